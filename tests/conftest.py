@@ -1,0 +1,57 @@
+"""What every test runs under: no GPU, quiet logs, four logical CPU devices."""
+
+import os
+import sys
+
+# Read by TensorFlow when it is imported, so set before any test imports it, and
+# handed on to the processes that tests start.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+
+LOGICAL_CPUS = 4
+
+
+def _split_the_cpu() -> None:
+    """Makes LOGICAL_CPUS devices of one; leaves a TensorFlow in use as it is."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
+        )
+    except RuntimeError:  # Too late: the fixture below tells who needs to know.
+        pass
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Splits the CPU when a collected test module has imported TensorFlow.
+
+    Devices can only be set before the first operation, and importing TensorFlow
+    takes seconds, which tests that need none of it should not wait for.
+    """
+    if "tensorflow" in sys.modules:
+        _split_the_cpu()
+
+
+@pytest.fixture(scope="session")
+def logical_cpus() -> list[str]:
+    """Names of the logical CPU devices, for tests that run on several replicas.
+
+    `tf.distribute.MirroredStrategy(logical_cpus[:2])` makes two replicas.
+    """
+    import tensorflow as tf
+
+    _split_the_cpu()
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    if len(names) < LOGICAL_CPUS:
+        pytest.fail(
+            f"There are {len(names)} logical CPU devices and this test needs "
+            f"{LOGICAL_CPUS}: TensorFlow ran operations before they were made. "
+            "Import tensorflow at the top of the test module, and run operations "
+            "inside tests and fixtures only."
+        )
+    return names

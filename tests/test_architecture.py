@@ -1,0 +1,264 @@
+"""The project's shape: who imports whom, in the sources and in BUILD alike."""
+
+import ast
+import pathlib
+import textwrap
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = "tfdpsq"
+
+# Whom each part may import, besides itself. `validation` stands for the modules
+# that lie directly in tfdpsq/.
+ARROWS = {
+    "validation": set(),
+    "data": {"validation"},
+    "layers": {"validation"},
+    "privacy": {"validation"},
+    "generator": {"validation", "data", "layers"},
+    "retriever": {"validation", "data", "layers"},
+    "evaluation": {"validation"},
+    "run": {
+        "validation",
+        "data",
+        "layers",
+        "privacy",
+        "generator",
+        "retriever",
+        "evaluation",
+    },
+}
+FOLDERS = sorted(set(ARROWS) - {"validation"})
+
+# -- What the checks are made of: functions of source text ----------------------
+
+
+def imports_of(source, module, is_folder=False):
+    """Returns the dotted names that `module`'s source imports, wherever in it.
+
+    `from a import b` gives both `a` and `a.b`: which of them is a module is not
+    known from the text, and the callers look names up among known modules.
+    """
+    names = set()
+    parts = module.split(".") if is_folder else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = parts[: len(parts) - node.level + 1]
+                base = ".".join(above + ([base] if base else []))
+            names.add(base)
+            names.update(f"{base}.{alias.name}" for alias in node.names)
+    return names
+
+
+def part_of(name):
+    """Returns the key of ARROWS that a dotted name belongs to, or None."""
+    pieces = name.split(".")
+    if pieces[0] != PACKAGE or len(pieces) == 1:
+        return None
+    return pieces[1] if pieces[1] in FOLDERS else "validation"
+
+
+def arrow_violations(sources):
+    """Lists the imports that no arrow allows, of {module: source}."""
+    problems = []
+    for module, source in sorted(sources.items()):
+        importer = part_of(module)
+        for name in sorted(
+            imports_of(source, module, module + "." in _prefix(sources))
+        ):
+            imported = part_of(name)
+            if imported in (None, importer) or importer is None:
+                continue
+            if imported not in ARROWS[importer]:
+                problems.append(f"{module} imports {name}: {importer} -> {imported}")
+    return problems
+
+
+def _prefix(sources):
+    """Returns 'a.' for every folder 'a' among the modules of {module: source}."""
+    return {name.rpartition(".")[0] + "." for name in sources}
+
+
+def configuration_violations(sources):
+    """Lists modules outside run/ that see flags or ConfigDicts."""
+    return [
+        f"{module} imports {name}; only tfdpsq/run may"
+        for module, source in sorted(sources.items())
+        for name in sorted(imports_of(source, module))
+        if (name + ".").startswith(("ml_collections.", "absl.flags.", "absl.app."))
+        and part_of(module) != "run"
+    ]
+
+
+def cycles(sources):
+    """Lists import cycles among modules, of {module: source}.
+
+    Imports inside functions count too: a late import that breaks a cycle only
+    hides it. A folder's `__init__` importing its modules is not an import of
+    the folder by them, so those edges only matter if the modules import it back.
+    """
+    folders = _prefix(sources)
+    graph = {
+        module: {
+            name
+            for name in imports_of(source, module, module + "." in folders)
+            if name in sources and name != module
+        }
+        for module, source in sources.items()
+    }
+    found, done = [], set()
+
+    def visit(module, path):
+        if module in path:
+            found.append(" -> ".join(path[path.index(module) :] + [module]))
+        elif module not in done:
+            for name in sorted(graph[module]):
+                visit(name, path + [module])
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, [])
+    return found
+
+
+def build_deps(text):
+    """Returns {name: set of dep names} of the py_library calls in a BUILD file."""
+    libraries = {}
+    for node in ast.parse(text).body:
+        call = node.value if isinstance(node, ast.Expr) else None
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) != "py_library":
+            continue
+        arguments = {keyword.arg: keyword.value for keyword in call.keywords}
+        deps = ast.literal_eval(arguments["deps"]) if "deps" in arguments else []
+        name = ast.literal_eval(arguments["name"])
+        libraries[name] = {dep.lstrip(":") for dep in deps}
+    return libraries
+
+
+def build_violations(text):
+    """Lists where a BUILD file's deps differ from ARROWS."""
+    libraries = build_deps(text)
+    problems = []
+    for name in sorted(set(libraries) | set(ARROWS)):
+        stated, arrows = libraries.get(name), ARROWS.get(name)
+        if stated != arrows:
+            problems.append(f"{name}: BUILD has {stated}, the arrows are {arrows}")
+    return problems
+
+
+# -- The checks, on the project --------------------------------------------------
+
+
+def _project_sources():
+    sources = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        sources[".".join(parts)] = path.read_text(encoding="utf-8")
+    return sources
+
+
+def test_imports_follow_the_arrows():
+    assert arrow_violations(_project_sources()) == []
+
+
+def test_only_run_sees_flags_and_config_dicts():
+    assert configuration_violations(_project_sources()) == []
+
+
+def test_no_import_cycles():
+    assert cycles(_project_sources()) == []
+
+
+def test_build_states_the_same_arrows():
+    assert build_violations((ROOT / "BUILD").read_text()) == []
+
+
+# -- Each check can fail: small planted violations -------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("tfdpsq.data.files", "import tfdpsq.layers.t5"),
+        ("tfdpsq.data.files", "from tfdpsq.run import pipeline"),
+        ("tfdpsq.data.files", "from tfdpsq import run"),
+        ("tfdpsq.data.files", "from ..run import pipeline"),
+        ("tfdpsq.generator.model", "from tfdpsq.retriever.model import TwoTower"),
+        ("tfdpsq.retriever.model", "def f():\n    import tfdpsq.generator.model"),
+        ("tfdpsq.retriever.model", "from tfdpsq.privacy import Plan"),
+        ("tfdpsq.evaluation.ranking", "from tfdpsq.data import beir"),
+        ("tfdpsq.privacy.plan", "from tfdpsq.layers import MaskedMeanPooling"),
+        ("tfdpsq.validation", "import tfdpsq.data"),
+    ],
+)
+def test_a_forbidden_import_is_found(module, source):
+    assert len(arrow_violations({module: source})) >= 1
+
+
+def test_allowed_imports_are_not_reported():
+    assert (
+        arrow_violations(
+            {
+                "tfdpsq.run.pipeline": "from tfdpsq import generator, validation",
+                "tfdpsq.retriever.model": "import tfdpsq.data.files\nimport numpy",
+                "tfdpsq.data": "from tfdpsq.data.files import f",
+                "tfdpsq.data.files": "from . import beir\nfrom ..validation import g",
+            }
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import ml_collections",
+        "from ml_collections import config_dict",
+        "from absl import flags",
+        "import absl.flags as f",
+    ],
+)
+def test_a_flag_outside_run_is_found(source):
+    assert configuration_violations({"tfdpsq.data.files": source}) != []
+    assert configuration_violations({"tfdpsq.run.pipeline": source}) == []
+
+
+def test_a_cycle_is_found_also_through_a_late_import():
+    sources = {
+        "tfdpsq.data.a": "import tfdpsq.data.b",
+        "tfdpsq.data.b": "def f():\n    from tfdpsq.data import c",
+        "tfdpsq.data.c": "from .a import x",
+        "tfdpsq.data.d": "import tfdpsq.data.a",
+    }
+
+    # One cycle, told once: d leads into it and is not part of it.
+    assert cycles(sources) == [
+        "tfdpsq.data.a -> tfdpsq.data.b -> tfdpsq.data.c -> tfdpsq.data.a"
+    ]
+    del sources["tfdpsq.data.b"]
+    assert cycles(sources) == []
+
+
+def test_build_that_differs_from_the_arrows_is_found():
+    text = (ROOT / "BUILD").read_text()
+    planted = text.replace(
+        'glob(["tfdpsq/privacy/*.py"]),\n    deps = [":validation"]',
+        'glob(["tfdpsq/privacy/*.py"]),\n    deps = [":data", ":validation"]',
+    )
+    extra = text + textwrap.dedent("""
+        py_library(
+            name = "utils",
+            deps = [":run"],
+        )
+    """)
+
+    assert planted != text
+    assert [p.split(":")[0] for p in build_violations(planted)] == ["privacy"]
+    assert [p.split(":")[0] for p in build_violations(extra)] == ["utils"]

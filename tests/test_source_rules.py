@@ -1,0 +1,210 @@
+"""Rules for every source file: its length, its Python, what a folder may hold."""
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = "tfdpsq"
+FOLDERS = (
+    "data",
+    "evaluation",
+    "generator",
+    "layers",
+    "privacy",
+    "retriever",
+    "run",
+)
+MAX_LINES = 400
+
+# Importing the left must not import the right, however indirectly.
+HEAVY = ("tensorflow_recommenders", "scann", "tensorflow_datasets", "apache_beam")
+LIGHT_IMPORTS = {
+    "tfdpsq.layers": HEAVY,
+    "tfdpsq.privacy": HEAVY,
+    "tfdpsq.data": ("scann", "apache_beam", "tensorflow_recommenders"),
+    "tfdpsq.evaluation": HEAVY,
+}
+
+
+# -- What the checks are made of: functions of source text ----------------------
+
+
+def folder_init_violations(source):
+    """Lists statements in a folder's `__init__` that it must not hold."""
+    problems = []
+    tree = ast.parse(source)
+    if ast.get_docstring(tree) is None:
+        problems.append("it has no docstring")
+    for node in tree.body:
+        is_all = isinstance(node, ast.Assign) and [
+            ast.unparse(target) for target in node.targets
+        ] == ["__all__"]
+        is_docstring = isinstance(node, ast.Expr) and isinstance(
+            node.value, ast.Constant
+        )
+        if not (
+            is_all or is_docstring or isinstance(node, (ast.Import, ast.ImportFrom))
+        ):
+            problems.append(f"line {node.lineno}: {ast.unparse(node)[:60]}")
+    return problems
+
+
+def old_python_violations(source):
+    """Lists what the oldest supported Python, 3.9, cannot run.
+
+    Syntax, `X | Y` in annotations that are evaluated, and two keyword arguments
+    that came later and that a test on 3.11 would not notice.
+    """
+    try:
+        tree = ast.parse(source, feature_version=(3, 9))
+    except SyntaxError as error:
+        return [f"line {error.lineno}: {error.msg}"]
+    problems = []
+    postponed = any(
+        isinstance(node, ast.ImportFrom)
+        and node.module == "__future__"
+        and any(alias.name == "annotations" for alias in node.names)
+        for node in tree.body
+    )
+    for node in ast.walk(tree):
+        annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
+        if isinstance(annotation, ast.AST) and not postponed:
+            if any(isinstance(part, ast.BitOr) for part in ast.walk(annotation)):
+                problems.append(
+                    f"line {annotation.lineno}: {ast.unparse(annotation)} needs "
+                    "`from __future__ import annotations`"
+                )
+        if isinstance(node, ast.Match):
+            problems.append(f"line {node.lineno}: match statement")
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            keywords = {keyword.arg for keyword in node.keywords}
+            if called == "zip" and "strict" in keywords:
+                problems.append(f"line {node.lineno}: zip(strict=)")
+            if called == "dataclass" and keywords & {"slots", "kw_only"}:
+                problems.append(f"line {node.lineno}: dataclass(slots= or kw_only=)")
+            if called == "isinstance" and any(
+                isinstance(arg, ast.BinOp) for arg in node.args[1:]
+            ):
+                problems.append(f"line {node.lineno}: isinstance(…, X | Y)")
+    return problems
+
+
+# -- The checks, on the project --------------------------------------------------
+
+
+def _python_files():
+    return [
+        path
+        for folder in (PACKAGE, "tests", "configs")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
+
+
+def test_every_folder_is_a_package_and_no_other_folder_exists():
+    folders = sorted(
+        path.name
+        for path in (ROOT / PACKAGE).iterdir()
+        if path.is_dir() and path.name != "__pycache__"
+    )
+
+    assert folders == list(FOLDERS)
+    for folder in folders:
+        assert (ROOT / PACKAGE / folder / "__init__.py").is_file(), folder
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folder_init_lists_public_names_and_nothing_else(folder):
+    path = ROOT / PACKAGE / folder / "__init__.py"
+
+    assert folder_init_violations(path.read_text(encoding="utf-8")) == []
+
+
+def test_no_file_is_long():
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines())
+        for path in _python_files()
+    }
+
+    assert {k: v for k, v in lengths.items() if v > MAX_LINES} == {}
+
+
+def test_sources_run_on_the_oldest_supported_python():
+    problems = {
+        str(path.relative_to(ROOT)): old_python_violations(path.read_text("utf-8"))
+        for path in _python_files()
+    }
+
+    assert {k: v for k, v in problems.items() if v} == {}
+
+
+def _imported_by(module, forbidden):
+    """Returns which of the forbidden packages a fresh process has after import."""
+    code = (
+        f"import sys, {module}\n"
+        f"print('|' + ','.join(n for n in {list(forbidden)!r} if n in sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    return [
+        name for name in result.stdout.rpartition("|")[2].strip().split(",") if name
+    ]
+
+
+@pytest.mark.parametrize("module", sorted(LIGHT_IMPORTS))
+def test_importing_a_package_leaves_heavy_libraries_out(module):
+    assert _imported_by(module, LIGHT_IMPORTS[module]) == []
+
+
+# -- Each check can fail: small planted violations -------------------------------
+
+
+@pytest.mark.parametrize(
+    "statement", ["x = 1", "def f(): pass", "if x: import y", "print(1)"]
+)
+def test_code_in_a_folder_init_is_found(statement):
+    clean = '"""What."""\nfrom tfdpsq.data.files import f\n__all__ = ["f"]\n'
+
+    assert folder_init_violations(clean) == []
+    assert len(folder_init_violations(clean + statement)) == 1
+    assert folder_init_violations("import os") == ["it has no docstring"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x: int | None): pass",
+        "def f() -> int | None: pass",
+        "x: int | None = None",
+        "zip(a, b, strict=True)",
+        "@dataclasses.dataclass(frozen=True, kw_only=True)\nclass A: pass",
+        "match x:\n    case 1: pass",
+        "isinstance(x, int | str)",
+    ],
+)
+def test_what_python_3_9_cannot_run_is_found(source):
+    assert len(old_python_violations(source)) == 1
+
+
+def test_postponed_annotations_run_on_python_3_9():
+    source = "from __future__ import annotations\ndef f(x: int | None): return x | 1"
+
+    assert old_python_violations(source) == []
+
+
+def test_a_heavy_import_is_found():
+    # The standard library stands in: no package of ours may import it for this.
+    assert _imported_by("json", ("json", "scann")) == ["json"]

@@ -1,0 +1,30 @@
+"""What lies on disk: pairs, the embedded corpus, synthetic sets, tokens."""
+
+from tfdpsq.data.beir import BeirDirectory, Counts, write_beir
+from tfdpsq.data.files import (
+    atomic_directory,
+    atomic_write,
+    check_writable,
+    sha256_of_file,
+)
+from tfdpsq.data.pseudo_queries import pseudo_pairs
+from tfdpsq.data.pydocs import build_pydocs
+from tfdpsq.data.texts import Document, Pair
+from tfdpsq.data.tokenization import PROMPT, Tokenizer, train_vocabulary
+
+__all__ = [
+    "PROMPT",
+    "BeirDirectory",
+    "Counts",
+    "Document",
+    "Pair",
+    "Tokenizer",
+    "atomic_directory",
+    "atomic_write",
+    "build_pydocs",
+    "check_writable",
+    "pseudo_pairs",
+    "sha256_of_file",
+    "train_vocabulary",
+    "write_beir",
+]

@@ -1,0 +1,503 @@
+"""Query-document pairs as a BEIR directory: the project's exchange format.
+
+A directory holds ``corpus.jsonl`` (``_id``, ``title``, ``text``), ``queries.jsonl``
+(``_id``, ``text``; all splits in one file), either of them also as ``.jsonl.gz``,
+and ``qrels/<split>.tsv`` with the header ``query-id<TAB>corpus-id<TAB>score``.
+Reading is line by line, so memory does not grow with the corpus beyond what a
+caller keeps.
+
+Source: Thakur et al., *BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation
+of Information Retrieval Models* (2021).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tfdpsq.data.beir_writer import BeirWriter
+from tfdpsq.data.files import atomic_directory
+from tfdpsq.data.texts import Document, Pair, text_problem
+from tfdpsq.validation import DataError
+
+_HEADER = ["query-id", "corpus-id", "score"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a checked BEIR directory holds.
+
+    Attributes:
+      documents: lines of the corpus.
+      queries: lines of the query file, whatever their split.
+      pairs: split -> judged pairs with a score above 0.
+    """
+
+    documents: int
+    queries: int
+    pairs: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Judgement:
+    line: int
+    query_id: str
+    document_id: str
+    score: int
+
+
+class BeirDirectory:
+    """A BEIR directory, read lazily; every query and judgement is kept.
+
+    Construction only looks for the files. Each method reports the first bad line
+    it meets; `validate` meets them all.
+
+    Attributes:
+      path: the directory, as a `Path`.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        """Finds the files of the directory.
+
+        Args:
+          path: the directory.
+
+        Raises:
+          DataError: the corpus, the queries, or all qrels are missing, or one of
+            them is there both plain and compressed.
+        """
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise DataError(
+                self.path,
+                "no such directory",
+                "Give a BEIR directory: corpus.jsonl, queries.jsonl and "
+                "qrels/<split>.tsv",
+            )
+        self._corpus = self._find("corpus")
+        self._queries = self._find("queries")
+        if not self.splits():
+            raise DataError(
+                self.path / "qrels",
+                "missing: no qrels/<split>.tsv is there",
+                "Each split needs a file with the header "
+                "'query-id<TAB>corpus-id<TAB>score'",
+            )
+
+    def documents(self) -> Iterator[Document]:
+        """Streams the corpus, in the order of the file.
+
+        Raises:
+          DataError: at the first line that is not a document.
+        """
+        for line, record in _records(self._corpus):
+            title = record.get("title") or ""
+            text = record.get("text") or ""
+            _check_text(self._corpus, line, "title", title)
+            _check_text(self._corpus, line, "text", text)
+            document = Document(record["_id"], title, text)
+            if not document.content:
+                raise DataError(
+                    self._corpus,
+                    f"document {document.id!r} is empty (no title, no text)",
+                    "Remove it, or give it a text",
+                    line,
+                )
+            yield document
+
+    def queries(self) -> dict[str, str]:
+        """Returns id -> text of all queries, whatever their split.
+
+        Raises:
+          DataError: a line is malformed, a text empty, an id repeated, or there
+            is no query at all.
+        """
+        found: dict[str, str] = {}
+        for line, record in _records(self._queries):
+            query_id, text = record["_id"], record.get("text") or ""
+            _check_text(self._queries, line, "text", text)
+            if not text.strip():
+                raise DataError(
+                    self._queries,
+                    f"query {query_id!r} is empty",
+                    "Remove it and its judgements, or give it a text",
+                    line,
+                )
+            if query_id in found:
+                raise _duplicate(self._queries, query_id, line)
+            found[query_id] = text
+        if not found:
+            raise DataError(self._queries, "holds no query", "Add at least one line")
+        return found
+
+    def splits(self) -> tuple[str, ...]:
+        """Returns the names of the splits, sorted."""
+        folder = self.path / "qrels"
+        return tuple(sorted(file.stem for file in folder.glob("*.tsv")))
+
+    def qrels(self, split: str) -> dict[str, dict[str, int]]:
+        """Returns query id -> document id -> score, scores of 0 and below included.
+
+        Raises:
+          DataError: the split is missing, a line malformed or repeated.
+        """
+        judged: dict[str, dict[str, int]] = {}
+        for row in self._judgements(split):
+            judged.setdefault(row.query_id, {})[row.document_id] = row.score
+        return judged
+
+    def pairs(self, split: str) -> list[Pair]:
+        """Returns one pair per query of the split, for training under DP.
+
+        The unit of privacy is one query. Were a query in k pairs, clipping each
+        pair's gradient would let it move the sum by k clip norms and the stated
+        guarantee would be k times too good. So each query keeps exactly one
+        document: that of the highest score, then of the smallest id.
+
+        Returns:
+          The pairs, sorted by query id. Queries judged 0 throughout have none.
+
+        Raises:
+          DataError: the split has no pair, a judgement names an unknown id, or a
+            line of any of the three files is malformed.
+        """
+        best: dict[str, _Judgement] = {}
+        for row in self._positive(split):
+            held = best.get(row.query_id)
+            if held is None or (-row.score, row.document_id) < (
+                -held.score,
+                held.document_id,
+            ):
+                best[row.query_id] = row
+        return self._joined(split, best.values())
+
+    def all_pairs(self, split: str) -> list[Pair]:
+        """Returns every pair judged above 0, sorted by query and document id.
+
+        A query may occur several times: for evaluation and for training without
+        privacy. See `pairs` for training under DP.
+
+        Raises:
+          DataError: as `pairs`.
+        """
+        return self._joined(split, self._positive(split))
+
+    def positives(self, split: str) -> dict[str, frozenset[str]]:
+        """Returns query id -> ids of the documents judged above 0.
+
+        Raises:
+          DataError: the split is missing, has no pair, or has a malformed line.
+        """
+        found: dict[str, set[str]] = {}
+        for row in self._positive(split):
+            found.setdefault(row.query_id, set()).add(row.document_id)
+        return {query_id: frozenset(ids) for query_id, ids in found.items()}
+
+    def validate(self, splits: Sequence[str] = ("train", "test")) -> Counts:
+        """Reads everything and checks it, before any work is built on it.
+
+        Checked: every line's form and encoding, ids (unique, without white
+        space), texts (not empty), and that every judgement names a known query
+        and document. Keeps all ids, but no document text, in memory.
+
+        Args:
+          splits: the splits that must be there. Others are not read.
+
+        Returns:
+          The counts.
+
+        Raises:
+          DataError: the first problem, with file, line, value and remedy.
+        """
+        rows = {split: self._positive(split) for split in splits}
+        queries = self.queries()
+        documents: set[str] = set()
+        # Line numbers count blank lines, so they come from the reader itself.
+        for document in self.documents():
+            if document.id in documents:
+                raise _duplicate(self._corpus, document.id, self._line_of(document.id))
+            documents.add(document.id)
+        if not documents:
+            raise DataError(self._corpus, "holds no document", "Add at least one line")
+        for split in splits:
+            self._check_known(split, self._judgements(split), queries, documents)
+        return Counts(
+            documents=len(documents),
+            queries=len(queries),
+            pairs={split: len(found) for split, found in rows.items()},
+        )
+
+    def fingerprint(self) -> str:
+        """Returns the SHA-256, in hex, of what the directory says.
+
+        It depends on the documents, queries and judgements alone: not on their
+        order, nor on compression. It is a sum of hashes modulo 2^256, which
+        accidents change and only a determined forger could keep.
+        """
+        total = 0
+
+        def add(*item: str | int) -> None:
+            nonlocal total
+            data = json.dumps(item, ensure_ascii=False).encode("utf-8")
+            total += int.from_bytes(hashlib.sha256(data).digest(), "big")
+
+        for document in self.documents():
+            add("document", document.id, document.title, document.text)
+        for query_id, text in self.queries().items():
+            add("query", query_id, text)
+        for split in self.splits():
+            for row in self._judgements(split):
+                add("qrel", split, row.query_id, row.document_id, row.score)
+        return f"{total % (1 << 256):064x}"
+
+    def _find(self, name: str) -> Path:
+        plain = self.path / f"{name}.jsonl"
+        packed = self.path / f"{name}.jsonl.gz"
+        if plain.is_file() and packed.is_file():
+            raise DataError(
+                plain, f"{packed.name} is there too", "Delete the one that is stale"
+            )
+        if not plain.is_file() and not packed.is_file():
+            raise DataError(
+                plain,
+                "missing (as is its .gz)",
+                "A BEIR directory holds corpus.jsonl, queries.jsonl and "
+                "qrels/<split>.tsv",
+            )
+        return plain if plain.is_file() else packed
+
+    def _judgements(self, split: str) -> Iterator[_Judgement]:
+        path = self.path / "qrels" / f"{split}.tsv"
+        if not path.is_file():
+            raise DataError(
+                path, "missing", f"The splits here are: {', '.join(self.splits())}"
+            )
+        seen: set[tuple[str, str]] = set()
+        lines = _lines(path)
+        first = next(lines, (1, ""))[1]
+        if first.split("\t") != _HEADER:
+            raise DataError(
+                path,
+                f"the first line is {first!r}",
+                "It must be the header 'query-id<TAB>corpus-id<TAB>score'",
+                1,
+            )
+        for line, content in lines:
+            fields = content.split("\t")
+            if len(fields) != 3 or not fields[0] or not fields[1]:
+                raise DataError(
+                    path,
+                    f"{content!r} is not three fields separated by tabs",
+                    "Write query-id<TAB>corpus-id<TAB>score",
+                    line,
+                )
+            try:
+                row = _Judgement(line, fields[0], fields[1], int(fields[2]))
+            except ValueError:
+                raise DataError(
+                    path,
+                    f"the score is {fields[2]!r}",
+                    "Write an integer: 0 for irrelevant, 1 and above for relevant",
+                    line,
+                ) from None
+            if (row.query_id, row.document_id) in seen:
+                raise DataError(
+                    path,
+                    f"query {row.query_id!r} and document {row.document_id!r} were "
+                    "judged on an earlier line",
+                    "Keep one of the lines",
+                    line,
+                )
+            seen.add((row.query_id, row.document_id))
+            yield row
+
+    def _positive(self, split: str) -> list[_Judgement]:
+        rows = [row for row in self._judgements(split) if row.score > 0]
+        if not rows:
+            raise DataError(
+                self.path / "qrels" / f"{split}.tsv",
+                "no pair is judged above 0",
+                "A split needs at least one relevant document",
+            )
+        return rows
+
+    def _joined(self, split: str, rows: Iterable[_Judgement]) -> list[Pair]:
+        """Looks up the texts of judgements, keeping only the documents in need."""
+        rows = sorted(rows, key=lambda row: (row.query_id, row.document_id))
+        queries = self.queries()
+        wanted = {row.document_id for row in rows}
+        contents: dict[str, str] = {}
+        for document in self.documents():
+            if document.id in wanted:
+                if document.id in contents:
+                    raise _duplicate(
+                        self._corpus, document.id, self._line_of(document.id)
+                    )
+                contents[document.id] = document.content
+        self._check_known(split, rows, queries, contents)
+        return [
+            Pair(
+                row.query_id,
+                queries[row.query_id],
+                row.document_id,
+                contents[row.document_id],
+            )
+            for row in rows
+        ]
+
+    def _check_known(self, split, rows, queries, documents) -> None:
+        path = self.path / "qrels" / f"{split}.tsv"
+        rows = list(rows)
+        if rows and not any(row.query_id in queries for row in rows):
+            raise DataError(
+                path,
+                f"none of its queries (the first is {rows[0].query_id!r}) is in "
+                f"{self._queries.name}",
+                "The two files are not of one data set; put the right ones together",
+                rows[0].line,
+            )
+        for row in sorted(rows, key=lambda row: row.line):
+            for kind, key, known, file in (
+                ("query", row.query_id, queries, self._queries),
+                ("document", row.document_id, documents, self._corpus),
+            ):
+                if key not in known:
+                    raise DataError(
+                        path,
+                        f"{kind} {key!r} is not in {file.name}",
+                        f"Add it there, or remove this judgement",
+                        row.line,
+                    )
+
+    def _line_of(self, document_id: str) -> int:
+        """Returns the line on which a document id occurs for the second time."""
+        lines = [
+            line for line, record in _records(self._corpus)
+            if record["_id"] == document_id
+        ]
+        return lines[1]
+
+
+def write_beir(
+    path: str | os.PathLike,
+    documents: Iterable[Document],
+    queries: Iterable[tuple[str, str]],
+    qrels: Mapping[str, Iterable[tuple[str, str, int]]],
+    compress: bool = False,
+) -> BeirDirectory:
+    """Writes a BEIR directory, all of it or nothing.
+
+    Args:
+      path: the directory to make; it must not exist, or be empty.
+      documents: the corpus, streamed.
+      queries: (id, text) of the queries of all splits, streamed.
+      qrels: split -> (query id, document id, score), streamed.
+      compress: write ``.jsonl.gz`` (the same bytes on every run).
+
+    Returns:
+      The directory, open for reading.
+
+    Raises:
+      InputError: the place is taken or cannot be written, or what was given is no
+        sound set (empty text, repeated id, judgement of an unknown id).
+    """
+    with atomic_directory(path) as partial:
+        write_beir_files(partial, documents, queries, qrels, compress)
+    return BeirDirectory(path)
+
+
+def write_beir_files(
+    directory: Path,
+    documents: Iterable[Document],
+    queries: Iterable[tuple[str, str]],
+    qrels: Mapping[str, Iterable[tuple[str, str, int]]],
+    compress: bool = False,
+) -> None:
+    """Writes what `write_beir` writes into a directory that is there already.
+
+    For callers that put more files beside them, under one `atomic_directory`.
+
+    Raises:
+      InputError: as `write_beir`.
+    """
+    with BeirWriter(directory, compress=compress) as writer:
+        for document in documents:
+            writer.add_document(document)
+        for query_id, text in queries:
+            writer.add_query(query_id, text)
+        for split, rows in qrels.items():
+            for query_id, document_id, score in rows:
+                writer.add_judgement(split, query_id, document_id, score)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (line number from 1, text) of the lines that are not blank."""
+    opened = gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
+    line = 0
+    try:
+        with opened as file:
+            for raw in file:
+                line += 1
+                try:
+                    text = raw.decode("utf-8").rstrip("\r\n")
+                except UnicodeDecodeError as error:
+                    raise DataError(
+                        path,
+                        f"byte {error.start + 1} of the line is "
+                        f"0x{raw[error.start]:02x}, which is not UTF-8",
+                        "Convert the file to UTF-8, e.g. with iconv",
+                        line,
+                    ) from error
+                if text.strip():
+                    yield line, text
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            path, f"broken gzip file ({error})", "Copy or write it again", line + 1
+        ) from error
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict]]:
+    """Yields (line number, object) of a JSON-lines file, with a sound ``_id``."""
+    for line, text in _lines(path):
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise DataError(
+                path,
+                f"not JSON ({error.msg}, column {error.colno}): {text[:60]!r}",
+                "Write one JSON object a line",
+                line,
+            ) from error
+        key = record.get("_id") if isinstance(record, dict) else None
+        if not isinstance(key, str):
+            raise DataError(
+                path,
+                f"no text under '_id': {text[:60]!r}",
+                'Write one JSON object a line, its id a string: {"_id": "7", ...}',
+                line,
+            )
+        problem = text_problem("_id", key, identifier=True)
+        if problem:
+            raise DataError(path, problem, "Give it another id", line)
+        yield line, record
+
+
+def _check_text(path: Path, line: int, field: str, value: object) -> None:
+    problem = text_problem(field, value)
+    if problem:
+        raise DataError(path, problem, "Write a string of valid Unicode", line)
+
+
+def _duplicate(path: Path, key: str, line: int) -> DataError:
+    return DataError(
+        path,
+        f"id {key!r} occurs on an earlier line",
+        "Ids are unique; rename or remove one of the two",
+        line,
+    )

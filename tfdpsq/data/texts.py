@@ -1,0 +1,65 @@
+"""The records that every stage passes on: a document, and a query with one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """A public document.
+
+    Attributes:
+      id: unique in its corpus, without white space.
+      title: may be empty.
+      text: the body; may be empty where there is a title.
+    """
+
+    id: str
+    title: str
+    text: str
+
+    @property
+    def content(self) -> str:
+        """Title, space, text: what models and BM25 read (BEIR's convention)."""
+        return f"{self.title} {self.text}".strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """One query and one document that answers it.
+
+    Attributes:
+      query_id: id of the query.
+      query: its text; private unless stated otherwise.
+      document_id: id of the document.
+      document: its content (see `Document.content`); public.
+    """
+
+    query_id: str
+    query: str
+    document_id: str
+    document: str
+
+
+def text_problem(field: str, value: object, identifier: bool = False) -> str | None:
+    """Says what is wrong with a text, for the errors of readers and writers.
+
+    Args:
+      field: what the text is called.
+      value: what should be a text.
+      identifier: whether it is an id, which must not be empty nor hold white
+        space (it would break qrels and TREC run files).
+
+    Returns:
+      The problem in words, or None.
+    """
+    if not isinstance(value, str):
+        return f"{field} is {value!r}, not a string"
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return f"{field} holds half a surrogate pair, which is no text: {value[:40]!r}"
+    if identifier and (not value or value.split() != [value]):
+        return f"{field} is {value!r}; ids are not empty and hold no white space"
+    return None

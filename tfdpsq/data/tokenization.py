@@ -1,0 +1,213 @@
+"""T5 tokenisation: SentencePiece by tensorflow-text, and its vocabulary trainer.
+
+Token id 0 is padding, 1 ends a text, 2 is unknown, as in every T5.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import sentencepiece
+import tensorflow as tf
+import tensorflow_text
+
+from tfdpsq.data.files import atomic_write
+from tfdpsq.validation import DataError, InputError, positive_integer
+
+# What the generator reads before a document (paper, section 4.1).
+PROMPT = "generate_query: "
+
+# The trainer drops longer lines silently, so they are cut before.
+_LINE_BYTES = 4000
+
+
+class Tokenizer(tf.Module):
+    """A T5 SentencePiece model as tensors in, tensors out.
+
+    Both methods run eagerly, in ``tf.function`` and in ``tf.data``. Being a
+    ``tf.Module``, it is carried along in a SavedModel.
+
+    Attributes:
+      vocabulary_size: number of pieces. A T5 has more logits than that (32,000
+        against 32,128): ids from here on cannot be decoded.
+      pad_id: 0.
+      eos_id: the id that ends every text.
+      unk_id: the id of what the vocabulary lacks.
+      fingerprint: SHA-256 of the model file, in hex.
+    """
+
+    def __init__(self, model_file: str | os.PathLike):
+        """Loads a SentencePiece model.
+
+        Args:
+          model_file: e.g. the ``spiece.model`` of a T5, or what
+            `train_vocabulary` wrote.
+
+        Raises:
+          DataError: the file is missing, no SentencePiece model, or its special
+            ids are not a T5's.
+        """
+        super().__init__(name="tokenizer")
+        try:
+            model = Path(model_file).read_bytes()
+        except OSError as error:
+            raise DataError(
+                model_file,
+                f"cannot be read ({error.strerror})",
+                "Give a SentencePiece model, e.g. a T5's spiece.model",
+            ) from error
+        try:
+            processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self.vocabulary_size = processor.get_piece_size()
+        except (RuntimeError, ValueError, TypeError):
+            self.vocabulary_size = 0
+        if not self.vocabulary_size:
+            raise DataError(
+                model_file,
+                "is no SentencePiece model",
+                "Give a model file, not a vocabulary list; T5's is spiece.model",
+            )
+        self.pad_id = processor.pad_id()
+        self.eos_id = processor.eos_id()
+        self.unk_id = processor.unk_id()
+        if self.pad_id != 0 or self.eos_id < 1 or self.unk_id < 1:
+            raise DataError(
+                model_file,
+                f"pad, end and unknown have the ids {self.pad_id}, {self.eos_id} and "
+                f"{self.unk_id}",
+                "A T5 vocabulary has pad 0, end 1, unknown 2",
+            )
+        self.fingerprint = hashlib.sha256(model).hexdigest()
+        self._pieces = tensorflow_text.SentencepieceTokenizer(
+            model=model, out_type=tf.int32
+        )
+
+    def encode(
+        self, texts: tf.Tensor | Sequence[str], length: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Turns texts into rows of one length, each ended by EOS.
+
+        A long text loses its tail, never its EOS; an empty one is EOS alone.
+
+        Args:
+          texts: [B] strings.
+          length: tokens a row, EOS included.
+
+        Returns:
+          ids: [B, length] int32, padded with 0.
+          lengths: [B] int32, tokens that are not padding, EOS included.
+
+        Raises:
+          InputError: `length` is no positive integer.
+        """
+        length = positive_integer("length", length)
+        texts = tf.convert_to_tensor(texts, tf.string)
+        pieces = self._pieces.tokenize(texts)[:, : length - 1]
+        ends = tf.fill([tf.shape(texts)[0], 1], tf.constant(self.eos_id, tf.int32))
+        rows = tf.concat([pieces, tf.RaggedTensor.from_tensor(ends)], axis=1)
+        ids = rows.to_tensor(default_value=0, shape=[None, length])
+        return ids, tf.cast(rows.row_lengths(), tf.int32)
+
+    def decode(self, ids: tf.Tensor) -> tf.Tensor:
+        """Turns ids back into texts.
+
+        Args:
+          ids: [B, L] int32 or int64. What follows a row's first EOS is ignored,
+            as are padding and ids the vocabulary does not have.
+
+        Returns:
+          [B] strings.
+        """
+        ids = tf.cast(tf.convert_to_tensor(ids), tf.int32)
+        ended = tf.cumsum(tf.cast(ids == self.eos_id, tf.int32), axis=1)
+        known = (ids != self.pad_id) & (ids >= 0) & (ids < self.vocabulary_size)
+        kept = tf.ragged.boolean_mask(ids, known & (ended == 0))
+        return self._pieces.detokenize(kept)
+
+
+def train_vocabulary(
+    texts: Iterable[str],
+    size: int,
+    output_file: str | os.PathLike,
+    *,
+    sample_lines: int = 500_000,
+) -> Path:
+    """Trains a T5-style unigram vocabulary. Give it PUBLIC documents only.
+
+    A vocabulary holds words of its texts in plain sight and carries no noise: one
+    made from private queries would publish them outside any privacy guarantee.
+
+    Pad is 0, EOS 1, unknown 2; there is no BOS. Rare characters fall back to
+    bytes, so that every text survives encoding. The same texts in the same order
+    give the same file.
+
+    Args:
+      texts: public documents, streamed.
+      size: number of pieces, the 256 bytes and 3 special ones included.
+      output_file: where the model goes.
+      sample_lines: the trainer looks at so many lines at most, the first ones.
+
+    Returns:
+      The path of the model.
+
+    Raises:
+      InputError: the texts are empty or too few for `size`, or `size` is too
+        small for their characters.
+    """
+    positive_integer("size", size)
+    positive_integer("sample_lines", sample_lines)
+    if isinstance(texts, str):
+        raise InputError("texts is one string; give a list of documents.")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_short_lines(texts, sample_lines),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=size,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            byte_fallback=True,
+            # Sums over threads depend on their number: fixed, so that the file
+            # does not depend on the machine.
+            num_threads=2,
+            shuffle_input_sentence=False,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        raise InputError(
+            f"no vocabulary of {size} pieces can be made of these texts: {error}. "
+            "Give more text, or another size."
+        ) from error
+    atomic_write(output_file, model.getvalue())
+    return Path(output_file)
+
+
+def _short_lines(texts: Iterable[str], limit: int) -> Iterator[str]:
+    """Yields the texts as lines of at most `_LINE_BYTES`, cut at white space."""
+    count = 0
+    for text in texts:
+        words: list[str] = []
+        used = 0
+        for word in text.split():
+            cost = len(word.encode("utf-8")) + 1
+            if words and used + cost > _LINE_BYTES:
+                yield " ".join(words)
+                words, used = [], 0
+                count += 1
+                if count >= limit:
+                    return
+            if cost <= _LINE_BYTES:
+                words.append(word)
+                used += cost
+        if words:
+            yield " ".join(words)
+            count += 1
+            if count >= limit:
+                return

@@ -1,0 +1,38 @@
+"""Arrays and strings in, numbers out: what a run, or a set of queries, is worth."""
+
+from tfdpsq.evaluation.bm25 import BM25
+from tfdpsq.evaluation.ranking import (
+    RankingResult,
+    evaluate_run,
+    ranked,
+    read_trec_qrels,
+    read_trec_run,
+    rules,
+    write_trec_qrels,
+    write_trec_run,
+)
+from tfdpsq.evaluation.significance import (
+    Difference,
+    Interval,
+    bootstrap_interval,
+    paired_bootstrap,
+)
+from tfdpsq.evaluation.similarity import Bleu, corpus_bleu
+
+__all__ = [
+    "BM25",
+    "Bleu",
+    "Difference",
+    "Interval",
+    "RankingResult",
+    "bootstrap_interval",
+    "corpus_bleu",
+    "evaluate_run",
+    "paired_bootstrap",
+    "ranked",
+    "read_trec_qrels",
+    "read_trec_run",
+    "rules",
+    "write_trec_qrels",
+    "write_trec_run",
+]

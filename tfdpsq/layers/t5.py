@@ -1,0 +1,185 @@
+"""T5 as this project uses it: one config, and keras-nlp backbones made from it.
+
+keras-nlp's `T5Backbone` leaves two choices open that decide whether a model
+*is* T5: the activation with its gating, and whether the language-model head is
+tied to the embedding. `T5Config` ties them to the published versions, so that
+no mixture of the two can be built by accident.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import tensorflow as tf
+from keras_nlp.src.models.t5.t5_backbone import T5Backbone
+from keras_nlp.src.utils.keras_utils import gelu_approximate
+
+from tfdpsq import validation
+
+# (hidden, intermediate 1.0, intermediate 1.1, layers 1.0, layers 1.1,
+#  heads 1.0, heads 1.1, key/value size), from the published checkpoints of
+# Raffel et al. 2020 and the "T5 1.1" release that FLAN-T5 shares.
+_SIZES = {
+    "small": (512, 2048, 1024, 6, 8, 8, 6, 64),
+    "base": (768, 3072, 2048, 12, 12, 12, 12, 64),
+    "large": (1024, 4096, 2816, 24, 24, 16, 16, 64),
+    "xl": (2048, None, 5120, None, 24, None, 32, 64),
+}
+_VERSIONS = ("1.0", "1.1")
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+    """Shape of a T5 encoder–decoder.
+
+    Attributes:
+      vocabulary_size: rows of the embedding, and logits (32128 in T5).
+      num_layers: transformer layers in the encoder, and again in the decoder.
+      num_heads: attention heads.
+      hidden_dim: width of the residual stream.
+      intermediate_dim: width of the feed-forward layer.
+      key_value_dim: width of one head; T5 1.1 small has heads × width ≠ hidden.
+      version: "1.0" (relu, ungated, head tied to the embedding and scaled by
+        hidden_dim^-0.5) or "1.1" (tanh-gelu, gated, head of its own; FLAN too).
+      dropout: dropout rate while training.
+
+    Raises:
+      InputError: a size below one, an unknown version, a rate outside [0, 1).
+    """
+
+    vocabulary_size: int
+    num_layers: int
+    num_heads: int
+    hidden_dim: int
+    intermediate_dim: int
+    key_value_dim: int
+    version: str = "1.0"
+    dropout: float = 0.1
+
+    def __post_init__(self):
+        for field in (
+            "vocabulary_size",
+            "num_layers",
+            "num_heads",
+            "hidden_dim",
+            "intermediate_dim",
+            "key_value_dim",
+        ):
+            validation.positive_integer(field, getattr(self, field))
+        validation.one_of("version", self.version, _VERSIONS)
+        validation.in_range("dropout", self.dropout, 0.0, 1.0, high_open=True)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the language-model head is the embedding, transposed."""
+        return self.version == "1.0"
+
+    @classmethod
+    def from_size(
+        cls, size: str, version: str = "1.1", vocabulary_size: int = 32128
+    ) -> T5Config:
+        """The config of a published size.
+
+        Args:
+          size: "small", "base", "large" or "xl".
+          version: "1.0" or "1.1".
+          vocabulary_size: rows of the embedding.
+
+        Raises:
+          InputError: unknown size or version, or a pair never published here
+            (XL exists in 1.1 shape only).
+        """
+        validation.one_of("size", size, tuple(_SIZES))
+        validation.one_of("version", version, _VERSIONS)
+        hidden, ff10, ff11, layers10, layers11, heads10, heads11, kv = _SIZES[size]
+        old = version == "1.0"
+        if old and ff10 is None:
+            raise validation.InputError(
+                f"T5 {size} of version 1.0 is not offered; use version 1.1."
+            )
+        return cls(
+            vocabulary_size=vocabulary_size,
+            num_layers=layers10 if old else layers11,
+            num_heads=heads10 if old else heads11,
+            hidden_dim=hidden,
+            intermediate_dim=ff10 if old else ff11,
+            key_value_dim=kv,
+            version=version,
+        )
+
+    def to_json(self) -> str:
+        """The config as a JSON object."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> T5Config:
+        """The config that `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def build_backbone(config: T5Config) -> T5Backbone:
+    """keras-nlp's T5 backbone in the shape of `config`, randomly initialised.
+
+    Args:
+      config: the shape to build.
+
+    Returns:
+      A functional model from `encoder_token_ids` [B, L], `encoder_padding_mask`
+      [B, L], `decoder_token_ids` [B, T] and `decoder_padding_mask` [B, T], all
+      int32, to `encoder_sequence_output` [B, L, hidden_dim] and
+      `decoder_sequence_output` [B, T, hidden_dim].
+    """
+    backbone = _backbone(config, tied=config.tied)
+    if not config.tied:
+        # keras-nlp starts the head with the embedding's deviation of 1, and so
+        # logits of deviation sqrt(hidden_dim); T5X starts it by fan-in.
+        head = backbone.token_embedding.reverse_embeddings
+        head.assign(
+            tf.keras.initializers.TruncatedNormal(stddev=config.hidden_dim**-0.5)(
+                head.shape
+            )
+        )
+    return backbone
+
+
+def _backbone(config: T5Config, tied: bool) -> T5Backbone:
+    return T5Backbone(
+        vocabulary_size=config.vocabulary_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        hidden_dim=config.hidden_dim,
+        intermediate_dim=config.intermediate_dim,
+        key_value_dim=config.key_value_dim,
+        dropout=config.dropout,
+        activation="relu" if config.version == "1.0" else gelu_approximate,
+        use_gated_activation=config.version != "1.0",
+        tie_embedding_weights=tied,
+    )
+
+
+def encoder_of(backbone: T5Backbone) -> tf.keras.Model:
+    """The encoder half of a backbone, sharing its weights.
+
+    Args:
+      backbone: what `build_backbone` made.
+
+    Returns:
+      A functional model from {"encoder_token_ids", "encoder_padding_mask"},
+      both [B, L] int32, to hidden states [B, L, hidden_dim].
+    """
+    names = ("encoder_token_ids", "encoder_padding_mask")
+    return tf.keras.Model(
+        {name: backbone.input[name] for name in names},
+        backbone.output["encoder_sequence_output"],
+        name="t5_encoder",
+    )
+
+
+def build_encoder(config: T5Config) -> tf.keras.Model:
+    """A T5 encoder alone, randomly initialised; see `encoder_of` for its shape.
+
+    It holds no language-model head, which an encoder never uses: a trainable
+    weight without a gradient would only confuse those who count parameters.
+    """
+    return encoder_of(_backbone(config, tied=True))

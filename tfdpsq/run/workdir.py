@@ -1,0 +1,212 @@
+"""Stages and their directories: made whole or not at all, never made twice.
+
+A stage is a function that fills a directory. It runs in a temporary sibling that
+is renamed into place when it is complete, together with `stage.json`: the config
+it ran with, the fingerprint of its inputs, and how long it took. A directory that
+is there is therefore finished, and is not made again; one that was made from
+another config or other inputs is refused, as silently mixing the two would give
+numbers that belong to neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+import platform
+import resource
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_collections
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.data import files
+
+STAGE_FILE = "stage.json"
+CONFIG_FILE = "config.json"
+_PACKAGES = (
+    "tensorflow",
+    "tensorflow-text",
+    "tensorflow-privacy",
+    "dp-accounting",
+    "keras-nlp",
+    "tensorflow-datasets",
+    "tensorflow-recommenders",
+    "scann",
+    "sacrebleu",
+    "pytrec-eval-terrier",
+    "numpy",
+)
+
+
+def plain(config: Any) -> Any:
+    """A config as JSON values: dicts, lists, numbers; infinity as "inf"."""
+    if isinstance(config, (ml_collections.ConfigDict, Mapping)):
+        return {str(key): plain(value) for key, value in sorted(config.items())}
+    if isinstance(config, (list, tuple)):
+        return [plain(value) for value in config]
+    if isinstance(config, float) and config in (float("inf"), float("-inf")):
+        return "inf" if config > 0 else "-inf"
+    if isinstance(config, pathlib.Path):
+        return str(config)
+    return config
+
+
+def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
+    """Creates a workdir, or reopens one that was made with the same config.
+
+    The resolved config is written before anything runs.
+
+    Args:
+      workdir: where all output goes.
+      config: the resolved config.
+
+    Raises:
+      InputError: no path, not writable, disk full, or made with another config.
+    """
+    if not workdir:
+        raise validation.InputError(
+            "no workdir was given. Pass --workdir=DIRECTORY for the output."
+        )
+    workdir = pathlib.Path(workdir)
+    path = workdir / CONFIG_FILE
+    wanted = plain(config)
+    if path.is_file():
+        differences = _differences(_read_json(path), wanted)
+        if differences:
+            raise validation.InputError(
+                f"{path} was written by a run with another config "
+                f"({'; '.join(differences)}). Use another --workdir, or delete "
+                "this one to start again."
+            )
+    files.check_writable(workdir)
+    files.atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
+    return workdir
+
+
+def run_stage(
+    directory: pathlib.Path,
+    config: Any,
+    inputs: Mapping[str, str],
+    make: Callable[[pathlib.Path], dict[str, Any] | None],
+) -> dict[str, Any]:
+    """Runs a stage unless its finished output is there already.
+
+    Args:
+      directory: the stage's output directory.
+      config: what the stage's result depends on.
+      inputs: fingerprints of what it reads.
+      make: fills the directory it is given; may return JSON values to record.
+
+    Returns:
+      The content of `stage.json`: "config", "inputs", "seconds", "fingerprint",
+      "result".
+
+    Raises:
+      InputError: the directory holds the result of another config or input.
+    """
+    wanted = {"config": plain(config), "inputs": dict(inputs)}
+    fingerprint = hashlib.sha256(
+        json.dumps(wanted, sort_keys=True).encode()
+    ).hexdigest()
+    if (directory / STAGE_FILE).is_file():
+        found = _read_json(directory / STAGE_FILE)
+        if found["fingerprint"] != fingerprint:
+            differences = _differences(
+                {"config": found["config"], "inputs": found["inputs"]}, wanted
+            )
+            raise validation.InputError(
+                f"{directory} is finished, but was made with another config or "
+                f"from other inputs ({'; '.join(differences)}). Delete it to make "
+                "it again, or use another directory."
+            )
+        logging.info("%s: finished before, not redone", directory.name)
+        return found
+    logging.info("%s: started", directory.name)
+    started = time.monotonic()
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with files.atomic_directory(directory) as temporary:
+        result = make(temporary)
+        stage = {
+            **wanted,
+            "fingerprint": fingerprint,
+            "result": plain(result or {}),
+            "seconds": round(time.monotonic() - started, 2),
+        }
+        files.atomic_write(
+            temporary / STAGE_FILE,
+            json.dumps(stage, indent=2, sort_keys=True, allow_nan=False) + "\n",
+        )
+    logging.info("%s: finished in %.0f s", directory.name, stage["seconds"])
+    return stage
+
+
+def stage_fingerprint(directory: str | pathlib.Path) -> str:
+    """The fingerprint of a finished stage.
+
+    Raises:
+      InputError: the directory is not a finished stage.
+    """
+    path = pathlib.Path(directory) / STAGE_FILE
+    if not path.is_file():
+        raise validation.InputError(
+            f"{directory} is not a finished stage: it has no {STAGE_FILE}. "
+            "Run the stage that makes it first."
+        )
+    return _read_json(path)["fingerprint"]
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that numbers depend on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def code_fingerprint() -> str:
+    """SHA-256 over the sources of this package."""
+    root = pathlib.Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def peak_memory_gib() -> float:
+    """The largest resident set of this process or of one it waited for, in GiB."""
+    kib = max(
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    return kib / 2**20
+
+
+def _read_json(path: pathlib.Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise validation.DataError(
+            path, f"it is not valid JSON ({error})", "Delete the directory it is in."
+        ) from error
+
+
+def _differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """Up to five paths at which two JSON values differ, each with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted(old.keys() | new.keys()):
+            path = f"{where}.{key}" if where else key
+            found += _differences(old.get(key), new.get(key), path)
+        return found[:5]
+    # Through JSON, so that a tuple equals the list it was written as.
+    if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):
+        return []
+    return [f"{where}: {old!r} there, {new!r} now"]

@@ -1,0 +1,102 @@
+"""Checks shared by every package: bad values end here, before any work.
+
+Each check returns the value it was given, so that it reads well in
+``__post_init__`` and in argument handling, and raises an error that names the
+value, what it belongs to, and what to do about it.
+"""
+
+import math
+import numbers
+import os
+from collections.abc import Collection
+from typing import Any
+
+
+class InputError(ValueError):
+    """A value or a file from the user that cannot be worked with."""
+
+
+class DataError(InputError):
+    """Bad content in a file: names the file, the line, the value, the remedy."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        problem: str,
+        remedy: str,
+        line: int | None = None,
+    ):
+        where = f"{os.fspath(path)}:{line}" if line is not None else os.fspath(path)
+        super().__init__(f"{where}: {problem}. {remedy}")
+        self.path = os.fspath(path)
+        self.line = line
+
+
+def positive(name: str, value: float) -> float:
+    """Returns `value` if it is a finite number above zero.
+
+    Raises:
+      InputError: it is not.
+    """
+    if not _is_number(value) or not math.isfinite(value) or value <= 0:
+        raise InputError(f"{name} is {value!r}; it must be a finite number above 0.")
+    return value
+
+
+def positive_integer(name: str, value: int) -> int:
+    """Returns `value` if it is an integer of at least one.
+
+    Raises:
+      InputError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise InputError(f"{name} is {value!r}; it must be an integer of at least 1.")
+    return value
+
+
+def in_range(
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    *,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> float:
+    """Returns `value` if it lies between `low` and `high`.
+
+    Args:
+      name: what the value is called where the user set it.
+      value: the number to check.
+      low: lower end of the interval.
+      high: upper end of the interval.
+      low_open: whether `low` itself is refused.
+      high_open: whether `high` itself is refused.
+
+    Raises:
+      InputError: it does not lie there, or is no number.
+    """
+    inside = _is_number(value) and (
+        (low < value if low_open else low <= value)
+        and (value < high if high_open else value <= high)
+    )
+    if not inside:
+        interval = f"{'(' if low_open else '['}{low}, {high}{')' if high_open else ']'}"
+        raise InputError(f"{name} is {value!r}; it must lie in {interval}.")
+    return value
+
+
+def one_of(name: str, value: Any, choices: Collection) -> Any:
+    """Returns `value` if it is one of `choices`.
+
+    Raises:
+      InputError: it is not; the message lists the choices.
+    """
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise InputError(f"{name} is {value!r}; choose one of {listed}.")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
