@@ -34,11 +34,11 @@ FOLDERS = sorted(set(ARROWS) - {"validation"})
 # -- What the checks are made of: functions of source text ----------------------
 
 
-def imports_of(source, module, is_folder=False):
+def imports_of(source, module, is_folder=False, known=()):
     """Returns the dotted names that `module`'s source imports, wherever in it.
 
-    `from a import b` gives both `a` and `a.b`: which of them is a module is not
-    known from the text, and the callers look names up among known modules.
+    `from a import b` gives `a.b` alone if that is a known module; else both `a`
+    and `a.b`, since the text does not say which of them is one.
     """
     names = set()
     parts = module.split(".") if is_folder else module.split(".")[:-1]
@@ -50,8 +50,8 @@ def imports_of(source, module, is_folder=False):
             if node.level:
                 above = parts[: len(parts) - node.level + 1]
                 base = ".".join(above + ([base] if base else []))
-            names.add(base)
-            names.update(f"{base}.{alias.name}" for alias in node.names)
+            given = {f"{base}.{alias.name}" for alias in node.names}
+            names |= given if given <= set(known) else given | {base}
     return names
 
 
@@ -106,7 +106,7 @@ def cycles(sources):
     graph = {
         module: {
             name
-            for name in imports_of(source, module, module + "." in folders)
+            for name in imports_of(source, module, module + "." in folders, sources)
             if name in sources and name != module
         }
         for module, source in sources.items()
@@ -244,6 +244,18 @@ def test_a_cycle_is_found_also_through_a_late_import():
     ]
     del sources["tfdpsq.data.b"]
     assert cycles(sources) == []
+
+
+def test_a_folder_that_lists_its_modules_is_no_cycle_until_one_needs_the_list():
+    sources = {
+        "tfdpsq.data": "from tfdpsq.data.a import f",
+        "tfdpsq.data.a": "from tfdpsq.data import b",
+        "tfdpsq.data.b": "",
+    }
+    assert cycles(sources) == []
+
+    sources["tfdpsq.data.a"] = "from tfdpsq.data import Name"
+    assert cycles(sources) == ["tfdpsq.data -> tfdpsq.data.a -> tfdpsq.data"]
 
 
 def test_build_that_differs_from_the_arrows_is_found():

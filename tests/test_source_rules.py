@@ -20,6 +20,13 @@ FOLDERS = (
     "run",
 )
 MAX_LINES = 400
+KERAS_METHODS = (
+    "apply_gradients",
+    "build",
+    "call",
+    "compute_mask",
+    "compute_output_shape",
+)
 
 # Importing the left must not import the right, however indirectly.
 HEAVY = ("tensorflow_recommenders", "scann", "tensorflow_datasets", "apache_beam")
@@ -95,6 +102,40 @@ def old_python_violations(source):
     return problems
 
 
+def untyped_violations(source):
+    """Lists public functions and methods that leave out a type.
+
+    Public is what no underscore says otherwise: names of the module, and of its
+    public classes. `self`, `cls` and dunder methods, whose types Python fixes,
+    are left alone, and so are the methods of Keras that we override, which take
+    nested tensors and have no types there.
+    """
+    problems = []
+
+    def visit(body, prefix, is_method):
+        for node in body:
+            if getattr(node, "name", "_").startswith("_"):
+                continue
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{node.name}.", True)
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+            decorators = {ast.unparse(d) for d in node.decorator_list}
+            if is_method and "staticmethod" not in decorators:
+                arguments = arguments[1:]
+            missing = [a.arg for a in arguments if a.annotation is None]
+            missing += [] if node.returns else ["return"]
+            if missing and not (is_method and node.name in KERAS_METHODS):
+                problems.append(
+                    f"line {node.lineno}: {prefix}{node.name} gives no type for "
+                    + ", ".join(missing)
+                )
+
+    visit(ast.parse(source).body, "", False)
+    return problems
+
+
 # -- The checks, on the project --------------------------------------------------
 
 
@@ -138,6 +179,16 @@ def test_sources_run_on_the_oldest_supported_python():
     problems = {
         str(path.relative_to(ROOT)): old_python_violations(path.read_text("utf-8"))
         for path in _python_files()
+    }
+
+    assert {k: v for k, v in problems.items() if v} == {}
+
+
+def test_public_functions_state_their_types():
+    problems = {
+        str(path.relative_to(ROOT)): untyped_violations(path.read_text("utf-8"))
+        for path in _python_files()
+        if path.is_relative_to(ROOT / PACKAGE)
     }
 
     assert {k: v for k, v in problems.items() if v} == {}
@@ -197,6 +248,22 @@ def test_code_in_a_folder_init_is_found(statement):
 )
 def test_what_python_3_9_cannot_run_is_found(source):
     assert len(old_python_violations(source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "missing"),
+    [
+        ("def f(x) -> int: pass", "f gives no type for x"),
+        ("def f(x: int): pass", "f gives no type for return"),
+        ("class A:\n    def g(self, *, y) -> int: pass", "A.g gives no type for y"),
+    ],
+)
+def test_a_public_function_without_types_is_found(source, missing):
+    (problem,) = untyped_violations(source)
+
+    assert missing in problem
+    private = source.replace("def f", "def _f").replace("class A", "class _A")
+    assert untyped_violations(private) == []
 
 
 def test_postponed_annotations_run_on_python_3_9():

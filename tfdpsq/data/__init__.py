@@ -9,6 +9,13 @@ from tfdpsq.data.files import (
 )
 from tfdpsq.data.pseudo_queries import pseudo_pairs
 from tfdpsq.data.pydocs import build_pydocs
+from tfdpsq.data.records import (
+    SyntheticQuery,
+    read_manifest,
+    read_synthetic,
+    verify,
+    write_synthetic,
+)
 from tfdpsq.data.texts import Document, Pair
 from tfdpsq.data.tokenization import PROMPT, Tokenizer, train_vocabulary
 
@@ -18,13 +25,18 @@ __all__ = [
     "Counts",
     "Document",
     "Pair",
+    "SyntheticQuery",
     "Tokenizer",
     "atomic_directory",
     "atomic_write",
     "build_pydocs",
     "check_writable",
     "pseudo_pairs",
+    "read_manifest",
+    "read_synthetic",
     "sha256_of_file",
     "train_vocabulary",
+    "verify",
     "write_beir",
+    "write_synthetic",
 ]

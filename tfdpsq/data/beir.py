@@ -13,20 +13,23 @@ of Information Retrieval Models* (2021).
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import hashlib
 import json
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tfdpsq.data.beir_writer import BeirWriter
+from tfdpsq.data.beir_lines import (
+    Judgement,
+    duplicate,
+    read_judgements,
+    read_records,
+    text_field,
+)
+from tfdpsq.data.beir_writer import write_beir_files
 from tfdpsq.data.files import atomic_directory
-from tfdpsq.data.texts import Document, Pair, text_problem
+from tfdpsq.data.texts import Document, Pair
 from tfdpsq.validation import DataError
-
-_HEADER = ["query-id", "corpus-id", "score"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +45,6 @@ class Counts:
     documents: int
     queries: int
     pairs: Mapping[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Judgement:
-    line: int
-    query_id: str
-    document_id: str
-    score: int
 
 
 class BeirDirectory:
@@ -96,11 +91,9 @@ class BeirDirectory:
         Raises:
           DataError: at the first line that is not a document.
         """
-        for line, record in _records(self._corpus):
-            title = record.get("title") or ""
-            text = record.get("text") or ""
-            _check_text(self._corpus, line, "title", title)
-            _check_text(self._corpus, line, "text", text)
+        for line, record in read_records(self._corpus):
+            title = text_field(self._corpus, line, record, "title")
+            text = text_field(self._corpus, line, record, "text")
             document = Document(record["_id"], title, text)
             if not document.content:
                 raise DataError(
@@ -119,9 +112,9 @@ class BeirDirectory:
             is no query at all.
         """
         found: dict[str, str] = {}
-        for line, record in _records(self._queries):
-            query_id, text = record["_id"], record.get("text") or ""
-            _check_text(self._queries, line, "text", text)
+        for line, record in read_records(self._queries):
+            query_id = record["_id"]
+            text = text_field(self._queries, line, record, "text")
             if not text.strip():
                 raise DataError(
                     self._queries,
@@ -130,7 +123,7 @@ class BeirDirectory:
                     line,
                 )
             if query_id in found:
-                raise _duplicate(self._queries, query_id, line)
+                raise duplicate(self._queries, query_id, line)
             found[query_id] = text
         if not found:
             raise DataError(self._queries, "holds no query", "Add at least one line")
@@ -167,7 +160,7 @@ class BeirDirectory:
           DataError: the split has no pair, a judgement names an unknown id, or a
             line of any of the three files is malformed.
         """
-        best: dict[str, _Judgement] = {}
+        best: dict[str, Judgement] = {}
         for row in self._positive(split):
             held = best.get(row.query_id)
             if held is None or (-row.score, row.document_id) < (
@@ -221,7 +214,7 @@ class BeirDirectory:
         # Line numbers count blank lines, so they come from the reader itself.
         for document in self.documents():
             if document.id in documents:
-                raise _duplicate(self._corpus, document.id, self._line_of(document.id))
+                raise duplicate(self._corpus, document.id, self._line_of(document.id))
             documents.add(document.id)
         if not documents:
             raise DataError(self._corpus, "holds no document", "Add at least one line")
@@ -272,62 +265,28 @@ class BeirDirectory:
             )
         return plain if plain.is_file() else packed
 
-    def _judgements(self, split: str) -> Iterator[_Judgement]:
-        path = self.path / "qrels" / f"{split}.tsv"
+    def _judgements(self, split: str) -> Iterator[Judgement]:
+        path = self._qrels_file(split)
         if not path.is_file():
             raise DataError(
                 path, "missing", f"The splits here are: {', '.join(self.splits())}"
             )
-        seen: set[tuple[str, str]] = set()
-        lines = _lines(path)
-        first = next(lines, (1, ""))[1]
-        if first.split("\t") != _HEADER:
-            raise DataError(
-                path,
-                f"the first line is {first!r}",
-                "It must be the header 'query-id<TAB>corpus-id<TAB>score'",
-                1,
-            )
-        for line, content in lines:
-            fields = content.split("\t")
-            if len(fields) != 3 or not fields[0] or not fields[1]:
-                raise DataError(
-                    path,
-                    f"{content!r} is not three fields separated by tabs",
-                    "Write query-id<TAB>corpus-id<TAB>score",
-                    line,
-                )
-            try:
-                row = _Judgement(line, fields[0], fields[1], int(fields[2]))
-            except ValueError:
-                raise DataError(
-                    path,
-                    f"the score is {fields[2]!r}",
-                    "Write an integer: 0 for irrelevant, 1 and above for relevant",
-                    line,
-                ) from None
-            if (row.query_id, row.document_id) in seen:
-                raise DataError(
-                    path,
-                    f"query {row.query_id!r} and document {row.document_id!r} were "
-                    "judged on an earlier line",
-                    "Keep one of the lines",
-                    line,
-                )
-            seen.add((row.query_id, row.document_id))
-            yield row
+        return read_judgements(path)
 
-    def _positive(self, split: str) -> list[_Judgement]:
+    def _qrels_file(self, split: str) -> Path:
+        return self.path / "qrels" / f"{split}.tsv"
+
+    def _positive(self, split: str) -> list[Judgement]:
         rows = [row for row in self._judgements(split) if row.score > 0]
         if not rows:
             raise DataError(
-                self.path / "qrels" / f"{split}.tsv",
+                self._qrels_file(split),
                 "no pair is judged above 0",
                 "A split needs at least one relevant document",
             )
         return rows
 
-    def _joined(self, split: str, rows: Iterable[_Judgement]) -> list[Pair]:
+    def _joined(self, split: str, rows: Iterable[Judgement]) -> list[Pair]:
         """Looks up the texts of judgements, keeping only the documents in need."""
         rows = sorted(rows, key=lambda row: (row.query_id, row.document_id))
         queries = self.queries()
@@ -336,7 +295,7 @@ class BeirDirectory:
         for document in self.documents():
             if document.id in wanted:
                 if document.id in contents:
-                    raise _duplicate(
+                    raise duplicate(
                         self._corpus, document.id, self._line_of(document.id)
                     )
                 contents[document.id] = document.content
@@ -351,8 +310,14 @@ class BeirDirectory:
             for row in rows
         ]
 
-    def _check_known(self, split, rows, queries, documents) -> None:
-        path = self.path / "qrels" / f"{split}.tsv"
+    def _check_known(
+        self,
+        split: str,
+        rows: Iterable[Judgement],
+        queries: Container[str],
+        documents: Container[str],
+    ) -> None:
+        path = self._qrels_file(split)
         rows = list(rows)
         if rows and not any(row.query_id in queries for row in rows):
             raise DataError(
@@ -371,14 +336,15 @@ class BeirDirectory:
                     raise DataError(
                         path,
                         f"{kind} {key!r} is not in {file.name}",
-                        f"Add it there, or remove this judgement",
+                        "Add it there, or remove this judgement",
                         row.line,
                     )
 
     def _line_of(self, document_id: str) -> int:
         """Returns the line on which a document id occurs for the second time."""
         lines = [
-            line for line, record in _records(self._corpus)
+            line
+            for line, record in read_records(self._corpus)
             if record["_id"] == document_id
         ]
         return lines[1]
@@ -410,94 +376,3 @@ def write_beir(
     with atomic_directory(path) as partial:
         write_beir_files(partial, documents, queries, qrels, compress)
     return BeirDirectory(path)
-
-
-def write_beir_files(
-    directory: Path,
-    documents: Iterable[Document],
-    queries: Iterable[tuple[str, str]],
-    qrels: Mapping[str, Iterable[tuple[str, str, int]]],
-    compress: bool = False,
-) -> None:
-    """Writes what `write_beir` writes into a directory that is there already.
-
-    For callers that put more files beside them, under one `atomic_directory`.
-
-    Raises:
-      InputError: as `write_beir`.
-    """
-    with BeirWriter(directory, compress=compress) as writer:
-        for document in documents:
-            writer.add_document(document)
-        for query_id, text in queries:
-            writer.add_query(query_id, text)
-        for split, rows in qrels.items():
-            for query_id, document_id, score in rows:
-                writer.add_judgement(split, query_id, document_id, score)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (line number from 1, text) of the lines that are not blank."""
-    opened = gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
-    line = 0
-    try:
-        with opened as file:
-            for raw in file:
-                line += 1
-                try:
-                    text = raw.decode("utf-8").rstrip("\r\n")
-                except UnicodeDecodeError as error:
-                    raise DataError(
-                        path,
-                        f"byte {error.start + 1} of the line is "
-                        f"0x{raw[error.start]:02x}, which is not UTF-8",
-                        "Convert the file to UTF-8, e.g. with iconv",
-                        line,
-                    ) from error
-                if text.strip():
-                    yield line, text
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            path, f"broken gzip file ({error})", "Copy or write it again", line + 1
-        ) from error
-
-
-def _records(path: Path) -> Iterator[tuple[int, dict]]:
-    """Yields (line number, object) of a JSON-lines file, with a sound ``_id``."""
-    for line, text in _lines(path):
-        try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                path,
-                f"not JSON ({error.msg}, column {error.colno}): {text[:60]!r}",
-                "Write one JSON object a line",
-                line,
-            ) from error
-        key = record.get("_id") if isinstance(record, dict) else None
-        if not isinstance(key, str):
-            raise DataError(
-                path,
-                f"no text under '_id': {text[:60]!r}",
-                'Write one JSON object a line, its id a string: {"_id": "7", ...}',
-                line,
-            )
-        problem = text_problem("_id", key, identifier=True)
-        if problem:
-            raise DataError(path, problem, "Give it another id", line)
-        yield line, record
-
-
-def _check_text(path: Path, line: int, field: str, value: object) -> None:
-    problem = text_problem(field, value)
-    if problem:
-        raise DataError(path, problem, "Write a string of valid Unicode", line)
-
-
-def _duplicate(path: Path, key: str, line: int) -> DataError:
-    return DataError(
-        path,
-        f"id {key!r} occurs on an earlier line",
-        "Ids are unique; rename or remove one of the two",
-        line,
-    )

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -38,7 +39,7 @@ class BeirWriter:
         self._queries: set[bytes] = set()
         self._judged: set[bytes] = set()
 
-    def __enter__(self) -> BeirWriter:
+    def __enter__(self) -> BeirWriter:  # noqa: PYI034 (Self is of Python 3.11)
         """Opens corpus and queries."""
         self._corpus_file = self._open("corpus")
         self._queries_file = self._open("queries")
@@ -118,14 +119,15 @@ class BeirWriter:
             raise InputError(f"{what}: no such document; add the document first.")
         if isinstance(score, bool) or not isinstance(score, int):
             raise InputError(f"{what}: the score is {score!r}; it must be an integer.")
-        self._remember(f"{what} in {split!r}", self._judged,
-                       f"{split}\t{query_id}\t{document_id}")
+        self._remember(
+            f"{what} in {split!r}", self._judged, f"{split}\t{query_id}\t{document_id}"
+        )
         if split not in self._qrels:
             if not split or Path(split).name != split:
                 raise InputError(f"split is {split!r}; it must be a file name.")
             path = self._directory / "qrels" / f"{split}.tsv"
             self._qrels[split] = self._stack.enter_context(
-                open(path, "w", encoding="utf-8", newline="\n")
+                path.open("w", encoding="utf-8", newline="\n")
             )
             self._qrels[split].write("query-id\tcorpus-id\tscore\n")
         self._qrels[split].write(f"{query_id}\t{document_id}\t{score}\n")
@@ -134,8 +136,9 @@ class BeirWriter:
         enter = self._stack.enter_context
         if not self._compress:
             path = self._directory / f"{name}.jsonl"
-            return enter(open(path, "w", encoding="utf-8", newline="\n"))
-        raw = enter(open(self._directory / f"{name}.jsonl.gz", "wb"))
+            return enter(path.open("w", encoding="utf-8", newline="\n"))
+        path = self._directory / f"{name}.jsonl.gz"
+        raw = enter(path.open("wb"))
         # No name and no time in the header: the same content, the same bytes.
         packed = enter(gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
         return enter(io.TextIOWrapper(packed, encoding="utf-8", newline="\n"))
@@ -146,6 +149,30 @@ class BeirWriter:
         if key in held:
             raise InputError(f"{what} was given twice; ids are unique.")
         held.add(key)
+
+
+def write_beir_files(
+    directory: Path,
+    documents: Iterable[Document],
+    queries: Iterable[tuple[str, str]],
+    qrels: Mapping[str, Iterable[tuple[str, str, int]]],
+    compress: bool = False,
+) -> None:
+    """Writes what `write_beir` writes into a directory that is there already.
+
+    For callers that put more files beside them, under one `atomic_directory`.
+
+    Raises:
+      InputError: as `write_beir`.
+    """
+    with BeirWriter(directory, compress=compress) as writer:
+        for document in documents:
+            writer.add_document(document)
+        for query_id, text in queries:
+            writer.add_query(query_id, text)
+        for split, rows in qrels.items():
+            for query_id, document_id, score in rows:
+                writer.add_judgement(split, query_id, document_id, score)
 
 
 def _key(identifier: str) -> bytes:

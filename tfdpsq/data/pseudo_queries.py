@@ -16,11 +16,17 @@ from tfdpsq.validation import InputError, positive_integer
 
 # A line that starts something new rather than going on with a sentence: code,
 # lists, rules, doctest prompts, directives, "name: text" and "name (type): text".
-_CODE = re.compile(r"\s*(>>>|\.\.\.\s|```|~~~|\.\. |@|#|[-=~^*_+|]{3,}|\||import |from )")
+_CODE = re.compile(
+    r"\s*(>>>|\.\.\.\s|```|~~~|\.\. |@|#|[-=~^*_+|]{3,}|\||import |from )"
+)
 _BULLET = re.compile(r"\s*(?:[-*+\u2022]|\d+[.)]|\[\d+\])\s+")
+# NumPy's "name : type", alone on its line.
+_TYPED = re.compile(r"\s*[`*]{0,2}\w[\w.,* ]*[`*]{0,2} : ")
 _ENTRY = re.compile(r"\s*[`*]{0,2}\w[\w.*]*[`*]{0,2}(?:\s*\([^)]*\))?\s?:\s+")
 _HEADER = re.compile(r"\s*\w[\w ]{0,30}:\s*$")
-_SENTENCE = re.compile(r"\S.*?(?:[.!?][\"')\]]*(?=\s+[\"'(\[]?[A-Z0-9`])|\Z)", re.DOTALL)
+_SENTENCE = re.compile(
+    r"\S.*?(?:[.!?][\"')\]]*(?=\s+[\"'(\[]?[A-Z0-9`])|\Z)", re.DOTALL
+)
 _CLAUSE = re.compile(r"[^,;:]*[^,;:\s][^,;:]*")
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*[.,;:!?\"')\]]*")
 _EDGE = " \t\n.,;:"
@@ -118,7 +124,9 @@ def _units(text: str) -> Iterator[tuple[int, int]]:
     position = 0
     for line in text.splitlines(keepends=True):
         begin, position = position, position + len(line)
-        apart = not line.strip() or _CODE.match(line) or _HEADER.match(line)
+        apart = not line.strip() or any(
+            pattern.match(line) for pattern in (_CODE, _HEADER, _TYPED)
+        )
         mark = None if apart else _BULLET.match(line) or _ENTRY.match(line)
         if (apart or mark) and start is not None:
             yield start, end

@@ -25,7 +25,8 @@ from pathlib import Path
 from absl import logging
 from tqdm import tqdm
 
-from tfdpsq.data.beir import BeirDirectory, write_beir_files
+from tfdpsq.data.beir import BeirDirectory
+from tfdpsq.data.beir_writer import write_beir_files
 from tfdpsq.data.files import atomic_directory, atomic_write
 from tfdpsq.data.texts import Document
 from tfdpsq.validation import InputError
@@ -38,21 +39,35 @@ STANDARD_LIBRARY = "python"
 PACKAGES: Mapping[str, str] = {
     STANDARD_LIBRARY: STANDARD_LIBRARY,
     "absl": "absl-py",
+    "attr": "attrs",
+    "cryptography": "cryptography",
     "dp_accounting": "dp-accounting",
+    "etils": "etils",
+    "grpc": "grpcio",
     "h5py": "h5py",
     "joblib": "joblib",
     "keras": "keras",
     "keras_core": "keras-core",
     "keras_nlp": "keras-nlp",
+    "markdown": "Markdown",
+    "markdown_it": "markdown-it-py",
+    "matplotlib": "matplotlib",
     "ml_collections": "ml_collections",
     "mpmath": "mpmath",
+    "narwhals": "narwhals",
     "numpy": "numpy",
+    "oauthlib": "oauthlib",
+    "opt_einsum": "opt_einsum",
+    "portalocker": "portalocker",
+    "psutil": "psutil",
     "pyarrow": "pyarrow",
+    "pygments": "Pygments",
     "requests": "requests",
     "rich": "rich",
     "sacrebleu": "sacrebleu",
     "scann": "scann",
     "scipy": "scipy",
+    "simple_parsing": "simple-parsing",
     "sklearn": "scikit-learn",
     "tensorboard": "tensorboard",
     "tensorflow": "tensorflow",
@@ -63,6 +78,7 @@ PACKAGES: Mapping[str, str] = {
     "tensorflow_probability": "tensorflow-probability",
     "tensorflow_recommenders": "tensorflow-recommenders",
     "tensorflow_text": "tensorflow-text",
+    "tqdm": "tqdm",
     "urllib3": "urllib3",
     "werkzeug": "Werkzeug",
 }
@@ -80,7 +96,6 @@ _SKIPPED_FOLDERS = {
     "site-packages",
     "substrates",
     "test",
-    "testing",
     "tests",
 }
 _TEST_FILE = re.compile(r"(^test_.*|.*_tests?|^conftest)\.py$")
@@ -188,12 +203,23 @@ def _module_docstrings(source: bytes) -> Iterator[Docstring]:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return  # Python 2 left-overs, templates.
-    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(tree) if isinstance(node, owners)]
-    for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
+    for node in _owners(tree):
         found = _split(ast.get_docstring(node) or "")
         if found:
             yield found
+
+
+def _owners(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields what can have a docstring, in order; far fewer nodes than ast.walk."""
+    if isinstance(
+        node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    ):
+        yield node
+    for block in ("body", "handlers", "orelse", "finalbody"):
+        children = getattr(node, block, ())
+        if isinstance(children, list):  # The body of a lambda is an expression.
+            for child in children:
+                yield from _owners(child)
 
 
 def _split(docstring: str) -> Docstring | None:
@@ -307,4 +333,4 @@ def _folder(package: str) -> Path:
             "found. Reinstall it: pip install --force-reinstall "
             f"{PACKAGES[package]}"
         )
-    return Path(list(spec.submodule_search_locations)[0])
+    return Path(next(iter(spec.submodule_search_locations)))

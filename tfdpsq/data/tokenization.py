@@ -61,16 +61,16 @@ class Tokenizer(tf.Module):
                 "Give a SentencePiece model, e.g. a T5's spiece.model",
             ) from error
         try:
+            if not model:  # SentencePiece takes no bytes for no request.
+                raise RuntimeError("the file is empty")
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            self.vocabulary_size = processor.get_piece_size()
-        except (RuntimeError, ValueError, TypeError):
-            self.vocabulary_size = 0
-        if not self.vocabulary_size:
+        except RuntimeError as error:
             raise DataError(
                 model_file,
-                "is no SentencePiece model",
+                f"is no SentencePiece model ({error})",
                 "Give a model file, not a vocabulary list; T5's is spiece.model",
-            )
+            ) from error
+        self.vocabulary_size = processor.get_piece_size()
         self.pad_id = processor.pad_id()
         self.eos_id = processor.eos_id()
         self.unk_id = processor.unk_id()
@@ -82,9 +82,25 @@ class Tokenizer(tf.Module):
                 "A T5 vocabulary has pad 0, end 1, unknown 2",
             )
         self.fingerprint = hashlib.sha256(model).hexdigest()
-        self._pieces = tensorflow_text.SentencepieceTokenizer(
-            model=model, out_type=tf.int32
+        self._model = model
+        self._pieces = self._load()
+
+    def _load(self) -> tensorflow_text.SentencepieceTokenizer:
+        return tensorflow_text.SentencepieceTokenizer(
+            model=self._model, out_type=tf.int32
         )
+
+    def _run(self, method: str, value):
+        """Calls the op, loading the model anew where TF has dropped it.
+
+        `tf.random.set_seed` clears the eager kernels, and with them the model
+        that tensorflow-text's kernel owns.
+        """
+        try:
+            return getattr(self._pieces, method)(value)
+        except tf.errors.NotFoundError:
+            self._pieces = self._load()
+            return getattr(self._pieces, method)(value)
 
     def encode(
         self, texts: tf.Tensor | Sequence[str], length: int
@@ -106,7 +122,7 @@ class Tokenizer(tf.Module):
         """
         length = positive_integer("length", length)
         texts = tf.convert_to_tensor(texts, tf.string)
-        pieces = self._pieces.tokenize(texts)[:, : length - 1]
+        pieces = self._run("tokenize", texts)[:, : length - 1]
         ends = tf.fill([tf.shape(texts)[0], 1], tf.constant(self.eos_id, tf.int32))
         rows = tf.concat([pieces, tf.RaggedTensor.from_tensor(ends)], axis=1)
         ids = rows.to_tensor(default_value=0, shape=[None, length])
@@ -126,7 +142,7 @@ class Tokenizer(tf.Module):
         ended = tf.cumsum(tf.cast(ids == self.eos_id, tf.int32), axis=1)
         known = (ids != self.pad_id) & (ids >= 0) & (ids < self.vocabulary_size)
         kept = tf.ragged.boolean_mask(ids, known & (ended == 0))
-        return self._pieces.detokenize(kept)
+        return self._run("detokenize", kept)
 
 
 def train_vocabulary(

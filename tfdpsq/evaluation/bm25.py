@@ -52,25 +52,24 @@ class BM25:
         self.k1 = positive("k1", k1)
         self.b = in_range("b", b, 0, 1)
         pairs = documents.items() if isinstance(documents, Mapping) else documents
-        ids: list[str] = []
+        ids: dict[str, None] = {}
         vocabulary: dict[str, int] = {}
         rows: list[list[int]] = []
         for document_id, text in pairs:
-            ids.append(document_id)
+            if document_id in ids:
+                raise InputError(
+                    f"document id {document_id!r} comes twice; ids must be distinct."
+                )
+            ids[document_id] = None
             rows.append(
                 [vocabulary.setdefault(word, len(vocabulary)) for word in words(text)]
-            )
-        if len(set(ids)) != len(ids):
-            twice = next(i for n, i in enumerate(ids) if i in set(ids[:n]))
-            raise InputError(
-                f"document id {twice!r} comes twice; ids must be distinct."
             )
         if not vocabulary:
             raise InputError(
                 f"none of the {len(ids)} documents holds a word; BM25 needs a corpus "
                 "of text."
             )
-        self._ids = np.array(ids, dtype=object)
+        self._ids = list(ids)
         self._index = bm25s.BM25(k1=k1, b=b, method="lucene")
         self._index.index((rows, vocabulary), show_progress=False)
 
@@ -118,8 +117,8 @@ class BM25:
                 least = float(np.partition(scores, len(scores) - k)[len(scores) - k])
             # Every document as good as the k-th, so that its ties are cut by id.
             kept = np.flatnonzero((scores >= least) & (scores > 0))
-            hits = zip(self._ids[kept], scores[kept].tolist())
-            run[query_id] = dict(ranked(dict(hits))[:k])
+            hits = {self._ids[row]: float(scores[row]) for row in kept}
+            run[query_id] = dict(ranked(hits)[:k])
         return run
 
 

@@ -131,9 +131,7 @@ def paired_bootstrap(
     # A constant difference resamples to itself up to rounding: let that not count.
     slack = 1e-12 * max(1.0, float(np.abs(differences).max()))
     as_far = int(np.sum(np.abs(means - observed) >= abs(observed) - slack))
-    return Difference(
-        observed, low, high, (1 + as_far) / (1 + resamples), confidence
-    )
+    return Difference(observed, low, high, (1 + as_far) / (1 + resamples), confidence)
 
 
 def _checked(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:

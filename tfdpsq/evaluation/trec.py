@@ -6,11 +6,11 @@ relevance`, both separated by spaces. Files appear whole or not at all.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import numbers
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -210,19 +210,14 @@ def _fields(path: str | os.PathLike, count: int) -> Iterator[tuple[int, list[str
 
 def _write_whole(path: str | os.PathLike, lines: Iterable[str]) -> None:
     path = os.fspath(path)
-    handle, temporary = tempfile.mkstemp(
-        dir=os.path.dirname(path) or ".", prefix=os.path.basename(path), suffix=".tmp"
-    )
+    temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
             file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp lets only the owner read; a result is as readable as any file.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise

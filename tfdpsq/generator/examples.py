@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdpsq import validation
-from tfdpsq.data.beir import Pair
+from tfdpsq.data.texts import Pair
 from tfdpsq.data.tokenization import PROMPT, Tokenizer
 
 _CHUNK = 1024

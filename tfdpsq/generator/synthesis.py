@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.data.beir import Document
+from tfdpsq.data.texts import Document
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.tokenization import PROMPT, Tokenizer
 from tfdpsq.generator.decoding import decodable_logits_mask, generate
@@ -97,8 +97,8 @@ def synthesize(
 
     Yields:
       One `SyntheticQuery` for each document and sample, in order, numbered
-      `genQ0`, `genQ1`, … A sample whose text is empty (white space only) keeps
-      its number but is left out.
+      `genQ0`, `genQ1`, … Its text may be empty; `write_synthetic` leaves such
+      rows out and counts them.
 
     Raises:
       InputError: the tokenizer does not fit the model.
@@ -142,13 +142,11 @@ def synthesize(
         )
         texts = tokenizer.decode(write(ids, lengths, tf.constant(uniforms)))
         for (document, sample), text in zip(rows, texts.numpy()):
-            query = " ".join(text.decode("utf-8", "replace").split())
-            if query:
-                yield SyntheticQuery(
-                    query_id=f"genQ{number}",
-                    query=query,
-                    document_id=document.id,
-                    document=document.content,
-                    sample=sample,
-                )
+            yield SyntheticQuery(
+                query_id=f"genQ{number}",
+                query=" ".join(text.decode("utf-8", "replace").split()),
+                document_id=document.id,
+                document=document.content,
+                sample=sample,
+            )
             number += 1

@@ -71,13 +71,19 @@ class SeededGaussianSumQuery(gaussian_query.GaussianSumQuery):
 class _FiniteTape:
     """A gradient tape whose Jacobians hold no NaN and no infinity.
 
-    Clipping by norm turns one infinite entry into NaN for the whole sum. An
-    example whose gradient has no finite norm contributes zero instead, which is
-    within every clip norm, and so costs the other examples nothing.
+    Clipping by norm turns one infinite entry into NaN for the whole sum. A row
+    whose gradient has no finite norm contributes zero instead, which is within
+    every clip norm.
+
+    Attributes:
+      all_finite: scalar bool, whether every row's gradient had a finite norm; set
+        by `jacobian`. Where it is false, zeroed rows may be innocent: inside one
+        batched product 0 · NaN is NaN, so a bad row spoils its neighbours.
     """
 
     def __init__(self, tape: tf.GradientTape):
         self._tape = tape
+        self.all_finite = tf.constant(True)
 
     def __enter__(self):
         self._tape.__enter__()
@@ -102,6 +108,7 @@ class _FiniteTape:
             ]
         )
         finite = tf.math.is_finite(squared)
+        self.all_finite = tf.reduce_all(finite)
         return [
             tf.where(tf.reshape(finite, [-1] + [1] * (j.shape.rank - 1)), j, 0)
             for j in jacobians
@@ -131,7 +138,7 @@ class LogicalStep:
         losses: tf.Tensor,
         variables: Sequence[tf.Variable],
         tape: tf.GradientTape,
-    ) -> list[tf.Tensor]:
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The sum over rows of each row's clipped gradient.
 
         Args:
@@ -140,9 +147,12 @@ class LogicalStep:
           tape: the tape that recorded `losses`.
 
         Returns:
-          One float32 tensor per variable.
+          One float32 tensor per variable, and a scalar bool. Where it is false,
+          some row had a gradient without a finite norm; such rows, and possibly
+          rows beside them, were left out, and the caller must take the rows one
+          by one so that only the guilty ones stay out.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # each class below has its own
 
     def privatize(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The gradient estimate of one logical step from its clipped sums.
@@ -166,15 +176,11 @@ class LogicalStep:
         return [value / self.plan.spec.batch_size for value in sums]
 
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
-        """Makes `compile`/`fit` and `minimize` private: one logical step."""
-        if tape is None:
-            tape = tf.GradientTape()
-        if callable(loss):
-            with tape:
-                loss = loss()
-        variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
-        sums = self.clipped_sum(loss, variables, tape)
-        return list(zip(self.privatize(sums), variables))
+        raise validation.InputError(
+            "this optimizer does not run under fit() or minimize(): they would "
+            "leave a row with a NaN gradient to spoil the whole batch, which "
+            "breaks the guarantee. Use tfdpsq.privacy.train or make_logical_step."
+        )
 
     def apply_gradients(self, grads_and_vars, name=None, **options):
         """Applies `privatize`'s result, which is already summed over replicas."""
@@ -236,18 +242,19 @@ def _private_class(parent: type) -> type:
         """A tensorflow-privacy optimizer, taken apart into a logical step."""
 
         def clipped_sum(self, losses, variables, tape):
-            rows = losses.shape[0]
-            if losses.shape.rank != 1 or rows is None:
+            if losses.shape.rank != 1 or losses.shape[0] is None:
                 raise validation.InputError(
                     f"losses have shape {losses.shape}; per-example clipping needs "
                     "a vector of static length, one loss per row. Use "
                     "reduction=NONE and a fixed batch size."
                 )
+            finite_tape = _FiniteTape(tape)
             averaged = parent._compute_gradients(
-                self, losses, variables, tape=_FiniteTape(tape)
+                self, losses, variables, tape=finite_tape
             )
             # The parent divides by the number of rows; undo it exactly once.
-            return [gradient * float(rows) for gradient, _ in averaged]
+            sums = [gradient * float(losses.shape[0]) for gradient, _ in averaged]
+            return sums, finite_tape.all_finite
 
     return PrivateOptimizer
 
@@ -259,8 +266,9 @@ def _non_private_class(base: type) -> type:
         def clipped_sum(self, losses, variables, tape):
             with tape:
                 total = tf.reduce_sum(losses)
-            return tape.gradient(
+            gradients = tape.gradient(
                 total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
+            return [tf.convert_to_tensor(g) for g in gradients], tf.constant(True)
 
     return NonPrivateOptimizer

@@ -16,17 +16,20 @@ def make_logical_step(
     variables: Sequence[tf.Variable],
     optimizer,
     microbatch_size: int,
+    rows_are_independent: bool = True,
 ) -> Callable[[Batch, tf.Tensor], tf.Tensor]:
     """Builds the step: accumulate clipped sums, noise once, update once.
 
     Args:
       row_losses: maps a microbatch (a dict of tensors with `microbatch_size`
         leading rows) to one loss per row, [microbatch_size] float32. It runs the
-        model in training mode, and row i may depend on row i alone unless the
-        plan's sensitivity says otherwise.
+        model in training mode.
       variables: the trainable variables.
       optimizer: made by `make_optimizer`.
       microbatch_size: rows differentiated at a time.
+      rows_are_independent: whether row i's loss depends on row i alone. If not,
+        the plan's sensitivity must account for it, and all rows of a logical
+        batch must form one microbatch.
 
     Returns:
       A function of (batch, count): a dict of tensors with M leading rows, M a
@@ -44,6 +47,37 @@ def make_logical_step(
     variables = list(variables)
     # Slots must exist before a compiled function first runs.
     optimizer._create_all_weights(variables)
+
+    def differentiate(part: Batch):
+        with tf.GradientTape() as tape:
+            # A padding row's loss is exactly zero, and so is its gradient;
+            # `where` rather than a product, as 0 · NaN would not be.
+            losses = tf.where(part["weights"] > 0, row_losses(part), 0.0)
+        return losses, *optimizer.clipped_sum(losses, variables, tape)
+
+    def one_by_one(part: Batch) -> list[tf.Tensor]:
+        def add(row, *sums):
+            alone = {
+                name: tf.slice(
+                    value,
+                    [row] + [0] * (value.shape.rank - 1),
+                    [1, *value.shape[1:]],
+                )
+                for name, value in part.items()
+            }
+            _, clipped, _ = differentiate(alone)
+            return row + 1, *(total + new for total, new in zip(sums, clipped))
+
+        _, *sums = tf.while_loop(
+            lambda row, *_: row < microbatch_size,
+            add,
+            (tf.constant(0), *zero_sums()),
+            maximum_iterations=microbatch_size,
+        )
+        return sums
+
+    def zero_sums() -> list[tf.Tensor]:
+        return [tf.zeros(v.shape, v.dtype) for v in variables]
 
     def step(batch: Batch, count: tf.Tensor) -> tf.Tensor:
         rows = batch["weights"].shape[0]
@@ -63,11 +97,16 @@ def make_logical_step(
                 )
                 for name, value in batch.items()
             }
-            with tf.GradientTape() as tape:
-                # A padding row's loss is exactly zero, and so is its gradient;
-                # `where` rather than a product, as 0 · NaN would not be.
-                losses = tf.where(part["weights"] > 0, row_losses(part), 0.0)
-            clipped = optimizer.clipped_sum(losses, variables, tape)
+            losses, clipped, separate = differentiate(part)
+            if rows_are_independent and optimizer.plan.spec.private:
+                # A row without a finite gradient must cost nobody else: were the
+                # rows beside it lost too, one unit could move the sum by a whole
+                # microbatch of clip norms. So those are taken one by one. Rows
+                # that do depend on each other stay as they are; a sensitivity
+                # that bounds every row's change covers their loss as well.
+                clipped = tf.cond(
+                    separate, lambda: clipped, lambda: one_by_one(part)
+                )
             return (
                 index + 1,
                 loss_sum
@@ -76,11 +115,10 @@ def make_logical_step(
             )
 
         used = (count + microbatch_size - 1) // microbatch_size
-        zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
         _, loss_sum, *sums = tf.while_loop(
             lambda index, *_: index < used,
             accumulate,
-            (tf.constant(0), tf.constant(0.0), *zeros),
+            (tf.constant(0), tf.constant(0.0), *zero_sums()),
             maximum_iterations=rows // microbatch_size,
         )
         optimizer.apply_gradients(zip(optimizer.privatize(sums), variables))

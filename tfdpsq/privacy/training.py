@@ -73,7 +73,11 @@ def train(
         if rows not in steps:
             steps[rows] = tf.function(
                 make_logical_step(
-                    row_losses, variables, optimizer, microbatch_size or rows
+                    row_losses,
+                    variables,
+                    optimizer,
+                    microbatch_size or rows,
+                    rows_are_independent=microbatch_size is not None,
                 ),
                 jit_compile=jit_compile,
             )

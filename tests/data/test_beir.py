@@ -1,0 +1,284 @@
+"""BEIR directories are read and written as others read and write them."""
+
+import gzip
+import json
+import os
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tfdpsq.data.beir import BeirDirectory, Counts, write_beir
+from tfdpsq.data.texts import Document, Pair
+from tfdpsq.validation import DataError, InputError
+
+DOCUMENTS = [
+    Document("d1", "Title", "first text"),
+    Document("d2", "", "second \n text"),
+    Document("d3", "Only a title", ""),
+]
+QUERIES = [("q1", "what is first"), ("q2", "what is second"), ("q3", "unjudged é")]
+QRELS = {
+    "train": [("q1", "d2", 1), ("q1", "d3", 2), ("q1", "d1", 2)],
+    "test": [("q2", "d2", 1), ("q2", "d1", 0)],
+}
+
+
+@pytest.fixture
+def sound(tmp_path):
+    write_beir(tmp_path / "set", DOCUMENTS, QUERIES, QRELS)
+    return tmp_path / "set"
+
+
+def test_files_have_the_published_layout(sound):
+    """What the beir package's GenericDataLoader expects, read without our code."""
+    corpus = [json.loads(line) for line in (sound / "corpus.jsonl").open()]
+    assert corpus[0] == {"_id": "d1", "title": "Title", "text": "first text"}
+    queries = [json.loads(line) for line in (sound / "queries.jsonl").open()]
+    assert queries[2] == {"_id": "q3", "text": "unjudged é"}
+    assert (sound / "qrels" / "test.tsv").read_text() == (
+        "query-id\tcorpus-id\tscore\nq2\td2\t1\nq2\td1\t0\n"
+    )
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_what_was_written_is_read(tmp_path, compress):
+    beir = write_beir(tmp_path / "set", DOCUMENTS, QUERIES, QRELS, compress)
+    assert list(beir.documents()) == DOCUMENTS
+    assert beir.queries() == dict(QUERIES)
+    assert beir.splits() == ("test", "train")
+    assert beir.qrels("test") == {"q2": {"d2": 1, "d1": 0}}
+    assert beir.positives("test") == {"q2": frozenset({"d2"})}
+    assert beir.validate() == Counts(3, 3, {"train": 3, "test": 1})
+    assert (tmp_path / "set" / "corpus.jsonl.gz").exists() == compress
+
+
+def test_content_is_title_space_text():
+    assert [document.content for document in DOCUMENTS] == [
+        "Title first text",
+        "second \n text",
+        "Only a title",
+    ]
+
+
+def test_a_query_has_exactly_one_pair_for_training(sound):
+    """k pairs of one query would protect it k times less than stated."""
+    beir = BeirDirectory(sound)
+    # d1 and d3 both score 2; d1 has the smaller id.
+    assert beir.pairs("train") == [
+        Pair("q1", "what is first", "d1", "Title first text")
+    ]
+    assert [pair.document_id for pair in beir.all_pairs("train")] == ["d1", "d2", "d3"]
+    # A judgement of 0 is no pair.
+    assert [pair.document_id for pair in beir.all_pairs("test")] == ["d2"]
+
+
+def test_compressed_sets_have_the_same_bytes_on_every_run(tmp_path):
+    first = write_beir(tmp_path / "a", DOCUMENTS, QUERIES, QRELS, compress=True).path
+    other = write_beir(tmp_path / "b", DOCUMENTS, QUERIES, QRELS, compress=True).path
+    for name in ("corpus.jsonl.gz", "queries.jsonl.gz"):
+        assert (first / name).read_bytes() == (other / name).read_bytes()
+
+
+def test_fingerprint_sees_content_not_order_or_compression(tmp_path):
+    base = write_beir(tmp_path / "a", DOCUMENTS, QUERIES, QRELS).fingerprint()
+    same = write_beir(
+        tmp_path / "b",
+        DOCUMENTS[::-1],
+        QUERIES[::-1],
+        {split: rows[::-1] for split, rows in QRELS.items()},
+        compress=True,
+    )
+    assert same.fingerprint() == base
+    moved = [Document("d1", "", "Title first text"), *DOCUMENTS[1:]]
+    asked = [("q1", "what is first?"), *QUERIES[1:]]
+    judged = {**QRELS, "test": [("q2", "d2", 2), ("q2", "d1", 0)]}
+    changed = [
+        write_beir(tmp_path / "c", moved, QUERIES, QRELS),
+        write_beir(tmp_path / "d", DOCUMENTS, asked, QRELS),
+        write_beir(tmp_path / "e", DOCUMENTS, QUERIES, judged),
+        write_beir(
+            tmp_path / "f",
+            DOCUMENTS,
+            QUERIES,
+            {"train": QRELS["train"], "dev": QRELS["test"]},
+        ),
+    ]
+    prints = {base, *(beir.fingerprint() for beir in changed)}
+    assert len(prints) == 5
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+IDENTIFIER = st.text(
+    st.characters(exclude_categories=["Cs", "Z", "C"]), min_size=1, max_size=5
+).filter(lambda text: text.split() == [text])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), compress=st.booleans())
+def test_any_text_survives(tmp_path, data, compress):
+    """Line breaks of Unicode, quotes, NUL, astral characters: all are text."""
+    texts = data.draw(st.dictionaries(IDENTIFIER, TEXT.filter(str.strip), min_size=1))
+    queries = data.draw(st.dictionaries(IDENTIFIER, TEXT.filter(str.strip), min_size=1))
+    rows = [(query, document, 1) for query in queries for document in texts]
+    shutil.rmtree(tmp_path / "set", ignore_errors=True)
+    documents = [Document(key, "", text) for key, text in texts.items()]
+    beir = write_beir(
+        tmp_path / "set", documents, queries.items(), {"train": rows}, compress
+    )
+    assert list(beir.documents()) == documents
+    assert beir.queries() == queries
+    assert beir.validate(["train"]).pairs == {"train": len(rows)}
+    assert len(beir.pairs("train")) == len(queries)
+
+
+HEADER = b"query-id\tcorpus-id\tscore\n"
+# What is broken -> (file, its bytes, what the message must hold).
+BROKEN = {
+    "no JSON": (
+        "corpus.jsonl",
+        b'{"_id": "d1", "text": "x"}\n{oops\n',
+        r"jsonl:2: not",
+    ),
+    "no object": ("corpus.jsonl", b"[1]\n", r"corpus.jsonl:1: no text under '_id'"),
+    "numeric id": ("corpus.jsonl", b'{"_id": 7, "text": "x"}', r"jsonl:1: .*'_id'"),
+    "id with a space": ("queries.jsonl", b'{"_id": "q 1", "text": "x"}', "'q 1'"),
+    "id empty": ("queries.jsonl", b'{"_id": "", "text": "x"}', "not empty"),
+    "text a number": ("corpus.jsonl", b'{"_id": "d1", "text": 7}', "text is 7"),
+    "text false": ("corpus.jsonl", b'{"_id": "d1", "text": false}', "text is False"),
+    "half a surrogate": (
+        "corpus.jsonl",
+        b'{"_id": "d1", "text": "\\ud800"}',
+        "jsonl:1: text holds half a surrogate",
+    ),
+    "not UTF-8": (
+        "corpus.jsonl",
+        b'\n{"_id": "d1", "text": "\xe9"}\n',
+        r"corpus.jsonl:2: byte 24 .* 0xe9, which is not UTF-8\. Convert",
+    ),
+    "empty corpus": ("corpus.jsonl", b"\n", "corpus.jsonl: holds no document"),
+    "no queries": ("queries.jsonl", b"", "queries.jsonl: holds no query"),
+    "empty document": (
+        "corpus.jsonl",
+        b'{"_id": "d1", "title": " ", "text": ""}\n',
+        r"corpus.jsonl:1: document 'd1' is empty",
+    ),
+    "empty query": (
+        "queries.jsonl",
+        b'{"_id": "q1", "text": " "}\n',
+        r"queries.jsonl:1: query 'q1' is empty",
+    ),
+    "document twice": (
+        "corpus.jsonl",
+        b'{"_id": "d1", "text": "x"}\n\n{"_id": "d1", "text": "y"}\n',
+        r"corpus.jsonl:3: id 'd1' occurs on an earlier line",
+    ),
+    "query twice": (
+        "queries.jsonl",
+        b'{"_id": "q1", "text": "x"}\n{"_id": "q1", "text": "x"}\n',
+        r"queries.jsonl:2: id 'q1' occurs",
+    ),
+    "no header": ("qrels/train.tsv", b"q1\td1\t1\n", r"train.tsv:1: .*header"),
+    "spaces for tabs": (
+        "qrels/train.tsv",
+        HEADER + b"q1 d1 1\n",
+        "train.tsv:2: .*tabs",
+    ),
+    "score a word": ("qrels/train.tsv", HEADER + b"q1\td1\tyes\n", r":2: .*'yes'"),
+    "judged twice": (
+        "qrels/train.tsv",
+        HEADER + b"q1\td1\t1\nq1\td1\t2\n",
+        r"train.tsv:3: query 'q1' and document 'd1' were judged",
+    ),
+    "no pair": ("qrels/train.tsv", HEADER + b"q1\td1\t0\n", "no pair is judged above"),
+    "unknown query": (
+        "qrels/train.tsv",
+        HEADER + b"q1\td1\t1\nq9\td1\t1\n",
+        r"train.tsv:3: query 'q9' is not in queries.jsonl\. Add it there, or",
+    ),
+    "unknown document": (
+        "qrels/train.tsv",
+        HEADER + b"q1\td1\t1\nq1\td9\t0\n",
+        r"train.tsv:3: document 'd9' is not in corpus.jsonl",
+    ),
+    "another set's qrels": (
+        "qrels/train.tsv",
+        HEADER + b"x1\td1\t1\n",
+        r"train.tsv:2: none of its queries \(the first is 'x1'\) is in queries.jsonl",
+    ),
+    "qrels not UTF-8": ("qrels/train.tsv", HEADER + b"q\xff\td1\t1\n", "train.tsv:2: "),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_bad_content_is_named_by_file_and_line(sound, case):
+    name, content, message = BROKEN[case]
+    (sound / name).write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        BeirDirectory(sound).validate()
+    assert caught.value.path == str(sound / name)
+
+
+def test_training_meets_the_same_errors_without_validate(sound):
+    (sound / "qrels" / "train.tsv").write_bytes(HEADER + b"q1\td9\t1\n")
+    with pytest.raises(DataError, match="train.tsv:2: document 'd9'"):
+        BeirDirectory(sound).pairs("train")
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl"])
+def test_a_missing_file_is_named_at_once(sound, name):
+    (sound / name).unlink()
+    with pytest.raises(DataError, match=f"{name}: missing"):
+        BeirDirectory(sound)
+
+
+def test_missing_qrels_are_named(sound):
+    beir = BeirDirectory(sound)
+    with pytest.raises(DataError, match=r"dev.tsv: missing.*splits here are: test, tr"):
+        beir.validate(["dev"])
+    shutil.rmtree(sound / "qrels")
+    with pytest.raises(DataError, match="qrels: missing"):
+        BeirDirectory(sound)
+    with pytest.raises(DataError, match="no such directory"):
+        BeirDirectory(sound / "nowhere")
+
+
+def test_a_stale_second_corpus_is_refused(sound):
+    with gzip.open(sound / "corpus.jsonl.gz", "wb") as file:
+        file.write((sound / "corpus.jsonl").read_bytes())
+    with pytest.raises(DataError, match="corpus.jsonl.gz is there too"):
+        BeirDirectory(sound)
+
+
+def test_a_truncated_gzip_file_is_named(tmp_path):
+    path = write_beir(tmp_path / "set", DOCUMENTS, QUERIES, QRELS, compress=True).path
+    packed = (path / "corpus.jsonl.gz").read_bytes()
+    (path / "corpus.jsonl.gz").write_bytes(packed[:-12])
+    with pytest.raises(DataError, match="corpus.jsonl.gz:.*broken gzip file"):
+        BeirDirectory(path).validate()
+
+
+@pytest.mark.parametrize(
+    "documents, queries, qrels, message",
+    [
+        ([], QUERIES, QRELS, "no such document"),
+        ([*DOCUMENTS, DOCUMENTS[0]], QUERIES, QRELS, "'d1' was given twice"),
+        ([Document("d 1", "", "x")], QUERIES, QRELS, "white space"),
+        ([Document("d1", " ", "")], QUERIES, QRELS, "'d1' is empty"),
+        ([Document("d1", "", "\ud800")], QUERIES, QRELS, "surrogate"),
+        (DOCUMENTS, [("q1", " ")], QRELS, "query 'q1' is empty"),
+        (DOCUMENTS, [*QUERIES, QUERIES[0]], QRELS, "'q1' was given twice"),
+        (DOCUMENTS, QUERIES, {"train": [("q9", "d1", 1)]}, "no such query"),
+        (DOCUMENTS, QUERIES, {"train": [("q1", "d1", 0.5)]}, "score is 0.5"),
+        (DOCUMENTS, QUERIES, {"train": [("q1", "d1", 1)] * 2}, "given twice"),
+        (DOCUMENTS, QUERIES, {"../x": [("q1", "d1", 1)]}, "split is '../x'"),
+        (DOCUMENTS, QUERIES, {}, "no judgement was given"),
+    ],
+)
+def test_the_writer_refuses_what_the_reader_would(
+    tmp_path, documents, queries, qrels, message
+):
+    with pytest.raises(InputError, match=message):
+        write_beir(tmp_path / "set", documents, queries, qrels)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,135 @@
+"""Pseudo-queries are prose of the document, the same whatever the order."""
+
+import random
+
+import pytest
+
+from tfdpsq.data.pseudo_queries import pseudo_pairs
+from tfdpsq.data.texts import Document
+from tfdpsq.validation import InputError
+
+PROSE = Document(
+    "p",
+    "The title",
+    "The castle was built in 1320 by a duke. It fell into ruin after the long war. "
+    "Today a museum shows what is left of it, and many people visit.",
+)
+DOCSTRING = Document(
+    "d",
+    "",
+    """This operation clips every gradient to a fixed norm before
+the average is taken.
+
+Args:
+  norm: The largest norm that a gradient may keep.
+  axis: int
+
+x : array_like of shape (n,)
+    The values that should be clipped here.
+
+Returns:
+  A tensor with clipped values.
+
+>>> clip(x, 3.0) is not None and this is a doctest
+True
+```python
+value = clip(gradient, norm=1.0)
+```
+""",
+)
+
+
+def pairs_of(document, seed=0, **kwargs):
+    return list(pseudo_pairs([document], seed, **kwargs))
+
+
+def test_sentences_of_prose_are_found():
+    found = {pair.query for pair in pairs_of(PROSE, per_document=10)}
+    assert found == {
+        "The castle was built in 1320 by a duke",
+        "It fell into ruin after the long war",
+        "Today a museum shows what is left of it, and many people visit",
+    }
+
+
+def test_code_headers_and_types_of_docstrings_are_passed_over():
+    found = {pair.query for pair in pairs_of(DOCSTRING, per_document=10)}
+    assert found == {
+        "This operation clips every gradient to a fixed norm before the average is "
+        "taken",
+        "The largest norm that a gradient may keep",
+        "The values that should be clipped here",
+        "A tensor with clipped values",
+    }
+
+
+def test_the_sentence_is_taken_out_of_the_document():
+    """Else a retriever could learn to match the words alone."""
+    for pair in pairs_of(PROSE, per_document=10):
+        assert pair.query not in pair.document
+        assert pair.document.startswith("The title ")
+        removed = len(pair.query.split())
+        assert len(pair.document.split()) == len(PROSE.content.split()) - removed or (
+            # A final stop may stand alone where clauses were cut.
+            len(pair.document.split()) == len(PROSE.content.split()) - removed + 1
+        )
+
+
+def test_a_short_document_is_given_whole():
+    (pair,) = pairs_of(PROSE, least_left=1000)
+    assert pair.document == PROSE.content
+    assert pair.query in pair.document
+
+
+def test_clauses_serve_where_sentences_are_too_long():
+    text = "although " + "very " * 30 + "slow, the method works on all of them"
+    (pair,) = pairs_of(Document("c", "", text), least_left=1)
+    assert pair.query == "the method works on all of them"
+
+
+@pytest.mark.parametrize("text", ["", "Too short.", "x = f(y) + g[z]; a_b == c_d(e)"])
+def test_documents_without_prose_give_no_pair(text):
+    assert pairs_of(Document("n", "title", text)) == []
+
+
+def test_the_choice_depends_on_seed_and_document_alone():
+    documents = [
+        Document(
+            f"d{i}", "", " ".join(f"Sentence {w} of text {i} here." for w in "abcdefgh")
+        )
+        for i in range(30)
+    ]
+    first = {p.document_id: p.query for p in pseudo_pairs(documents, 1)}
+    mixed = random.Random(0).sample(documents[:20], 20)
+    for pair in pseudo_pairs(mixed, 1):
+        assert first[pair.document_id] == pair.query
+    other = {p.document_id: p.query for p in pseudo_pairs(documents, 2)}
+    assert sum(first[key] != other[key] for key in first) > 15  # 7/8 of 30 expected.
+
+
+def test_ids_count_up_and_samples_of_a_document_differ():
+    pairs = list(pseudo_pairs([PROSE, DOCSTRING], 0, per_document=2))
+    assert [pair.query_id for pair in pairs] == [f"pseudo-{i}" for i in range(4)]
+    assert [pair.document_id for pair in pairs] == ["p", "p", "d", "d"]
+    assert len({pair.query for pair in pairs}) == 4
+
+
+def test_documents_are_streamed():
+    def endless():
+        while True:
+            yield PROSE
+
+    assert next(pseudo_pairs(endless(), 0)).document_id == "p"
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"per_document": 0}, "per_document is 0"),
+        ({"least_words": 9, "most_words": 8}, "least_words is 9 and most_words 8"),
+        ({"least_left": -1}, "least_left is -1"),
+    ],
+)
+def test_bad_bounds_are_refused_at_the_call(kwargs, message):
+    with pytest.raises(InputError, match=message):
+        pseudo_pairs([PROSE], 0, **kwargs)

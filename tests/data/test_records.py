@@ -1,0 +1,218 @@
+"""Synthetic sets survive the round trip, and damage to one never goes unseen."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+import tensorflow as tf
+
+from tfdpsq.data.beir import BeirDirectory
+from tfdpsq.data.files import sha256_of_file
+from tfdpsq.data.records import (
+    SyntheticQuery,
+    read_manifest,
+    read_synthetic,
+    verify,
+    write_synthetic,
+)
+from tfdpsq.data.texts import Pair
+from tfdpsq.validation import DataError, InputError
+
+PROVENANCE = {"model": "tiny", "seed": 7}
+CERTIFICATE = {"epsilon": 8.0, "unit": "query"}
+
+
+def make_rows(count=7):
+    """Two samples a document, as synthesis gives them."""
+    return [
+        SyntheticQuery(
+            f"genQ{i}", f"query é {i}", f"d{i // 2}", f"text {i // 2}", i % 2
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_synthetic(tmp_path / "set", make_rows(), PROVENANCE, CERTIFICATE, shards=3)
+    return tmp_path / "set"
+
+
+@pytest.mark.parametrize("shards", [1, 3, 9])
+def test_what_was_written_is_read_in_order(tmp_path, shards):
+    write_synthetic(tmp_path / "set", iter(make_rows()), PROVENANCE, None, shards)
+    assert list(read_synthetic(tmp_path / "set")) == make_rows()
+    names = sorted(os.listdir(tmp_path / "set" / "records"))
+    assert names[0] == f"synthetic-00000-of-{shards:05d}.tfrecord"
+    assert len(names) == shards
+
+
+def test_records_are_plain_examples_of_the_stated_schema(path):
+    """What a user's own tf.data pipeline does with the manifest alone."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    features = {
+        name: tf.io.FixedLenFeature([], kind)
+        for name, kind in manifest["schema"].items()
+    }
+    files = [str(path / shard["file"]) for shard in manifest["shards"]]
+    rows = [
+        tf.io.parse_single_example(data, features)
+        for data in tf.data.TFRecordDataset(files)
+    ]
+    assert {row["query_id"].numpy().decode() for row in rows} == {
+        f"genQ{i}" for i in range(7)
+    }
+    assert sum(int(row["sample"]) for row in rows) == 3
+    assert [shard["count"] for shard in manifest["shards"]] == [3, 2, 2]
+
+
+def test_the_same_set_lies_there_as_a_beir_directory(path):
+    beir = BeirDirectory(path / "beir")
+    assert beir.validate(["train"]).documents == 4
+    assert beir.pairs("train") == [
+        Pair(row.query_id, row.query, row.document_id, row.document)
+        for row in make_rows()
+    ]
+
+
+def test_manifest_and_certificate_say_what_was_given(path):
+    manifest = read_manifest(path)
+    assert manifest["count"] == 7
+    assert manifest["documents"] == 4
+    assert manifest["provenance"] == PROVENANCE
+    assert manifest["certificate"] == CERTIFICATE
+    assert json.loads((path / "certificate.json").read_text()) == CERTIFICATE
+    for name, digest in manifest["files"].items():
+        assert sha256_of_file(path / name) == digest
+    assert verify(path) == manifest
+
+
+def test_a_set_without_guarantee_has_no_certificate(tmp_path):
+    write_synthetic(tmp_path / "set", make_rows(), PROVENANCE, None)
+    assert not (tmp_path / "set" / "certificate.json").exists()
+    assert verify(tmp_path / "set")["certificate"] is None
+
+
+def test_fingerprint_depends_on_the_rows_alone(tmp_path):
+    def fingerprint(name, rows, shards):
+        return write_synthetic(tmp_path / name, rows, {}, None, shards)["fingerprint"]
+
+    base = fingerprint("a", make_rows(), 1)
+    assert fingerprint("b", make_rows()[::-1], 4) == base
+    other = [dataclasses.replace(make_rows()[0], query="other"), *make_rows()[1:]]
+    assert fingerprint("c", other, 1) != base
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path):
+    first = write_synthetic(tmp_path / "a", make_rows(), {}, None, 2)
+    assert write_synthetic(tmp_path / "b", make_rows(), {}, None, 2) == first
+
+
+def test_empty_queries_are_left_out_and_counted(tmp_path):
+    """A noisy generator may end at once; no later stage can use that."""
+    rows = make_rows()
+    rows[2] = dataclasses.replace(rows[2], query=" ")
+    manifest = write_synthetic(tmp_path / "set", rows, {}, None, 2)
+    assert manifest["empty_queries_left_out"] == 1
+    assert manifest["count"] == 6
+    assert list(read_synthetic(tmp_path / "set")) == rows[:2] + rows[3:]
+    assert "genQ2" not in BeirDirectory(tmp_path / "set" / "beir").queries()
+    empty = [dataclasses.replace(row, query="") for row in rows]
+    with pytest.raises(InputError, match="all 7 generated queries are empty; train"):
+        write_synthetic(tmp_path / "none", empty, {}, None)
+
+
+@pytest.mark.parametrize(
+    "part", ["records/synthetic-00001-of-00003.tfrecord", "beir/corpus.jsonl"]
+)
+def test_one_flipped_bit_is_found_before_any_query_is_given_out(path, part):
+    data = bytearray((path / part).read_bytes())
+    data[len(data) // 2] ^= 1
+    (path / part).write_bytes(data)
+    with pytest.raises(DataError, match=f"{part}: SHA-256 is .* altered or damaged"):
+        read_synthetic(path)
+
+
+def test_missing_and_foreign_files_are_found(path):
+    shard = path / "records" / "synthetic-00002-of-00003.tfrecord"
+    shard.rename(path / "records" / "other.tfrecord")
+    with pytest.raises(DataError, match="synthetic-00002-of-00003.tfrecord: missing"):
+        read_synthetic(path)
+    shard.write_bytes((path / "records" / "other.tfrecord").read_bytes())
+    with pytest.raises(DataError, match="other.tfrecord: is not in the manifest"):
+        read_synthetic(path)
+
+
+def test_a_certificate_that_was_changed_or_lost_is_found(path):
+    """A set whose stated epsilon was edited must not pass for the original."""
+    (path / "certificate.json").write_text('{"epsilon": 0.1, "unit": "query"}')
+    with pytest.raises(DataError, match="certificate.json: is not the certificate"):
+        read_manifest(path)
+    (path / "certificate.json").unlink()
+    with pytest.raises(DataError, match="do not release it"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{", "manifest.json: not JSON"),
+        ("[]", "not a JSON object"),
+        ('{"version": 99}', "version is 99"),
+        ('{"version": 1}', "schema is None"),
+    ],
+)
+def test_a_broken_manifest_is_named(path, content, message):
+    (path / "manifest.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_manifest(path)
+
+
+def test_a_missing_manifest_is_named(tmp_path):
+    with pytest.raises(DataError, match="manifest.json: cannot be read"):
+        read_synthetic(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"query_id": "q3"}, "query_id is 'q3'; synthetic queries are named genQ0"),
+        ({"query_id": "genQ0"}, "'genQ0' was given twice"),
+        ({"document": "changed"}, "'d1' .* comes with another content"),
+        ({"document": ""}, "'d1' .*(is empty|another content)"),
+    ],
+)
+def test_unsound_rows_leave_nothing_behind(tmp_path, change, message):
+    rows = make_rows()
+    rows[3] = dataclasses.replace(rows[3], **change)
+    with pytest.raises(InputError, match=message):
+        write_synthetic(tmp_path / "set", rows, {}, None)
+    assert os.listdir(tmp_path) == []
+
+
+def test_provenance_that_is_no_json_is_refused_before_generation(tmp_path):
+    def rows():
+        pytest.fail("generation began")
+        yield
+
+    with pytest.raises(InputError, match="provenance cannot be written as JSON"):
+        write_synthetic(tmp_path / "set", rows(), {"model": object()}, None)
+    with pytest.raises(InputError, match="certificate cannot be written as JSON"):
+        write_synthetic(tmp_path / "set", rows(), {}, {"epsilon": float("inf")})
+
+
+@pytest.mark.parametrize("words", [20, 20_000])
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, run_limited, words):
+    """TensorFlow's writer fails (long rows), or only the close does (short ones)."""
+    done = run_limited(
+        "from tfdpsq.data.records import SyntheticQuery, write_synthetic\n"
+        f"text = 'word ' * {words}\n"
+        "rows = (SyntheticQuery(f'genQ{i}', 'a query', f'd{i}', text, 0)\n"
+        "        for i in range(3000))\n"
+        "write_synthetic('set', rows, {}, None, shards=1)",
+        300_000,
+        tmp_path,
+    )
+    assert "InputError" in done.stderr and "Free space there" in done.stderr
+    assert os.listdir(tmp_path) == []

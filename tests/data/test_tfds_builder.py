@@ -1,0 +1,77 @@
+"""tfds.load reads any BEIR directory and keeps every query."""
+
+import pickle
+
+import pytest
+
+from tfdpsq.data.beir import write_beir
+from tfdpsq.data.texts import Document
+from tfdpsq.validation import DataError, InputError
+
+tfds = pytest.importorskip("tensorflow_datasets")
+import tfdpsq.data.tfds_builder  # noqa: E402, F401  (registers the data set)
+
+DOCUMENTS = [Document("d1", "Title", "é one"), Document("d2", "", "two")]
+# Three queries share a passage: TFDS's own beir builder would keep one.
+QUERIES = [("q1", "first"), ("q2", "second"), ("q3", "third"), ("q4", "held out")]
+QRELS = {
+    "train": [("q1", "d1", 1), ("q2", "d1", 1), ("q3", "d1", 2), ("q3", "d2", 1)],
+    "test": [("q4", "d2", 1), ("q4", "d1", 0)],
+}
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_beir(tmp_path / "set", DOCUMENTS, QUERIES, QRELS)
+
+
+def load(source, data_dir, split):
+    data = tfds.load(
+        "beir_directory",
+        split=split,
+        data_dir=data_dir,
+        builder_kwargs={"path": source.path},
+    )
+    return list(tfds.as_numpy(data))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_pair_is_loaded_in_order(source, tmp_path, split):
+    rows = load(source, tmp_path / "tfds", split)
+    assert [
+        tuple(
+            row[name].decode()
+            for name in ("query_id", "query", "document_id", "document")
+        )
+        for row in rows
+    ] == [
+        (pair.query_id, pair.query, pair.document_id, pair.document)
+        for pair in source.all_pairs(split)
+    ]
+    expected = [score for *_, score in QRELS[split] if score > 0]
+    assert [int(row["score"]) for row in rows] == expected
+
+
+def test_changed_files_are_prepared_anew(source, tmp_path):
+    assert load(source, tmp_path / "tfds", "test")[0]["document"] == b"two"
+    queries = source.path / "corpus.jsonl"
+    queries.write_text(queries.read_text().replace("two", "2"))
+    assert load(source, tmp_path / "tfds", "test")[0]["document"] == b"2"
+
+
+def test_builders_travel_to_other_processes(source, tmp_path):
+    builder = tfds.builder(
+        "beir_directory", data_dir=tmp_path / "tfds", path=source.path
+    )
+    copy = pickle.loads(pickle.dumps(builder))
+    assert copy.data_dir == builder.data_dir
+
+
+def test_errors_say_what_to_give(source, tmp_path):
+    builder = tfdpsq.data.tfds_builder.BeirDirectoryBuilder
+    with pytest.raises(InputError, match="needs a path"):
+        builder(data_dir=tmp_path)
+    with pytest.raises(InputError, match="takes no config"):
+        builder(path=source.path, config="other", data_dir=tmp_path)
+    with pytest.raises(DataError, match="no such directory"):
+        builder(path=tmp_path / "nowhere", data_dir=tmp_path)

@@ -1,0 +1,106 @@
+"""BM25 against its formula written out, and against the rules it states."""
+
+import collections
+import math
+import random
+
+import pytest
+
+from tfdpsq.evaluation import BM25
+from tfdpsq.evaluation.bm25 import words
+from tfdpsq.validation import InputError
+
+
+def _naive(documents, query, k1, b):
+    """Lucene's BM25 in float64, document by document."""
+    bags = {d: collections.Counter(words(text)) for d, text in documents.items()}
+    lengths = {d: sum(bag.values()) for d, bag in bags.items()}
+    mean = sum(lengths.values()) / len(lengths)
+    scores = {}
+    for document, bag in bags.items():
+        total = 0.0
+        for word in words(query):  # a repeated word counts again
+            df = sum(word in other for other in bags.values())
+            idf = math.log(1 + (len(bags) - df + 0.5) / (df + 0.5))
+            norm = k1 * (1 - b + b * lengths[document] / mean)
+            total += idf * bag[word] / (bag[word] + norm)
+        if total > 0:
+            scores[document] = total
+    return scores
+
+
+def _corpus(seed):
+    draw = random.Random(seed)
+    vocabulary = [f"word{n}" for n in range(40)] + ["the", "of", "Tensor", "naïve"]
+    weights = [1 / (n + 1) for n in range(len(vocabulary))]
+
+    def text(length):
+        return " ".join(draw.choices(vocabulary, weights, k=length))
+
+    documents = {f"d{n}": text(draw.randint(0, 60)) for n in range(50)}
+    queries = {f"q{n}": text(draw.randint(1, 8)) for n in range(20)}
+    return documents, queries
+
+
+@pytest.mark.parametrize(
+    ("seed", "k1", "b"), [(0, 1.5, 0.75), (1, 0.9, 0.4), (2, 2, 0)]
+)
+def test_equals_the_formula(seed, k1, b):
+    documents, queries = _corpus(seed)
+    run = BM25(documents, k1=k1, b=b).search(queries, k=len(documents))
+    for query_id, text in queries.items():
+        expected = _naive(documents, text, k1, b)
+        assert run.get(query_id, {}) == pytest.approx(expected, rel=2e-6)
+
+
+def test_top_k_is_the_head_of_the_full_ranking():
+    documents, queries = _corpus(3)
+    index = BM25(documents.items())
+    full, top = index.search(queries, k=50), index.search(queries, k=10)
+    for query_id, hits in top.items():
+        assert list(hits.items()) == list(full[query_id].items())[:10]
+        assert list(hits.values()) == sorted(hits.values(), reverse=True)
+
+
+def test_ties_at_the_cut_go_by_id_descending():
+    # Five equal documents: as strings d9 > d7 > d30 > d10 > d1.
+    documents = {d: "same words here" for d in ("d1", "d30", "d9", "d10", "d7")}
+    documents["other"] = "nothing alike"
+    hits = BM25(documents).search({"q": "words"}, k=3)["q"]
+    assert list(hits) == ["d9", "d7", "d30"]
+
+
+def test_documents_without_a_common_word_are_not_returned():
+    index = BM25({"a": "apples and pears", "b": "plums"})
+    run = index.search({"q": "apples", "none": "kiwi", "stop": "the of and"}, k=10)
+    assert list(run) == ["q"]
+    assert list(run["q"]) == ["a"]
+
+
+def test_words_are_lower_case_without_stop_words():
+    assert words("The L2-norm of Tensor_x is x") == ["l2", "norm", "tensor_x"]
+
+
+def test_empty_documents_are_allowed_but_not_a_corpus_of_them():
+    assert list(BM25({"a": "", "b": "word"}).search({"q": "word"})["q"]) == ["b"]
+    with pytest.raises(InputError, match="none of the 2 documents"):
+        BM25({"a": "", "b": "the"})
+    with pytest.raises(InputError, match="none of the 0 documents"):
+        BM25({})
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(InputError, match="k1 is 0"):
+        BM25({"a": "word"}, k1=0)
+    with pytest.raises(InputError, match="b is 2"):
+        BM25({"a": "word"}, b=2)
+    with pytest.raises(InputError, match="'a' comes twice"):
+        BM25([("a", "word"), ("a", "other")])
+    with pytest.raises(InputError, match="k is 0"):
+        BM25({"a": "word"}).search({"q": "word"}, k=0)
+
+
+def test_settings_say_what_scores_depend_on():
+    settings = BM25({"a": "word"}, k1=0.9, b=0.4).settings
+    assert (settings["k1"], settings["b"], settings["variant"]) == (0.9, 0.4, "lucene")
+    assert settings["library"].startswith("bm25s 0.")

@@ -1,0 +1,170 @@
+"""Ranking measures against trec_eval's rules written out in plain python."""
+
+import math
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from tfdpsq.evaluation import evaluate_run, ranked, rules
+from tfdpsq.validation import InputError
+
+METRICS = ("ndcg@10", "recall@10", "ndcg@3", "recall@1")
+
+
+def _float32(value):
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def _naive_order(hits):
+    """Best first: score as float32 descending, then id bytes descending."""
+    order = sorted(hits, key=lambda d: d.encode("utf-8"), reverse=True)
+    return sorted(order, key=lambda d: -_float32(hits[d]))  # stable
+
+
+def _naive(judgements, hits, metric):
+    """One query's value by trec_eval's rules, nothing shared with the library."""
+    name, k = metric.split("@")
+    k = int(k)
+    top = _naive_order(hits)[:k]
+    if name == "recall":
+        relevant = [d for d, r in judgements.items() if r > 0]
+        return sum(d in relevant for d in top) / len(relevant) if relevant else 0.0
+    gains = [max(judgements.get(d, 0), 0) for d in top]
+    ideal = sorted((max(r, 0) for r in judgements.values()), reverse=True)[:k]
+    dcg = sum(g / math.log2(rank + 2) for rank, g in enumerate(gains))
+    best = sum(g / math.log2(rank + 2) for rank, g in enumerate(ideal))
+    return dcg / best if best else 0.0
+
+
+def _random_case(seed):
+    draw = random.Random(seed)
+    # Ids whose order as strings is not their order as numbers, some beyond ASCII.
+    documents = [f"d{n}" for n in range(60)] + ["é1", "Z", "z", "𝛿"]
+    # Scores that tie as they are, and some that tie as float32 only.
+    scores = [0.0, -0.0, 0.5, 1.0, 1.0 + 1e-9, 1.0 - 1e-12, -3.25, 16777216.0]
+    scores += [16777217.0, draw.random()]
+    qrels, run = {}, {}
+    for n in range(20):
+        judged = draw.sample(documents, draw.randint(1, 30))
+        qrels[f"q{n}"] = {d: draw.choice([-1, 0, 0, 1, 2, 3]) for d in judged}
+        if n % 7 != 3:
+            found = draw.sample(documents, draw.randint(1, 40))
+            run[f"q{n}"] = {d: draw.choice(scores) for d in found}
+    run["not judged"] = {"d1": 1.0}
+    return qrels, run
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_equals_naive_trec_eval_on_random_runs_with_ties(seed):
+    qrels, run = _random_case(seed)
+    result = evaluate_run(qrels, run, METRICS)
+    for metric in METRICS:
+        expected = {q: _naive(qrels[q], run.get(q, {}), metric) for q in sorted(qrels)}
+        assert list(result.per_query) == list(expected)
+        got = [row[metric] for row in result.per_query.values()]
+        np.testing.assert_allclose(got, list(expected.values()), rtol=0, atol=1e-12)
+        assert result.means[metric] == pytest.approx(
+            sum(expected.values()) / len(expected), abs=1e-12
+        )
+        np.testing.assert_array_equal(result.values(metric), got)
+    assert result.missing == ("q10", "q17", "q3")
+    assert result.unjudged == ("not judged",)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ranked_is_the_order_trec_eval_scores(seed):
+    _, run = _random_case(seed)
+    for hits in run.values():
+        assert [document for document, _ in ranked(hits)] == _naive_order(hits)
+
+
+def test_ties_go_by_document_id_descending_as_strings():
+    # "d9" > "d10" as strings: the relevant d10 comes second, at 1/log2(3) of the
+    # ideal 1; by number it would come first.
+    result = evaluate_run({"q": {"d10": 1}}, {"q": {"d9": 1.0, "d10": 1.0}})
+    assert result.means["ndcg@10"] == pytest.approx(1 / math.log2(3), abs=1e-12)
+
+
+def test_scores_equal_as_float32_tie():
+    # 16777217 has no float32: it rounds to 16777216, so the id decides.
+    run = {"q": {"a": 16777217.0, "b": 16777216.0}}
+    result = evaluate_run({"q": {"a": 1}}, run, ["recall@1"])
+    assert result.means["recall@1"] == 0.0
+
+
+def test_gain_is_linear():
+    # DCG = 1/log2(2) + 3/log2(3); ideal = 3/log2(2) + 1/log2(3). With gains of
+    # 2^rel - 1 it would be (1 + 7/log2(3)) / (7 + 1/log2(3)).
+    result = evaluate_run({"q": {"a": 1, "b": 3}}, {"q": {"a": 2.0, "b": 1.0}})
+    third = 1 / math.log2(3)
+    assert result.means["ndcg@10"] == pytest.approx(
+        (1 + 3 * third) / (3 + third), abs=1e-12
+    )
+
+
+def test_recall_is_uncapped():
+    # 40 relevant, 10 of them on top: 10/40, not 10/min(10, 40).
+    qrels = {"q": {f"d{n}": 1 for n in range(40)}}
+    run = {"q": {f"d{n}": float(n) for n in range(40)}}
+    assert evaluate_run(qrels, run).means["recall@10"] == 0.25
+
+
+def test_missing_queries_count_as_zero_and_are_reported():
+    # A query without any hit in the run is missing too.
+    qrels = {"a": {"d": 1}, "b": {"d": 1}, "c": {"d": 1}, "e": {}}
+    result = evaluate_run(qrels, {"a": {"d": 1.0}, "b": {}})
+    assert result.means == {"ndcg@10": 0.25, "recall@10": 0.25}
+    assert result.missing == ("b", "c", "e")
+    assert result.without_relevant == ("e",)
+    assert "counts as 0" in result.rules["missing_queries"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e39, -1e39, "1", None])
+def test_a_score_that_cannot_be_ranked_is_refused(bad):
+    with pytest.raises(InputError, match=r"score of document 'd7' for query 'q1'"):
+        evaluate_run({"q1": {"d7": 1}}, {"q1": {"d7": bad}})
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.float64, np.int64, int])
+def test_numpy_scores_are_taken_as_the_numbers_they_are(kind):
+    run = {"q": {"a": kind(2), "b": kind(1)}}
+    assert evaluate_run({"q": {"a": 1}}, run).means["ndcg@10"] == 1.0
+
+
+def test_largest_float32_is_still_a_score():
+    largest = float(np.finfo(np.float32).max)
+    result = evaluate_run({"q": {"a": 1}}, {"q": {"a": largest, "b": 1.0}})
+    assert result.means["ndcg@10"] == 1.0
+
+
+def test_self_matches_are_kept_or_removed_as_told():
+    qrels, run = {"7": {"d": 1}}, {"7": {"7": 9.0, "d": 1.0}}
+    kept = evaluate_run(qrels, run)
+    removed = evaluate_run(qrels, run, ignore_identical_ids=True)
+    assert kept.means["ndcg@10"] == pytest.approx(1 / math.log2(3))
+    assert removed.means["ndcg@10"] == 1.0
+    assert kept.rules["self_matches"] == "kept"
+    assert "removed" in removed.rules["self_matches"]
+
+
+@pytest.mark.parametrize("metric", ["ndcg", "ndcg@0", "mrr@10", "ndcg@-1", "ndcg@x"])
+def test_unknown_metrics_name_the_known_ones(metric):
+    with pytest.raises(InputError, match=r"'ndcg@k' or 'recall@k'"):
+        evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, [metric])
+
+
+def test_run_of_other_queries_is_refused():
+    with pytest.raises(InputError, match="share no query id"):
+        evaluate_run({"q": {"d": 1}}, {"p": {"d": 1.0}})
+
+
+@pytest.mark.parametrize("relevance", [1.0, True, "1"])
+def test_relevance_is_an_integer(relevance):
+    with pytest.raises(InputError, match="relevance of document 'd' for query 'q'"):
+        evaluate_run({"q": {"d": relevance}}, {"q": {"d": 1.0}})
+
+
+def test_rules_name_the_evaluator_with_its_version():
+    assert rules()["evaluator"].startswith("pytrec-eval-terrier 0.")

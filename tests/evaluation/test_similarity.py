@@ -1,0 +1,79 @@
+"""Corpus BLEU: a value worked out by hand, several references, the signature."""
+
+import collections
+import math
+
+import pytest
+
+from tfdpsq.evaluation import corpus_bleu
+from tfdpsq.validation import InputError
+
+
+def _naive_bleu(hypotheses, references):
+    """BLEU-4 of Papineni et al. 2002 on lower-risk text: words by white space."""
+    matched, total = [0] * 4, [0] * 4
+    length = closest = 0
+    for hypothesis, several in zip(hypotheses, references):
+        words = hypothesis.split()
+        length += len(words)
+        closest += min(
+            (len(r.split()) for r in several), key=lambda n: (abs(n - len(words)), n)
+        )
+        for n in range(1, 5):
+
+            def grams(text, n=n):
+                t = text.split()
+                return collections.Counter(zip(*(t[i:] for i in range(n))))
+
+            best = collections.Counter()
+            for reference in several:
+                best |= grams(reference)
+            matched[n - 1] += sum((grams(hypothesis) & best).values())
+            total[n - 1] += max(len(words) - n + 1, 0)
+    logs = sum(math.log(m / t) for m, t in zip(matched, total)) / 4
+    return 100 * math.exp(min(0, 1 - closest / length) + logs)
+
+
+HYPOTHESES = ["the cat sat on the mat today", "returns the sum of all its inputs"]
+REFERENCES = [
+    ["the cat sat on the red mat", "a cat sat on the mat today"],
+    ["computes the sum of all its inputs now"],
+]
+
+
+def test_equals_the_definition_with_several_references():
+    got = corpus_bleu(HYPOTHESES, REFERENCES)
+    assert got.score == pytest.approx(_naive_bleu(HYPOTHESES, REFERENCES), abs=1e-9)
+    assert "nrefs:var" in got.signature
+
+
+def test_equals_the_definition_with_one_reference():
+    single = [several[0] for several in REFERENCES]
+    got = corpus_bleu(HYPOTHESES, single)
+    expected = _naive_bleu(HYPOTHESES, [[text] for text in single])
+    assert got.score == pytest.approx(expected, abs=1e-9)
+
+
+def test_signature_holds_every_setting_and_the_version():
+    signature = corpus_bleu(HYPOTHESES, HYPOTHESES).signature
+    assert signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+
+
+def test_exact_copies_score_100_and_empty_output_0():
+    assert corpus_bleu(HYPOTHESES, HYPOTHESES).score == pytest.approx(100)
+    assert corpus_bleu(["", ""], HYPOTHESES).score == 0
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "references", "message"),
+    [
+        ([], [], "0 hypotheses"),
+        (["a"], ["a", "b"], "1 hypotheses and 2 references"),
+        (["a"], [[]], r"references\[0\]"),
+        (["a"], [["a", " "]], "none may be empty"),
+        ("a", ["a"], "not one text"),
+    ],
+)
+def test_bad_input_is_refused(hypotheses, references, message):
+    with pytest.raises(InputError, match=message):
+        corpus_bleu(hypotheses, references)

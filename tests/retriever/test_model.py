@@ -1,0 +1,211 @@
+"""The two-tower model: what padding may change (nothing), training, saving."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
+
+from tfdpsq.retriever import TwoTower, collate, encode_pairs, load, make_batches, save
+from tfdpsq.validation import DataError, InputError
+
+
+def _batch(make_rows, tokenizer, n=6, weights=None, seed=0):
+    arrays = encode_pairs(make_rows(n, seed), tokenizer, 6, 12)
+    batch = collate(arrays, np.arange(n), weights)
+    return {name: tf.constant(array) for name, array in batch.items()}
+
+
+def _ids(lengths, width, seed=0):
+    """Random tokens everywhere, beyond the lengths too."""
+    draw = np.random.default_rng(seed)
+    return tf.constant(draw.integers(1, 60, (len(lengths), width)), tf.int32)
+
+
+def test_embeddings_are_float32_of_unit_length(make_model):
+    model = make_model()
+    lengths = tf.constant([3, 1, 8])
+    for encode in (model.encode_queries, model.encode_documents):
+        got = encode(_ids([3, 1, 8], 8), lengths)
+        assert (got.dtype, got.shape) == (tf.float32, (3, 12))
+        np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_padding_never_changes_an_embedding(make_model, make_config, version):
+    t5 = dataclasses.replace(make_config().t5, version=version)
+    model = make_model(t5=t5)
+    lengths = [1, 4, 7, 10]
+    ids = _ids(lengths, 10)
+    full = model.encode_documents(ids, tf.constant(lengths)).numpy()
+    for row, length in enumerate(lengths):
+        # Alone and cut to its tokens; then among 30 columns of other padding.
+        one = ids[row : row + 1, :length]
+        alone = model.encode_documents(one, tf.constant([length]))
+        wide = tf.concat([one, _ids([0], 30 - length, seed=9)], axis=1)
+        padded = model.encode_documents(wide, tf.constant([length]))
+        np.testing.assert_allclose(alone[0], full[row], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(padded[0], full[row], rtol=0, atol=1e-6)
+    # Real tokens do change it: the comparison above is not of constants.
+    changed = model.encode_documents((ids + 7) % 59 + 1, tf.constant(lengths))
+    assert np.abs(changed - full).max(axis=1).min() > 1e-2
+
+
+def test_a_text_of_padding_is_an_error_and_in_a_graph_no_nan(make_model):
+    model = make_model()
+    ids, lengths = _ids([2, 0], 4), tf.constant([2, 0])
+    with pytest.raises(InputError, match="row 1 of the mask holds padding only"):
+        model.encode_queries(ids, lengths)
+    got = tf.function(model.encode_queries, jit_compile=True)(ids, lengths)
+    assert not np.any(got[1])
+    np.testing.assert_allclose(np.linalg.norm(got[0]), 1, atol=1e-6)
+
+
+def test_row_losses_equal_float64_arithmetic_on_the_embeddings(
+    make_model, make_rows, tokenizer
+):
+    model = make_model(scale=7.0)
+    batch = _batch(make_rows, tokenizer)
+    q = model.encode_queries(batch["query_ids"], batch["query_lengths"])
+    d = model.encode_documents(batch["document_ids"], batch["document_lengths"])
+    scores = 7.0 * q.numpy().astype(np.float64) @ d.numpy().astype(np.float64).T
+    expected = np.log(np.exp(scores).sum(axis=1)) - np.diag(scores)
+    got = model.row_losses(batch)
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-5)
+    assert float(model.compute_loss(batch)) == pytest.approx(expected.mean(), rel=1e-5)
+
+
+def test_loss_is_the_mean_over_real_rows(make_model, make_rows, tokenizer):
+    model = make_model()
+    weights = np.array([1, 1, 1, 1, 0, 0], np.float32)
+    padded = _batch(make_rows, tokenizer, weights=weights)
+    plain = {name: value[:4] for name, value in padded.items()}
+    # Each row's own loss, and the mean over 4, not over 6.
+    losses = model.row_losses(padded)
+    np.testing.assert_allclose(losses[:4], model.row_losses(plain), atol=1e-5)
+    assert not np.any(losses[4:])
+    assert float(model.compute_loss(padded)) == pytest.approx(
+        float(tf.reduce_mean(losses[:4])), rel=1e-6
+    )
+
+
+def test_gradients_per_row_add_up_and_skip_padding(make_model, make_rows, tokenizer):
+    model = make_model()
+    weights = np.array([1, 1, 1, 0], np.float32)
+    batch = _batch(make_rows, tokenizer, n=4, weights=weights)
+    with tf.GradientTape(persistent=True) as tape:
+        losses = model.row_losses(batch)
+        rows = [losses[i] for i in range(4)]
+        total = tf.reduce_sum(losses)
+    variables = model.trainable_variables
+    summed = tape.gradient(total, variables)
+    each = [tape.gradient(row, variables) for row in rows]
+    for number, gradient in enumerate(summed):
+        dense = tf.convert_to_tensor(gradient)
+        parts = [tf.convert_to_tensor(row[number]) for row in each]
+        np.testing.assert_allclose(tf.add_n(parts), dense, rtol=1e-3, atol=2e-5)
+        assert not np.any(parts[3])
+    assert all(gradient is not None for gradient in summed)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_towers_share_weights_only_when_told(make_model, shared):
+    model = make_model(shared=shared)
+    tower = len(model.query_tower.trainable_variables)
+    assert len(model.trainable_variables) == (tower if shared else 2 * tower)
+    ids, lengths = _ids([5], 5), tf.constant([5])
+    gap = model.encode_queries(ids, lengths) - model.encode_documents(ids, lengths)
+    assert (float(tf.norm(gap)) < 1e-7) == shared
+
+
+def test_projection_has_no_bias(make_model):
+    tower = make_model().query_tower
+    assert [w.shape.as_list() for w in tower.get_layer("projection").weights] == [
+        [16, 12]
+    ]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_fit_learns_pairs_by_heart(make_model, make_rows, tokenizer, jit_compile):
+    model = make_model()
+    model.compile(tf.keras.optimizers.Adam(3e-3), jit_compile=jit_compile)
+    batches = make_batches(make_rows(16), tokenizer, 8, 6, 12, seed=0)
+    data = tf.data.Dataset.from_tensors(next(batches)).repeat()
+    history = model.fit(data, steps_per_epoch=20, epochs=2, verbose=0)
+    # Chance is log 8 = 2.08 nats.
+    assert history.history["loss"][-1] < 0.7
+
+
+def test_dropout_is_on_in_training_only(make_model, make_config, make_rows, tokenizer):
+    t5 = dataclasses.replace(make_config().t5, dropout=0.5)
+    model = make_model(t5=t5)
+    batch = _batch(make_rows, tokenizer)
+    still = [model.row_losses(batch).numpy() for _ in range(2)]
+    noisy = [model.row_losses(batch, training=True).numpy() for _ in range(2)]
+    np.testing.assert_array_equal(*still)
+    assert np.abs(noisy[0] - noisy[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_saves_and_loads_to_the_same_embeddings(make_model, tmp_path, shared):
+    model = make_model(seed=3, shared=shared)
+    # An optimizer's state is the trainer's business, and must not get in the way.
+    model.compile(tf.keras.optimizers.Adam())
+    save(model, tmp_path / "retriever")
+    tf.keras.utils.set_random_seed(4)
+    loaded = load(tmp_path / "retriever")
+    assert loaded.config == model.config
+    ids, lengths = _ids([5, 2], 5), tf.constant([5, 2])
+    for name in ("encode_queries", "encode_documents"):
+        np.testing.assert_array_equal(
+            getattr(loaded, name)(ids, lengths), getattr(model, name)(ids, lengths)
+        )
+    assert sorted(p.name.split(".")[0] for p in tmp_path.iterdir()) == ["retriever"]
+
+
+def test_saving_never_overwrites(make_model, tmp_path):
+    model = make_model()
+    save(model, tmp_path / "a")
+    before = (tmp_path / "a" / "weights.index").read_bytes()
+    with pytest.raises(InputError, match="a"):
+        save(make_model(seed=1), tmp_path / "a")
+    assert (tmp_path / "a" / "weights.index").read_bytes() == before
+
+
+def test_loading_says_what_is_wrong(make_model, make_config, tmp_path):
+    with pytest.raises(DataError, match="config.json: no retriever's config"):
+        load(tmp_path)
+    save(make_model(), tmp_path / "a")
+    config = tmp_path / "a" / "config.json"
+    config.write_text(make_config(embedding_dim=13).to_json())
+    with pytest.raises(DataError, match="not of this config"):
+        load(tmp_path / "a")
+    config.write_text(make_config(shared=False).to_json().replace("}", "", 1))
+    with pytest.raises(DataError, match="no retriever's config"):
+        load(tmp_path / "a")
+    config.write_text(make_config().to_json())
+    (tmp_path / "a" / "weights.index").unlink()
+    with pytest.raises(DataError, match="weights missing"):
+        load(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("scale", 0.0),
+        ("scale", -1.0),
+        ("scale", float("nan")),
+        ("embedding_dim", 0),
+        ("query_length", 0),
+        ("document_length", -5),
+        ("shared", "yes"),
+    ],
+)
+def test_bad_settings_are_named(make_config, field, value):
+    with pytest.raises(InputError, match=f"{field} is {value!r}"):
+        make_config(**{field: value})
+
+
+def test_model_is_a_tfrs_model(make_config):
+    assert issubclass(TwoTower, tfrs.models.Model)

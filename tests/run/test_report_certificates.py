@@ -1,0 +1,93 @@
+"""Certificates in words: the certificate's own numbers, and no promise beyond."""
+
+import html
+import math
+import re
+
+from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan
+from tfdpsq.run import report_certificates
+
+
+def _text(page):
+    """What a reader sees: no tags, one space between words."""
+    page = re.sub(r"<[^>]+>", " ", page)
+    return " ".join(html.unescape(page).split())
+
+
+def _certificate(epsilon):
+    spec = PrivacySpec(
+        epsilon=epsilon,
+        clip_norm=0.5,
+        n=2000,
+        batch_size=100,
+        steps=20,
+        accountant="rdp",
+    )
+    return make_certificate(
+        make_plan(spec),
+        15,
+        description="T5 fine-tuned on pydocs",
+        sensitivity_argument="each loss depends on one query",
+        training={},
+        fingerprints={},
+        private_reads=[{"what": "validation loss", "where": "finetune"}],
+    )
+
+
+def test_certificate_in_words_carries_the_certificates_numbers():
+    certificate = _certificate(2.0)
+    text = _text(report_certificates.in_words("T5", certificate))
+    epsilon = certificate["guarantee"]["epsilon"]
+
+    # 15 of 20 steps ran: less was spent than the target, and that is what counts.
+    assert epsilon < 2.0
+    assert f"e^ε = {math.exp(epsilon):.4g} times" in text
+    assert f"ε = {epsilon:.3g}, δ = 0.00025; the target was ε = 2" in text
+    assert "Steps executed 15 of 20 planned" in text
+    assert "each of 2,000 units with probability 0.05, 100 expected" in text
+    assert "add or remove one unit" in text
+    assert "each loss depends on one query" in text
+    assert "validation loss: finetune" in text
+    for line in certificate["not_covered"]:
+        assert line in text
+
+
+def test_certificate_without_privacy_or_without_numbers_promises_nothing():
+    for certificate in (
+        _certificate(math.inf),
+        {},
+        {"guarantee": {"epsilon": 1.0}},
+        {"guarantee": {"delta": 1e-5}},
+    ):
+        text = _text(report_certificates.in_words("T5", certificate))
+
+        assert "No guarantee (ε = ∞)" in text
+        assert "times as likely" not in text
+
+
+def test_what_no_guarantee_covers_is_said_once():
+    def item(extra):
+        guarantee = {"epsilon": 1.0, "delta": 1e-5}
+        lines = ["Documents are public.", extra]
+        return {
+            "name": extra,
+            "certificate": {"guarantee": guarantee, "not_covered": lines},
+        }
+
+    text = _text(report_certificates.all_in_words([item("Only A."), item("Only B.")]))
+
+    assert text.count("Documents are public.") == 1
+    assert text.index("Documents are public.") > text.rindex("Only B.")
+    assert "Not covered Only A." in text and "Not covered Only B." in text
+
+
+def test_releasing_several_artefacts_adds_up():
+    def item(epsilon, delta=1e-5):
+        guarantee = {"epsilon": epsilon, "delta": delta}
+        return {"name": "n", "certificate": {"guarantee": guarantee}}
+
+    both = _text(report_certificates.composition([item(8.0), item(4.5), item("inf")]))
+
+    assert "all 2 protected runs" in both
+    assert "ε = 12.5, δ = 2e-05" in both
+    assert report_certificates.composition([item(8.0), item("inf")]) == ""

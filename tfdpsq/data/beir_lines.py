@@ -1,0 +1,161 @@
+"""Reads the files of a BEIR directory line by line; every error names its line."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfdpsq.data.texts import text_problem
+from tfdpsq.validation import DataError
+
+_HEADER = ["query-id", "corpus-id", "score"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """A line of a qrels file.
+
+    Attributes:
+      line: its number, from 1.
+      query_id: id of the query.
+      document_id: id of the document.
+      score: above 0 is relevant.
+    """
+
+    line: int
+    query_id: str
+    document_id: str
+    score: int
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (line number from 1, text) of the lines that are not blank.
+
+    Raises:
+      DataError: bytes that are not UTF-8, or a broken gzip file.
+    """
+    line = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for raw in file:
+                line += 1
+                try:
+                    text = raw.decode("utf-8").rstrip("\r\n")
+                except UnicodeDecodeError as error:
+                    raise DataError(
+                        path,
+                        f"byte {error.start + 1} of the line is "
+                        f"0x{raw[error.start]:02x}, which is not UTF-8",
+                        "Convert the file to UTF-8, e.g. with iconv",
+                        line,
+                    ) from error
+                if text.strip():
+                    yield line, text
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            path, f"broken gzip file ({error})", "Copy or write it again", line + 1
+        ) from error
+
+
+def read_records(path: Path) -> Iterator[tuple[int, dict]]:
+    """Yields (line number, object) of a JSON-lines file, with a sound ``_id``.
+
+    Raises:
+      DataError: a line that is no JSON object, or whose ``_id`` is no id.
+    """
+    for line, text in read_lines(path):
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise DataError(
+                path,
+                f"not JSON ({error.msg}, column {error.colno}): {text[:60]!r}",
+                "Write one JSON object a line",
+                line,
+            ) from error
+        key = record.get("_id") if isinstance(record, dict) else None
+        if not isinstance(key, str):
+            raise DataError(
+                path,
+                f"no text under '_id': {text[:60]!r}",
+                'Write one JSON object a line, its id a string: {"_id": "7", ...}',
+                line,
+            )
+        problem = text_problem("_id", key, identifier=True)
+        if problem:
+            raise DataError(path, problem, "Give it another id", line)
+        yield line, record
+
+
+def text_field(path: Path, line: int, record: dict, field: str) -> str:
+    """Returns a field of a record; one that is absent or null is empty.
+
+    Raises:
+      DataError: it is no text.
+    """
+    value = record.get(field)
+    value = "" if value is None else value
+    problem = text_problem(field, value)
+    if problem:
+        raise DataError(path, problem, "Write a string of valid Unicode", line)
+    return value
+
+
+def duplicate(path: Path, key: str, line: int) -> DataError:
+    """Returns the error for an id that occurs twice."""
+    return DataError(
+        path,
+        f"id {key!r} occurs on an earlier line",
+        "Ids are unique; rename or remove one of the two",
+        line,
+    )
+
+
+def read_judgements(path: Path) -> Iterator[Judgement]:
+    """Yields the judgements of a qrels file.
+
+    Raises:
+      DataError: the header is missing, a line malformed or repeated.
+    """
+    seen: set[tuple[str, str]] = set()
+    lines = read_lines(path)
+    first = next(lines, (1, ""))[1]
+    if first.split("\t") != _HEADER:
+        raise DataError(
+            path,
+            f"the first line is {first!r}",
+            "It must be the header 'query-id<TAB>corpus-id<TAB>score'",
+            1,
+        )
+    for line, content in lines:
+        fields = content.split("\t")
+        if len(fields) != 3 or not fields[0] or not fields[1]:
+            raise DataError(
+                path,
+                f"{content!r} is not three fields separated by tabs",
+                "Write query-id<TAB>corpus-id<TAB>score",
+                line,
+            )
+        try:
+            row = Judgement(line, fields[0], fields[1], int(fields[2]))
+        except ValueError:
+            raise DataError(
+                path,
+                f"the score is {fields[2]!r}",
+                "Write an integer: 0 for irrelevant, 1 and above for relevant",
+                line,
+            ) from None
+        if (row.query_id, row.document_id) in seen:
+            raise DataError(
+                path,
+                f"query {row.query_id!r} and document {row.document_id!r} were "
+                "judged on an earlier line",
+                "Keep one of the lines",
+                line,
+            )
+        seen.add((row.query_id, row.document_id))
+        yield row

@@ -1,0 +1,348 @@
+"""Synthetic queries on disk: sharded TFRecords, a manifest, and a BEIR directory.
+
+A set is one directory that appears whole:
+
+    records/synthetic-00000-of-00004.tfrecord   tf.train.Example, see `SCHEMA`
+    beir/                                       the same set, split "train"
+    manifest.json                               counts, checksums, fingerprint
+    certificate.json                            the guarantee, where there is one
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq.data.beir_writer import BeirWriter
+from tfdpsq.data.files import atomic_directory, atomic_write, sha256_of_file
+from tfdpsq.data.texts import Document
+from tfdpsq.validation import DataError, InputError, positive_integer
+
+VERSION = 1
+
+# Feature -> type, as tf.io.parse_example names them.
+SCHEMA = {
+    "query_id": "string",
+    "query": "string",
+    "document_id": "string",
+    "document": "string",
+    "sample": "int64",
+}
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_REWRITE = "Delete the directory and run synthesis again"
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticQuery:
+    """One generated query and the public document it was generated from.
+
+    Attributes:
+      query_id: "genQ<n>", unique in its set.
+      query: the generated text.
+      document_id: id of the document.
+      document: its content (title and text).
+      sample: which of the document's samples this is, from 0.
+    """
+
+    query_id: str
+    query: str
+    document_id: str
+    document: str
+    sample: int
+
+
+def write_synthetic(
+    path: str | os.PathLike,
+    rows: Iterable[SyntheticQuery],
+    provenance: dict,
+    certificate: dict | None,
+    shards: int = 1,
+) -> dict:
+    """Writes a set of synthetic queries, all of it or nothing, in flat memory.
+
+    A model that trains under much noise may generate nothing at all for a
+    document. Such empty queries are of no use to a retriever and not allowed in a
+    BEIR directory; they are left out, counted in the manifest and logged.
+
+    Args:
+      path: the directory to make; it must not exist, or be empty.
+      rows: the queries, streamed. Row i goes to shard i modulo `shards`.
+      provenance: how they came about (model, settings, fingerprints); JSON.
+      certificate: the privacy certificate; None without a guarantee.
+      shards: number of TFRecord files.
+
+    Returns:
+      The manifest.
+
+    Raises:
+      InputError: a row is unsound (id other than genQ<n>, repeated id, one
+        document id with two contents), all queries are empty, `provenance` or
+        `certificate` are not JSON, or the disk is full.
+    """
+    positive_integer("shards", shards)
+    for name, value in (("provenance", provenance), ("certificate", certificate)):
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{name} cannot be written as JSON: {error}.") from error
+    with atomic_directory(path) as partial:
+        manifest = _write(partial, rows, shards)
+        manifest["provenance"] = provenance
+        manifest["certificate"] = certificate
+        if certificate is not None:
+            _write_json(partial / "certificate.json", certificate)
+        _write_json(partial / "manifest.json", manifest)
+    if manifest["empty_queries_left_out"]:
+        logging.warning(
+            "%s: %d of %d generated queries are empty and were left out",
+            path,
+            manifest["empty_queries_left_out"],
+            manifest["empty_queries_left_out"] + manifest["count"],
+        )
+    return manifest
+
+
+def read_manifest(path: str | os.PathLike) -> dict:
+    """Returns the manifest of a set, after checking its form and certificate.
+
+    Cheap: does not read the queries. `verify` does.
+
+    Raises:
+      DataError: the manifest is missing, malformed or of another version, or
+        ``certificate.json`` is not the certificate it was written with.
+    """
+    file = Path(path) / "manifest.json"
+    manifest = _read_json(file)
+    found = manifest.get("version")
+    if found != VERSION:
+        raise DataError(
+            file, f"version is {found!r}", f"This tfdpsq reads version {VERSION}"
+        )
+    if manifest.get("schema") != SCHEMA:
+        raise DataError(file, f"schema is {manifest.get('schema')!r}", _REWRITE)
+    for key, kind in (
+        ("count", int),
+        ("fingerprint", str),
+        ("files", dict),
+        ("shards", list),
+        ("provenance", dict),
+    ):
+        if not isinstance(manifest.get(key), kind):
+            raise DataError(file, f"{key} is {manifest.get(key)!r}", _REWRITE)
+    beside = Path(path) / "certificate.json"
+    held = manifest.get("certificate")
+    if (held is None) == beside.exists() or (
+        held is not None and _read_json(beside) != held
+    ):
+        raise DataError(
+            beside,
+            "is not the certificate the manifest holds",
+            "The guarantee of this set is unclear: do not release it. " + _REWRITE,
+        )
+    return manifest
+
+
+def verify(path: str | os.PathLike) -> dict:
+    """Checks every file of a set against its manifest, and returns the manifest.
+
+    Raises:
+      DataError: a file is missing, altered, or one too many; names it.
+    """
+    root = Path(path)
+    manifest = read_manifest(root)
+    listed = manifest["files"]
+    for name, expected in listed.items():
+        if not (root / name).is_file():
+            raise DataError(root / name, "missing", _REWRITE)
+        found = sha256_of_file(root / name)
+        if found != expected:
+            raise DataError(
+                root / name,
+                f"SHA-256 is {found[:12]}..., the manifest says {expected[:12]}...: "
+                "the file was altered or damaged",
+                "Copy it again from where it was made. " + _REWRITE,
+            )
+    extra = set(_data_files(root)) - set(listed)
+    if extra:
+        raise DataError(
+            root / min(extra), "is not in the manifest", "Remove it. " + _REWRITE
+        )
+    return manifest
+
+
+def read_synthetic(path: str | os.PathLike) -> Iterator[SyntheticQuery]:
+    """Streams the queries in the order they were written.
+
+    All checksums are verified before the first query is given out.
+
+    Raises:
+      DataError: a file is missing or altered; names it.
+    """
+    root = Path(path)
+    manifest = verify(root)
+    return _rows(root, manifest)
+
+
+def _write(directory: Path, rows: Iterable[SyntheticQuery], shards: int) -> dict:
+    (directory / "records").mkdir()
+    (directory / "beir").mkdir()
+    names = [
+        f"records/synthetic-{shard:05d}-of-{shards:05d}.tfrecord"
+        for shard in range(shards)
+    ]
+    counts = [0] * shards
+    documents: dict[bytes, bytes] = {}
+    total = written = empty = 0
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_full_disk_as_os_error())
+        writers = [
+            stack.enter_context(tf.io.TFRecordWriter(str(directory / name)))
+            for name in names
+        ]
+        beir = stack.enter_context(BeirWriter(directory / "beir"))
+        for row in rows:
+            number = row.query_id[4:]
+            if not (row.query_id.startswith("genQ") and number.isdecimal()):
+                raise InputError(
+                    f"query_id is {row.query_id!r}; synthetic queries are named "
+                    "genQ0, genQ1, ..."
+                )
+            if not row.query.strip():
+                empty += 1
+                continue
+            _once(documents, row, beir)
+            beir.add_query(row.query_id, row.query)
+            beir.add_judgement("train", row.query_id, row.document_id, 1)
+            data = _example(row)
+            total += int.from_bytes(hashlib.sha256(data).digest(), "big")
+            writers[written % shards].write(data)
+            counts[written % shards] += 1
+            written += 1
+        if empty and not written:
+            raise InputError(
+                f"all {empty} generated queries are empty; train the generator "
+                "longer, or with less noise."
+            )
+    return {
+        "version": VERSION,
+        "schema": SCHEMA,
+        "count": written,
+        "documents": len(documents),
+        "empty_queries_left_out": empty,
+        "fingerprint": f"{total % (1 << 256):064x}",
+        "shards": [
+            {"file": name, "count": count} for name, count in zip(names, counts)
+        ],
+        "files": {
+            name: sha256_of_file(directory / name) for name in _data_files(directory)
+        },
+    }
+
+
+def _once(documents: dict[bytes, bytes], row: SyntheticQuery, beir: BeirWriter) -> None:
+    """Adds a row's document where it is new; keeps hashes alone in memory."""
+    key = hashlib.blake2b(row.document_id.encode(), digest_size=16).digest()
+    content = hashlib.blake2b(row.document.encode(), digest_size=16).digest()
+    held = documents.setdefault(key, content)
+    if held != content:
+        raise InputError(
+            f"document {row.document_id!r} (query {row.query_id!r}) comes with "
+            "another content than before; ids of documents are unique."
+        )
+    if not beir.has_document(row.document_id):
+        beir.add_document(Document(row.document_id, "", row.document))
+
+
+def _example(row: SyntheticQuery) -> bytes:
+    def text(value: str) -> tf.train.Feature:
+        return tf.train.Feature(
+            bytes_list=tf.train.BytesList(value=[value.encode("utf-8")])
+        )
+
+    sample = tf.train.Feature(int64_list=tf.train.Int64List(value=[row.sample]))
+    feature = {
+        "query_id": text(row.query_id),
+        "query": text(row.query),
+        "document_id": text(row.document_id),
+        "document": text(row.document),
+        "sample": sample,
+    }
+    example = tf.train.Example(features=tf.train.Features(feature=feature))
+    # Maps of a message have no order of their own, and checksums need one.
+    return example.SerializeToString(deterministic=True)
+
+
+def _rows(root: Path, manifest: dict) -> Iterator[SyntheticQuery]:
+    files = [root / shard["file"] for shard in manifest["shards"]]
+    streams = [tf.data.TFRecordDataset(str(file)).as_numpy_iterator() for file in files]
+    for index in range(manifest["count"]):
+        shard = index % len(files)
+        try:
+            feature = tf.train.Example.FromString(next(streams[shard])).features.feature
+            yield SyntheticQuery(
+                *(
+                    feature[name].bytes_list.value[0].decode("utf-8")
+                    for name in ("query_id", "query", "document_id", "document")
+                ),
+                sample=feature["sample"].int64_list.value[0],
+            )
+        except (StopIteration, IndexError, ValueError, tf.errors.OpError) as error:
+            # Checksums were right, so the set was written wrongly.
+            raise DataError(
+                files[shard],
+                f"record {index // len(files)} is not a synthetic query ({error})",
+                _REWRITE,
+            ) from error
+
+
+@contextlib.contextmanager
+def _full_disk_as_os_error() -> Iterator[None]:
+    """Gives TensorFlow's write errors the type that `atomic_directory` explains."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        for number in _FULL:
+            if os.strerror(number).lower() in str(error).lower():
+                raise OSError(number, os.strerror(number)) from error
+        raise
+
+
+def _data_files(root: Path) -> list[str]:
+    """Returns what a set holds besides manifest and certificate, sorted."""
+    return sorted(
+        file.relative_to(root).as_posix()
+        for folder in ("records", "beir")
+        for file in (root / folder).rglob("*")
+        if file.is_file()
+    )
+
+
+def _write_json(file: Path, value: dict) -> None:
+    atomic_write(file, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def _read_json(file: Path) -> dict:
+    try:
+        value = json.loads(file.read_bytes())
+    except OSError as error:
+        raise DataError(
+            file,
+            f"cannot be read ({error.strerror})",
+            "Give the directory that synthesis wrote",
+        ) from error
+    except ValueError as error:
+        raise DataError(file, f"not JSON ({error})", _REWRITE) from error
+    if not isinstance(value, dict):
+        raise DataError(file, "not a JSON object", _REWRITE)
+    return value

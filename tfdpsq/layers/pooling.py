@@ -1,0 +1,78 @@
+"""From hidden states, one vector per token, to one vector per text."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdpsq.validation import InputError
+
+
+@tf.keras.utils.register_keras_serializable("tfdpsq")
+class MaskedMeanPooling(tf.keras.layers.Layer):
+    """Mean of the hidden states of real tokens; padding has no part in it.
+
+    | a row of the mask  | result                                              |
+    |--------------------|-----------------------------------------------------|
+    | n ≥ 1 tokens       | mean of those n hidden states                       |
+    | padding only       | run eagerly: `InputError`; in a graph or XLA: zeros |
+
+    A graph cannot raise under XLA, so a row of nothing gives zeros there, with
+    zero gradients: wrong to use, but never a NaN that spreads to other rows.
+
+    The mean is taken in float32 whatever the global policy: a sum over hundreds
+    of tokens loses digits in bfloat16. Pass `dtype` to decide otherwise.
+    """
+
+    def __init__(self, **kwargs):
+        """Makes the layer; arguments are those of `tf.keras.layers.Layer`."""
+        kwargs.setdefault("dtype", "float32")
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def call(self, hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        """Pools over the second axis.
+
+        Args:
+          hidden: [B, L, D] floating point.
+          mask: [B, L] bool or number, non-zero where a token is real.
+
+        Returns:
+          [B, D] in the layer's compute dtype.
+
+        Raises:
+          InputError: shapes that do not fit each other; eagerly also a row
+            without a real token.
+        """
+        if mask is None:
+            raise InputError("mask is None; give [B, L], non-zero at real tokens.")
+        mask = tf.convert_to_tensor(mask)
+        if (
+            hidden.shape.rank != 3
+            or mask.shape.rank != 2
+            or not hidden.shape[:2].is_compatible_with(mask.shape)
+        ):
+            raise InputError(
+                f"hidden has shape {hidden.shape} and mask {mask.shape}; they must be "
+                "[B, L, D] and [B, L]."
+            )
+        real = tf.not_equal(mask, tf.zeros_like(mask))
+        if tf.executing_eagerly():
+            empty = tf.where(~tf.reduce_any(real, axis=1))
+            if len(empty):
+                raise InputError(
+                    f"row {int(empty[0, 0])} of the mask holds padding only; every "
+                    "text needs at least one token (an empty one has its EOS)."
+                )
+        # `where`, not a product: a NaN or Inf at padding would survive times 0.
+        kept = tf.where(real[:, :, tf.newaxis], hidden, tf.zeros_like(hidden))
+        count = tf.reduce_sum(tf.cast(real, hidden.dtype), axis=1, keepdims=True)
+        return tf.reduce_sum(kept, axis=1) / tf.maximum(count, 1)
+
+    def compute_mask(self, inputs, mask=None) -> None:
+        """No mask: what comes out has no token axis."""
+        return None
+
+    def compute_output_shape(self, input_shape) -> tf.TensorShape:
+        """[B, L, D] gives [B, D]."""
+        shape = tf.TensorShape(input_shape)
+        return tf.TensorShape([shape[0], shape[2]])

@@ -1,0 +1,106 @@
+"""Texts to embeddings, a corpus at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+from tqdm import tqdm
+
+from tfdpsq.retriever.model import TwoTower
+from tfdpsq.validation import InputError, one_of, positive_integer
+
+# Batches that are sorted by length together, so that padding is little. The
+# memory for token ids stays at this many batches.
+_WINDOW = 16
+
+
+class Encodes(Protocol):
+    """What is needed of a tokenizer."""
+
+    def encode(self, texts, length: int):
+        """[B] strings to ids [B, length] and lengths [B], both int32."""
+
+
+def encode_texts(
+    model: TwoTower,
+    texts: Iterable[str],
+    tokenizer: Encodes,
+    kind: str,
+    batch_size: int = 128,
+    total: int | None = None,
+    progress: bool = True,
+    jit_compile: bool = False,
+) -> np.ndarray:
+    """Embeds texts in batches of one size, by a function compiled once.
+
+    Texts of like length share a batch, which is cut to its longest text; padding
+    never changes an embedding (beyond rounding, below 1e-6). The order of the
+    result is that of the texts. Under XLA every batch has the full length instead,
+    as each new shape would compile anew.
+
+    Args:
+      model: the retriever.
+      texts: N of them, streamed.
+      tokenizer: the model's tokenizer.
+      kind: "query" or "document": the tower, and the length texts are cut to.
+      batch_size: texts at a time.
+      total: N where known, for the remaining time in the progress bar.
+      progress: whether to show a progress bar with its rate.
+      jit_compile: compile with XLA.
+
+    Returns:
+      [N, D] float32 of unit length, in the order of `texts`.
+
+    Raises:
+      InputError: unknown kind, batch_size below 1, or no text at all.
+    """
+    one_of("kind", kind, ("query", "document"))
+    positive_integer("batch_size", batch_size)
+    is_query = kind == "query"
+    length = model.config.query_length if is_query else model.config.document_length
+    embed = tf.function(
+        model.encode_queries if is_query else model.encode_documents,
+        input_signature=[
+            tf.TensorSpec([batch_size, length if jit_compile else None], tf.int32),
+            tf.TensorSpec([batch_size], tf.int32),
+        ],
+        jit_compile=jit_compile,
+    )
+    stream = iter(texts)
+    parts = []
+    with tqdm(
+        total=total, desc=f"embed {kind}s", unit="text", disable=not progress
+    ) as bar:
+        while window := list(itertools.islice(stream, batch_size * _WINDOW)):
+            ids, lengths = (np.asarray(a) for a in tokenizer.encode(window, length))
+            vectors = np.empty([len(window), model.config.embedding_dim], np.float32)
+            for rows, batch_ids, batch_lengths in _batches(
+                ids, lengths, batch_size, trim=not jit_compile
+            ):
+                vectors[rows] = embed(batch_ids, batch_lengths).numpy()[: len(rows)]
+                bar.update(len(rows))
+            parts.append(vectors)
+    if not parts:
+        raise InputError(f"there is no {kind} to embed; give at least one text.")
+    return np.concatenate(parts)
+
+
+def _batches(
+    ids: np.ndarray, lengths: np.ndarray, batch_size: int, trim: bool
+) -> Iterator[tuple[np.ndarray, tf.Tensor, tf.Tensor]]:
+    # Longest first: memory is at its peak, and fails if it must, at once.
+    order = np.argsort(-lengths, kind="stable")
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        # A short last batch is filled by repeating its first text.
+        filled = np.concatenate([rows, np.repeat(rows[:1], batch_size - len(rows))])
+        width = int(lengths[filled].max()) if trim else ids.shape[1]
+        yield (
+            rows,
+            tf.constant(ids[filled, :width], tf.int32),
+            tf.constant(lengths[filled], tf.int32),
+        )

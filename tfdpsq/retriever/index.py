@@ -1,0 +1,257 @@
+"""Nearest documents by inner product, exact by default.
+
+TFRS's own `ScaNN` layer always partitions and quantises. The paper searches with
+ScaNN's brute force, which `ScannBruteForce` gives as a layer of the same kind;
+TFRS's `BruteForce`, `Streaming` and `ScaNN` work on the same embeddings.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
+from absl import logging
+
+from tfdpsq.validation import InputError, one_of, positive_integer
+
+KINDS = ("scann_brute_force", "brute_force", "streaming", "scann")
+
+
+class ScannBruteForce(tfrs.layers.factorized_top_k.TopK):
+    """Exact top k by inner product through ScaNN, without quantisation."""
+
+    def __init__(
+        self,
+        query_model: tf.keras.Model | None = None,
+        k: int = 10,
+        name: str | None = None,
+    ):
+        """Makes an empty index.
+
+        Args:
+          query_model: turns what `call` is given into query embeddings; `None` if
+            that is embeddings already.
+          k: documents returned unless `call` says otherwise.
+          name: of the layer.
+
+        Raises:
+          ImportError: scann is not installed.
+          InputError: k below 1.
+        """
+        super().__init__(k=positive_integer("k", k), name=name)
+        _scann_ops()  # Fail here, not at the first search.
+        self.query_model = query_model
+        self._searcher_state = None
+        self._identifiers = None
+        self._size = 0
+
+    def index(
+        self, candidates: tf.Tensor, identifiers: tf.Tensor | None = None
+    ) -> ScannBruteForce:
+        """Builds the index, in place of an earlier one.
+
+        Args:
+          candidates: [N, D] float32 document embeddings.
+          identifiers: [N] of any dtype, or `None` for row numbers.
+
+        Returns:
+          The layer itself.
+
+        Raises:
+          InputError: shapes that do not fit, or no candidate.
+        """
+        candidates = tf.cast(tf.convert_to_tensor(candidates), tf.float32)
+        if candidates.shape.rank != 2 or not candidates.shape[0]:
+            raise InputError(
+                f"candidates have shape {candidates.shape}; they must be [N, D] with N "
+                "of at least 1."
+            )
+        size = int(candidates.shape[0])
+        if identifiers is None:
+            identifiers = tf.range(size)
+        identifiers = tf.convert_to_tensor(identifiers)
+        if identifiers.shape != [size]:
+            raise InputError(
+                f"identifiers have shape {identifiers.shape}; they must be [{size}], "
+                "one per candidate."
+            )
+        builder = _scann_ops().builder(candidates, min(self._k, size), "dot_product")
+        # A name of its own, or two indexes would share one searcher.
+        searcher = builder.score_brute_force(quantize=False).build(
+            shared_name=f"{self.name}/{uuid.uuid4()}"
+        )
+        self._searcher_state = searcher.serialize_to_module()
+        self._identifiers = tf.Variable(identifiers, trainable=False)
+        self._size = size
+        self._reset_tf_function_cache()
+        return self
+
+    def call(
+        self, queries: tf.Tensor, k: int | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Finds the k best candidates of each query.
+
+        Args:
+          queries: [Q, D] float32 embeddings, or what `query_model` takes.
+          k: candidates to return; if above N, all N come back and a warning is
+            logged.
+
+        Returns:
+          scores: [Q, k] float32 inner products, descending.
+          identifiers: [Q, k]. Which of equal scores comes first is not defined.
+
+        Raises:
+          InputError: `index` was not called, or k below 1.
+        """
+        if self._searcher_state is None:
+            raise InputError("the index is empty; call index(candidates) first.")
+        k = _at_most(positive_integer("k", self._k if k is None else k), self._size)
+        if self.query_model is not None:
+            queries = self.query_model(queries)
+        searcher = _scann_ops().searcher_from_module(self._searcher_state)
+        found = searcher.search_batched_parallel(queries, final_num_neighbors=k)
+        shape = [queries.shape[0], k]
+        rows = tf.ensure_shape(found.indices, shape)
+        scores = tf.ensure_shape(found.distances, shape)
+        return scores, tf.gather(self._identifiers, rows)
+
+    def is_exact(self) -> bool:
+        """True: every candidate is scored, in float32."""
+        return True
+
+
+def search(
+    query_embeddings: np.ndarray,
+    document_embeddings: np.ndarray,
+    ids: Sequence[str],
+    k: int,
+    kind: str = "scann_brute_force",
+    batch_size: int = 1024,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k best documents of each query.
+
+    Args:
+      query_embeddings: [Q, D] float32.
+      document_embeddings: [N, D] float32.
+      ids: N document ids, in the order of the embeddings.
+      k: documents per query; if above N, all N come back and a warning is logged.
+      kind: "scann_brute_force" (exact), "brute_force" and "streaming" (exact,
+        TFRS's), or "scann" (approximate: TFRS's partitioned, quantised ScaNN).
+      batch_size: queries at a time, or documents at a time for "streaming".
+
+    Returns:
+      scores: [Q, k] float32 inner products, best first. "scann" alone may find
+        fewer than k: such places hold the id "" and the score -inf.
+      ids: [Q, k] object array of str.
+
+    Raises:
+      InputError: unknown kind, shapes that do not fit, embeddings that are not
+        finite, k or batch_size below 1.
+      ImportError: scann is needed and not installed.
+    """
+    one_of("kind", kind, KINDS)
+    positive_integer("batch_size", batch_size)
+    queries = _checked("query_embeddings", query_embeddings)
+    documents = _checked("document_embeddings", document_embeddings)
+    if queries.shape[1] != documents.shape[1] or len(ids) != len(documents):
+        raise InputError(
+            f"query_embeddings {queries.shape}, document_embeddings {documents.shape} "
+            f"and {len(ids)} ids do not fit: they must be [Q, D], [N, D] and N."
+        )
+    k = _at_most(positive_integer("k", k), len(documents))
+    layer = _built(kind, documents, k, batch_size)
+    found = [
+        layer(tf.constant(queries[start : start + batch_size]), k=k)
+        for start in range(0, len(queries), batch_size)
+    ]
+    scores = np.concatenate([part[0].numpy() for part in found])
+    rows = np.concatenate([part[1].numpy() for part in found])
+    # ScaNN marks a place it could not fill by NaN.
+    empty = np.isnan(scores)
+    names = np.array(list(ids), dtype=object)[np.where(empty, 0, rows)]
+    names[empty] = ""
+    return np.where(empty, -np.inf, scores).astype(np.float32), names
+
+
+def as_run(
+    query_ids: Sequence[str], scores: np.ndarray, ids: np.ndarray
+) -> dict[str, dict[str, float]]:
+    """What `search` found, as a run: query id -> {document id: score}.
+
+    Args:
+      query_ids: Q ids, in the order of the rows.
+      scores: [Q, k].
+      ids: [Q, k]; "" is left out.
+
+    Raises:
+      InputError: not as many rows as ids.
+    """
+    if not len(query_ids) == len(scores) == len(ids):
+        raise InputError(
+            f"{len(query_ids)} query ids, {len(scores)} rows of scores and {len(ids)} "
+            "of ids; give one row per query."
+        )
+    return {
+        query_id: {
+            str(document_id): float(score)
+            for document_id, score in zip(ids[row], scores[row])
+            if document_id != ""
+        }
+        for row, query_id in enumerate(query_ids)
+    }
+
+
+def _built(
+    kind: str, documents: np.ndarray, k: int, batch_size: int
+) -> tfrs.layers.factorized_top_k.TopK:
+    layers = tfrs.layers.factorized_top_k
+    if kind == "streaming":
+        data = tf.data.Dataset.from_tensor_slices(documents).batch(batch_size)
+        return layers.Streaming(k=k).index_from_dataset(data)
+    if kind == "brute_force":
+        return layers.BruteForce(k=k).index(tf.constant(documents))
+    if kind == "scann":
+        _scann_ops()
+        # The square root of N leaves of the square root of N documents each, a
+        # quarter of them searched, and the best rescored exactly.
+        leaves = max(1, math.isqrt(len(documents)))
+        layer = layers.ScaNN(
+            k=k,
+            num_leaves=leaves,
+            num_leaves_to_search=max(1, leaves // 4),
+            num_reordering_candidates=min(len(documents), max(10 * k, 100)),
+        )
+        return layer.index(tf.constant(documents))
+    return ScannBruteForce(k=k).index(documents)
+
+
+def _scann_ops() -> Any:
+    try:
+        from scann import scann_ops
+    except ImportError as error:
+        raise ImportError(
+            "Searching with ScaNN needs scann: pip install scann==1.3.0 (Linux, built "
+            "for TensorFlow 2.15). Or search with kind='brute_force', equally exact."
+        ) from error
+    return scann_ops
+
+
+def _at_most(k: int, size: int) -> int:
+    if k > size:
+        logging.warning("k is %d but there are %d documents; returning all.", k, size)
+    return min(k, size)
+
+
+def _checked(name: str, embeddings: np.ndarray) -> np.ndarray:
+    array = np.ascontiguousarray(embeddings, dtype=np.float32)
+    if array.ndim != 2 or not len(array):
+        raise InputError(f"{name} has shape {array.shape}; it must be [rows, D].")
+    if not np.isfinite(array).all():
+        row = int(np.flatnonzero(~np.isfinite(array).all(axis=1))[0])
+        raise InputError(f"{name}[{row}] is not finite; its ranks would mean nothing.")
+    return array

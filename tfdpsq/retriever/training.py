@@ -1,0 +1,172 @@
+"""Pairs as the arrays and batches that a retriever trains on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence, Set
+
+import numpy as np
+
+from tfdpsq import validation
+from tfdpsq.data.beir import Pair
+from tfdpsq.retriever.encoding import Encodes
+
+# Texts tokenised at a time.
+_CHUNK = 1024
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def content_key(document: str) -> int:
+    """A 63-bit number that is equal for equal contents, now and in any process."""
+    digest = hashlib.blake2b(document.encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def encode_pairs(
+    rows: Sequence[Pair],
+    tokenizer: Encodes,
+    query_length: int,
+    document_length: int,
+    positives: Mapping[str, Set[str]] | None = None,
+) -> dict[str, np.ndarray]:
+    """Tokenises pairs once, up front.
+
+    Args:
+      rows: n objects with `query_id`, `query`, `document_id` and `document`.
+      tokenizer: the model's tokenizer.
+      query_length: tokens kept of a query, EOS included.
+      document_length: tokens kept of a document, EOS included.
+      positives: query id -> ids of documents known to answer it, besides those
+        that `rows` themselves pair it with. A document that is in no row can be
+        no one's negative and is passed over.
+
+    Returns:
+      "query_ids" [n, query_length] int32, "query_lengths" [n] int32,
+      "document_ids" [n, document_length] int32, "document_lengths" [n] int32,
+      "document_key" [n] int64 (see `content_key`), "positive_keys" [n, P] int64:
+      contents of the other known positives of the row's query, in ascending order,
+      padded with -1 to the most that any row has, and at least 1.
+
+    Raises:
+      InputError: no rows, or a length below one.
+    """
+    validation.positive_integer("query_length", query_length)
+    validation.positive_integer("document_length", document_length)
+    if not len(rows):
+        raise validation.InputError("there are no pairs to train on; give at least 1.")
+    arrays = {}
+    for name, length in (("query", query_length), ("document", document_length)):
+        parts = [
+            tokenizer.encode(
+                [getattr(row, name) for row in rows[start : start + _CHUNK]], length
+            )
+            for start in range(0, len(rows), _CHUNK)
+        ]
+        arrays[f"{name}_ids"] = np.concatenate([np.asarray(ids) for ids, _ in parts])
+        arrays[f"{name}_lengths"] = np.concatenate([np.asarray(n) for _, n in parts])
+    keys = [content_key(row.document) for row in rows]
+    arrays["document_key"] = np.array(keys, np.int64)
+    arrays["positive_keys"] = _positive_keys(rows, keys, positives or {})
+    return arrays
+
+
+def collate(
+    arrays: Arrays, indices: np.ndarray, weights: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """The batch of the rows that the caller chose, e.g. by Poisson sampling.
+
+    Args:
+      arrays: what `encode_pairs` returned.
+      indices: [B] row numbers. Those at padding must be valid too (say, 0): their
+        content is in the batch, and nothing depends on it.
+      weights: [B] 1 for rows and 0 for padding; `None` means no padding.
+
+    Returns:
+      A batch for `TwoTower.row_losses`.
+
+    Raises:
+      InputError: different lengths, or weights other than 0 and 1.
+    """
+    batch = {name: array[indices] for name, array in arrays.items()}
+    if weights is None:
+        weights = np.ones(len(indices), np.float32)
+    if len(weights) != len(indices) or not np.isin(weights, (0, 1)).all():
+        raise validation.InputError(
+            f"weights are {weights!r}; give one for each of the {len(indices)} rows, 1 "
+            "or, for padding, 0."
+        )
+    batch["weights"] = np.asarray(weights, np.float32)
+    return batch
+
+
+def make_batches(
+    rows: Sequence[Pair],
+    tokenizer: Encodes,
+    batch_size: int,
+    query_length: int,
+    document_length: int,
+    seed: int,
+    positives: Mapping[str, Set[str]] | None = None,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Shuffled epochs without end, all batches of one shape.
+
+    An epoch's last rows that fill no batch are left out of it; each epoch is
+    shuffled anew, so that they are others every time. This is *not* a sampler that
+    DP accounting could use.
+
+    Args:
+      rows: the pairs; see `encode_pairs` for these arguments.
+      tokenizer: the model's tokenizer.
+      batch_size: rows of a batch, B.
+      query_length: tokens kept of a query, EOS included.
+      document_length: tokens kept of a document, EOS included.
+      seed: the same seed gives the same batches.
+      positives: query id -> ids of documents known to answer it.
+
+    Returns:
+      An iterator over batches for `TwoTower.row_losses`.
+
+    Raises:
+      InputError: at once, not at the first batch: batch larger than the data, and
+        as in `encode_pairs`.
+    """
+    validation.positive_integer("batch_size", batch_size)
+    if batch_size > len(rows):
+        raise validation.InputError(
+            f"batch_size is {batch_size} but there are {len(rows)} pairs; take at most "
+            "as many."
+        )
+    arrays = encode_pairs(rows, tokenizer, query_length, document_length, positives)
+    return _epochs(arrays, len(rows), batch_size, seed)
+
+
+def _epochs(
+    arrays: Arrays, n: int, batch_size: int, seed: int
+) -> Iterator[dict[str, np.ndarray]]:
+    random = np.random.default_rng(seed)
+    while True:
+        order = random.permutation(n)
+        for start in range(0, n - batch_size + 1, batch_size):
+            yield collate(arrays, order[start : start + batch_size])
+
+
+def _positive_keys(
+    rows: Sequence[Pair], keys: Sequence[int], positives: Mapping[str, Set[str]]
+) -> np.ndarray:
+    # One id can have several contents: pseudo-pairs cut their sentence out of the
+    # document, another one for each pair.
+    by_document: dict[str, set[int]] = {}
+    by_query: dict[str, set[int]] = {}
+    for row, key in zip(rows, keys):
+        by_document.setdefault(row.document_id, set()).add(key)
+        by_query.setdefault(row.query_id, set()).add(key)
+    for query_id, document_ids in positives.items():
+        if query_id in by_query:
+            for document_id in document_ids:
+                by_query[query_id] |= by_document.get(document_id, set())
+    others = [sorted(by_query[row.query_id] - {key}) for row, key in zip(rows, keys)]
+    padded = np.full([len(rows), max(1, max(map(len, others)))], -1, np.int64)
+    for row, known in enumerate(others):
+        padded[row, : len(known)] = known
+    return padded

@@ -1,0 +1,86 @@
+"""Stage `prepare`: check the data, learn a vocabulary, cut public pseudo-queries.
+
+    python -m tfdpsq.run.prepare --config=configs/prepare.py --workdir=DIR
+
+Reads documents only, which are public; the queries are checked for errors but
+leave no trace in the output. Writes `vocabulary/spiece.model` and
+`public_pairs/`, a set of sentences cut from the documents themselves, paired with
+the rest of their document: what can be had without any private data.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import ml_collections
+
+from tfdpsq.data import pseudo_pairs, train_vocabulary, write_synthetic
+from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.run import command, sources, workdir
+
+VOCABULARY = pathlib.Path("vocabulary", "spiece.model")
+PUBLIC_PAIRS = "public_pairs"
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """The stage's settings."""
+    return ml_collections.ConfigDict(
+        {
+            "data": sources.PYDOCS,
+            "splits": ("train", "test"),
+            "vocabulary_size": 8192,
+            "pseudo_queries_per_document": 1,
+            "seed": 0,
+        }
+    )
+
+
+def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+    """Runs the stage into `directory` unless it is finished there.
+
+    Raises:
+      DataError: the data are bad; the first problem is named by file and line.
+    """
+    beir = sources.open_beir(config.data)
+
+    def make(out: pathlib.Path) -> dict:
+        counts = beir.validate(config.splits)
+        (out / VOCABULARY).parent.mkdir()
+        train_vocabulary(
+            (document.content for document in beir.documents()),
+            config.vocabulary_size,
+            out / VOCABULARY,
+        )
+        rows = (
+            SyntheticQuery(
+                f"genQ{number}", pair.query, pair.document_id, pair.document, 0
+            )
+            for number, pair in enumerate(
+                pseudo_pairs(
+                    beir.documents(), config.seed, config.pseudo_queries_per_document
+                )
+            )
+        )
+        manifest = write_synthetic(
+            out / PUBLIC_PAIRS,
+            rows,
+            provenance={
+                "made_from": "public documents only",
+                "corpus": beir.fingerprint(),
+            },
+            certificate=None,
+        )
+        return {
+            "documents": counts.documents,
+            "queries": counts.queries,
+            "pairs": dict(counts.pairs),
+            "public_pairs": manifest["count"],
+        }
+
+    return workdir.run_stage(
+        directory, config, {"data": beir.fingerprint()}, make
+    )
+
+
+if __name__ == "__main__":
+    command.main(run)

@@ -1,0 +1,182 @@
+"""The plots of `report.html`, as SVG text that takes the page's colours.
+
+matplotlib draws with stand-in colours, which become the page's CSS variables, so
+that one picture serves the light and the dark page.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdpsq.run.report_html import SERIES, escape
+
+MAX_POINTS = 200  # of a curve: more cannot be told apart at this size
+
+_TEXT, _FAINT = "#010203", "#040506"
+_SERIES = [f"#0a0b{i:02x}" for i in range(SERIES)]
+_VARIABLES = {
+    _TEXT: "currentColor",
+    _FAINT: "var(--line)",
+    **{color: f"var(--series-{i})" for i, color in enumerate(_SERIES)},
+}
+_DASHES = ("-", "--", ":", "-.")
+
+
+def thin(
+    steps: Sequence[float], values: Sequence[float], average: bool = True
+) -> tuple[list[float], list[float], int]:
+    """Cuts a curve into blocks of steps, at most MAX_POINTS, a point for each.
+
+    Args:
+      steps: of the points.
+      values: of the points.
+      average: take the mean of a block's finite values (NaN if there is none),
+        as suits a loss; otherwise its last value, as suits what accumulates,
+        whose mean would understate it.
+
+    Returns:
+      The last step of each block, its value, and the number of points in a block.
+    """
+    size = max(1, math.ceil(len(values) / MAX_POINTS))
+    blocks = [range(i, min(i + size, len(values))) for i in range(0, len(values), size)]
+    last_steps = [steps[block[-1]] for block in blocks]
+    if not average:
+        return last_steps, [values[block[-1]] for block in blocks], size
+    means = []
+    for block in blocks:
+        finite = [values[i] for i in block if math.isfinite(values[i])]
+        means.append(sum(finite) / len(finite) if finite else math.nan)
+    return last_steps, means, size
+
+
+def lines(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    title: str,
+    y_label: str,
+    accumulates: bool = False,
+) -> str:
+    """Returns a figure of curves over training steps.
+
+    Args:
+      curves: (steps, values) by name; values that are not finite are left out
+        and the caption says so.
+      title: what is shown.
+      y_label: the quantity and its unit.
+      accumulates: the quantity adds up over steps from 0.
+    """
+    figure, axes = _figure(3.4)
+    notes, averaged = [], 1
+    for i, (name, (steps, values)) in enumerate(curves.items()):
+        if not all(math.isfinite(value) for value in values):
+            notes.append(f"{name} has values that are not finite; they are left out.")
+        steps, values, size = thin(steps, values, average=not accumulates)
+        averaged = max(averaged, size)
+        axes.plot(
+            steps,
+            values,
+            _DASHES[i // len(_SERIES) % len(_DASHES)],
+            color=_SERIES[i % len(_SERIES)],
+            linewidth=1.8,
+            marker="o" if len(values) == 1 else None,
+            label=_plain(name),
+        )
+    axes.set_xlabel("step")
+    axes.set_ylabel(_plain(y_label))
+    if accumulates:
+        axes.set_ylim(bottom=0)
+    if curves:
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=2,
+            frameon=False,
+            borderaxespad=0.2,
+            labelcolor=_TEXT,
+        )
+    if averaged > 1 and not accumulates:
+        notes.append(f"Each point is the mean of up to {averaged} recorded values.")
+    return _figure_html(figure, title, notes)
+
+
+def intervals(
+    rows: Sequence[Mapping[str, Any]],
+    metric: str,
+    title: str,
+    reference: float | None = None,
+) -> str:
+    """Returns a figure with one line per row: the value and its interval.
+
+    Args:
+      rows: dicts with "label", `metric`, `metric`_ci and "series", the number of
+        the row's colour.
+      metric: which metric to show.
+      title: what is shown.
+      reference: where to draw a vertical line, if anywhere.
+    """
+    figure, axes = _figure(0.7 + 0.42 * len(rows))
+    for y, row in enumerate(rows):
+        color = _SERIES[row["series"] % len(_SERIES)]
+        low, high = row[f"{metric}_ci"]
+        axes.plot([low, high], [y, y], color=color, linewidth=3, solid_capstyle="butt")
+        axes.plot([row[metric]], [y], "o", color=color, markersize=8)
+    if reference is not None:
+        axes.axvline(reference, color=_TEXT, linewidth=1, linestyle=":")
+    axes.set_yticks(range(len(rows)), [_plain(row["label"]) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(_plain(metric))
+    return _figure_html(figure, title, [])
+
+
+def _figure(height: float) -> tuple[Any, Any]:
+    # Not pyplot: it keeps global state, and picks a backend that may need a screen.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.4, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.tick_params(colors=_TEXT, labelsize=10)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(_FAINT)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(_TEXT)
+    axes.grid(color=_FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _plain(text: str) -> str:
+    """Keeps matplotlib from reading $…$ in a name as a formula."""
+    return text.replace("$", r"\$")
+
+
+def _figure_html(figure: Any, title: str, notes: Sequence[str]) -> str:
+    import matplotlib
+
+    out = io.StringIO()
+    # Text stays text: it can be searched, and takes the page's font.
+    settings = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": title,
+        "font.family": "sans-serif",
+    }
+    with matplotlib.rc_context(settings):
+        figure.savefig(
+            out,
+            format="svg",
+            transparent=True,
+            metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")),
+        )
+    svg = out.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    for color, variable in _VARIABLES.items():
+        svg = svg.replace(color, variable)
+    label = escape(title)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+    caption = " ".join([f"<strong>{label}</strong>", *map(escape, notes)])
+    return f"<figure><figcaption>{caption}</figcaption>{svg}</figure>"
