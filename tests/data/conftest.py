@@ -27,6 +27,7 @@ def run_limited():
             preexec_fn=lambda: resource.setrlimit(
                 resource.RLIMIT_FSIZE, (limit, limit)
             ),
+            check=False,
             capture_output=True,
             text=True,
             timeout=300,

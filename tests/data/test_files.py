@@ -27,10 +27,9 @@ def test_a_directory_appears_only_when_it_is_complete(tmp_path):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_failed_or_interrupted_writer_leaves_nothing(tmp_path, error):
-    with pytest.raises(error):
-        with atomic_directory(tmp_path / "out") as partial:
-            (partial / "a").write_text("half")
-            raise error
+    with pytest.raises(error), atomic_directory(tmp_path / "out") as partial:
+        (partial / "a").write_text("half")
+        raise error
     assert os.listdir(tmp_path) == []
 
 
@@ -39,30 +38,35 @@ def test_an_empty_directory_is_filled_and_a_taken_one_refused(tmp_path):
     target.mkdir()
     with atomic_directory(target) as partial:
         (partial / "a").write_text("first")
-    with pytest.raises(InputError, match="out: already exists. Delete it"):
-        with atomic_directory(target):
-            pytest.fail("the body ran")
+    with (
+        pytest.raises(InputError, match="out: already exists. Delete it"),
+        atomic_directory(target),
+    ):
+        pytest.fail("the body ran")
     assert (target / "a").read_text() == "first"
-    with pytest.raises(InputError, match="a: already exists"):
-        with atomic_directory(target / "a"):
-            pytest.fail("the body ran")
+    with (
+        pytest.raises(InputError, match="a: already exists"),
+        atomic_directory(target / "a"),
+    ):
+        pytest.fail("the body ran")
 
 
 def test_a_directory_taken_meanwhile_is_kept(tmp_path):
     target = tmp_path / "out"
-    with pytest.raises(InputError, match="already exists"):
-        with atomic_directory(target) as partial:
-            (partial / "a").write_text("slow")
-            target.mkdir()
-            (target / "a").write_text("fast")
+    with (
+        pytest.raises(InputError, match="already exists"),
+        atomic_directory(target) as partial,
+    ):
+        (partial / "a").write_text("slow")
+        target.mkdir()
+        (target / "a").write_text("fast")
     assert (target / "a").read_text() == "fast"
     assert os.listdir(tmp_path) == ["out"]
 
 
 def test_errors_of_the_body_that_are_not_about_the_disk_pass_unchanged(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        with atomic_directory(tmp_path / "out"):
-            open(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError), atomic_directory(tmp_path / "out"):
+        (tmp_path / "missing").read_text()
 
 
 def test_a_file_is_replaced_whole(tmp_path):

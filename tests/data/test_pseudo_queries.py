@@ -52,11 +52,18 @@ def test_sentences_of_prose_are_found():
     }
 
 
-def test_code_headers_and_types_of_docstrings_are_passed_over():
-    found = {pair.query for pair in pairs_of(DOCSTRING, per_document=10)}
-    assert found == {
+def test_paragraphs_of_docstrings_come_before_their_lists():
+    found = [pair.query for pair in pairs_of(DOCSTRING, per_document=10)]
+    assert found == [
         "This operation clips every gradient to a fixed norm before the average is "
-        "taken",
+        + "taken"
+    ]
+
+
+def test_code_headers_and_types_of_docstrings_are_passed_over():
+    lists = Document("l", "", DOCSTRING.text.split("\n\n", 1)[1])
+    found = {pair.query for pair in pairs_of(lists, per_document=10)}
+    assert found == {
         "The largest norm that a gradient may keep",
         "The values that should be clipped here",
         "A tensor with clipped values",

@@ -9,7 +9,7 @@ from tfdpsq.data.texts import Document
 from tfdpsq.validation import DataError, InputError
 
 tfds = pytest.importorskip("tensorflow_datasets")
-import tfdpsq.data.tfds_builder  # noqa: E402, F401  (registers the data set)
+import tfdpsq.data.tfds_builder  # Registers the data set.
 
 DOCUMENTS = [Document("d1", "Title", "é one"), Document("d2", "", "two")]
 # Three queries share a passage: TFDS's own beir builder would keep one.

@@ -89,23 +89,23 @@ def test_decoding_stops_at_eos_and_skips_what_is_no_piece(tokenizer):
 
 
 def test_graph_mode_tf_data_and_eager_agree(tokenizer):
-    texts = ["The gradient is clipped.", "", "privacy"]
-    eager = tokenizer.encode(texts, 12)
+    texts = ["is clipped.", "", "privacy"]
+    eager = tokenizer.encode(texts, 24)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
     def graph(batch):
-        ids, lengths = tokenizer.encode(batch, 12)
+        ids, lengths = tokenizer.encode(batch, 24)
         return ids, lengths, tokenizer.decode(ids)
 
     ids, lengths, decoded = graph(tf.constant(texts))
     assert np.array_equal(ids, eager[0]) and np.array_equal(lengths, eager[1])
     assert [text.decode() for text in decoded.numpy()] == texts
     data = tf.data.Dataset.from_tensor_slices(texts).batch(2)
-    data = data.map(lambda batch: tokenizer.encode(batch, 12))
+    data = data.map(lambda batch: tokenizer.encode(batch, 24))
     rows = np.concatenate([ids.numpy() for ids, _ in data])
     assert np.array_equal(rows, eager[0])
     (spec, _) = data.element_spec
-    assert spec.shape[1] == 12  # XLA needs it.
+    assert spec.shape[1] == 24  # XLA needs it.
 
 
 def test_it_is_carried_along_in_a_saved_model(tokenizer, tmp_path):
@@ -128,13 +128,13 @@ def test_training_is_deterministic_and_sees_only_its_texts(tmp_path, model_file)
     again = train_vocabulary(iter(TEXTS), 300, tmp_path / "b.model")
     assert again.read_bytes() == model_file.read_bytes()
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(again))
-    known = {pieces.id_to_piece(i) for i in range(len(pieces))}
-    words = set(" ".join(TEXTS).replace(".", "").split())
-    # Whole words come from the texts alone; bytes and special pieces aside.
-    whole = {piece[1:] for piece in known if piece[0] == "▁" and len(piece) > 8}
-    assert whole and all(
-        any(word.startswith(piece) for word in words) for piece in whole
-    )
+    normal = [
+        pieces.id_to_piece(i).replace("▁", " ")
+        for i in range(3, len(pieces))
+        if not pieces.is_byte(i)
+    ]
+    source = " " + "  ".join(TEXTS)
+    assert normal and all(piece in source for piece in normal)
 
 
 def test_long_documents_are_cut_not_dropped(tmp_path):
@@ -142,8 +142,9 @@ def test_long_documents_are_cut_not_dropped(tmp_path):
     text = " ".join(TEXTS)
     assert len(text) > 3 * 4192
     file = train_vocabulary([text], 300, tmp_path / "long.model")
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(file))
-    assert "▁privacy" in {pieces.id_to_piece(i) for i in range(len(pieces))}
+    ids = sentencepiece.SentencePieceProcessor(model_file=str(file)).encode(text)
+    # Pieces 3 to 258 are the bytes: none is needed for a text that was seen.
+    assert min(ids) > 258
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ def pseudo_pairs(
 ) -> Iterator[Pair]:
     """Cuts sentences out of documents and pairs them with what is left.
 
-    Prose is preferred: code, lists of parameters and headers are passed over, and
-    clauses (between commas, colons, semicolons) serve where no whole sentence
-    does. A document with neither gives no pair. The choice depends on the seed and
+    Sentences of paragraphs are preferred, then those of list entries (arguments,
+    results), then clauses between commas, colons or semicolons; code, types and
+    headers are passed over. A document with none of these gives no pair. The choice depends on the seed and
     the document alone, not on the order or the other documents.
 
     Args:
@@ -101,43 +101,55 @@ def _pairs(
 
 
 def _candidates(text: str, allowed: range) -> list[tuple[int, int]]:
-    """Returns where usable sentences, or failing these clauses, stand in a text."""
-    sentences, clauses = {}, {}
-    for start, end in _units(text):
+    """Returns where the best kind of usable text stands: the first that occurs.
+
+    The kinds: sentences of paragraphs, sentences of list entries, clauses.
+    """
+    paragraphs, entries, clauses = {}, {}, {}
+    for start, end, listed in _units(text):
+        sentences = entries if listed else paragraphs
         for match in _SENTENCE.finditer(text, start, end):
             if _usable(match.group(), allowed):
                 sentences.setdefault(_clean(match.group()), match.span())
-            elif not sentences:
-                for part in _CLAUSE.finditer(text, match.start(), match.end()):
-                    if _usable(part.group(), allowed):
-                        clauses.setdefault(_clean(part.group()), part.span())
-    return list((sentences or clauses).values())
+                continue
+            for part in _CLAUSE.finditer(text, match.start(), match.end()):
+                if _usable(part.group(), allowed):
+                    clauses.setdefault(_clean(part.group()), part.span())
+    return list((paragraphs or entries or clauses).values())
 
 
-def _units(text: str) -> Iterator[tuple[int, int]]:
+def _units(text: str) -> Iterator[tuple[int, int, bool]]:
     """Yields the stretches of a text that are prose, broken where sentences are.
 
     A stretch ends at blank lines, code, headers, and where an entry of a list
     begins; a list entry's name or bullet is left out.
+
+    Yields:
+      Start, end, and whether it belongs to a list (of arguments, of results).
     """
     start = end = None
+    listed = False
     position = 0
     for line in text.splitlines(keepends=True):
         begin, position = position, position + len(line)
-        apart = not line.strip() or any(
-            pattern.match(line) for pattern in (_CODE, _HEADER, _TYPED)
-        )
+        blank = not line.strip()
+        titled = _HEADER.match(line) or _TYPED.match(line)
+        apart = blank or titled or _CODE.match(line)
         mark = None if apart else _BULLET.match(line) or _ENTRY.match(line)
         if (apart or mark) and start is not None:
-            yield start, end
+            yield start, end, listed
             start = None
+        if titled or mark:
+            listed = True
+        elif not apart and start is None and not line[0].isspace():
+            listed = False  # Back at the margin: the list is over.
         if apart:
             continue
         if start is None:
             start = begin + (mark.end() if mark else 0)
         end = position
     if start is not None:
-        yield start, end
+        yield start, end, listed
 
 
 def _usable(sentence: str, allowed: range) -> bool:

@@ -8,7 +8,9 @@ document (public). Sources are parsed, never imported.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
+import gc
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -147,11 +149,12 @@ def build_pydocs(
     if target.is_dir() and any(target.iterdir()):
         return BeirDirectory(target)
     start = time.monotonic()
-    pairs = _distinct(
-        pair
-        for package in tqdm(packages, desc="pydocs", unit="package", leave=False)
-        for pair in read_docstrings(_folder(package))
-    )
+    with _collector_paused():
+        pairs = _distinct(
+            pair
+            for package in tqdm(packages, desc="pydocs", unit="package", leave=False)
+            for pair in read_docstrings(_folder(package))
+        )
     try:
         with atomic_directory(target) as partial:
             _write(partial, pairs, versions)
@@ -207,6 +210,18 @@ def _module_docstrings(source: bytes) -> Iterator[Docstring]:
         found = _split(ast.get_docstring(node) or "")
         if found:
             yield found
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Syntax trees hold no cycles, and looking for them takes much of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _owners(node: ast.AST) -> Iterator[ast.AST]:

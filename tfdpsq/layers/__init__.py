@@ -1,5 +1,6 @@
 """Keras layers that other projects can import; they need TF and keras-nlp only."""
 
+from tfdpsq.layers.pooling import MaskedMeanPooling
 from tfdpsq.layers.t5 import T5Config, build_backbone, build_encoder, encoder_of
 
 __all__ = [

@@ -73,7 +73,7 @@ def encode_texts(
     stream = iter(texts)
     parts = []
     with tqdm(
-        total=total, desc=f"embed {kind}s", unit="text", disable=not progress
+        total=total, desc=f"{kind} embeddings", unit="text", disable=not progress
     ) as bar:
         while window := list(itertools.islice(stream, batch_size * _WINDOW)):
             ids, lengths = (np.asarray(a) for a in tokenizer.encode(window, length))

@@ -194,11 +194,11 @@ def training_facts(config, model) -> dict:
         "optimizer": config.optimizer,
         "learning_rate": config.learning_rate,
         "engine": config.engine,
-        "microbatch_size": config.microbatch_size,
+        "microbatch_size": config.get("microbatch_size", "the whole batch"),
         "trained_parameters": int(
             sum(np.prod(v.shape) for v in model.trainable_variables)
         ),
-        "starting_weights": config.init or "random",
+        "starting_weights": config.get("init") or "random",
     }
 
 

@@ -1,0 +1,129 @@
+"""Sensitivity of the naive baseline, measured on neighbouring batches.
+
+Per-row gradients are clipped and summed here, in float64, without any of the
+privacy engine, and the move of that sum is compared with what the library states.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.retriever import (
+    collate,
+    encode_pairs,
+    in_batch_losses,
+    naive_sensitivity_multiplier,
+)
+from tfdpsq.validation import InputError
+
+
+def _clipped_sum(gradients, clip_norm):
+    """Sum over rows of [n, P] gradients, each scaled to norm at most clip_norm."""
+    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+    return (gradients * np.minimum(1, clip_norm / np.maximum(norms, 1e-300))).sum(0)
+
+
+def _bilinear_gradients(x, y, scale):
+    """[n, P] gradients of each row's loss in W, where query i embeds to x_i W."""
+    n = len(x)
+    weights = tf.Variable(np.eye(x.shape[1], y.shape[1]))
+    with tf.GradientTape() as tape:
+        losses = in_batch_losses(
+            tf.matmul(tf.constant(x), weights),
+            tf.constant(y),
+            tf.range(n, dtype=tf.int64),
+            tf.fill([n, 1], tf.constant(-1, tf.int64)),
+            tf.ones(n),
+            scale,
+        )
+    return tape.jacobian(losses, weights).numpy().reshape(n, -1)
+
+
+def _move(x, y, scale, clip_norm, removed):
+    """How far the clipped sum moves when one pair is removed."""
+    kept = np.arange(len(x)) != removed
+    whole = _clipped_sum(_bilinear_gradients(x, y, scale), clip_norm)
+    less = _clipped_sum(_bilinear_gradients(x[kept], y[kept], scale), clip_norm)
+    return np.linalg.norm(whole - less)
+
+
+def _worst_batch(n, angle=0.3):
+    """A batch whose last pair turns the gradient of almost every other around.
+
+    All queries sit near document a. Row 0 owns c, on one side of a, at which the
+    other rows' gradients point (faintly: clipping hides how faintly). The last pair
+    owns b, on the other side, which the queries like far better.
+    """
+    a = [1.0, 0.0]
+    b = [np.cos(angle), np.sin(angle)]
+    c = [np.cos(angle), -np.sin(angle)]
+    x = np.array([[1.0, 0.5]] * n)
+    x[-1] *= -1  # so that the new row's own gradient adds to the move
+    return x, np.array([c] + [a] * (n - 2) + [b])
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 16, 64])
+def test_one_pair_moves_almost_every_row_but_never_beyond_the_bound(n):
+    clip_norm = 1e-4
+    x, y = _worst_batch(n)
+    moved = _move(x, y, 20.0, clip_norm, removed=n - 1) / clip_norm
+    assert moved <= naive_sensitivity_multiplier(n) * (1 + 1e-9)
+    if n >= 8:
+        # n - 2 rows turn around and the new one adds its own: 2(n - 2) + 1.
+        assert moved > 0.98 * (2 * (n - 2) + 1)
+        # What noise made for C alone, or for nC, would have to cover.
+        assert moved > 10
+        assert moved > 1.5 * n
+
+
+def test_extreme_neighbours_stay_within_the_bound():
+    draw = np.random.default_rng(0)
+    worst = {}
+    for trial in range(150):
+        n = int(draw.choice([2, 3, 4, 8]))
+        x, y = draw.normal(size=(2, n, 3))
+        if trial % 3 == 0:  # rows alike, so that one document moves them together
+            x = x[:1] + 0.01 * x
+        if trial % 2 == 0:
+            y /= np.linalg.norm(y, axis=1, keepdims=True)
+        scale = float(draw.choice([1, 20, 100]))
+        clip_norm = float(10.0 ** draw.integers(-4, 2))
+        moved = _move(x, y, scale, clip_norm, removed=int(draw.integers(n)))
+        assert moved <= naive_sensitivity_multiplier(n) * clip_norm * (1 + 1e-9)
+        worst[n] = max(worst.get(n, 0), moved / clip_norm)
+    assert all(moved > 1 for moved in worst.values())  # C alone never suffices
+
+
+def test_a_real_retriever_breaks_the_bound_of_ordinary_dp_sgd(
+    make_model, make_rows, tokenizer
+):
+    model, n, clip_norm = make_model(), 6, 1e-3
+    arrays = encode_pairs(make_rows(n), tokenizer, 6, 12)
+
+    def clipped_sum(weights):
+        batch = collate(arrays, np.arange(n), np.array(weights, np.float32))
+        batch = {name: tf.constant(value) for name, value in batch.items()}
+        with tf.GradientTape(persistent=True) as tape:
+            losses = tf.unstack(model.row_losses(batch))
+        rows = [
+            np.concatenate(
+                [
+                    tf.reshape(tf.convert_to_tensor(g), [-1]).numpy()
+                    for g in tape.gradient(loss, model.trainable_variables)
+                ]
+            )
+            for loss in losses
+        ]
+        return _clipped_sum(np.array(rows, np.float64), clip_norm)
+
+    # The neighbour is the batch with its last pair turned into padding.
+    moved = np.linalg.norm(clipped_sum([1] * n) - clipped_sum([1] * (n - 1) + [0]))
+    assert moved <= naive_sensitivity_multiplier(n) * clip_norm
+    assert moved > 1.1 * clip_norm
+
+
+def test_multiplier_is_two_n_minus_one():
+    assert [naive_sensitivity_multiplier(n) for n in (1, 2, 32)] == [1, 3, 63]
+    for bad in (0, -1, 2.0, True):
+        with pytest.raises(InputError, match="max_batch_size is"):
+            naive_sensitivity_multiplier(bad)

@@ -1,0 +1,109 @@
+"""Stage `synthesize`: let a generator write queries for public documents.
+
+    python -m tfdpsq.run.synthesize --config=configs/synthesize.py --workdir=DIR
+
+Reads the generator and the corpus's documents, never a private query: the set's
+guarantee is the generator's, whose certificate it carries, however many queries
+are written. Writes TFRecords and a BEIR directory.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+
+import ml_collections
+import tqdm
+
+from tfdpsq.data import Tokenizer, write_synthetic
+from tfdpsq.generator import (
+    SamplingConfig,
+    SynthesisConfig,
+    T5QueryGenerator,
+    synthesize,
+)
+from tfdpsq.privacy import read_certificate
+from tfdpsq.run import command, sources, workdir
+
+SET = "set"
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """The stage's settings."""
+    return ml_collections.ConfigDict(
+        {
+            "generator": "",
+            "vocabulary": "",
+            "corpus": sources.PYDOCS,
+            "max_documents": 0,
+            "samples_per_document": 1,
+            "document_length": 384,
+            "query_length": 128,
+            "temperature": 1.0,
+            "top_k": 0,
+            "top_p": 0.8,
+            "batch_size": 64,
+            "shards": 4,
+            "seed": 0,
+            "jit_compile": False,
+        }
+    )
+
+
+def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+    """Runs the stage into `directory` unless it is finished there.
+
+    Raises:
+      InputError: bad settings, no generator, or a vocabulary that does not fit.
+    """
+    tokenizer = Tokenizer(config.vocabulary)
+    settings = SynthesisConfig(
+        samples_per_document=config.samples_per_document,
+        document_length=config.document_length,
+        query_length=config.query_length,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        sampling=SamplingConfig(
+            config.temperature, config.top_k or None, config.top_p
+        ),
+    )
+    inputs = {
+        "generator": workdir.stage_fingerprint(config.generator),
+        "vocabulary": tokenizer.fingerprint,
+        "corpus": sources.source_fingerprint(config.corpus),
+    }
+
+    def make(out: pathlib.Path) -> dict:
+        model = T5QueryGenerator.load(config.generator)
+        documents = sources.sampled_documents(
+            config.corpus, config.max_documents or None
+        )
+        total = (
+            config.max_documents or sum(1 for _ in sources.sampled_documents(
+                config.corpus, None
+            ))
+        ) * config.samples_per_document
+        rows = tqdm.tqdm(
+            synthesize(model, tokenizer, documents, settings, config.jit_compile),
+            total=math.ceil(total),
+            desc=directory.name,
+            unit="query",
+            mininterval=1.0,
+        )
+        manifest = write_synthetic(
+            out / SET,
+            rows,
+            provenance={"config": workdir.plain(config), "inputs": inputs},
+            certificate=read_certificate(config.generator),
+            shards=config.shards,
+        )
+        return {
+            "queries": manifest["count"],
+            "empty_queries_left_out": manifest["empty_queries_left_out"],
+        }
+
+    return workdir.run_stage(directory, config, inputs, make)
+
+
+if __name__ == "__main__":
+    command.main(run)
