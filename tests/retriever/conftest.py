@@ -66,6 +66,13 @@ def make_model(make_config):
 
 
 @pytest.fixture(scope="session")
+def model(make_config):
+    """The tiny model, built once: for tests that do not train it."""
+    tf.keras.utils.set_random_seed(0)
+    return TwoTower(make_config())
+
+
+@pytest.fixture(scope="session")
 def make_rows():
     """Makes n pairs whose query's words all come from their document."""
 

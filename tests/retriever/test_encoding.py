@@ -18,10 +18,8 @@ def _texts(n, seed=0):
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(("n", "batch_size"), [(1, 4), (4, 4), (70, 4), (70, 128)])
-def test_equals_texts_encoded_one_by_one(
-    make_model, tokenizer, n, batch_size, jit_compile
-):
-    model, texts = make_model(), _texts(n)
+def test_equals_texts_encoded_one_by_one(model, tokenizer, n, batch_size, jit_compile):
+    texts = _texts(n)
     got = encode_texts(
         model,
         iter(texts),
@@ -77,19 +75,19 @@ def test_compiled_once_and_reads_a_window_at_a_time(make_config, tokenizer):
     assert windows == [64, 128, 150]
 
 
-def test_progress_shows_a_rate(make_model, tokenizer, capsys):
-    encode_texts(make_model(), _texts(5), tokenizer, "query", 2, total=5)
+def test_progress_shows_a_rate(model, tokenizer, capsys):
+    encode_texts(model, _texts(5), tokenizer, "query", 2, total=5)
     shown = capsys.readouterr().err
     assert "query embeddings" in shown
     assert "5/5" in shown
     assert "text/s" in shown
 
 
-def test_no_text_is_refused(make_model, tokenizer):
+def test_no_text_is_refused(model, tokenizer):
     with pytest.raises(InputError, match="no document to embed"):
-        encode_texts(make_model(), [], tokenizer, "document")
+        encode_texts(model, [], tokenizer, "document")
     with pytest.raises(InputError, match="batch_size is 0"):
-        encode_texts(make_model(), ["a"], tokenizer, "document", 0)
+        encode_texts(model, ["a"], tokenizer, "document", 0)
 
 
 def test_weights_trained_since_are_used(make_model, tokenizer):

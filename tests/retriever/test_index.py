@@ -98,8 +98,8 @@ def test_runs_in_a_graph():
     np.testing.assert_array_equal(rows[:, 0], range(4))
 
 
-def test_every_kind_of_index_serves_the_encoder(make_model, make_rows, tokenizer):
-    model, rows = make_model(), make_rows(400)
+def test_every_kind_of_index_serves_the_encoder(model, make_rows, tokenizer):
+    rows = make_rows(400)
     embed = {
         kind: encode_texts(
             model,

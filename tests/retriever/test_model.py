@@ -23,8 +23,7 @@ def _ids(lengths, width, seed=0):
     return tf.constant(draw.integers(1, 60, (len(lengths), width)), tf.int32)
 
 
-def test_embeddings_are_float32_of_unit_length(make_model):
-    model = make_model()
+def test_embeddings_are_float32_of_unit_length(model):
     lengths = tf.constant([3, 1, 8])
     for encode in (model.encode_queries, model.encode_documents):
         got = encode(_ids([3, 1, 8], 8), lengths)
@@ -52,8 +51,7 @@ def test_padding_never_changes_an_embedding(make_model, make_config, version):
     assert np.abs(changed - full).max(axis=1).min() > 1e-3
 
 
-def test_a_text_of_padding_is_an_error_and_in_a_graph_no_nan(make_model):
-    model = make_model()
+def test_a_text_of_padding_is_an_error_and_in_a_graph_no_nan(model):
     ids, lengths = _ids([2, 0], 4), tf.constant([2, 0])
     with pytest.raises(InputError, match="row 1 of the mask holds padding only"):
         model.encode_queries(ids, lengths)
@@ -76,8 +74,7 @@ def test_row_losses_equal_float64_arithmetic_on_the_embeddings(
     assert float(model.compute_loss(batch)) == pytest.approx(expected.mean(), rel=1e-5)
 
 
-def test_loss_is_the_mean_over_real_rows(make_model, make_rows, tokenizer):
-    model = make_model()
+def test_loss_is_the_mean_over_real_rows(model, make_rows, tokenizer):
     weights = np.array([1, 1, 1, 1, 0, 0], np.float32)
     padded = _batch(make_rows, tokenizer, weights=weights)
     plain = {name: value[:4] for name, value in padded.items()}
@@ -90,8 +87,7 @@ def test_loss_is_the_mean_over_real_rows(make_model, make_rows, tokenizer):
     )
 
 
-def test_gradients_per_row_add_up_and_skip_padding(make_model, make_rows, tokenizer):
-    model = make_model()
+def test_gradients_per_row_add_up_and_skip_padding(model, make_rows, tokenizer):
     weights = np.array([1, 1, 1, 0], np.float32)
     batch = _batch(make_rows, tokenizer, n=4, weights=weights)
     with tf.GradientTape(persistent=True) as tape:
@@ -119,8 +115,8 @@ def test_towers_share_weights_only_when_told(make_model, shared):
     assert (float(tf.norm(gap)) < 1e-7) == shared
 
 
-def test_projection_has_no_bias(make_model):
-    tower = make_model().query_tower
+def test_projection_has_no_bias(model):
+    tower = model.query_tower
     assert [w.shape.as_list() for w in tower.get_layer("projection").weights] == [
         [16, 12]
     ]

@@ -130,8 +130,7 @@ def test_collate_takes_the_callers_rows_in_order(make_rows, tokenizer):
             collate(arrays, np.array([3, 1, 0, 0]), weights)
 
 
-def test_padding_taken_from_real_rows_changes_no_loss(make_model, make_rows, tokenizer):
-    model = make_model()
+def test_padding_taken_from_real_rows_changes_no_loss(model, make_rows, tokenizer):
     arrays = encode_pairs(make_rows(5), tokenizer, 6, 12)
     plain = model.row_losses(collate(arrays, np.array([3, 1, 4])))
     # The padding holds row 2, a negative of all three were it counted.

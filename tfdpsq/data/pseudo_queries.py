@@ -17,7 +17,8 @@ from tfdpsq.validation import InputError, positive_integer
 # A line that starts something new rather than going on with a sentence: code,
 # lists, rules, doctest prompts, directives, "name: text" and "name (type): text".
 _CODE = re.compile(
-    r"\s*(>>>|\.\.\.\s|```|~~~|\.\. |@|#|[-=~^*_+|]{3,}|\||import |from )"
+    r"\s*(>>>|\.\.\.\s|```|~~~|\.\. |@|#|[-=~^*_+|]{3,}|\||"
+    r"import [\w.]+\s*$|from [\w.]+ import )"
 )
 _BULLET = re.compile(r"\s*(?:[-*+\u2022]|\d+[.)]|\[\d+\])\s+")
 # NumPy's "name : type", alone on its line.
@@ -45,8 +46,8 @@ def pseudo_pairs(
 
     Sentences of paragraphs are preferred, then those of list entries (arguments,
     results), then clauses between commas, colons or semicolons; code, types and
-    headers are passed over. A document with none of these gives no pair. The choice depends on the seed and
-    the document alone, not on the order or the other documents.
+    headers are passed over. A document with none of these gives no pair. The choice
+    depends on the seed and the document alone, not on order or other documents.
 
     Args:
       documents: public documents, streamed.

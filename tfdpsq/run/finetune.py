@@ -4,7 +4,8 @@
 
 With a finite `epsilon` by DP-SGD, with `epsilon = inf` the same steps without
 clipping and noise. Writes the model, and `certificate.json` where private pairs
-were read. The training curve goes to `logs`, which belongs under `private/`.
+were read. What must never be released (training curves, the key of the data's
+fingerprint) goes to `private_directory`, by default `private` beside the output.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -64,13 +66,15 @@ def default_config() -> ml_collections.ConfigDict:
             "engine": "vectorized",
             "accountant": "pld",
             "jit_compile": False,
-            "logs": "",
+            "private_directory": "",
             "seed": 0,
         }
     )
 
 
-def load_generator(config: ml_collections.ConfigDict, tokenizer: Tokenizer):
+def load_generator(
+    config: ml_collections.ConfigDict, tokenizer: Tokenizer
+) -> T5QueryGenerator:
     """The generator to start from: `config.init`, or random weights by `config.t5`.
 
     Raises:
@@ -97,8 +101,9 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       InputError: bad settings or data, before any budget is spent.
     """
     tokenizer = Tokenizer(config.vocabulary)
+    private = private_directory(config, directory)
     inputs = {
-        "pairs": sources.source_fingerprint(config.pairs),
+        "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
     }
     if config.init:
@@ -138,8 +143,8 @@ def _make(
         plan, config.learning_rate, config.optimizer, config.engine
     )
     tf.random.set_seed(config.seed)  # dropout only: noise has entropy of its own
-    logs = pathlib.Path(config.logs or directory.parent / "private" / "logs")
-    progress = Progress(logs, directory.name, config.steps)
+    private = private_directory(config, directory)
+    progress = Progress(private / "logs", directory.name, config.steps)
     executed = privacy.train(
         plan,
         lambda batch: model.row_losses(batch, training=True),
@@ -165,14 +170,14 @@ def _make(
             sensitivity_argument=SENSITIVITY_ARGUMENT,
             training=training_facts(config, model),
             fingerprints={
-                "pairs": source.fingerprint,
+                "pairs": sources.source_fingerprint(config.pairs, private),
                 "vocabulary": tokenizer.fingerprint,
                 "code": workdir.code_fingerprint(),
             },
             private_reads=[
                 {
                     "what": "the training loss of every step, averaged over its batch",
-                    "where": "the training logs, kept under private/",
+                    "where": "logs/, kept under private/",
                 }
             ],
         )
@@ -188,7 +193,16 @@ def _make(
     return {"pairs": len(source.pairs), "steps_executed": executed}
 
 
-def training_facts(config, model) -> dict:
+def private_directory(
+    config: ml_collections.ConfigDict, directory: pathlib.Path
+) -> pathlib.Path:
+    """Where a stage keeps what must not be released with its output."""
+    return pathlib.Path(config.private_directory or directory.parent / "private")
+
+
+def training_facts(
+    config: ml_collections.ConfigDict, model: tf.keras.Model
+) -> dict[str, Any]:
     """What the certificate records of the training, apart from privacy."""
     return {
         "optimizer": config.optimizer,

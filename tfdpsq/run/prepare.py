@@ -42,9 +42,11 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       DataError: the data are bad; the first problem is named by file and line.
     """
     beir = sources.open_beir(config.data)
+    # Checked even where the output is finished: the queries may have changed.
+    counts = beir.validate(config.splits)
+    corpus = sources.corpus_fingerprint(config.data)
 
     def make(out: pathlib.Path) -> dict:
-        counts = beir.validate(config.splits)
         (out / VOCABULARY).parent.mkdir()
         train_vocabulary(
             (document.content for document in beir.documents()),
@@ -66,7 +68,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             rows,
             provenance={
                 "made_from": "public documents only",
-                "corpus": beir.fingerprint(),
+                "corpus": corpus,
             },
             certificate=None,
         )
@@ -77,9 +79,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             "public_pairs": manifest["count"],
         }
 
-    return workdir.run_stage(
-        directory, config, {"data": beir.fingerprint()}, make
-    )
+    return workdir.run_stage(directory, config, {"corpus": corpus}, make)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,21 @@ certificate what it already cost; a BEIR directory's queries are private.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import pathlib
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.data import BeirDirectory, build_pydocs, read_manifest, read_synthetic
+from tfdpsq.data import (
+    BeirDirectory,
+    atomic_write,
+    build_pydocs,
+    read_manifest,
+    read_synthetic,
+)
 from tfdpsq.data.texts import Document, Pair
 
 PYDOCS = "pydocs"
@@ -27,13 +36,11 @@ class Source:
       pairs: the rows; for a private source exactly one per query.
       private: whether using them spends privacy.
       certificate: what making them has already cost; `None` if nothing.
-      fingerprint: SHA-256 of the content.
     """
 
     pairs: list[Pair]
     private: bool
     certificate: dict[str, Any] | None
-    fingerprint: str
 
 
 def open_beir(path: str) -> BeirDirectory:
@@ -45,11 +52,39 @@ def open_beir(path: str) -> BeirDirectory:
     return build_pydocs() if path == PYDOCS else BeirDirectory(path)
 
 
-def source_fingerprint(path: str) -> str:
-    """What identifies the content of a BEIR directory or synthetic set."""
+def corpus_fingerprint(path: str) -> str:
+    """SHA-256 of the documents of a corpus, which are public; no query enters."""
+    digest = hashlib.sha256()
+    for document in open_beir(path).documents():
+        for part in (document.id, document.title, document.text):
+            digest.update(hashlib.sha256(part.encode()).digest())
+    return digest.hexdigest()
+
+
+def source_fingerprint(path: str, private_directory: pathlib.Path) -> str:
+    """What identifies a source's content, fit to be released.
+
+    A plain hash of private pairs would let whoever knows all of them but one test
+    guesses at the last, which no ε covers. So the hash is keyed: its owner can
+    compare data with it, nobody else can.
+
+    Args:
+      path: a BEIR directory, "pydocs", or a synthetic set.
+      private_directory: where the key lies, or is made; never released.
+    """
     if is_free(path):
         return read_manifest(path)["fingerprint"]
-    return open_beir(path).fingerprint()
+    return keyed_fingerprint(open_beir(path).fingerprint(), private_directory)
+
+
+def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
+    """HMAC-SHA256 of a fingerprint under this workdir's secret key."""
+    path = private_directory / "fingerprint.key"
+    if not path.is_file():
+        private_directory.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, secrets.token_hex(32))
+    key = bytes.fromhex(path.read_text())
+    return "keyed:" + hmac.new(key, fingerprint.encode(), hashlib.sha256).hexdigest()
 
 
 def is_free(path: str) -> bool:
@@ -81,11 +116,9 @@ def load_source(path: str, split: str = "train") -> Source:
             # A set made without privacy is as private as what it was made from.
             private=bool(certificate) and not certificate["private"],
             certificate=certificate,
-            fingerprint=manifest["fingerprint"],
         )
     else:
-        beir = open_beir(path)
-        source = Source(beir.pairs(split), True, None, beir.fingerprint())
+        source = Source(open_beir(path).pairs(split), True, None)
     if not source.pairs:
         raise validation.InputError(
             f"{path} has no pairs in split {split!r}. Choose another split or set."

@@ -70,7 +70,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     inputs = {
         "generator": workdir.stage_fingerprint(config.generator),
         "vocabulary": tokenizer.fingerprint,
-        "corpus": sources.source_fingerprint(config.corpus),
+        "corpus": sources.corpus_fingerprint(config.corpus),
     }
 
     def make(out: pathlib.Path) -> dict:

@@ -26,7 +26,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.privacy import accounting
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.run import command, sources, workdir
-from tfdpsq.run.finetune import training_facts
+from tfdpsq.run.finetune import private_directory, training_facts
 from tfdpsq.run.progress import Progress
 
 METHODS = ("plain", "naive")
@@ -74,7 +74,7 @@ def default_config() -> ml_collections.ConfigDict:
             "clip_norm": 0.1,
             "engine": "vectorized",
             "accountant": "pld",
-            "logs": "",
+            "private_directory": "",
         }
     )
 
@@ -92,8 +92,9 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             'epsilon to "inf", or method to "naive".'
         )
     tokenizer = Tokenizer(config.vocabulary)
+    private = private_directory(config, directory)
     inputs = {
-        "pairs": sources.source_fingerprint(config.pairs),
+        "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
     }
     return workdir.run_stage(
@@ -119,14 +120,16 @@ def _make(
     certificate = None
     if config.steps:
         source = sources.load_source(config.pairs, config.split)
-        logs = pathlib.Path(config.logs or directory.parent / "private" / "logs")
-        progress = Progress(logs, directory.name, config.steps)
+        private = private_directory(config, directory)
+        progress = Progress(private / "logs", directory.name, config.steps)
         if config.method == "plain":
             _train_plainly(config, model, tokenizer, source, progress)
             # What it is trained on decides its guarantee, by post-processing.
             certificate = source.certificate
         else:
-            certificate = _train_naively(config, model, tokenizer, source, progress)
+            certificate = _train_naively(
+                config, model, tokenizer, source, progress, private
+            )
         progress.close()
         result = {"pairs": len(source.pairs), "steps_executed": config.steps}
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
@@ -168,7 +171,7 @@ def _train_plainly(config, model, tokenizer, source, progress) -> None:
         progress(number + 1, float(loss))
 
 
-def _train_naively(config, model, tokenizer, source, progress) -> dict:
+def _train_naively(config, model, tokenizer, source, progress, private) -> dict:
     if not source.private:
         raise validation.InputError(
             f"{config.pairs} holds no private queries: use method 'plain'."
@@ -215,14 +218,14 @@ def _train_naively(config, model, tokenizer, source, progress) -> dict:
         sensitivity_argument=NAIVE_SENSITIVITY_ARGUMENT,
         training={**training_facts(config, model), "method": config.method},
         fingerprints={
-            "pairs": source.fingerprint,
+            "pairs": sources.source_fingerprint(config.pairs, private),
             "vocabulary": tokenizer.fingerprint,
             "code": workdir.code_fingerprint(),
         },
         private_reads=[
             {
                 "what": "the training loss of every step, averaged over its batch",
-                "where": "the training logs, kept under private/",
+                "where": "logs/, kept under private/",
             }
         ],
     )

@@ -1,0 +1,180 @@
+"""Stage `evaluate`: what each system retrieves, by trec_eval's rules.
+
+    python -m tfdpsq.run.evaluate --config=configs/evaluate.py --workdir=DIR
+
+Every number here is computed from private test queries and is covered by no ε, so
+the output belongs under `private/`. Writes TREC run and qrels files and
+`metrics.json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+from tfdpsq import evaluation, retriever, validation
+from tfdpsq.data import BeirDirectory, Tokenizer, atomic_write, read_synthetic
+from tfdpsq.run import command, sources, workdir
+from tfdpsq.run.finetune import private_directory
+
+BM25 = "bm25"
+METRICS = ("ndcg@10", "recall@10")
+METRICS_FILE = "metrics.json"
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """The stage's settings.
+
+    `systems` maps a name to "bm25" or to a directory that `train_retriever` wrote;
+    `synthetic` maps a name to a set that `synthesize` wrote, for BLEU.
+    """
+    return ml_collections.ConfigDict(
+        {
+            "data": sources.PYDOCS,
+            "split": "test",
+            "vocabulary": "",
+            "systems": {BM25: BM25},
+            "synthetic": {},
+            "similarity_split": "dev",
+            "baseline": "",
+            "k": 100,
+            "index": "scann_brute_force",
+            "batch_size": 128,
+            "ignore_identical_ids": False,
+            "resamples": 10_000,
+            "seed": 0,
+            "private_directory": "",
+        }
+    )
+
+
+def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+    """Runs the stage into `directory` unless it is finished there.
+
+    Raises:
+      InputError: bad settings, or a system that is not there.
+      DataError: malformed data.
+    """
+    private = private_directory(config, directory)
+    inputs = {"data": sources.source_fingerprint(config.data, private)}
+    for name, path in sorted(config.systems.items()):
+        if path != BM25:
+            inputs[f"system {name}"] = workdir.stage_fingerprint(path)
+    if config.baseline and config.baseline not in config.systems:
+        raise validation.InputError(
+            f"baseline is {config.baseline!r}, which is none of the systems "
+            f"{', '.join(sorted(config.systems))}."
+        )
+    return workdir.run_stage(
+        directory, config, inputs, lambda out: _make(config, out)
+    )
+
+
+def _make(config, out: pathlib.Path) -> dict[str, Any]:
+    beir = sources.open_beir(config.data)
+    qrels = beir.qrels(config.split)
+    queries = {name: text for name, text in beir.queries().items() if name in qrels}
+    (out / "runs").mkdir()
+    evaluation.write_trec_qrels(out / "qrels.trec", qrels)
+    results = {}
+    notes: dict[str, Any] = {}
+    for name, path in config.systems.items():
+        if path == BM25:
+            index = evaluation.BM25((d.id, d.content) for d in beir.documents())
+            found = index.search(queries, config.k, progress=True)
+            notes[name] = index.settings
+        else:
+            found = _dense_run(config, beir, queries, path)
+        evaluation.write_trec_run(out / "runs" / f"{name}.trec", found, tag=name)
+        results[name] = evaluation.evaluate_run(
+            qrels, found, METRICS, config.ignore_identical_ids
+        )
+    metrics = {
+        "split": config.split,
+        "queries": len(qrels),
+        "rules": evaluation.rules(config.ignore_identical_ids),
+        "settings": notes,
+        "systems": {
+            name: _summary(config, result, results.get(config.baseline))
+            for name, result in results.items()
+        },
+        "similarity": {
+            name: _bleu(beir, config.similarity_split, path)
+            for name, path in config.synthetic.items()
+        },
+    }
+    atomic_write(
+        out / METRICS_FILE,
+        json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n",
+    )
+    return {name: values["ndcg@10"] for name, values in metrics["systems"].items()}
+
+
+def _dense_run(
+    config, beir: BeirDirectory, queries: Mapping[str, str], path: str
+) -> dict[str, dict[str, float]]:
+    model = retriever.load(pathlib.Path(path) / "model")
+    tokenizer = Tokenizer(config.vocabulary)
+    ids: list[str] = []
+
+    def contents():
+        for document in beir.documents():
+            ids.append(document.id)
+            yield document.content
+
+    documents = retriever.encode_texts(
+        model, contents(), tokenizer, "document", config.batch_size
+    )
+    vectors = retriever.encode_texts(
+        model, queries.values(), tokenizer, "query", config.batch_size
+    )
+    scores, found = retriever.search(vectors, documents, ids, config.k, config.index)
+    return retriever.as_run(list(queries), scores, found)
+
+
+def _summary(config, result, baseline) -> dict[str, Any]:
+    summary: dict[str, Any] = {"missing_queries": len(result.missing)}
+    for metric in METRICS:
+        interval = evaluation.bootstrap_interval(
+            result.values(metric), resamples=config.resamples, seed=config.seed
+        )
+        summary[metric] = interval.mean
+        summary[f"{metric}_ci"] = [interval.low, interval.high]
+    if baseline is not None and baseline is not result:
+        summary["difference_to_baseline"] = dataclasses.asdict(
+            evaluation.paired_bootstrap(
+                result.values("ndcg@10"),
+                baseline.values("ndcg@10"),
+                resamples=config.resamples,
+                seed=config.seed,
+            )
+        )
+    return summary
+
+
+def _bleu(beir: BeirDirectory, split: str, path: str) -> dict[str, Any]:
+    """BLEU of synthetic queries against the held-out queries of their documents."""
+    references: dict[str, list[str]] = {}
+    for pair in beir.all_pairs(split):
+        references.setdefault(pair.document_id, []).append(pair.query)
+    rows = [row for row in read_synthetic(path) if row.document_id in references]
+    if not rows:
+        return {"bleu": None, "queries": 0}
+    bleu = evaluation.corpus_bleu(
+        [row.query for row in rows], [references[row.document_id] for row in rows]
+    )
+    return {
+        "bleu": bleu.score,
+        "signature": bleu.signature,
+        "queries": len(rows),
+        "against": f"private queries of split {split!r} on the same documents",
+    }
+
+
+if __name__ == "__main__":
+    command.main(run)

@@ -1,0 +1,278 @@
+"""The main job: private pairs in, synthetic queries, retrievers and a report out.
+
+    python -m tfdpsq.run.pipeline --config=configs/quickstart.py --workdir=DIR
+
+Runs every stage in one process, each into its own directory of the workdir:
+
+    release/   made from public documents, or carries a certificate of finite ε
+    private/   everything else: models without a guarantee, curves, metrics
+    report.html, results.json   internal; they show private queries
+
+A stage that is finished is not redone, so a run that was interrupted is started
+again with the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import shlex
+import sys
+import time
+from typing import Any
+
+import ml_collections
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.run import (
+    command,
+    evaluate,
+    finetune,
+    prepare,
+    report,
+    report_content,
+    sources,
+    synthesize,
+    train_retriever,
+    workdir,
+)
+
+SPLITS = ("train", "dev", "test")
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """Every stage's settings, and which rows the table has.
+
+    `epsilons` are those of the generator (a row of the table each), and
+    `direct_epsilons` those of the retriever trained on private pairs directly.
+    Paths and ε inside the stages' own settings are filled in by the pipeline.
+    """
+    return ml_collections.ConfigDict(
+        {
+            "data": sources.PYDOCS,
+            "epsilons": (math.inf, 8.0),
+            "direct_epsilons": (8.0,),
+            "examples": 8,
+            "prepare": prepare.default_config(),
+            "pretrain": finetune.default_config(),
+            "finetune": finetune.default_config(),
+            "synthesize": synthesize.default_config(),
+            "retriever": train_retriever.default_config(),
+            "direct": train_retriever.default_config(),
+            "evaluate": evaluate.default_config(),
+        }
+    )
+
+
+def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str, Any]:
+    """Runs the whole job, or what is left of it.
+
+    Returns:
+      What `results.json` holds.
+
+    Raises:
+      InputError: bad settings or data; before any training where they can be told.
+    """
+    started = time.monotonic()
+    _check(config)
+    directory = workdir.open_workdir(directory, config)
+    beir = sources.open_beir(config.data)
+    beir.validate(SPLITS)
+    _check_sizes(config, len(beir.pairs("train")))
+    job = _Job(config, directory)
+    job.prepare()
+    generators = job.generators()
+    sets = job.synthetic_sets(generators)
+    rows = job.retrievers(sets)
+    job.evaluate(rows, sets)
+    content = report_content.gather(
+        config,
+        directory,
+        rows=rows,
+        sets=sets,
+        seconds=job.seconds,
+        command=" ".join(map(shlex.quote, ["python", "-m", "tfdpsq.run.pipeline"]))
+        + " "
+        + " ".join(map(shlex.quote, sys.argv[1:])),
+    )
+    report.write_results(directory / "results.json", content)
+    report.write_report(directory / "report.html", content)
+    logging.info(
+        "done in %.0f s: %s", time.monotonic() - started, directory / "report.html"
+    )
+    return json.loads((directory / "results.json").read_text("utf-8"))
+
+
+def epsilon_name(epsilon: float) -> str:
+    """"inf", or the number without a needless point: 8.0 is "eps8"."""
+    return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
+
+
+class _Job:
+    """One run of the pipeline: its config, its directories, its clock."""
+
+    def __init__(self, config: ml_collections.ConfigDict, directory: pathlib.Path):
+        self.config = config
+        self.private = directory / "private"
+        self.release = directory / "release"
+        self.seconds: dict[str, float] = {}
+
+    def _run(self, stage, name: str, free: bool, settings: dict) -> pathlib.Path:
+        """Runs one stage under `release/` if its output is free to go, or `private/`.
+
+        Args:
+          stage: the stage's module.
+          name: of its output directory.
+          free: whether the output carries a finite ε or touches nothing private.
+          settings: what the pipeline fills into the stage's config.
+        """
+        module, config = stage
+        config = config.copy_and_resolve_references()
+        if "private_directory" in config:
+            config.private_directory = str(self.private)
+        with config.unlocked():
+            config.update(settings)
+        out = (self.release if free else self.private) / name
+        self.seconds[name] = module.run(config, out)["seconds"]
+        return out
+
+    def prepare(self) -> None:
+        """Vocabulary and public pairs."""
+        self.prepared = self._run(
+            (prepare, self.config.prepare), "prepare", True, {"data": self.config.data}
+        )
+        self.vocabulary = str(self.prepared / prepare.VOCABULARY)
+        self.public_pairs = str(self.prepared / prepare.PUBLIC_PAIRS)
+
+    def generators(self) -> dict[float, pathlib.Path]:
+        """One generator per ε, all from the same publicly pretrained weights."""
+        common = {"vocabulary": self.vocabulary}
+        pretrained = self._run(
+            (finetune, self.config.pretrain),
+            "generator_public",
+            True,
+            {**common, "pairs": self.public_pairs, "epsilon": math.inf},
+        )
+        return {
+            epsilon: self._run(
+                (finetune, self.config.finetune),
+                f"generator_{epsilon_name(epsilon)}",
+                math.isfinite(epsilon),
+                {
+                    **common,
+                    "pairs": self.config.data,
+                    "init": str(pretrained),
+                    "epsilon": epsilon,
+                },
+            )
+            for epsilon in self.config.epsilons
+        }
+
+    def synthetic_sets(
+        self, generators: dict[float, pathlib.Path]
+    ) -> dict[float, pathlib.Path]:
+        """One synthetic set per generator."""
+        return {
+            epsilon: self._run(
+                (synthesize, self.config.synthesize),
+                f"synthetic_{epsilon_name(epsilon)}",
+                math.isfinite(epsilon),
+                {
+                    "vocabulary": self.vocabulary,
+                    "generator": str(generator),
+                    "corpus": self.config.data,
+                },
+            )
+            / synthesize.SET
+            for epsilon, generator in generators.items()
+        }
+
+    def retrievers(
+        self, sets: dict[float, pathlib.Path]
+    ) -> list[report_content.Row]:
+        """The rows of the table, every retriever trained for the same steps."""
+        Row = report_content.Row
+        rows = [Row("bm25", "BM25", None, None)]
+
+        def add(name, label, epsilon, free, config, **settings):
+            settings["vocabulary"] = self.vocabulary
+            path = self._run(
+                (train_retriever, config), f"retriever_{name}", free, settings
+            )
+            rows.append(Row(name, label, epsilon, path))
+
+        plain = self.config.retriever
+        add("untrained", "Untrained encoder", None, True, plain, steps=0,
+            pairs=self.public_pairs)
+        add("public_only", "Public-only", None, True, plain, pairs=self.public_pairs)
+        add("original", "Original pairs", math.inf, False, plain,
+            pairs=self.config.data)
+        for epsilon, path in sets.items():
+            shown = "∞" if math.isinf(epsilon) else f"{epsilon:g}"
+            add(f"synthetic_{epsilon_name(epsilon)}", f"Synthetic, ε = {shown}",
+                epsilon, math.isfinite(epsilon), plain, pairs=str(path))
+        for epsilon in self.config.direct_epsilons:
+            add(f"direct_{epsilon_name(epsilon)}", f"Direct DP, ε = {epsilon:g}",
+                epsilon, math.isfinite(epsilon), self.config.direct,
+                pairs=self.config.data, method="naive", epsilon=epsilon,
+                steps=plain.steps, batch_size=plain.batch_size)
+        return rows
+
+    def evaluate(
+        self, rows: list[report_content.Row], sets: dict[float, pathlib.Path]
+    ) -> None:
+        """Metrics of all rows, BLEU of all synthetic sets."""
+        self._run(
+            (evaluate, self.config.evaluate),
+            "evaluation",
+            False,
+            {
+                "data": self.config.data,
+                "vocabulary": self.vocabulary,
+                "systems": {
+                    row.name: evaluate.BM25 if row.path is None else str(row.path)
+                    for row in rows
+                },
+                "synthetic": {
+                    epsilon_name(epsilon): str(path) for epsilon, path in sets.items()
+                },
+                "baseline": "public_only",
+            },
+        )
+
+
+def _check(config: ml_collections.ConfigDict) -> None:
+    """What can be known to be wrong before the first stage."""
+    for field in ("epsilons", "direct_epsilons"):
+        for epsilon in config[field]:
+            if not (isinstance(epsilon, (int, float)) and epsilon > 0):
+                raise validation.InputError(
+                    f"{field} holds {epsilon!r}; every epsilon must be above 0 "
+                    '(float("inf") trains without privacy).'
+                )
+    synthesis = config.synthesize
+    validation.in_range("synthesize.top_p", synthesis.top_p, 0, 1, low_open=True)
+    for stage in ("pretrain", "finetune", "synthesize", "retriever", "direct"):
+        for field in ("document_length", "query_length", "batch_size"):
+            validation.positive_integer(f"{stage}.{field}", config[stage][field])
+
+
+def _check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
+    for stage in ("finetune", "retriever"):
+        if config[stage].batch_size > n:
+            raise validation.InputError(
+                f"{stage}.batch_size {config[stage].batch_size} is larger than the "
+                f"data: split 'train' of {config.data} has {n} pairs. Lower it."
+            )
+        delta = config[stage].delta
+        if delta and delta >= 1 / n:
+            raise validation.InputError(
+                f"{stage}.delta is {delta}, but n is {n}: it must be below 1/n = "
+                f"{1 / n:.3g}; 1/(2n) = {0.5 / n:.3g} is the default."
+            )
+
+
+if __name__ == "__main__":
+    command.main(run)

@@ -1,0 +1,209 @@
+"""Gathers what the report shows from the stages' directories."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+
+from tfdpsq.data import read_synthetic
+from tfdpsq.privacy import accounting, read_certificate
+from tfdpsq.run import evaluate, sources, workdir
+
+_DESCRIPTIONS = {
+    "bm25": "Words in common; nothing is trained.",
+    "untrained": "The encoder's random weights.",
+    "public_only": "Trained on sentences cut from public documents.",
+    "original": "Trained on the private pairs without protection.",
+    "synthetic": "Trained on synthetic queries only.",
+    "direct": "Trained on the private pairs by DP-SGD, noise for the whole batch.",
+}
+# ε is shown at so many points of a run: each takes a second or two of accounting.
+_EPSILON_POINTS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+      name: what it is called in files.
+      label: what it is called in the report.
+      epsilon: target ε, ∞ for private data without protection, `None` where no
+        private query was used.
+      path: the retriever's directory; `None` for BM25.
+    """
+
+    name: str
+    label: str
+    epsilon: float | None
+    path: pathlib.Path | None
+
+
+def gather(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    *,
+    rows: Sequence[Row],
+    sets: Mapping[float, pathlib.Path],
+    seconds: Mapping[str, float],
+    command: str,
+) -> dict[str, Any]:
+    """What `report.write_report` takes, from a finished workdir."""
+    private = directory / "private"
+    metrics = json.loads(
+        (private / "evaluation" / evaluate.METRICS_FILE).read_text("utf-8")
+    )
+    trained = _trained_on_private(directory)
+    rules = metrics["rules"]
+    return {
+        "title": "Synthetic queries from private pairs",
+        "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": command,
+        "rows": [_row(row, metrics["systems"][row.name]) for row in rows],
+        "curves": _curves(private / "logs"),
+        "epsilon_curves": {
+            path.name: _epsilon_curve(certificate)
+            for path, certificate in trained.items()
+        },
+        "examples": _examples(config, sets),
+        "certificates": [
+            {"name": path.name, "certificate": certificate}
+            for path, certificate in trained.items()
+        ],
+        "similarity": metrics["similarity"],
+        "seconds": dict(seconds),
+        "peak_memory_gib": round(workdir.peak_memory_gib(), 3),
+        "versions": workdir.versions(),
+        "fingerprints": {
+            "corpus": sources.corpus_fingerprint(config.data),
+            "pairs": sources.source_fingerprint(config.data, private),
+            "code": workdir.code_fingerprint(),
+        },
+        "notes": [
+            f"{metrics['queries']} test queries; {rules['evaluator']}; gain "
+            f"{rules['gain']}; ties {rules['ties']}; recall {rules['recall']}; "
+            f"{rules['missing_queries']}.",
+            f"Every retriever was trained for {config.retriever.steps} steps of "
+            f"{config.retriever.batch_size} pairs from the same random weights "
+            f"(scale {config.retriever.scale:g}).",
+            "Synthetic queries were written for documents chosen from the whole "
+            "corpus without looking at which of them have private queries.",
+        ],
+    }
+
+
+def _row(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
+    certificate = read_certificate(row.path) if row.path else None
+    epsilon: Any = row.epsilon
+    if certificate is not None:
+        # What was spent, by the steps that ran; the target is only its bound.
+        epsilon = certificate["guarantee"]["epsilon"]
+    difference = values.get("difference_to_baseline")
+    return {
+        "name": row.name,
+        "label": row.label,
+        "description": _DESCRIPTIONS[
+            row.name if row.name in _DESCRIPTIONS else row.name.split("_")[0]
+        ],
+        "private_data": "none"
+        if row.epsilon is None
+        else ("unprotected" if math.isinf(row.epsilon) else "protected"),
+        "epsilon": epsilon,
+        **{
+            key: values[key]
+            for metric in evaluate.METRICS
+            for key in (metric, f"{metric}_ci")
+        },
+        "difference_to_public_only": difference
+        and {
+            "difference": difference["difference"],
+            "ci": [difference["low"], difference["high"]],
+            "p": difference["p_value"],
+        },
+    }
+
+
+def _trained_on_private(directory: pathlib.Path) -> dict[pathlib.Path, dict]:
+    """Certificates of the runs that read private pairs, each once."""
+    found = {}
+    for path in sorted(directory.glob("*/generator_*")) + sorted(
+        directory.glob("*/retriever_direct_*")
+    ):
+        certificate = read_certificate(path)
+        if certificate is not None:
+            found[path] = certificate
+    return found
+
+
+def _curves(logs: pathlib.Path) -> dict[str, Any]:
+    curves = {}
+    for path in sorted(logs.glob("*/curve.json")):
+        name = path.parent.name
+        generator = name.startswith("generator")
+        curves[name] = {
+            **json.loads(path.read_text("utf-8")),
+            "chart": "Generator: training loss"
+            if generator
+            else "Retriever: training loss",
+            "unit": "nats per token" if generator else "nats per query",
+        }
+    return curves
+
+
+def _epsilon_curve(certificate: Mapping[str, Any]) -> dict[str, Any]:
+    executed = certificate["accounting"]["steps_executed"]
+    if not certificate["private"]:
+        return {"step": [0, executed], "epsilon": [math.inf, math.inf]}
+    steps = sorted(
+        {round(executed * i / _EPSILON_POINTS) for i in range(_EPSILON_POINTS)}
+    )
+    delta = certificate["guarantee"]["delta"]
+    delta -= certificate["accounting"]["delta_for_truncation"]
+    spent = [
+        accounting.epsilon_of(
+            certificate["mechanism"]["noise_multiplier"],
+            certificate["sampler"]["sampling_probability"],
+            step,
+            delta,
+            certificate["accounting"]["accountant"],
+        )
+        for step in steps
+    ]
+    return {
+        "step": [*steps, executed],
+        "epsilon": [*spent, certificate["guarantee"]["epsilon"]],
+    }
+
+
+def _examples(
+    config: ml_collections.ConfigDict, sets: Mapping[float, pathlib.Path]
+) -> list[dict[str, Any]]:
+    """Documents with a held-out query and a synthetic one from every generator."""
+    synthetic: dict[str, dict[str, list[str]]] = {}
+    for epsilon, path in sets.items():
+        label = "Synthetic, ε = " + ("∞" if math.isinf(epsilon) else f"{epsilon:g}")
+        for row in read_synthetic(path):
+            by_set = synthetic.setdefault(row.document_id, {})
+            by_set.setdefault(label, []).append(row.query)
+    examples = []
+    for pair in sources.open_beir(config.data).pairs("dev"):
+        written = synthetic.get(pair.document_id, {})
+        if len(written) == len(sets):
+            examples.append(
+                {
+                    "document_id": pair.document_id,
+                    "document": pair.document,
+                    "original_query": pair.query,
+                    "synthetic": written,
+                }
+            )
+        if len(examples) == config.examples:
+            break
+    return examples
