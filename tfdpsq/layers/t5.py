@@ -130,21 +130,11 @@ def build_backbone(config: T5Config) -> T5Backbone:
       int32, to `encoder_sequence_output` [B, L, hidden_dim] and
       `decoder_sequence_output` [B, T, hidden_dim].
     """
-    backbone = _backbone(config, tied=config.tied)
-    if not config.tied:
-        # keras-nlp starts the head with the embedding's deviation of 1, and so
-        # logits of deviation sqrt(hidden_dim); T5X starts it by fan-in.
-        head = backbone.token_embedding.reverse_embeddings
-        head.assign(
-            tf.keras.initializers.TruncatedNormal(stddev=config.hidden_dim**-0.5)(
-                head.shape
-            )
-        )
-    return backbone
+    return _backbone(config, tied=config.tied)
 
 
 def _backbone(config: T5Config, tied: bool) -> T5Backbone:
-    return T5Backbone(
+    backbone = T5Backbone(
         vocabulary_size=config.vocabulary_size,
         num_layers=config.num_layers,
         num_heads=config.num_heads,
@@ -156,6 +146,20 @@ def _backbone(config: T5Config, tied: bool) -> T5Backbone:
         use_gated_activation=config.version != "1.0",
         tie_embedding_weights=tied,
     )
+    # keras-nlp 0.12 starts the embedding with TruncatedNormal(1.0), whose first
+    # argument is the *mean*: every token is then nearly the same vector of ones,
+    # and so is every text. T5 starts it with mean 0 and deviation 1 (Mesh
+    # TensorFlow), and the head of 1.1 by fan-in (T5X).
+    embedding = backbone.token_embedding
+    _normal(embedding.embeddings, 1.0)
+    if not tied:
+        _normal(embedding.reverse_embeddings, config.hidden_dim**-0.5)
+    return backbone
+
+
+def _normal(variable: tf.Variable, deviation: float) -> None:
+    initializer = tf.keras.initializers.TruncatedNormal(mean=0.0, stddev=deviation)
+    variable.assign(initializer(variable.shape, variable.dtype))
 
 
 def encoder_of(backbone: T5Backbone) -> tf.keras.Model:

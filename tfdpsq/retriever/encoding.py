@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ _WINDOW = 16
 class Encodes(Protocol):
     """What is needed of a tokenizer."""
 
-    def encode(self, texts, length: int):
+    def encode(self, texts: Sequence[str], length: int) -> tuple[tf.Tensor, tf.Tensor]:
         """[B] strings to ids [B, length] and lengths [B], both int32."""
 
 
