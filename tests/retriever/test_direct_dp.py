@@ -4,6 +4,8 @@ Per-row gradients are clipped and summed here, in float64, without any of the
 privacy engine, and the move of that sum is compared with what the library states.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -102,15 +104,20 @@ def test_extreme_neighbours_stay_within_the_bound():
 def test_a_real_retriever_breaks_the_bound_of_ordinary_dp_sgd(
     model, make_rows, tokenizer
 ):
-    n, clip_norm = 6, 1e-3
-    arrays = encode_pairs(make_rows(n), tokenizer, 6, 12)
+    # Everyone asks the same; the last pair's document is that very text, to which a
+    # shared tower gives cosine 1. It takes over the softmax of every other row.
+    # (An arbitrary pair need not: of a random one, C alone may well be the move.)
+    n, clip_norm = 8, 1e-3
+    rows = [dataclasses.replace(row, query="w1 w2 w3") for row in make_rows(n)]
+    rows[-1] = dataclasses.replace(rows[-1], document="w1 w2 w3")
+    arrays = encode_pairs(rows, tokenizer, 6, 12)
 
     def clipped_sum(weights):
         batch = collate(arrays, np.arange(n), np.array(weights, np.float32))
         batch = {name: tf.constant(value) for name, value in batch.items()}
         with tf.GradientTape(persistent=True) as tape:
             losses = tf.unstack(model.row_losses(batch))
-        rows = [
+        gradients = [
             np.concatenate(
                 [
                     tf.reshape(tf.convert_to_tensor(g), [-1]).numpy()
@@ -119,12 +126,12 @@ def test_a_real_retriever_breaks_the_bound_of_ordinary_dp_sgd(
             )
             for loss in losses
         ]
-        return _clipped_sum(np.array(rows, np.float64), clip_norm)
+        return _clipped_sum(np.array(gradients, np.float64), clip_norm)
 
     # The neighbour is the batch with its last pair turned into padding.
     moved = np.linalg.norm(clipped_sum([1] * n) - clipped_sum([1] * (n - 1) + [0]))
     assert moved <= naive_sensitivity_multiplier(n) * clip_norm
-    assert moved > 1.1 * clip_norm
+    assert moved > 3 * clip_norm
 
 
 def test_multiplier_is_two_n_minus_one():

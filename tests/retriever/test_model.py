@@ -46,9 +46,9 @@ def test_padding_never_changes_an_embedding(make_model, make_config, version):
         padded = model.encode_documents(wide, tf.constant([length]))
         np.testing.assert_allclose(alone[0], full[row], rtol=0, atol=1e-6)
         np.testing.assert_allclose(padded[0], full[row], rtol=0, atol=1e-6)
-    # Real tokens do change it, by a thousand times what padding may.
+    # Real tokens do change it, ten thousand times more than padding may.
     changed = model.encode_documents((ids + 7) % 59 + 1, tf.constant(lengths))
-    assert np.abs(changed - full).max(axis=1).min() > 1e-3
+    assert np.abs(changed - full).max(axis=1).min() > 1e-2
 
 
 def test_a_text_of_padding_is_an_error_and_in_a_graph_no_nan(model):

@@ -106,7 +106,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
 
 
 def epsilon_name(epsilon: float) -> str:
-    """"inf", or the number without a needless point: 8.0 is "eps8"."""
+    """What files are called by: "inf", or "eps8" for 8.0."""
     return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
 
 
@@ -196,7 +196,7 @@ class _Job:
         Row = report_content.Row
         rows = [Row("bm25", "BM25", None, None)]
 
-        def add(name, label, epsilon, free, config, **settings):
+        def add(name, label, epsilon, config, free, settings):
             settings["vocabulary"] = self.vocabulary
             path = self._run(
                 (train_retriever, config), f"retriever_{name}", free, settings
@@ -204,20 +204,35 @@ class _Job:
             rows.append(Row(name, label, epsilon, path))
 
         plain = self.config.retriever
-        add("untrained", "Untrained encoder", None, True, plain, steps=0,
-            pairs=self.public_pairs)
-        add("public_only", "Public-only", None, True, plain, pairs=self.public_pairs)
-        add("original", "Original pairs", math.inf, False, plain,
-            pairs=self.config.data)
+        public = {"pairs": self.public_pairs}
+        private = {"pairs": self.config.data}
+        add("untrained", "Untrained encoder", None, plain, True, {**public, "steps": 0})
+        add("public_only", "Public-only", None, plain, True, public)
+        add("original", "Original pairs", math.inf, plain, False, private)
         for epsilon, path in sets.items():
-            shown = "∞" if math.isinf(epsilon) else f"{epsilon:g}"
-            add(f"synthetic_{epsilon_name(epsilon)}", f"Synthetic, ε = {shown}",
-                epsilon, math.isfinite(epsilon), plain, pairs=str(path))
+            add(
+                f"synthetic_{epsilon_name(epsilon)}",
+                f"Synthetic, ε = {report_content.epsilon_symbol(epsilon)}",
+                epsilon,
+                plain,
+                math.isfinite(epsilon),
+                {"pairs": str(path)},
+            )
         for epsilon in self.config.direct_epsilons:
-            add(f"direct_{epsilon_name(epsilon)}", f"Direct DP, ε = {epsilon:g}",
-                epsilon, math.isfinite(epsilon), self.config.direct,
-                pairs=self.config.data, method="naive", epsilon=epsilon,
-                steps=plain.steps, batch_size=plain.batch_size)
+            add(
+                f"direct_{epsilon_name(epsilon)}",
+                f"Direct DP, ε = {report_content.epsilon_symbol(epsilon)}",
+                epsilon,
+                self.config.direct,
+                math.isfinite(epsilon),
+                {
+                    **private,
+                    "method": "naive",
+                    "epsilon": epsilon,
+                    "steps": plain.steps,
+                    "batch_size": plain.batch_size,
+                },
+            )
         return rows
 
     def evaluate(

@@ -46,6 +46,11 @@ class Row:
     path: pathlib.Path | None
 
 
+def epsilon_symbol(epsilon: float) -> str:
+    """ε as people read it: "∞", or the number without a needless point."""
+    return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
+
+
 def gather(
     config: ml_collections.ConfigDict,
     directory: pathlib.Path,
@@ -188,7 +193,7 @@ def _examples(
     """Documents with a held-out query and a synthetic one from every generator."""
     synthetic: dict[str, dict[str, list[str]]] = {}
     for epsilon, path in sets.items():
-        label = "Synthetic, ε = " + ("∞" if math.isinf(epsilon) else f"{epsilon:g}")
+        label = f"Synthetic, ε = {epsilon_symbol(epsilon)}"
         for row in read_synthetic(path):
             by_set = synthetic.setdefault(row.document_id, {})
             by_set.setdefault(label, []).append(row.query)

@@ -1,0 +1,148 @@
+"""The generator's loss, head and storage, for both T5 shapes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.layers import T5Config
+
+# hidden_dim differs from heads · key_value_dim, as in T5 1.1 small.
+_SHAPES = {
+    version: T5Config(
+        vocabulary_size=60,
+        num_layers=2,
+        num_heads=3,
+        hidden_dim=16,
+        intermediate_dim=24,
+        key_value_dim=8,
+        version=version,
+        dropout=0.0,
+    )
+    for version in ("1.0", "1.1")
+}
+
+
+def _batch(seed=0, rows=4):
+    random = np.random.default_rng(seed)
+    document_lengths = random.integers(3, 11, rows)
+    query_lengths = random.integers(1, 7, rows)
+    documents = random.integers(3, 60, (rows, 10))
+    queries = random.integers(3, 60, (rows, 6))
+    for i in range(rows):
+        documents[i, document_lengths[i] :] = 0
+        queries[i, query_lengths[i] - 1] = 1
+        queries[i, query_lengths[i] :] = 0
+    return {
+        "document_ids": tf.constant(documents, tf.int32),
+        "document_lengths": tf.constant(document_lengths, tf.int32),
+        "query_ids": tf.constant(queries, tf.int32),
+        "query_lengths": tf.constant(query_lengths, tf.int32),
+    }
+
+
+@pytest.fixture(scope="module", params=list(_SHAPES))
+def model(request):
+    tf.keras.utils.set_random_seed(5)
+    return T5QueryGenerator(_SHAPES[request.param])
+
+
+def test_row_losses_are_each_rows_own_mean_over_real_tokens(model):
+    batch = _batch()
+    logits = model(batch).numpy().astype(np.float64)
+    expected = []
+    for i in range(4):
+        length = int(batch["query_lengths"][i])
+        total = 0.0
+        for t in range(length):
+            row = logits[i, t]
+            log_sum = row.max() + np.log(np.exp(row - row.max()).sum())
+            total += log_sum - row[int(batch["query_ids"][i, t])]
+        expected.append(total / length)
+    np.testing.assert_allclose(model.row_losses(batch), expected, rtol=1e-5)
+
+
+def test_a_rows_loss_depends_on_that_row_alone(model):
+    batch, other = _batch(0), _batch(9)
+    mixed = {
+        name: tf.concat([value[:1], other[name][1:]], 0)
+        for name, value in batch.items()
+    }
+    np.testing.assert_allclose(
+        model.row_losses(mixed)[0], model.row_losses(batch)[0], rtol=1e-5
+    )
+
+
+def test_padding_changes_no_loss(model):
+    batch = _batch()
+    wider = {
+        name: tf.pad(value, [[0, 0], [0, 5]]) if value.shape.rank == 2 else value
+        for name, value in batch.items()
+    }
+    # Garbage in the padding, too: it is masked by length, not by id.
+    wider["document_ids"] += 7 * tf.cast(
+        tf.range(15)[None] >= batch["document_lengths"][:, None], tf.int32
+    )
+    np.testing.assert_allclose(
+        model.row_losses(wider), model.row_losses(batch), rtol=1e-5
+    )
+
+
+def test_a_position_sees_no_later_token(model):
+    batch = _batch()
+    changed = dict(batch)
+    changed["query_ids"] = tf.tensor_scatter_nd_update(
+        batch["query_ids"], [[0, 4]], [33]
+    )
+    before, after = model(batch)[0].numpy(), model(changed)[0].numpy()
+    # Token 4 is the decoder's input from position 5 on.
+    np.testing.assert_allclose(before[:5], after[:5], atol=1e-5)
+    if int(batch["query_lengths"][0]) > 5:
+        assert np.abs(before[5] - after[5]).max() > 1e-3
+
+
+def test_the_tied_head_is_the_scaled_embedding_and_the_untied_its_own():
+    hidden = tf.random.stateless_normal([2, 16], [1, 2])
+    tied = T5QueryGenerator(_SHAPES["1.0"])
+    embedding = tied.backbone.token_embedding.embeddings.numpy()
+    np.testing.assert_allclose(
+        tied.head(hidden), hidden.numpy() @ embedding.T * 16**-0.5, rtol=1e-4, atol=1e-5
+    )
+    untied = T5QueryGenerator(_SHAPES["1.1"])
+    head = untied.backbone.token_embedding.reverse_embeddings.numpy()
+    np.testing.assert_allclose(
+        untied.head(hidden), hidden.numpy() @ head, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_the_embedding_starts_around_zero_with_deviation_one(model):
+    """keras-nlp's own start is 1 ± 0.05: all tokens alike, all texts alike."""
+    embedding = model.backbone.token_embedding.embeddings.numpy()
+    assert abs(embedding.mean()) < 0.1
+    assert 0.7 < embedding.std() < 1.1
+
+
+def test_saved_and_loaded_models_are_equal(model, tmp_path):
+    model.save(tmp_path)
+    loaded = T5QueryGenerator.load(tmp_path)
+    assert loaded.config == model.config
+    batch = _batch()
+    np.testing.assert_array_equal(loaded(batch), model(batch))
+
+
+def test_loading_from_nowhere_says_what_is_missing(tmp_path):
+    with pytest.raises(ValueError, match="has no t5_config.json"):
+        T5QueryGenerator.load(tmp_path)
+
+
+def test_the_train_step_compiles_with_xla(model):
+    batch = _batch()
+
+    @tf.function(jit_compile=True)
+    def gradients(batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model.row_losses(batch, training=True))
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    loss, grads = gradients(batch)
+    assert float(loss) == pytest.approx(float(tf.reduce_sum(model.row_losses(batch))))
+    assert all(g is not None for g in grads)

@@ -1,0 +1,114 @@
+"""Synthesis: the same query for a document and seed, whatever the batching."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tfdpsq.data import Document, Tokenizer, train_vocabulary
+from tfdpsq.generator import (
+    SamplingConfig,
+    SynthesisConfig,
+    T5QueryGenerator,
+    encode_pairs,
+    row_uniforms,
+    synthesize,
+)
+from tfdpsq.data.texts import Pair
+from tfdpsq.layers import T5Config
+
+_WORDS = "return sum array axis value list of the all each given mean sort index".split()
+
+
+def _texts(count):
+    random = np.random.default_rng(0)
+    return [" ".join(random.choice(_WORDS, 12)) + "." for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "spiece.model"
+    train_vocabulary(_texts(200), 290, path)
+    return Tokenizer(path)
+
+
+@pytest.fixture(scope="module")
+def model():
+    tf.keras.utils.set_random_seed(2)
+    return T5QueryGenerator(T5Config(320, 1, 2, 16, 24, 8, dropout=0.0))
+
+
+def _documents(count):
+    return [Document(f"d{i}", "", text) for i, text in enumerate(_texts(count))]
+
+
+def _config(**changes):
+    values = dict(document_length=24, query_length=10, samples_per_document=2, seed=3)
+    return SynthesisConfig(**{**values, **changes})
+
+
+def _by_key(rows):
+    return {(row.document_id, row.sample): row.query for row in rows}
+
+
+def test_queries_do_not_depend_on_batch_size_order_or_shard(model, tokenizer):
+    documents = _documents(9)
+    runs = [
+        _by_key(synthesize(model, tokenizer, docs, _config(batch_size=size)))
+        for docs, size in (
+            (documents, 1),
+            (documents, 7),
+            (documents, 64),
+            (documents[::-1], 7),
+        )
+    ]
+    assert len(runs[0]) == 18
+    assert all(run == runs[0] for run in runs[1:])
+    part = _by_key(synthesize(model, tokenizer, documents[4:6], _config()))
+    assert part == {key: runs[0][key] for key in part}
+
+
+def test_seeds_and_samples_give_different_queries(model, tokenizer):
+    documents = _documents(6)
+    one = _by_key(synthesize(model, tokenizer, documents, _config()))
+    other = _by_key(synthesize(model, tokenizer, documents, _config(seed=4)))
+    assert sum(one[key] != other[key] for key in one) >= 10
+    assert sum(one[f"d{i}", 0] != one[f"d{i}", 1] for i in range(6)) >= 5
+
+
+def test_ids_count_up_and_documents_come_along(model, tokenizer):
+    rows = list(synthesize(model, tokenizer, _documents(3), _config()))
+    assert [row.query_id for row in rows] == [f"genQ{i}" for i in range(6)]
+    assert rows[5].document == _documents(3)[2].content
+    assert [row.sample for row in rows] == [0, 1] * 3
+
+
+def test_uniforms_belong_to_seed_document_and_sample():
+    base = row_uniforms(1, "d", 0, 5)
+    np.testing.assert_array_equal(base, row_uniforms(1, "d", 0, 5))
+    for other in ((2, "d", 0), (1, "e", 0), (1, "d", 1), (11, "d", 0)):
+        assert not np.array_equal(base, row_uniforms(*other, 5))
+    many = np.concatenate([row_uniforms(0, str(i), 0, 8) for i in range(2000)])
+    assert abs(many.mean() - 0.5) < 4.5 * np.sqrt(1 / 12 / len(many))
+    assert many.min() >= 0 and many.max() < 1
+
+
+def test_greedy_queries_are_the_same_for_every_sample(model, tokenizer):
+    config = _config(sampling=SamplingConfig(temperature=0.0))
+    rows = _by_key(synthesize(model, tokenizer, _documents(3), config))
+    assert all(rows[f"d{i}", 0] == rows[f"d{i}", 1] for i in range(3))
+
+
+def test_pairs_become_arrays_with_prompt_and_eos(tokenizer):
+    pairs = [Pair("q", "return sum", "d", "the mean of all " * 20)]
+    arrays = encode_pairs(pairs, tokenizer, 40, 8)
+    assert arrays["document_ids"].shape == (1, 40)
+    assert arrays["document_ids"][0, 39] == tokenizer.eos_id
+    decoded = tokenizer.decode(arrays["document_ids"]).numpy()[0].decode()
+    assert decoded.startswith("generate_query: the mean")
+    length = arrays["query_lengths"][0]
+    assert arrays["query_ids"][0, length - 1] == tokenizer.eos_id
+
+
+@pytest.mark.parametrize("field", ["document_length", "query_length", "batch_size"])
+def test_lengths_of_nothing_are_refused(field):
+    with pytest.raises(ValueError, match=f"{field} is 0"):
+        _config(**{field: 0})

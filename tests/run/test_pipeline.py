@@ -1,0 +1,307 @@
+"""The main job end to end, at a tiny size, as its users run it."""
+
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+from tfdpsq.data import BeirDirectory, read_synthetic, verify
+from tfdpsq.privacy import accounting, read_certificate
+from tfdpsq.run import pipeline, workdir
+
+_HERE = pathlib.Path(__file__).parent
+_ROOT = _HERE.parents[1]
+
+
+def _load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_tiny = _load(_HERE / "tiny.py")
+
+_CONFIG = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("tiny", {tiny!r})
+tiny = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tiny)
+
+def get_config():
+    return tiny.tiny_config({data!r})
+"""
+
+
+def _command(config, directory, *options):
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tfdpsq.run.pipeline",
+            f"--config={config}",
+            f"--workdir={directory}",
+            *options,
+        ],
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished workdir, made through the command line; its data and config."""
+    base = tmp_path_factory.mktemp("pipeline")
+    queries = _tiny.write_pairs(base / "pairs")
+    config = base / "config.py"
+    config.write_text(
+        _CONFIG.format(tiny=str(_HERE / "tiny.py"), data=str(base / "pairs"))
+    )
+    done = _command(config, base / "work")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return base / "work", config, queries
+
+
+def test_results_have_every_row_with_numbers_that_can_be_true(finished):
+    directory, _, _ = finished
+    results = json.loads((directory / "results.json").read_text())
+    assert [row["name"] for row in results["rows"]] == [
+        "bm25",
+        "untrained",
+        "public_only",
+        "original",
+        "synthetic_inf",
+        "synthetic_eps8",
+        "direct_eps8",
+    ]
+    for row in results["rows"]:
+        assert 0 <= row["ndcg@10"] <= 1 and 0 <= row["recall@10"] <= 1
+        low, high = row["ndcg@10_ci"]
+        assert low <= row["ndcg@10"] <= high
+    epsilons = {row["name"]: row["epsilon"] for row in results["rows"]}
+    assert epsilons["bm25"] is epsilons["untrained"] is epsilons["public_only"] is None
+    assert epsilons["original"] == epsilons["synthetic_inf"] == "inf"
+    for name in ("synthetic_eps8", "direct_eps8"):
+        assert 7.8 <= epsilons[name] <= 8.0  # spent, not the target
+    assert results["seconds"]["generator_eps8"] > 0
+    assert 0.1 < results["peak_memory_gib"] < 24
+    assert results["versions"]["tensorflow"].startswith("2.15")
+    assert set(results["fingerprints"]) == {"corpus", "pairs", "code"}
+
+
+def test_certificates_follow_from_the_steps_that_ran(finished):
+    directory, _, _ = finished
+    certificate = read_certificate(directory / "release" / "generator_eps8")
+    accounts, sampler = certificate["accounting"], certificate["sampler"]
+    assert accounts["steps_executed"] == 3
+    assert sampler["n"] == 60
+    assert certificate["guarantee"]["delta"] == 1 / 120
+    spent = accounting.epsilon_of(
+        certificate["mechanism"]["noise_multiplier"],
+        sampler["expected_batch_size"] / sampler["n"],
+        accounts["steps_executed"],
+        1 / 120 - accounts["delta_for_truncation"],
+        "rdp",
+    )
+    assert certificate["guarantee"]["epsilon"] == pytest.approx(spent)
+    assert spent <= 8.0
+    direct = read_certificate(directory / "release" / "retriever_direct_eps8")
+    mechanism = direct["mechanism"]
+    rows = direct["sampler"]["max_batch_size"]
+    assert mechanism["sensitivity"] == pytest.approx(
+        (2 * rows - 1) * mechanism["clip_norm"]
+    )
+    assert mechanism["noise_stddev"] == pytest.approx(
+        mechanism["noise_multiplier"] * mechanism["sensitivity"]
+    )
+    # What was trained on the synthetic set has the set's guarantee, no more.
+    for name in ("synthetic_eps8/set", "retriever_synthetic_eps8"):
+        assert read_certificate(directory / "release" / name) == certificate
+    unprotected = read_certificate(directory / "private" / "generator_inf")
+    assert unprotected["private"] is False
+    assert unprotected["guarantee"]["epsilon"] == "inf"
+
+
+def test_nothing_under_release_gives_a_private_query_away(finished):
+    """Neither queries nor curves, seeds or a hash that guesses can be tested on."""
+    directory, _, queries = finished
+    pairs_hash = BeirDirectory(directory.parent / "pairs").fingerprint()
+    key = (directory / "private" / "fingerprint.key").read_text()
+    names = []
+    for path in (directory / "release").rglob("*"):
+        names.append(path.name)
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        assert pairs_hash.encode() not in content, path
+        assert key.encode() not in content, path
+        for query in queries:
+            assert query.encode() not in content, (path, query)
+    assert "certificate.json" in names
+    assert not any(
+        "curve" in name or "seed" in name or "tfevents" in name for name in names
+    )
+
+
+def test_every_model_that_saw_private_pairs_unprotected_is_private(finished):
+    directory, _, _ = finished
+    found = {path.name for path in (directory / "private").iterdir()}
+    assert {"generator_inf", "synthetic_inf", "retriever_original"} <= found
+    for stage in (directory / "release").iterdir():
+        certificate = read_certificate(stage)
+        assert certificate is None or math.isfinite(
+            certificate["guarantee"]["epsilon"]
+        )
+
+
+def test_the_synthetic_set_is_whole_and_reads_as_beir(finished):
+    directory, _, _ = finished
+    path = directory / "release" / "synthetic_eps8" / "set"
+    manifest = verify(path)
+    rows = list(read_synthetic(path))
+    assert manifest["count"] == len(rows) > 0
+    beir = BeirDirectory(path / "beir")
+    assert len(beir.pairs("train")) == len(rows)
+    assert {pair.query_id for pair in beir.pairs("train")} == {
+        row.query_id for row in rows
+    }
+
+
+def test_trec_files_and_tensorboard_scalars_are_there(finished):
+    directory, _, _ = finished
+    run = (directory / "private" / "evaluation" / "runs" / "original.trec").read_text()
+    fields = run.splitlines()[0].split()
+    assert len(fields) == 6 and fields[1] == "Q0" and fields[3] == "1"
+    assert (directory / "private" / "evaluation" / "qrels.trec").is_file()
+    events = list((directory / "private" / "logs" / "generator_eps8").glob("*tfevents*"))
+    tags = {
+        value.tag
+        for event in tf.compat.v1.train.summary_iterator(str(events[0]))
+        for value in event.summary.value
+    }
+    assert {"loss", "steps_per_second"} <= tags
+
+
+def test_the_report_is_one_file_that_fetches_nothing(finished):
+    directory, _, queries = finished
+    html = (directory / "report.html").read_text()
+    assert "http://" not in html.replace("http://www.w3.org", "")
+    assert "<script" not in html
+    assert "Direct DP, ε = 8" in html
+    assert "not covered by the guarantee" in html
+    # Side by side with held-out private queries, which is why it is internal.
+    assert any(query in html for query in queries[60:72])
+
+
+def test_a_finished_job_is_not_redone(finished):
+    directory, config, _ = finished
+    before = {
+        path: path.stat().st_mtime_ns for path in directory.rglob("stage.json")
+    }
+    assert len(before) >= 12
+    again = _command(config, directory)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert again.stderr.count("finished before, not redone") == len(before)
+    assert before == {
+        path: path.stat().st_mtime_ns for path in directory.rglob("stage.json")
+    }
+
+
+def test_a_workdir_of_another_config_is_refused(finished):
+    directory, config, _ = finished
+    done = _command(config, directory, "--config.finetune.clip_norm=0.2")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert "finetune.clip_norm: 0.1 there, 0.2 now" in last
+    assert "another --workdir" in last
+
+
+def test_changed_pairs_are_noticed(finished, tmp_path):
+    """Finished stages were made from other data: refused, not silently mixed."""
+    directory, _, _ = finished
+    data = directory.parent / "pairs"
+    lines = (data / "queries.jsonl").read_text()
+    try:
+        (data / "queries.jsonl").write_text(lines.replace("who ", "what ", 1))
+        with pytest.raises(ValueError, match="from other inputs.*inputs.pairs"):
+            pipeline.run(_tiny.tiny_config(data), directory)
+    finally:
+        (data / "queries.jsonl").write_text(lines)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (("epsilons", (0.0,)), "epsilons holds 0.0"),
+        (("direct_epsilons", (-1.0,)), "direct_epsilons holds -1.0"),
+        (("synthesize.top_p", 0.0), "top_p is 0.0"),
+        (("synthesize.top_p", 1.01), "top_p is 1.01"),
+        (("finetune.document_length", 0), "finetune.document_length is 0"),
+        (("retriever.query_length", -1), "retriever.query_length is -1"),
+        (("finetune.batch_size", 61), "batch_size 61 is larger than the data.*60"),
+        (("finetune.delta", 1 / 60), "must be below 1/n"),
+        (("data", "/nowhere"), "/nowhere"),
+    ],
+)
+def test_bad_settings_end_before_any_stage(tmp_path, change, message):
+    _tiny.write_pairs(tmp_path / "pairs")
+    config = _tiny.tiny_config(tmp_path / "pairs")
+    *path, last = change[0].split(".")
+    target = config
+    for name in path:
+        target = target[name]
+    with config.unlocked():
+        target[last] = change[1]
+    with pytest.raises(ValueError, match=message):
+        pipeline.run(config, tmp_path / "work")
+    assert not (tmp_path / "work" / "release").exists()
+
+
+@pytest.mark.parametrize(
+    "file, content, message",
+    [
+        ("qrels/train.tsv", "query-id\tcorpus-id\tscore\nq0\td0\n", r"train.tsv:2"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq0\tzz\t1\n", r"test.tsv:2.*zz"),
+        ("corpus.jsonl", "", "corpus.jsonl"),
+        ("queries.jsonl", '{"_id": "q0", "text": " "}\n', r"queries.jsonl:1"),
+        ("queries.jsonl", b'{"_id": "q0", "text": "\xff"}\n', r"queries.jsonl:1"),
+        ("qrels/dev.tsv", None, "dev"),
+    ],
+)
+def test_bad_data_is_named_by_file_and_line(tmp_path, file, content, message):
+    _tiny.write_pairs(tmp_path / "pairs")
+    path = tmp_path / "pairs" / file
+    if content is None:
+        path.unlink()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        pipeline.run(_tiny.tiny_config(tmp_path / "pairs"), tmp_path / "work")
+    assert not (tmp_path / "work" / "release").exists()
+
+
+def test_an_unwritable_workdir_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file"):
+        workdir.open_workdir(tmp_path / "file" / "work", {"a": 1})
+
+
+def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
+    def fail(out):
+        (out / "half").write_text("written")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(Exception, match="No space left|full"):
+        workdir.run_stage(tmp_path / "stage", {"a": 1}, {}, fail)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,78 @@
+"""A BEIR directory and a pipeline config small enough for tests."""
+
+import math
+
+import numpy as np
+
+_NOUNS = "array list matrix tensor string file image graph table index".split()
+_VERBS = "sorts reads writes splits merges counts scales filters maps joins".split()
+_EXTRAS = "quickly safely lazily twice inplace backwards recursively once".split()
+
+
+def write_pairs(directory, train=60, dev=12, test=12):
+    """Writes a BEIR directory of templated pairs; returns its private queries."""
+    random = np.random.default_rng(0)
+    total = train + dev + test
+    documents, queries, splits = [], [], {"train": [], "dev": [], "test": []}
+    for i in range(total):
+        noun, verb = random.choice(_NOUNS), random.choice(_VERBS)
+        extra, other = random.choice(_EXTRAS), random.choice(_NOUNS)
+        documents.append(
+            f"This function {verb} the {noun} {extra} and gives back number {i}. "
+            f"It needs the {other} as its second argument. The {noun} is kept as it "
+            f"was, and an error tells what is wrong with the {other} where it is."
+        )
+        queries.append(f"who {verb} a {noun} {extra} case {i}")
+        split = "train" if i < train else ("dev" if i < train + dev else "test")
+        splits[split].append((f"q{i}", f"d{i}", 1))
+    from tfdpsq.data import Document, write_beir
+
+    write_beir(
+        directory,
+        [Document(f"d{i}", "", text) for i, text in enumerate(documents)],
+        [(f"q{i}", text) for i, text in enumerate(queries)],
+        splits,
+    )
+    return queries
+
+
+def tiny_config(data):
+    """The pipeline at the smallest size that still runs every stage."""
+    from tfdpsq.run import pipeline
+
+    config = pipeline.default_config()
+    config.data = str(data)
+    config.epsilons = (math.inf, 8.0)
+    config.direct_epsilons = (8.0,)
+    config.examples = 2
+    config.prepare.vocabulary_size = 320
+    lengths = {"document_length": 32, "query_length": 12}
+    t5 = {
+        "vocabulary_size": 320,
+        "num_layers": 1,
+        "num_heads": 2,
+        "hidden_dim": 16,
+        "intermediate_dim": 24,
+        "key_value_dim": 8,
+        "version": "1.0",
+        "dropout": 0.0,
+    }
+    for stage in (config.pretrain, config.finetune):
+        stage.t5.update(t5)
+        stage.update(lengths)
+        stage.batch_size = 8
+        stage.microbatch_size = 4
+        stage.steps = 3
+        stage.accountant = "rdp"
+    config.synthesize.update(lengths)
+    config.synthesize.batch_size = 16
+    config.synthesize.shards = 2
+    for stage in (config.retriever, config.direct):
+        stage.t5.update(t5)
+        stage.update(lengths)
+        stage.embedding_dim = 16
+        stage.batch_size = 4
+        stage.steps = 2
+        stage.accountant = "rdp"
+    config.evaluate.resamples = 200
+    return config
