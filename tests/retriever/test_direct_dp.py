@@ -131,7 +131,8 @@ def test_a_real_retriever_breaks_the_bound_of_ordinary_dp_sgd(
     # The neighbour is the batch with its last pair turned into padding.
     moved = np.linalg.norm(clipped_sum([1] * n) - clipped_sum([1] * (n - 1) + [0]))
     assert moved <= naive_sensitivity_multiplier(n) * clip_norm
-    assert moved > 3 * clip_norm
+    # Above C is the claim; measured over six models and batches: 1.9 C to 5.0 C.
+    assert moved > 1.5 * clip_norm
 
 
 def test_multiplier_is_two_n_minus_one():
