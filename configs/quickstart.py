@@ -23,42 +23,52 @@ def get_config():
     lengths = {"document_length": 96, "query_length": 24}
     t5 = {
         "vocabulary_size": vocabulary_size,
-        "num_layers": 2,
         "num_heads": 4,
-        "hidden_dim": 128,
-        "intermediate_dim": 256,
-        "key_value_dim": 32,
-        "version": "1.0",
+        "version": "1.1",
         "dropout": 0.0,
     }
     config.prepare.vocabulary_size = vocabulary_size
 
+    generator = {
+        "num_layers": 2,
+        "hidden_dim": 128,
+        "intermediate_dim": 256,
+        "key_value_dim": 32,
+    }
     for stage in (config.pretrain, config.finetune):
-        stage.t5.update(t5)
+        stage.t5.update({**t5, **generator})
         stage.update(lengths)
 
     # Public warm start: sentences cut from the documents themselves.
     config.pretrain.batch_size = 64
-    config.pretrain.microbatch_size = 32
-    config.pretrain.steps = 500
+    config.pretrain.microbatch_size = 16
+    config.pretrain.steps = 600
     config.pretrain.learning_rate = 2e-3
 
     config.finetune.batch_size = 64
     config.finetune.microbatch_size = 16
-    config.finetune.steps = 80
+    config.finetune.engine = "dpkeras"
+    config.finetune.steps = 100
     config.finetune.learning_rate = 5e-4
     config.finetune.clip_norm = 0.1
 
     config.synthesize.update(lengths)
-    config.synthesize.max_documents = 6400
+    config.synthesize.max_documents = 9600
     config.synthesize.query_length = 20
 
+    encoder = {
+        "num_layers": 1,
+        "hidden_dim": 192,
+        "intermediate_dim": 384,
+        "key_value_dim": 48,
+    }
     for stage in (config.retriever, config.direct):
-        stage.t5.update(t5)
+        stage.t5.update({**t5, **encoder})
         stage.update(lengths)
-        stage.embedding_dim = 128
+        stage.embedding_dim = 192
         stage.scale = 20.0
         stage.batch_size = 32
-        stage.steps = 200
-        stage.learning_rate = 3e-4
+        stage.steps = 300
+        stage.learning_rate = 1e-3
+        stage.engine = "dpkeras"
     return config

@@ -5,6 +5,8 @@ Each check returns the value it was given, so that it reads well in
 value, what it belongs to, and what to do about it.
 """
 
+from __future__ import annotations
+
 import math
 import numbers
 import os
@@ -26,6 +28,14 @@ class DataError(InputError):
         remedy: str,
         line: int | None = None,
     ):
+        """Makes the message.
+
+        Args:
+          path: the file.
+          problem: what is wrong in it, with the value.
+          remedy: what to do about it.
+          line: where in the file, from 1.
+        """
         where = f"{os.fspath(path)}:{line}" if line is not None else os.fspath(path)
         super().__init__(f"{where}: {problem}. {remedy}")
         self.path = os.fspath(path)

@@ -3,13 +3,12 @@
 import pickle
 
 import pytest
+import tensorflow_datasets as tfds
 
+import tfdpsq.data.tfds_builder  # Registers the data set.
 from tfdpsq.data.beir import write_beir
 from tfdpsq.data.texts import Document
 from tfdpsq.validation import DataError, InputError
-
-tfds = pytest.importorskip("tensorflow_datasets")
-import tfdpsq.data.tfds_builder  # Registers the data set.
 
 DOCUMENTS = [Document("d1", "Title", "é one"), Document("d2", "", "two")]
 # Three queries share a passage: TFDS's own beir builder would keep one.

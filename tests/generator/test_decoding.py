@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
+
 from tfdpsq.generator import (
     CachedDecoder,
     SamplingConfig,
@@ -130,9 +131,7 @@ def test_xla_and_early_stop_change_nothing(model):
     config = SamplingConfig()
     plain = _generate(model, documents, lengths, uniforms, config)
     compiled = _generate(model, documents, lengths, uniforms, config, jit=True)
-    patient = _generate(
-        model, documents, lengths, uniforms, config, early_stop=False
-    )
+    patient = _generate(model, documents, lengths, uniforms, config, early_stop=False)
     np.testing.assert_array_equal(plain[0], compiled[0])
     np.testing.assert_array_equal(plain[0], patient[0])
 
@@ -159,7 +158,13 @@ def _enumerated(logits, temperature, top_k, top_p):
 
 @pytest.mark.parametrize(
     "temperature, top_k, top_p",
-    [(1.0, None, 0.8), (0.7, None, 0.8), (1.0, 5, 1.0), (1.5, 8, 0.8), (1.0, None, 1.0)],
+    [
+        (1.0, None, 0.8),
+        (0.7, None, 0.8),
+        (1.0, 5, 1.0),
+        (1.5, 8, 0.8),
+        (1.0, None, 1.0),
+    ],
 )
 def test_samples_follow_the_enumerated_law(temperature, top_k, top_p):
     draws = 20_000

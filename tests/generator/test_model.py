@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from tfdpsq.data import Document, Tokenizer, train_vocabulary
+from tfdpsq.data.texts import Pair
 from tfdpsq.generator import (
     SamplingConfig,
     SynthesisConfig,
@@ -12,10 +14,11 @@ from tfdpsq.generator import (
     row_uniforms,
     synthesize,
 )
-from tfdpsq.data.texts import Pair
 from tfdpsq.layers import T5Config
 
-_WORDS = "return sum array axis value list of the all each given mean sort index".split()
+_WORDS = (
+    "return sum array axis value list of the all each given mean sort index".split()
+)
 
 
 def _texts(count):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.integrate
 import scipy.stats
+
 from tfdpsq.privacy import accounting, make_plan
 from tfdpsq.privacy.spec import PrivacySpec
 
@@ -53,7 +54,11 @@ def test_calibration_on_many_random_specs(seed):
 def test_epsilon_grows_with_the_steps_that_ran():
     plan = make_plan(
         PrivacySpec(
-            epsilon=3.0, clip_norm=1.0, n=1000, batch_size=50, steps=100,
+            epsilon=3.0,
+            clip_norm=1.0,
+            n=1000,
+            batch_size=50,
+            steps=100,
             accountant="rdp",
         )
     )
@@ -129,9 +134,7 @@ def test_truncated_batches_stay_within_delta_plus_its_price(
     untruncated = max(
         _hockey_stick(mixed, alone, epsilon), _hockey_stick(alone, mixed, epsilon)
     )
-    price = accounting.truncation_delta(
-        1 + len(others), probability, kept, 1, epsilon
-    )
+    price = accounting.truncation_delta(1 + len(others), probability, kept, 1, epsilon)
     assert exact <= untruncated + price + 1e-9
     if others == (-1.0,) and probability == 0.95:
         assert exact > untruncated  # the price is not idle
@@ -140,6 +143,7 @@ def test_truncated_batches_stay_within_delta_plus_its_price(
 def test_maximum_batch_is_the_smallest_that_is_cheap_enough():
     n, batch, steps, epsilon, delta = 10_000, 64, 200, 8.0, 5e-5
     chosen = accounting.choose_max_batch_size(n, batch, steps, epsilon, delta)
+
     def cost(m):
         return accounting.truncation_delta(n, batch / n, m, steps, epsilon)
 

@@ -7,7 +7,9 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
+
 from tfdpsq.privacy import PrivacySpec, make_logical_step, make_optimizer, make_plan
+from tfdpsq.privacy.optimizers import SeededGaussianSumQuery, noise_key
 
 _ENGINES = ("dpkeras", "vectorized")
 
@@ -86,9 +88,7 @@ def test_a_row_without_a_finite_gradient_costs_nobody_else(engine, bad, jit):
     for rows in (np.arange(8), np.delete(np.arange(8), 2)):
         model = _Regression()
         start = [v.numpy() for v in model.variables]
-        expected = model.naive_clipped_sum(
-            np.delete(x, 2, 0), np.delete(y, 2, 0), 0.5
-        )
+        expected = model.naive_clipped_sum(np.delete(x, 2, 0), np.delete(y, 2, 0), 0.5)
         optimizer = make_optimizer(_plan(), 1.0, "sgd", engine, noise_seed=4)
         filled = np.concatenate([rows, np.zeros(8 - len(rows), int)])
         after = _run_steps(
@@ -160,7 +160,9 @@ def _zero_gradient_update(engine, replicas, microbatches, logical_cpus, jit=Fals
 
     @tf.function(jit_compile=jit)
     def run(batch, count):
-        return strategy.run(step, (batch, count)) if replicas > 1 else step(batch, count)
+        return (
+            strategy.run(step, (batch, count)) if replicas > 1 else step(batch, count)
+        )
 
     run(batch, count)
     copies = [
@@ -326,3 +328,23 @@ def test_unknown_names_are_refused():
         make_optimizer(_plan(), 0.1, "adam", "ghost")
     with pytest.raises(ValueError, match="optimizer is 'lion'; choose one of"):
         make_optimizer(_plan(), 0.1, "lion")
+
+
+def test_noise_keys_keep_all_their_bits_and_never_repeat():
+    """stateless_fold_in with a Python integer gave a 32-bit key for a whole step."""
+    seed = tf.constant([3 << 40, 5 << 50], tf.int64)
+    keys = {
+        tuple(noise_key(seed, tf.constant(step), position).numpy().tolist())
+        for step in range(50)
+        for position in range(40)
+    }
+    assert len(keys) == 50 * 40
+    assert noise_key(seed, tf.constant(1), 1).dtype == tf.int64
+    query = SeededGaussianSumQuery(1.0, 1.0)
+    zeros, step = [tf.zeros([64])], tf.constant(0, tf.int64)
+    draws = [
+        query.noised(zeros, tf.constant(other, tf.int64), step)[0].numpy()
+        for other in ([1, 1], [1 + (1 << 40), 1], [1, 1 + (1 << 40)], [1, 1 + (1 << 61)])
+    ]
+    for i, one in enumerate(draws):
+        assert all(np.abs(one - other).max() > 0.1 for other in draws[:i])

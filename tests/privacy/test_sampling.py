@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.stats
+
 from tfdpsq.privacy.sampling import PoissonSampler
 
 _DRAWS = 4000
@@ -54,7 +55,10 @@ def test_truncation_keeps_a_uniformly_random_subset():
 
 
 def test_a_step_is_the_same_whenever_it_is_asked_for():
-    one, other = PoissonSampler(50, 0.3, 50, seed=5), PoissonSampler(50, 0.3, 50, seed=5)
+    one, other = (
+        PoissonSampler(50, 0.3, 50, seed=5),
+        PoissonSampler(50, 0.3, 50, seed=5),
+    )
     later = one.draw(17)
     for step in range(17):
         other.draw(step)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from tfdpsq.privacy import PrivacySpec, make_plan
 
 _GOOD = dict(epsilon=8.0, clip_norm=0.1, n=1000, batch_size=32, steps=10)

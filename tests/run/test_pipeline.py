@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import tensorflow as tf
+
 from tfdpsq.data import BeirDirectory, read_synthetic, verify
 from tfdpsq.privacy import accounting, read_certificate
 from tfdpsq.run import pipeline, workdir
@@ -157,9 +158,7 @@ def test_every_model_that_saw_private_pairs_unprotected_is_private(finished):
     assert {"generator_inf", "synthetic_inf", "retriever_original"} <= found
     for stage in (directory / "release").iterdir():
         certificate = read_certificate(stage)
-        assert certificate is None or math.isfinite(
-            certificate["guarantee"]["epsilon"]
-        )
+        assert certificate is None or math.isfinite(certificate["guarantee"]["epsilon"])
 
 
 def test_the_synthetic_set_is_whole_and_reads_as_beir(finished):
@@ -181,7 +180,9 @@ def test_trec_files_and_tensorboard_scalars_are_there(finished):
     fields = run.splitlines()[0].split()
     assert len(fields) == 6 and fields[1] == "Q0" and fields[3] == "1"
     assert (directory / "private" / "evaluation" / "qrels.trec").is_file()
-    events = list((directory / "private" / "logs" / "generator_eps8").glob("*tfevents*"))
+    events = list(
+        (directory / "private" / "logs" / "generator_eps8").glob("*tfevents*")
+    )
     tags = {
         value.tag
         for event in tf.compat.v1.train.summary_iterator(str(events[0]))
@@ -203,9 +204,7 @@ def test_the_report_is_one_file_that_fetches_nothing(finished):
 
 def test_a_finished_job_is_not_redone(finished):
     directory, config, _ = finished
-    before = {
-        path: path.stat().st_mtime_ns for path in directory.rglob("stage.json")
-    }
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("stage.json")}
     assert len(before) >= 12
     again = _command(config, directory)
     assert again.returncode == 0, again.stderr[-3000:]
@@ -270,7 +269,11 @@ def test_bad_settings_end_before_any_stage(tmp_path, change, message):
     "file, content, message",
     [
         ("qrels/train.tsv", "query-id\tcorpus-id\tscore\nq0\td0\n", r"train.tsv:2"),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq0\tzz\t1\n", r"test.tsv:2.*zz"),
+        (
+            "qrels/test.tsv",
+            "query-id\tcorpus-id\tscore\nq0\tzz\t1\n",
+            r"test.tsv:2.*zz",
+        ),
         ("corpus.jsonl", "", "corpus.jsonl"),
         ("queries.jsonl", '{"_id": "q0", "text": " "}\n', r"queries.jsonl:1"),
         ("queries.jsonl", b'{"_id": "q0", "text": "\xff"}\n', r"queries.jsonl:1"),

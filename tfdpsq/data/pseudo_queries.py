@@ -106,7 +106,9 @@ def _candidates(text: str, allowed: range) -> list[tuple[int, int]]:
 
     The kinds: sentences of paragraphs, sentences of list entries, clauses.
     """
-    paragraphs, entries, clauses = {}, {}, {}
+    paragraphs: dict[str, tuple[int, int]] = {}
+    entries: dict[str, tuple[int, int]] = {}
+    clauses: dict[str, tuple[int, int]] = {}
     for start, end, listed in _units(text):
         sentences = entries if listed else paragraphs
         for match in _SENTENCE.finditer(text, start, end):
@@ -128,7 +130,8 @@ def _units(text: str) -> Iterator[tuple[int, int, bool]]:
     Yields:
       Start, end, and whether it belongs to a list (of arguments, of results).
     """
-    start = end = None
+    start: int | None = None
+    end = 0  # Stands for nothing until there is a start.
     listed = False
     position = 0
     for line in text.splitlines(keepends=True):

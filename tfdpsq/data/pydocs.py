@@ -221,7 +221,9 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _owners(node: ast.AST) -> Iterator[ast.AST]:
+def _owners(
+    node: ast.AST,
+) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
     """Yields what can have a docstring, in order; far fewer nodes than ast.walk."""
     if isinstance(
         node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -290,13 +290,12 @@ def _rows(root: Path, manifest: dict) -> Iterator[SyntheticQuery]:
         shard = index % len(files)
         try:
             feature = tf.train.Example.FromString(next(streams[shard])).features.feature
-            yield SyntheticQuery(
-                *(
-                    feature[name].bytes_list.value[0].decode("utf-8")
-                    for name in ("query_id", "query", "document_id", "document")
-                ),
-                sample=feature["sample"].int64_list.value[0],
+            query_id, query, document_id, document = (
+                feature[name].bytes_list.value[0].decode("utf-8")
+                for name in ("query_id", "query", "document_id", "document")
             )
+            sample = feature["sample"].int64_list.value[0]
+            yield SyntheticQuery(query_id, query, document_id, document, sample)
         except (StopIteration, IndexError, ValueError, tf.errors.OpError) as error:
             # Checksums were right, so the set was written wrongly.
             raise DataError(

@@ -106,9 +106,9 @@ def paired_bootstrap(
     Raises:
       InputError: different queries or lengths, or as in `bootstrap_interval`.
     """
-    if isinstance(a, Mapping) != isinstance(b, Mapping):
-        raise InputError("a and b must both be mappings or both be sequences.")
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
+    if isinstance(a, Mapping) or isinstance(b, Mapping):
+        if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
+            raise InputError("a and b must both be mappings or both be sequences.")
         if a.keys() != b.keys():
             odd = min(a.keys() ^ b.keys())
             raise InputError(
@@ -169,5 +169,4 @@ def _chunks_of_means(
 
 def _percentiles(means: np.ndarray, confidence: float) -> tuple[float, float]:
     tail = (1 - confidence) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return float(low), float(high)
+    return float(np.quantile(means, tail)), float(np.quantile(means, 1 - tail))

@@ -149,9 +149,7 @@ class CachedDecoder:
         # T5 folds 1/√d into its initialisation: no scaling here.
         scores = tf.einsum(f"bhd,{layout}->bht", queries, keys)
         weights = tf.nn.softmax(tf.cast(scores, tf.float32) + bias, axis=-1)
-        mixed = tf.einsum(
-            f"bht,{layout}->bhd", tf.cast(weights, values.dtype), values
-        )
+        mixed = tf.einsum(f"bht,{layout}->bhd", tf.cast(weights, values.dtype), values)
         flat = tf.reshape(mixed, [-1, self._heads[0] * self._heads[1]])
         return attention.output_projector(flat)
 
@@ -213,14 +211,14 @@ def generate(
         return more & ~tf.reduce_all(finished) if early_stop else more
 
     def body(position, tokens, finished, ids, *cache):
-        logits, cache = decoder.step(
-            position, tokens, cache, cross, cross_bias, position_bias
+        logits, filled = decoder.step(
+            position, tokens, list(cache), cross, cross_bias, position_bias
         )
         logits += logits_mask + tf.where(position == 0, not_first, 0.0)
         drawn = sample(logits, uniforms_by_position[position], config)
         drawn = tf.where(finished, 0, drawn)
         ids = tf.tensor_scatter_nd_update(ids, position[None, None], drawn[None])
-        return (position + 1, drawn, finished | (drawn == eos_id), ids, *cache)
+        return (position + 1, drawn, finished | (drawn == eos_id), ids, *filled)
 
     start = (
         tf.constant(0),

@@ -38,15 +38,14 @@ class SamplingConfig:
     top_p: float = 0.8
 
     def __post_init__(self):
+        """Checks every value."""
         validation.in_range("temperature", self.temperature, 0.0, float("inf"))
         if self.top_k is not None:
             validation.positive_integer("top_k", self.top_k)
         validation.in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
 
 
-def sample(
-    logits: tf.Tensor, uniforms: tf.Tensor, config: SamplingConfig
-) -> tf.Tensor:
+def sample(logits: tf.Tensor, uniforms: tf.Tensor, config: SamplingConfig) -> tf.Tensor:
     """Draws one token a row.
 
     Args:

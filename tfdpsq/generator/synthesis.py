@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.data.texts import Document
 from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.data.texts import Document
 from tfdpsq.data.tokenization import PROMPT, Tokenizer
 from tfdpsq.generator.decoding import decodable_logits_mask, generate
 from tfdpsq.generator.model import T5QueryGenerator
@@ -53,6 +53,7 @@ class SynthesisConfig:
     prompt: str = PROMPT
 
     def __post_init__(self):
+        """Checks every value."""
         for field in (
             "samples_per_document",
             "document_length",

@@ -17,15 +17,18 @@ from keras_nlp.src.utils.keras_utils import gelu_approximate
 
 from tfdpsq import validation
 
-# (hidden, intermediate 1.0, intermediate 1.1, layers 1.0, layers 1.1,
-#  heads 1.0, heads 1.1, key/value size), from the published checkpoints of
-# Raffel et al. 2020 and the "T5 1.1" release that FLAN-T5 shares.
-_SIZES = {
-    "small": (512, 2048, 1024, 6, 8, 8, 6, 64),
-    "base": (768, 3072, 2048, 12, 12, 12, 12, 64),
-    "large": (1024, 4096, 2816, 24, 24, 16, 16, 64),
-    "xl": (2048, None, 5120, None, 24, None, 32, 64),
+# (hidden, intermediate, layers, heads, key/value size), from the published
+# checkpoints of Raffel et al. 2020 and the "T5 1.1" release that FLAN-T5 shares.
+_SHAPES = {
+    ("small", "1.0"): (512, 2048, 6, 8, 64),
+    ("small", "1.1"): (512, 1024, 8, 6, 64),
+    ("base", "1.0"): (768, 3072, 12, 12, 64),
+    ("base", "1.1"): (768, 2048, 12, 12, 64),
+    ("large", "1.0"): (1024, 4096, 24, 16, 64),
+    ("large", "1.1"): (1024, 2816, 24, 16, 64),
+    ("xl", "1.1"): (2048, 5120, 24, 32, 64),
 }
+_SIZES = ("small", "base", "large", "xl")
 _VERSIONS = ("1.0", "1.1")
 
 
@@ -58,6 +61,7 @@ class T5Config:
     dropout: float = 0.1
 
     def __post_init__(self):
+        """Checks every value."""
         for field in (
             "vocabulary_size",
             "num_layers",
@@ -90,21 +94,20 @@ class T5Config:
           InputError: unknown size or version, or a pair never published here
             (XL exists in 1.1 shape only).
         """
-        validation.one_of("size", size, tuple(_SIZES))
+        validation.one_of("size", size, _SIZES)
         validation.one_of("version", version, _VERSIONS)
-        hidden, ff10, ff11, layers10, layers11, heads10, heads11, kv = _SIZES[size]
-        old = version == "1.0"
-        if old and ff10 is None:
+        if (size, version) not in _SHAPES:
             raise validation.InputError(
-                f"T5 {size} of version 1.0 is not offered; use version 1.1."
+                f"T5 {size} of version {version} is not offered; use version 1.1."
             )
+        hidden, intermediate, layers, heads, key_value = _SHAPES[size, version]
         return cls(
             vocabulary_size=vocabulary_size,
-            num_layers=layers10 if old else layers11,
-            num_heads=heads10 if old else heads11,
+            num_layers=layers,
+            num_heads=heads,
             hidden_dim=hidden,
-            intermediate_dim=ff10 if old else ff11,
-            key_value_dim=kv,
+            intermediate_dim=intermediate,
+            key_value_dim=key_value,
             version=version,
         )
 

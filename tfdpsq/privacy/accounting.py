@@ -37,6 +37,7 @@ _SIGMA_TOLERANCE = 1e-3
 _EPSILON_TOLERANCE = 3e-3
 _MAX_NOISE_MULTIPLIER = 1e6
 _PLD_INTERVAL = 1e-4
+_LARGEST_EXPONENT = 700.0  # exp of more is no float64
 
 _ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 512))
 
@@ -113,7 +114,9 @@ def truncation_delta(
     if max_batch_size > n:
         return 0.0
     tail = scipy.stats.binom.sf(max_batch_size - 1, n, sampling_probability)
-    return float((1 + math.exp(epsilon)) * steps * tail)
+    if tail == 0:
+        return 0.0
+    return float((1 + math.exp(min(epsilon, _LARGEST_EXPONENT))) * steps * tail)
 
 
 def choose_max_batch_size(

@@ -28,8 +28,10 @@ _NEVER_COVERED = (
     "k of them together by about k times epsilon.",
     "The number of queries n, which is treated as public: it sets delta and the "
     "sampling probability.",
+    "Other artefacts made from the same queries: whoever sees several of them must "
+    "add up their epsilons and their deltas.",
     "Attacks on floating-point arithmetic and on pseudorandom generators: noise "
-    "is drawn in float32 from Philox, seeded with 128 bits of the operating "
+    "is drawn in float32 from Philox, seeded with 126 bits of the operating "
     "system's entropy.",
     "Training curves, reports and metrics computed on private queries: they stay "
     "with the data's owner.",
@@ -111,6 +113,36 @@ def make_certificate(
         "warnings": [spec.delta_warning] if spec.delta_warning else [],
         "not_covered": list(_NEVER_COVERED),
     }
+
+
+def inherited_certificate(
+    *certificates: Mapping[str, Any] | None,
+) -> dict[str, Any] | None:
+    """The certificate of what is made from several artefacts and public data.
+
+    By post-processing, what is made from one guaranteed artefact has its guarantee;
+    what an unprotected artefact had any part in has none.
+
+    Args:
+      *certificates: of the artefacts used; `None` for public ones.
+
+    Returns:
+      The one that applies, or `None` if all were public.
+
+    Raises:
+      InputError: two different finite guarantees, which would have to be added.
+    """
+    present = [dict(c) for c in certificates if c is not None]
+    for certificate in present:
+        if not certificate["private"]:
+            return certificate
+    if any(certificate != present[0] for certificate in present):
+        raise validation.InputError(
+            "two artefacts with guarantees of their own meet here, and their "
+            "epsilons would add up. Start from public weights, or from the artefact "
+            "that the other one was made from."
+        )
+    return present[0] if present else None
 
 
 def json_number(value: float) -> float | str:

@@ -10,9 +10,10 @@ apart:
 2. `privatize`: sum over replicas, add N(0, (σΔ)²) once, divide by the *expected*
    batch size. Every replica draws the same noise from the same stateless seed.
 
-The noise seed folds in the step and the variable's position: same-shaped
-variables and successive steps get independent noise, and a step replayed after
-an interruption gets the same.
+Every variable of every step has a noise seed of its own, 126 secret bits with the
+step and the variable's position mixed in: same-shaped variables and successive
+steps get independent noise, and a step replayed after an interruption gets the
+same.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ class SeededGaussianSumQuery(gaussian_query.GaussianSumQuery):
     """
 
     def noised(
-        self, sums: Sequence[tf.Tensor], seed: tf.Tensor
+        self, sums: Sequence[tf.Tensor], seed: tf.Tensor, step: tf.Tensor
     ) -> list[tf.Tensor]:
         """The sums plus independent Gaussian noise.
 
         Args:
           sums: one float tensor per variable.
-          seed: [2] int64, new for every logical step.
+          seed: [2] int64, secret.
+          step: scalar int64, new for every logical step.
 
         Returns:
           Tensors shaped as `sums`, with noise of deviation `stddev` added.
@@ -60,12 +62,31 @@ class SeededGaussianSumQuery(gaussian_query.GaussianSumQuery):
             value
             + tf.random.stateless_normal(
                 tf.shape(value),
-                tf.random.experimental.stateless_fold_in(seed, position),
+                noise_key(seed, step, position),
                 stddev=self._stddev,
                 dtype=value.dtype,
             )
             for position, value in enumerate(sums)
         ]
+
+
+def noise_key(seed: tf.Tensor, step: tf.Tensor, position: int) -> tf.Tensor:
+    """The seed of one variable's noise in one step.
+
+    Step and position are added to the two halves by exclusive or: all keys of a run
+    differ, and none has fewer secret bits than the seed. (TensorFlow's
+    `stateless_fold_in` would not do: with a Python integer it returns 32 bits.)
+
+    Args:
+      seed: [2] int64.
+      step: scalar int64, at least 0.
+      position: which variable, at least 0.
+
+    Returns:
+      [2] int64.
+    """
+    mixed = tf.stack([tf.cast(step, tf.int64), tf.constant(position, tf.int64)])
+    return tf.bitwise.bitwise_xor(seed, mixed)
 
 
 class _FiniteTape:
@@ -115,7 +136,7 @@ class _FiniteTape:
         ]
 
 
-class LogicalStep:
+class LogicalStep(tf.keras.optimizers.legacy.Optimizer):
     """What the training loop asks of an optimizer; mixed into each class below.
 
     Attributes:
@@ -169,10 +190,9 @@ class LogicalStep:
         if replica is not None and replica.num_replicas_in_sync > 1:
             sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
         if self.plan.spec.private:
-            seed = tf.random.experimental.stateless_fold_in(
-                tf.constant(self._noise_seed, tf.int64), self.iterations
-            )
-            sums = self._noise_query.noised(sums, seed)
+            seed = tf.constant(self._noise_seed, tf.int64)
+            step = tf.convert_to_tensor(self.iterations)
+            sums = self._noise_query.noised(sums, seed, step)
         return [value / self.plan.spec.batch_size for value in sums]
 
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
@@ -191,12 +211,12 @@ class LogicalStep:
 
 def make_optimizer(
     plan: PrivacyPlan,
-    learning_rate,
+    learning_rate: float | tf.keras.optimizers.schedules.LearningRateSchedule,
     optimizer: str = "adam",
     engine: str = "dpkeras",
     noise_seed: int | None = None,
     **options,
-) -> tf.keras.optimizers.legacy.Optimizer:
+) -> LogicalStep:
     """An optimizer that runs `plan`.
 
     Args:
@@ -205,7 +225,7 @@ def make_optimizer(
       learning_rate: a number or a Keras schedule of logical steps.
       optimizer: "adam" or "sgd".
       engine: "dpkeras" or "vectorized", whose per-example clipping is used.
-      noise_seed: 128 secret bits; `None` takes fresh entropy. Only tests fix it.
+      noise_seed: 126 secret bits; `None` takes fresh entropy. Only tests fix it.
       **options: passed on to the Keras optimizer.
 
     Returns:
@@ -237,7 +257,9 @@ def make_optimizer(
     return made
 
 
-def _private_class(parent: type) -> type:
+def _private_class(
+    parent: type[tf.keras.optimizers.legacy.Optimizer],
+) -> type[LogicalStep]:
     class PrivateOptimizer(LogicalStep, parent):
         """A tensorflow-privacy optimizer, taken apart into a logical step."""
 
@@ -259,7 +281,9 @@ def _private_class(parent: type) -> type:
     return PrivateOptimizer
 
 
-def _non_private_class(base: type) -> type:
+def _non_private_class(
+    base: type[tf.keras.optimizers.legacy.Optimizer],
+) -> type[LogicalStep]:
     class NonPrivateOptimizer(LogicalStep, base):
         """The same step without clipping and noise: the ε = ∞ baseline."""
 

@@ -31,7 +31,7 @@ class PrivacyPlan:
 
     @property
     def sampling_probability(self) -> float:
-        """q = B/n, each unit's chance to be in one logical step."""
+        """Each unit's chance to be in one logical step, q = B/n."""
         return self.spec.batch_size / self.spec.n
 
     @property

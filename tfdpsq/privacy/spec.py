@@ -53,10 +53,11 @@ class PrivacySpec:
     sensitivity_multiplier: float = 1.0
 
     def __post_init__(self):
+        """Checks every value."""
         if not _is_positive(self.epsilon):
             raise validation.InputError(
                 f"epsilon is {self.epsilon!r}; it must be above 0. "
-                "Use math.inf (\"inf\" in a config) to train without privacy."
+                'Use math.inf ("inf" in a config) to train without privacy.'
             )
         validation.positive("clip_norm", self.clip_norm)
         validation.positive_integer("n", self.n)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy.optimizers import LogicalStep
 
 Batch = Mapping[str, tf.Tensor]
 
@@ -14,7 +15,7 @@ Batch = Mapping[str, tf.Tensor]
 def make_logical_step(
     row_losses: Callable[[Batch], tf.Tensor],
     variables: Sequence[tf.Variable],
-    optimizer,
+    optimizer: LogicalStep,
     microbatch_size: int,
     rows_are_independent: bool = True,
 ) -> Callable[[Batch, tf.Tensor], tf.Tensor]:
@@ -37,8 +38,9 @@ def make_logical_step(
       the number of leading rows in use, a scalar int32. Microbatches past
       `count` hold padding only and are skipped: their clipped sum is zero. The
       function updates the variables and returns the mean loss of the rows in
-      use (those that are no number left out), which is a private measurement. An empty batch still takes a noisy
-      step. It can be wrapped in `tf.function`, `jit_compile=True` included.
+      use (those that are no number left out), which is a private measurement. An
+      empty batch still takes a noisy step. It can be wrapped in `tf.function`,
+      `jit_compile=True` included.
 
     Raises:
       InputError: `microbatch_size` below one, or it does not divide M.
@@ -104,9 +106,7 @@ def make_logical_step(
                 # microbatch of clip norms. So those are taken one by one. Rows
                 # that do depend on each other stay as they are; a sensitivity
                 # that bounds every row's change covers their loss as well.
-                clipped = tf.cond(
-                    separate, lambda: clipped, lambda: one_by_one(part)
-                )
+                clipped = tf.cond(separate, lambda: clipped, lambda: one_by_one(part))
             return (
                 index + 1,
                 loss_sum

@@ -13,7 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.sampling import fresh_seed
 from tfdpsq.privacy.step import Batch, make_logical_step
 
 # Batches whose rows depend on each other are padded to a multiple of this, which
@@ -25,7 +27,7 @@ def train(
     plan: PrivacyPlan,
     row_losses: Callable[[Batch], tf.Tensor],
     variables: Sequence[tf.Variable],
-    optimizer,
+    optimizer: LogicalStep,
     take: Callable[[np.ndarray], Mapping[str, np.ndarray]],
     microbatch_size: int | None,
     sampler_seed: int | None = None,
@@ -49,19 +51,32 @@ def train(
         mean loss, a private measurement wherever the data are private.
       jit_compile: compile the step with XLA.
 
+    Dropout takes part in the mechanism: were its masks known, a row's gradient
+    would depend on its place in the batch, and so on who else was drawn. Where ε is
+    finite the global TensorFlow seed is therefore set to fresh secret entropy.
+
     Returns:
       The number of logical steps executed.
 
     Raises:
-      InputError: the optimizer was made for another plan.
+      InputError: the optimizer was made for another plan, or has run before (its
+        steps would be paid for once and taken twice); `take` returns too few rows.
     """
     if optimizer.plan != plan:
         raise validation.InputError(
             "the optimizer was made for another plan, so its noise is not what "
             "would be accounted for. Make it with make_optimizer(plan, ...)."
         )
+    if int(tf.convert_to_tensor(optimizer.iterations)):
+        raise validation.InputError(
+            "the optimizer has taken steps before, which this plan does not account "
+            "for. Make a new one with make_optimizer(plan, ...)."
+        )
     sampler = plan.sampler(sampler_seed)
-    steps = {}
+    if plan.spec.private:
+        secret = fresh_seed() if sampler_seed is None else sampler_seed
+        tf.random.set_seed(secret % (1 << 63))
+    steps: dict[int, Callable] = {}
     for number in range(plan.spec.steps):
         draw = sampler.draw(number)
         rows = padded_rows(draw.count, plan.max_batch_size, microbatch_size)
@@ -69,7 +84,8 @@ def train(
         weights = np.zeros(rows, np.float32)
         indices[: draw.count] = draw.indices[: draw.count]
         weights[: draw.count] = 1
-        batch = {**take(indices), "weights": weights}
+        batch = _padded(take(indices), draw.count, rows)
+        batch["weights"] = weights
         if rows not in steps:
             steps[rows] = tf.function(
                 make_logical_step(
@@ -88,6 +104,22 @@ def train(
         if on_step is not None:
             on_step(number + 1, float(loss))
     return plan.spec.steps
+
+
+def _padded(
+    taken: Mapping[str, np.ndarray], count: int, rows: int
+) -> dict[str, np.ndarray]:
+    """The arrays with zeros in every padding row, where row 0 of the data stood."""
+    padded = {}
+    for name, values in taken.items():
+        if len(values) != rows:
+            raise validation.InputError(
+                f"take returned {len(values)} rows of {name!r} for {rows} row "
+                "numbers; it must return one row for each."
+            )
+        padded[name] = np.array(values)
+        padded[name][count:] = 0
+    return padded
 
 
 def padded_rows(count: int, max_batch_size: int, microbatch_size: int | None) -> int:

@@ -54,6 +54,7 @@ class RetrieverConfig:
     shared: bool = True
 
     def __post_init__(self):
+        """Checks every value."""
         for field in ("embedding_dim", "query_length", "document_length"):
             validation.positive_integer(field, getattr(self, field))
         validation.positive("scale", self.scale)

@@ -167,6 +167,6 @@ def _positive_keys(
                 by_query[query_id] |= by_document.get(document_id, set())
     others = [sorted(by_query[row.query_id] - {key}) for row, key in zip(rows, keys)]
     padded = np.full([len(rows), max(1, max(map(len, others)))], -1, np.int64)
-    for row, known in enumerate(others):
-        padded[row, : len(known)] = known
+    for number, known in enumerate(others):
+        padded[number, : len(known)] = known
     return padded

@@ -1,3 +1,3 @@
 """The commands: one module per stage, `pipeline` for all of them, the report."""
 
-__all__: list[str] = []
+__all__ = []

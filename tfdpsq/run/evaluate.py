@@ -70,9 +70,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             f"baseline is {config.baseline!r}, which is none of the systems "
             f"{', '.join(sorted(config.systems))}."
         )
-    return workdir.run_stage(
-        directory, config, inputs, lambda out: _make(config, out)
-    )
+    return workdir.run_stage(directory, config, inputs, lambda out: _make(config, out))
 
 
 def _make(config, out: pathlib.Path) -> dict[str, Any]:

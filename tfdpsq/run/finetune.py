@@ -35,6 +35,12 @@ SENSITIVITY_ARGUMENT = (
 )
 
 
+LOSS_READ = {
+    "what": "the training loss of every step, averaged over its batch",
+    "where": "the terminal, and logs/ under private/",
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings; the paper's values where a full-size T5 is meant."""
     return ml_collections.ConfigDict(
@@ -119,11 +125,7 @@ def _make(
     source = sources.load_source(config.pairs, config.split)
     parent = certificates.read_certificate(config.init) if config.init else None
     epsilon = float(config.epsilon)
-    if not source.private and math.isfinite(epsilon):
-        raise validation.InputError(
-            f"{config.pairs} holds no private queries, yet epsilon is {epsilon}. "
-            'Set epsilon to "inf": what is public needs no noise.'
-        )
+    _check_lineage(config, source, parent)
     plan = privacy.make_plan(
         privacy.PrivacySpec(
             epsilon=epsilon,
@@ -142,7 +144,6 @@ def _make(
     optimizer = privacy.make_optimizer(
         plan, config.learning_rate, config.optimizer, config.engine
     )
-    tf.random.set_seed(config.seed)  # dropout only: noise has entropy of its own
     private = private_directory(config, directory)
     progress = Progress(private / "logs", directory.name, config.steps)
     executed = privacy.train(
@@ -162,6 +163,7 @@ def _make(
             f"learning_rate (now {config.learning_rate})."
         )
     model.save(out)
+    certificate = certificates.inherited_certificate(source.certificate, parent)
     if source.private:
         certificate = privacy.make_certificate(
             plan,
@@ -174,23 +176,46 @@ def _make(
                 "vocabulary": tokenizer.fingerprint,
                 "code": workdir.code_fingerprint(),
             },
-            private_reads=[
-                {
-                    "what": "the training loss of every step, averaged over its batch",
-                    "where": "logs/, kept under private/",
-                }
-            ],
+            private_reads=[LOSS_READ],
         )
-        if parent is not None:
-            certificate["warnings"].append(
-                "The starting weights were themselves trained on private queries "
-                f"(epsilon {parent['guarantee']['epsilon']}): the guarantees add up."
-            )
+    write_certificate(out, certificate)
+    return {"pairs": len(source.pairs), "steps_executed": executed}
+
+
+def _check_lineage(config, source: sources.Source, parent: dict | None) -> None:
+    """Refuses what could not be certified for what it is, before any training.
+
+    Raises:
+      InputError: finite ε on pairs that are not private themselves, or from
+        weights that private queries already had a part in.
+    """
+    if not math.isfinite(float(config.epsilon)):
+        certificates.inherited_certificate(source.certificate, parent)
+        return
+    if not source.private:
+        raise validation.InputError(
+            f"{config.pairs} is a synthetic or public set, yet epsilon is "
+            f"{config.epsilon}. One private query can have had a part in all of its "
+            'rows, so noise now would certify nothing: set epsilon to "inf". The '
+            "result has the guarantee of the set."
+        )
+    if parent is not None:
+        raise validation.InputError(
+            f"{config.init} was itself trained on private queries (epsilon "
+            f"{parent['guarantee']['epsilon']}), so epsilon {config.epsilon} would "
+            "not be all that was spent. Start from public weights."
+        )
+
+
+def write_certificate(
+    directory: pathlib.Path, certificate: dict[str, Any] | None
+) -> None:
+    """Writes `certificate.json`, or nothing where no private query had a part."""
+    if certificate is not None:
         atomic_write(
-            out / certificates.FILE_NAME,
+            directory / certificates.FILE_NAME,
             json.dumps(certificate, indent=2, sort_keys=True, allow_nan=False) + "\n",
         )
-    return {"pairs": len(source.pairs), "steps_executed": executed}
 
 
 def private_directory(

@@ -23,9 +23,9 @@ import time
 from typing import Any
 
 import ml_collections
-from absl import logging
 
 from tfdpsq import validation
+from tfdpsq.data import atomic_write
 from tfdpsq.run import (
     command,
     evaluate,
@@ -40,6 +40,7 @@ from tfdpsq.run import (
 )
 
 SPLITS = ("train", "dev", "test")
+SECONDS_FILE = "seconds.json"
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -99,10 +100,13 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
     )
     report.write_results(directory / "results.json", content)
     report.write_report(directory / "report.html", content)
-    logging.info(
-        "done in %.0f s: %s", time.monotonic() - started, directory / "report.html"
+    results = json.loads((directory / "results.json").read_text("utf-8"))
+    sys.stdout.write(
+        f"\n{report_content.results_table(results)}\n\n"
+        f"{results['peak_memory_gib']:.1f} GiB at most, "
+        f"{time.monotonic() - started:.0f} s: {directory / 'report.html'}\n"
     )
-    return json.loads((directory / "results.json").read_text("utf-8"))
+    return results
 
 
 def epsilon_name(epsilon: float) -> str:
@@ -117,7 +121,11 @@ class _Job:
         self.config = config
         self.private = directory / "private"
         self.release = directory / "release"
-        self.seconds: dict[str, float] = {}
+        self.private.mkdir(exist_ok=True)
+        path = self.private / SECONDS_FILE
+        self.seconds: dict[str, float] = (
+            json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        )
 
     def _run(self, stage, name: str, free: bool, settings: dict) -> pathlib.Path:
         """Runs one stage under `release/` if its output is free to go, or `private/`.
@@ -135,7 +143,12 @@ class _Job:
         with config.unlocked():
             config.update(settings)
         out = (self.release if free else self.private) / name
-        self.seconds[name] = module.run(config, out)["seconds"]
+        stage = module.run(config, out)
+        if "seconds" in stage:  # it was run now
+            self.seconds[name] = stage["seconds"]
+            atomic_write(
+                self.private / SECONDS_FILE, json.dumps(self.seconds, indent=2) + "\n"
+            )
         return out
 
     def prepare(self) -> None:
@@ -189,9 +202,7 @@ class _Job:
             for epsilon, generator in generators.items()
         }
 
-    def retrievers(
-        self, sets: dict[float, pathlib.Path]
-    ) -> list[report_content.Row]:
+    def retrievers(self, sets: dict[float, pathlib.Path]) -> list[report_content.Row]:
         """The rows of the table, every retriever trained for the same steps."""
         Row = report_content.Row
         rows = [Row("bm25", "BM25", None, None)]

@@ -138,8 +138,9 @@ def _row(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
 def _trained_on_private(directory: pathlib.Path) -> dict[pathlib.Path, dict]:
     """Certificates of the runs that read private pairs, each once."""
     found = {}
-    for path in sorted(directory.glob("*/generator_*")) + sorted(
-        directory.glob("*/retriever_direct_*")
+    patterns = ("generator_*", "retriever_direct_*", "retriever_original")
+    for path in (
+        p for pattern in patterns for p in sorted(directory.glob(f"*/{pattern}"))
     ):
         certificate = read_certificate(path)
         if certificate is not None:
@@ -212,3 +213,29 @@ def _examples(
         if len(examples) == config.examples:
             break
     return examples
+
+
+def results_table(results: Mapping[str, Any]) -> str:
+    """The rows of `results.json` as a Markdown table, as README shows them."""
+    lines = [
+        "| row | ε spent | NDCG@10 (95 %) | Recall@10 | over public-only (95 %) |",
+        "|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        epsilon = row["epsilon"]
+        if epsilon is None:
+            shown = "none used"
+        else:
+            shown = "∞" if epsilon == "inf" else f"{epsilon:.2f}"
+        low, high = row["ndcg@10_ci"]
+        over = row["difference_to_public_only"]
+        difference = (
+            f"{over['difference']:+.4f} ({over['ci'][0]:+.4f} to {over['ci'][1]:+.4f})"
+            if over
+            else "–"
+        )
+        lines.append(
+            f"| {row['name']} | {shown} | {row['ndcg@10']:.4f} ({low:.4f}–{high:.4f})"
+            f" | {row['recall@10']:.4f} | {difference} |"
+        )
+    return "\n".join(lines)

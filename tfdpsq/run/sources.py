@@ -33,9 +33,11 @@ class Source:
     """Pairs to train on.
 
     Attributes:
-      pairs: the rows; for a private source exactly one per query.
-      private: whether using them spends privacy.
-      certificate: what making them has already cost; `None` if nothing.
+      pairs: the rows; for private pairs exactly one per query.
+      private: whether these are private pairs themselves, which alone can be
+        trained on under DP: one query has a part in one row only.
+      certificate: of the synthetic set they come from; `None` for public pairs and
+        for private ones.
     """
 
     pairs: list[Pair]
@@ -48,8 +50,18 @@ def open_beir(path: str) -> BeirDirectory:
 
     Raises:
       DataError: the directory lacks a file.
+      InputError: it is the inside of a synthetic set, whose rows are no private
+        pairs: one private query can have a part in all of them.
     """
-    return build_pydocs() if path == PYDOCS else BeirDirectory(path)
+    if path == PYDOCS:
+        return build_pydocs()
+    if is_free(str(pathlib.Path(path).resolve().parent)):
+        raise validation.InputError(
+            f"{path} is part of a synthetic or public set. Give the set itself, "
+            f"{pathlib.Path(path).resolve().parent}, whose certificate says what it "
+            "cost."
+        )
+    return BeirDirectory(path)
 
 
 def corpus_fingerprint(path: str) -> str:
@@ -105,18 +117,11 @@ def load_source(path: str, split: str = "train") -> Source:
       InputError: no pairs.
     """
     if is_free(path):
-        manifest = read_manifest(path)
         pairs = [
             Pair(row.query_id, row.query, row.document_id, row.document)
             for row in read_synthetic(path)
         ]
-        certificate = manifest.get("certificate")
-        source = Source(
-            pairs,
-            # A set made without privacy is as private as what it was made from.
-            private=bool(certificate) and not certificate["private"],
-            certificate=certificate,
-        )
+        source = Source(pairs, False, read_manifest(path)["certificate"])
     else:
         source = Source(open_beir(path).pairs(split), True, None)
     if not source.pairs:

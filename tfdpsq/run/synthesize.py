@@ -63,9 +63,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         query_length=config.query_length,
         batch_size=config.batch_size,
         seed=config.seed,
-        sampling=SamplingConfig(
-            config.temperature, config.top_k or None, config.top_p
-        ),
+        sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
     )
     inputs = {
         "generator": workdir.stage_fingerprint(config.generator),
@@ -79,9 +77,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             config.corpus, config.max_documents or None
         )
         total = (
-            config.max_documents or sum(1 for _ in sources.sampled_documents(
-                config.corpus, None
-            ))
+            config.max_documents
+            or sum(1 for _ in sources.sampled_documents(config.corpus, None))
         ) * config.samples_per_document
         rows = tqdm.tqdm(
             synthesize(model, tokenizer, documents, settings, config.jit_compile),

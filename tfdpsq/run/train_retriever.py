@@ -12,21 +12,25 @@ directly on private pairs by DP-SGD at the sensitivity of the in-batch softmax.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import pathlib
+from typing import Any
 
 import ml_collections
 import numpy as np
 import tensorflow as tf
 
 from tfdpsq import privacy, retriever, validation
-from tfdpsq.data import Tokenizer, atomic_write
+from tfdpsq.data import Tokenizer
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import accounting
-from tfdpsq.privacy import certificate as certificates
 from tfdpsq.run import command, sources, workdir
-from tfdpsq.run.finetune import private_directory, training_facts
+from tfdpsq.run.finetune import (
+    LOSS_READ,
+    private_directory,
+    training_facts,
+    write_certificate,
+)
 from tfdpsq.run.progress import Progress
 
 METHODS = ("plain", "naive")
@@ -126,6 +130,8 @@ def _make(
             _train_plainly(config, model, tokenizer, source, progress)
             # What it is trained on decides its guarantee, by post-processing.
             certificate = source.certificate
+            if source.private:
+                certificate = _unprotected(config, model, tokenizer, source, private)
         else:
             certificate = _train_naively(
                 config, model, tokenizer, source, progress, private
@@ -138,11 +144,7 @@ def _make(
             f"learning_rate (now {config.learning_rate})."
         )
     retriever.save(model, out / MODEL)
-    if certificate is not None:
-        atomic_write(
-            out / certificates.FILE_NAME,
-            json.dumps(certificate, indent=2, sort_keys=True, allow_nan=False) + "\n",
-        )
+    write_certificate(out, certificate)
     return result
 
 
@@ -216,19 +218,42 @@ def _train_naively(config, model, tokenizer, source, progress, private) -> dict:
         executed,
         description="A two-tower retriever trained directly on private pairs.",
         sensitivity_argument=NAIVE_SENSITIVITY_ARGUMENT,
-        training={**training_facts(config, model), "method": config.method},
-        fingerprints={
+        **_facts(config, model, tokenizer, private),
+    )
+
+
+def _unprotected(config, model, tokenizer, source, private) -> dict:
+    """The certificate of ordinary training on private pairs: that there is none."""
+    plan = privacy.make_plan(
+        privacy.PrivacySpec(
+            epsilon=math.inf,
+            clip_norm=config.clip_norm,
+            n=len(source.pairs),
+            batch_size=config.batch_size,
+            steps=config.steps,
+        )
+    )
+    certificate = privacy.make_certificate(
+        plan,
+        config.steps,
+        description="A two-tower retriever trained on private pairs, unprotected.",
+        sensitivity_argument="None: nothing is clipped and no noise is added.",
+        **_facts(config, model, tokenizer, private),
+    )
+    certificate["sampler"]["name"] = "shuffled epochs of fixed-size batches"
+    return certificate
+
+
+def _facts(config, model, tokenizer, private) -> dict[str, Any]:
+    return {
+        "training": {**training_facts(config, model), "method": config.method},
+        "fingerprints": {
             "pairs": sources.source_fingerprint(config.pairs, private),
             "vocabulary": tokenizer.fingerprint,
             "code": workdir.code_fingerprint(),
         },
-        private_reads=[
-            {
-                "what": "the training loss of every step, averaged over its batch",
-                "where": "logs/, kept under private/",
-            }
-        ],
-    )
+        "private_reads": [LOSS_READ],
+    }
 
 
 if __name__ == "__main__":

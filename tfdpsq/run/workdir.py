@@ -2,7 +2,9 @@
 
 A stage is a function that fills a directory. It runs in a temporary sibling that
 is renamed into place when it is complete, together with `stage.json`: the config
-it ran with, the fingerprint of its inputs, and how long it took. A directory that
+it ran with, the fingerprint of its inputs, and a number of its own, so that what
+was made from an earlier run of it is noticed. How long it took is not written
+there, as the time depends on the private data. A directory that
 is there is therefore finished, and is not made again; one that was made from
 another config or other inputs is refused, as silently mixing the two would give
 numbers that belong to neither.
@@ -17,6 +19,8 @@ import json
 import pathlib
 import platform
 import resource
+import secrets
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -104,8 +108,8 @@ def run_stage(
       make: fills the directory it is given; may return JSON values to record.
 
     Returns:
-      The content of `stage.json`: "config", "inputs", "seconds", "fingerprint",
-      "result".
+      The content of `stage.json`: "config", "inputs", "fingerprint", "run" and
+      "result"; and "seconds" if it was run now.
 
     Raises:
       InputError: the directory holds the result of another config or input.
@@ -130,24 +134,27 @@ def run_stage(
     logging.info("%s: started", directory.name)
     started = time.monotonic()
     directory.parent.mkdir(parents=True, exist_ok=True)
+    for left in directory.parent.glob(f".{directory.name}.*.partial"):
+        shutil.rmtree(left)  # of a run that was killed; it was never released
     with files.atomic_directory(directory) as temporary:
         result = make(temporary)
         stage = {
             **wanted,
             "fingerprint": fingerprint,
+            "run": secrets.token_hex(8),
             "result": plain(result or {}),
-            "seconds": round(time.monotonic() - started, 2),
         }
         files.atomic_write(
             temporary / STAGE_FILE,
             json.dumps(stage, indent=2, sort_keys=True, allow_nan=False) + "\n",
         )
-    logging.info("%s: finished in %.0f s", directory.name, stage["seconds"])
-    return stage
+    seconds = round(time.monotonic() - started, 2)
+    logging.info("%s: finished in %.0f s", directory.name, seconds)
+    return {**stage, "seconds": seconds}
 
 
 def stage_fingerprint(directory: str | pathlib.Path) -> str:
-    """The fingerprint of a finished stage.
+    """What identifies a finished stage, and this run of it.
 
     Raises:
       InputError: the directory is not a finished stage.
@@ -158,7 +165,8 @@ def stage_fingerprint(directory: str | pathlib.Path) -> str:
             f"{directory} is not a finished stage: it has no {STAGE_FILE}. "
             "Run the stage that makes it first."
         )
-    return _read_json(path)["fingerprint"]
+    stage = _read_json(path)
+    return f"{stage['fingerprint']}/{stage['run']}"
 
 
 def versions() -> dict[str, str]:

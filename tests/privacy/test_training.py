@@ -1,0 +1,113 @@
+"""The loop that runs a plan, and what it refuses."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
+from tfdpsq.privacy.training import padded_rows
+
+
+def _plan(**changes):
+    values = dict(
+        epsilon=2.0, clip_norm=0.5, n=12, batch_size=6, steps=4, accountant="rdp"
+    )
+    return make_plan(PrivacySpec(**{**values, **changes}))
+
+
+def _run(plan, row_losses, optimizer=None, take=None, **options):
+    weight = tf.Variable(tf.zeros([3]))
+    data = np.arange(1, 13, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
+    optimizer = optimizer or make_optimizer(plan, 0.1, "sgd", noise_seed=1)
+    executed = train(
+        plan,
+        lambda batch: row_losses(batch, weight),
+        [weight],
+        optimizer,
+        take or (lambda rows: {"x": data[rows]}),
+        options.pop("microbatch_size", 4),
+        **options,
+    )
+    return executed, weight.numpy()
+
+
+def _linear(batch, weight):
+    return tf.linalg.matvec(batch["x"], weight)
+
+
+def test_every_planned_step_runs_and_is_counted():
+    seen = []
+    executed, weight = _run(
+        _plan(), _linear, on_step=lambda step, loss: seen.append(step)
+    )
+    assert executed == 4 and seen == [1, 2, 3, 4]
+    assert np.abs(weight).min() > 0
+
+
+def test_the_sampler_and_noise_seeds_replay_a_run():
+    runs = [_run(_plan(), _linear, sampler_seed=5)[1] for _ in range(2)]
+    np.testing.assert_array_equal(*runs)
+    other = _run(_plan(), _linear, sampler_seed=6)[1]
+    assert not np.array_equal(runs[0], other)
+
+
+def test_padding_rows_hold_zeros_and_not_row_zero_of_the_data():
+    seen = []
+
+    def losses(batch, weight):
+        tf.py_function(
+            lambda x, w: seen.append((x.numpy(), w.numpy())),
+            [batch["x"], batch["weights"]],
+            [],
+        )
+        return _linear(batch, weight)
+
+    _run(_plan(epsilon=math.inf), losses, sampler_seed=3)
+    padding = np.concatenate([x[w == 0] for x, w in seen])
+    real = np.concatenate([x[w == 1] for x, w in seen])
+    assert len(padding) and (padding == 0).all()
+    assert len(real) and (real > 0).all()
+
+
+def test_dropout_is_seeded_in_secret_where_epsilon_is_finite():
+    """With a known seed a row's mask depends on its place, so on who else is there."""
+
+    def losses_of(plan):
+        tf.random.set_seed(7)
+        seen = []
+        _run(
+            plan,
+            lambda batch, weight: _linear(batch, weight)
+            + tf.random.uniform([batch["x"].shape[0]]),
+            on_step=lambda step, loss: seen.append(loss),
+        )
+        return seen
+
+    whole = dict(n=12, batch_size=12, delta=0.04)
+    assert losses_of(_plan(**whole)) != losses_of(_plan(**whole))
+    public = _plan(epsilon=math.inf, **whole)
+    assert losses_of(public) == losses_of(public)
+
+
+def test_an_optimizer_is_good_for_one_run():
+    plan = _plan()
+    optimizer = make_optimizer(plan, 0.1, "sgd")
+    _run(plan, _linear, optimizer)
+    with pytest.raises(ValueError, match="has taken steps before"):
+        _run(plan, _linear, optimizer)
+
+
+def test_an_optimizer_of_another_plan_is_refused():
+    with pytest.raises(ValueError, match="made for another plan"):
+        _run(_plan(), _linear, make_optimizer(_plan(epsilon=8.0), 0.1, "sgd"))
+
+
+def test_too_few_rows_are_refused():
+    with pytest.raises(ValueError, match="take returned 2 rows of 'x' for"):
+        _run(_plan(), _linear, take=lambda rows: {"x": np.ones((2, 3), np.float32)})
+
+
+def test_padded_sizes_are_static_for_independent_rows():
+    assert {padded_rows(count, 33, 16) for count in range(34)} == {48}
+    assert [padded_rows(count, 33, None) for count in (0, 1, 8, 9)] == [8, 8, 8, 16]

@@ -1,0 +1,165 @@
+"""A guarantee follows what is made from an artefact, and never appears by itself."""
+
+import importlib.util
+import json
+import math
+import pathlib
+import shutil
+
+import pytest
+from tfdpsq.privacy import read_certificate
+from tfdpsq.run import finetune, pipeline, prepare, sources, synthesize, train_retriever
+
+_HERE = pathlib.Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    """Prepared data, and a public, an unprotected and a protected generator."""
+    base = tmp_path_factory.mktemp("lineage")
+    _tiny.write_pairs(base / "pairs")
+    config = _tiny.tiny_config(base / "pairs")
+    config.prepare.data = str(base / "pairs")
+    prepare.run(config.prepare, base / "prepare")
+    made = _Made(base, config)
+    made.finetune("public", pairs=made.public_pairs, epsilon=math.inf)
+    made.finetune("unprotected", epsilon=math.inf)
+    made.finetune("protected", epsilon=8.0)
+    for name in ("unprotected", "protected"):
+        made.synthesize(name)
+    return made
+
+
+class _Made:
+    def __init__(self, base, config):
+        self.base, self.config = base, config
+        self.vocabulary = str(base / "prepare" / prepare.VOCABULARY)
+        self.public_pairs = str(base / "prepare" / prepare.PUBLIC_PAIRS)
+
+    def _settings(self, stage, **changes):
+        settings = self.config[stage].copy_and_resolve_references()
+        settings.vocabulary = self.vocabulary
+        if "pairs" in settings:
+            settings.pairs = str(self.base / "pairs")
+        settings.update(changes)
+        return settings
+
+    def finetune(self, name, **changes):
+        settings = self._settings("finetune", **changes)
+        finetune.run(settings, self.base / name)
+        return read_certificate(self.base / name)
+
+    def synthesize(self, generator, name=None):
+        settings = self._settings(
+            "synthesize",
+            generator=str(self.base / generator),
+            corpus=str(self.base / "pairs"),
+            max_documents=20,
+        )
+        synthesize.run(settings, self.base / (name or f"{generator}_set"))
+
+    def retriever(self, name, **changes):
+        settings = self._settings("retriever", **changes)
+        train_retriever.run(settings, self.base / name)
+        return read_certificate(self.base / name)
+
+    def set(self, name):
+        return str(self.base / f"{name}_set" / synthesize.SET)
+
+
+def test_a_set_made_without_protection_cannot_be_protected_afterwards(stages):
+    """One private query had a part in all of its rows: ε = 8 per row is no ε."""
+    with pytest.raises(ValueError, match="is a synthetic or public set, yet epsilon"):
+        stages.finetune("late", pairs=stages.set("unprotected"), epsilon=8.0)
+    with pytest.raises(ValueError, match="is part of a synthetic or public set"):
+        inside = stages.set("unprotected") + "/beir"
+        stages.finetune("inside", pairs=inside, epsilon=8.0)
+    with pytest.raises(ValueError, match="holds no private queries"):
+        stages.retriever(
+            "late_retriever",
+            pairs=stages.set("unprotected"),
+            method="naive",
+            epsilon=8.0,
+        )
+
+
+@pytest.mark.parametrize("start", ["unprotected", "protected"])
+def test_private_starting_weights_are_refused_under_a_finite_epsilon(stages, start):
+    with pytest.raises(ValueError, match="was itself trained on private queries"):
+        stages.finetune("again", init=str(stages.base / start), epsilon=8.0)
+
+
+def test_what_is_made_from_an_artefact_carries_its_certificate(stages):
+    protected = read_certificate(stages.base / "protected")
+    assert stages.retriever("r1", pairs=stages.set("protected")) == protected
+    assert (
+        stages.finetune(
+            "f1",
+            pairs=stages.public_pairs,
+            init=str(stages.base / "protected"),
+            epsilon=math.inf,
+        )
+        == protected
+    )
+    # The same guarantee met twice is still the same guarantee.
+    again = stages.finetune(
+        "f2",
+        pairs=stages.set("protected"),
+        init=str(stages.base / "protected"),
+        epsilon=math.inf,
+    )
+    assert again == protected
+    mixed = stages.finetune(
+        "f3",
+        pairs=stages.set("unprotected"),
+        init=str(stages.base / "protected"),
+        epsilon=math.inf,
+    )
+    assert mixed["private"] is False
+
+
+def test_two_different_guarantees_do_not_merge(stages):
+    stages.finetune("protected2", epsilon=4.0)
+    with pytest.raises(ValueError, match="epsilons would add up"):
+        stages.finetune(
+            "merged",
+            pairs=stages.set("protected"),
+            init=str(stages.base / "protected2"),
+            epsilon=math.inf,
+        )
+
+
+def test_plain_training_on_private_pairs_says_that_it_protects_nothing(stages):
+    certificate = stages.retriever("plain")
+    assert certificate["private"] is False
+    assert certificate["guarantee"]["epsilon"] == "inf"
+    assert "shuffled" in certificate["sampler"]["name"]
+
+
+def test_public_training_has_no_certificate(stages):
+    assert read_certificate(stages.base / "public") is None
+    assert stages.retriever("public_retriever", pairs=stages.public_pairs) is None
+    assert not sources.load_source(stages.public_pairs).private
+
+
+def test_a_generator_that_was_made_anew_is_noticed(stages):
+    """Else two runs on the same queries would be released, each stating its ε."""
+    stages.finetune("remade", epsilon=8.0)
+    stages.synthesize("remade")
+    shutil.rmtree(stages.base / "remade")
+    stages.finetune("remade", epsilon=8.0)
+    with pytest.raises(ValueError, match="from other inputs.*inputs.generator"):
+        stages.synthesize("remade")
+
+
+def test_prepare_counts_no_private_query(stages):
+    stage = json.loads((stages.base / "prepare" / "stage.json").read_text())
+    assert set(stage["result"]) == {"documents", "public_pairs"}
+
+
+def test_the_pipelines_default_config_is_complete():
+    config = pipeline.default_config()
+    assert {"prepare", "finetune", "synthesize", "retriever"} <= set(config)
