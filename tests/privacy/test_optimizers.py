@@ -344,7 +344,12 @@ def test_noise_keys_keep_all_their_bits_and_never_repeat():
     zeros, step = [tf.zeros([64])], tf.constant(0, tf.int64)
     draws = [
         query.noised(zeros, tf.constant(other, tf.int64), step)[0].numpy()
-        for other in ([1, 1], [1 + (1 << 40), 1], [1, 1 + (1 << 40)], [1, 1 + (1 << 61)])
+        for other in (
+            [1, 1],
+            [1 + (1 << 40), 1],
+            [1, 1 + (1 << 40)],
+            [1, 1 + (1 << 61)],
+        )
     ]
     for i, one in enumerate(draws):
         assert all(np.abs(one - other).max() > 0.1 for other in draws[:i])

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
 from tfdpsq.privacy.training import padded_rows
 
@@ -78,8 +79,9 @@ def test_dropout_is_seeded_in_secret_where_epsilon_is_finite():
         seen = []
         _run(
             plan,
-            lambda batch, weight: _linear(batch, weight)
-            + tf.random.uniform([batch["x"].shape[0]]),
+            lambda batch, weight: (
+                _linear(batch, weight) + tf.random.uniform([batch["x"].shape[0]])
+            ),
             on_step=lambda step, loss: seen.append(loss),
         )
         return seen

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 
 import pytest
+
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import finetune, pipeline, prepare, sources, synthesize, train_retriever
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 import tensorflow as tf
@@ -39,9 +40,9 @@ def get_config():
 """
 
 
-def _command(config, directory, *options):
-    return subprocess.run(
-        [
+def _arguments(config, directory, *options):
+    return {
+        "args": [
             sys.executable,
             "-m",
             "tfdpsq.run.pipeline",
@@ -49,26 +50,72 @@ def _command(config, directory, *options):
             f"--workdir={directory}",
             *options,
         ],
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        "cwd": _ROOT,
+        "env": {**os.environ, "PYTHONPATH": str(_ROOT)},
+    }
+
+
+def _command(config, directory, *options):
+    return subprocess.run(
+        **_arguments(config, directory, *options),
         capture_output=True,
         text=True,
         check=False,
     )
 
 
+def _killed_during(config, directory, stage):
+    """Starts the job and kills it (-9) in the middle of a stage."""
+    log = directory.parent / "killed.log"
+    with open(log, "w") as stderr:
+        job = subprocess.Popen(**_arguments(config, directory), stderr=stderr)
+        deadline = time.monotonic() + 300
+        while f"{stage}: started" not in log.read_text():
+            assert job.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        job.kill()
+        job.wait()
+    return _stages(directory)
+
+
+def _stages(directory):
+    """When each finished stage was written."""
+    return {
+        path: path.stat().st_mtime_ns
+        for path in directory.rglob("stage.json")
+        if not any(part.endswith(".partial") for part in path.parts)
+    }
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished workdir, made through the command line; its data and config."""
+def job(tmp_path_factory):
+    """A workdir made through the command line, killed on the way and restarted."""
     base = tmp_path_factory.mktemp("pipeline")
     queries = _tiny.write_pairs(base / "pairs")
     config = base / "config.py"
     config.write_text(
         _CONFIG.format(tiny=str(_HERE / "tiny.py"), data=str(base / "pairs"))
     )
+    before = _killed_during(config, base / "work", "generator_eps8")
     done = _command(config, base / "work")
     assert done.returncode == 0, done.stderr[-3000:]
-    return base / "work", config, queries
+    return base / "work", config, queries, before, done.stdout
+
+
+@pytest.fixture(scope="module")
+def finished(job):
+    """The finished workdir, its config file, and the private queries."""
+    return job[:3]
+
+
+def test_a_killed_job_goes_on_where_it_was(job):
+    directory, _, _, before, table = job
+    after = _stages(directory)
+    names = {path.parent.name for path in before}
+    assert names == {"prepare", "generator_public", "generator_inf"}
+    assert all(after[path] == changed for path, changed in before.items())
+    assert not list(directory.rglob("*.partial"))
+    assert "| synthetic_eps8 | " in table
 
 
 def test_results_have_every_row_with_numbers_that_can_be_true(finished):
@@ -204,14 +251,12 @@ def test_the_report_is_one_file_that_fetches_nothing(finished):
 
 def test_a_finished_job_is_not_redone(finished):
     directory, config, _ = finished
-    before = {path: path.stat().st_mtime_ns for path in directory.rglob("stage.json")}
+    before = _stages(directory)
     assert len(before) >= 12
     again = _command(config, directory)
     assert again.returncode == 0, again.stderr[-3000:]
     assert again.stderr.count("finished before, not redone") == len(before)
-    assert before == {
-        path: path.stat().st_mtime_ns for path in directory.rglob("stage.json")
-    }
+    assert before == _stages(directory)
 
 
 def test_a_workdir_of_another_config_is_refused(finished):
