@@ -19,7 +19,7 @@ def get_config():
     config.epsilons = (math.inf, 8.0)
     config.direct_epsilons = (8.0,)
 
-    vocabulary_size = 8192
+    vocabulary_size = 4096
     lengths = {"document_length": 96, "query_length": 24}
     t5 = {
         "vocabulary_size": vocabulary_size,
@@ -67,7 +67,7 @@ def get_config():
         stage.update(lengths)
         stage.embedding_dim = 192
         stage.scale = 20.0
-        stage.batch_size = 32
+        stage.batch_size = 24
         stage.steps = 300
         stage.learning_rate = 1e-3
         stage.engine = "dpkeras"

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdpsq import privacy, retriever
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
+from tfdpsq.privacy import choose_max_batch_size
 
 _T5 = {
     "vocabulary_size": 40,
@@ -114,12 +115,11 @@ def _two_tower():
 
 @pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
 def test_direct_dp_training_of_the_retriever_compiles(engine):
-    maximum = 8
+    maximum = choose_max_batch_size(_N, 3, 2, 8.0, 0.5 / _N)
     plan = _plan(
         8.0,
         max_batch_size=maximum,
         sensitivity_multiplier=retriever.naive_sensitivity_multiplier(maximum),
-        delta=0.049,
     )
     model, arrays = _two_tower()
     start = [v.numpy() for v in model.trainable_variables]

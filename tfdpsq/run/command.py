@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging as standard_logging
 import os
 import pathlib
 import sys
@@ -33,6 +34,8 @@ def main(run: Callable[[Any, pathlib.Path], Any]) -> None:
         if len(argv) > 1:
             raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
         logging.set_verbosity(logging.INFO)
+        # Advice on how to write TensorFlow programs is of no use to those who run one.
+        standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
         try:
             run(config.value, pathlib.Path(directory.value))
         except (validation.InputError, OSError) as error:

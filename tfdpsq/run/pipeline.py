@@ -14,6 +14,7 @@ again with the same command.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import pathlib
@@ -23,6 +24,7 @@ import time
 from typing import Any
 
 import ml_collections
+import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.data import atomic_write
@@ -144,6 +146,9 @@ class _Job:
             config.update(settings)
         out = (self.release if free else self.private) / name
         stage = module.run(config, out)
+        # Keras keeps every graph it ever built; a dozen stages would add up.
+        tf.keras.backend.clear_session()
+        gc.collect()
         if "seconds" in stage:  # it was run now
             self.seconds[name] = stage["seconds"]
             atomic_write(

@@ -137,6 +137,10 @@ def run_stage(
     for left in directory.parent.glob(f".{directory.name}.*.partial"):
         shutil.rmtree(left)  # of a run that was killed; it was never released
     with files.atomic_directory(directory) as temporary:
+        files.atomic_write(
+            temporary / CONFIG_FILE,
+            json.dumps(wanted["config"], indent=2, sort_keys=True) + "\n",
+        )
         result = make(temporary)
         stage = {
             **wanted,

@@ -1,0 +1,120 @@
+"""Each stage by itself, through the command line and the config README names."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tfdpsq.privacy import read_certificate
+
+_HERE = pathlib.Path(__file__).parent
+_ROOT = _HERE.parents[1]
+_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+_T5 = {
+    "t5.vocabulary_size": 320,
+    "t5.num_layers": 1,
+    "t5.num_heads": 2,
+    "t5.hidden_dim": 16,
+    "t5.intermediate_dim": 24,
+    "t5.key_value_dim": 8,
+    "document_length": 24,
+    "query_length": 10,
+}
+
+
+def _stage(name, workdir, **options):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            f"tfdpsq.run.{name}",
+            f"--config=configs/{name}.py",
+            f"--workdir={workdir}",
+            *(f"--config.{key}={value}" for key, value in options.items()),
+        ],
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def _passes(name, workdir, **options):
+    status, errors = _stage(name, workdir, **options)
+    assert status == 0, errors[-3000:]
+
+
+def test_the_stages_chain_by_their_directories(tmp_path):
+    _tiny.write_pairs(tmp_path / "pairs")
+    pairs = str(tmp_path / "pairs")
+    _passes("prepare", tmp_path / "prepare", data=pairs, vocabulary_size=320)
+    vocabulary = str(tmp_path / "prepare" / "vocabulary" / "spiece.model")
+    _passes(
+        "finetune",
+        tmp_path / "generator",
+        pairs=pairs,
+        vocabulary=vocabulary,
+        batch_size=8,
+        microbatch_size=4,
+        steps=2,
+        accountant="rdp",
+        **_T5,
+    )
+    assert read_certificate(tmp_path / "generator")["sampler"]["n"] == 60
+    config = json.loads((tmp_path / "generator" / "config.json").read_text())
+    assert config["clip_norm"] == 0.1 and config["batch_size"] == 8
+    _passes(
+        "synthesize",
+        tmp_path / "synthetic",
+        generator=str(tmp_path / "generator"),
+        vocabulary=vocabulary,
+        corpus=pairs,
+        document_length=24,
+        query_length=10,
+    )
+    _passes(
+        "train_retriever",
+        tmp_path / "retriever",
+        pairs=str(tmp_path / "synthetic" / "set"),
+        vocabulary=vocabulary,
+        embedding_dim=8,
+        batch_size=8,
+        steps=2,
+        **_T5,
+    )
+    _passes(
+        "evaluate",
+        tmp_path / "evaluation",
+        data=pairs,
+        vocabulary=vocabulary,
+        resamples=100,
+        **{"systems.mine": str(tmp_path / "retriever")},
+    )
+    metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
+    assert set(metrics["systems"]) == {"bm25", "mine"}
+    assert metrics["systems"]["bm25"]["ndcg@10"] > 0
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("prepare", {"data": "/nowhere"}, "/nowhere"),
+        ("finetune", {"vocabulary": "/nowhere/spiece.model"}, "spiece.model"),
+    ],
+)
+def test_errors_are_one_line_with_status_two(tmp_path, name, options, message):
+    status, errors = _stage(name, tmp_path / "out", **options)
+    assert status == 2
+    assert "Traceback" not in errors
+    assert errors.strip().splitlines()[-1].startswith("error: ")
+    assert message in errors.strip().splitlines()[-1]
+    assert not (tmp_path / "out").exists()
