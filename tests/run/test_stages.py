@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 
@@ -29,7 +30,11 @@ _T5 = {
 }
 
 
-def _stage(name, workdir, **options):
+def _stage(name, workdir, most_bytes=None, **options):
+    def limit():
+        if most_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+
     done = subprocess.run(
         [
             sys.executable,
@@ -44,6 +49,7 @@ def _stage(name, workdir, **options):
         capture_output=True,
         text=True,
         check=False,
+        preexec_fn=limit,
     )
     return done.returncode, done.stderr
 
@@ -118,3 +124,19 @@ def test_errors_are_one_line_with_status_two(tmp_path, name, options, message):
     assert errors.strip().splitlines()[-1].startswith("error: ")
     assert message in errors.strip().splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_half_written(tmp_path):
+    """Files may not grow beyond 8 kB, as on a disk that is nearly full."""
+    _tiny.write_pairs(tmp_path / "pairs")
+    status, errors = _stage(
+        "prepare",
+        tmp_path / "out" / "prepare",
+        most_bytes=8192,
+        data=str(tmp_path / "pairs"),
+        vocabulary_size=320,
+    )
+    assert status == 2, errors[-2000:]
+    assert "Traceback" not in errors
+    assert errors.strip().splitlines()[-1].startswith("error: ")
+    assert not list((tmp_path / "out").rglob("*"))
