@@ -87,9 +87,11 @@ def test_dropout_is_seeded_in_secret_where_epsilon_is_finite():
         return seen
 
     whole = dict(n=12, batch_size=12, delta=0.04)
-    assert losses_of(_plan(**whole)) != losses_of(_plan(**whole))
+    one, other = losses_of(_plan(**whole)), losses_of(_plan(**whole))
+    assert one != pytest.approx(other, rel=1e-4)
+    # The rows come in another order each time, which only rounding can tell.
     public = _plan(epsilon=math.inf, **whole)
-    assert losses_of(public) == losses_of(public)
+    assert losses_of(public) == pytest.approx(losses_of(public), rel=1e-5)
 
 
 def test_an_optimizer_is_good_for_one_run():
