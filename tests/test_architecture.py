@@ -261,8 +261,8 @@ def test_a_folder_that_lists_its_modules_is_no_cycle_until_one_needs_the_list():
 def test_build_that_differs_from_the_arrows_is_found():
     text = (ROOT / "BUILD").read_text()
     planted = text.replace(
-        'glob(["tfdpsq/privacy/*.py"]),\n    deps = [":validation"]',
-        'glob(["tfdpsq/privacy/*.py"]),\n    deps = [":data", ":validation"]',
+        'glob(["tfdpsq/privacy/**/*.py"]),\n    deps = [":validation"]',
+        'glob(["tfdpsq/privacy/**/*.py"]),\n    deps = [":data", ":validation"]',
     )
     extra = text + textwrap.dedent("""
         py_library(

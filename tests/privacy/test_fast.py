@@ -1,0 +1,337 @@
+"""The one-pass engine: dropout, precision, replicas, and what it refuses."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.privacy import fast
+from tfdpsq.privacy.fast import factored
+
+keras = tf.keras
+layers = tf.keras.layers
+ROWS = 6
+_ALL = np.arange(ROWS)
+
+
+def _made():
+    """A stack of Dense layers and inputs for it."""
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential([layers.Dense(7, "relu"), layers.Dense(3, "tanh")])
+    x = np.random.default_rng(2).normal(size=(ROWS, 5)).astype("float32")
+    model(x)
+    return model, x
+
+
+def _losses(model, x):
+    """One loss per example: a fixed function of the outputs."""
+    outputs = model(tf.convert_to_tensor(x), training=True)
+    outputs = tf.reshape(tf.cast(outputs, tf.float32), [x.shape[0], -1])
+    return tf.reduce_sum(
+        tf.cos(tf.range(outputs.shape[1], dtype=tf.float32)) * outputs**2, 1
+    )
+
+
+def _run(model, x, variables=None, clip_norm=1e30, mode="graph"):
+    variables = model.trainable_variables if variables is None else variables
+
+    def clipped():
+        return fast.clipped_sum(
+            lambda: _losses(model, x), [model], variables, clip_norm
+        )
+
+    return clipped() if mode == "eager" else tf.function(clipped)()
+
+
+def _by_row(model, x):
+    """Every row's gradient by the ordinary tape, from one forward pass."""
+    with tf.GradientTape(persistent=True) as tape:
+        losses = tf.unstack(_losses(model, x))
+    rows = [tape.gradient(loss, model.trainable_variables) for loss in losses]
+    return [np.stack(per_weight).astype(np.float64) for per_weight in zip(*rows)]
+
+
+def _norms(gradients):
+    return np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))
+
+
+def test_a_norm_takes_the_cheaper_of_two_ways():
+    """Gram matrices for few positions, the product itself for many."""
+    gram = factored.Outer(tf.ones([2, 3, 8]), tf.ones([2, 3, 9]))
+    direct = factored.Outer(tf.ones([2, 30, 8]), tf.ones([2, 30, 9]))
+    assert isinstance(factored.merge([gram], [8, 9])[0], factored.Outer)
+    (product,) = factored.merge([direct], [8, 9])
+    assert product.gradients.shape == [2, 8, 9]
+    for use, length in ((gram, 3), (direct, 30)):
+        squared = factored.squared_norms(factored.merge([use], [8, 9]))
+        # Every entry of the gradient is T, of 72 entries.
+        np.testing.assert_allclose(squared, [72 * length**2] * 2)
+
+
+def test_dropout_masks_are_those_of_the_same_forward():
+    """A second forward for the norms would clip the gradient of another function."""
+    model = keras.Sequential(
+        [layers.Dense(16, "relu"), layers.Dropout(0.5), layers.Dense(4)]
+    )
+    x = np.random.default_rng(3).normal(size=(ROWS, 5)).astype("float32")
+    model(x)
+    tf.random.set_seed(5)
+    gradients = _by_row(model, x)
+    norms = _norms(gradients)
+    clip_norm = float(np.median(norms))
+    tf.random.set_seed(5)
+    found = _run(model, x, clip_norm=clip_norm, mode="eager")
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+    for total, gradient in zip(found.sums, gradients):
+        expected = np.tensordot(np.minimum(1, clip_norm / norms), gradient, 1)
+        np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-6 * clip_norm)
+    # And whatever the masks, one example's released gradient obeys the clip norm.
+    for _ in range(10):
+        sums = _run(model, x[:1], clip_norm=1e-3, mode="graph").sums
+        assert np.sqrt(sum(np.sum(s**2) for s in sums)) <= 1e-3 * (1 + 1e-5)
+
+
+def test_mixed_precision_takes_norms_and_sums_in_float32():
+    keras.utils.set_random_seed(0)
+    policy = keras.mixed_precision.Policy("mixed_bfloat16")
+    model = keras.Sequential(
+        [
+            layers.Dense(8, "tanh", dtype=policy),
+            layers.LayerNormalization(dtype=policy),
+            layers.Dense(3, dtype=policy),
+        ]
+    )
+    x = np.random.default_rng(1).normal(size=(ROWS, 4, 5)).astype("float32")
+    model(x)
+    norms = _norms(_by_row(model, x))
+    found = _run(model, x, clip_norm=0.5)
+    assert found.norms.dtype == tf.float32
+    assert {total.dtype for total in found.sums} == {tf.float32}
+    # bfloat16 has 8 bits: what it rounds differs between the two.
+    np.testing.assert_allclose(found.norms, norms, rtol=2e-2)
+    fast.check(lambda: _losses(model, x), [model], model.trainable_variables, 0.05)
+
+
+def test_replicas_clip_their_own_rows(logical_cpus):
+    model, x = _made()
+    want = [_run(model, x[rows], clip_norm=0.5).sums for rows in np.split(_ALL, 2)]
+    strategy = tf.distribute.MirroredStrategy(logical_cpus[:2])
+    with strategy.scope():
+        copy, _ = _made()
+
+    def on_replica():
+        context = tf.distribute.get_replica_context()
+        start = 3 * context.replica_id_in_sync_group
+        rows = tf.slice(x, [start, 0], [3, x.shape[1]])
+        return fast.clipped_sum(
+            lambda: _losses(copy, rows), [copy], copy.trainable_variables, 0.5
+        ).sums
+
+    sums = tf.function(lambda: strategy.run(on_replica))()
+    for position, total in enumerate(sums):
+        for replica, found in enumerate(strategy.experimental_local_results(total)):
+            np.testing.assert_allclose(found, want[replica][position], rtol=1e-5)
+
+
+def test_a_weight_that_no_loss_depends_on_has_sum_zero():
+    model, x = _made()
+    spare = layers.Dense(2)
+    spare.build([None, 3])
+    found = _run(model, x, [*model.trainable_variables, spare.kernel])
+    assert found.sums[-1].shape == [3, 2] and not np.any(found.sums[-1])
+
+
+class _Scale(layers.Layer):
+    def build(self, shape):
+        self.factor = self.add_weight("factor", [shape[-1]], initializer="ones")
+
+    def call(self, x):
+        return x * self.factor
+
+
+def test_a_weight_without_a_rule_is_named_until_a_rule_is_registered():
+    model = keras.Sequential([layers.Dense(4, "tanh"), _Scale(name="gain")])
+    x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
+    model(x)
+    with pytest.raises(
+        ValueError, match="factor.*layer 'gain': no rule covers.*_Scale"
+    ):
+        _run(model, x, mode="eager")
+    # Frozen, it is in nobody's way.
+    _run(model, x, model.layers[0].trainable_variables)
+
+    def rule(record, layer, inputs):
+        output = inputs * record.read(layer.factor)
+        record.direct(
+            layer.factor, output, lambda g: fast.sum_to(g * inputs, layer.factor.shape)
+        )
+        return output
+
+    class _Registered(_Scale):
+        pass
+
+    fast.register_rule(_Registered, rule)
+    model = keras.Sequential([layers.Dense(4, "tanh"), _Registered()])
+    model(x)
+    fast.check(lambda: _losses(model, x), [model], model.trainable_variables)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(_losses(model, x))
+    expected = tape.gradient(total, model.trainable_variables)
+    for found, gradient in zip(_run(model, x).sums, expected):
+        np.testing.assert_allclose(found, gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_recurrent_layers_and_subclasses_are_not_taken_for_covered():
+    class _Twice(layers.Dense):
+        def call(self, x):
+            return 2 * super().call(x)
+
+    x = np.random.default_rng(0).normal(size=(ROWS, 4, 3)).astype("float32")
+    for layer in (layers.LSTM(2), _Twice(2)):
+        model = keras.Sequential([layer])
+        model(x)
+        with pytest.raises(ValueError, match="no rule covers"):
+            _run(model, x, mode="eager")
+
+
+class _Outside(keras.Model):
+    """Reads a layer's kernel without calling the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(5, use_bias=False, name="reread")
+
+    def call(self, x):
+        return self.dense(x) @ tf.transpose(self.dense.kernel)
+
+
+def test_a_weight_used_outside_its_layer_is_found():
+    model = _Outside()
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+    model(x)
+    for found_by in (
+        lambda: _run(model, x, mode="eager"),
+        lambda: fast.check(
+            lambda: _losses(model, x), [model], model.trainable_variables
+        ),
+    ):
+        with pytest.raises(ValueError, match="'reread' is used where its layer's rule"):
+            found_by()
+
+
+def test_a_wrong_rule_is_found():
+    class _Odd(layers.Dense):
+        pass
+
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+
+    def rule(record, layer, inputs, share=1.0, factor=1.0):
+        output = factor * (inputs @ record.read(layer.kernel))
+        record.outer(layer.kernel, share * inputs, output)
+        return output
+
+    model = keras.Sequential([_Odd(2, use_bias=False, name="odd")])
+    model(x)
+    arguments = (lambda: _losses(model, x), [model], model.trainable_variables)
+    fast.register_rule(_Odd, rule)
+    fast.check(*arguments)
+    fast.register_rule(_Odd, lambda *a: rule(*a, share=1.01))
+    with pytest.raises(ValueError, match="'odd' is used where.*off by 0.0"):
+        fast.check(*arguments)
+    fast.register_rule(_Odd, lambda *a: rule(*a, factor=1.01))
+    with pytest.raises(ValueError, match="'odd' computes another output"):
+        fast.check(*arguments)
+
+
+def test_rows_that_depend_on_each_other_are_found():
+    model, x = _made()
+
+    def in_batch_softmax():
+        outputs = model(x)
+        logits = outputs @ tf.transpose(outputs)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(ROWS), logits)
+
+    with pytest.raises(ValueError, match="loss of example 0 depends on other rows"):
+        fast.check(in_batch_softmax, [model], model.trainable_variables)
+
+
+def test_batch_normalisation_is_refused_in_training_only():
+    model = keras.Sequential([layers.Dense(3), layers.BatchNormalization(name="bn")])
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+    model(x)
+    with pytest.raises(ValueError, match="'bn' normalises over the batch"):
+        _run(model, x, mode="eager")
+    model.layers[1].trainable = False
+    _run(model, x)
+
+
+def test_bad_arguments_are_refused():
+    model, x = _made()
+    variables = model.trainable_variables
+    with pytest.raises(ValueError, match="clip_norm is 0"):
+        _run(model, x, clip_norm=0, mode="eager")
+    with pytest.raises(ValueError, match="one loss per row"):
+        fast.clipped_sum(
+            lambda: tf.reduce_mean(_losses(model, x)), [model], variables, 1.0
+        )
+    with pytest.raises(ValueError, match="give a class of Keras layers"):
+        fast.register_rule("Dense", print)
+    with pytest.raises(ValueError, match="cannot run inside tf.function"):
+        tf.function(
+            lambda: fast.check(lambda: None, [model], variables), autograph=False
+        )()
+
+
+def test_inputs_that_are_not_the_examples_are_refused():
+    """Positions [T] broadcast over the batch: whose gradient would it be?"""
+    embed, dense = layers.Embedding(7, 3, name="positions"), layers.Dense(3)
+    embed.build(None), dense.build([None, 3])
+    x = tf.ones([ROWS, 7, 3])
+
+    def losses():
+        return tf.reduce_sum(dense(x) * embed(tf.range(7)), [1, 2])
+
+    variables = [embed.embeddings, dense.kernel]
+    with pytest.raises(ValueError, match="'positions'.*first dimension is 7"):
+        fast.clipped_sum(losses, [embed, dense], variables, 1.0)
+
+
+def test_inputs_that_only_look_like_the_examples_fail_the_check():
+    """As many positions as examples: shapes cannot tell, values can."""
+    embed = layers.Embedding(ROWS, 3, name="positions")
+    embed.build(None)
+    x = tf.random.normal([ROWS, ROWS, 3])
+
+    def losses():
+        return tf.reduce_sum(x * embed(tf.range(ROWS)), [1, 2])
+
+    with pytest.raises(
+        ValueError, match="example 0 depends on other rows.*'positions'"
+    ):
+        fast.check(losses, [embed], embed.trainable_variables)
+
+
+def test_a_layer_inside_a_tf_function_of_the_model_is_refused():
+    dense = layers.Dense(2, name="inside")
+    x = tf.ones([ROWS, 3])
+    dense(x)
+    inner = tf.function(lambda x: tf.reduce_sum(dense(x), 1), autograph=False)
+    with pytest.raises(ValueError, match="'inside' runs inside a tf.function"):
+        fast.clipped_sum(lambda: inner(x), [dense], dense.trainable_variables, 1.0)
+    traced = tf.function(lambda x: tf.reduce_sum(dense(x), 1))
+    traced(x)  # its graph was made before any rule could take part
+    with pytest.raises(ValueError, match="'inside' is used where its layer's rule"):
+        fast.clipped_sum(lambda: traced(x), [dense], dense.trainable_variables, 1.0)
+
+
+def test_layers_are_themselves_again_whatever_happens():
+    model, x = _made()
+    before = model(x).numpy()
+    with pytest.raises(RuntimeError):
+        fast.clipped_sum(
+            lambda: (_ for _ in ()).throw(RuntimeError()),
+            [model],
+            model.trainable_variables,
+            1.0,
+        )
+    assert all("call" not in vars(layer) for layer in model.layers)
+    np.testing.assert_array_equal(model(x), before)

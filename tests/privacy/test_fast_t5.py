@@ -1,0 +1,255 @@
+"""The one-pass engine on T5: a weight used three times, and a bias all rows share."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.generator.model import T5QueryGenerator
+from tfdpsq.layers import t5
+from tfdpsq.privacy import fast
+from tfdpsq.privacy.fast import factored
+
+ROWS, DOCUMENT, QUERY = 5, 9, 4
+
+
+def _config(version, dropout=0.0):
+    return t5.T5Config(
+        vocabulary_size=23,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=12,
+        intermediate_dim=20,
+        key_value_dim=5,
+        version=version,
+        dropout=dropout,
+    )
+
+
+def _models(version):
+    """A generator and its float64 twin, embeddings scaled so that no unit saturates."""
+    tf.keras.utils.set_random_seed(1)
+    random = np.random.default_rng(1)
+    model = T5QueryGenerator(_config(version))
+    for variable in model.trainable_variables:
+        variable.assign_add(0.1 * random.normal(size=variable.shape))
+    tf.keras.backend.set_floatx("float64")
+    try:
+        twin = T5QueryGenerator(_config(version))
+    finally:
+        tf.keras.backend.set_floatx("float32")
+    for variable, other in zip(model.variables, twin.variables):
+        other.assign(variable.numpy().astype(np.float64))
+    return model, twin
+
+
+def _batch():
+    """Rows of every length, ids repeated within a row and between its two texts."""
+    random = np.random.default_rng(2)
+    batch = {
+        "document_ids": random.integers(1, 9, [ROWS, DOCUMENT]),
+        "document_lengths": np.array([9, 3, 7, 1, 5]),
+        "query_ids": random.integers(1, 9, [ROWS, QUERY]),
+        "query_lengths": np.array([4, 2, 1, 3, 4]),
+    }
+    for name in ("document", "query"):
+        past = np.arange(batch[f"{name}_ids"].shape[1])
+        batch[f"{name}_ids"][past >= batch[f"{name}_lengths"][:, None]] = 0
+    return {name: values.astype(np.int32) for name, values in batch.items()}
+
+
+def _tensors(batch, rows=slice(None)):
+    return {name: tf.constant(values[rows]) for name, values in batch.items()}
+
+
+def _naive(losses_of, twin, batch, variables):
+    gradients = []
+    for row in range(ROWS):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(losses_of(twin, _tensors(batch, slice(row, row + 1))))
+        gradients.append(
+            [tf.convert_to_tensor(g).numpy() for g in tape.gradient(loss, variables)]
+        )
+    return [np.stack(per_weight).astype(np.float64) for per_weight in zip(*gradients)]
+
+
+def _norms(gradients):
+    return np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))
+
+
+def _generator_losses(model, batch):
+    return model.row_losses(batch, training=True)
+
+
+def _tower_losses(model, batch):
+    """Document and query through the same encoder, with different lengths."""
+    sides = []
+    for name in ("document", "query"):
+        ids = batch[f"{name}_ids"]
+        mask = tf.sequence_mask(batch[f"{name}_lengths"], ids.shape[1], tf.int32)
+        states = model.encoder(
+            {"encoder_token_ids": ids, "encoder_padding_mask": mask}, training=True
+        )
+        weights = tf.cast(mask, states.dtype)[..., None]
+        sides.append(tf.reduce_sum(states * weights, 1) / tf.reduce_sum(weights, 1))
+    return tf.reduce_sum(sides[0] * sides[1], axis=1)
+
+
+_LOSSES = {"generator": _generator_losses, "towers": _tower_losses}
+
+
+def _variables(model, task):
+    """What is trained; an encoder of T5 1.1 has no use for the head."""
+    if task == "generator":
+        return model.trainable_variables
+    variables = model.encoder.trainable_variables
+    return [v for v in variables if "reverse_embeddings" not in v.name]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("task", _LOSSES)
+def test_norms_and_clipped_sums_equal_a_naive_float64_loop(task, version):
+    model, twin = _models(version)
+    batch, variables = _batch(), _variables(model, task)
+    gradients = _naive(_LOSSES[task], twin, batch, _variables(twin, task))
+    norms = _norms(gradients)
+    clip_norm = float(np.median(norms))
+    scale = np.minimum(1, clip_norm / norms)
+
+    def losses():
+        return _LOSSES[task](model, _tensors(batch))
+
+    for mode in ("eager", "xla") if task == "generator" else ("graph",):
+        call = fast.clipped_sum
+        if mode != "eager":
+            call = tf.function(call, jit_compile=mode == "xla")
+        found = call(losses, [model], variables, clip_norm)
+        np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+        for variable, total, gradient in zip(variables, found.sums, gradients):
+            expected = np.tensordot(scale, gradient, 1)
+            off = np.linalg.norm(total - expected)
+            assert off <= 1e-5 * np.linalg.norm(expected), (mode, variable.name)
+    # And the norm of every weight by itself.
+    uses = {}
+    with pytest.MonkeyPatch.context() as patch:
+        original = factored.squared_norms
+        patch.setattr(
+            factored,
+            "squared_norms",
+            lambda merged: uses.setdefault(len(uses), original(merged)),
+        )
+        fast.clipped_sum(losses, [model], variables, clip_norm)
+    assert len(uses) == len(variables)
+    for index, gradient in enumerate(gradients):
+        np.testing.assert_allclose(
+            np.sqrt(uses[index]),
+            _norms([gradient]),
+            rtol=1e-5,
+            err_msg=variables[index].name,
+        )
+    fast.check(losses, [model], variables)
+
+
+def test_the_tied_embedding_is_one_weight_used_three_times():
+    """Encoder, decoder and logits: apart, its norm would be more than 10 % off."""
+    model, twin = _models("1.0")
+    batch = _batch()
+    for name in ("document_ids", "query_ids"):  # one word, at which all uses meet
+        batch[name] = np.minimum(batch[name], 1)
+    (index,) = [
+        i
+        for i, v in enumerate(model.trainable_variables)
+        if "token_embedding" in v.name
+    ]
+    (gradient,) = _naive(
+        _generator_losses, twin, batch, [twin.trainable_variables[index]]
+    )
+    seen = []
+    original = factored.merge
+
+    def apart(uses, shape):
+        seen.append([factored.squared_norms(original([use], shape)) for use in uses])
+        return original(uses, shape)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(factored, "merge", apart)
+        found = fast.clipped_sum(
+            lambda: _generator_losses(model, _tensors(batch)),
+            [model],
+            [model.trainable_variables[index]],
+            1.0,
+        )
+    truth = _norms([gradient])
+    np.testing.assert_allclose(found.norms, truth, rtol=1e-5)
+    assert len(seen[0]) == 3
+    without = np.sqrt(sum(s.numpy() for s in seen[0]))
+    assert np.max(np.abs(without / truth - 1)) > 0.1
+
+
+def test_lengths_of_other_rows_and_padding_rows_change_nothing():
+    model, _ = _models("1.0")
+    batch, variables = _batch(), model.trainable_variables
+    weights = tf.constant([1.0, 1, 0, 1, 0])
+    changed = {name: values.copy() for name, values in batch.items()}
+    for row in (2, 4):
+        changed["document_ids"][row] = 1
+        changed["document_lengths"][row] = 0
+        changed["query_lengths"][row] = 0
+    found = [
+        fast.clipped_sum(
+            lambda b=b: _generator_losses(model, _tensors(b)),
+            [model],
+            variables,
+            0.5,
+            weights,
+        )
+        for b in (batch, changed)
+    ]
+    for one, other in zip(found[0].sums, found[1].sums):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_with_dropout_a_released_gradient_obeys_the_clip_norm(version):
+    """Whatever the masks: those of the norm are those of the gradient."""
+    tf.keras.utils.set_random_seed(3)
+    model = T5QueryGenerator(_config(version, dropout=0.5))
+    batch = _tensors(_batch(), slice(0, 1))
+    call = tf.function(
+        lambda: fast.clipped_sum(
+            lambda: _generator_losses(model, batch),
+            [model],
+            model.trainable_variables,
+            1e-3,
+        )
+    )
+    norms = set()
+    for _ in range(8):
+        found = call()
+        released = np.sqrt(
+            sum(np.sum(np.square(s, dtype=np.float64)) for s in found.sums)
+        )
+        assert released == pytest.approx(1e-3, rel=1e-5)
+        norms.add(float(found.norms[0]))
+    assert len(norms) == 8  # dropout was on
+
+
+def test_mixed_bfloat16_stays_near_float32():
+    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = T5QueryGenerator(_config("1.0"))
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    plain, _ = _models("1.0")
+    for variable, other in zip(model.variables, plain.variables):
+        variable.assign(other)
+    batch = _tensors(_batch())
+    low, high = (
+        fast.clipped_sum(
+            lambda m=m: _generator_losses(m, batch), [m], m.trainable_variables, 0.5
+        )
+        for m in (model, plain)
+    )
+    assert {total.dtype for total in low.sums} == {tf.float32}
+    np.testing.assert_allclose(low.norms, high.norms, rtol=0.1)
+    losses = lambda: _generator_losses(model, batch)  # noqa: E731
+    fast.check(losses, [model], model.trainable_variables, 0.05)

@@ -1,0 +1,15 @@
+"""Exact per-example clipping in one forward and one backward pass."""
+
+from tfdpsq.privacy.fast.engine import ClippedSum, check, clipped_sum
+from tfdpsq.privacy.fast.factored import sum_to
+from tfdpsq.privacy.fast.recorder import Recorder
+from tfdpsq.privacy.fast.rules import register_rule
+
+__all__ = [
+    "ClippedSum",
+    "Recorder",
+    "check",
+    "clipped_sum",
+    "register_rule",
+    "sum_to",
+]

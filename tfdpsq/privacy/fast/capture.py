@@ -1,0 +1,66 @@
+"""Runs the layers of a model by their rules, for as long as a forward pass lasts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.privacy.fast.recorder import Recorder, replaced
+from tfdpsq.privacy.fast.rules import Rule, rule_for
+
+
+@contextlib.contextmanager
+def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
+    """While inside, every layer that has a rule runs by it.
+
+    Args:
+      layers: models and layers; those inside them, however deep, count too.
+      recorder: what the rules write to.
+
+    Raises:
+      InputError: a layer's `call` has been replaced already: by another capture
+        that is still open, or by hand.
+    """
+    with contextlib.ExitStack() as stack:
+        for layer in flatten(layers):
+            rule = rule_for(layer)
+            if rule is None:
+                continue
+            if "call" in vars(layer):
+                raise validation.InputError(
+                    f"layer {layer.name!r} has a call of its own, set on the object. "
+                    "Make a subclass and register a rule for it; and let one capture "
+                    "end before the next begins."
+                )
+            stack.enter_context(replaced(layer, call=_by_rule(layer, rule, recorder)))
+        yield
+
+
+def flatten(layers: Iterable[tf.Module]) -> list[tf.keras.layers.Layer]:
+    """The layers given and all that they are made of, each once."""
+    found: dict[int, tf.keras.layers.Layer] = {}
+    for root in layers:
+        for module in (root, *root.submodules):
+            if isinstance(module, tf.keras.layers.Layer):
+                found.setdefault(id(module), module)
+    return list(found.values())
+
+
+def _by_rule(
+    layer: tf.keras.layers.Layer, rule: Rule, recorder: Recorder
+) -> Callable[..., object]:
+    def call(*args, **kwargs):
+        with recorder.running(layer):
+            output = rule(recorder, layer, *args, **kwargs)
+        # A layer made of layers may hold dropout, and its parts are compared.
+        if recorder.comparing and not layer.submodules:
+            with recorder.off_tape():
+                own = type(layer).call(layer, *args, **kwargs)
+            recorder.compare(layer, output, own)
+        return output
+
+    # A rule is plain Python about tensors; nothing in it needs converting.
+    return tf.autograph.experimental.do_not_convert(call)

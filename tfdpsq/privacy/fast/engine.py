@@ -1,0 +1,263 @@
+"""One forward, one backward: exact per-example clipping at nearly no extra cost.
+
+Ordinary backpropagation computes, at every layer, the gradient G_i by the layer's
+output for each example i, and only then sums over examples. This engine keeps the
+G_i and what they meet (see `factored`), gets every example's gradient norm from
+them, and forms the clipped sum Σ_i c_i·g_i directly, c_i = min(1, C/‖g_i‖): the
+"book-keeping" of Bu et al. 2023 (arXiv:2210.00038), with the cross terms of
+weights that are used more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.privacy.fast import factored
+from tfdpsq.privacy.fast.capture import capture, flatten
+from tfdpsq.privacy.fast.recorder import Recorder, variable_key
+from tfdpsq.privacy.fast.rules import rule_for
+
+
+class ClippedSum(NamedTuple):
+    """What `clipped_sum` returns.
+
+    Attributes:
+      sums: per variable, Σ_i c_i·g_i, dense and of its shape, float32 (float64
+        for float64 models).
+      norms: ‖g_i‖ over all variables together, [B] float32 (float64), before
+        clipping; infinite where it is no finite number. As private as the data.
+      losses: what `row_losses` returned, [B].
+    """
+
+    sums: list[tf.Tensor]
+    norms: tf.Tensor
+    losses: tf.Tensor
+
+
+def clipped_sum(
+    row_losses: Callable[[], tf.Tensor],
+    layers: Iterable[tf.Module],
+    variables: Sequence[tf.Variable],
+    clip_norm: float,
+    weights: tf.Tensor | None = None,
+) -> ClippedSum:
+    """The sum over examples of each example's clipped gradient.
+
+    Works eagerly, in `tf.function`, inside `tf.while_loop`, and under
+    `jit_compile=True`.
+
+    | an example whose | contributes |
+    |---|---|
+    | gradient has norm at most `clip_norm` | its gradient |
+    | norm is larger | its gradient, scaled to `clip_norm` |
+    | norm is NaN, infinite, or overflows | exactly zero, and costs nobody else |
+    | weight is 0 | exactly zero |
+
+    The last two presume that the forward pass keeps examples apart, as the bound on
+    one example's influence does anyway. `check` tests that, once; call it before
+    training a new model.
+
+    Args:
+      row_losses: runs the model, in training mode, and returns one loss per
+        example, [B] float, B static. Loss i must depend on example i alone.
+      layers: the model, or all layers, that hold `variables`.
+      variables: the trainable variables.
+      clip_norm: C, above 0.
+      weights: [B]; examples whose weight is not above 0 are padding.
+
+    Returns:
+      Clipped sums, norms and losses. A variable that no loss depends on has sum 0.
+
+    Raises:
+      InputError: a variable takes part in the losses in a way that no rule covers;
+        losses not [B]; a layer run on something else than the examples; batch
+        normalisation; a clip norm that is not above 0.
+    """
+    validation.positive("clip_norm", clip_norm)
+    variables, layers = list(variables), list(layers)
+    with tf.GradientTape() as tape:
+        recorder = Recorder(tape, variables)
+        with capture(layers, recorder):
+            losses = row_losses()
+        rows = _number_of(losses)
+        total = tf.reduce_sum(losses)
+    wanted = {variable_key(v) for v in variables}
+    # Every read by a rule is off the tape, so these were read by something else.
+    strays = [v for v in tape.watched_variables() if variable_key(v) in wanted]
+    gradients = tape.gradient(total, [*recorder.outputs, *strays])
+    for stray, gradient in zip(strays, gradients[len(recorder.outputs) :]):
+        if gradient is not None:
+            raise validation.InputError(_uncovered(stray, layers))
+    uses = _merged(recorder.uses(gradients[: len(recorder.outputs)], rows), variables)
+
+    squared = [factored.squared_norms(uses[key]) for key in uses]
+    norms = tf.sqrt(tf.add_n(_alike(squared))) if squared else tf.zeros([rows])
+    finite = tf.math.is_finite(norms)
+    scale = tf.minimum(tf.cast(clip_norm, norms.dtype) / norms, 1.0)  # C/0 = ∞
+    factors = tf.where(finite, scale, tf.zeros([], norms.dtype))
+    if weights is not None:
+        factors = tf.where(weights > 0, factors, tf.zeros([], norms.dtype))
+    # Copying every factor to clean it costs a few per cent of a step, and is hardly
+    # ever needed: a factor that is not finite always makes its norm infinite.
+    kept = list(uses.values())
+    if kept:
+        kept = tf.cond(
+            tf.reduce_all(finite),
+            lambda: kept,
+            lambda: [
+                [factored.cleaned(use, finite) for use in merged] for merged in kept
+            ],
+        )
+    cleaned = dict(zip(uses, kept))
+    sums = [
+        factored.weighted_sum(cleaned[variable_key(v)], factors, v.shape)
+        if variable_key(v) in cleaned
+        else tf.zeros(v.shape, _sum_dtype(v))
+        for v in variables
+    ]
+    return ClippedSum(sums, norms, losses)
+
+
+def check(
+    row_losses: Callable[[], tf.Tensor],
+    layers: Iterable[tf.Module],
+    variables: Sequence[tf.Variable],
+    tolerance: float = 1e-4,
+) -> None:
+    """Checks rules and model on one batch: run it once, eagerly, before training.
+
+    In one forward pass it compares the output of every rule with that of its
+    layer's own `call`, the sum of the examples' gradients with the ordinary
+    gradient of the summed losses, weight by weight, and looks for a loss that
+    depends on another example.
+
+    Args:
+      row_losses: as for `clipped_sum`, with at least two examples.
+      layers: as for `clipped_sum`.
+      variables: as for `clipped_sum`.
+      tolerance: largest relative difference; 1e-4 suits float32, 0.05 bfloat16.
+
+    Raises:
+      InputError: one of the three fails (the message names the layer or weight), or
+        what `clipped_sum` raises.
+    """
+    if not tf.executing_eagerly():
+        raise validation.InputError(
+            "check looks at values, so it cannot run inside tf.function. Call it "
+            "outside, on one batch."
+        )
+    variables, layers = list(variables), list(layers)
+    with tf.GradientTape(persistent=True) as tape:
+        recorder = Recorder(tape, variables, comparing=True)
+        with capture(layers, recorder):
+            losses = row_losses()
+        rows = _number_of(losses)
+        total = tf.reduce_sum(losses)
+        one_row = {row: losses[row] for row in {0, rows - 1}}
+    for name, difference in recorder.mismatches:
+        if not float(difference) <= tolerance:
+            raise validation.InputError(
+                f"the rule for layer {name!r} computes another output than the "
+                f"layer's own call: relative difference {float(difference):.2g}, "
+                f"allowed {tolerance}. Correct the rule."
+            )
+    _check_rows(tape, recorder, one_row, rows)
+    expected = [
+        tf.convert_to_tensor(gradient)
+        for gradient in tape.gradient(
+            total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+    ]
+    uses = recorder.uses(tape.gradient(total, recorder.outputs), rows)
+    merged = _merged(uses, variables)
+    overall = float(tf.linalg.global_norm([tf.cast(g, tf.float64) for g in expected]))
+    for variable, plain in zip(variables, expected):
+        key = variable_key(variable)
+        found = tf.zeros(variable.shape)
+        if key in merged:
+            found = factored.weighted_sum(merged[key], tf.ones([rows]), variable.shape)
+        off = float(tf.norm(tf.cast(found, tf.float64) - tf.cast(plain, tf.float64)))
+        # Some gradients are zero but for rounding, hence the share of the whole.
+        size = float(tf.norm(tf.cast(plain, tf.float64))) + 1e-3 * overall
+        if not off <= tolerance * size:
+            raise validation.InputError(
+                f"{_uncovered(variable, layers)} (Its gradient is off by "
+                f"{off / max(size, 1e-30):.2g} of its size, allowed {tolerance}.)"
+            )
+
+
+def _check_rows(
+    tape: tf.GradientTape,
+    recorder: Recorder,
+    one_row: dict[int, tf.Tensor],
+    rows: int,
+) -> None:
+    for row, loss in one_row.items():
+        gradients = tape.gradient(loss, recorder.outputs)
+        for entry in recorder.entries:
+            gradient = gradients[entry.output]
+            if gradient is None:
+                continue
+            values = tf.convert_to_tensor(gradient).numpy().astype(np.float64)
+            others = np.delete(values, row, axis=0)
+            if len(values) != rows or np.any(others):
+                raise validation.InputError(
+                    f"the loss of example {row} depends on other rows of what layer "
+                    f"{entry.layer!r} returns, so clipping by example bounds "
+                    "nothing. Make each loss depend on its own example alone, with "
+                    "the examples as the first dimension throughout."
+                )
+
+
+def _merged(
+    uses: dict[int, list[factored.Use]], variables: Sequence[tf.Variable]
+) -> dict[int, list[factored.Use]]:
+    return {
+        variable_key(v): factored.merge(uses[variable_key(v)], v.shape.as_list())
+        for v in variables
+        if variable_key(v) in uses
+    }
+
+
+def _number_of(losses: tf.Tensor) -> int:
+    if losses.shape.rank != 1 or losses.shape[0] is None:
+        raise validation.InputError(
+            f"losses have shape {losses.shape}; per-example clipping needs a vector "
+            "of static length, one loss per row. Use reduction=NONE and a fixed "
+            "batch size."
+        )
+    return losses.shape[0]
+
+
+def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
+    """What is wrong with a weight that matters for the loss outside every rule."""
+    remedy = (
+        "Leave the weight out of `variables` (freeze it), register a rule with "
+        "register_rule, or choose another engine."
+    )
+    key = variable_key(variable)
+    for layer in flatten(layers):
+        if key in {variable_key(v) for v in layer._trainable_weights}:
+            which = f"weight {variable.name!r} of layer {layer.name!r}"
+            if rule_for(layer) is None:
+                return (
+                    f"{which}: no rule covers layers of class "
+                    f"{type(layer).__name__}. {remedy}"
+                )
+            return f"{which} is used where its layer's rule does not see it. {remedy}"
+    return f"weight {variable.name!r} belongs to none of the layers given. {remedy}"
+
+
+def _alike(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The values in the most precise of their dtypes."""
+    double = any(value.dtype == tf.float64 for value in values)
+    return [tf.cast(value, tf.float64 if double else tf.float32) for value in values]
+
+
+def _sum_dtype(variable: tf.Variable) -> tf.DType:
+    return tf.float64 if variable.dtype == tf.float64 else tf.float32

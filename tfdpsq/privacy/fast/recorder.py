@@ -1,0 +1,278 @@
+"""What a rule writes down while its layer runs, and what that becomes afterwards.
+
+The weights are read with the tape stopped, so they are constants to it: it spends
+nothing on their gradients, and any *other* read of a weight that matters for the
+loss shows up as a gradient that no rule accounts for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.privacy.fast.factored import (
+    Direct,
+    Lookup,
+    Outer,
+    Use,
+    full_precision,
+)
+
+
+class _Entry(NamedTuple):
+    variable: tf.Variable
+    layer: str
+    output: int
+    finish: Callable[[tf.Tensor], Use]
+
+
+class Recorder:
+    """Collects, for each use of a wanted weight, how to get its gradients.
+
+    A rule computes its layer's output from `read` weights and calls one of
+    `outer`, `lookup` and `direct` for every trainable weight it used. The tensor
+    given as `output` must be the one that the rest of the model goes on with, and
+    its first dimension must be the examples.
+
+    Attributes:
+      layer: the layer being run.
+      outputs: the recorded outputs, each once.
+      entries: the recorded uses.
+      mismatches: (layer's name, relative difference), where outputs were compared.
+    """
+
+    def __init__(
+        self,
+        tape: tf.GradientTape,
+        variables: Sequence[tf.Variable],
+        comparing: bool = False,
+    ):
+        """Starts an empty record.
+
+        Args:
+          tape: the tape that is recording the forward pass.
+          variables: the weights whose gradients are wanted; others cost nothing.
+          comparing: leave reads of weights on the tape, and compare each output
+            with that of the layer's own `call`; see `check`.
+        """
+        self.layer: Any = None
+        self.outputs: list[tf.Tensor] = []
+        self.entries: list[_Entry] = []
+        self.mismatches: list[tuple[str, tf.Tensor]] = []
+        self.comparing = comparing
+        self.tape = tape
+        self._wanted = {variable_key(v) for v in variables}
+        self._graph = None if tf.executing_eagerly() else _graph()
+
+    def wants(self, variable: tf.Variable) -> bool:
+        """Whether the weight's gradient is wanted."""
+        return variable_key(variable) in self._wanted
+
+    def read(self, variable: tf.Variable) -> tf.Tensor:
+        """The weight's value, as the layer would read it: autocast included."""
+        if self.comparing:
+            return tf.convert_to_tensor(variable)
+        with self.off_tape():
+            return tf.convert_to_tensor(variable)
+
+    def off_tape(self) -> contextlib.AbstractContextManager[None]:
+        """While inside, nothing is differentiated."""
+        return self.tape.stop_recording()
+
+    def outer(
+        self,
+        variable: tf.Variable,
+        inputs: tf.Tensor,
+        output: tf.Tensor,
+        transposed: bool = False,
+        input_axes: int = 1,
+        output_axes: int = 1,
+    ) -> None:
+        """Records output = inputs · W (+ anything), W the weight as a matrix.
+
+        Args:
+          variable: the weight; its shape is that of an m × n matrix, or what one
+            reshapes to.
+          inputs: [B, ..., m].
+          output: [B, ..., n], the product before any nonlinearity.
+          transposed: output = inputs · Wᵀ instead, inputs [B, ..., n] and output
+            [B, ..., m].
+          input_axes: how many last axes of `inputs` make up m (or n) together.
+          output_axes: the same of `output`.
+        """
+        if not self.wants(variable):
+            return
+
+        def finish(gradient: tf.Tensor) -> Use:
+            sides = (
+                _positions(inputs, input_axes),
+                _positions(gradient, output_axes),
+            )
+            return Outer(*(reversed(sides) if transposed else sides))
+
+        self._add(variable, output, finish, inputs)
+
+    def lookup(self, variable: tf.Variable, ids: tf.Tensor, output: tf.Tensor) -> None:
+        """Records output = W[ids].
+
+        Args:
+          variable: the weight, [m, n].
+          ids: [B, ...] integers.
+          output: [B, ..., n].
+        """
+        if not self.wants(variable):
+            return
+
+        def finish(gradient: tf.Tensor) -> Use:
+            return Lookup(_positions(ids, 0), _positions(gradient, 1))
+
+        self._add(variable, output, finish, ids)
+
+    def direct(
+        self,
+        variable: tf.Variable,
+        output: tf.Tensor,
+        per_example: Callable[[tf.Tensor], tf.Tensor],
+    ) -> None:
+        """Records a use whose per-example gradients are small enough to form.
+
+        Args:
+          variable: the weight.
+          output: [B, ...].
+          per_example: maps the gradient by `output`, its shape and float32, to
+            the gradient by the weight for each example, [B, *weight's shape].
+        """
+        if not self.wants(variable):
+            return
+
+        def finish(gradient: tf.Tensor) -> Use:
+            values = per_example(full_precision(gradient))
+            return Direct(tf.reshape(values, [-1, *variable.shape]))
+
+        self._add(variable, output, finish)
+
+    def uses(
+        self, gradients: Sequence[tf.Tensor | None], rows: int
+    ) -> dict[int, list[Use]]:
+        """What was recorded, once the backward pass is done.
+
+        Args:
+          gradients: of the summed losses by each of `outputs`; `None` for those
+            that no loss depends on.
+          rows: B.
+
+        Returns:
+          For each variable's key, its uses; variables without any are left out.
+
+        Raises:
+          InputError: a layer ran on something else than `rows` examples.
+        """
+        for entry in self.entries:
+            first = self.outputs[entry.output].shape[0]
+            if first != rows:
+                raise validation.InputError(
+                    f"layer {entry.layer!r} ran on a tensor whose first dimension "
+                    f"is {first}, not the {rows} examples of the losses, so its "
+                    "gradient cannot be told apart by example. Give it inputs of "
+                    f"static shape [{rows}, ...]: broadcast what all examples "
+                    "share, and do not fold other dimensions into the first."
+                )
+        found: dict[int, list[Use]] = {}
+        for entry in self.entries:
+            gradient = gradients[entry.output]
+            if gradient is not None:
+                use = entry.finish(tf.convert_to_tensor(gradient))
+                found.setdefault(variable_key(entry.variable), []).append(use)
+        return found
+
+    @contextlib.contextmanager
+    def running(self, layer: tf.keras.layers.Layer) -> Iterator[None]:
+        """While `layer`'s rule runs; rules of layers inside it may run within."""
+        outside, self.layer = self.layer, layer
+        try:
+            yield
+        finally:
+            self.layer = outside
+
+    def compare(self, layer: tf.keras.layers.Layer, one: Any, other: Any) -> None:
+        """Notes how far two outputs of a layer differ, relative to the larger."""
+        for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other)):
+            a, b = tf.cast(a, tf.float64), tf.cast(b, tf.float64)
+            size = tf.maximum(tf.reduce_max(tf.abs(b)), 1e-30)
+            self.mismatches.append((layer.name, tf.reduce_max(tf.abs(a - b)) / size))
+
+    def _add(
+        self,
+        variable: tf.Variable,
+        output: tf.Tensor,
+        finish: Callable[[tf.Tensor], Use],
+        captured: tf.Tensor | None = None,
+    ) -> None:
+        graph = None if tf.executing_eagerly() else _graph()
+        if graph is not self._graph:
+            raise validation.InputError(
+                f"layer {self.layer.name!r} runs inside a tf.function, tf.cond or "
+                "tf.while_loop of the model, from where nothing can be recorded. "
+                "Call it outside, or choose another engine."
+            )
+        if captured is not None and captured.shape[0] != output.shape[0]:
+            raise validation.InputError(
+                f"layer {self.layer.name!r} has inputs of shape {captured.shape} "
+                f"but an output of shape {output.shape}: the first dimension must "
+                "be the same, the examples."
+            )
+        index = next(
+            (i for i, known in enumerate(self.outputs) if known is output), None
+        )
+        if index is None:
+            index = len(self.outputs)
+            self.outputs.append(output)
+            # The first layer's output depends on nothing that the tape watches.
+            self.tape.watch(output)
+        self.entries.append(_Entry(variable, self.layer.name, index, finish))
+
+
+@contextlib.contextmanager
+def replaced(target: Any, **attributes: Any) -> Iterator[None]:
+    """While inside, `target` has these attributes instead of its own.
+
+    They are put where Keras does not look: its `__setattr__` would track them.
+    """
+    before = {name: vars(target)[name] for name in attributes if name in vars(target)}
+    vars(target).update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del vars(target)[name]
+        vars(target).update(before)
+
+
+def variable_key(variable: tf.Variable) -> int:
+    """One number for one weight, in whichever of its guises it appears.
+
+    A weight is wrapped for mixed precision, and has a component on each replica,
+    which is what the tape sees.
+    """
+    variable = getattr(variable, "_variable", variable)
+    container = getattr(variable, "_distributed_container", None)
+    return id((container() if container is not None else None) or variable)
+
+
+def _graph():
+    return tf.compat.v1.get_default_graph()
+
+
+def _positions(values: tf.Tensor, axes: int) -> tf.Tensor:
+    """[B, ..., features] as [B, T, m], or as [B, T] where no axis is a feature."""
+    rows, *sizes = values.shape.as_list()
+    split = len(sizes) - axes
+    positions, features = sizes[:split], sizes[split:]
+    length = -1 if None in positions else math.prod(positions)
+    width = [math.prod(features)] if axes else []
+    return tf.reshape(values, [rows, length, *width])
