@@ -57,9 +57,17 @@ def _pairs(columns):
     return arrays
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize(
-    "epsilon, engine", [(8.0, "dpkeras"), (8.0, "vectorized"), (math.inf, "dpkeras")]
+    "version, epsilon, engine",
+    [
+        ("1.0", 8.0, "dpkeras"),
+        ("1.1", 8.0, "vectorized"),
+        ("1.1", math.inf, "dpkeras"),
+        # The rest of the table; compiling takes half a minute each.
+        pytest.param("1.1", 8.0, "dpkeras", marks=pytest.mark.slow),
+        pytest.param("1.0", 8.0, "vectorized", marks=pytest.mark.slow),
+        pytest.param("1.0", math.inf, "dpkeras", marks=pytest.mark.slow),
+    ],
 )
 def test_generator_training_compiles(version, epsilon, engine):
     tf.keras.utils.set_random_seed(0)
@@ -113,7 +121,9 @@ def _two_tower():
     return model, arrays
 
 
-@pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
+@pytest.mark.parametrize(
+    "engine", ["dpkeras", pytest.param("vectorized", marks=pytest.mark.slow)]
+)
 def test_direct_dp_training_of_the_retriever_compiles(engine):
     maximum = choose_max_batch_size(_N, 3, 2, 8.0, 0.5 / _N)
     plan = _plan(
