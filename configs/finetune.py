@@ -1,11 +1,14 @@
 """Fine-tune a T5-small generator at the paper's settings.
 
     python -m tfdpsq.run.finetune --config=configs/finetune.py --workdir=OUT \
-        --config.pairs=BEIR_DIR --config.vocabulary=SPIECE_MODEL --config.init=T5_DIR
+        --config.pairs=BEIR_DIR --config.vocabulary=SPIECE_MODEL --config.init=T5_DIR \
+        --config.n_bound=600000
 
 Carranza et al. 2024, section 5: batch 1024, 30 epochs, learning rate 0.001, clip
 norm 0.1, δ = 1/(2n), documents of 384 and queries of 128 tokens. `steps` is 30
-epochs of MS MARCO's 533k pairs; set it to 30 · n / 1024 for other data.
+epochs of MS MARCO's 533k pairs; set it to 30 · n / 1024 for other data. `n_bound` is
+a public upper bound on the number of pairs; `n_is_public=True` declares instead that
+their exact number may be published.
 """
 
 from tfdpsq.run import finetune

@@ -20,6 +20,11 @@ def get_config():
     config.direct_epsilons = (8.0,)
 
     vocabulary_size = 4096
+    # How many docstrings or questions there are is no secret; of your own data,
+    # declare it, or set n_bound to a public upper bound instead.
+    for stage in (config.pretrain, config.finetune, config.retriever, config.direct):
+        stage.n_is_public = True
+
     lengths = {"document_length": 96, "query_length": 24}
     t5 = {
         "vocabulary_size": vocabulary_size,
@@ -47,7 +52,6 @@ def get_config():
 
     config.finetune.batch_size = 64
     config.finetune.microbatch_size = 16
-    config.finetune.engine = "dpkeras"
     config.finetune.steps = 100
     config.finetune.learning_rate = 5e-4
     config.finetune.clip_norm = 0.1

@@ -17,6 +17,10 @@ from typing import Any
 class InputError(ValueError):
     """A value or a file from the user that cannot be worked with."""
 
+    # Inside tf.function, autograph would otherwise turn this into an error of its
+    # own, with a page of generated code around the message.
+    ag_pass_through = True
+
 
 class DataError(InputError):
     """Bad content in a file: names the file, the line, the value, the remedy."""

@@ -109,6 +109,68 @@ def test_fingerprint_sees_content_not_order_or_compression(tmp_path):
     assert len(prints) == 5
 
 
+def _with_fields(path, *fields):
+    """Rewrites a set's queries, the i-th with further fields."""
+    file = path / "queries.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text(
+        "".join(json.dumps({**a, **b}) + "\n" for a, b in zip(records, fields))
+    )
+    return BeirDirectory(path)
+
+
+def test_users_are_read_from_metadata_or_beside_it(sound):
+    beir = _with_fields(
+        sound,
+        {"metadata": {"user_id": "anna"}},
+        {"user_id": 7, "metadata": {}},
+        {"metadata": {"user_id": "anna", "team": "x"}, "user_id": "anna"},
+    )
+    assert beir.users() == {"q1": "anna", "q2": "7", "q3": "anna"}
+    assert beir.users("test") == {"q2": "7"}
+    assert beir.users("train") == {"q1": "anna"}
+    with pytest.raises(
+        DataError, match="queries.jsonl:1: .*'q1' has no user under 'te"
+    ):
+        beir.users(field="team")
+
+
+@pytest.mark.parametrize(
+    "fields, problem",
+    [
+        ({}, "has no user under 'user_id'"),
+        ({"metadata": {"user_id": ""}}, "has no user"),
+        ({"metadata": {"user_id": None}}, "has no user"),
+        ({"metadata": {"user_id": True}}, "has no user"),
+        ({"metadata": "user_id"}, "has no user"),
+        ({"metadata": {"user_id": ["anna"]}}, "has no user"),
+        (
+            {"metadata": {"user_id": "b"}, "user_id": "a"},
+            r"has two users, \['a', 'b'\]",
+        ),
+    ],
+)
+def test_a_query_that_is_nobodys_or_twos_is_named(sound, fields, problem):
+    beir = _with_fields(sound, {"user_id": "anna"}, fields, {})
+    message = f"queries.jsonl:2: query 'q2' {problem}.*Write .metadata.*single queries"
+    for split in (None, "test"):
+        with pytest.raises(DataError, match=message):
+            beir.users(split)
+    assert beir.users("train") == {"q1": "anna"}  # Which q2 is no part of.
+
+
+def test_fingerprint_sees_whose_a_query_is(sound):
+    """Under user-level privacy other users are other data, also on resume."""
+    base = BeirDirectory(sound).fingerprint()
+    empty = {"metadata": {}, "user_id": None}
+    assert _with_fields(sound, empty, empty, {}).fingerprint() == base
+    found = {
+        _with_fields(sound, {"metadata": {"user_id": user}}, {}, {}).fingerprint()
+        for user in ("a", "b", 0)
+    }
+    assert len(found | {base}) == 4
+
+
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 IDENTIFIER = st.text(
     st.characters(exclude_categories=["Cs", "Z", "C"]), min_size=1, max_size=5

@@ -1,19 +1,38 @@
 """The one-pass engine on T5: a weight used three times, and a bias all rows share."""
 
+import dataclasses
+import importlib.util
+import pathlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdpsq.generator.model import T5QueryGenerator
-from tfdpsq.layers import t5
+from tfdpsq.layers import lora, t5
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.fast import factored
+
+_spec = importlib.util.spec_from_file_location(
+    "fast_oracle", pathlib.Path(__file__).parent / "fast_oracle.py"
+)
+oracle = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(oracle)
 
 ROWS, DOCUMENT, QUERY = 5, 9, 4
 
 
-def _config(version, dropout=0.0):
-    return t5.T5Config(
+@dataclasses.dataclass(frozen=True)
+class _Crossed(t5.T5Config):
+    """1.0 with a head of its own, or 1.1 with a tied one."""
+
+    @property
+    def tied(self):
+        return not super().tied
+
+
+def _config(version, dropout=0.0, kind=t5.T5Config):
+    return kind(
         vocabulary_size=23,
         num_layers=2,
         num_heads=2,
@@ -25,18 +44,22 @@ def _config(version, dropout=0.0):
     )
 
 
-def _models(version):
+def _models(version, kind=t5.T5Config, targets=()):
     """A generator and its float64 twin, embeddings scaled so that no unit saturates."""
     tf.keras.utils.set_random_seed(1)
     random = np.random.default_rng(1)
-    model = T5QueryGenerator(_config(version))
-    for variable in model.trainable_variables:
+
+    def make():
+        made = T5QueryGenerator(_config(version, kind=kind))
+        if targets:
+            lora.apply_lora(made, rank=3, alpha=6.0, targets=targets)
+        return made
+
+    model = make()
+    for variable in model.variables:
         variable.assign_add(0.1 * random.normal(size=variable.shape))
-    tf.keras.backend.set_floatx("float64")
-    try:
-        twin = T5QueryGenerator(_config(version))
-    finally:
-        tf.keras.backend.set_floatx("float32")
+    with oracle.floatx("float64"):
+        twin = make()
     for variable, other in zip(model.variables, twin.variables):
         other.assign(variable.numpy().astype(np.float64))
     return model, twin
@@ -72,10 +95,6 @@ def _naive(losses_of, twin, batch, variables):
     return [np.stack(per_weight).astype(np.float64) for per_weight in zip(*gradients)]
 
 
-def _norms(gradients):
-    return np.sqrt(sum((g.reshape(len(g), -1) ** 2).sum(1) for g in gradients))
-
-
 def _generator_losses(model, batch):
     return model.row_losses(batch, training=True)
 
@@ -105,29 +124,52 @@ def _variables(model, task):
     return [v for v in variables if "reverse_embeddings" not in v.name]
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-@pytest.mark.parametrize("task", _LOSSES)
-def test_norms_and_clipped_sums_equal_a_naive_float64_loop(task, version):
-    model, twin = _models(version)
+_ALL_DENSE = ("*_projector",)
+# Task, version, whose head, where LoRA is, and the modes it is run in.
+_SHAPES = {
+    "1.0, tied": ("generator", "1.0", t5.T5Config, (), ("eager", "graph")),
+    "1.1, untied": ("generator", "1.1", t5.T5Config, (), ("eager",)),
+    "1.0, untied": ("generator", "1.0", _Crossed, (), ("graph",)),
+    "1.1, tied": ("generator", "1.1", _Crossed, (), ("graph",)),
+    "1.0, LoRA": ("generator", "1.0", t5.T5Config, _ALL_DENSE, ("graph",)),
+    "1.1, LoRA": ("generator", "1.1", t5.T5Config, ("*/value_projector",), ("graph",)),
+    "1.0, towers": ("towers", "1.0", t5.T5Config, (), ("graph",)),
+    "1.1, towers": ("towers", "1.1", t5.T5Config, (), ("graph",)),
+}
+
+
+@pytest.mark.parametrize("name", _SHAPES)
+def test_norms_and_clipped_sums_equal_a_naive_float64_loop(name):
+    task, version, kind, targets, modes = _SHAPES[name]
+    _assert_exact(task, *_models(version, kind, targets), modes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _SHAPES)
+def test_the_same_under_xla(name):
+    task, version, kind, targets, _ = _SHAPES[name]
+    _assert_exact(task, *_models(version, kind, targets), ["xla"])
+
+
+def _assert_exact(task, model, twin, modes):
     batch, variables = _batch(), _variables(model, task)
+    names = [variable.name for variable in variables]
     gradients = _naive(_LOSSES[task], twin, batch, _variables(twin, task))
-    norms = _norms(gradients)
+    norms = oracle.norms(gradients)
     clip_norm = float(np.median(norms))
     scale = np.minimum(1, clip_norm / norms)
 
     def losses():
         return _LOSSES[task](model, _tensors(batch))
 
-    for mode in ("eager", "xla") if task == "generator" else ("graph",):
+    for mode in modes:
         call = fast.clipped_sum
         if mode != "eager":
             call = tf.function(call, jit_compile=mode == "xla")
         found = call(losses, [model], variables, clip_norm)
         np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
-        for variable, total, gradient in zip(variables, found.sums, gradients):
-            expected = np.tensordot(scale, gradient, 1)
-            off = np.linalg.norm(total - expected)
-            assert off <= 1e-5 * np.linalg.norm(expected), (mode, variable.name)
+        expected = [np.tensordot(scale, gradient, 1) for gradient in gradients]
+        oracle.assert_close(found.sums, expected, clip_norm, names)
     # And the norm of every weight by itself.
     uses = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -142,9 +184,9 @@ def test_norms_and_clipped_sums_equal_a_naive_float64_loop(task, version):
     for index, gradient in enumerate(gradients):
         np.testing.assert_allclose(
             np.sqrt(uses[index]),
-            _norms([gradient]),
+            oracle.norms([gradient]),
             rtol=1e-5,
-            err_msg=variables[index].name,
+            err_msg=names[index],
         )
     fast.check(losses, [model], variables)
 
@@ -178,7 +220,7 @@ def test_the_tied_embedding_is_one_weight_used_three_times():
             [model.trainable_variables[index]],
             1.0,
         )
-    truth = _norms([gradient])
+    truth = oracle.norms([gradient])
     np.testing.assert_allclose(found.norms, truth, rtol=1e-5)
     assert len(seen[0]) == 3
     without = np.sqrt(sum(s.numpy() for s in seen[0]))

@@ -1,85 +1,205 @@
-"""The law of the truncated Poisson sampler."""
+"""What samplers hand out: shapes, repetition, padding, memory, and what they refuse.
+
+Their laws are tested in test_statistics_sampling.py.
+"""
+
+import tracemalloc
 
 import numpy as np
 import pytest
-import scipy.stats
 
-from tfdpsq.privacy.sampling import PoissonSampler
+from tfdpsq.privacy.sampling import (
+    Groups,
+    PoissonSampler,
+    ShuffledSampler,
+    UserSampler,
+)
+from tfdpsq.validation import InputError
 
-_DRAWS = 4000
-
-
-@pytest.fixture(scope="module")
-def draws():
-    sampler = PoissonSampler(40, 0.2, 40, seed=7)
-    included = np.zeros((_DRAWS, 40), bool)
-    for step in range(_DRAWS):
-        draw = sampler.draw(step)
-        included[step, draw.indices[: draw.count]] = True
-    return included
+_LABELS = ["b", "a", "b", "c", "b", "a", "d"]
 
 
-def test_every_row_is_drawn_with_the_stated_probability(draws):
-    # Deviation of a mean of 4000 Bernoulli(0.2): 0.0063; 4.5 of them, 40 rows.
-    assert np.abs(draws.mean(axis=0) - 0.2).max() < 4.5 * np.sqrt(0.16 / _DRAWS)
+def _samplers(seed):
+    users = PoissonSampler(4, 0.6, 4, seed)
+    return {
+        "poisson": PoissonSampler(50, 0.3, 20, seed),
+        "shuffled": ShuffledSampler(50, 7, seed),
+        "user": UserSampler(users, Groups.of(_LABELS), 2),
+        "shuffled user": UserSampler(
+            ShuffledSampler(4, 2, seed), Groups.of(_LABELS), 2
+        ),
+    }
 
 
-def test_rows_are_drawn_independently_of_each_other(draws):
-    together = (draws.T.astype(float) @ draws) / _DRAWS
-    pairs = together[np.triu_indices(40, 1)]
-    deviation = np.sqrt(0.04 * 0.96 / _DRAWS)
-    assert np.abs(pairs - 0.04).max() < 5 * deviation
-    # Sampling eight of forty without replacement would give 0.0359 on average.
-    assert abs(pairs.mean() - 0.04) < 0.001
+_NAMES = sorted(_samplers(0))
 
 
-def test_batch_sizes_are_binomial_and_not_fixed(draws):
-    sizes = draws.sum(axis=1)
-    edges = [0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 41]
-    observed, _ = np.histogram(sizes, edges)
-    law = scipy.stats.binom(40, 0.2).pmf(np.arange(41))
-    expected = [law[a:b].sum() * _DRAWS for a, b in zip(edges[:-1], edges[1:])]
-    assert scipy.stats.chisquare(observed, expected).pvalue > 1e-4
-
-
-def test_truncation_keeps_a_uniformly_random_subset():
-    sampler = PoissonSampler(10, 0.9, 3, seed=1)
-    counts = np.zeros(10)
-    for step in range(3000):
-        draw = sampler.draw(step)
-        assert draw.count == 3
-        assert len(set(draw.indices[:3].tolist())) == 3
-        counts[draw.indices[:3]] += 1
-    # Each row is kept 900 times on average; deviation below 25.1.
-    assert np.abs(counts - 900).max() < 4.5 * np.sqrt(3000 * 0.3 * 0.7)
-
-
-def test_a_step_is_the_same_whenever_it_is_asked_for():
-    one, other = (
-        PoissonSampler(50, 0.3, 50, seed=5),
-        PoissonSampler(50, 0.3, 50, seed=5),
-    )
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_step_is_the_same_whenever_it_is_asked_for(name):
+    one, other = _samplers(5)[name], _samplers(5)[name]
     later = one.draw(17)
     for step in range(17):
         other.draw(step)
-    np.testing.assert_array_equal(later.indices, other.draw(17).indices)
-    assert not np.array_equal(later.indices, one.draw(18).indices)
+    again = other.draw(17)
+    np.testing.assert_array_equal(later.indices, again.indices)
+    np.testing.assert_array_equal(later.weights, again.weights)
+    assert later.count == again.count
 
 
-def test_padding_has_weight_zero_and_an_empty_draw_is_a_draw():
+@pytest.mark.parametrize("name", _NAMES)
+def test_other_steps_and_other_seeds_give_other_draws(name):
+    def drawn(seed):
+        sampler = _samplers(seed)[name]
+        return [tuple(sampler.draw(step).indices) for step in range(40)]
+
+    one = drawn(5)
+    assert len(set(one)) > 4
+    assert one != drawn(6)
+    assert one != drawn(5 + (1 << 100))
+    # Without a seed, entropy is fresh.
+    assert drawn(None) != drawn(None)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_draws_have_static_shapes_and_padding_of_weight_zero(name):
+    sampler = _samplers(3)[name]
+    shapes = set()
+    for step in range(60):
+        draw = sampler.draw(step)
+        shapes.add((draw.indices.shape, draw.weights.shape))
+        assert draw.indices.dtype == np.int64 and draw.weights.dtype == np.float32
+        assert set(draw.weights.tolist()) <= {0.0, 1.0}
+        assert not draw.weights[draw.count :].any()
+        assert not draw.indices[draw.weights == 0].any()
+        rows = draw.indices[draw.weights == 1]
+        assert len(set(rows.tolist())) == len(rows)
+    assert len(shapes) == 1
+
+
+def test_an_empty_draw_is_a_draw():
     draw = PoissonSampler(5, 1e-9, 4, seed=0).draw(0)
     assert draw.count == 0
     np.testing.assert_array_equal(draw.weights, np.zeros(4))
-    draw = PoissonSampler(5, 0.5, 5, seed=3).draw(0)
-    np.testing.assert_array_equal(draw.weights, np.arange(5) < draw.count)
 
 
-def test_two_samplers_without_a_seed_differ():
-    a, b = (PoissonSampler(1000, 0.5, 1000).draw(0).indices for _ in range(2))
-    assert not np.array_equal(a, b)
+def test_a_large_draw_is_truncated_at_the_maximum():
+    draw = PoissonSampler(100, 0.9, 30, seed=0).draw(0)
+    assert draw.count == 30
+    assert len(set(draw.indices.tolist())) == 30
+    np.testing.assert_array_equal(draw.weights, np.ones(30))
+    assert set(PoissonSampler(9, 1.0, 20).draw(0).indices[:9]) == set(range(9))
+
+
+def test_a_shuffled_epoch_is_a_permutation_cut_into_equal_batches():
+    sampler = ShuffledSampler(23, 4, seed=1)
+    assert sampler.steps_per_epoch == 5
+    left_out = set()
+    for epoch in range(30):
+        rows = [sampler.draw(5 * epoch + batch).indices for batch in range(5)]
+        assert all(len(batch) == 4 for batch in rows)
+        epoch_rows = set(np.concatenate(rows).tolist())
+        assert len(epoch_rows) == 20 and epoch_rows <= set(range(23))
+        left_out |= set(range(23)) - epoch_rows
+    assert left_out == set(range(23))  # others every time
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 17, 64, 1000])
+def test_a_shuffle_moves_every_unit_to_one_place(n):
+    drawn = ShuffledSampler(n, n, seed=2).draw(11)
+    assert sorted(drawn.indices) == list(range(n))
+
+
+def test_users_rows_lie_together_and_those_they_lack_have_weight_zero():
+    # b owns rows 0, 2, 4; a owns 1, 5; c owns 3; d owns 6. Units are a, b, c, d.
+    owned = [{1, 5}, {0, 2, 4}, {3}, {6}]
+    units = PoissonSampler(4, 0.6, 4, seed=8)
+    sampler = UserSampler(units, Groups.of(_LABELS), 2)
+    for step in range(60):
+        users, draw = units.draw(step), sampler.draw(step)
+        assert draw.count == 2 * users.count
+        for place, user in enumerate(users.indices[: users.count]):
+            part = slice(2 * place, 2 * place + 2)
+            rows = draw.indices[part][draw.weights[part] == 1]
+            assert len(rows) == min(2, len(owned[user]))
+            assert set(rows.tolist()) <= owned[user]
+
+
+def test_a_user_without_rows_takes_part_with_none():
+    groups = Groups(np.array([4, 5]), np.array([0, 1, 1, 2]))
+    draw = UserSampler(PoissonSampler(3, 1.0, 3), groups).draw(0)
+    assert draw.count == 3
+    assert sorted(draw.indices[draw.weights == 1].tolist()) == [4, 5]
+
+
+@pytest.mark.parametrize("labels", [_LABELS, [7, 3, 7, 9, 7, 3, 11]])
+def test_groups_hold_the_rows_of_each_label(labels):
+    groups = Groups.of(labels)
+    assert len(groups) == 4
+    found = [
+        groups.rows[start:end].tolist()
+        for start, end in zip(groups.offsets[:-1], groups.offsets[1:])
+    ]
+    expected = [
+        [row for row, label in enumerate(labels) if label == owner]
+        for owner in sorted(set(labels))
+    ]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        PoissonSampler(10**12, 1e-9, 1200, seed=1),
+        ShuffledSampler(10**12, 1000, seed=1),
+    ],
+)
+def test_a_draw_needs_the_memory_of_a_batch_and_not_of_the_data(sampler):
+    sampler.draw(0)  # what numpy imports on first use is not the draw's
+    tracemalloc.start()
+    draw = sampler.draw(1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert draw.count > 800 and draw.indices.max() > 10**11
+    assert peak < 500 * 1200  # bytes: some tens of int64 for each of 1200 rows
+
+
+def test_the_batch_size_law_does_not_need_the_data_either():
+    """A large share of few units is drawn by numpy from an array of all of them."""
+    draw = PoissonSampler(20_000, 0.5, 20_000, seed=1).draw(0)
+    assert abs(draw.count - 10_000) < 5 * np.sqrt(5000)
 
 
 @pytest.mark.parametrize("probability", [0.0, -0.1, 1.1, float("nan")])
 def test_a_sampling_probability_that_is_none_is_refused(probability):
-    with pytest.raises(ValueError, match="sampling_probability"):
+    with pytest.raises(InputError, match="sampling_probability"):
         PoissonSampler(5, probability, 4)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: PoissonSampler(0, 0.5, 4), "n is 0"),
+        (lambda: PoissonSampler(5, 0.5, 0), "max_batch_size is 0"),
+        (lambda: ShuffledSampler(5, 6), "batch_size 6 is larger than the data: n is 5"),
+        (lambda: ShuffledSampler(1 << 63, 6), "which hold at most 2\\^62"),
+        (lambda: Groups.of([]), "give one label for each row"),
+        (lambda: Groups.of([[1], [2]]), "give one label for each row"),
+        (
+            lambda: Groups(np.arange(3), np.array([0, 2])),
+            "rise from 0 to the number of rows 3; they go from 0 to 2",
+        ),
+        (lambda: Groups(np.arange(3), np.array([0, 2, 1, 3])), "offsets must rise"),
+        (lambda: Groups(np.arange(3), np.array([0])), "one offset more than"),
+        (
+            lambda: UserSampler(PoissonSampler(5, 0.5, 4), Groups.of(_LABELS)),
+            "draws from 5 users, but groups has 4",
+        ),
+        (
+            lambda: UserSampler(PoissonSampler(4, 0.5, 4), Groups.of(_LABELS), 0),
+            "rows_per_unit is 0",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

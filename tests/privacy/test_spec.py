@@ -3,10 +3,13 @@
 import math
 
 import pytest
+from absl import logging
 
 from tfdpsq.privacy import PrivacySpec, make_plan
+from tfdpsq.validation import InputError
 
 _GOOD = dict(epsilon=8.0, clip_norm=0.1, n=1000, batch_size=32, steps=10)
+_SHUFFLED = dict(sampler="shuffled", n_is_public=True)
 
 
 def _spec(**changes):
@@ -21,27 +24,99 @@ def _spec(**changes):
         (dict(epsilon=math.nan), "epsilon is nan"),
         (dict(epsilon="8"), "epsilon is '8'"),
         (dict(clip_norm=0.0), "clip_norm is 0.0"),
-        (dict(batch_size=1001), "batch_size 1001 is larger than the data: n is 1000"),
         (dict(steps=0), "steps is 0"),
         (dict(n=0), "n is 0"),
-        (dict(delta=0.001), r"delta is 0.001, but n is 1000.*Use 1/\(2n\) = 0.0005"),
         (dict(delta=0.0), "delta is 0.0"),
-        (dict(unit="household"), "unit is 'household'; choose one of 'query'"),
-        (dict(sampler="shuffle"), "sampler is 'shuffle'"),
+        (dict(unit="household"), "unit is 'household'; choose one of 'query', 'user'"),
+        (dict(sampler="shuffle"), "sampler is 'shuffle'; .*'poisson', 'shuffled'"),
         (dict(accountant="moments"), "accountant is 'moments'"),
-        (dict(max_batch_size=16), "max_batch_size 16 is below the expected"),
+        (dict(max_batch_size=0), "max_batch_size is 0"),
         (dict(sensitivity_multiplier=0.0), "sensitivity_multiplier is 0.0"),
+        (dict(unit="user", rows_per_unit=0), "rows_per_unit is 0"),
+        (dict(n_is_public=1), "n_is_public is 1; say True or False"),
     ],
 )
 def test_bad_values_are_named_with_a_remedy(changes, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         _spec(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes, both, remedy",
+    [
+        (
+            dict(batch_size=1001),
+            ("batch_size 1001", "n is 1000"),
+            "Lower batch_size to at most 1000",
+        ),
+        (
+            dict(max_batch_size=16),
+            ("max_batch_size 16", "batch_size 32"),
+            "Raise max_batch_size",
+        ),
+        (
+            dict(delta=0.001),
+            ("delta is 0.001", "n is 1000"),
+            "Use 1/(2n) = 0.0005",
+        ),
+        (
+            dict(rows_per_unit=3),
+            ("rows_per_unit is 3", "unit is 'query'"),
+            "Set rows_per_unit to 1, or unit to 'user'",
+        ),
+        (
+            dict(max_batch_size=32, **_SHUFFLED),
+            ("sampler is 'shuffled'", "max_batch_size is 32"),
+            "Leave max_batch_size unset, or set sampler to 'poisson'",
+        ),
+        (
+            dict(sampler="shuffled"),
+            ("sampler is 'shuffled'", "n_is_public is False"),
+            "Set n_is_public to True",
+        ),
+        (
+            dict(sensitivity_multiplier=0.5),
+            ("sensitivity_multiplier is 0.5", "clip_norm is 0.1"),
+            "Set sensitivity_multiplier to 1 or more",
+        ),
+    ],
+)
+def test_two_values_that_clash_are_both_named_with_a_way_out(changes, both, remedy):
+    with pytest.raises(InputError) as caught:
+        _spec(**changes)
+    for named in (*both, remedy):
+        assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(batch_size=1000),
+        dict(max_batch_size=32),
+        dict(unit="user", rows_per_unit=3),
+        dict(unit="user", rows_per_unit=3, **_SHUFFLED),
+        dict(n_is_public=True),
+        dict(sensitivity_multiplier=63.0, **_SHUFFLED),
+        # The baseline differs from a private run by ε alone.
+        dict(epsilon=math.inf, delta=1e-4, max_batch_size=80, accountant="rdp"),
+    ],
+)
+def test_what_is_consistent_is_taken(changes):
+    _spec(**changes)
 
 
 def test_delta_defaults_to_half_of_one_over_n():
     assert _spec().target_delta == 1 / 2000
     assert _spec().delta_warning is None
-    assert "above 1/(2n)" in _spec(delta=9e-4).delta_warning
+    assert _spec(delta=5e-4).delta_warning is None
+
+
+def test_a_delta_above_one_over_2n_is_warned_of(monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda form, text: said.append(text))
+    spec = _spec(delta=9e-4)
+    assert said == [spec.delta_warning]
+    assert "delta 0.0009 is above 1/(2n) = 0.0005" in spec.delta_warning
 
 
 def test_truncation_that_uses_up_delta_is_refused():

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
-from tfdpsq.privacy.training import padded_rows
+from tfdpsq.privacy.batches import padded_rows
 
 
 def _plan(**changes):
@@ -18,23 +18,25 @@ def _plan(**changes):
 
 
 def _run(plan, row_losses, optimizer=None, take=None, **options):
-    weight = tf.Variable(tf.zeros([3]))
+    layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    layer.build([None, 3])
     data = np.arange(1, 13, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
     optimizer = optimizer or make_optimizer(plan, 0.1, "sgd", noise_seed=1)
     executed = train(
         plan,
-        lambda batch: row_losses(batch, weight),
-        [weight],
+        lambda batch: row_losses(batch, layer),
+        [layer.kernel],
         optimizer,
         take or (lambda rows: {"x": data[rows]}),
         options.pop("microbatch_size", 4),
+        layers=[layer],
         **options,
     )
-    return executed, weight.numpy()
+    return executed, layer.kernel.numpy()
 
 
-def _linear(batch, weight):
-    return tf.linalg.matvec(batch["x"], weight)
+def _linear(batch, layer):
+    return layer(batch["x"])[:, 0]
 
 
 def test_every_planned_step_runs_and_is_counted():
@@ -56,13 +58,13 @@ def test_the_sampler_and_noise_seeds_replay_a_run():
 def test_padding_rows_hold_zeros_and_not_row_zero_of_the_data():
     seen = []
 
-    def losses(batch, weight):
+    def losses(batch, layer):
         tf.py_function(
             lambda x, w: seen.append((x.numpy(), w.numpy())),
             [batch["x"], batch["weights"]],
             [],
         )
-        return _linear(batch, weight)
+        return _linear(batch, layer)
 
     _run(_plan(epsilon=math.inf), losses, sampler_seed=3)
     padding = np.concatenate([x[w == 0] for x, w in seen])
@@ -79,8 +81,8 @@ def test_dropout_is_seeded_in_secret_where_epsilon_is_finite():
         seen = []
         _run(
             plan,
-            lambda batch, weight: (
-                _linear(batch, weight) + tf.random.uniform([batch["x"].shape[0]])
+            lambda batch, layer: (
+                _linear(batch, layer) + tf.random.uniform([batch["x"].shape[0]])
             ),
             on_step=lambda step, loss: seen.append(loss),
         )
@@ -113,5 +115,6 @@ def test_too_few_rows_are_refused():
 
 
 def test_padded_sizes_are_static_for_independent_rows():
-    assert {padded_rows(count, 33, 16) for count in range(34)} == {48}
-    assert [padded_rows(count, 33, None) for count in (0, 1, 8, 9)] == [8, 8, 8, 16]
+    plan = _plan(n=100, max_batch_size=33)
+    assert {padded_rows(plan, count, 16) for count in range(34)} == {48}
+    assert [padded_rows(plan, count, None) for count in (0, 1, 8, 9)] == [8, 8, 8, 16]

@@ -151,6 +151,11 @@ def test_a_generator_that_was_made_anew_is_noticed(stages):
     stages.finetune("remade", epsilon=8.0)
     stages.synthesize("remade")
     shutil.rmtree(stages.base / "remade")
+    with pytest.raises(ValueError, match="would spend the budget a second time"):
+        stages.finetune("remade", epsilon=8.0)
+    # Whoever spends again knowingly moves the ledger away.
+    run = stages.base / "private" / "runs" / "remade"
+    (run / "ledger.jsonl").rename(run / "spent-before.jsonl")
     stages.finetune("remade", epsilon=8.0)
     with pytest.raises(ValueError, match="from other inputs.*inputs.generator"):
         stages.synthesize("remade")

@@ -3,11 +3,7 @@
 import importlib.util
 import json
 import math
-import os
 import pathlib
-import subprocess
-import sys
-import time
 
 import pytest
 import tensorflow as tf
@@ -17,7 +13,6 @@ from tfdpsq.privacy import accounting, read_certificate
 from tfdpsq.run import pipeline, workdir
 
 _HERE = pathlib.Path(__file__).parent
-_ROOT = _HERE.parents[1]
 
 
 def _load(path):
@@ -28,94 +23,23 @@ def _load(path):
 
 
 _tiny = _load(_HERE / "tiny.py")
-
-_CONFIG = """
-import importlib.util
-spec = importlib.util.spec_from_file_location("tiny", {tiny!r})
-tiny = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tiny)
-
-def get_config():
-    return tiny.tiny_config({data!r})
-"""
-
-
-def _arguments(config, directory, *options):
-    return {
-        "args": [
-            sys.executable,
-            "-m",
-            "tfdpsq.run.pipeline",
-            f"--config={config}",
-            f"--workdir={directory}",
-            *options,
-        ],
-        "cwd": _ROOT,
-        "env": {**os.environ, "PYTHONPATH": str(_ROOT)},
-    }
-
-
-def _command(config, directory, *options):
-    return subprocess.run(
-        **_arguments(config, directory, *options),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def _killed_during(config, directory, stage):
-    """Starts the job and kills it (-9) in the middle of a stage."""
-    log = directory.parent / "killed.log"
-    with open(log, "w") as stderr:
-        job = subprocess.Popen(**_arguments(config, directory), stderr=stderr)
-        deadline = time.monotonic() + 300
-        while f"{stage}: started" not in log.read_text():
-            assert job.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
-        job.kill()
-        job.wait()
-    return _stages(directory)
-
-
-def _stages(directory):
-    """When each finished stage was written."""
-    return {
-        path: path.stat().st_mtime_ns
-        for path in directory.rglob("stage.json")
-        if not any(part.endswith(".partial") for part in path.parts)
-    }
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    """A workdir made through the command line, killed on the way and restarted."""
-    base = tmp_path_factory.mktemp("pipeline")
-    queries = _tiny.write_pairs(base / "pairs")
-    config = base / "config.py"
-    config.write_text(
-        _CONFIG.format(tiny=str(_HERE / "tiny.py"), data=str(base / "pairs"))
-    )
-    before = _killed_during(config, base / "work", "generator_eps8")
-    done = _command(config, base / "work")
-    assert done.returncode == 0, done.stderr[-3000:]
-    return base / "work", config, queries, before, done.stdout
+_tiny_job = _load(_HERE / "tiny_job.py")
 
 
 @pytest.fixture(scope="module")
 def finished(job):
     """The finished workdir, its config file, and the private queries."""
-    return job[:3]
+    return job.directory, job.config, job.queries
 
 
 def test_a_killed_job_goes_on_where_it_was(job):
-    directory, _, _, before, table = job
-    after = _stages(directory)
+    directory, before = job.directory, job.before
+    after = _tiny_job.stages(directory)
     names = {path.parent.name for path in before}
     assert names == {"prepare", "generator_public", "generator_inf"}
     assert all(after[path] == changed for path, changed in before.items())
     assert not list(directory.rglob("*.partial"))
-    assert "| synthetic_eps8 | " in table
+    assert "| synthetic_eps8 | " in job.table
 
 
 def test_results_have_every_row_with_numbers_that_can_be_true(finished):
@@ -251,17 +175,17 @@ def test_the_report_is_one_file_that_fetches_nothing(finished):
 
 def test_a_finished_job_is_not_redone(finished):
     directory, config, _ = finished
-    before = _stages(directory)
+    before = _tiny_job.stages(directory)
     assert len(before) >= 12
-    again = _command(config, directory)
+    again = _tiny_job.command(config, directory)
     assert again.returncode == 0, again.stderr[-3000:]
     assert again.stderr.count("finished before, not redone") == len(before)
-    assert before == _stages(directory)
+    assert before == _tiny_job.stages(directory)
 
 
 def test_a_workdir_of_another_config_is_refused(finished):
     directory, config, _ = finished
-    done = _command(config, directory, "--config.finetune.clip_norm=0.2")
+    done = _tiny_job.command(config, directory, "--config.finetune.clip_norm=0.2")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]

@@ -14,7 +14,7 @@ def _text(page):
     return " ".join(html.unescape(page).split())
 
 
-def _certificate(epsilon):
+def _certificate(epsilon, **changes):
     spec = PrivacySpec(
         epsilon=epsilon,
         clip_norm=0.5,
@@ -22,6 +22,7 @@ def _certificate(epsilon):
         batch_size=100,
         steps=20,
         accountant="rdp",
+        **changes,
     )
     return make_certificate(
         make_plan(spec),
@@ -44,12 +45,25 @@ def test_certificate_in_words_carries_the_certificates_numbers():
     assert f"e^ε = {math.exp(epsilon):.4g} times" in text
     assert f"ε = {epsilon:.3g}, δ = 0.00025; the target was ε = 2" in text
     assert "Steps executed 15 of 20 planned" in text
-    assert "each of 2,000 units with probability 0.05, 100 expected" in text
+    assert "n = 2,000, a public upper bound on the number of units" in text
+    assert "truncated Poisson. Every step draws each unit independently" in text
+    assert "with probability 100/2000" in text
     assert "add or remove one unit" in text
     assert "each loss depends on one query" in text
     assert "validation loss: finetune" in text
     for line in certificate["not_covered"]:
         assert line in text
+
+
+def test_shuffled_batches_are_called_what_they_are():
+    certificate = _certificate(2.0, sampler="shuffled", n_is_public=True)
+    text = _text(report_certificates.in_words("T5", certificate))
+
+    assert "Had any query been replaced by nothing" in text
+    assert "been left out of the private data" not in text
+    assert "no amplification by sampling was claimed" in text
+    assert "the exact number of units, declared to be public" in text
+    assert "with probability" not in text
 
 
 def test_certificate_without_privacy_or_without_numbers_promises_nothing():

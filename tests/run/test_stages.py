@@ -73,9 +73,10 @@ def test_the_stages_chain_by_their_directories(tmp_path):
         microbatch_size=4,
         steps=2,
         accountant="rdp",
+        n_bound=80,
         **_T5,
     )
-    assert read_certificate(tmp_path / "generator")["sampler"]["n"] == 60
+    assert read_certificate(tmp_path / "generator")["sampler"]["n"] == 80
     config = json.loads((tmp_path / "generator" / "config.json").read_text())
     assert config["clip_norm"] == 0.1 and config["batch_size"] == 8
     _passes(

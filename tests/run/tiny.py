@@ -64,6 +64,7 @@ def tiny_config(data):
         stage.microbatch_size = 4
         stage.steps = 3
         stage.accountant = "rdp"
+        stage.n_is_public = True
     config.synthesize.update(lengths)
     config.synthesize.batch_size = 16
     config.synthesize.shards = 2
@@ -74,5 +75,6 @@ def tiny_config(data):
         stage.batch_size = 4
         stage.steps = 2
         stage.accountant = "rdp"
+        stage.n_is_public = True
     config.evaluate.resamples = 200
     return config

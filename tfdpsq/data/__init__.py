@@ -16,6 +16,7 @@ from tfdpsq.data.records import (
     verify,
     write_synthetic,
 )
+from tfdpsq.data.rows import RowStore, write_rows
 from tfdpsq.data.texts import Document, Pair
 from tfdpsq.data.tokenization import PROMPT, Tokenizer, train_vocabulary
 
@@ -25,6 +26,7 @@ __all__ = [
     "Counts",
     "Document",
     "Pair",
+    "RowStore",
     "SyntheticQuery",
     "Tokenizer",
     "atomic_directory",
@@ -38,5 +40,6 @@ __all__ = [
     "train_vocabulary",
     "verify",
     "write_beir",
+    "write_rows",
     "write_synthetic",
 ]

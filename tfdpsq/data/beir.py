@@ -22,9 +22,11 @@ from pathlib import Path
 from tfdpsq.data.beir_lines import (
     Judgement,
     duplicate,
+    other_fields,
     read_judgements,
     read_records,
     text_field,
+    user_of,
 )
 from tfdpsq.data.beir_writer import write_beir_files
 from tfdpsq.data.files import atomic_directory
@@ -129,6 +131,23 @@ class BeirDirectory:
             raise DataError(self._queries, "holds no query", "Add at least one line")
         return found
 
+    def users(self, split: str | None = None, field: str = "user_id") -> dict[str, str]:
+        """Returns query id -> whose query it is, for user-level privacy.
+
+        Args:
+          split: look at the queries it judges above 0; `None` for all queries.
+          field: name of the user id, in a line's ``metadata`` or beside it.
+
+        Raises:
+          DataError: one of the queries has no user, or two; a malformed line.
+        """
+        wanted = self.queries() if split is None else self.positives(split)
+        return {
+            record["_id"]: user_of(self._queries, line, record, field)
+            for line, record in read_records(self._queries)
+            if record["_id"] in wanted
+        }
+
     def splits(self) -> tuple[str, ...]:
         """Returns the names of the splits, sorted."""
         folder = self.path / "qrels"
@@ -229,9 +248,9 @@ class BeirDirectory:
     def fingerprint(self) -> str:
         """Returns the SHA-256, in hex, of what the directory says.
 
-        It depends on the documents, queries and judgements alone: not on their
-        order, nor on compression. It is a sum of hashes modulo 2^256, which
-        accidents change and only a determined forger could keep.
+        It depends on the documents, queries (with their users and other fields) and
+        judgements: not on their order, nor on compression. It is a sum of hashes
+        modulo 2^256, which accidents change and only a determined forger could keep.
         """
         total = 0
 
@@ -244,6 +263,9 @@ class BeirDirectory:
             add("document", document.id, document.title, document.text)
         for query_id, text in self.queries().items():
             add("query", query_id, text)
+        for _, record in read_records(self._queries):
+            if others := other_fields(record):
+                add("fields", record["_id"], others)
         for split in self.splits():
             for row in self._judgements(split):
                 add("qrel", split, row.query_id, row.document_id, row.score)

@@ -105,6 +105,41 @@ def text_field(path: Path, line: int, record: dict, field: str) -> str:
     return value
 
 
+def user_of(path: Path, line: int, record: dict, field: str) -> str:
+    """Returns whose a query is: a text or number in its metadata, or beside it.
+
+    Raises:
+      DataError: it is nobody's, or two different people's.
+    """
+    metadata = record.get("metadata")
+    inside = metadata.get(field) if isinstance(metadata, dict) else None
+    found = {
+        str(value)
+        for value in (inside, record.get(field))
+        if isinstance(value, (str, int)) and not isinstance(value, bool)
+    } - {""}
+    if len(found) == 1:
+        return found.pop()
+    raise DataError(
+        path,
+        f"query {record['_id']!r} has "
+        + (f"two users, {sorted(found)}" if found else f"no user under {field!r}"),
+        f'Write "metadata": {{"{field}": ...}}, a text or an integer, into every '
+        "query's line, or protect single queries instead of users",
+        line,
+    )
+
+
+def other_fields(record: dict) -> str:
+    """Returns as JSON what a query's line holds besides id and text; "" if nothing."""
+    others = {
+        key: value
+        for key, value in record.items()
+        if key not in ("_id", "text") and value not in (None, "", {}, [])
+    }
+    return json.dumps(others, sort_keys=True) if others else ""
+
+
 def duplicate(path: Path, key: str, line: int) -> DataError:
     """Returns the error for an id that occurs twice."""
     return DataError(

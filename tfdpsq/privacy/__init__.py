@@ -1,23 +1,33 @@
 """Differentially private training for any Keras model: spec, plan, step, proof."""
 
 from tfdpsq.privacy.accounting import (
-    calibrate_noise_multiplier,
     choose_max_batch_size,
     epsilon_of,
     truncation_delta,
 )
+from tfdpsq.privacy.calibration import calibrate_noise_multiplier
 from tfdpsq.privacy.certificate import make_certificate, read_certificate
-from tfdpsq.privacy.optimizers import make_optimizer
+from tfdpsq.privacy.ledger import Ledger, read_ledger
+from tfdpsq.privacy.model import PrivateModel
+from tfdpsq.privacy.optimizers import ENGINES, make_optimizer
 from tfdpsq.privacy.plan import PrivacyPlan, make_plan
-from tfdpsq.privacy.sampling import PoissonSampler
+from tfdpsq.privacy.reads import PrivateReads
+from tfdpsq.privacy.sampling import Groups, PoissonSampler
 from tfdpsq.privacy.spec import PrivacySpec
 from tfdpsq.privacy.step import make_logical_step
 from tfdpsq.privacy.training import train
+from tfdpsq.privacy.verification import Verification, verify_certificate
 
 __all__ = [
+    "ENGINES",
+    "Groups",
+    "Ledger",
     "PoissonSampler",
     "PrivacyPlan",
     "PrivacySpec",
+    "PrivateModel",
+    "PrivateReads",
+    "Verification",
     "calibrate_noise_multiplier",
     "choose_max_batch_size",
     "epsilon_of",
@@ -26,6 +36,8 @@ __all__ = [
     "make_optimizer",
     "make_plan",
     "read_certificate",
+    "read_ledger",
     "train",
     "truncation_delta",
+    "verify_certificate",
 ]

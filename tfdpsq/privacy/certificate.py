@@ -1,11 +1,15 @@
 """`certificate.json`: what was guaranteed, by which mechanism, and what was not.
 
 Every artefact derived from private queries carries one. Its ε is computed from
-the steps that were executed, never copied from the target.
+the steps that were executed, never copied from the target. Nearly every number
+follows from a few others, and `digest` from all of them, which is what
+`verification` checks.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -15,19 +19,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq import validation
+from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import PrivacyPlan
 
-FORMAT = "tfdpsq-certificate/1"
+FORMAT = "tfdpsq-certificate/2"
 FILE_NAME = "certificate.json"
+_REMEDY = "Make the artefact again; a certificate must not be edited."
+
+_UNIT_IN_WORDS = {
+    "query": "one query, together with the document it is paired with",
+    "user": "one user: all of that user's queries, with the documents they are "
+    "paired with",
+}
+_ADJACENCY = {
+    "poisson": "add or remove one unit",
+    "shuffled": "replace all that one unit owns by nothing, every other unit keeping "
+    "its place (zero-out)",
+}
+_SAMPLER_NAME = {"poisson": "truncated Poisson", "shuffled": "shuffled epochs"}
 
 # True of every run: what (ε, δ) does not speak of.
 _NEVER_COVERED = (
     "The documents: they are public, and the guarantee is for queries only.",
     "Hyperparameters, if they were chosen by looking at results on private queries.",
-    "A person who wrote several queries: each query is protected by itself, and "
-    "k of them together by about k times epsilon.",
-    "The number of queries n, which is treated as public: it sets delta and the "
-    "sampling probability.",
     "Other artefacts made from the same queries: whoever sees several of them must "
     "add up their epsilons and their deltas.",
     "Attacks on floating-point arithmetic and on pseudorandom generators: noise "
@@ -47,6 +61,7 @@ def make_certificate(
     training: Mapping[str, Any],
     fingerprints: Mapping[str, str],
     private_reads: Sequence[Mapping[str, str]] = (),
+    ledger_head: str | None = None,
 ) -> dict[str, Any]:
     """The certificate of one finished training run.
 
@@ -60,59 +75,160 @@ def make_certificate(
       fingerprints: SHA-256 of the data and of the code.
       private_reads: further reads of private data, each with "what" and "where";
         none of them is covered by ε.
+      ledger_head: `Ledger.head` of the ledger that paid for the steps.
 
     Returns:
       A dict of plain JSON values; infinite ε is the string "inf".
+
+    Raises:
+      InputError: more steps than the plan covers, or a value that JSON cannot hold.
+    """
+    certificate = computed(plan, steps_executed)
+    certificate["format"] = FORMAT
+    certificate["description"] = description
+    certificate["mechanism"]["sensitivity_argument"] = sensitivity_argument
+    certificate["accounting"]["library_version"] = library_version()
+    certificate["ledger_head"] = ledger_head
+    certificate["training"] = dict(training)
+    certificate["fingerprints"] = dict(fingerprints)
+    certificate["private_reads"] = [dict(read) for read in private_reads]
+    try:
+        text = json.dumps(certificate, allow_nan=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise validation.InputError(
+            f"the certificate holds what JSON cannot: {error}. Give training, "
+            "fingerprints and private_reads as texts and finite numbers."
+        ) from error
+    # Read back, so that the digest is of what a file will hold.
+    certificate = json.loads(text)
+    certificate["digest"] = digest_of(certificate)
+    return certificate
+
+
+def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
+    """All of a certificate that follows from the plan and the steps that ran.
+
+    Args:
+      plan: what was run.
+      steps_executed: logical steps that really ran.
+
+    Raises:
+      InputError: more steps than the plan covers.
     """
     spec = plan.spec
     # Both accountants are always given: "ε by PLD" can be checked against "by RDP".
     epsilons = {name: plan.epsilon(steps_executed, name) for name in ("pld", "rdp")}
+    shuffled = spec.sampler == "shuffled"
     return {
-        "format": FORMAT,
-        "description": description,
         "private": spec.private,
+        "spec": {
+            name: json_number(value) for name, value in dataclasses.asdict(spec).items()
+        },
+        "plan": plan.fingerprint,
         "guarantee": {
             "epsilon": json_number(epsilons[spec.accountant]),
             "delta": spec.target_delta,
             "unit": spec.unit,
-            "unit_in_words": "one query, together with the document it is paired with",
-            "adjacency": "add or remove one unit",
+            "unit_in_words": _UNIT_IN_WORDS[spec.unit],
+            "adjacency": _ADJACENCY[spec.sampler],
         },
         "mechanism": {
-            "name": "Poisson-subsampled Gaussian mechanism (DP-SGD)"
-            if spec.private
-            else "none: no clipping and no noise",
+            "name": _mechanism(spec),
             "noise_multiplier": plan.noise_multiplier,
             "clip_norm": spec.clip_norm,
             "sensitivity": plan.sensitivity,
-            "sensitivity_argument": sensitivity_argument,
             "noise_stddev": plan.noise_stddev,
             "normalised_by": "expected batch size",
         },
         "sampler": {
-            "name": "truncated Poisson",
+            "name": _SAMPLER_NAME[spec.sampler],
+            "in_words": _sampler_in_words(plan),
             "n": spec.n,
+            "n_in_words": "the exact number of units, declared to be public"
+            if spec.n_is_public
+            else "a public upper bound on the number of units",
             "expected_batch_size": spec.batch_size,
-            "sampling_probability": plan.sampling_probability,
+            # No probability where none was used: nobody shall amplify by it.
+            "sampling_probability": None if shuffled else plan.sampling_probability,
             "max_batch_size": plan.max_batch_size,
+            "rows_per_unit": spec.rows_per_unit,
         },
         "accounting": {
             "accountant": spec.accountant,
             "library": "dp-accounting",
-            "library_version": importlib.metadata.version("dp-accounting"),
+            "pld_interval": accounting.pld_interval(plan.noise_multiplier)
+            if spec.private
+            else None,
             "target_epsilon": json_number(spec.epsilon),
             "steps_planned": spec.steps,
             "steps_executed": steps_executed,
+            "releases_counted": plan.releases(steps_executed)[1],
             "epsilon_pld": json_number(epsilons["pld"]),
             "epsilon_rdp": json_number(epsilons["rdp"]),
-            "delta_for_truncation": plan.truncation_delta(spec.steps),
+            "delta_for_truncation": plan.truncation_delta(steps_executed),
         },
-        "training": dict(training),
-        "fingerprints": dict(fingerprints),
-        "private_reads": [dict(read) for read in private_reads],
-        "warnings": [spec.delta_warning] if spec.delta_warning else [],
-        "not_covered": list(_NEVER_COVERED),
+        "warnings": _warnings(plan, steps_executed),
+        "not_covered": _not_covered(spec),
     }
+
+
+def _mechanism(spec) -> str:
+    if not spec.private:
+        return "none: no clipping and no noise"
+    if spec.sampler == "shuffled":
+        return "Gaussian mechanism on shuffled batches (DP-SGD)"
+    return "Poisson-subsampled Gaussian mechanism (DP-SGD)"
+
+
+def _sampler_in_words(plan: PrivacyPlan) -> str:
+    spec = plan.spec
+    rows = (
+        f" Of each, up to {spec.rows_per_unit} of its rows, drawn anew in every step."
+        if spec.unit == "user"
+        else ""
+    )
+    if spec.sampler == "poisson":
+        return (
+            f"Every step draws each unit independently with probability "
+            f"{spec.batch_size}/{spec.n}, and keeps at most {plan.max_batch_size} of "
+            f"them; what this truncation costs is part of delta.{rows}"
+        )
+    return (
+        f"Every epoch cuts a fresh permutation into batches of exactly "
+        f"{spec.batch_size} units.{rows} These are not Poisson samples, and no "
+        "amplification by sampling was claimed: epsilon counts every epoch in full. "
+        "The smaller epsilon that Poisson accounting would state does not hold for "
+        "what ran."
+    )
+
+
+def _warnings(plan: PrivacyPlan, steps_executed: int) -> list[str]:
+    warnings = [plan.spec.delta_warning] if plan.spec.delta_warning else []
+    if plan.spec.private and steps_executed < plan.spec.steps:
+        warnings.append(
+            f"Training stopped after {steps_executed} of {plan.spec.steps} planned "
+            "steps. If that was decided by looking at what private data gave, such as "
+            "losses, the target epsilon of the whole plan applies instead: "
+            f"{plan.spec.epsilon:g}."
+        )
+    return warnings
+
+
+def _not_covered(spec) -> list[str]:
+    together = {
+        "query": "A person who wrote several queries: each query is protected by "
+        "itself, and k of them together by about k times epsilon.",
+        "user": "A group of users, such as a household: each user is protected by "
+        "itself, and k of them together by about k times epsilon.",
+    }
+    number = (
+        "The number of units n, which was declared to be public: it sets delta and "
+        "the sampling probability."
+        if spec.n_is_public
+        else "The upper bound n on the number of units, which was public before; the "
+        "number itself is protected like the rest."
+    )
+    return [*_NEVER_COVERED, together[spec.unit], number]
 
 
 def inherited_certificate(
@@ -145,29 +261,104 @@ def inherited_certificate(
     return present[0] if present else None
 
 
-def json_number(value: float) -> float | str:
-    """The value, or "inf", as JSON has no infinity."""
-    return "inf" if math.isinf(value) else value
+def json_number(value: Any) -> Any:
+    """The value, or "inf" for infinity, which JSON has none of."""
+    return "inf" if value == math.inf else value
+
+
+def library_version() -> str:
+    """The version of dp-accounting that computes here."""
+    return importlib.metadata.version("dp-accounting")
+
+
+def digest_of(certificate: Mapping[str, Any]) -> str:
+    """SHA-256, in hex, over the canonical JSON of all but `digest` itself.
+
+    Raises:
+      ValueError: a value that JSON cannot hold.
+      TypeError: likewise.
+    """
+    content = {key: value for key, value in certificate.items() if key != "digest"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
     """The certificate in a directory, or `None` where there is none.
 
     Raises:
-      DataError: the file is no certificate.
+      DataError: the file is no certificate, of another format, or was changed.
     """
     path = pathlib.Path(directory) / FILE_NAME
     if not path.is_file():
         return None
-    try:
-        certificate = json.loads(path.read_text("utf-8"))
-        known = certificate["format"] == FORMAT
-    except (ValueError, KeyError, TypeError):
-        known = False
-    if not known:
+    certificate = load_certificate(path)
+    if certificate.get("digest") != digest_of(certificate):
         raise validation.DataError(
-            path,
-            f"this is no {FORMAT} file",
-            "Make the artefact again; a certificate must not be edited.",
+            path, "its digest is not that of its content: it was changed", _REMEDY
         )
     return certificate
+
+
+def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
+    """The content of a certificate file, of which only the format is checked.
+
+    Raises:
+      DataError: it cannot be read, is no JSON object, says a thing twice, or is of
+        another format.
+    """
+    path = pathlib.Path(path)
+    try:
+        certificate = json.loads(
+            path.read_text("utf-8"),
+            object_pairs_hook=_without_repetition,
+            parse_constant=_no_number,
+        )
+    except OSError as error:
+        raise validation.DataError(
+            path, f"cannot be read ({error.strerror})", f"Give a {FILE_NAME}."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise validation.DataError(
+            path, f"is no certificate ({error})", _REMEDY
+        ) from error
+    problem = format_problem(certificate)
+    if problem:
+        raise validation.DataError(path, problem, _REMEDY)
+    return certificate
+
+
+def format_problem(certificate: Any) -> str | None:
+    """Says why a value cannot be a certificate of this format, or returns `None`."""
+    if not isinstance(certificate, Mapping) or "format" not in certificate:
+        return f"this is no {FORMAT} file"
+    found = certificate["format"]
+    if found == "tfdpsq-certificate/1":
+        return (
+            f"its format is {found!r}, which held too little to be verified; this "
+            f"tfdpsq reads {FORMAT!r}"
+        )
+    if found != FORMAT:
+        return f"its format is {found!r}, and this tfdpsq reads {FORMAT!r}"
+    return None
+
+
+def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    # Readers differ in which of two equal keys they believe.
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"{twice!r} stands there twice")
+    return found
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as a number of Python; json asks for what it cannot do."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{value!r} is of type {type(value).__name__}")

@@ -3,22 +3,17 @@
 tensorflow-privacy's optimizers clip and noise inside one call, and so add noise
 in every microbatch and on every replica (√k and √replicas too much), and divide
 by the number of rows that happened to be drawn. The classes made here *are*
-tensorflow-privacy's optimizers and let it do the clipping, but take the step
-apart:
+tensorflow-privacy's optimizers, but take the step apart:
 
-1. `clipped_sum`: Σᵢ clip(gᵢ, C) of one physical microbatch, by the parent class;
+1. `clipped_sum`: Σᵢ clip(gᵢ, C) of one physical microbatch, by the chosen engine;
 2. `privatize`: sum over replicas, add N(0, (σΔ)²) once, divide by the *expected*
    batch size. Every replica draws the same noise from the same stateless seed.
-
-Every variable of every step has a noise seed of its own, 126 secret bits with the
-step and the variable's position mixed in: same-shaped variables and successive
-steps get independent noise, and a step replayed after an interruption gets the
-same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow_privacy.privacy.dp_query import gaussian_query
@@ -28,150 +23,94 @@ from tensorflow_privacy.privacy.optimizers import (
 )
 
 from tfdpsq import validation
+from tfdpsq.privacy import fast
+from tfdpsq.privacy.jacobian import FiniteTape, require_rows
+from tfdpsq.privacy.noise import SeededGaussianSumQuery, as_words, derived_seed
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.sampling import fresh_seed
 
-ENGINES = ("dpkeras", "vectorized")
+ENGINES = ("fast", "dpkeras", "vectorized")
 OPTIMIZERS = {
     "adam": tf.keras.optimizers.legacy.Adam,
+    "adafactor": tf.keras.optimizers.Adafactor,  # Keras has no legacy one
     "sgd": tf.keras.optimizers.legacy.SGD,
 }
 
 
-class SeededGaussianSumQuery(gaussian_query.GaussianSumQuery):
-    """tensorflow-privacy's Gaussian sum query with noise from a given seed.
-
-    The parent draws from TF's stateful generator, which differs by replica and
-    cannot be replayed; everything else is the parent's.
-    """
-
-    def noised(
-        self, sums: Sequence[tf.Tensor], seed: tf.Tensor, step: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """The sums plus independent Gaussian noise.
-
-        Args:
-          sums: one float tensor per variable.
-          seed: [2] int64, secret.
-          step: scalar int64, new for every logical step.
-
-        Returns:
-          Tensors shaped as `sums`, with noise of deviation `stddev` added.
-        """
-        return [
-            value
-            + tf.random.stateless_normal(
-                tf.shape(value),
-                noise_key(seed, step, position),
-                stddev=self._stddev,
-                dtype=value.dtype,
-            )
-            for position, value in enumerate(sums)
-        ]
-
-
-def noise_key(seed: tf.Tensor, step: tf.Tensor, position: int) -> tf.Tensor:
-    """The seed of one variable's noise in one step.
-
-    Step and position are added to the two halves by exclusive or: all keys of a run
-    differ, and none has fewer secret bits than the seed. (TensorFlow's
-    `stateless_fold_in` would not do: with a Python integer it returns 32 bits.)
-
-    Args:
-      seed: [2] int64.
-      step: scalar int64, at least 0.
-      position: which variable, at least 0.
-
-    Returns:
-      [2] int64.
-    """
-    mixed = tf.stack([tf.cast(step, tf.int64), tf.constant(position, tf.int64)])
-    return tf.bitwise.bitwise_xor(seed, mixed)
-
-
-class _FiniteTape:
-    """A gradient tape whose Jacobians hold no NaN and no infinity.
-
-    Clipping by norm turns one infinite entry into NaN for the whole sum. A row
-    whose gradient has no finite norm contributes zero instead, which is within
-    every clip norm.
+class Clipped(NamedTuple):
+    """What `LogicalStep.clipped_sum` returns.
 
     Attributes:
-      all_finite: scalar bool, whether every row's gradient had a finite norm; set
-        by `jacobian`. Where it is false, zeroed rows may be innocent: inside one
-        batched product 0 · NaN is NaN, so a bad row spoils its neighbours.
+      sums: per variable, the sum of clipped gradients, float32 (float64).
+      losses: [rows], one per row; not to be trusted where weights are 0.
+      complete: `True`, or a scalar bool tensor. Where that is false, some row had
+        a gradient without a finite norm; such rows, and possibly rows beside them,
+        were left out, and the caller must take the rows one by one so that only
+        the guilty ones stay out.
     """
 
-    def __init__(self, tape: tf.GradientTape):
-        self._tape = tape
-        self.all_finite = tf.constant(True)
-
-    def __enter__(self):
-        self._tape.__enter__()
-        return self
-
-    def __exit__(self, *exception):
-        return self._tape.__exit__(*exception)
-
-    def watch(self, tensors):
-        self._tape.watch(tensors)
-
-    def jacobian(self, target, sources, **options):
-        options["unconnected_gradients"] = tf.UnconnectedGradients.ZERO
-        jacobians = [
-            tf.convert_to_tensor(j)
-            for j in self._tape.jacobian(target, sources, **options)
-        ]
-        squared = tf.add_n(
-            [
-                tf.reduce_sum(tf.square(tf.cast(j, tf.float32)), range(1, j.shape.rank))
-                for j in jacobians
-            ]
-        )
-        finite = tf.math.is_finite(squared)
-        self.all_finite = tf.reduce_all(finite)
-        return [
-            tf.where(tf.reshape(finite, [-1] + [1] * (j.shape.rank - 1)), j, 0)
-            for j in jacobians
-        ]
+    sums: list[tf.Tensor]
+    losses: tf.Tensor
+    complete: tf.Tensor | bool
 
 
-class LogicalStep(tf.keras.optimizers.legacy.Optimizer):
+class LogicalStep:
     """What the training loop asks of an optimizer; mixed into each class below.
 
     Attributes:
       plan: the plan whose noise scale and expected batch size are applied.
+      engine: "fast", "dpkeras" or "vectorized".
     """
 
-    def _begin(self, plan: PrivacyPlan, noise_seed: int | None):
+    plan: PrivacyPlan
+    engine: str
+    # Of the Keras optimizer that each class below also is.
+    iterations: tf.Variable
+    weights: Any
+    variables: Any
+    build: Any
+    apply_gradients: Any
+    _create_all_weights: Any
+
+    def _begin(self, plan: PrivacyPlan, engine: str, noise_seed: int | None):
         self.plan = plan
-        if noise_seed is None:
-            noise_seed = fresh_seed()
-        mask = (1 << 63) - 1
-        # Kept out of get_config and of every variable: it is as secret as the data.
-        self._noise_seed = (noise_seed & mask, (noise_seed >> 63) & mask)
+        self.engine = engine
         self._noise_query = SeededGaussianSumQuery(
             plan.spec.clip_norm, plan.noise_stddev
         )
+        self.reseed(fresh_seed() if noise_seed is None else noise_seed)
+
+    def reseed(self, noise_seed: int) -> None:
+        """Takes the noise seed of the run that this one continues.
+
+        Functions that were traced before keep the old one.
+
+        Args:
+          noise_seed: 126 secret bits.
+        """
+        # Kept out of get_config and of every variable: it is as secret as the data.
+        self._noise_words = as_words(noise_seed)
+        self._dropout_words = as_words(derived_seed(noise_seed, "dropout"))
+
+    @property
+    def dropout_seed(self) -> tf.Tensor:
+        """[2] int64: the secret seed of random layers; see `randomness`."""
+        return tf.constant(self._dropout_words, tf.int64)
 
     def clipped_sum(
         self,
-        losses: tf.Tensor,
+        row_losses: Callable[[], tf.Tensor],
         variables: Sequence[tf.Variable],
-        tape: tf.GradientTape,
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The sum over rows of each row's clipped gradient.
+        layers: Iterable[tf.Module],
+        weights: tf.Tensor,
+    ) -> Clipped:
+        """The sum over units of each unit's clipped gradient.
 
         Args:
-          losses: [rows] float32, one loss per row; a padding row's is 0.
+          row_losses: runs the model and returns one loss per row, [rows].
           variables: what to differentiate by.
-          tape: the tape that recorded `losses`.
-
-        Returns:
-          One float32 tensor per variable, and a scalar bool. Where it is false,
-          some row had a gradient without a finite norm; such rows, and possibly
-          rows beside them, were left out, and the caller must take the rows one
-          by one so that only the guilty ones stay out.
+          layers: the model or layers that hold `variables`; used by engine "fast".
+          weights: [rows], 0 for padding rows, which contribute nothing.
         """
         raise NotImplementedError  # each class below has its own
 
@@ -190,32 +129,59 @@ class LogicalStep(tf.keras.optimizers.legacy.Optimizer):
         if replica is not None and replica.num_replicas_in_sync > 1:
             sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
         if self.plan.spec.private:
-            seed = tf.constant(self._noise_seed, tf.int64)
+            seed = tf.constant(self._noise_words, tf.int64)
             step = tf.convert_to_tensor(self.iterations)
             sums = self._noise_query.noised(sums, seed, step)
         return [value / self.plan.spec.batch_size for value in sums]
 
+    def prepare(self, variables: Sequence[tf.Variable]) -> None:
+        """Creates all slots, which must exist before a compiled function runs."""
+        if isinstance(self, tf.keras.optimizers.legacy.Optimizer):
+            self._create_all_weights(variables)
+        else:
+            self.build(variables)
+
+    def state(self) -> list[tf.Variable]:
+        """The optimizer's variables, iterations and slots, in a fixed order."""
+        if isinstance(self, tf.keras.optimizers.legacy.Optimizer):
+            return list(self.weights)
+        return list(self.variables)
+
+    def update(
+        self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
+    ) -> None:
+        """Applies `privatize`'s result, and counts one iteration.
+
+        Args:
+          gradients: per variable, already summed over replicas.
+          variables: what to update.
+        """
+        self._was_dp_gradients_called = True  # the parent's own safeguard
+        pairs = [(tf.cast(g, v.dtype), v) for g, v in zip(gradients, variables)]
+        if isinstance(self, tf.keras.optimizers.legacy.Optimizer):
+            self.apply_gradients(pairs, experimental_aggregate_gradients=False)
+        else:
+            self.apply_gradients(pairs, skip_gradients_aggregation=True)
+
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
         raise validation.InputError(
-            "this optimizer does not run under fit() or minimize(): they would "
-            "leave a row with a NaN gradient to spoil the whole batch, which "
-            "breaks the guarantee. Use tfdpsq.privacy.train or make_logical_step."
+            "this optimizer does not run in a plain model's fit() or in minimize(): "
+            "they know of no logical step, so noise would be added per microbatch "
+            "and a row with a NaN gradient would spoil the batch. Wrap the model in "
+            "tfdpsq.privacy.PrivateModel and call its fit(), or use "
+            "tfdpsq.privacy.train or make_logical_step."
         )
 
-    def apply_gradients(self, grads_and_vars, name=None, **options):
-        """Applies `privatize`'s result, which is already summed over replicas."""
-        options["experimental_aggregate_gradients"] = False
-        self._was_dp_gradients_called = True  # the parent's own safeguard
-        return super().apply_gradients(grads_and_vars, name=name, **options)
+    compute_gradients = _compute_gradients
 
 
 def make_optimizer(
     plan: PrivacyPlan,
     learning_rate: float | tf.keras.optimizers.schedules.LearningRateSchedule,
     optimizer: str = "adam",
-    engine: str = "dpkeras",
+    engine: str = "fast",
     noise_seed: int | None = None,
-    **options,
+    **options: Any,
 ) -> LogicalStep:
     """An optimizer that runs `plan`.
 
@@ -223,76 +189,106 @@ def make_optimizer(
       plan: noise scale, clip norm and expected batch size. With ε = ∞ the result
         neither clips nor adds noise, and is otherwise the same.
       learning_rate: a number or a Keras schedule of logical steps.
-      optimizer: "adam" or "sgd".
-      engine: "dpkeras" or "vectorized", whose per-example clipping is used.
+      optimizer: "adam", "adafactor" or "sgd". Adafactor is Keras's, fed the
+        clipped and noised gradients (post-processing).
+      engine: how clipped sums are made: "fast" (see `privacy.fast`), or
+        tensorflow-privacy's "dpkeras" or "vectorized".
       noise_seed: 126 secret bits; `None` takes fresh entropy. Only tests fix it.
       **options: passed on to the Keras optimizer.
 
     Returns:
       A Keras optimizer with `LogicalStep`'s methods; a tensorflow-privacy
-      optimizer of the chosen engine where ε is finite.
+      optimizer where ε is finite.
 
     Raises:
-      InputError: unknown optimizer or engine.
+      InputError: unknown optimizer or engine, or an engine that cannot clip the
+        plan's units.
     """
     base = OPTIMIZERS[validation.one_of("optimizer", optimizer, tuple(OPTIMIZERS))]
     validation.one_of("engine", engine, ENGINES)
+    spec = plan.spec
+    if spec.rows_per_unit > 1 and engine != "fast":
+        raise validation.InputError(
+            f"engine {engine!r} clips row by row, but rows_per_unit is "
+            f"{spec.rows_per_unit}: a unit's rows must be clipped together. Use "
+            'engine "fast" or rows_per_unit 1.'
+        )
     options["learning_rate"] = learning_rate
-    clip_norm = plan.spec.clip_norm
-    if not plan.spec.private:
+    # Deviation 0: the parent clips, `privatize` adds the noise.
+    query = gaussian_query.GaussianSumQuery(spec.clip_norm, 0.0)
+    if not spec.private:
         made = _non_private_class(base)(**options)
-    elif engine == "dpkeras":
-        parent = dp_optimizer_keras.make_keras_generic_optimizer_class(base)
-        # Deviation 0: the parent clips, `privatize` adds the noise.
-        query = gaussian_query.GaussianSumQuery(clip_norm, 0.0)
-        made = _private_class(parent)(dp_sum_query=query, **options)
-    else:
+    elif engine == "vectorized":
         parent = dp_optimizer_keras_vectorized.make_vectorized_keras_optimizer_class(
             base
         )
-        made = _private_class(parent)(
-            l2_norm_clip=clip_norm, noise_multiplier=0.0, **options
+        made = _jacobian_class(parent)(
+            l2_norm_clip=spec.clip_norm, noise_multiplier=0.0, **options
         )
-    made._begin(plan, noise_seed)
+    else:
+        parent = dp_optimizer_keras.make_keras_generic_optimizer_class(base)
+        build = _fast_class if engine == "fast" else _jacobian_class
+        made = build(parent)(dp_sum_query=query, **options)
+    made._begin(plan, engine, noise_seed)
     return made
 
 
-def _private_class(
-    parent: type[tf.keras.optimizers.legacy.Optimizer],
-) -> type[LogicalStep]:
-    class PrivateOptimizer(LogicalStep, parent):
+def _fast_class(parent: Any) -> Callable[..., LogicalStep]:
+    class FastOptimizer(LogicalStep, parent):
+        """A tensorflow-privacy optimizer whose sums come from `privacy.fast`."""
+
+        def clipped_sum(self, row_losses, variables, layers, weights):
+            layers = list(layers)
+            if not layers:
+                raise validation.InputError(
+                    'engine "fast" must know the layers that hold the weights. Pass '
+                    "layers=[model]."
+                )
+            spec = self.plan.spec
+            result = fast.clipped_sum(
+                row_losses,
+                layers,
+                variables,
+                spec.clip_norm,
+                weights=weights,
+                rows_per_unit=spec.rows_per_unit,
+            )
+            return Clipped(result.sums, result.losses, True)
+
+    return FastOptimizer
+
+
+def _jacobian_class(parent: Any) -> Callable[..., LogicalStep]:
+    class JacobianOptimizer(LogicalStep, parent):
         """A tensorflow-privacy optimizer, taken apart into a logical step."""
 
-        def clipped_sum(self, losses, variables, tape):
-            if losses.shape.rank != 1 or losses.shape[0] is None:
-                raise validation.InputError(
-                    f"losses have shape {losses.shape}; per-example clipping needs "
-                    "a vector of static length, one loss per row. Use "
-                    "reduction=NONE and a fixed batch size."
-                )
-            finite_tape = _FiniteTape(tape)
+        def clipped_sum(self, row_losses, variables, layers, weights):
+            with tf.GradientTape() as tape:
+                # A padding row's loss is exactly zero, and so is its gradient;
+                # `where` rather than a product, as 0 · NaN would not be.
+                losses = tf.where(weights > 0, require_rows(row_losses()), 0.0)
+            finite_tape = FiniteTape(tape)
             averaged = parent._compute_gradients(
                 self, losses, variables, tape=finite_tape
             )
             # The parent divides by the number of rows; undo it exactly once.
             sums = [gradient * float(losses.shape[0]) for gradient, _ in averaged]
-            return sums, finite_tape.all_finite
+            return Clipped(sums, losses, finite_tape.all_finite)
 
-    return PrivateOptimizer
+    return JacobianOptimizer
 
 
-def _non_private_class(
-    base: type[tf.keras.optimizers.legacy.Optimizer],
-) -> type[LogicalStep]:
+def _non_private_class(base: Any) -> Callable[..., LogicalStep]:
     class NonPrivateOptimizer(LogicalStep, base):
         """The same step without clipping and noise: the ε = ∞ baseline."""
 
-        def clipped_sum(self, losses, variables, tape):
-            with tape:
+        def clipped_sum(self, row_losses, variables, layers, weights):
+            with tf.GradientTape() as tape:
+                losses = tf.where(weights > 0, require_rows(row_losses()), 0.0)
                 total = tf.reduce_sum(losses)
             gradients = tape.gradient(
                 total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-            return [tf.convert_to_tensor(g) for g in gradients], tf.constant(True)
+            return Clipped([tf.convert_to_tensor(g) for g in gradients], losses, True)
 
     return NonPrivateOptimizer

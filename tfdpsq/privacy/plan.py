@@ -6,13 +6,24 @@ Because all three come from one plan, what runs is what is accounted for.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 
 import dp_accounting
 
 from tfdpsq import validation
-from tfdpsq.privacy import accounting
-from tfdpsq.privacy.sampling import PoissonSampler
+from tfdpsq.privacy import accounting, calibration
+from tfdpsq.privacy.sampling import (
+    Groups,
+    PoissonSampler,
+    Sampler,
+    ShuffledSampler,
+    UserSampler,
+)
 from tfdpsq.privacy.spec import PrivacySpec
+
+# Changes whenever a plan of the same numbers would run or be accounted otherwise.
+_LAW = "tfdpsq-plan/2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +32,7 @@ class PrivacyPlan:
 
     Attributes:
       spec: what was asked for.
-      max_batch_size: M, rows of a padded logical batch.
+      max_batch_size: M, units in a padded logical batch.
       noise_multiplier: σ, noise deviation over sensitivity; 0 for ε = ∞.
     """
 
@@ -30,8 +41,17 @@ class PrivacyPlan:
     noise_multiplier: float
 
     @property
+    def max_rows(self) -> int:
+        """R = M·k, rows of a padded logical batch."""
+        return self.max_batch_size * self.spec.rows_per_unit
+
+    @property
     def sampling_probability(self) -> float:
-        """Each unit's chance to be in one logical step, q = B/n."""
+        """Each unit's chance to be in one logical step, q = B/n.
+
+        With sampler "shuffled" these chances depend on each other from step to
+        step, and no accounting uses them: see `event`.
+        """
         return self.spec.batch_size / self.spec.n
 
     @property
@@ -44,34 +64,110 @@ class PrivacyPlan:
         """σΔ: deviation of the noise on each coordinate of the summed gradient."""
         return self.noise_multiplier * self.sensitivity
 
-    def sampler(self, seed: int | None = None) -> PoissonSampler:
-        """The sampler that the accounting assumes; see `PoissonSampler`."""
-        return PoissonSampler(
-            self.spec.n, self.sampling_probability, self.max_batch_size, seed
-        )
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of everything that decides what runs and what it costs."""
+        spec = dataclasses.asdict(self.spec)
+        content = {
+            **spec,
+            "delta": self.spec.target_delta,
+            "max_batch_size": self.max_batch_size,
+            "noise_multiplier": self.noise_multiplier,
+            "law": _LAW,
+        }
+        # Numbers of numpy count as what they are equal to.
+        text = json.dumps(content, sort_keys=True, default=lambda value: value.item())
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def sampler(
+        self,
+        units: int | None = None,
+        seed: int | None = None,
+        groups: Groups | None = None,
+    ) -> Sampler:
+        """The sampler that the accounting assumes.
+
+        Args:
+          units: how many units the data have; `None` takes the number of groups,
+            or n.
+          seed: secret; `None` takes fresh entropy. Only tests fix it.
+          groups: the rows of each user; for unit "user" and only for that.
+
+        Raises:
+          InputError: more units than n, or another number where n is declared to
+            be exact; groups that are missing, or of another number of units.
+        """
+        spec = self.spec
+        if (groups is None) != (spec.unit == "query"):
+            raise validation.InputError(
+                f"unit is {spec.unit!r}, but groups "
+                + (
+                    "is None: give the rows of each user, as by Groups.of(labels)."
+                    if groups is None
+                    else "were given: leave them out, or set unit to 'user'."
+                )
+            )
+        if groups is not None and units not in (None, len(groups)):
+            raise validation.InputError(
+                f"units is {units}, but groups has {len(groups)}. Leave units out."
+            )
+        if units is None:
+            units = spec.n if groups is None else len(groups)
+        if units > spec.n or (spec.n_is_public and units != spec.n):
+            raise validation.InputError(
+                f"the data have {units} units, but n is {spec.n}, "
+                + (
+                    "declared to be exact by n_is_public."
+                    if spec.n_is_public
+                    else "a bound that they exceed."
+                )
+                + " Make a plan whose n fits the data."
+            )
+        chosen: PoissonSampler | ShuffledSampler
+        if spec.sampler == "shuffled":
+            chosen = ShuffledSampler(units, spec.batch_size, seed)
+        else:
+            chosen = PoissonSampler(
+                units, self.sampling_probability, self.max_batch_size, seed
+            )
+        if groups is None:
+            return chosen
+        return UserSampler(chosen, groups, spec.rows_per_unit)
 
     def event(self, steps: int) -> dp_accounting.DpEvent:
-        """The event of `steps` executed logical steps, truncation apart."""
+        """The event of `steps` executed logical steps, truncation apart.
+
+        For Poisson batches that many Poisson-subsampled Gaussian releases; for
+        shuffled ones a Gaussian release for every epoch they touch.
+        """
         if not self.spec.private and steps:
             return dp_accounting.NonPrivateDpEvent()
-        return accounting.training_event(
-            self.noise_multiplier, self.sampling_probability, steps
-        )
+        return accounting.training_event(self.noise_multiplier, *self.releases(steps))
+
+    def releases(self, steps: int) -> tuple[float, int]:
+        """With which probability, and how often, `steps` steps can show a unit.
+
+        Returns:
+          (q, `steps`) for Poisson batches, and for shuffled ones (1, E), with E
+          the number of epochs touched.
+        """
+        if self.spec.sampler == "poisson":
+            return self.sampling_probability, steps
+        return 1.0, accounting.epochs_touched(self.spec.n, self.spec.batch_size, steps)
 
     def truncation_delta(self, steps: int) -> float:
         """The part of δ that truncating `steps` batches uses up."""
-        if not self.spec.private:
+        if not self.spec.private or self.spec.sampler == "shuffled":
             return 0.0
         return accounting.truncation_delta(
-            self.spec.n,
-            self.sampling_probability,
-            self.max_batch_size,
-            steps,
-            self.spec.epsilon,
+            self.spec.n, self.sampling_probability, self.max_batch_size, steps
         )
 
     def epsilon(self, steps: int, accountant: str | None = None) -> float:
         """ε spent by `steps` executed logical steps, at the spec's δ.
+
+        What truncating these steps costs is taken off δ first. It does not depend
+        on ε, so both accountants are left with the same δ.
 
         Args:
           steps: logical steps executed so far.
@@ -92,9 +188,8 @@ class PrivacyPlan:
             return float("inf")
         return accounting.epsilon_of(
             self.noise_multiplier,
-            self.sampling_probability,
-            steps,
-            self.spec.target_delta - self.truncation_delta(self.spec.steps),
+            *self.releases(steps),
+            self.spec.target_delta - self.truncation_delta(steps),
             accountant or self.spec.accountant,
         )
 
@@ -105,24 +200,33 @@ def make_plan(spec: PrivacySpec) -> PrivacyPlan:
     Raises:
       InputError: no noise reaches the target, or truncation alone uses up δ.
     """
-    maximum = spec.max_batch_size or accounting.choose_max_batch_size(
-        spec.n, spec.batch_size, spec.steps, spec.epsilon, spec.target_delta
-    )
-    plan = PrivacyPlan(spec, maximum, 0.0)
+    plan = PrivacyPlan(spec, max_batch_size_of(spec), 0.0)
     if not spec.private:
         return plan
-    left = spec.target_delta - plan.truncation_delta(spec.steps)
-    if left <= 0:
+    price = plan.truncation_delta(spec.steps)
+    if price >= spec.target_delta:
         raise validation.InputError(
-            f"max_batch_size {maximum} truncates so often that it costs "
-            f"{plan.truncation_delta(spec.steps):.3g} of delta, which is "
-            f"{spec.target_delta:.3g}. Raise max_batch_size or leave it unset."
+            f"max_batch_size {plan.max_batch_size} truncates so often that it costs "
+            f"{price:.3g} of delta, which is {spec.target_delta:.3g}. Raise "
+            "max_batch_size or leave it unset."
         )
-    sigma = accounting.calibrate_noise_multiplier(
-        spec.epsilon, left, plan.sampling_probability, spec.steps, spec.accountant
+    sigma = calibration.calibrate_noise_multiplier(
+        spec.epsilon,
+        spec.target_delta - price,
+        *plan.releases(spec.steps),
+        spec.accountant,
     )
     plan = dataclasses.replace(plan, noise_multiplier=sigma)
     spent = plan.epsilon(spec.steps)
     if spent > spec.epsilon:  # a guarantee that is not true must never leave here
         raise AssertionError(f"calibrated to {spent} > {spec.epsilon}: {spec}")
     return plan
+
+
+def max_batch_size_of(spec: PrivacySpec) -> int:
+    """M, units in a padded logical batch, that a plan for `spec` has."""
+    if spec.sampler == "shuffled":
+        return spec.batch_size
+    return spec.max_batch_size or accounting.choose_max_batch_size(
+        spec.n, spec.batch_size, spec.steps, spec.epsilon, spec.target_delta
+    )

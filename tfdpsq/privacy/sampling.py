@@ -1,17 +1,34 @@
-"""Which rows a logical step trains on: truncated Poisson sampling.
+"""Which rows a logical step trains on: Poisson and shuffled batches, over users too.
 
-The draw of a step depends on the secret seed and the step number alone, so a
-resumed run repeats it exactly, and asking for one step never moves another.
+Every draw is a pure function of a secret seed and the step number: a resumed run
+repeats it exactly, asking for one step never moves another, and nothing of the
+size of the data is held. A *unit* is what the guarantee protects: a row of the
+data by itself, or a user who owns several.
+
+| sampler | units of a step | what the accounting rests on |
+|---|---|---|
+| `PoissonSampler` | each independently with probability q, at most M | amplification |
+| `ShuffledSampler` | exactly B, each at most once an epoch | once per epoch, no more |
+| `UserSampler` | one of the above; then k rows of each unit | as the sampler of units |
 """
 
 from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections.abc import Sequence
+from typing import Union
 
 import numpy as np
 
 from tfdpsq import validation
+
+# Streams of one seed that never meet: see `_generator`.
+_UNITS, _ROWS, _EPOCH = 0, 1, 2
+# Rounds of the shuffle. Hoang, Morris & Rogaway 2012 (theorem 2) ask for about
+# 6·log2(n), which is 128 for more units than anybody has.
+_ROUNDS = 128
+_LARGEST_SHUFFLE = 1 << 62  # sums of two positions must fit into an int64
 
 
 def fresh_seed() -> int:
@@ -24,10 +41,11 @@ class Draw:
     """The rows of one logical step.
 
     Attributes:
-      indices: [M] int64, rows of the data; entries from `count` on are padding
-        and point at row 0 with weight 0.
-      weights: [M] float32, 1 for a drawn row and 0 for padding.
-      count: how many rows were drawn, 0 ≤ count ≤ M. Private: never log it.
+      indices: [R] int64, rows of the data; where `weights` is 0 the entry is
+        padding and points at row 0.
+      weights: [R] float32, 1 for a drawn row and 0 for padding.
+      count: leading rows in use, 0 ≤ count ≤ R; all further ones are padding.
+        Private: never log it.
     """
 
     indices: np.ndarray
@@ -36,10 +54,18 @@ class Draw:
 
 
 class PoissonSampler:
-    """Draws each of n rows independently, truncated at a static maximum.
+    """Draws each of n units independently, truncated at a static maximum.
 
-    A draw of more than M rows keeps a uniformly random M of them; the plan that
+    A draw of more than M units keeps a uniformly random M of them; the plan that
     makes the sampler accounts for this.
+
+    What is computed is: how many, K ~ Bin(n, q); then min(K, M) distinct units,
+    uniformly, in random order. This is the same law. Under independent inclusion
+    with probability q a set S of size k has probability q^k·(1-q)^(n-k), which
+    depends on k alone. So |S| ~ Bin(n, q), and given |S| = k all C(n, k) sets
+    are equally likely, which is what is drawn. In uniformly random order the first
+    M of S are a uniformly random subset of it, and all ordered M-tuples of
+    distinct units are equally likely, so the rest need not be drawn.
     """
 
     def __init__(
@@ -52,7 +78,7 @@ class PoissonSampler:
         """Prepares the sampler; nothing is drawn yet.
 
         Args:
-          n: rows of the data.
+          n: units in the data.
           sampling_probability: q in (0, 1].
           max_batch_size: M, the static number of rows a draw is padded to.
           seed: secret; `None` takes fresh entropy. Only tests fix it.
@@ -70,13 +96,201 @@ class PoissonSampler:
         self._seed = fresh_seed() if seed is None else seed
 
     def draw(self, step: int) -> Draw:
+        """The units of logical step `step`; the same for the same seed and step."""
+        random = _generator(self._seed, step, _UNITS)
+        drawn = random.binomial(self.n, self.sampling_probability)
+        # Memory is that of the batch: numpy holds all n only where n < 50·size.
+        chosen = random.choice(
+            self.n, size=min(int(drawn), self.max_batch_size), replace=False
+        )
+        return _padded(chosen, self.max_batch_size)
+
+
+class ShuffledSampler:
+    """Cuts a fresh permutation of n units into batches of exactly B, every epoch.
+
+    An epoch has n // B steps; what is left over of its permutation is unused in
+    that epoch. So a unit is in at most one batch of an epoch, which is all that
+    its accounting rests on (`accounting`): the permutations are independent of
+    the data, and need not be uniform for it.
+
+    They are made place by place by the swap-or-not shuffle (Hoang, Morris &
+    Rogaway 2012), so that a batch costs the memory of a batch: a round pairs
+    place x with (k - x) mod n, and a pseudorandom bit of the pair says whether
+    the two are swapped. Each round is its own inverse, so what results is a
+    permutation.
+    """
+
+    def __init__(self, n: int, batch_size: int, seed: int | None = None):
+        """Prepares the sampler; nothing is drawn yet.
+
+        Args:
+          n: units in the data.
+          batch_size: B, units in every batch.
+          seed: secret; `None` takes fresh entropy. Only tests fix it.
+
+        Raises:
+          InputError: a value out of range, or B > n.
+        """
+        self.n = validation.positive_integer("n", n)
+        self.max_batch_size = validation.positive_integer("batch_size", batch_size)
+        if n > _LARGEST_SHUFFLE:
+            raise validation.InputError(
+                f"n is {n}; positions are shuffled as 64-bit integers, which hold "
+                "at most 2^62. Use sampler 'poisson'."
+            )
+        if batch_size > n:
+            raise validation.InputError(
+                f"batch_size {batch_size} is larger than the data: n is {n}. "
+                f"Lower batch_size to at most {n}."
+            )
+        self.steps_per_epoch = n // batch_size
+        self._seed = fresh_seed() if seed is None else seed
+
+    def draw(self, step: int) -> Draw:
+        """The units of logical step `step`; the same for the same seed and step."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        places = np.arange(self.max_batch_size, dtype=np.int64)
+        places += batch * self.max_batch_size
+        random = _generator(self._seed, epoch, _EPOCH)
+        turns = random.integers(self.n, size=_ROUNDS)
+        keys = random.integers(1 << 64, size=(_ROUNDS, 2), dtype=np.uint64)
+        for turn, key in zip(turns, keys):
+            partner = (turn - places) % self.n
+            swapped = _random_bits(np.maximum(places, partner), key)
+            places = np.where(swapped, partner, places)
+        return _padded(places, self.max_batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Which rows each unit owns.
+
+    Attributes:
+      rows: [total] int64, row numbers, those of one unit next to each other.
+      offsets: [units + 1] int64, from 0 to total and never falling: unit u owns
+        rows[offsets[u]:offsets[u + 1]]. May be memory-mapped.
+
+    Raises:
+      InputError: arrays of other shapes, or offsets that fall or do not end at
+        the number of rows.
+    """
+
+    rows: np.ndarray
+    offsets: np.ndarray
+
+    def __post_init__(self):
+        """Checks that the offsets cut the rows into groups."""
+        if self.rows.ndim != 1 or self.offsets.ndim != 1 or len(self.offsets) < 2:
+            raise validation.InputError(
+                f"rows and offsets have shapes {self.rows.shape} and "
+                f"{self.offsets.shape}; they must be vectors, with one offset more "
+                "than there are units. Groups.of(labels) makes them."
+            )
+        if (
+            self.offsets[0] != 0
+            or self.offsets[-1] != len(self.rows)
+            or (np.diff(self.offsets) < 0).any()
+        ):
+            raise validation.InputError(
+                f"offsets must rise from 0 to the number of rows {len(self.rows)}; "
+                f"they go from {self.offsets[0]} to {self.offsets[-1]}. "
+                "Groups.of(labels) makes them."
+            )
+
+    def __len__(self) -> int:
+        """The number of units."""
+        return len(self.offsets) - 1
+
+    @classmethod
+    def of(cls, labels: Sequence | np.ndarray) -> Groups:
+        """The groups of rows that bear the same label.
+
+        Args:
+          labels: [rows], whose row each is: integers or strings.
+
+        Raises:
+          InputError: no labels, or not one for each row.
+        """
+        owners = np.asarray(labels)
+        if owners.ndim != 1 or not len(owners):
+            raise validation.InputError(
+                f"labels have shape {owners.shape}; give one label for each row."
+            )
+        _, owner, sizes = np.unique(owners, return_inverse=True, return_counts=True)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return cls(np.argsort(owner, kind="stable").astype(np.int64), offsets)
+
+
+class UserSampler:
+    """Draws users, then k rows of each.
+
+    Unit j of a draw occupies places [j·k, (j+1)·k). A user with fewer than k rows
+    gives all of them, and the places left over have weight 0; of more than k
+    rows a uniformly random k are drawn, anew in every step.
+    """
+
+    def __init__(self, units: UnitSampler, groups: Groups, rows_per_unit: int = 1):
+        """Prepares the sampler; nothing is drawn yet.
+
+        Args:
+          units: draws the users.
+          groups: the rows of each user.
+          rows_per_unit: k.
+
+        Raises:
+          InputError: k below 1, or `units` draws from another number of users.
+        """
+        self.rows_per_unit = validation.positive_integer("rows_per_unit", rows_per_unit)
+        if units.n != len(groups):
+            raise validation.InputError(
+                f"the sampler draws from {units.n} users, but groups has "
+                f"{len(groups)}. Give the sampler the number of groups."
+            )
+        self.units, self.groups = units, groups
+
+    def draw(self, step: int) -> Draw:
         """The rows of logical step `step`; the same for the same seed and step."""
-        random = np.random.default_rng(np.random.SeedSequence([self._seed, step]))
-        chosen = np.flatnonzero(random.random(self.n) < self.sampling_probability)
-        # In random order, so that the first M are a uniformly random subset.
-        chosen = random.permutation(chosen)[: self.max_batch_size]
-        indices = np.zeros(self.max_batch_size, np.int64)
-        indices[: len(chosen)] = chosen
-        weights = np.zeros(self.max_batch_size, np.float32)
-        weights[: len(chosen)] = 1
-        return Draw(indices, weights, len(chosen))
+        users = self.units.draw(step)
+        shape = (len(users.indices), self.rows_per_unit)
+        indices, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+        random = _generator(self.units._seed, step, _ROWS)
+        offsets, rows = self.groups.offsets, self.groups.rows
+        for place, user in enumerate(users.indices[: users.count]):
+            start, size = offsets[user], offsets[user + 1] - offsets[user]
+            taken = min(self.rows_per_unit, int(size))
+            if taken:
+                chosen = random.choice(int(size), size=taken, replace=False)
+                indices[place, :taken] = rows[start + chosen]
+                weights[place, :taken] = 1
+        return Draw(indices.ravel(), weights.ravel(), users.count * self.rows_per_unit)
+
+
+UnitSampler = Union[PoissonSampler, ShuffledSampler]
+Sampler = Union[PoissonSampler, ShuffledSampler, UserSampler]
+
+
+def _padded(chosen: np.ndarray, rows: int) -> Draw:
+    """The draw that has `chosen` first and then padding up to `rows`."""
+    indices, weights = np.zeros(rows, np.int64), np.zeros(rows, np.float32)
+    indices[: len(chosen)] = chosen
+    weights[: len(chosen)] = 1
+    return Draw(indices, weights, len(chosen))
+
+
+def _generator(seed: int, number: int, stream: int) -> np.random.Generator:
+    """The random numbers of one step or epoch; streams of a seed do not meet."""
+    # A spawn key and not a third entry: numpy pads entries with zeros, so that
+    # [seed, 3] and [seed, 3, 0] would be the same.
+    sequence = np.random.SeedSequence([seed, number], spawn_key=(stream,))
+    return np.random.default_rng(sequence)
+
+
+def _random_bits(values: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """One pseudorandom bit for each value: [...] int64 and [2] uint64 to bool."""
+    # The finaliser of SplitMix64 (Steele, Lea & Flood 2014), keyed twice.
+    mixed = values.astype(np.uint64) + key[0]
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= key[1]
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (mixed >> np.uint64(63)).astype(bool)

@@ -10,8 +10,8 @@ from absl import logging
 from tfdpsq import validation
 
 ACCOUNTANTS = ("pld", "rdp")
-SAMPLERS = ("poisson",)
-UNITS = ("query",)
+SAMPLERS = ("poisson", "shuffled")
+UNITS = ("query", "user")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,25 +19,34 @@ class PrivacySpec:
     """A target guarantee and the training run that must stay within it.
 
     Attributes:
-      epsilon: target ε at `delta`; `math.inf` trains without clipping and noise.
-      clip_norm: bound C on the L2 norm of one example's gradient.
-      n: number of privacy units in the data (each owns exactly one example).
-        It is treated as public: it enters δ and the sampling probability.
-      batch_size: expected number of examples in one logical step, B.
+      epsilon: target ε at `delta`; `math.inf` trains without clipping and noise,
+        and everything else may stay as it is, so that only ε tells a private run
+        from its baseline.
+      clip_norm: bound C on the L2 norm of one unit's gradient.
+      n: a public number of privacy units. With `n_is_public` it is the exact count;
+        without, an upper bound that anybody may know, and the count appears in
+        nothing that is released. It enters δ and the sampling probability.
+      batch_size: expected number of units in one logical step, B.
       steps: logical steps that the budget must cover.
       delta: target δ; `None` takes 1/(2n) (Carranza et al. 2024, section 5).
-      unit: what a neighbouring data set adds or removes one of.
-      sampler: how logical batches are drawn; accounting follows it.
+      unit: what a neighbouring data set adds or removes one of: "query", which owns
+        exactly one row, or "user", who owns any number of them.
+      sampler: how logical batches are drawn, "poisson" or "shuffled"; accounting
+        follows it.
       accountant: "pld" or "rdp", the one that calibrates the noise.
-      max_batch_size: static number of rows M of a logical batch; a larger draw
+      max_batch_size: static number M of units in a logical batch; a larger draw
         is truncated. `None` chooses the smallest M whose cost in δ is
         negligible (see `accounting.truncation_delta`).
       sensitivity_multiplier: by how many clip norms adding or removing one unit
-        moves the sum of clipped gradients. 1 when each example's loss depends on
-        that example alone; the caller derives any other value.
+        moves the sum of clipped gradients. 1 when each unit's loss depends on
+        that unit alone; the caller derives any other value.
+      n_is_public: declares that n is the exact count and may be known to all.
+      rows_per_unit: k, rows of a sampled user that take part in one step, clipped
+        together.
 
     Raises:
-      InputError: a value out of range, a batch larger than the data, δ ≥ 1/n.
+      InputError: a value out of range, or two values that contradict each other;
+        the message names both, and what to change.
     """
 
     epsilon: float
@@ -51,9 +60,11 @@ class PrivacySpec:
     accountant: str = "pld"
     max_batch_size: int | None = None
     sensitivity_multiplier: float = 1.0
+    n_is_public: bool = False
+    rows_per_unit: int = 1
 
     def __post_init__(self):
-        """Checks every value."""
+        """Checks every value, then those that must fit each other."""
         if not _is_positive(self.epsilon):
             raise validation.InputError(
                 f"epsilon is {self.epsilon!r}; it must be above 0. "
@@ -67,31 +78,78 @@ class PrivacySpec:
         validation.one_of("sampler", self.sampler, SAMPLERS)
         validation.one_of("accountant", self.accountant, ACCOUNTANTS)
         validation.positive("sensitivity_multiplier", self.sensitivity_multiplier)
-        if self.batch_size > self.n:
+        validation.positive_integer("rows_per_unit", self.rows_per_unit)
+        if not isinstance(self.n_is_public, bool):
             raise validation.InputError(
-                f"batch_size {self.batch_size} is larger than the data: n is "
-                f"{self.n}. Lower batch_size to at most {self.n}."
+                f"n_is_public is {self.n_is_public!r}; say True or False."
             )
         if self.max_batch_size is not None:
             validation.positive_integer("max_batch_size", self.max_batch_size)
-            if self.max_batch_size < self.batch_size:
-                raise validation.InputError(
-                    f"max_batch_size {self.max_batch_size} is below the expected "
-                    f"batch_size {self.batch_size}: about half of all draws would "
-                    "be truncated. Raise max_batch_size or leave it unset."
-                )
         if self.delta is not None:
             validation.in_range(
                 "delta", self.delta, 0.0, 1.0, low_open=True, high_open=True
             )
-            if self.delta >= 1 / self.n:
-                raise validation.InputError(
-                    f"delta is {self.delta!r}, but n is {self.n}: at 1/n = "
-                    f"{1 / self.n:.3g} or above, releasing one whole record would "
-                    f"count as private. Use 1/(2n) = {0.5 / self.n:.3g} or less."
-                )
-            if self.delta > 0.5 / self.n:
-                logging.warning("%s", self.delta_warning)
+        for clash in self._clashes():
+            raise validation.InputError(clash)
+        if self.delta_warning:
+            logging.warning("%s", self.delta_warning)
+
+    def _clashes(self):
+        """Yields, for each two values that contradict each other, both and a way out.
+
+        Which values are fine by themselves, and why not together:
+        - a batch cannot exceed the data, nor its expectation its maximum;
+        - δ ≥ 1/n lets a mechanism publish one whole record;
+        - a query owns one row, so no k of them;
+        - a shuffled batch is never truncated, having a fixed size, and its places
+          can only be dealt out when the exact number of units is known, which the
+          number of steps in an epoch then gives away;
+        - one unit's clipped gradient has norm up to C, so no sum of such gradients
+          moves by less than C.
+        """
+        if self.batch_size > self.n:
+            yield (
+                f"batch_size {self.batch_size} is larger than the data: n is "
+                f"{self.n}. Lower batch_size to at most {self.n}."
+            )
+        if self.max_batch_size is not None and self.max_batch_size < self.batch_size:
+            yield (
+                f"max_batch_size {self.max_batch_size} is below the expected "
+                f"batch_size {self.batch_size}: about half of all draws would "
+                "be truncated. Raise max_batch_size or leave it unset."
+            )
+        if self.delta is not None and self.delta >= 1 / self.n:
+            yield (
+                f"delta is {self.delta!r}, but n is {self.n}: at 1/n = "
+                f"{1 / self.n:.3g} or above, releasing one whole record would "
+                f"count as private. Use 1/(2n) = {0.5 / self.n:.3g} or less."
+            )
+        if self.rows_per_unit > 1 and self.unit == "query":
+            yield (
+                f"rows_per_unit is {self.rows_per_unit}, but unit is 'query', and a "
+                "query owns exactly one row. Set rows_per_unit to 1, or unit to "
+                "'user'."
+            )
+        if self.sampler == "shuffled" and self.max_batch_size is not None:
+            yield (
+                f"sampler is 'shuffled', but max_batch_size is {self.max_batch_size}: "
+                f"shuffled batches all have batch_size {self.batch_size} units. Leave "
+                "max_batch_size unset, or set sampler to 'poisson'."
+            )
+        if self.sampler == "shuffled" and not self.n_is_public:
+            yield (
+                "sampler is 'shuffled', but n_is_public is False: the places of a "
+                f"permutation need the exact number of units, and n {self.n} would be "
+                "a bound only. Set n_is_public to True if the exact count may be "
+                "known to all, or sampler to 'poisson'."
+            )
+        if self.sensitivity_multiplier < 1:
+            yield (
+                f"sensitivity_multiplier is {self.sensitivity_multiplier!r}, but "
+                f"clip_norm is {self.clip_norm!r}: one unit's clipped gradient alone "
+                "moves the sum by up to clip_norm. Set sensitivity_multiplier to 1 or "
+                "more, and lower clip_norm if gradients are smaller."
+            )
 
     @property
     def target_delta(self) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy.optimizers import LogicalStep
+from tfdpsq.privacy.jacobian import require_rows
+from tfdpsq.privacy.optimizers import Clipped, LogicalStep
+from tfdpsq.privacy.randomness import replayable
 
 Batch = Mapping[str, tf.Tensor]
 
@@ -17,6 +19,7 @@ def make_logical_step(
     variables: Sequence[tf.Variable],
     optimizer: LogicalStep,
     microbatch_size: int,
+    layers: Iterable[tf.Module] = (),
     rows_are_independent: bool = True,
 ) -> Callable[[Batch, tf.Tensor], tf.Tensor]:
     """Builds the step: accumulate clipped sums, noise once, update once.
@@ -27,10 +30,14 @@ def make_logical_step(
         model in training mode.
       variables: the trainable variables.
       optimizer: made by `make_optimizer`.
-      microbatch_size: rows differentiated at a time.
+      microbatch_size: rows differentiated at a time; a multiple of the spec's
+        `rows_per_unit`.
+      layers: the model, or the layers that hold `variables`. Engine "fast" needs
+        them; with every engine their dropout draws from secret keys that a resumed
+        run repeats (see `randomness`).
       rows_are_independent: whether row i's loss depends on row i alone. If not,
-        the plan's sensitivity must account for it, and all rows of a logical
-        batch must form one microbatch.
+        the plan's sensitivity must account for it, all rows of a logical batch
+        must form one microbatch, and the engine must be "dpkeras" or "vectorized".
 
     Returns:
       A function of (batch, count): a dict of tensors with M leading rows, M a
@@ -40,35 +47,42 @@ def make_logical_step(
       function updates the variables and returns the mean loss of the rows in
       use (those that are no number left out), which is a private measurement. An
       empty batch still takes a noisy step. It can be wrapped in `tf.function`,
-      `jit_compile=True` included.
+      `jit_compile=True` included, and run by `Strategy.run`, each replica on rows
+      of its own; noise and result are then the same on all.
 
     Raises:
-      InputError: `microbatch_size` below one, or it does not divide M.
+      InputError: `microbatch_size` below one, or it does not divide M, or parts a
+        unit's rows; rows that are not independent with engine "fast".
     """
     validation.positive_integer("microbatch_size", microbatch_size)
-    variables = list(variables)
-    # Slots must exist before a compiled function first runs.
-    optimizer._create_all_weights(variables)
+    variables, layers = list(variables), list(layers)
+    private = optimizer.plan.spec.private
+    per_unit = optimizer.plan.spec.rows_per_unit
+    if microbatch_size % per_unit:
+        raise validation.InputError(
+            f"microbatch_size {microbatch_size} parts the rows of a unit, of which "
+            f"rows_per_unit says there are {per_unit}. Use a multiple of it."
+        )
+    if not rows_are_independent and private and optimizer.engine == "fast":
+        raise validation.InputError(
+            'engine "fast" tells gradients apart by row, but here each loss depends '
+            'on several rows. Use engine "dpkeras" or "vectorized".'
+        )
+    optimizer.prepare(variables)
 
-    def differentiate(part: Batch):
-        with tf.GradientTape() as tape:
-            # A padding row's loss is exactly zero, and so is its gradient;
-            # `where` rather than a product, as 0 · NaN would not be.
-            losses = tf.where(part["weights"] > 0, row_losses(part), 0.0)
-        return losses, *optimizer.clipped_sum(losses, variables, tape)
+    def differentiate(part: Batch, number: tf.Tensor) -> Clipped:
+        def losses() -> tf.Tensor:
+            seed = optimizer.dropout_seed
+            with replayable(layers, seed, optimizer.iterations, number):
+                return require_rows(row_losses(part))
 
-    def one_by_one(part: Batch) -> list[tf.Tensor]:
+        return optimizer.clipped_sum(losses, variables, layers, part["weights"])
+
+    def one_by_one(part: Batch, number: tf.Tensor) -> list[tf.Tensor]:
         def add(row, *sums):
-            alone = {
-                name: tf.slice(
-                    value,
-                    [row] + [0] * (value.shape.rank - 1),
-                    [1, *value.shape[1:]],
-                )
-                for name, value in part.items()
-            }
-            _, clipped, _ = differentiate(alone)
-            return row + 1, *(total + new for total, new in zip(sums, clipped))
+            # The microbatch's number again: the same draw, one row at a time.
+            clipped = differentiate(_slice(part, row, 1), number)
+            return row + 1, *_added(sums, clipped.sums)
 
         _, *sums = tf.while_loop(
             lambda row, *_: row < microbatch_size,
@@ -79,7 +93,7 @@ def make_logical_step(
         return sums
 
     def zero_sums() -> list[tf.Tensor]:
-        return [tf.zeros(v.shape, v.dtype) for v in variables]
+        return [tf.zeros(v.shape, _sum_dtype(v)) for v in variables]
 
     def step(batch: Batch, count: tf.Tensor) -> tf.Tensor:
         rows = batch["weights"].shape[0]
@@ -88,40 +102,68 @@ def make_logical_step(
                 f"the batch has {rows} rows, which microbatch_size "
                 f"{microbatch_size} does not divide. Pad it to a multiple."
             )
+        microbatches = rows // microbatch_size
+        replica = tf.distribute.get_replica_context()
+        first = replica.replica_id_in_sync_group if replica is not None else 0
+        first = tf.cast(first, tf.int64) * microbatches
 
         def accumulate(index, loss_sum, *sums):
-            # tf.slice, not [a:b]: its size is static, which XLA insists on.
-            part = {
-                name: tf.slice(
-                    value,
-                    [index * microbatch_size] + [0] * (value.shape.rank - 1),
-                    [microbatch_size, *value.shape[1:]],
-                )
-                for name, value in batch.items()
-            }
-            losses, clipped, separate = differentiate(part)
-            if rows_are_independent and optimizer.plan.spec.private:
+            part = _slice(batch, index * microbatch_size, microbatch_size)
+            number = first + tf.cast(index, tf.int64)
+            clipped = differentiate(part, number)
+            new = clipped.sums
+            if rows_are_independent and private and clipped.complete is not True:
                 # A row without a finite gradient must cost nobody else: were the
                 # rows beside it lost too, one unit could move the sum by a whole
                 # microbatch of clip norms. So those are taken one by one. Rows
                 # that do depend on each other stay as they are; a sensitivity
                 # that bounds every row's change covers their loss as well.
-                clipped = tf.cond(separate, lambda: clipped, lambda: one_by_one(part))
-            return (
-                index + 1,
-                loss_sum
-                + tf.reduce_sum(tf.where(tf.math.is_finite(losses), losses, 0.0)),
-                *(total + new for total, new in zip(sums, clipped)),
-            )
+                new = tf.cond(
+                    clipped.complete,
+                    lambda: _cast(clipped.sums, variables),
+                    lambda: one_by_one(part, number),
+                )
+            counted = tf.math.is_finite(clipped.losses) & (part["weights"] > 0)
+            total = tf.reduce_sum(tf.where(counted, clipped.losses, 0.0))
+            return index + 1, loss_sum + tf.cast(total, tf.float32), *_added(sums, new)
 
         used = (count + microbatch_size - 1) // microbatch_size
         _, loss_sum, *sums = tf.while_loop(
             lambda index, *_: index < used,
             accumulate,
             (tf.constant(0), tf.constant(0.0), *zero_sums()),
-            maximum_iterations=rows // microbatch_size,
+            maximum_iterations=microbatches,
         )
-        optimizer.apply_gradients(zip(optimizer.privatize(sums), variables))
-        return loss_sum / tf.maximum(tf.cast(count, tf.float32), 1.0)
+        optimizer.update(optimizer.privatize(sums), variables)
+        losses = [loss_sum, tf.cast(count, tf.float32)]
+        if replica is not None and replica.num_replicas_in_sync > 1:
+            losses = replica.all_reduce(tf.distribute.ReduceOp.SUM, losses)
+        return losses[0] / tf.maximum(losses[1], 1.0)
 
     return step
+
+
+def _slice(batch: Batch, start: tf.Tensor, rows: int) -> dict[str, tf.Tensor]:
+    # tf.slice, not [a:b]: its size is static, which XLA insists on.
+    return {
+        name: tf.slice(
+            value, [start] + [0] * (value.shape.rank - 1), [rows, *value.shape[1:]]
+        )
+        for name, value in batch.items()
+    }
+
+
+def _added(
+    sums: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, ...]:
+    return tuple(total + tf.cast(one, total.dtype) for total, one in zip(sums, new))
+
+
+def _cast(
+    sums: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
+) -> list[tf.Tensor]:
+    return [tf.cast(one, _sum_dtype(v)) for one, v in zip(sums, variables)]
+
+
+def _sum_dtype(variable: tf.Variable) -> tf.DType:
+    return tf.float64 if variable.dtype == tf.float64 else tf.float32

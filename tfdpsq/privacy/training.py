@@ -1,26 +1,42 @@
 """The training loop that runs a plan: its sampler, its noise, its step count.
 
 The loop is given the data as a function from row numbers to arrays, so that it
-alone decides which rows a step sees, and reports how many steps were executed,
-which is what the certificate is computed from.
+alone decides which rows a step sees. It pays for every step in the ledger before
+taking it, and reports how many steps were executed, which is what the certificate
+is computed from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdpsq import validation
+from tfdpsq.privacy import checkpoint, fast
+from tfdpsq.privacy.batches import batch_of, padded_rows, split_over_replicas
+from tfdpsq.privacy.independence import check_independence, computes_in_16_bits
+from tfdpsq.privacy.ledger import FILE_NAME as LEDGER
+from tfdpsq.privacy.ledger import Ledger
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.sampling import fresh_seed
+from tfdpsq.privacy.sampling import Groups, fresh_seed
 from tfdpsq.privacy.step import Batch, make_logical_step
 
-# Batches whose rows depend on each other are padded to a multiple of this, which
-# keeps the number of compiled shapes small.
-_COUPLED_MULTIPLE = 8
+
+class _Kept(NamedTuple):
+    directory: str | os.PathLike
+    ledger: Ledger
+
+
+Take = Callable[[np.ndarray], Mapping[str, np.ndarray]]
+# Rows on which rules and independence are tried before anything is spent.
+_TRIED = 4
 
 
 def train(
@@ -28,13 +44,26 @@ def train(
     row_losses: Callable[[Batch], tf.Tensor],
     variables: Sequence[tf.Variable],
     optimizer: LogicalStep,
-    take: Callable[[np.ndarray], Mapping[str, np.ndarray]],
+    take: Take,
     microbatch_size: int | None,
+    layers: Iterable[tf.Module] = (),
+    units: int | None = None,
+    groups: Groups | None = None,
+    directory: str | os.PathLike | None = None,
+    data_fingerprint: str = "",
+    save_every: int = 50,
     sampler_seed: int | None = None,
-    on_step: Callable[[int, float], None] | None = None,
+    on_step: Callable[[int, float], bool | None] | None = None,
     jit_compile: bool = False,
 ) -> int:
     """Runs every step of `plan`.
+
+    With a `directory` the run survives being killed at any point: started again
+    with the same arguments it goes on to the same bytes as if it had not been, and
+    pays for no step twice. Without one it lives in memory alone.
+
+    Runs under the distribution strategy in whose scope it is called: each replica
+    takes its share of a logical batch, and noise is added once.
 
     Args:
       plan: sampler, noise scale, number of steps.
@@ -43,25 +72,39 @@ def train(
       optimizer: made by `make_optimizer` from the same plan.
       take: maps row numbers [rows] int64 to a dict of arrays with `rows` leading
         rows, in that order.
-      microbatch_size: rows differentiated at a time; `None` when rows depend on
-        each other (an in-batch softmax) and must stay together. The plan's
-        sensitivity must then say so.
+      microbatch_size: rows differentiated at a time on one replica; `None` when
+        rows depend on each other (an in-batch softmax) and must stay together. The
+        plan's sensitivity must then say so.
+      layers: the model, or the layers that hold `variables`; engine "fast" needs
+        them, and so does dropout that a resumed run repeats.
+      units: how many units the data have; `None` takes the spec's n.
+      groups: for unit "user", which rows are whose.
+      directory: where secrets, states and ledger are kept (see `checkpoint`); never
+        one that is meant for release.
+      data_fingerprint: identifies the data; a run refuses to go on with other data.
+      save_every: steps between two saved states; what is lost by a kill is redone.
       sampler_seed: secret; `None` takes fresh entropy. Only tests fix it.
       on_step: called after each step with the number of steps executed and the
-        mean loss, a private measurement wherever the data are private.
+        mean loss, a private measurement wherever the data are private. Training
+        stops early if it returns `True`.
       jit_compile: compile the step with XLA.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient
     would depend on its place in the batch, and so on who else was drawn. Where ε is
-    finite the global TensorFlow seed is therefore set to fresh secret entropy.
+    finite the global TensorFlow seed is therefore set to fresh secret entropy, for
+    models that draw random numbers outside their layers.
 
     Returns:
-      The number of logical steps executed.
+      The number of logical steps executed, those before an interruption included.
 
     Raises:
       InputError: the optimizer was made for another plan, or has run before (its
-        steps would be paid for once and taken twice); `take` returns too few rows.
+        steps would be paid for once and taken twice); `take` returns too few rows;
+        a loss that depends on other rows; a weight that no rule covers; other data
+        or another plan than the directory's; a damaged ledger or state. All before
+        a step is paid for.
     """
+    layers, variables = list(layers), list(variables)
     if optimizer.plan != plan:
         raise validation.InputError(
             "the optimizer was made for another plan, so its noise is not what "
@@ -72,69 +115,139 @@ def train(
             "the optimizer has taken steps before, which this plan does not account "
             "for. Make a new one with make_optimizer(plan, ...)."
         )
-    sampler = plan.sampler(sampler_seed)
-    if plan.spec.private:
-        secret = fresh_seed() if sampler_seed is None else sampler_seed
-        tf.random.set_seed(secret % (1 << 63))
-    steps: dict[int, Callable] = {}
-    for number in range(plan.spec.steps):
-        draw = sampler.draw(number)
-        rows = padded_rows(draw.count, plan.max_batch_size, microbatch_size)
-        indices = np.zeros(rows, np.int64)
-        weights = np.zeros(rows, np.float32)
-        indices[: draw.count] = draw.indices[: draw.count]
-        weights[: draw.count] = 1
-        batch = _padded(take(indices), draw.count, rows)
-        batch["weights"] = weights
-        if rows not in steps:
-            steps[rows] = tf.function(
-                make_logical_step(
-                    row_losses,
-                    variables,
-                    optimizer,
-                    microbatch_size or rows,
-                    rows_are_independent=microbatch_size is not None,
-                ),
-                jit_compile=jit_compile,
-            )
-        loss = steps[rows](
-            {name: tf.convert_to_tensor(value) for name, value in batch.items()},
-            tf.constant(draw.count, tf.int32),
+    rows = len(groups.rows) if groups is not None else units or plan.spec.n
+    declared = microbatch_size is None and plan.spec.sensitivity_multiplier != 1
+    batch = _first_rows(take, min(_TRIED, rows))
+    if plan.spec.private and rows > 1 and not declared:
+        _try_out(row_losses, batch, variables, layers, optimizer.engine)
+    with _opened(plan, directory, data_fingerprint) as kept:
+        seed = sampler_seed
+        if kept is not None:
+            secrets = checkpoint.open_secrets(kept.directory, kept.ledger.steps_paid)
+            optimizer.reseed(secrets.noise_seed)
+            seed = secrets.sampler_seed if seed is None else seed
+        sampler = plan.sampler(units, seed, groups)
+        if plan.spec.private:
+            tf.random.set_seed((fresh_seed() if seed is None else seed) % (1 << 63))
+        take_step = _compiled(
+            plan, row_losses, variables, optimizer, microbatch_size, layers, jit_compile
         )
-        if on_step is not None:
-            on_step(number + 1, float(loss))
+        optimizer.prepare(variables)  # or its slots would be missing from the state
+        state = [*variables, *optimizer.state()]
+        start = 0 if kept is None else _resumed(kept, state)
+        for number in range(start, plan.spec.steps):
+            if kept is not None:
+                kept.ledger.pay(number)
+            draw = sampler.draw(number)
+            size = padded_rows(plan, draw.count, microbatch_size)
+            loss = take_step(batch_of(take, draw, size), draw.count)
+            executed = number + 1
+            last = executed == plan.spec.steps
+            stop = on_step is not None and on_step(executed, loss) is True
+            if kept is not None and (last or stop or executed % save_every == 0):
+                checkpoint.save(kept.directory, executed, state)
+            if stop:
+                return executed
     return plan.spec.steps
 
 
-def _padded(
-    taken: Mapping[str, np.ndarray], count: int, rows: int
-) -> dict[str, np.ndarray]:
-    """The arrays with zeros in every padding row, where row 0 of the data stood."""
-    padded = {}
-    for name, values in taken.items():
-        if len(values) != rows:
+def _first_rows(take: Take, tried: int) -> dict[str, np.ndarray]:
+    """A few rows, whoever is drawn, for trying things before anything is spent."""
+    batch = dict(take(np.arange(tried)))
+    for name, values in batch.items():
+        if len(values) != tried:
             raise validation.InputError(
-                f"take returned {len(values)} rows of {name!r} for {rows} row "
+                f"take returned {len(values)} rows of {name!r} for {tried} row "
                 "numbers; it must return one row for each."
             )
-        padded[name] = np.array(values)
-        padded[name][count:] = 0
-    return padded
+    batch["weights"] = np.ones(tried, np.float32)
+    return batch
 
 
-def padded_rows(count: int, max_batch_size: int, microbatch_size: int | None) -> int:
-    """The static number of rows a batch of `count` is padded to.
+def _try_out(row_losses, batch, variables, layers, engine) -> None:
+    """Tries model and loss; nothing of it leaves but an error."""
+    check_independence(row_losses, batch, layers)
+    if engine == "fast" and layers:
+        tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
+        fast.check(
+            lambda: row_losses(tensors),
+            layers,
+            variables,
+            tolerance=0.05 if computes_in_16_bits(layers) else 1e-4,
+        )
 
-    Args:
-      count: rows drawn.
-      max_batch_size: the most rows a draw can have.
-      microbatch_size: rows differentiated at a time, or `None` for coupled rows.
 
-    Returns:
-      For independent rows always the same: the maximum, rounded up to a multiple
-      of `microbatch_size`. For coupled rows, whose cost grows with the square of
-      the batch, the count rounded up to a multiple of 8.
-    """
-    if microbatch_size is not None:
-        return -(-max_batch_size // microbatch_size) * microbatch_size
-    return max(1, -(-count // _COUPLED_MULTIPLE)) * _COUPLED_MULTIPLE
+@contextlib.contextmanager
+def _opened(plan, directory, data_fingerprint) -> Iterator[_Kept | None]:
+    if directory is None:
+        yield None
+        return
+    os.makedirs(directory, exist_ok=True)
+    path = os.path.join(directory, LEDGER)
+    if not plan.spec.private and not checkpoint.is_open(directory):
+        # Without a guarantee nothing is spent: a run may simply be done again.
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+    ledger = Ledger.open(path, plan.fingerprint, data_fingerprint, plan.spec.steps)
+    try:
+        yield _Kept(directory, ledger)
+    finally:
+        ledger.close()
+
+
+def _resumed(kept: _Kept, state: Sequence[tf.Variable]) -> int:
+    """The step to go on from, with all variables set to what they were before it."""
+    ledger = kept.ledger
+    start = checkpoint.restore(kept.directory, state, ledger.steps_paid)
+    if start is None:
+        # Also the beginning must be repeated exactly: initial weights are random.
+        checkpoint.save(kept.directory, 0, state)
+        return 0
+    logging.info(
+        "going on after step %d of %d (%d paid for)",
+        start,
+        ledger.steps_allowed,
+        ledger.steps_paid,
+    )
+    return start
+
+
+def _compiled(
+    plan, row_losses, variables, optimizer, microbatch_size, layers, jit_compile
+) -> Callable[[Mapping[str, np.ndarray], int], float]:
+    """The step as a function of arrays, compiled once for each number of rows."""
+    strategy = tf.distribute.get_strategy()
+    replicas = strategy.num_replicas_in_sync
+    compiled: dict[int, Callable] = {}
+
+    def take_step(batch: Mapping[str, np.ndarray], count: int) -> float:
+        rows = len(batch["weights"])
+        if rows not in compiled:
+            step = make_logical_step(
+                row_losses,
+                variables,
+                optimizer,
+                microbatch_size or rows,
+                layers=layers,
+                rows_are_independent=microbatch_size is not None,
+            )
+            if replicas == 1:
+                compiled[rows] = tf.function(step, jit_compile=jit_compile)
+            else:  # a TPU compiles by itself
+                compiled[rows] = tf.function(
+                    lambda batch, count: strategy.run(step, args=(batch, count))
+                )
+        if replicas == 1:
+            tensors = {name: tf.convert_to_tensor(v) for name, v in batch.items()}
+            return float(compiled[rows](tensors, tf.constant(count, tf.int32)))
+        shares = split_over_replicas(batch, count, replicas, plan.spec.rows_per_unit)
+        values = [
+            strategy.experimental_distribute_values_from_function(
+                lambda context, part=part: part(context.replica_id_in_sync_group)
+            )
+            for part in shares
+        ]
+        losses = compiled[rows](*values)
+        return float(strategy.experimental_local_results(losses)[0])
+
+    return take_step

@@ -19,8 +19,7 @@ import ml_collections
 
 from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data import BeirDirectory, Tokenizer, atomic_write, read_synthetic
-from tfdpsq.run import command, sources, workdir
-from tfdpsq.run.finetune import private_directory
+from tfdpsq.run import command, private_training, sources, workdir
 
 BM25 = "bm25"
 METRICS = ("ndcg@10", "recall@10")
@@ -48,6 +47,7 @@ def default_config() -> ml_collections.ConfigDict:
             "ignore_identical_ids": False,
             "resamples": 10_000,
             "seed": 0,
+            "strict": False,
             "private_directory": "",
         }
     )
@@ -60,7 +60,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       InputError: bad settings, or a system that is not there.
       DataError: malformed data.
     """
-    private = private_directory(config, directory)
+    private = private_training.private_directory(config, directory)
     inputs = {"data": sources.source_fingerprint(config.data, private)}
     for name, path in sorted(config.systems.items()):
         if path != BM25:
@@ -70,6 +70,11 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             f"baseline is {config.baseline!r}, which is none of the systems "
             f"{', '.join(sorted(config.systems))}."
         )
+    reads = private_training.reads_of(config, private)
+    where = f"{METRICS_FILE}, TREC files and whatever is made from them"
+    reads.record(f"the queries and judgements of split {config.split!r}", where)
+    if config.synthetic:
+        reads.record(f"the queries of split {config.similarity_split!r}", where)
     return workdir.run_stage(directory, config, inputs, lambda out: _make(config, out))
 
 

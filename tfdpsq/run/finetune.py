@@ -10,39 +10,46 @@ fingerprint) goes to `private_directory`, by default `private` beside the output
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
-from typing import Any
 
 import ml_collections
 import numpy as np
 import tensorflow as tf
 
 from tfdpsq import privacy, validation
-from tfdpsq.data import Tokenizer, atomic_write
+from tfdpsq.data import RowStore, Tokenizer, write_rows
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import certificate as certificates
-from tfdpsq.run import command, sources, workdir
+from tfdpsq.privacy import checkpoint
+from tfdpsq.run import command, private_training, sources, workdir
 from tfdpsq.run.progress import Progress
 
-SENSITIVITY_ARGUMENT = (
-    "Each example is one query with its document, each query owns exactly one "
-    "example, and an example's loss depends on that example alone. Its gradient is "
-    "clipped to the clip norm, so adding or removing one query moves the sum by at "
-    "most the clip norm."
-)
+# Pairs tokenised at a time.
+_CHUNK = 1024
 
-
-LOSS_READ = {
-    "what": "the training loss of every step, averaged over its batch",
-    "where": "the terminal, and logs/ under private/",
+SENSITIVITY_ARGUMENTS = {
+    "query": (
+        "Each example is one query with its document, each query owns exactly one "
+        "example, and an example's loss depends on that example alone. Its gradient "
+        "is clipped to the clip norm, so adding or removing one query moves the sum "
+        "by at most the clip norm."
+    ),
+    "user": (
+        "Each query belongs to one user, and an example's loss depends on that "
+        "example alone. The gradients of all examples that a step draws of one user "
+        "are added up and clipped to the clip norm together, so adding or removing "
+        "one user moves the sum by at most the clip norm."
+    ),
 }
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings; the paper's values where a full-size T5 is meant."""
+    """The stage's settings; the paper's values where a full-size T5 is meant.
+
+    See `private_training.privacy_settings` for those that concern privacy.
+    """
     return ml_collections.ConfigDict(
         {
             "pairs": sources.PYDOCS,
@@ -61,18 +68,13 @@ def default_config() -> ml_collections.ConfigDict:
             },
             "document_length": 384,
             "query_length": 128,
-            "epsilon": 8.0,
-            "delta": 0.0,
-            "clip_norm": 0.1,
+            **private_training.privacy_settings(),
             "batch_size": 1024,
             "microbatch_size": 16,
             "steps": 1000,
             "optimizer": "adam",
             "learning_rate": 1e-3,
-            "engine": "vectorized",
-            "accountant": "pld",
             "jit_compile": False,
-            "private_directory": "",
             "seed": 0,
         }
     )
@@ -107,52 +109,61 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       InputError: bad settings or data, before any budget is spent.
     """
     tokenizer = Tokenizer(config.vocabulary)
-    private = private_directory(config, directory)
+    private = private_training.private_directory(config, directory)
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
     }
     if config.init:
         inputs["init"] = workdir.stage_fingerprint(config.init)
-    return workdir.run_stage(
-        directory, config, inputs, lambda out: _make(config, out, tokenizer, directory)
+    own = private_training.run_directory(config, directory)
+    stage = workdir.run_stage(
+        directory,
+        config,
+        inputs,
+        lambda out: _make(config, out, tokenizer, private, own, inputs),
     )
+    # Only now is the result safe, and the seeds of its noise are of no more use.
+    private_training.close_run(own)
+    return stage
 
 
 def _make(
-    config, out: pathlib.Path, tokenizer: Tokenizer, directory: pathlib.Path
+    config,
+    out: pathlib.Path,
+    tokenizer: Tokenizer,
+    private: pathlib.Path,
+    own: pathlib.Path,
+    inputs: dict[str, str],
 ) -> dict:
     source = sources.load_source(config.pairs, config.split)
     parent = certificates.read_certificate(config.init) if config.init else None
-    epsilon = float(config.epsilon)
     _check_lineage(config, source, parent)
-    plan = privacy.make_plan(
-        privacy.PrivacySpec(
-            epsilon=epsilon,
-            delta=config.delta or None,
-            clip_norm=config.clip_norm,
-            n=len(source.pairs),
-            batch_size=config.batch_size,
-            steps=config.steps,
-            accountant=config.accountant,
-        )
-    )
+    units = private_training.units_of(config, source)
+    plan = privacy.make_plan(private_training.spec_of(config, units))
     model = load_generator(config, tokenizer)
-    data = encode_pairs(
-        source.pairs, tokenizer, config.document_length, config.query_length
-    )
     optimizer = privacy.make_optimizer(
         plan, config.learning_rate, config.optimizer, config.engine
     )
-    private = private_directory(config, directory)
-    progress = Progress(private / "logs", directory.name, config.steps)
+    private_training.open_run(own, config, inputs)
+    rows = _tokenised(own, source.pairs, tokenizer, config)
+    reads = private_training.record_losses(config, private) if source.private else []
+    progress = Progress(
+        private / "logs", own.name, config.steps, losses=not config.strict
+    )
     executed = privacy.train(
         plan,
         lambda batch: model.row_losses(batch, training=True),
         model.trainable_variables,
         optimizer,
-        lambda rows: {name: values[rows] for name, values in data.items()},
+        rows.take,
         config.microbatch_size,
+        layers=[model],
+        units=units.count,
+        groups=units.groups,
+        directory=own,
+        data_fingerprint=inputs["pairs"],
+        save_every=config.save_every,
         on_step=progress,
         jit_compile=config.jit_compile,
     )
@@ -169,17 +180,33 @@ def _make(
             plan,
             executed,
             description="A T5 generator fine-tuned to write queries from documents.",
-            sensitivity_argument=SENSITIVITY_ARGUMENT,
-            training=training_facts(config, model),
-            fingerprints={
-                "pairs": sources.source_fingerprint(config.pairs, private),
-                "vocabulary": tokenizer.fingerprint,
-                "code": workdir.code_fingerprint(),
-            },
-            private_reads=[LOSS_READ],
+            sensitivity_argument=SENSITIVITY_ARGUMENTS[plan.spec.unit],
+            training=private_training.training_facts(config, model),
+            fingerprints={**inputs, "code": workdir.code_fingerprint()},
+            private_reads=reads,
+            ledger_head=private_training.ledger_head(own),
         )
-    write_certificate(out, certificate)
-    return {"pairs": len(source.pairs), "steps_executed": executed}
+    private_training.write_certificate(out, certificate)
+    return {"steps_executed": executed}
+
+
+def _tokenised(own: pathlib.Path, pairs, tokenizer: Tokenizer, config) -> RowStore:
+    """The pairs as rows on disk, of which training holds one batch at a time."""
+    path = own / checkpoint.STATE / "rows"
+    if not path.is_dir():
+        write_rows(
+            path,
+            (
+                encode_pairs(
+                    pairs[start : start + _CHUNK],
+                    tokenizer,
+                    config.document_length,
+                    config.query_length,
+                )
+                for start in range(0, len(pairs), _CHUNK)
+            ),
+        )
+    return RowStore(path)
 
 
 def _check_lineage(config, source: sources.Source, parent: dict | None) -> None:
@@ -205,40 +232,6 @@ def _check_lineage(config, source: sources.Source, parent: dict | None) -> None:
             f"{parent['guarantee']['epsilon']}), so epsilon {config.epsilon} would "
             "not be all that was spent. Start from public weights."
         )
-
-
-def write_certificate(
-    directory: pathlib.Path, certificate: dict[str, Any] | None
-) -> None:
-    """Writes `certificate.json`, or nothing where no private query had a part."""
-    if certificate is not None:
-        atomic_write(
-            directory / certificates.FILE_NAME,
-            json.dumps(certificate, indent=2, sort_keys=True, allow_nan=False) + "\n",
-        )
-
-
-def private_directory(
-    config: ml_collections.ConfigDict, directory: pathlib.Path
-) -> pathlib.Path:
-    """Where a stage keeps what must not be released with its output."""
-    return pathlib.Path(config.private_directory or directory.parent / "private")
-
-
-def training_facts(
-    config: ml_collections.ConfigDict, model: tf.keras.Model
-) -> dict[str, Any]:
-    """What the certificate records of the training, apart from privacy."""
-    return {
-        "optimizer": config.optimizer,
-        "learning_rate": config.learning_rate,
-        "engine": config.engine,
-        "microbatch_size": config.get("microbatch_size", "the whole batch"),
-        "trained_parameters": int(
-            sum(np.prod(v.shape) for v in model.trainable_variables)
-        ),
-        "starting_weights": config.get("init") or "random",
-    }
 
 
 if __name__ == "__main__":

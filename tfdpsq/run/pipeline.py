@@ -26,8 +26,9 @@ from typing import Any
 import ml_collections
 import tensorflow as tf
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
 from tfdpsq.data import atomic_write
+from tfdpsq.privacy import reads as privacy_reads
 from tfdpsq.run import (
     command,
     evaluate,
@@ -49,7 +50,8 @@ def default_config() -> ml_collections.ConfigDict:
     """Every stage's settings, and which rows the table has.
 
     `epsilons` are those of the generator (a row of the table each), and
-    `direct_epsilons` those of the retriever trained on private pairs directly.
+    `direct_epsilons` those of the retriever trained on private pairs directly. With
+    `strict` the job refuses: measuring what was kept reads private queries.
     Paths and ε inside the stages' own settings are filled in by the pipeline.
     """
     return ml_collections.ConfigDict(
@@ -58,6 +60,7 @@ def default_config() -> ml_collections.ConfigDict:
             "epsilons": (math.inf, 8.0),
             "direct_epsilons": (8.0,),
             "examples": 8,
+            "strict": False,
             "prepare": prepare.default_config(),
             "pretrain": finetune.default_config(),
             "finetune": finetune.default_config(),
@@ -85,6 +88,9 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
     beir.validate(SPLITS)
     _check_sizes(config, len(beir.pairs("train")))
     job = _Job(config, directory)
+    reads = privacy.PrivateReads(job.private / privacy_reads.FILE_NAME)
+    if config.examples:
+        reads.record("some private queries as they are", "report.html, results.json")
     job.prepare()
     generators = job.generators()
     sets = job.synthetic_sets(generators)
@@ -276,6 +282,12 @@ class _Job:
 
 def _check(config: ml_collections.ConfigDict) -> None:
     """What can be known to be wrong before the first stage."""
+    if config.strict:
+        raise validation.InputError(
+            "strict is True, but this job measures every row of its table on private "
+            "queries, which no epsilon covers. Run the stages finetune and synthesize "
+            "by themselves with --config.strict=True, or leave strict False."
+        )
     for field in ("epsilons", "direct_epsilons"):
         for epsilon in config[field]:
             if not (isinstance(epsilon, (int, float)) and epsilon > 0):

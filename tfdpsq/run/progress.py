@@ -17,14 +17,18 @@ class Progress:
     directory belongs under `private/`.
     """
 
-    def __init__(self, directory: pathlib.Path, name: str, steps: int):
+    def __init__(
+        self, directory: pathlib.Path, name: str, steps: int, losses: bool = True
+    ):
         """Starts the bar.
 
         Args:
           directory: where curves go; TensorBoard reads it.
           name: what the run is called.
           steps: how many steps there will be.
+          losses: whether to show and keep losses; else only how far it is.
         """
+        self._losses = losses
         self._directory = directory / name
         self._directory.mkdir(parents=True, exist_ok=True)
         self._writer = tf.summary.create_file_writer(str(self._directory))
@@ -38,6 +42,8 @@ class Progress:
     def __call__(self, step: int, loss: float) -> None:
         """Records that `step` steps have been executed, the last with `loss`."""
         self._bar.update(step - self._bar.n)
+        if not self._losses:
+            return
         self._sum += loss
         self._count += 1
         if step % self._every and step != self._bar.total:

@@ -94,9 +94,15 @@ def _promise(certificate: Mapping[str, Any]) -> str:
         )
     epsilon, delta = _epsilon(certificate), _at(certificate, "guarantee.delta")
     factor = math.exp(min(epsilon, 700.0))
+    unit = _at(certificate, "guarantee.unit")
+    # Batches of a fixed size protect what a unit holds, among a fixed number of them.
+    change = (
+        f"Had any {unit} been replaced by nothing"
+        if _at(certificate, "spec.sampler") == "shuffled"
+        else f"Had any {unit} been left out of the private data, or one been added"
+    )
     return (
-        f"Had any {_at(certificate, 'guarantee.unit')} been left out of the private "
-        "data, or one been added, nobody could tell from the result but within "
+        f"{change}, nobody could tell from the result but within "
         f"these limits: no outcome is more than e^ε = {factor:,.4g} times as likely "
         f"with it as without it, or the reverse (ε = {epsilon_text(epsilon)}), except "
         f"for a probability of δ = {number_text(delta)}. Smaller is safer."
@@ -121,10 +127,10 @@ def _particulars(certificate: Mapping[str, Any]) -> dict[str, Any]:
         "Noise": f"noise multiplier {at('mechanism.noise_multiplier')}, clip norm "
         f"{at('mechanism.clip_norm')}, sensitivity {at('mechanism.sensitivity')}",
         "Why this sensitivity": at("mechanism.sensitivity_argument"),
-        "Sampler": f"{at('sampler.name')}: each of {at('sampler.n')} units with "
-        f"probability {at('sampler.sampling_probability')}, "
+        "Units": f"n = {at('sampler.n')}, {at('sampler.n_in_words')}; "
         f"{at('sampler.expected_batch_size')} expected and at most "
         f"{at('sampler.max_batch_size')} a step",
+        "Sampler": f"{at('sampler.name')}. {at('sampler.in_words')}",
         "Steps executed": f"{at('accounting.steps_executed')} of "
         f"{at('accounting.steps_planned')} planned",
     }

@@ -13,7 +13,7 @@ from typing import Any
 import ml_collections
 
 from tfdpsq.data import read_synthetic
-from tfdpsq.privacy import accounting, read_certificate
+from tfdpsq.privacy import read_certificate, verification
 from tfdpsq.run import evaluate, sources, workdir
 
 _DESCRIPTIONS = {
@@ -170,18 +170,8 @@ def _epsilon_curve(certificate: Mapping[str, Any]) -> dict[str, Any]:
     steps = sorted(
         {round(executed * i / _EPSILON_POINTS) for i in range(_EPSILON_POINTS)}
     )
-    delta = certificate["guarantee"]["delta"]
-    delta -= certificate["accounting"]["delta_for_truncation"]
-    spent = [
-        accounting.epsilon_of(
-            certificate["mechanism"]["noise_multiplier"],
-            certificate["sampler"]["sampling_probability"],
-            step,
-            delta,
-            certificate["accounting"]["accountant"],
-        )
-        for step in steps
-    ]
+    plan, _ = verification.plan_of(certificate)
+    spent = [plan.epsilon(step) for step in steps]
     return {
         "step": [*steps, executed],
         "epsilon": [*spent, certificate["guarantee"]["epsilon"]],

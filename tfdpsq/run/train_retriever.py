@@ -11,6 +11,7 @@ directly on private pairs by DP-SGD at the sensitivity of the in-batch softmax.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import pathlib
@@ -24,13 +25,7 @@ from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import accounting
-from tfdpsq.run import command, sources, workdir
-from tfdpsq.run.finetune import (
-    LOSS_READ,
-    private_directory,
-    training_facts,
-    write_certificate,
-)
+from tfdpsq.run import command, private_training, sources, workdir
 from tfdpsq.run.progress import Progress
 
 METHODS = ("plain", "naive")
@@ -73,12 +68,10 @@ def default_config() -> ml_collections.ConfigDict:
             "learning_rate": 1e-3,
             "seed": 0,
             "jit_compile": False,
+            **private_training.privacy_settings(),
             "epsilon": math.inf,
-            "delta": 0.0,
-            "clip_norm": 0.1,
+            # Rows of an in-batch softmax depend on each other: no other engine.
             "engine": "vectorized",
-            "accountant": "pld",
-            "private_directory": "",
         }
     )
 
@@ -96,18 +89,29 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             'epsilon to "inf", or method to "naive".'
         )
     tokenizer = Tokenizer(config.vocabulary)
-    private = private_directory(config, directory)
+    private = private_training.private_directory(config, directory)
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
     }
-    return workdir.run_stage(
-        directory, config, inputs, lambda out: _make(config, out, tokenizer, directory)
+    own = private_training.run_directory(config, directory)
+    stage = workdir.run_stage(
+        directory,
+        config,
+        inputs,
+        lambda out: _make(config, out, tokenizer, private, own, inputs),
     )
+    private_training.close_run(own)
+    return stage
 
 
 def _make(
-    config, out: pathlib.Path, tokenizer: Tokenizer, directory: pathlib.Path
+    config,
+    out: pathlib.Path,
+    tokenizer: Tokenizer,
+    private: pathlib.Path,
+    own: pathlib.Path,
+    inputs: dict[str, str],
 ) -> dict:
     tf.keras.utils.set_random_seed(config.seed)
     model = retriever.TwoTower(
@@ -120,32 +124,46 @@ def _make(
             shared=config.shared,
         )
     )
-    result: dict = {"pairs": 0, "steps_executed": 0}
+    executed = 0
     certificate = None
     if config.steps:
         source = sources.load_source(config.pairs, config.split)
-        private = private_directory(config, directory)
-        progress = Progress(private / "logs", directory.name, config.steps)
+        reads = (
+            private_training.record_losses(config, private) if source.private else []
+        )
+        progress = Progress(
+            private / "logs", own.name, config.steps, losses=not config.strict
+        )
         if config.method == "plain":
             _train_plainly(config, model, tokenizer, source, progress)
+            executed = config.steps
             # What it is trained on decides its guarantee, by post-processing.
             certificate = source.certificate
             if source.private:
-                certificate = _unprotected(config, model, tokenizer, source, private)
+                facts = _facts(config, model, inputs, reads)
+                certificate = _unprotected(config, len(source.pairs), facts)
         else:
-            certificate = _train_naively(
-                config, model, tokenizer, source, progress, private
+            private_training.open_run(own, config, inputs)
+            plan, executed = _train_naively(
+                config, model, tokenizer, source, progress, own, inputs
+            )
+            certificate = privacy.make_certificate(
+                plan,
+                executed,
+                description="A two-tower retriever trained directly on private pairs.",
+                sensitivity_argument=NAIVE_SENSITIVITY_ARGUMENT,
+                ledger_head=private_training.ledger_head(own),
+                **_facts(config, model, inputs, reads),
             )
         progress.close()
-        result = {"pairs": len(source.pairs), "steps_executed": config.steps}
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
             f"learning_rate (now {config.learning_rate})."
         )
     retriever.save(model, out / MODEL)
-    write_certificate(out, certificate)
-    return result
+    private_training.write_certificate(out, certificate)
+    return {"steps_executed": executed}
 
 
 def _train_plainly(config, model, tokenizer, source, progress) -> None:
@@ -173,26 +191,29 @@ def _train_plainly(config, model, tokenizer, source, progress) -> None:
         progress(number + 1, float(loss))
 
 
-def _train_naively(config, model, tokenizer, source, progress, private) -> dict:
+def _train_naively(
+    config, model, tokenizer, source, progress, own, inputs
+) -> tuple[privacy.PrivacyPlan, int]:
     if not source.private:
         raise validation.InputError(
             f"{config.pairs} holds no private queries: use method 'plain'."
         )
-    n = len(source.pairs)
-    delta = config.delta or 0.5 / n
+    for field, value in (("unit", "query"), ("sampler", "poisson")):
+        if config[field] != value:
+            raise validation.InputError(
+                f"method is 'naive' and {field} is {config[field]!r}, for which its "
+                f"sensitivity is not derived. Set {field} to {value!r}."
+            )
+    units = private_training.units_of(config, source)
     validation.positive_integer("batch_size", config.batch_size)
+    # The spec checks its values; the sensitivity needs the largest batch first.
+    spec = private_training.spec_of(config, units)
     maximum = accounting.choose_max_batch_size(
-        n, min(config.batch_size, n), config.steps, config.epsilon, delta
+        spec.n, spec.batch_size, spec.steps, spec.epsilon, spec.target_delta
     )
     plan = privacy.make_plan(
-        privacy.PrivacySpec(
-            epsilon=float(config.epsilon),
-            delta=delta,
-            clip_norm=config.clip_norm,
-            n=n,
-            batch_size=config.batch_size,
-            steps=config.steps,
-            accountant=config.accountant,
+        dataclasses.replace(
+            spec,
             max_batch_size=maximum,
             sensitivity_multiplier=retriever.naive_sensitivity_multiplier(maximum),
         )
@@ -210,49 +231,47 @@ def _train_naively(config, model, tokenizer, source, progress, private) -> dict:
         optimizer,
         lambda rows: {name: values[rows] for name, values in arrays.items()},
         microbatch_size=None,
+        layers=[model],
+        units=units.count,
+        directory=own,
+        data_fingerprint=inputs["pairs"],
+        save_every=config.save_every,
         on_step=progress,
         jit_compile=config.jit_compile,
     )
-    return privacy.make_certificate(
-        plan,
-        executed,
-        description="A two-tower retriever trained directly on private pairs.",
-        sensitivity_argument=NAIVE_SENSITIVITY_ARGUMENT,
-        **_facts(config, model, tokenizer, private),
-    )
+    return plan, executed
 
 
-def _unprotected(config, model, tokenizer, source, private) -> dict:
+def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
     """The certificate of ordinary training on private pairs: that there is none."""
     plan = privacy.make_plan(
         privacy.PrivacySpec(
             epsilon=math.inf,
             clip_norm=config.clip_norm,
-            n=len(source.pairs),
+            n=n,
+            n_is_public=True,
             batch_size=config.batch_size,
             steps=config.steps,
+            sampler="shuffled",
         )
     )
-    certificate = privacy.make_certificate(
+    return privacy.make_certificate(
         plan,
         config.steps,
         description="A two-tower retriever trained on private pairs, unprotected.",
         sensitivity_argument="None: nothing is clipped and no noise is added.",
-        **_facts(config, model, tokenizer, private),
+        **facts,
     )
-    certificate["sampler"]["name"] = "shuffled epochs of fixed-size batches"
-    return certificate
 
 
-def _facts(config, model, tokenizer, private) -> dict[str, Any]:
+def _facts(config, model, inputs: dict[str, str], reads: list) -> dict[str, Any]:
     return {
-        "training": {**training_facts(config, model), "method": config.method},
-        "fingerprints": {
-            "pairs": sources.source_fingerprint(config.pairs, private),
-            "vocabulary": tokenizer.fingerprint,
-            "code": workdir.code_fingerprint(),
+        "training": {
+            **private_training.training_facts(config, model),
+            "method": config.method,
         },
-        "private_reads": [LOSS_READ],
+        "fingerprints": {**inputs, "code": workdir.code_fingerprint()},
+        "private_reads": reads,
     }
 
 

@@ -81,11 +81,11 @@ def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
     path = workdir / CONFIG_FILE
     wanted = plain(config)
     if path.is_file():
-        differences = _differences(_read_json(path), wanted)
-        if differences:
+        changed = differences(read_json(path), wanted)
+        if changed:
             raise validation.InputError(
                 f"{path} was written by a run with another config "
-                f"({'; '.join(differences)}). Use another --workdir, or delete "
+                f"({'; '.join(changed)}). Use another --workdir, or delete "
                 "this one to start again."
             )
     files.check_writable(workdir)
@@ -119,14 +119,14 @@ def run_stage(
         json.dumps(wanted, sort_keys=True).encode()
     ).hexdigest()
     if (directory / STAGE_FILE).is_file():
-        found = _read_json(directory / STAGE_FILE)
+        found = read_json(directory / STAGE_FILE)
         if found["fingerprint"] != fingerprint:
-            differences = _differences(
+            changed = differences(
                 {"config": found["config"], "inputs": found["inputs"]}, wanted
             )
             raise validation.InputError(
                 f"{directory} is finished, but was made with another config or "
-                f"from other inputs ({'; '.join(differences)}). Delete it to make "
+                f"from other inputs ({'; '.join(changed)}). Delete it to make "
                 "it again, or use another directory."
             )
         logging.info("%s: finished before, not redone", directory.name)
@@ -169,7 +169,7 @@ def stage_fingerprint(directory: str | pathlib.Path) -> str:
             f"{directory} is not a finished stage: it has no {STAGE_FILE}. "
             "Run the stage that makes it first."
         )
-    stage = _read_json(path)
+    stage = read_json(path)
     return f"{stage['fingerprint']}/{stage['run']}"
 
 
@@ -201,7 +201,12 @@ def peak_memory_gib() -> float:
     return kib / 2**20
 
 
-def _read_json(path: pathlib.Path) -> Any:
+def read_json(path: pathlib.Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+      DataError: it is damaged.
+    """
     try:
         return json.loads(path.read_text("utf-8"))
     except ValueError as error:
@@ -210,13 +215,13 @@ def _read_json(path: pathlib.Path) -> Any:
         ) from error
 
 
-def _differences(old: Any, new: Any, where: str = "") -> list[str]:
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
     """Up to five paths at which two JSON values differ, each with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         found = []
         for key in sorted(old.keys() | new.keys()):
             path = f"{where}.{key}" if where else key
-            found += _differences(old.get(key), new.get(key), path)
+            found += differences(old.get(key), new.get(key), path)
         return found[:5]
     # Through JSON, so that a tuple equals the list it was written as.
     if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):

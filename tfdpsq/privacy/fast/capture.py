@@ -9,12 +9,16 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy.fast.recorder import Recorder, replaced
-from tfdpsq.privacy.fast.rules import Rule, rule_for
+from tfdpsq.privacy.fast.rules import Rule, couples_examples, rule_for
 
 
 @contextlib.contextmanager
 def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
-    """While inside, every layer that has a rule runs by it.
+    """While inside, every layer that has a rule and a wanted weight runs by it.
+
+    The others run as ever: frozen layers cost nothing and need no rule. A weight
+    that is wanted and escapes all the same, say in a list of weights, is found as
+    a read outside every rule.
 
     Args:
       layers: models and layers; those inside them, however deep, count too.
@@ -27,7 +31,9 @@ def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for layer in flatten(layers):
             rule = rule_for(layer)
-            if rule is None:
+            if rule is None or not (
+                couples_examples(layer) or _has_wanted_weight(layer, recorder)
+            ):
                 continue
             if "call" in vars(layer):
                 raise validation.InputError(
@@ -47,6 +53,17 @@ def flatten(layers: Iterable[tf.Module]) -> list[tf.keras.layers.Layer]:
             if isinstance(module, tf.keras.layers.Layer):
                 found.setdefault(id(module), module)
     return list(found.values())
+
+
+def _has_wanted_weight(layer: tf.keras.layers.Layer, recorder: Recorder) -> bool:
+    for part in flatten([layer]):
+        # Attributes, too: a layer may go by a weight that belongs to another.
+        held = (
+            value for value in vars(part).values() if isinstance(value, tf.Variable)
+        )
+        if any(recorder.wants(weight) for weight in (*part._trainable_weights, *held)):
+            return True
+    return False
 
 
 def _by_rule(

@@ -29,8 +29,9 @@ class ClippedSum(NamedTuple):
     Attributes:
       sums: per variable, Σ_i c_i·g_i, dense and of its shape, float32 (float64
         for float64 models).
-      norms: ‖g_i‖ over all variables together, [B] float32 (float64), before
-        clipping; infinite where it is no finite number. As private as the data.
+      norms: ‖g_i‖ over all variables together, [B / rows_per_unit] float32
+        (float64), before clipping; infinite where it is no finite number. As
+        private as the data.
       losses: what `row_losses` returned, [B].
     """
 
@@ -45,18 +46,22 @@ def clipped_sum(
     variables: Sequence[tf.Variable],
     clip_norm: float,
     weights: tf.Tensor | None = None,
+    rows_per_unit: int = 1,
 ) -> ClippedSum:
-    """The sum over examples of each example's clipped gradient.
+    """The sum over units of each unit's clipped gradient.
+
+    A unit is one example, or the `rows_per_unit` examples of one user; then its
+    gradient is the sum of theirs, and clipped as such.
 
     Works eagerly, in `tf.function`, inside `tf.while_loop`, and under
     `jit_compile=True`.
 
-    | an example whose | contributes |
+    | a unit whose | contributes |
     |---|---|
     | gradient has norm at most `clip_norm` | its gradient |
     | norm is larger | its gradient, scaled to `clip_norm` |
     | norm is NaN, infinite, or overflows | exactly zero, and costs nobody else |
-    | weight is 0 | exactly zero |
+    | example i has weight 0 | what it would without example i |
 
     The last two presume that the forward pass keeps examples apart, as the bound on
     one example's influence does anyway. `check` tests that, once; call it before
@@ -69,6 +74,7 @@ def clipped_sum(
       variables: the trainable variables.
       clip_norm: C, above 0.
       weights: [B]; examples whose weight is not above 0 are padding.
+      rows_per_unit: k; examples j·k to (j + 1)·k - 1 are unit j. It divides B.
 
     Returns:
       Clipped sums, norms and losses. A variable that no loss depends on has sum 0.
@@ -76,9 +82,11 @@ def clipped_sum(
     Raises:
       InputError: a variable takes part in the losses in a way that no rule covers;
         losses not [B]; a layer run on something else than the examples; batch
-        normalisation; a clip norm that is not above 0.
+        normalisation; a clip norm that is not above 0; rows that make no whole
+        units.
     """
     validation.positive("clip_norm", clip_norm)
+    validation.positive_integer("rows_per_unit", rows_per_unit)
     variables, layers = list(variables), list(layers)
     with tf.GradientTape() as tape:
         recorder = Recorder(tape, variables)
@@ -86,6 +94,11 @@ def clipped_sum(
             losses = row_losses()
         rows = _number_of(losses)
         total = tf.reduce_sum(losses)
+    if rows % rows_per_unit:
+        raise validation.InputError(
+            f"there are {rows} losses, which do not make units of rows_per_unit = "
+            f"{rows_per_unit} rows. Pad them with rows of weight 0."
+        )
     wanted = {variable_key(v) for v in variables}
     # Every read by a rule is off the tape, so these were read by something else.
     strays = [v for v in tape.watched_variables() if variable_key(v) in wanted]
@@ -93,10 +106,18 @@ def clipped_sum(
     for stray, gradient in zip(strays, gradients[len(recorder.outputs) :]):
         if gradient is not None:
             raise validation.InputError(_uncovered(stray, layers))
-    uses = _merged(recorder.uses(gradients[: len(recorder.outputs)], rows), variables)
+    found = recorder.uses(gradients[: len(recorder.outputs)], rows)
+    if rows_per_unit > 1:
+        found = {
+            key: [_of_units(use, rows_per_unit, weights) for use in uses]
+            for key, uses in found.items()
+        }
+        weights = None  # heeded: what is left of a unit without any rows is zero
+    uses = _merged(found, variables)
 
     squared = [factored.squared_norms(uses[key]) for key in uses]
-    norms = tf.sqrt(tf.add_n(_alike(squared))) if squared else tf.zeros([rows])
+    units = rows // rows_per_unit
+    norms = tf.sqrt(tf.add_n(_alike(squared))) if squared else tf.zeros([units])
     finite = tf.math.is_finite(norms)
     scale = tf.minimum(tf.cast(clip_norm, norms.dtype) / norms, 1.0)  # C/0 = ∞
     factors = tf.where(finite, scale, tf.zeros([], norms.dtype))
@@ -167,10 +188,13 @@ def check(
                 f"allowed {tolerance}. Correct the rule."
             )
     _check_rows(tape, recorder, one_row, rows)
+    # Under a strategy's scope, the copies that were read: those of the first replica.
+    strategy = tf.distribute.get_strategy()
+    read = [strategy.experimental_local_results(v)[0] for v in variables]
     expected = [
         tf.convert_to_tensor(gradient)
         for gradient in tape.gradient(
-            total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            total, read, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
     ]
     uses = recorder.uses(tape.gradient(total, recorder.outputs), rows)
@@ -204,14 +228,25 @@ def _check_rows(
             if gradient is None:
                 continue
             values = tf.convert_to_tensor(gradient).numpy().astype(np.float64)
-            others = np.delete(values, row, axis=0)
-            if len(values) != rows or np.any(others):
+            whole = len(values) == rows * entry.folded
+            if not whole or np.any(np.delete(values.reshape([rows, -1]), row, axis=0)):
                 raise validation.InputError(
                     f"the loss of example {row} depends on other rows of what layer "
                     f"{entry.layer!r} returns, so clipping by example bounds "
                     "nothing. Make each loss depend on its own example alone, with "
                     "the examples as the first dimension throughout."
                 )
+
+
+def _of_units(use: factored.Use, size: int, weights: tf.Tensor | None) -> factored.Use:
+    """The rows made units, after those of weight 0 have become exactly zero.
+
+    A row of weight 0 must not enter its unit's norm, not even as a NaN; by itself,
+    the factor 0 that it meets later is enough.
+    """
+    if weights is not None:
+        use = factored.cleaned(use, weights > 0)
+    return factored.grouped(use, size)
 
 
 def _merged(

@@ -99,20 +99,24 @@ def sum_to(gradient: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     return tf.reshape(tf.reduce_sum(gradient, axes), [-1, *shape])
 
 
+def precise(use: Use) -> Use:
+    """The use with its factors in float32, or float64 where they are so already."""
+    return type(use)(
+        *(full_precision(part) if part.dtype.is_floating else part for part in use)
+    )
+
+
 def merge(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
     """All uses of one weight, in the cheapest form that keeps their cross terms.
 
     Args:
-      uses: at least one use of the weight, of the same B examples.
+      uses: at least one use of the weight, of the same B examples, in full
+        precision.
       shape: the weight's shape.
 
     Returns:
       A single `Direct`, or at most one `Outer` and one `Lookup`.
     """
-    uses = [
-        type(use)(*(full_precision(t) if t.dtype.is_floating else t for t in use))
-        for use in uses
-    ]
     outers = [use for use in uses if isinstance(use, Outer)]
     lookups = [use for use in uses if isinstance(use, Lookup)]
     # How each use splits the weight into rows and columns; None: not at all.
@@ -131,6 +135,34 @@ def merge(uses: Sequence[Use], shape: Sequence[int]) -> list[Use]:
     if lookups:
         merged.append(Lookup(*(_concatenated(factors) for factors in zip(*lookups))))
     return merged
+
+
+def grouped(use: Use, size: int) -> Use:
+    """The use with every `size` consecutive rows made one.
+
+    Their gradients add up, which for factors is no arithmetic at all: the positions
+    of all of them become positions of one, and the cross terms between them follow.
+
+    Args:
+      use: a use of B rows.
+      size: how many rows form one; it divides B.
+
+    Returns:
+      The same kind of use, of B / size rows.
+    """
+    if size == 1:
+        return use
+    if isinstance(use, Direct):
+        shape = use.gradients.shape
+        apart = tf.reshape(use.gradients, [shape[0] // size, size, *shape[1:]])
+        return Direct(tf.reduce_sum(apart, axis=1))
+
+    def joined(factor):
+        rows, length, *width = factor.shape
+        length = -1 if length is None else size * length
+        return tf.reshape(factor, [rows // size, length, *width])
+
+    return type(use)(*(joined(factor) for factor in use))
 
 
 def squared_norms(uses: Sequence[Use]) -> tf.Tensor:

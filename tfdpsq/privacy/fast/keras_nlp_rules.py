@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdpsq import validation
 from tfdpsq.privacy.fast.factored import sum_to
+from tfdpsq.privacy.fast.keras_rules import embedding, require_tensor
 from tfdpsq.privacy.fast.recorder import Recorder, replaced
 
 
@@ -35,22 +35,26 @@ def reversible_embedding(
     return output
 
 
-def embedding(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+def position_embedding(
+    record: Recorder,
+    layer: tf.keras.layers.Layer,
+    inputs: tf.Tensor,
+    start_index: tf.Tensor | int = 0,
 ) -> tf.Tensor:
-    """Runs Keras's `Embedding`: ids [B, ...] to vectors [B, ..., n]."""
-    if layer.sparse or not isinstance(inputs, tf.Tensor):
-        raise validation.InputError(
-            f"layer {layer.name!r} works on sparse or ragged ids. Pad them to a "
-            "dense tensor, or choose another engine."
-        )
-    if inputs.dtype not in (tf.int32, tf.int64):
-        inputs = tf.cast(inputs, tf.int32)
-    output = tf.cast(
-        tf.nn.embedding_lookup(record.read(layer.embeddings), inputs),
-        layer.compute_dtype,
-    )
-    record.lookup(layer.embeddings, inputs, output)
+    """Runs keras-nlp's `PositionEmbedding`: one vector per position, for all rows."""
+    require_tensor(layer, inputs)
+    table = layer.position_embeddings
+    length = tf.shape(inputs)[-2]
+    values = tf.slice(record.read(table), [start_index, 0], [length, inputs.shape[-1]])
+    output = tf.broadcast_to(values, tf.shape(inputs))
+    output.set_shape(inputs.shape)
+
+    def per_example(gradient):
+        sums = sum_to(gradient, gradient.shape[-2:])
+        after = table.shape[0] - start_index - length
+        return tf.pad(sums, [[0, 0], [start_index, after], [0, 0]])
+
+    record.direct(table, output, per_example)
     return output
 
 

@@ -21,6 +21,8 @@ from tfdpsq.privacy.fast.factored import (
     Outer,
     Use,
     full_precision,
+    grouped,
+    precise,
 )
 
 
@@ -28,6 +30,7 @@ class _Entry(NamedTuple):
     variable: tf.Variable
     layer: str
     output: int
+    folded: int  # positions of each example that lie in the first dimension
     finish: Callable[[tf.Tensor], Use]
 
 
@@ -68,6 +71,7 @@ class Recorder:
         self.tape = tape
         self._wanted = {variable_key(v) for v in variables}
         self._graph = None if tf.executing_eagerly() else _graph()
+        self._folded = 1
 
     def wants(self, variable: tf.Variable) -> bool:
         """Whether the weight's gradient is wanted."""
@@ -156,6 +160,23 @@ class Recorder:
 
         self._add(variable, output, finish)
 
+    @contextlib.contextmanager
+    def folding(self, positions: int) -> Iterator[None]:
+        """While inside, layers run on [B · positions, ...], example by example.
+
+        For rules of layers that fold a dimension into the first, as Keras's
+        TimeDistributed does: row i · positions + t must be example i's. The
+        gradients of an example's positions then add up, cross terms included.
+
+        Args:
+          positions: how many of them every example has.
+        """
+        outside, self._folded = self._folded, self._folded * positions
+        try:
+            yield
+        finally:
+            self._folded = outside
+
     def uses(
         self, gradients: Sequence[tf.Tensor | None], rows: int
     ) -> dict[int, list[Use]]:
@@ -167,26 +188,30 @@ class Recorder:
           rows: B.
 
         Returns:
-          For each variable's key, its uses; variables without any are left out.
+          For each variable's key, its uses, in full precision; variables without
+          any are left out.
 
         Raises:
           InputError: a layer ran on something else than `rows` examples.
         """
         for entry in self.entries:
             first = self.outputs[entry.output].shape[0]
-            if first != rows:
+            wanted = rows * entry.folded
+            if first != wanted:
                 raise validation.InputError(
                     f"layer {entry.layer!r} ran on a tensor whose first dimension "
-                    f"is {first}, not the {rows} examples of the losses, so its "
-                    "gradient cannot be told apart by example. Give it inputs of "
-                    f"static shape [{rows}, ...]: broadcast what all examples "
-                    "share, and do not fold other dimensions into the first."
+                    f"is {first}, not {wanted} for the {rows} examples of the "
+                    "losses, so its gradient cannot be told apart by example. Give "
+                    f"it inputs of static shape [{wanted}, ...]: broadcast what all "
+                    "examples share, and do not fold other dimensions into the "
+                    "first."
                 )
         found: dict[int, list[Use]] = {}
         for entry in self.entries:
             gradient = gradients[entry.output]
             if gradient is not None:
-                use = entry.finish(tf.convert_to_tensor(gradient))
+                use = precise(entry.finish(tf.convert_to_tensor(gradient)))
+                use = grouped(use, entry.folded)
                 found.setdefault(variable_key(entry.variable), []).append(use)
         return found
 
@@ -234,7 +259,9 @@ class Recorder:
             self.outputs.append(output)
             # The first layer's output depends on nothing that the tape watches.
             self.tape.watch(output)
-        self.entries.append(_Entry(variable, self.layer.name, index, finish))
+        self.entries.append(
+            _Entry(variable, self.layer.name, index, self._folded, finish)
+        )
 
 
 @contextlib.contextmanager

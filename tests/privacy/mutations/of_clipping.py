@@ -1,0 +1,228 @@
+"""Mistakes in clipping: a unit moves the sum by more than it is accounted for."""
+
+_FAST = "tfdpsq/privacy/fast/"
+_TESTS = "tests/privacy/"
+
+MUTATIONS = (
+    {
+        "name": "clip_without_cross_terms",
+        "file": _FAST + "engine.py",
+        "old": """\
+    squared = [factored.squared_norms(uses[key]) for key in uses]
+""",
+        "new": """\
+    squared = [factored.squared_norms([use]) for key in found for use in found[key]]
+""",
+        "tests": (
+            _TESTS + "test_fast_layers.py::"
+            "test_norms_of_each_weight_equal_a_naive_float64_loop[reusing]",
+        ),
+        "why": "a weight used twice has a norm that is off either way, T5's "
+        "embedding above all",
+    },
+    {
+        "name": "cross_terms_of_lookups_and_products_left_out",
+        "file": _FAST + "factored.py",
+        "old": "                2 * tf.reduce_sum(met * _gram(",
+        "new": "                0 * tf.reduce_sum(met * _gram(",
+        "tests": (
+            _TESTS + "test_fast_layers.py::"
+            "test_norms_of_each_weight_equal_a_naive_float64_loop[language]",
+        ),
+        "why": "an embedding that is tied to the logits is one weight",
+    },
+    {
+        "name": "second_forward_for_norms",
+        "file": _FAST + "engine.py",
+        "old": """\
+    finite = tf.math.is_finite(norms)
+""",
+        "new": """\
+    if not getattr(clipped_sum, "again", False):
+        clipped_sum.again = True
+        norms = clipped_sum(row_losses, layers, variables, clip_norm).norms
+        clipped_sum.again = False
+    finite = tf.math.is_finite(norms)
+""",
+        "tests": (
+            _TESTS + "test_fast.py::test_dropout_masks_are_those_of_the_same_forward",
+        ),
+        "why": "with dropout it clips the gradient of one function by the norm of "
+        "another, and nothing is bounded",
+    },
+    {
+        "name": "unregistered_layer_skipped",
+        "file": _FAST + "engine.py",
+        "old": "        if gradient is not None:\n            raise",
+        "new": "        if False:\n            raise",
+        "tests": (
+            _TESTS + "test_fast.py::"
+            "test_a_weight_without_a_rule_is_named_until_a_rule_is_registered",
+        ),
+        "why": "a weight that no rule covers would stay as it is, in silence",
+    },
+    {
+        "name": "norms_in_half_precision",
+        "file": _FAST + "factored.py",
+        "old": "    return values if values.dtype == tf.float64 else "
+        "tf.cast(values, tf.float32)",
+        "new": "    return values",
+        "tests": (
+            _TESTS + "test_fast.py::"
+            "test_mixed_precision_takes_norms_and_sums_in_float32",
+        ),
+        "why": "sums of squares in eight bits are off by per cents",
+    },
+    {
+        "name": "nan_propagates",
+        "file": "tfdpsq/privacy/jacobian.py",
+        "old": "        finite = tf.math.is_finite(squared)",
+        "new": "        finite = tf.fill(tf.shape(squared), True)",
+        "tests": (
+            _TESTS + "test_optimizers.py::"
+            "test_a_row_without_a_finite_gradient_costs_nobody_else[dpkeras-False]",
+        ),
+        "why": "one row's infinity becomes the whole sum's NaN, as in "
+        "tensorflow-privacy, and its presence shows in every weight",
+    },
+    {
+        "name": "nan_propagates_in_the_fast_engine",
+        "file": _FAST + "engine.py",
+        "old": "            tf.reduce_all(finite),\n",
+        "new": "            tf.constant(True),\n",
+        "tests": (
+            _TESTS + "test_optimizers.py::"
+            "test_a_row_without_a_finite_gradient_costs_nobody_else[fast-False]",
+        ),
+        "why": "a factor 0 does not silence a NaN",
+    },
+    {
+        "name": "rows_beside_a_nan_left_out_with_it",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "and clipped.complete is not True:",
+        "new": "and clipped.complete is None:",
+        "tests": (
+            _TESTS + "test_optimizers.py::"
+            "test_a_row_without_a_finite_gradient_costs_nobody_else[dpkeras-False]",
+        ),
+        "why": "one unit then moves the sum by a whole microbatch of clip norms",
+    },
+    {
+        "name": "padding_rows_counted",
+        "file": _FAST + "engine.py",
+        "old": """\
+    if weights is not None:
+        factors = tf.where(""",
+        "new": """\
+    if weights is None:
+        factors = tf.where(""",
+        "tests": (
+            _TESTS + "test_optimizers.py::test_padding_rows_change_nothing[fast]",
+        ),
+        "why": "rows that nobody owns take part in training",
+    },
+    {
+        "name": "padding_rows_counted_by_jacobians",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": """\
+                # `where` rather than a product, as 0 · NaN would not be.
+                losses = tf.where(weights > 0, require_rows(row_losses()), 0.0)
+""",
+        "new": """\
+                losses = require_rows(row_losses())
+""",
+        "tests": (
+            _TESTS + "test_optimizers.py::test_padding_rows_change_nothing[dpkeras]",
+        ),
+        "why": "rows that nobody owns take part in training",
+    },
+    {
+        "name": "padding_rows_filled_with_row_zero",
+        "file": "tfdpsq/privacy/batches.py",
+        "old": "    weights[: draw.count] = draw.weights[: draw.count]",
+        "new": "    weights[:] = 1",
+        "tests": (
+            _TESTS + "test_training.py::"
+            "test_padding_rows_hold_zeros_and_not_row_zero_of_the_data",
+        ),
+        "why": "row 0 is in every batch that is not full, many times over",
+    },
+    {
+        "name": "num_microbatches_below_batch_at_sensitivity_c",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": """\
+            averaged = parent._compute_gradients(
+                self, losses, variables, tape=finite_tape
+            )
+            # The parent divides by the number of rows; undo it exactly once.
+            sums = [gradient * float(losses.shape[0]) for gradient, _ in averaged]
+""",
+        "new": """\
+            self._num_microbatches = losses.shape[0] // 2
+            averaged = parent._compute_gradients(
+                self, losses, variables, tape=finite_tape
+            )
+            sums = [
+                gradient * float(self._num_microbatches) for gradient, _ in averaged
+            ]
+""",
+        "tests": (
+            _TESTS + "test_optimizers.py::"
+            "test_clipped_sums_equal_a_naive_float64_loop[dpkeras]",
+        ),
+        "why": "with means of two rows clipped at C, one row moves the sum by 2·C",
+    },
+    {
+        "name": "rows_clipped_in_pairs_at_sensitivity_c",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "                rows_per_unit=spec.rows_per_unit,\n",
+        "new": "                rows_per_unit=2,\n",
+        "tests": (
+            _TESTS + "test_optimizers.py::"
+            "test_clipped_sums_equal_a_naive_float64_loop[fast]",
+        ),
+        "why": "the same in the fast engine",
+    },
+    {
+        "name": "users_rows_clipped_separately",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "                rows_per_unit=spec.rows_per_unit,\n",
+        "new": "",
+        "tests": (
+            _TESTS + "test_optimizers.py::test_a_users_rows_are_clipped_together",
+        ),
+        "why": "a user of k rows moves the sum by k·C",
+    },
+    {
+        "name": "users_rows_dealt_to_different_replicas",
+        "file": "tfdpsq/privacy/batches.py",
+        "old": "by_unit = values.reshape(-1, rows_per_unit, *",
+        "new": "by_unit = values.reshape(-1, 1, *",
+        "tests": (
+            _TESTS + "test_trajectories.py::test_replicas_leave_a_users_rows_together",
+        ),
+        "why": "each replica clips its share of a user at C",
+    },
+    {
+        "name": "missing_rows_of_a_user_counted",
+        "file": _FAST + "engine.py",
+        "old": "    if weights is not None:\n        use = factored.cleaned",
+        "new": "    if weights is None:\n        use = factored.cleaned",
+        "tests": (
+            _TESTS + "test_fast_units.py::"
+            "test_padding_rows_inside_a_unit_change_nothing",
+        ),
+        "why": "a user of few rows is clipped by those it does not own",
+    },
+    {
+        "name": "dependent_rows_not_looked_for",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "    check_independence(row_losses, batch, layers)\n",
+        "new": "",
+        "tests": (
+            _TESTS + "test_independence.py::"
+            "test_an_undeclared_in_batch_softmax_is_refused_before_a_step",
+        ),
+        "why": "clipping by row bounds nothing where a loss reads other rows",
+    },
+)

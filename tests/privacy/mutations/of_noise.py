@@ -1,0 +1,198 @@
+"""Mistakes in the noise and in what a logical step is."""
+
+_TESTS = "tests/privacy/"
+_STATISTICS = _TESTS + "test_statistics.py::"
+_LAW = _STATISTICS + "test_zero_gradients_leave_the_stated_noise"
+
+MUTATIONS = (
+    {
+        "name": "noise_per_replica",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": """\
+            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+""",
+        "new": """\
+            own = tf.constant(self._noise_words, tf.int64) + tf.cast(
+                replica.replica_id_in_sync_group + 1, tf.int64
+            )
+            sums = self._noise_query.noised(
+                sums, own, tf.convert_to_tensor(self.iterations)
+            )
+            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+            return [value / self.plan.spec.batch_size for value in sums]
+""",
+        "tests": (_LAW + "[1-2]",),
+        "why": "√replicas times the noise, as measured in tensorflow-privacy",
+    },
+    {
+        "name": "replicas_draw_different_noise",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": """\
+            seed = tf.constant(self._noise_words, tf.int64)
+""",
+        "new": """\
+            seed = tf.constant(self._noise_words, tf.int64)
+            if replica is not None:
+                seed += tf.cast(replica.replica_id_in_sync_group, tf.int64)
+""",
+        "tests": (_LAW + "[1-2]",),
+        "why": "replicas drift apart, and each one's weights have noise of their own",
+    },
+    {
+        "name": "noise_per_microstep",
+        "file": "tfdpsq/privacy/step.py",
+        "old": """\
+            new = clipped.sums
+""",
+        "new": """\
+            new = optimizer._noise_query.noised(
+                clipped.sums, tf.constant(optimizer._noise_words, tf.int64), 99 + number
+            )
+""",
+        "tests": (_LAW + "[4-1]",),
+        "why": "√k times the noise, as measured in tensorflow-privacy",
+    },
+    {
+        "name": "noise_key_reused_across_variables",
+        "file": "tfdpsq/privacy/noise.py",
+        "old": "                noise_key(seed, step, position),\n",
+        "new": "                noise_key(seed, step, 0),\n",
+        "tests": (_LAW + "[1-1]",),
+        "why": "the difference of two weights of one shape has no noise at all; in "
+        "published code",
+    },
+    {
+        "name": "noise_key_reused_across_steps",
+        "file": "tfdpsq/privacy/noise.py",
+        "old": "                noise_key(seed, step, position),\n",
+        "new": "                noise_key(seed, 0, position),\n",
+        "tests": (_LAW + "[1-1]",),
+        "why": "the difference of two steps has no noise at all",
+    },
+    {
+        "name": "noise_of_one_weight_used_again_for_the_next_ones_next_step",
+        "file": "tfdpsq/privacy/noise.py",
+        "old": "    mixed = tf.stack([tf.cast(step, tf.int64), "
+        "tf.cast(position, tf.int64)])\n",
+        "new": "    mixed = tf.cast(step, tf.int64) + tf.cast(position, tf.int64)\n"
+        "    mixed = tf.stack([mixed, tf.zeros_like(mixed)])\n",
+        "tests": (_LAW + "[1-1]",),
+        "why": "each draw is used as often as there are weights",
+    },
+    {
+        "name": "noise_of_another_law",
+        "file": "tfdpsq/privacy/noise.py",
+        "old": """\
+            + tf.random.stateless_normal(
+                tf.shape(value),
+                noise_key(seed, step, position),
+                stddev=self._stddev,
+                dtype=value.dtype,
+            )
+""",
+        "new": """\
+            + tf.random.stateless_uniform(
+                tf.shape(value),
+                noise_key(seed, step, position),
+                -(3**0.5) * self._stddev,
+                3**0.5 * self._stddev,
+                dtype=value.dtype,
+            )
+""",
+        "tests": (_STATISTICS + "test_the_noise_is_gaussian",),
+        "why": "bounded noise of the right variance proves nothing",
+    },
+    {
+        "name": "noise_from_a_public_seed",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "fresh_seed() if noise_seed is None else noise_seed",
+        "new": "noise_seed or 0",
+        "tests": (
+            _STATISTICS + "test_the_noise_follows_from_its_seed_and_nothing_else",
+        ),
+        "why": "whoever reads the source can subtract the noise",
+    },
+    {
+        "name": "sensitivity_multiplier_ignored_in_the_noise",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": "        return self.noise_multiplier * self.sensitivity\n",
+        "new": "        return self.noise_multiplier * self.spec.clip_norm\n",
+        "tests": (_STATISTICS + "test_a_larger_sensitivity_gets_as_much_more_noise",),
+        "why": "an in-batch softmax moves the sum by (2n - 1)·C",
+    },
+    {
+        "name": "divide_by_realised_batch",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "        optimizer.update(optimizer.privatize(sums), variables)\n",
+        "new": """\
+        realised = optimizer.plan.spec.batch_size / tf.maximum(count, 1)
+        estimate = optimizer.privatize(sums)
+        estimate = [value * tf.cast(realised, value.dtype) for value in estimate]
+        optimizer.update(estimate, variables)
+""",
+        "tests": (
+            _TESTS + "test_optimizers.py::test_the_update_is_normalised_by_the_"
+            "expected_batch_not_the_drawn_one[fast]",
+        ),
+        "why": "the size of a batch is private, and the noise's scale would show it",
+    },
+    {
+        "name": "skip_empty_batches",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "            draw = sampler.draw(number)\n",
+        "new": """\
+            draw = sampler.draw(number)
+            if not draw.count:
+                if on_step is not None:
+                    on_step(number + 1, 0.0)
+                continue
+""",
+        "tests": (
+            _STATISTICS + "test_steps_without_anybody_are_noisy_like_all_others",
+        ),
+        "why": "a step without noise says that nobody was drawn",
+    },
+    {
+        "name": "empty_batches_without_noise",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "        optimizer.update(optimizer.privatize(sums), variables)\n",
+        "new": """\
+        estimate = optimizer.privatize(sums)
+        some = tf.minimum(count, 1)
+        estimate = [value * tf.cast(some, value.dtype) for value in estimate]
+        optimizer.update(estimate, variables)
+""",
+        "tests": (
+            _TESTS + "test_optimizers.py::test_an_empty_batch_still_takes_a_noisy_step",
+        ),
+        "why": "the same, in a loop of one's own",
+    },
+    {
+        "name": "iterations_counted_per_microstep",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "            part = _slice(batch, index * microbatch_size, "
+        "microbatch_size)\n",
+        "new": """\
+            part = _slice(batch, index * microbatch_size, microbatch_size)
+            if hasattr(optimizer, "_hyper"):
+                optimizer.iterations.assign_add(tf.cast(index > 0, tf.int64))
+""",
+        "tests": (
+            _TESTS + "test_trajectories.py::test_a_trajectory_follows_its_paper_"
+            "once_per_logical_step[adam-schedule]",
+        ),
+        "why": "schedules and Adam's bias correction run k times too fast, and noise "
+        "keys are skipped",
+    },
+    {
+        "name": "clipping_without_privacy",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "    if not spec.private:\n",
+        "new": "    if False:\n",
+        "tests": (
+            _TESTS + "test_optimizers.py::"
+            "test_without_privacy_the_step_is_the_plain_gradients",
+        ),
+        "why": "the baseline would be handicapped, and every private run look better",
+    },
+)

@@ -1,0 +1,127 @@
+"""Mistakes in what is written down: ledger, resume state, certificate, reads."""
+
+_TESTS = "tests/privacy/"
+_PAID = _TESTS + "test_paid_steps.py::"
+_AGAIN = _PAID + "test_steps_taken_again_are_the_same_and_not_paid_for_again"
+
+MUTATIONS = (
+    {
+        "name": "ledger_written_after_the_update",
+        "file": "tfdpsq/privacy/training.py",
+        "old": """\
+            if kept is not None:
+                kept.ledger.pay(number)
+            draw = sampler.draw(number)
+            size = padded_rows(plan, draw.count, microbatch_size)
+            loss = take_step(batch_of(take, draw, size), draw.count)
+""",
+        "new": """\
+            draw = sampler.draw(number)
+            size = padded_rows(plan, draw.count, microbatch_size)
+            loss = take_step(batch_of(take, draw, size), draw.count)
+            if kept is not None:
+                kept.ledger.pay(number)
+""",
+        "tests": (_PAID + "test_a_step_that_cannot_be_paid_for_has_no_effect",),
+        "why": "killed between the two, a step took effect that nobody paid for",
+    },
+    {
+        "name": "replay_paid_twice",
+        "file": "tfdpsq/privacy/ledger.py",
+        "old": """\
+        if step < paid:
+            return False
+""",
+        "new": "",
+        "tests": (
+            _TESTS + "test_ledger.py::test_steps_are_paid_in_order_each_once",
+            _AGAIN,
+        ),
+        "why": "a run that is killed often ends before its plan does",
+    },
+    {
+        "name": "overspending_allowed",
+        "file": "tfdpsq/privacy/ledger.py",
+        "old": "        if step >= allowed:\n            raise",
+        "new": "        if False:\n            raise",
+        "tests": (_TESTS + "test_ledger.py::test_overspending_is_refused",),
+        "why": "more steps than the plan accounts for",
+    },
+    {
+        "name": "changed_data_accepted",
+        "file": "tfdpsq/privacy/ledger.py",
+        "old": '        ("the private data", found.data, wanted["data"]),\n',
+        "new": "",
+        "tests": (
+            _TESTS + "test_ledger.py::test_another_plan_or_other_data_are_refused",
+        ),
+        "why": "half a run on one data set and half on another is in no certificate",
+    },
+    {
+        "name": "resume_redraws_other_rows",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "            draw = sampler.draw(number)\n",
+        "new": "            draw = sampler.draw(number - start)\n",
+        "tests": (_AGAIN,),
+        "why": "a replay with other rows is another look at the data, not paid for",
+    },
+    {
+        "name": "resume_with_a_fresh_sampler",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "            seed = secrets.sampler_seed if seed is None else seed\n",
+        "new": "",
+        "tests": (_AGAIN,),
+        "why": "the same, by a new seed",
+    },
+    {
+        "name": "resume_with_fresh_noise",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "            optimizer.reseed(secrets.noise_seed)\n",
+        "new": "",
+        "tests": (_AGAIN,),
+        "why": "two noises on the same sum can be averaged",
+    },
+    {
+        "name": "resume_without_optimizer_slots",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        state = [*variables, *optimizer.state()]\n",
+        "new": "        state = [*variables]\n",
+        "tests": (_AGAIN,),
+        "why": "iterations start anew, and with them noise keys repeat",
+    },
+    {
+        "name": "dropout_not_replayed",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "            with replayable(layers, seed, optimizer.iterations, "
+        "number):\n",
+        "new": "            if seed is not None:\n",
+        "tests": (_AGAIN,),
+        "why": "a replayed step has other masks, and so other gradients",
+    },
+    {
+        "name": "optimizer_used_for_two_runs",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "    if int(tf.convert_to_tensor(optimizer.iterations)):\n",
+        "new": "    if False:\n",
+        "tests": (_TESTS + "test_training.py::test_an_optimizer_is_good_for_one_run",),
+        "why": "steps that the second run's ε does not count",
+    },
+    {
+        "name": "optimizer_of_another_plan_accepted",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "    if optimizer.plan != plan:\n",
+        "new": "    if False:\n",
+        "tests": (
+            _TESTS + "test_training.py::test_an_optimizer_of_another_plan_is_refused",
+        ),
+        "why": "noise of one plan, ε of another",
+    },
+    {
+        "name": "strict_mode_ignored",
+        "file": "tfdpsq/privacy/reads.py",
+        "old": "        if self.strict:\n",
+        "new": "        if False:\n",
+        "tests": (_TESTS + "test_reads.py::test_strict_refuses_and_records_nothing",),
+        "why": "private reads that nobody wanted",
+    },
+)

@@ -1,0 +1,110 @@
+"""Mistakes in who is drawn, and in what that is said to cost."""
+
+_TESTS = "tests/privacy/"
+
+MUTATIONS = (
+    {
+        "name": "sampler_keeps_the_first_rows",
+        "file": "tfdpsq/privacy/sampling.py",
+        "old": """\
+        chosen = random.choice(
+            self.n, size=min(int(drawn), self.max_batch_size), replace=False
+        )
+""",
+        "new": """\
+        chosen = random.choice(self.n, size=int(drawn), replace=False)
+        chosen = np.sort(chosen)[: self.max_batch_size]
+""",
+        "tests": (
+            _TESTS + "test_statistics_sampling.py::"
+            "test_truncation_keeps_a_uniformly_random_subset",
+        ),
+        "why": "the first rows take part more often than they are accounted for",
+    },
+    {
+        "name": "batches_of_fixed_size",
+        "file": "tfdpsq/privacy/sampling.py",
+        "old": "        drawn = random.binomial(self.n, self.sampling_probability)\n",
+        "new": "        drawn = round(self.n * self.sampling_probability)\n",
+        "tests": (
+            _TESTS + "test_statistics_sampling.py::test_poisson_batches_are_poisson",
+        ),
+        "why": "what is accounted for is Poisson sampling, where neighbours differ "
+        "in one row and not in two",
+    },
+    {
+        "name": "rows_drawn_twice",
+        "file": "tfdpsq/privacy/sampling.py",
+        "old": "            self.n, size=min(int(drawn), self.max_batch_size), "
+        "replace=False\n",
+        "new": "            self.n, size=min(int(drawn), self.max_batch_size)\n",
+        "tests": (
+            _TESTS + "test_statistics_sampling.py::test_poisson_batches_are_poisson",
+        ),
+        "why": "a row that is in a batch twice moves the sum by 2·C",
+    },
+    {
+        "name": "sampling_probability_from_the_actual_number",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": "                units, self.sampling_probability, self.max_batch_size, "
+        "seed\n",
+        "new": "                units, spec.batch_size / units, self.max_batch_size, "
+        "seed\n",
+        "tests": (
+            _TESTS + "test_plan.py::test_fewer_units_than_the_bound_are_sampled_with_"
+            "the_bounds_probability",
+        ),
+        "why": "units are drawn more often than they are accounted for",
+    },
+    {
+        "name": "shuffle_accounted_as_poisson",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": '        if self.spec.sampler == "poisson":\n',
+        "new": "        if True:\n",
+        "tests": (
+            _TESTS + "test_plan.py::test_shuffled_batches_are_accounted_for_epoch_by_"
+            "epoch_without_amplification",
+        ),
+        "why": "an ε that does not hold for what ran, in most of the literature",
+    },
+    {
+        "name": "truncations_delta_left_out",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": """\
+        return accounting.truncation_delta(
+            self.spec.n, self.sampling_probability, self.max_batch_size, steps
+        )
+""",
+        "new": """\
+        return 0.0
+""",
+        "tests": (
+            _TESTS + "test_calibration.py::"
+            "test_a_batch_size_of_the_users_choice_is_calibrated_for",
+            _TESTS + "test_spec.py::test_truncation_that_uses_up_delta_is_refused",
+        ),
+        "why": "a truncated batch depends on all others of the batch",
+    },
+    {
+        "name": "steps_not_composed",
+        "file": "tfdpsq/privacy/accounting.py",
+        "old": "    return dp_accounting.SelfComposedDpEvent(one, steps)\n",
+        "new": "    return dp_accounting.SelfComposedDpEvent(one, 1)\n",
+        "tests": (
+            _TESTS + "test_accounting.py::"
+            "test_gaussian_releases_against_the_closed_form",
+        ),
+        "why": "ε of one step for all of them; calibration would agree with it",
+    },
+    {
+        "name": "delta_of_a_whole_record_accepted",
+        "file": "tfdpsq/privacy/spec.py",
+        "old": "        if self.delta is not None and self.delta >= 1 / self.n:\n",
+        "new": "        if self.delta is not None and self.delta >= 1:\n",
+        "tests": (
+            _TESTS + "test_spec.py::test_two_values_that_clash_are_both_named_with_"
+            "a_way_out",
+        ),
+        "why": "at δ = 1/n, publishing one record counts as private",
+    },
+)

@@ -1,0 +1,106 @@
+"""A training run that dies where it is told to; see test_resume.py.
+
+    python resume_child.py DIRECTORY OUTPUT WHERE:STEP [ENGINE]
+
+WHERE is "pay" (paid, not yet run), "update" (run, not yet saved), "save" (state
+written, not yet in place), "slow" (steps take long, to be killed from outside) or
+"never".
+"""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq.privacy import PrivacySpec, checkpoint, make_optimizer, make_plan, train
+from tfdpsq.privacy.ledger import Ledger
+
+STEPS = 12
+
+
+def _die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(directory, output, death, engine="fast", clip_norm=0.5, data="forty rows"):
+    """Trains, dies on the way, or writes all variables to `output`."""
+    where, _, at = death.partition(":")
+    at = int(at or -1)
+    plan = make_plan(
+        PrivacySpec(
+            epsilon=4.0,
+            clip_norm=clip_norm,
+            n=40,
+            batch_size=10,
+            steps=STEPS,
+            accountant="rdp",
+        )
+    )
+    random = np.random.default_rng(0)
+    rows = {
+        "ids": random.integers(0, 20, [40, 6]).astype(np.int32),
+        "y": random.normal(size=40).astype(np.float32),
+    }
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Embedding(20, 8),
+            tf.keras.layers.GlobalAveragePooling1D(),
+            tf.keras.layers.Dropout(0.5),
+            tf.keras.layers.Dense(8, "tanh"),
+            tf.keras.layers.Dense(1),
+        ]
+    )
+    model.build([None, 6])  # from fresh random weights: they must be restored, too
+    optimizer = make_optimizer(plan, 0.05, "adam", engine)
+
+    if where == "pay":
+        pay = Ledger.pay
+
+        def paid(self, step):
+            new = pay(self, step)
+            if step == at:
+                _die()
+            return new
+
+        Ledger.pay = paid
+    if where == "save":
+        replace = os.replace
+
+        def replaced(source, target):
+            if f"step-{at:08d}" in str(target):
+                _die()
+            replace(source, target)
+
+        checkpoint.os.replace = replaced
+
+    def on_step(executed, loss):
+        if where == "slow":
+            time.sleep(0.3)
+        sys.stdout.write(f"{executed}\n")
+        sys.stdout.flush()
+        if where == "update" and executed == at:
+            _die()
+
+    executed = train(
+        plan,
+        lambda batch: tf.square(model(batch["ids"], training=True)[:, 0] - batch["y"]),
+        model.trainable_variables,
+        optimizer,
+        lambda at: {name: values[at] for name, values in rows.items()},
+        4,
+        layers=[model],
+        directory=directory,
+        data_fingerprint=data,
+        save_every=3,
+        on_step=on_step,
+    )
+    assert executed == STEPS
+    values = [v.numpy() for v in (*model.trainable_variables, *optimizer.state())]
+    np.savez(output, **{f"{i:03d}": value for i, value in enumerate(values)})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,246 @@
+"""What the ledger wrote survives the power; a full or closed disk costs nothing."""
+
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tfdpsq.privacy.ledger import Ledger, read_ledger
+from tfdpsq.privacy.reads import PrivateReads
+from tfdpsq.validation import InputError
+
+PLAN, DATA = "plan " * 10, "data " * 10  # As in ledger_child.py.
+_CHILD = pathlib.Path(__file__).with_name("ledger_child.py")
+
+
+def _open(path):
+    return Ledger.open(path, PLAN, DATA, 10)
+
+
+class _Device:
+    """What would be left if the power failed now: only what was flushed."""
+
+    def __init__(self, monkeypatch):
+        self.files, self.names = {}, {}
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self.flush)
+
+    def flush(self, descriptor):
+        self._fsync(descriptor)
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            path = pathlib.Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            self.names[path] = {entry.name: entry.inode() for entry in os.scandir(path)}
+        else:
+            self.files[status.st_ino] = os.pread(descriptor, 1 << 20, 0)
+
+    def content(self, path):
+        """Bytes of a file; None if it, or a folder of its path, has no name yet."""
+        return self.files.get(self.names.get(path.parent, {}).get(path.name))
+
+    def restore(self, path, target):
+        target.write_bytes(self.content(path))
+        return target
+
+
+def test_a_paid_step_is_on_the_device_before_its_update(tmp_path, monkeypatch):
+    device = _Device(monkeypatch)
+    path = tmp_path / "private" / "stage" / "ledger.jsonl"
+    with _open(path) as ledger:
+        for folder in (path.parent, path.parent.parent):
+            assert folder.name in device.names[folder.parent]
+        for step in range(3):
+            copy = device.restore(path, tmp_path / f"copy{step}")
+            assert read_ledger(copy).steps_paid == step
+            assert ledger.pay(step)
+        assert read_ledger(device.restore(path, tmp_path / "copy")).steps_paid == 3
+
+
+def test_a_replay_relies_on_the_device_alone(tmp_path, monkeypatch):
+    """A line whose process was killed before its flush may be in memory only.
+
+    Reopened, it reads as paid, and the step's update follows without a new line. Had
+    opening not flushed it, a power failure then would leave an update unpaid.
+    """
+    path = tmp_path / "ledger.jsonl"
+    with _open(path) as ledger, monkeypatch.context() as killed:
+        killed.setattr(os, "fsync", lambda descriptor: None)
+        ledger.pay(0)
+    device = _Device(monkeypatch)
+    with _open(path) as ledger:
+        assert ledger.pay(0) is False
+        (inode,) = device.files
+        assert inode == path.stat().st_ino
+        assert device.files[inode] == path.read_bytes()
+
+
+def test_a_failed_flush_stops_the_run_and_counts_as_paid(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    ledger = _open(path)
+    with monkeypatch.context() as failing:
+
+        def fail(descriptor):
+            raise OSError(5, "Input/output error")
+
+        failing.setattr(os, "fsync", fail)
+        with pytest.raises(InputError, match="cannot be written .Input/output error"):
+            ledger.pay(0)
+    with pytest.raises(InputError, match="is closed. Open it again"):
+        ledger.pay(0)
+    with _open(path) as ledger:
+        assert ledger.steps_paid == 1 and ledger.pay(0) is False
+
+
+def test_a_recorded_read_is_on_the_device_before_it_happens(tmp_path, monkeypatch):
+    device = _Device(monkeypatch)
+    reads = PrivateReads(tmp_path / "private_reads.jsonl")
+    for count in (1, 2):
+        reads.record(f"read {count}", "the terminal")
+        assert device.content(reads.path).count(b"\n") == count
+
+
+def test_of_two_that_make_a_ledger_at_once_one_has_it(tmp_path, monkeypatch):
+    """Both found none; the slower must not put its own in place of the other's."""
+    path = tmp_path / "ledger.jsonl"
+    with _open(path) as ledger, monkeypatch.context() as slower:
+        ledger.pay(0)
+        slower.setattr(pathlib.Path, "exists", lambda self: False)
+        with pytest.raises(InputError, match="another process uses it"):
+            _open(path)
+        ledger.pay(1)
+    assert read_ledger(path).steps_paid == 2
+    assert os.listdir(tmp_path) == ["ledger.jsonl"]
+
+
+def _process(code, folder, privileges=True):
+    """Runs code in a folder, with `open_ledger` there, and InputErrors as `Refused`.
+
+    Args:
+      code: Python.
+      folder: where it runs.
+      privileges: whether it keeps root's right to write anywhere.
+    """
+    prelude = f"""
+        import importlib.util, os, resource
+        spec = importlib.util.spec_from_file_location("child", {str(_CHILD)!r})
+        child = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(child)
+        from tfdpsq.validation import InputError as Refused
+        def open_ledger(path):
+            return child.Ledger.open(path, child.PLAN, child.DATA, 10)
+        def limit(size):
+            "The nearest thing to a full disk that needs no rights."
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        if os.geteuid() == 0 and not {privileges}:
+            os.setuid(65534)
+    """
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(code)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def closed_folder(tmp_path_factory):
+    """A folder with a ledger, neither of which may be written by us or by nobody."""
+    folder = tmp_path_factory.mktemp("closed")
+    # Root passes all permissions, so the test runs as nobody, who must get here.
+    ours = [path for path in folder.parents if path.stat().st_uid == os.geteuid()]
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in ours}
+    _open(folder / "ledger.jsonl").close()
+    try:
+        if os.geteuid() == 0:
+            for path, mode in modes.items():
+                if not mode & 0o001:
+                    path.chmod(mode | 0o011)
+        folder.chmod(0o555)
+        (folder / "ledger.jsonl").chmod(0o444)
+        yield folder
+    finally:
+        folder.chmod(0o700)
+        for path, mode in modes.items():
+            if stat.S_IMODE(path.stat().st_mode) != mode:
+                path.chmod(mode)
+
+
+@pytest.mark.parametrize("name", ["new.jsonl", "ledger.jsonl", "deep/new.jsonl"])
+def test_a_closed_directory_or_file_is_named(closed_folder, name):
+    done = _process(f"open_ledger({name!r})", closed_folder, privileges=False)
+    assert f"InputError: {closed_folder / name}: cannot be written (Perm" in done.stderr
+    assert "Choose a directory you may write to" in done.stderr
+    assert os.listdir(closed_folder) == ["ledger.jsonl"]
+
+
+def test_no_ledger_appears_on_a_full_disk(tmp_path):
+    code = """
+        for size in range(0, 300, 7):
+            limit(size)
+            try:
+                open_ledger("new/ledger.jsonl")
+            except Refused as error:
+                assert "File too large" in str(error) or "No space" in str(error)
+                assert "Free space there" in str(error)
+            else:
+                raise SystemExit("opened on a full disk")
+            assert os.listdir("new") == []
+        limit(resource.RLIM_INFINITY)
+        open_ledger("new/ledger.jsonl")
+    """
+    done = _process(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_ledger(tmp_path / "new" / "ledger.jsonl").steps_paid == 0
+
+
+def test_a_disk_full_at_any_byte_pays_nothing_and_loses_nothing(tmp_path):
+    code = """
+        ledger = open_ledger("ledger.jsonl")
+        ledger.pay(0)
+        size = os.path.getsize("ledger.jsonl")
+        ledger.pay(1)
+        line = os.path.getsize("ledger.jsonl") - size
+        before = open("ledger.jsonl", "rb").read()
+        for left in range(line):
+            limit(len(before) + left)
+            try:
+                ledger.pay(2)
+            except Refused as error:
+                assert os.path.abspath("ledger.jsonl") in str(error)
+                assert "Free space there" in str(error)
+            else:
+                raise SystemExit("paid on a full disk")
+            assert ledger.steps_paid == 2 and not ledger.pay(1)
+            assert open("ledger.jsonl", "rb").read() == before
+        limit(len(before) + line)
+        assert ledger.pay(2)
+    """
+    done = _process(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 3
+
+
+def test_where_the_torn_line_cannot_be_taken_back_reopening_does(tmp_path):
+    code = """
+        ledger = open_ledger("ledger.jsonl")
+        ledger.pay(0)
+        limit(os.path.getsize("ledger.jsonl") + 20)
+        def fail(*arguments):
+            raise OSError(5, "Input/output error")
+        os.ftruncate = fail
+        try:
+            ledger.pay(1)
+        except Refused:
+            raise SystemExit(7)
+    """
+    done = _process(code, tmp_path)
+    assert done.returncode == 7, done.stderr
+    with _open(tmp_path / "ledger.jsonl") as ledger:
+        assert ledger.steps_paid == 1
+        assert ledger.pay(1) and ledger.pay(2)

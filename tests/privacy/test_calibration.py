@@ -1,0 +1,117 @@
+"""Calibrated noise reaches its target and never exceeds it, on random specs.
+
+What "never exceeds, by both accountants" can mean: each accountant bounds the true ε
+from above, and RDP's bound is the looser one. So a plan calibrated with RDP keeps the
+target by both. One calibrated with PLD keeps it by PLD, and RDP's bound on it lies
+higher, which is no spending beyond the target but what RDP fails to show. Hence for
+every spec, with each accountant as the one that calibrates:
+
+- ε by the calibrating accountant is within 1 % below the target, never above;
+- ε by PLD never exceeds the target, whoever calibrated;
+- ε by PLD never exceeds ε by RDP;
+- fewer steps executed never cost more, by either.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from tfdpsq.privacy import make_plan
+from tfdpsq.privacy.accounting import epsilon_of
+from tfdpsq.privacy.calibration import calibrate_noise_multiplier
+from tfdpsq.privacy.spec import PrivacySpec
+from tfdpsq.validation import InputError
+
+
+def _random_spec(seed):
+    """A valid spec; every field takes part."""
+    random = np.random.default_rng(seed)
+    n = int(np.exp(random.uniform(np.log(200), np.log(1_000_000))))
+    shuffled = bool(random.random() < 0.3)
+    user = bool(random.random() < 0.3)
+    return PrivacySpec(
+        epsilon=float(np.exp(random.uniform(np.log(0.3), np.log(16)))),
+        clip_norm=float(random.uniform(0.01, 2)),
+        n=n,
+        batch_size=int(random.integers(max(1, n // 500), max(2, n // 4))),
+        steps=int(random.integers(1, 1000)),
+        delta=None if random.random() < 0.5 else float(random.uniform(0.01, 0.9) / n),
+        unit="user" if user else "query",
+        sampler="shuffled" if shuffled else "poisson",
+        sensitivity_multiplier=float(random.choice([1.0, 2.0, 63.0])),
+        n_is_public=shuffled or bool(random.random() < 0.5),
+        rows_per_unit=int(random.integers(1, 5)) if user else 1,
+    )
+
+
+def _check(seed):
+    spec, random = _random_spec(seed), np.random.default_rng([seed])
+    sigma = {}
+    for accountant in ("pld", "rdp"):
+        plan = make_plan(dataclasses.replace(spec, accountant=accountant))
+        sigma[accountant] = plan.noise_multiplier
+        spent = {name: plan.epsilon(spec.steps, name) for name in ("pld", "rdp")}
+        assert 0.99 * spec.epsilon <= spent[accountant] <= spec.epsilon
+        assert spent["pld"] <= spec.epsilon
+        assert spent["pld"] <= spent["rdp"]
+        executed = int(random.integers(spec.steps + 1))
+        assert 0 <= plan.epsilon(executed) <= spent[accountant]
+        assert plan.epsilon(0) == 0
+        assert plan.truncation_delta(spec.steps) <= 1e-3 * spec.target_delta
+        assert plan.noise_stddev == pytest.approx(
+            plan.noise_multiplier * spec.sensitivity_multiplier * spec.clip_norm
+        )
+    # The tighter accountant asks for no more noise, but for what the search leaves.
+    assert sigma["pld"] <= 1.005 * sigma["rdp"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_calibration_reaches_the_target_and_never_exceeds_it(seed):
+    _check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 300))
+def test_calibration_on_many_random_specs(seed):
+    _check(seed)
+
+
+def test_a_batch_size_of_the_users_choice_is_calibrated_for():
+    """Truncation may cost a large part of δ: the rest must do."""
+    spec = PrivacySpec(
+        epsilon=4.0,
+        clip_norm=1.0,
+        n=500,
+        batch_size=50,
+        steps=20,
+        max_batch_size=86,
+        accountant="rdp",
+    )
+    plan = make_plan(spec)
+    assert plan.truncation_delta(20) > 0.1 * spec.target_delta
+    assert 0.98 * 4 <= plan.epsilon(20) <= 4
+    free = make_plan(dataclasses.replace(spec, max_batch_size=None))
+    assert free.noise_multiplier < plan.noise_multiplier
+
+
+@pytest.mark.parametrize("epsilon", [0.02, 60.0])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_extreme_targets_are_reached_too(epsilon, accountant):
+    sigma = calibrate_noise_multiplier(epsilon, 1e-6, 1.0, 3, accountant)
+    assert epsilon_of(sigma, 1.0, 3, 1e-6, accountant) <= epsilon
+    assert epsilon_of(0.99 * sigma, 1.0, 3, 1e-6, accountant) > epsilon
+
+
+def test_a_target_out_of_reach_is_refused():
+    with pytest.raises(InputError, match="no noise multiplier below 1e6 reaches"):
+        calibrate_noise_multiplier(1e-7, 1e-9, 1.0, 10**9, "rdp")
+
+
+def test_no_steps_are_too_few_to_be_planned_for():
+    plan = make_plan(
+        PrivacySpec(epsilon=1.0, clip_norm=1.0, n=100, batch_size=1, steps=1)
+    )
+    assert math.isfinite(plan.noise_stddev)
+    assert 0.99 <= plan.epsilon(1) <= 1

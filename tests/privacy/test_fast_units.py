@@ -1,0 +1,131 @@
+"""Rows grouped by unit: a user's gradients are summed before they are clipped."""
+
+import importlib.util
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+_spec = importlib.util.spec_from_file_location(
+    "fast_oracle", pathlib.Path(__file__).parent / "fast_oracle.py"
+)
+oracle = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(oracle)
+
+ROWS = oracle.ROWS
+# Between them: products and their gradients, lookups merged with products, shared
+# weights, direct gradients, folded time.
+_NAMES = ("dense, long", "conv1d", "language", "reusing", "tied", "attention", "time")
+
+
+def _by_unit(gradients, size, weights=None):
+    """Σ of the gradients of each unit's rows, those of weight 0 left out."""
+    weights = np.ones(ROWS) if weights is None else weights
+    return [
+        np.tensordot(
+            np.kron(np.eye(ROWS // size), np.ones(size)) * weights, gradient, axes=1
+        )
+        for gradient in gradients
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", _NAMES)
+def test_units_equal_a_naive_float64_loop(name, size):
+    model, twin, x = oracle.made(name)
+    gradients = _by_unit(oracle.naive(twin, x), size)
+    norms = oracle.norms(gradients)
+    clip_norm = float(np.sort(norms)[0] * 1.01)  # one unit is kept, others clipped
+    found = oracle.run(model, x, clip_norm=clip_norm, rows_per_unit=size)
+    assert found.norms.shape == [ROWS // size] and found.losses.shape == [ROWS]
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+    expected = oracle.clipped_by_hand(gradients, clip_norm)
+    oracle.assert_close(found.sums, expected, clip_norm)
+
+
+def test_norms_of_each_weight_hold_the_cross_terms_between_rows():
+    for name in ("language", "conv1d"):
+        model, twin, x = oracle.made(name)
+        rows = oracle.naive(twin, x)
+        gradients = _by_unit(rows, 3)
+        found = oracle.norms_apart(model, x, rows_per_unit=3)
+        for norms, gradient, by_row in zip(found, gradients, rows):
+            np.testing.assert_allclose(norms, oracle.norms([gradient]), rtol=1e-5)
+            squares = oracle.norms([by_row]) ** 2
+            without = np.sqrt(squares.reshape(-1, 3).sum(1))
+            assert np.max(np.abs(without / norms - 1)) > 0.05
+
+
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+@pytest.mark.parametrize("garbage", [0.0, np.nan, 1e30])
+def test_padding_rows_inside_a_unit_change_nothing(garbage, mode):
+    """Of unit 0 one row is missing, of unit 2 both; unit 1 is whole."""
+    weights = np.array([1.0, 0, 1, 1, 0, 0])
+    model, twin, x = oracle.made("dense, long")
+    gradients = _by_unit(oracle.naive(twin, x), 2, weights)
+    norms = oracle.norms(gradients)
+    assert norms[2] == 0
+    clip_norm = float(norms[:2].mean())
+    x[weights == 0] = garbage
+    found = oracle.run(
+        model,
+        x,
+        clip_norm=clip_norm,
+        mode=mode,
+        weights=tf.constant(weights, tf.float32),
+        rows_per_unit=2,
+    )
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+    scale = np.minimum(1, clip_norm / norms[:2])
+    expected = [np.tensordot(scale, g[:2], 1) for g in gradients]
+    oracle.assert_close(found.sums, expected, clip_norm)
+
+
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_no_number_costs_its_unit_and_nobody_else(bad, mode):
+    model, twin, x = oracle.made("nested")
+    gradients = [g[[0, 2]] for g in _by_unit(oracle.naive(twin, x), 2)]
+    norms = oracle.norms(gradients)
+    clip_norm = float(norms.mean())
+    x[3, ..., 1] = bad
+    x[3, ..., 0] = -bad
+    found = oracle.run(model, x, clip_norm=clip_norm, mode=mode, rows_per_unit=2)
+    np.testing.assert_allclose(np.asarray(found.norms)[[0, 2]], norms, rtol=1e-5)
+    assert np.isinf(found.norms[1])
+    expected = oracle.clipped_by_hand(gradients, clip_norm)
+    oracle.assert_close(found.sums, expected, clip_norm)
+    # Alone, such a unit leaves nothing at all.
+    alone = oracle.run(model, x[2:4], clip_norm=clip_norm, mode=mode, rows_per_unit=2)
+    assert all(not np.any(total) for total in alone.sums)
+
+
+def test_one_unit_moves_the_sum_by_at_most_the_clip_norm():
+    """Clipped row by row instead, three equal rows would move it three times that."""
+    model, _, x = oracle.made("attention")
+    x[3:] = x[3]
+    weights = np.array([1, 1, 1, 0, 0, 0], np.float32)
+    for size, moves in ((3, 1e-2), (1, 3e-2)):
+        sums = [
+            oracle.run(
+                model,
+                x,
+                clip_norm=1e-2,
+                weights=tf.constant(kept),
+                rows_per_unit=size,
+            ).sums
+            for kept in (weights, np.ones_like(weights))
+        ]
+        moved = np.sqrt(sum(np.sum((w - o) ** 2) for w, o in zip(*sums)))
+        assert moved == pytest.approx(moves, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [(4, "6 losses, which do not make units of rows_per_unit = 4"), (0, "is 0; it")],
+)
+def test_rows_that_make_no_whole_units_are_refused(size, message):
+    model, _, x = oracle.made("dense")
+    with pytest.raises(ValueError, match=message):
+        oracle.run(model, x, mode="eager", rows_per_unit=size)

@@ -1,0 +1,109 @@
+"""Losses that read other rows are found, independent ones pass."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
+from tfdpsq.privacy.independence import check_independence
+
+
+def _batch(rows=4):
+    random = np.random.default_rng(0)
+    return {
+        "x": random.normal(size=(rows, 5)).astype(np.float32),
+        "y": random.normal(size=(rows, 5)).astype(np.float32),
+        "weights": np.ones(rows, np.float32),
+    }
+
+
+def _dense(*layers):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(5), *layers])
+    model.build([None, 5])
+    return model
+
+
+def _squared(model):
+    return lambda b: tf.reduce_sum((model(b["x"], training=True) - b["y"]) ** 2, 1)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [],
+        [tf.keras.layers.Dropout(0.5)],
+        [tf.keras.layers.LayerNormalization()],
+        [tf.keras.layers.GaussianNoise(1.0), tf.keras.layers.AlphaDropout(0.2)],
+    ],
+)
+def test_rows_that_keep_to_themselves_pass(layers):
+    model = _dense(*layers)
+    check_independence(_squared(model), _batch(), [model])
+
+
+def _in_batch_softmax(model):
+    def losses(b):
+        scores = model(b["x"]) @ tf.transpose(b["y"])
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(
+            tf.range(b["x"].shape[0]), scores
+        )
+
+    return losses
+
+
+def _mean_subtracted(model):
+    return lambda b: tf.reduce_sum(
+        (model(b["x"]) - tf.reduce_mean(b["y"], 0, keepdims=True)) ** 2, 1
+    )
+
+
+@pytest.mark.parametrize(
+    "losses_of, layers",
+    [
+        (_squared, [tf.keras.layers.BatchNormalization()]),
+        (_in_batch_softmax, []),
+        (_mean_subtracted, []),
+    ],
+)
+def test_rows_that_read_each_other_are_found(losses_of, layers):
+    model = _dense(*layers)
+    with pytest.raises(ValueError, match="depends on them.*in-batch softmax"):
+        check_independence(losses_of(model), _batch(), [model])
+
+
+def test_one_loss_too_few_is_found():
+    model = _dense()
+    with pytest.raises(ValueError, match="3 losses for 4 rows"):
+        check_independence(lambda b: _squared(model)(b)[1:], _batch(), [model])
+
+
+def test_random_numbers_of_a_models_own_are_warned_of(caplog):
+    model = _dense()
+    check_independence(
+        lambda b: _squared(model)(b) * tf.random.uniform([4]), _batch(), [model]
+    )
+    assert "random numbers of their own" in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["fast", "dpkeras"])
+@pytest.mark.parametrize("microbatch", [4, None])
+def test_an_undeclared_in_batch_softmax_is_refused_before_a_step(engine, microbatch):
+    """Staying together in one microbatch declares nothing: the multiplier does."""
+    plan = make_plan(
+        PrivacySpec(
+            epsilon=2.0, clip_norm=1.0, n=12, batch_size=4, steps=2, accountant="rdp"
+        )
+    )
+    model, data = _dense(), _batch(12)
+    optimizer = make_optimizer(plan, 0.1, "sgd", engine)
+    with pytest.raises(ValueError, match="declare its sensitivity"):
+        train(
+            plan,
+            _in_batch_softmax(model),
+            model.trainable_variables,
+            optimizer,
+            lambda at: {"x": data["x"][at], "y": data["y"][at]},
+            microbatch,
+            layers=[model],
+        )
+    assert int(optimizer.iterations) == 0

@@ -1,0 +1,221 @@
+"""compile and fit for any Keras model, and what they refuse."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.privacy import (
+    Groups,
+    PrivacySpec,
+    PrivateModel,
+    make_optimizer,
+    make_plan,
+)
+
+_NONE = tf.keras.losses.Reduction.NONE
+
+
+def _plan(**changes):
+    values = dict(
+        epsilon=8.0, clip_norm=1.0, n=64, batch_size=16, steps=8, accountant="rdp"
+    )
+    return make_plan(PrivacySpec(**{**values, **changes}))
+
+
+def _data(rows=64, seed=0):
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(rows, 6)).astype("float32")
+    return x, (x @ random.normal(size=(6, 3))).argmax(1).astype("int64")
+
+
+def _sequential():
+    return tf.keras.Sequential(
+        [
+            tf.keras.layers.Dense(8, "relu", input_shape=(6,)),
+            tf.keras.layers.Dropout(0.25),
+            tf.keras.layers.Dense(3),
+        ]
+    )
+
+
+def _functional():
+    inputs = tf.keras.Input([6])
+    shared = tf.keras.layers.Dense(6, "tanh")
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(3)(shared(shared(inputs))))
+
+
+class _Subclassed(tf.keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = _functional()
+        self.norm = tf.keras.layers.LayerNormalization()
+
+    def call(self, inputs, training=None):
+        return self.norm(self.inner(inputs, training=training))
+
+
+def _compiled(model, plan, optimizer="adam", loss=None, **options):
+    private = PrivateModel(model, plan, microbatch_size=8, **options)
+    loss = loss or tf.keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, reduction=_NONE
+    )
+    made = make_optimizer(plan, 0.05, optimizer, noise_seed=1)
+    private.compile(made, loss)
+    return private
+
+
+@pytest.mark.parametrize("make", [_sequential, _functional, _Subclassed])
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "sgd"])
+def test_fit_trains_any_model_for_the_plans_steps(make, optimizer):
+    model = make()
+    model(np.zeros([1, 6], np.float32))
+    before = [v.numpy() for v in model.trainable_variables]
+    private = _compiled(model, plan := _plan(), optimizer)
+    history = private.fit(*_data())
+    assert private.steps_executed == 8
+    assert int(tf.convert_to_tensor(private.optimizer.iterations)) == 8
+    assert len(history.history["loss"]) == 2  # 64 rows, 16 a batch: 4 steps an epoch
+    assert all(np.abs(v - b).max() > 0 for v, b in zip(model.get_weights(), before)), (
+        "a weight did not move"
+    )
+    assert private.epsilon() == plan.epsilon(8) <= 8.0
+
+
+def test_without_noise_fit_learns_what_plain_keras_learns():
+    """ε = ∞ on whole batches is gradient descent on the mean loss, step by step."""
+    x, y = _data()
+    plan = _plan(epsilon=math.inf, batch_size=64, steps=5)
+    private_model, plain = _functional(), _functional()
+    plain.set_weights(private_model.get_weights())
+    private = PrivateModel(private_model, plan, microbatch_size=16)
+    private.compile(
+        make_optimizer(plan, 0.5, "sgd"),
+        tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=_NONE),
+    )
+    private.fit(x, y)
+    plain.compile(
+        tf.keras.optimizers.legacy.SGD(0.5),
+        tf.keras.losses.SparseCategoricalCrossentropy(True),
+    )
+    plain.fit(x, y, batch_size=64, epochs=5, verbose=0)
+    for one, other in zip(private_model.get_weights(), plain.get_weights()):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss", ["mse", tf.keras.losses.MeanSquaredError(reduction=_NONE)]
+)
+def test_a_loss_compares_one_column_with_flat_targets_row_by_row(loss):
+    """[B] against [B, 1] broadcasts to all pairs of rows if nobody looks."""
+    x, _ = _data()
+    target = x.sum(1)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(6,))])
+    plan = _plan(epsilon=math.inf, steps=60)
+    private = PrivateModel(model, plan, microbatch_size=8)
+    private.compile(make_optimizer(plan, 0.1, "sgd"), loss)
+    history = private.fit(x, target)
+    assert history.history["loss"][-1] < 1e-2 < history.history["loss"][0]
+
+
+def test_callbacks_can_stop_early_and_epsilon_counts_what_ran():
+    class Stop(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            assert logs["loss"] > 0
+            if batch == 2:
+                self.model.stop_training = True
+
+    private = _compiled(_sequential(), plan := _plan())
+    private.fit(*_data(), callbacks=[Stop()])
+    assert private.steps_executed == 3
+    assert private.epsilon() == plan.epsilon(3) < plan.epsilon(8)
+
+
+def test_validation_is_recorded_as_a_private_read_and_refused_in_strict_mode():
+    x, y = _data()
+    private = _compiled(_sequential(), _plan())
+    history = private.fit(x, y, validation_data=(x[:8], y[:8]))
+    assert len(history.history["val_loss"]) == 2
+    assert [entry["what"] for entry in private.reads.entries] == [
+        "the validation data, after every epoch",
+        "the training loss of every step",
+    ]
+    strict = _compiled(_sequential(), _plan(), strict=True)
+    with pytest.raises(ValueError, match="strict mode refuses"):
+        strict.fit(x, y, validation_data=(x[:8], y[:8]))
+    assert strict.steps_executed == 0
+    assert "loss" not in strict.fit(x, y).history and strict.reads.entries == []
+
+
+def test_users_are_clipped_together():
+    """One user's rows, however many, move the update by the clip norm at most."""
+    x, y = _data(40)
+    groups = Groups.of(["a"] * 30 + [f"u{i}" for i in range(10)])
+    plan = _plan(n=11, batch_size=11, unit="user", rows_per_unit=4, steps=1)
+    private = _compiled(_functional(), plan, "sgd")
+    private.fit(x, y, groups=groups)
+    assert private.steps_executed == 1
+
+
+def test_what_cannot_be_private_is_refused_before_a_step():
+    x, y = _data()
+
+    def refused(match, model=None, loss=None, data=(x, y), plan=None, **options):
+        with pytest.raises(ValueError, match=match):
+            private = _compiled(model or _sequential(), plan or _plan(), loss=loss)
+            private.fit(*data, **options)
+        return True
+
+    refused("reduction", loss=tf.keras.losses.MeanSquaredError())
+    refused(
+        "one loss per row",
+        loss=lambda y, p: tf.reduce_mean(
+            tf.keras.losses.sparse_categorical_crossentropy(y, p, True)
+        ),
+    )
+    refused("must draw the batches itself", data=(tf.data.Dataset.range(3), y))
+    refused("64.*63 rows|63, 64", data=(x, y[:63]))
+    norm = tf.keras.Sequential(
+        [
+            tf.keras.layers.Dense(4, input_shape=(6,)),
+            tf.keras.layers.BatchNormalization(),
+            tf.keras.layers.Dense(3),
+        ]
+    )
+    refused("batch\n?.*normalisation|depends on", model=norm)
+    refused(
+        "depends on",
+        loss=lambda y, p: tf.nn.softmax_cross_entropy_with_logits(
+            tf.eye(p.shape[0]), p @ tf.transpose(p)
+        ),
+    )
+    regularised = tf.keras.Sequential(
+        [tf.keras.layers.Dense(3, kernel_regularizer="l2", input_shape=(6,))]
+    )
+    refused("losses of its own", model=regularised)
+    recurrent = tf.keras.Sequential(
+        [
+            tf.keras.layers.Reshape([3, 2], input_shape=(6,)),
+            tf.keras.layers.LSTM(4),
+            tf.keras.layers.Dense(3),
+        ]
+    )
+    refused("lstm", model=recurrent)
+    with pytest.raises(ValueError, match="neither clips nor adds noise"):
+        PrivateModel(_sequential(), _plan()).compile("adam", "mse")
+    with pytest.raises(ValueError, match="another plan"):
+        plan, other = _plan(), _plan(epsilon=1.0)
+        PrivateModel(_sequential(), plan).compile(make_optimizer(other, 0.1), "mse")
+
+
+def test_fit_compiles_with_xla():
+    plan = _plan(steps=2)
+    private = PrivateModel(_sequential(), plan, microbatch_size=8)
+    private.compile(
+        make_optimizer(plan, 0.05, "adafactor"),
+        tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=_NONE),
+        jit_compile=True,
+    )
+    private.fit(*_data())
+    assert private.steps_executed == 2

@@ -1,0 +1,133 @@
+"""What the loop owes the ledger: pay first, and repeat what was paid for already.
+
+In one process, by raising where test_resume.py kills.
+"""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
+from tfdpsq.privacy.ledger import FILE_NAME, Ledger, read_ledger
+
+_STEPS = 6
+
+
+class _Stop(Exception):
+    """Ends a run at a chosen point."""
+
+
+def _plan(**changes):
+    values = dict(
+        epsilon=4.0, clip_norm=0.5, n=60, batch_size=8, steps=_STEPS, accountant="rdp"
+    )
+    return make_plan(PrivacySpec(**{**values, **changes}))
+
+
+class _Run:
+    """One life of a training run; another one goes on from its directory."""
+
+    def __init__(self, directory, stop_at=None, plan=None, stop=None):
+        random = np.random.default_rng(0)
+        data = random.normal(size=[60, 5]).astype(np.float32)
+        self.model = tf.keras.Sequential(
+            [tf.keras.layers.Dropout(0.5), tf.keras.layers.Dense(3)]
+        )
+        self.model.build([None, 5])  # from random weights: they must be restored
+        plan = plan or _plan()
+        self.optimizer = make_optimizer(plan, 0.1, "adam")
+        self.rows, self.losses = [], []
+
+        def take(rows):
+            self.rows.append(rows.tolist())
+            return {"x": data[rows]}
+
+        def on_step(executed, loss):
+            self.losses.append(loss)
+            if executed == stop_at:
+                raise _Stop
+            return executed == stop
+
+        self.raised = None
+        try:
+            self.executed = train(
+                plan,
+                lambda batch: tf.reduce_sum(self.model(batch["x"], True) ** 2, 1),
+                self.model.trainable_variables,
+                self.optimizer,
+                take,
+                4,
+                layers=[self.model],
+                directory=directory,
+                data_fingerprint="sixty rows",
+                save_every=2,
+                on_step=on_step,
+            )
+        except _Stop as raised:
+            self.raised = raised
+        self.rows = self.rows[1:]  # the first look is at no step's rows
+        self.steps = int(tf.convert_to_tensor(self.optimizer.iterations))
+
+    def bytes(self):
+        state = [*self.model.trainable_variables, *self.optimizer.state()]
+        return [v.numpy().tobytes() for v in state]
+
+
+def _cannot_pay(monkeypatch, step):
+    pay = Ledger.pay
+
+    def refuse(self, number):
+        if number == step:
+            raise _Stop
+        return pay(self, number)
+
+    monkeypatch.setattr(Ledger, "pay", refuse)
+
+
+def test_a_step_that_cannot_be_paid_for_has_no_effect(tmp_path, monkeypatch):
+    """Were it paid for after its update, three steps would run on two."""
+    _cannot_pay(monkeypatch, 2)
+    run = _Run(tmp_path)
+    assert run.raised is not None
+    assert run.steps == 2 and len(run.losses) == 2
+    assert read_ledger(tmp_path / FILE_NAME).steps_paid == 2
+
+
+def test_steps_taken_again_are_the_same_and_not_paid_for_again(tmp_path, monkeypatch):
+    begun, whole = tmp_path / "begun", tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        _cannot_pay(patch, 0)
+        assert _Run(begun).steps == 0  # seeds and first weights, and nothing more
+    shutil.copytree(begun, whole)
+    uninterrupted = _Run(whole)
+    assert uninterrupted.executed == uninterrupted.steps == _STEPS
+
+    first = _Run(begun, stop_at=3)  # the state after step 2 is saved
+    assert first.raised is not None and first.steps == 3
+    assert read_ledger(begun / FILE_NAME).steps_paid == 3
+    second = _Run(begun)
+    assert second.executed == second.steps == _STEPS
+    assert read_ledger(begun / FILE_NAME).steps_paid == _STEPS
+    assert (begun / FILE_NAME).read_bytes() == (whole / FILE_NAME).read_bytes()
+    # Row by row, and the loss, in which dropout has a part, to the last bit.
+    assert len(second.rows) == 4
+    assert first.rows + second.rows[1:] == uninterrupted.rows
+    assert first.rows[2] == second.rows[0] != second.rows[1]
+    assert first.losses + second.losses[1:] == uninterrupted.losses
+    assert first.losses[2] == second.losses[0]
+    # Noise and slots are in these.
+    assert second.bytes() == uninterrupted.bytes()
+
+
+def test_a_run_stopped_early_counts_and_pays_for_what_it_ran(tmp_path):
+    run = _Run(tmp_path, stop=4)
+    assert run.executed == run.steps == 4
+    assert read_ledger(tmp_path / FILE_NAME).steps_paid == 4
+
+
+def test_two_runs_share_nothing(tmp_path):
+    one, other = _Run(tmp_path / "a"), _Run(tmp_path / "b")
+    assert one.rows[0] != other.rows[0]
+    assert one.losses != pytest.approx(other.losses, rel=1e-3)

@@ -1,0 +1,155 @@
+"""A plan: one object for the batches that run and for what they cost."""
+
+import dataclasses
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+
+from tfdpsq.privacy import Groups, PrivacySpec, make_plan
+from tfdpsq.privacy.sampling import PoissonSampler, ShuffledSampler, UserSampler
+from tfdpsq.validation import InputError
+
+_GOOD = dict(epsilon=2.0, clip_norm=0.5, n=60, batch_size=6, steps=25, accountant="rdp")
+_SHUFFLED = dict(sampler="shuffled", n_is_public=True)
+# Thirty users: user u owns the rows u, u + 30 and, if u is even, u + 60.
+_GROUPS = Groups.of([row % 30 for row in range(90) if row < 60 or row % 2 == 0])
+
+
+def _plan(**changes):
+    return make_plan(PrivacySpec(**{**_GOOD, **changes}))
+
+
+def test_poisson_batches_are_accounted_for_as_poisson_samples():
+    plan = _plan()
+    sampler = plan.sampler(seed=1)
+    assert isinstance(sampler, PoissonSampler)
+    assert sampler.sampling_probability == plan.sampling_probability == 0.1
+    assert sampler.max_batch_size == plan.max_batch_size == plan.max_rows
+    one = dp_accounting.PoissonSampledDpEvent(
+        0.1, dp_accounting.GaussianDpEvent(plan.noise_multiplier)
+    )
+    assert plan.event(7) == dp_accounting.SelfComposedDpEvent(one, 7)
+
+
+def test_shuffled_batches_are_accounted_for_epoch_by_epoch_without_amplification():
+    plan = _plan(**_SHUFFLED)
+    sampler = plan.sampler(seed=1)
+    assert isinstance(sampler, ShuffledSampler)
+    assert sampler.max_batch_size == plan.max_batch_size == 6
+    gaussian = dp_accounting.GaussianDpEvent(plan.noise_multiplier)
+    # 60 // 6 = 10 steps an epoch: 25 steps touch 3 epochs.
+    for steps, epochs in ((1, 1), (10, 1), (11, 2), (20, 2), (25, 3)):
+        assert plan.event(steps) == dp_accounting.SelfComposedDpEvent(gaussian, epochs)
+    assert plan.truncation_delta(25) == 0
+    assert plan.epsilon(1) == plan.epsilon(10) < plan.epsilon(11)
+    # What Poisson accounting would say of the same noise is lower, and not said.
+    poisson = dataclasses.replace(_plan(), noise_multiplier=plan.noise_multiplier)
+    assert poisson.epsilon(25) < 0.7 * plan.epsilon(25)
+
+
+def test_no_epoch_shows_a_unit_twice_nor_more_epochs_than_counted():
+    """The event rests on this: count a unit's batches, epoch by epoch and in all."""
+    plan = _plan(n=61, batch_size=7, **_SHUFFLED)  # 8 steps an epoch, 5 units left
+    sampler = plan.sampler(seed=3)
+    seen = np.zeros((4, 61), int)
+    for step in range(25):
+        draw = sampler.draw(step)
+        seen[step // 8, draw.indices[draw.weights > 0]] += 1
+    assert seen.max() == 1
+    assert seen.sum(axis=0).max() <= plan.event(25).count == 4
+
+
+def test_a_plan_for_users_draws_users_and_rows_of_each():
+    plan = _plan(n=30, unit="user", rows_per_unit=3)
+    assert plan.max_rows == 3 * plan.max_batch_size
+    draw = plan.sampler(seed=1, groups=_GROUPS).draw(0)
+    assert len(draw.indices) == len(draw.weights) == plan.max_rows
+    shuffled = _plan(n=30, unit="user", **_SHUFFLED).sampler(groups=_GROUPS)
+    assert isinstance(shuffled, UserSampler)
+    assert isinstance(shuffled.units, ShuffledSampler)
+
+
+def test_fewer_units_than_the_bound_are_sampled_with_the_bounds_probability():
+    """Else the sampling probability would give away how many there are."""
+    sampler = _plan().sampler(units=45)
+    assert sampler.n == 45
+    assert sampler.sampling_probability == 0.1
+    assert max(sampler.draw(step).indices.max() for step in range(50)) <= 44
+
+
+@pytest.mark.parametrize(
+    "spec, options, message",
+    [
+        ({}, dict(units=61), "have 61 units, but n is 60, a bound that they exceed"),
+        (
+            dict(n_is_public=True),
+            dict(units=59),
+            "have 59 units, but n is 60, declared to be exact by n_is_public",
+        ),
+        ({}, dict(groups=_GROUPS), "unit is 'query', but groups were given"),
+        (dict(unit="user"), {}, "unit is 'user', but groups is None: give the rows"),
+        (
+            dict(unit="user"),
+            dict(units=20, groups=_GROUPS),
+            "units is 20, but groups has 30",
+        ),
+        (
+            dict(unit="user", n=20),
+            dict(groups=_GROUPS),
+            "have 30 units, but n is 20",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_the_plan_are_refused(spec, options, message):
+    with pytest.raises(InputError, match=message):
+        _plan(**spec).sampler(**options)
+
+
+def test_the_fingerprint_is_of_all_that_decides_what_runs():
+    plan = _plan()
+    assert plan.fingerprint == _plan().fingerprint
+    assert len(plan.fingerprint) == 64
+    # The same number in other clothes is the same plan.
+    assert _plan(n=np.int64(60), delta=1 / 120).fingerprint == plan.fingerprint
+    other = dict(
+        epsilon=2.5,
+        clip_norm=0.4,
+        n=61,
+        batch_size=7,
+        steps=26,
+        delta=1e-3,
+        unit="user",
+        sampler="shuffled",
+        accountant="pld",
+        sensitivity_multiplier=2.0,
+        n_is_public=True,
+        rows_per_unit=2,
+    )
+    # Of the largest batch, what counts is the one that runs: see below.
+    fields = {field.name for field in dataclasses.fields(PrivacySpec)}
+    assert set(other) == fields - {"max_batch_size"}
+    needed = {"sampler": dict(n_is_public=True), "rows_per_unit": dict(unit="user")}
+    changed = [
+        dataclasses.replace(
+            plan,
+            spec=dataclasses.replace(
+                plan.spec, **{name: value, **needed.get(name, {})}
+            ),
+        )
+        for name, value in other.items()
+    ]
+    changed.append(dataclasses.replace(plan, max_batch_size=plan.max_batch_size + 1))
+    changed.append(
+        dataclasses.replace(
+            plan, noise_multiplier=math.nextafter(plan.noise_multiplier, 9)
+        )
+    )
+    prints = {plan.fingerprint} | {one.fingerprint for one in changed}
+    assert len(prints) == len(changed) + 1
+
+
+def test_noise_is_stated_to_six_digits_so_that_another_machine_finds_the_same():
+    sigma = _plan().noise_multiplier
+    assert sigma == float(f"{sigma:.6g}")

@@ -1,0 +1,80 @@
+"""Dropout from keys: repeated exactly, and never the same where it must differ."""
+
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+from tfdpsq.privacy.randomness import replayable
+
+_SEED = tf.constant([11, 12], tf.int64)
+
+
+def _mask(layer, seed=_SEED, step=0, microbatch=0, size=(50, 40)):
+    with replayable([layer], seed, step, microbatch):
+        return layer(tf.ones(size), training=True).numpy()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        tf.keras.layers.Dropout(0.3),
+        tf.keras.layers.GaussianDropout(0.3),
+        tf.keras.layers.GaussianNoise(1.0),
+        tf.keras.layers.AlphaDropout(0.3),
+    ],
+)
+def test_the_same_keys_repeat_and_others_differ(layer):
+    first = _mask(layer)
+    np.testing.assert_array_equal(first, _mask(layer))
+    others = [
+        _mask(layer, step=1),
+        _mask(layer, microbatch=1),
+        _mask(layer, seed=tf.constant([11, 13], tf.int64)),
+        _mask(layer, seed=tf.constant([10, 12], tf.int64)),
+    ]
+    for other in others:
+        correlation = np.corrcoef(first.ravel(), other.ravel())[0, 1]
+        assert abs(correlation) < 4.5 / np.sqrt(first.size)
+
+
+def test_each_call_of_a_layer_draws_anew():
+    layer = tf.keras.layers.Dropout(0.5)
+    with replayable([layer], _SEED, 0, 0):
+        one, other = (layer(tf.ones([40, 50]), training=True) for _ in range(2))
+    assert abs(np.corrcoef(one.numpy().ravel(), other.numpy().ravel())[0, 1]) < 0.1
+
+
+def test_the_rate_is_the_layers_own():
+    dropped = (_mask(tf.keras.layers.Dropout(0.3), size=(100, 100)) == 0).sum()
+    law = scipy.stats.binom(10_000, 0.3)
+    assert law.ppf(1e-5) < dropped < law.ppf(1 - 1e-5)
+    assert not scipy.stats.binom(10_000, 0.35).ppf(1e-5) < dropped
+
+
+def test_layers_deep_inside_count_and_get_their_own_generator_back():
+    inner = tf.keras.layers.Dropout(0.5)
+    model = tf.keras.Sequential([tf.keras.Sequential([inner]), tf.keras.layers.ReLU()])
+    model.build([None, 40])
+    own = inner._random_generator
+    with replayable([model], _SEED, 3, 0):
+        one = model(tf.ones([50, 40]), training=True).numpy()
+        assert inner._random_generator is not own
+    assert inner._random_generator is own
+    with replayable([model], _SEED, 3, 0):
+        np.testing.assert_array_equal(one, model(tf.ones([50, 40]), training=True))
+
+
+def test_keys_work_as_tensors_inside_a_compiled_function():
+    layer = tf.keras.layers.Dropout(0.5)
+
+    @tf.function(jit_compile=True)
+    def masks(step, microbatch):
+        with replayable([layer], _SEED, step, microbatch):
+            return layer(tf.ones([20, 20]), training=True)
+
+    def at(step, microbatch):
+        return masks(tf.constant(step, tf.int64), tf.constant(microbatch)).numpy()
+
+    np.testing.assert_array_equal(at(4, 2), at(4, 2))
+    assert (at(4, 2) != at(5, 2)).any() and (at(4, 2) != at(4, 3)).any()

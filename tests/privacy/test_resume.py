@@ -1,0 +1,136 @@
+"""A run killed with SIGKILL goes on to the same bytes, and pays for each step once."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tfdpsq.privacy import checkpoint
+from tfdpsq.privacy.ledger import FILE_NAME
+
+_CHILD = pathlib.Path(__file__).with_name("resume_child.py")
+_SPEC = importlib.util.spec_from_file_location("resume_child", _CHILD)
+resume_child = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(resume_child)
+_STEPS = 12
+
+
+def _start(directory, output, death, engine="fast"):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, str(_CHILD), str(directory), str(output), death, engine],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _killed(directory, output, death):
+    child = _start(directory, output, death)
+    begun = ""
+    if death == "slow":  # killed from outside, somewhere after its second step
+        begun = child.stdout.readline() + child.stdout.readline()
+        child.kill()
+    seen, errors = child.communicate()
+    assert child.returncode == -signal.SIGKILL, errors
+    return [int(line) for line in (begun + seen).split()]
+
+
+def _finished(directory, output, engine="fast"):
+    child = _start(directory, output, "never", engine)
+    seen, errors = child.communicate()
+    assert child.returncode == 0, errors
+    with np.load(output) as values:
+        return [int(line) for line in seen.split()], [values[k] for k in values.files]
+
+
+def _paid(directory):
+    lines = (directory / FILE_NAME).read_text().splitlines()
+    return [json.loads(line)["step"] for line in lines[1:]]
+
+
+def test_killed_runs_end_in_the_same_bytes_and_pay_once(tmp_path):
+    """Both runs start from one paid step, the same seeds and the same weights."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    output = tmp_path / "killed.npz"
+    assert _killed(killed, output, "pay:0") == []
+    assert _paid(killed) == [0]  # paid for, not taken
+    shutil.copytree(killed, whole)
+    assert _killed(killed, output, "update:5") == [1, 2, 3, 4, 5]
+    assert _paid(killed) == [0, 1, 2, 3, 4]
+    # The state after step 3 was saved: steps 4 and 5 are taken again, unpaid.
+    assert _killed(killed, output, "save:6") == [4, 5, 6]
+    assert _paid(killed) == [0, 1, 2, 3, 4, 5]
+    assert _killed(killed, output, "slow")[0] == 4
+    seen, one = _finished(killed, output)
+    assert seen[0] > 1 and seen[-1] == _STEPS
+    seen, other = _finished(whole, tmp_path / "whole.npz")
+    assert seen == list(range(1, _STEPS + 1))
+    assert len(one) == len(other) > 10
+    for left, right in zip(one, other):
+        assert left.tobytes() == right.tobytes()
+    assert _paid(killed) == list(range(_STEPS))
+    assert (killed / FILE_NAME).read_bytes() == (whole / FILE_NAME).read_bytes()
+    seeds = pathlib.Path(checkpoint.STATE) / checkpoint.SECRETS
+    assert (killed / seeds).read_bytes() == (whole / seeds).read_bytes()
+
+
+def test_lost_or_foreign_state_is_never_paid_for_twice(tmp_path):
+    run = tmp_path / "run"
+    _killed(run, tmp_path / "none.npz", "update:4")
+
+    def refused(change, match):
+        broken = tmp_path / "broken"
+        shutil.copytree(run, broken)
+        change(broken)
+        with pytest.raises(ValueError, match=match):
+            resume_child.main(broken, tmp_path / "none.npz", "never")
+        assert not (tmp_path / "none.npz").exists()
+        shutil.rmtree(broken)
+
+    state = checkpoint.STATE
+    refused(lambda at: shutil.rmtree(at / state), "would spend the budget a second")
+    refused(
+        lambda at: [f.unlink() for f in (at / state).glob("step-*")],
+        "there is no saved state",
+    )
+
+    def cut(at):
+        for path in (at / state).glob("step-*3.npz"):
+            path.write_bytes(path.read_bytes()[:-40])
+
+    refused(cut, "it cannot be read")
+
+    def shorten(at):
+        lines = (at / FILE_NAME).read_bytes().splitlines(keepends=True)
+        (at / FILE_NAME).write_bytes(b"".join(lines[:2]))
+
+    refused(shorten, "Lines of the ledger were lost")
+
+
+def test_other_data_or_another_plan_are_refused(tmp_path):
+    """The ledger names what changed; the second run would not be the first's rest."""
+    run = tmp_path / "run"
+    _killed(run, tmp_path / "none.npz", "pay:0")
+    with pytest.raises(ValueError, match="other.*data"):
+        resume_child.main(run, tmp_path / "none.npz", "never", data="other rows")
+    with pytest.raises(ValueError, match="plan"):
+        resume_child.main(run, tmp_path / "none.npz", "never", clip_norm=0.6)
+    assert _paid(run) == [0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
+def test_other_engines_resume_too(tmp_path, engine):
+    child = _start(tmp_path / "run", tmp_path / "o.npz", "update:2", engine)
+    child.communicate()
+    seen, _ = _finished(tmp_path / "run", tmp_path / "o.npz", engine)
+    assert seen == list(range(1, _STEPS + 1))

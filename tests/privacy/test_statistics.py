@@ -1,0 +1,278 @@
+"""The law of training's noise: its scale, its shape, once per logical step.
+
+Where every gradient is zero, SGD moves the weights by the noise alone, so after T
+steps each of P coordinates is a sum of T independent N(0, (σΔ·lr/B)²):
+
+    E Σθ² = T · P · σ²Δ² · lr² / B²,    Δ = sensitivity_multiplier · C.
+
+tensorflow-privacy alone gives √replicas and √microbatches times that.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+from tfdpsq.privacy import (
+    PrivacySpec,
+    make_logical_step,
+    make_optimizer,
+    make_plan,
+    train,
+)
+from tfdpsq.privacy.noise import SeededGaussianSumQuery, derived_seed, noise_key
+from tfdpsq.privacy.optimizers import ENGINES
+
+_RATE = 0.3
+_WRONG = (2 / 3, 3 / 2, math.sqrt(2), 1 / math.sqrt(2), 2, 1 / 2)
+
+
+def _plan(**changes):
+    # Everybody takes part in every step, so that it has as many microbatches as said.
+    values = dict(
+        epsilon=2.0, clip_norm=0.5, n=32, batch_size=32, steps=3, accountant="rdp"
+    )
+    return make_plan(PrivacySpec(**{**values, **changes}))
+
+
+def _deviation(plan):
+    """Of one step's update of one weight, from the spec and σ."""
+    spec = plan.spec
+    sensitivity = spec.sensitivity_multiplier * spec.clip_norm
+    return plan.noise_multiplier * sensitivity * _RATE / spec.batch_size
+
+
+def _fits(values, deviation):
+    """Two-sided χ² test of the variance of zero-mean Gaussians, at level 1e-5."""
+    tail = scipy.stats.chi2(len(values)).cdf((values**2).sum() / deviation**2)
+    return 5e-6 < tail < 1 - 5e-6
+
+
+def _assert_scale(values, deviation):
+    assert _fits(values, deviation)
+    for factor in _WRONG:
+        assert not _fits(values, factor * deviation)
+
+
+def _assert_uncorrelated(vectors):
+    """Each with every other; a correlation of P pairs has deviation 1/√P."""
+    for one, other in itertools.combinations(vectors, 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 4.5 / math.sqrt(len(one))
+
+
+class _Still:
+    """Two weights of one shape, and a loss that none of them moves."""
+
+    def __init__(self):
+        self.layers = [
+            tf.keras.layers.Dense(80, use_bias=False, kernel_initializer="zeros")
+            for _ in range(2)
+        ]
+        for layer in self.layers:
+            layer.build([None, 60])
+        self.variables = [layer.kernel for layer in self.layers]
+
+    def row_losses(self, batch):
+        outputs = [layer(batch["x"]) for layer in self.layers]
+        return 0.0 * tf.reduce_sum(tf.add_n(outputs), 1)
+
+    def copies(self, strategy):
+        """[replicas, P]: what each replica holds of all weights."""
+        held = [
+            [np.ravel(v) for v in strategy.experimental_local_results(variable)]
+            for variable in self.variables
+        ]
+        return np.stack([np.concatenate(one) for one in zip(*held)])
+
+
+def _strategy(replicas, logical_cpus):
+    if replicas == 1:
+        return tf.distribute.get_strategy()
+    # Collectives of two and of four devices cannot live in one process.
+    return tf.distribute.MirroredStrategy(
+        logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(logical_cpus):
+    """Trains on zero gradients; returns each replica's weights after each step."""
+    seen = {}
+
+    def run(replicas=1, microbatches=1, seed=11, engine="fast", **changes):
+        key = (replicas, microbatches, seed, engine, *sorted(changes.items()))
+        if key not in seen or seed is None:
+            plan = _plan(**changes)
+            # Only the other engines take rows that depend on each other.
+            coupled = plan.spec.sensitivity_multiplier > 1 and engine != "fast"
+            strategy, weights = _strategy(replicas, logical_cpus), []
+            with strategy.scope():
+                still = _Still()
+                optimizer = make_optimizer(plan, _RATE, "sgd", engine, seed)
+                train(
+                    plan,
+                    still.row_losses,
+                    still.variables,
+                    optimizer,
+                    lambda rows: {"x": np.ones((len(rows), 60), np.float32)},
+                    None if coupled else 32 // (replicas * microbatches),
+                    layers=still.layers,
+                    on_step=lambda *_: weights.append(still.copies(strategy)),
+                )
+                assert (
+                    int(tf.convert_to_tensor(optimizer.iterations)) == plan.spec.steps
+                )
+            seen[key] = plan, np.stack(weights)
+        return seen[key]
+
+    return run
+
+
+def _noise(weights):
+    """[steps, P]: what each step added to the first replica's weights."""
+    first = weights[:, 0].astype(np.float64)
+    return np.diff(first, axis=0, prepend=0)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_zero_gradients_leave_the_stated_noise(trained, replicas, microbatches):
+    plan, weights = trained(replicas, microbatches)
+    assert weights.shape == (3, replicas, 2 * 60 * 80)
+    # E Σθ² = steps · P · (σΔ·lr/B)², and so for each step alone.
+    _assert_scale(weights[-1, 0], math.sqrt(3) * _deviation(plan))
+    for step in _noise(weights):
+        _assert_scale(step, _deviation(plan))
+    # Two weights of one shape in three steps: six vectors, none like another.
+    _assert_uncorrelated(_noise(weights).reshape(6, -1))
+    # Replicas that drew for themselves would drift apart, or add up.
+    for other in range(1, replicas):
+        np.testing.assert_array_equal(weights[:, 0], weights[:, other])
+
+
+def test_the_noise_follows_from_its_seed_and_nothing_else(trained):
+    _, first = trained(1, 1)
+    for replicas, microbatches in ((2, 4), (4, 1)):
+        _, other = trained(replicas, microbatches)
+        np.testing.assert_array_equal(first[:, 0], other[:, 0])
+    draws = [_noise(trained(seed=seed)[1])[0] for seed in (11, 12, None, None)]
+    _assert_uncorrelated(draws)
+
+
+def test_the_noise_is_gaussian(trained):
+    plan, weights = trained(2, 4)
+    standard = _noise(weights).ravel() / _deviation(plan)
+    assert scipy.stats.kstest(standard, "norm").pvalue > 1e-4
+    # Other laws of the same variance are told apart.
+    for law in (
+        scipy.stats.laplace(scale=1 / math.sqrt(2)),
+        scipy.stats.uniform(-math.sqrt(3), 2 * math.sqrt(3)),
+        scipy.stats.truncnorm(-2, 2, scale=1 / scipy.stats.truncnorm(-2, 2).std()),
+    ):
+        assert scipy.stats.kstest(standard, law.cdf).pvalue < 1e-6
+
+
+@pytest.mark.parametrize("engine", ["dpkeras", "fast"])
+def test_a_larger_sensitivity_gets_as_much_more_noise(trained, engine):
+    plan, weights = trained(engine=engine, steps=1, sensitivity_multiplier=7.0)
+    sigma = plan.noise_multiplier
+    assert sigma == pytest.approx(_plan(steps=1).noise_multiplier)
+    _assert_scale(weights[0, 0], 7 * sigma * 0.5 * _RATE / 32)
+
+
+def _one_step(engine, replicas, microbatches, logical_cpus, jit=False):
+    """One logical step in the caller's own loop, on zero gradients."""
+    plan, strategy = _plan(), _strategy(replicas, logical_cpus)
+    with strategy.scope():
+        still = _Still()
+        step = make_logical_step(
+            still.row_losses,
+            still.variables,
+            optimizer := make_optimizer(plan, _RATE, "sgd", engine, 11),
+            8,
+            layers=still.layers,
+        )
+    rows = 8 * microbatches
+    batch = {"x": tf.zeros([rows, 60]), "weights": tf.ones([rows])}
+    arguments = (batch, tf.constant(rows))
+
+    @tf.function(jit_compile=jit)
+    def run(*arguments):
+        if replicas == 1:
+            return step(*arguments)
+        return strategy.run(step, arguments)
+
+    run(*arguments)
+    assert int(tf.convert_to_tensor(optimizer.iterations)) == 1
+    return plan, still.copies(strategy)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_custom_loops_have_the_same_noise(engine, logical_cpus, trained):
+    plan, copies = _one_step(engine, 2, 4, logical_cpus)
+    _assert_scale(copies[0], _deviation(plan))
+    for other in copies:
+        np.testing.assert_array_equal(other, trained(1, 1)[1][0, 0])
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "fast",
+        pytest.param("dpkeras", marks=pytest.mark.slow),
+        pytest.param("vectorized", marks=pytest.mark.slow),
+    ],
+)
+def test_the_step_compiles_with_xla_and_noises_alike(engine, logical_cpus):
+    plan, copies = _one_step(engine, 1, 4, logical_cpus, jit=True)
+    _assert_scale(copies[0], _deviation(plan))
+    _assert_uncorrelated(copies[0].reshape(2, -1))
+
+
+def test_steps_without_anybody_are_noisy_like_all_others(trained):
+    """Were they left out, how far the weights moved would show who was drawn."""
+    plan, weights = trained(n=32, batch_size=1, steps=8, seed=3)
+    noise = _noise(weights)
+    counts = {plan.sampler(seed=0).draw(step).count for step in range(8)}
+    assert 0 in counts  # one in three steps is empty
+    assert len(noise) == 8
+    for step in noise:
+        _assert_scale(step, _deviation(plan))
+
+
+def test_noise_keys_keep_all_their_bits_and_never_repeat():
+    """stateless_fold_in with a Python integer gave a 32-bit key for a whole step."""
+    seed = tf.constant([3 << 40, 5 << 50], tf.int64)
+    keys = {
+        tuple(noise_key(seed, tf.constant(step), position).numpy().tolist())
+        for step in range(50)
+        for position in range(40)
+    }
+    assert len(keys) == 50 * 40
+    assert noise_key(seed, tf.constant(1), 1).dtype == tf.int64
+    query = SeededGaussianSumQuery(1.0, 1.0)
+    zeros, step = [tf.zeros([64])], tf.constant(0, tf.int64)
+    draws = [
+        query.noised(zeros, tf.constant(other, tf.int64), step)[0].numpy()
+        for other in (
+            [1, 1],
+            [1 + (1 << 40), 1],
+            [1, 1 + (1 << 40)],
+            [1, 1 + (1 << 61)],
+        )
+    ]
+    for i, one in enumerate(draws):
+        assert all(np.abs(one - other).max() > 0.1 for other in draws[:i])
+
+
+def test_the_dropout_seed_tells_nothing_of_the_noise_seed():
+    optimizer = make_optimizer(_plan(), _RATE, "sgd", noise_seed=(5 << 100) + 3)
+    own = tuple(optimizer.dropout_seed.numpy().tolist())
+    seeds = {derived_seed(seed, "dropout") for seed in range(100)}
+    assert len(seeds) == 100 and all(seed >= 0 for seed in seeds)
+    assert not set(own) & {3, 5 << 37, (5 << 100) + 3}
+    # No draw of dropout and no draw of noise have a key in common.
+    assert own != optimizer._noise_words

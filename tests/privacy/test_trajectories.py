@@ -1,0 +1,208 @@
+"""What optimizers make of clipped and noised gradients, step by step.
+
+The loss is linear in the weights, so that gradients do not depend on where a
+trajectory is: the same rows and the same noise seed give every optimizer the same
+gradients, which plain SGD shows. Adam and Adafactor are then recomputed from them
+in float64, as their papers have them.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.privacy import (
+    Groups,
+    PrivacySpec,
+    make_logical_step,
+    make_optimizer,
+    make_plan,
+    train,
+)
+
+_STEPS = 6
+_COUNTS = (13, 16, 5, 0, 9, 16)  # rows in use, of 16
+
+
+def _plan(**changes):
+    values = dict(
+        epsilon=4.0, clip_norm=0.5, n=400, batch_size=16, steps=_STEPS, accountant="rdp"
+    )
+    return make_plan(PrivacySpec(**{**values, **changes}))
+
+
+class _Linear:
+    """A weighted sum of x·W + b: row i's gradients are aᵢ xᵢ ⊗ c and aᵢ c."""
+
+    def __init__(self):
+        random = np.random.default_rng(0)
+        self.layer = tf.keras.layers.Dense(3)
+        self.layer.build([None, 4])
+        self.layer.kernel.assign(random.normal(size=[4, 3]))
+        self.layer.bias.assign(random.normal(size=[3]))
+        self.variables = [self.layer.kernel, self.layer.bias]
+
+    def row_losses(self, batch):
+        columns = tf.constant([1.0, -0.5, 0.25])
+        return batch["a"] * tf.reduce_sum(self.layer(batch["x"]) * columns, 1)
+
+    def values(self):
+        return [v.numpy().astype(np.float64) for v in self.variables]
+
+
+def _rows(number, seed=0):
+    """Rows of all lengths, so that some are clipped and some are not."""
+    random = np.random.default_rng(seed)
+    return {
+        "x": random.normal(size=[number, 4]).astype(np.float32),
+        "a": np.exp(random.normal(-0.5, 1.5, size=number)).astype(np.float32),
+    }
+
+
+def _trajectory(optimizer, rate, from_zero=False):
+    """The weights before and after each step of k = 4 microbatches."""
+    model = _Linear()
+    made = make_optimizer(_plan(), rate, optimizer, noise_seed=7)
+    step = tf.function(
+        make_logical_step(
+            model.row_losses, model.variables, made, 4, layers=[model.layer]
+        )
+    )
+    seen = []
+    for number, count in enumerate(_COUNTS):
+        if from_zero:
+            for variable in model.variables:
+                variable.assign(tf.zeros_like(variable))
+        before = model.values()
+        batch = {**_rows(16, number), "weights": np.float32(np.arange(16) < count)}
+        step({k: tf.constant(v) for k, v in batch.items()}, tf.constant(count))
+        assert int(tf.convert_to_tensor(made.iterations)) == number + 1
+        seen.append((before, model.values()))
+    return seen
+
+
+@pytest.fixture(scope="module")
+def gradients():
+    """Per step and weight, what SGD at rate 1 subtracts from zero."""
+    steps = _trajectory("sgd", 1.0, from_zero=True)
+    return [[-value for value in after] for _, after in steps]
+
+
+def _sgd(start, gradients, rates):
+    for gradient, rate in zip(gradients, rates):
+        start = start - rate * gradient
+        yield start
+
+
+def _adam(start, gradients, rates):
+    """Kingma & Ba 2015, algorithm 1 with section 2's order of computation."""
+    mean, square = np.zeros_like(start), np.zeros_like(start)
+    for t, (gradient, rate) in enumerate(zip(gradients, rates), 1):
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.999 * square + 0.001 * gradient**2
+        corrected = rate * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        start = start - corrected * mean / (np.sqrt(square) + 1e-7)
+        yield start
+
+
+def _adafactor(start, gradients, rates):
+    """Shazeer & Stern 2018, algorithms 4 and 5; rate at most 1/√t, as Keras has it."""
+    rows, columns = np.zeros(start.shape[:-1]), np.zeros(start.shape[-1:])
+    square = np.zeros_like(start)
+    for t, (gradient, rate) in enumerate(zip(gradients, rates), 1):
+        decay = 1 - t**-0.8
+        new = gradient**2 + 1e-30
+        if start.ndim == 2:
+            rows = decay * rows + (1 - decay) * new.sum(1)
+            columns = decay * columns + (1 - decay) * new.sum(0)
+            square = np.outer(rows, columns) / rows.sum()
+        else:
+            square = decay * square + (1 - decay) * new
+        update = gradient / np.sqrt(square)
+        update = update / max(1.0, np.sqrt(np.mean(update**2)))
+        scale = max(1e-3, np.sqrt(np.mean(start**2)))
+        start = start - scale * min(rate, 1 / math.sqrt(t)) * update
+        yield start
+
+
+_BY_HAND = {"sgd": _sgd, "adam": _adam, "adafactor": _adafactor}
+# Of Adafactor's 1/√t, 0.6 is above from the third step on.
+_CONSTANT = (0.6, [0.6] * _STEPS)
+_SCHEDULE = (
+    tf.keras.optimizers.schedules.ExponentialDecay(0.4, 1, 0.5),
+    [0.4 * 0.5**step for step in range(_STEPS)],
+)
+
+
+@pytest.mark.parametrize("rate", [_CONSTANT, _SCHEDULE], ids=["constant", "schedule"])
+@pytest.mark.parametrize("optimizer", list(_BY_HAND))
+def test_a_trajectory_follows_its_paper_once_per_logical_step(
+    optimizer, rate, gradients
+):
+    given, by_step = rate
+    seen = _trajectory(optimizer, given)
+    for weight, start in enumerate(seen[0][0]):
+        own = [gradient[weight] for gradient in gradients]
+        expected = _BY_HAND[optimizer](start, own, by_step)
+        for (_, after), value in zip(seen, expected):
+            np.testing.assert_allclose(after[weight], value, rtol=2e-5, atol=2e-6)
+
+
+def test_a_rate_per_microbatch_would_be_seen(gradients):
+    """What was measured in tensorflow-privacy: iterations advanced k times a step."""
+    seen = _trajectory("adam", _SCHEDULE[0])
+    own = [gradient[0] for gradient in gradients]
+    rates = [0.4 * 0.5 ** (4 * step) for step in range(_STEPS)]
+    *_, wrong = _adam(seen[0][0][0], own, rates)
+    assert np.abs(wrong - seen[-1][1][0]).max() > 0.05
+
+
+def _trained(replicas, logical_cpus, optimizer="adam", groups=None, **changes):
+    plan = _plan(n=40, batch_size=12, **changes)
+    rows = _rows(40 if groups is None else len(groups.rows))
+    strategy = (
+        tf.distribute.get_strategy()
+        if replicas == 1
+        # Collectives of two and of four devices cannot live in one process.
+        else tf.distribute.MirroredStrategy(
+            logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
+        )
+    )
+    losses = []
+    with strategy.scope():
+        model = _Linear()
+        train(
+            plan,
+            model.row_losses,
+            model.variables,
+            make_optimizer(plan, 0.1, optimizer, noise_seed=7),
+            lambda at: {name: values[at] for name, values in rows.items()},
+            4,
+            layers=[model.layer],
+            groups=groups,
+            sampler_seed=3,
+            on_step=lambda _, loss: losses.append(loss),
+        )
+        return model.values(), losses
+
+
+@pytest.mark.parametrize("optimizer, numbers", [("adam", (2, 4)), ("adafactor", (2,))])
+def test_replicas_train_what_one_would(optimizer, numbers, logical_cpus):
+    """The same rows and noise; each replica has an uneven share of every batch."""
+    alone, losses = _trained(1, logical_cpus, optimizer)
+    for replicas in numbers:
+        shared, others = _trained(replicas, logical_cpus, optimizer)
+        for one, other in zip(alone, shared):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(losses, others, rtol=1e-4, atol=1e-6)
+
+
+def test_replicas_leave_a_users_rows_together(logical_cpus):
+    """Two rows each, clipped as one: dealt out row by row they would be two."""
+    groups = Groups.of([f"u{row % 24}" for row in range(64)])
+    options = dict(unit="user", rows_per_unit=2, groups=groups)
+    alone, _ = _trained(1, logical_cpus, **options)
+    shared, _ = _trained(2, logical_cpus, **options)
+    for one, other in zip(alone, shared):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,230 @@
+"""What a job releases holds none of its secrets, in any form that a file may have.
+
+They are the seeds of its noise and of its samplers, the rows it drew, the key of its
+fingerprints, the nonces of its ledgers, its losses, its times, and the private
+queries. What searches for them is tested here, too.
+"""
+
+import base64
+import gzip
+import importlib.util
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from tfdpsq.data import BeirDirectory, Tokenizer
+
+
+def _load(name):
+    path = pathlib.Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+recorder = _load("recorder")
+_search = _load("secret_search")
+Secret, find_secrets = _search.Secret, _search.find_secrets
+
+
+# -- The job's release -----------------------------------------------------------
+
+
+def _lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _seeds(job):
+    """The seeds of every run, as they stood in its secrets.json until it finished."""
+    entries = _lines(job.recorded / recorder.SECRETS)
+    return {
+        Secret(f"{key} of {pathlib.Path(entry['run']).name}", value)
+        for entry in entries
+        for key, value in entry.items()
+        if isinstance(value, int)
+    }
+
+
+def _rows(job):
+    """The rows of every step, in the order drawn and sorted."""
+    drawn = [entry["rows"] for entry in _lines(job.recorded / recorder.DRAWS)]
+    return [
+        Secret("rows drawn", rows)
+        for drawn_rows in drawn
+        for rows in (drawn_rows, sorted(drawn_rows))
+        if len(rows) >= 5
+    ]
+
+
+def _keys(job):
+    private = job.directory / "private"
+    key = Secret("the fingerprints' key", (private / "fingerprint.key").read_text())
+    ledgers = sorted(private.rglob("ledger.jsonl"))
+    return [key] + [
+        Secret(f"nonce of {path.parent.name}", _lines(path)[0]["nonce"])
+        for path in ledgers
+    ]
+
+
+def _measured(job):
+    """Losses and times: private measurements that no ε covers."""
+    private = job.directory / "private"
+    found = []
+    for path in sorted(private.rglob("curve.json")):
+        curve = json.loads(path.read_text())
+        for key in ("loss", "seconds"):
+            found += [Secret(f"{key} in {path.parent.name}", v) for v in curve[key]]
+    seconds = json.loads((private / "seconds.json").read_text())
+    # Of two digits, as 3.7, there are too few for a match to mean something.
+    return found + [
+        Secret(f"seconds of {stage}", value)
+        for stage, value in seconds.items()
+        if len(str(value)) >= 4
+    ]
+
+
+def _queries(job):
+    """Their texts and tokens, and the hash of them all without its key."""
+    vocabulary = job.directory / "release" / "prepare" / "vocabulary"
+    ids, lengths = Tokenizer(str(vocabulary / "spiece.model")).encode(job.queries, 12)
+    pairs = BeirDirectory(job.directory.parent / "pairs")
+    return [
+        Secret("the plain fingerprint of the pairs", pairs.fingerprint()),
+        *(Secret("a private query", query) for query in job.queries),
+        *(
+            Secret("a private query's tokens", np.asarray(row)[:length].tolist())
+            for row, length in zip(ids, lengths)
+        ),
+    ]
+
+
+_KINDS = {
+    "seeds": (_seeds, 4),
+    "rows": (_rows, 4),
+    "keys": (_keys, 3),
+    "measured": (_measured, 20),
+    "queries": (_queries, 100),
+}
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_the_release_holds_no_secret(job, kind):
+    collect, fewest = _KINDS[kind]
+    secrets = list(collect(job))
+    assert len(secrets) >= fewest, secrets  # Else nothing would be looked for.
+    release = job.directory / "release"
+    assert len(list(release.rglob("certificate.json"))) >= 3
+    assert find_secrets(release, secrets) == []
+
+
+def test_what_is_private_holds_them(job):
+    """The same search finds each kind where it belongs, so it is no blind one."""
+    found = "\n".join(
+        find_secrets(
+            job.directory / "private", _keys(job) + _measured(job) + _queries(job)
+        )
+    )
+    for path, name in (
+        ("fingerprint.key", "the fingerprints' key as text"),
+        ("runs/generator_eps8/ledger.jsonl", "nonce of generator_eps8 as text"),
+        ("logs/generator_eps8/curve.json", "loss in generator_eps8 as decimal"),
+        ("seconds.json", "seconds of generator_public as decimal"),
+    ):
+        assert f"{path}: {name}" in found
+    # results.json shows held-out private queries, and lies beside both.
+    assert any(
+        "a private query as" in f for f in find_secrets(job.directory, _queries(job))
+    )
+
+
+# -- The search itself -----------------------------------------------------------
+
+_SEED = 0xC0FFEE1234567890DEADBEEF87654321
+_HALF = (1 << 63) - 1
+_KEY = "9f" * 15 + "a7" + "3c" * 16
+_QUERY = "who sorts a “table” safely case 17"
+_LOSS = 6.281515598297119
+_DRAWN = [3, 17, 22, 41, 58]
+_PLANTED = {
+    "decimal": (_SEED, str(_SEED)),
+    "hex": (_SEED, hex(_SEED)),
+    "upper-case hex": (_SEED, f"{_SEED:X}"),
+    "little-endian": (_SEED, _SEED.to_bytes(16, "little")),
+    "big-endian": (_SEED, _SEED.to_bytes(16, "big")),
+    "int64 words": (_SEED, np.array([_SEED & _HALF, 7], "<i8").tobytes()),
+    "upper int64 word": (_SEED, np.array([7, _SEED >> 63 & _HALF], ">i8").tobytes()),
+    "JSON words": (_SEED, json.dumps({"key": [7, _SEED >> 64]})),
+    "signed word": (_SEED, str((_SEED >> 64) - (1 << 64))),
+    "base64": (_SEED, base64.b64encode(b"xy" + _SEED.to_bytes(16, "big") + b"z")),
+    "URL base64": (_SEED, base64.urlsafe_b64encode(_SEED.to_bytes(16, "little"))),
+    "base64 of decimal": (_SEED, base64.b64encode(f"seed={_SEED}".encode())),
+    "UTF-16": (_SEED, str(_SEED).encode("utf-16")),
+    "npz": (_SEED, None),
+    "gzip": (_SEED, gzip.compress(json.dumps({"seed": _SEED}).encode())),
+    "file name": (_SEED, ""),
+    "hex key": (_KEY, f"key: {_KEY}"),
+    "upper-case key": (_KEY, _KEY.upper()),
+    "key's bytes": (_KEY, bytes.fromhex(_KEY)),
+    "key's bytes reversed": (_KEY, bytes.fromhex(_KEY)[::-1]),
+    "key's base64": (_KEY, base64.b64encode(b"k" + bytes.fromhex(_KEY))),
+    "query": (_QUERY, f"<td>{_QUERY}</td>"),
+    "query in JSON": (_QUERY, json.dumps({"text": _QUERY})),
+    "query in base64": (_QUERY, base64.b64encode(_QUERY.encode())),
+    "query in UTF-16": (_QUERY, _QUERY.encode("utf-16")),
+    "query in hex": (_QUERY, _QUERY.encode().hex()),
+    "loss in JSON": (_LOSS, json.dumps({"loss": [6.1, _LOSS]})),
+    "loss as float32": (_LOSS, f"loss {np.float32(_LOSS)} after"),
+    "loss in binary": (_LOSS, b"\x11" + np.array(_LOSS, "<f8").tobytes()),
+    "loss, big-endian": (_LOSS, np.array([1.0, _LOSS], ">f8").tobytes()),
+    "loss in base64": (_LOSS, base64.b64encode(np.array([2.0, _LOSS]).tobytes())),
+    "seconds": (13.67, json.dumps({"seconds": 13.67})),
+    "rows as int32": (_DRAWN, np.array([0, *_DRAWN], "<i4").tobytes()),
+    "rows as int64": (_DRAWN, np.array(_DRAWN, "<i8").tobytes()),
+    "rows, big-endian": (_DRAWN, np.array(_DRAWN, ">i8").tobytes()),
+    "rows in JSON": (_DRAWN, json.dumps({"rows": _DRAWN})),
+    "rows in CSV": (_DRAWN, ",".join(map(str, _DRAWN))),
+    "rows in lines": (_DRAWN, "\n".join(map(str, _DRAWN))),
+    "rows in base64": (_DRAWN, base64.b64encode(np.array([7, *_DRAWN]).tobytes())),
+}
+
+
+def _clean_release(folder):
+    """Files as a release has them: weights, numbers, texts."""
+    random = np.random.default_rng(5)
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "weights.h5").write_bytes(random.bytes(1 << 20))
+    np.savez_compressed(folder / "model" / "slots.npz", a=random.random(1000))
+    (folder / "certificate.json").write_text(
+        json.dumps({"epsilon": 7.98, "steps": [1, 2, 3, 4, 5], "head": "ab" * 32})
+    )
+    (folder / "queries.jsonl").write_text('{"text": "who sorts a table case 18"}\n')
+    (folder / "empty").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("form", _PLANTED)
+def test_a_planted_secret_is_found_in_any_form(tmp_path, form):
+    value, content = _PLANTED[form]
+    release = _clean_release(tmp_path / "release")
+    secrets = [Secret("planted", value), Secret("another", (1 << 120) + 12345)]
+    assert find_secrets(release, secrets) == []
+    target = release / "model" / "planted.bin"
+    if form == "npz":
+        words = np.array([_SEED & _HALF, _SEED >> 63 & _HALF])
+        np.savez_compressed(target.with_suffix(".npz"), key=words)
+    elif form == "file name":
+        (release / "model" / f"state-{_SEED}").write_text("")
+    else:
+        raw = content.encode() if isinstance(content, str) else content
+        target.write_bytes(b"before it " + raw if form != "gzip" else raw)
+    (*_, found) = find_secrets(release, secrets)
+    assert "planted as " in found and found.startswith("model/")
+
+
+@pytest.mark.parametrize("value", [7, [1, 2, 3], "short"])
+def test_what_would_match_by_chance_is_no_secret(value):
+    with pytest.raises(AssertionError):
+        _search.forms(value)

@@ -1,0 +1,121 @@
+"""The main job at a tiny size, as its users run it: killed on the way, restarted."""
+
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+_HERE = pathlib.Path(__file__).parent
+_ROOT = _HERE.parents[1]
+
+_CONFIG = """
+import importlib.util
+
+def _load(path):
+    spec = importlib.util.spec_from_file_location("loaded", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+def get_config():
+    _load({recorder!r}).record({recorded!r})
+    return _load({tiny!r}).tiny_config({data!r})
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A finished job.
+
+    Attributes:
+      directory: its workdir; "pairs" lies beside it.
+      config: its config file.
+      queries: all private queries.
+      before: its stages that were finished when it was killed; see `stages`.
+      table: what the restarted command printed.
+      recorded: directory of what `recorder` kept.
+    """
+
+    directory: pathlib.Path
+    config: pathlib.Path
+    queries: list
+    before: dict
+    table: str
+    recorded: pathlib.Path
+
+
+def make(base):
+    """Runs the job in `base`, with a kill in the middle."""
+    queries = load(_HERE / "tiny.py").write_pairs(base / "pairs")
+    config = base / "config.py"
+    config.write_text(
+        _CONFIG.format(
+            tiny=str(_HERE / "tiny.py"),
+            recorder=str(_HERE / "recorder.py"),
+            recorded=str(base / "recorded"),
+            data=str(base / "pairs"),
+        )
+    )
+    before = _killed_during(config, base / "work", "generator_eps8")
+    done = command(config, base / "work")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return Job(base / "work", config, queries, before, done.stdout, base / "recorded")
+
+
+def command(config, directory, *options):
+    """Runs the job's command to its end."""
+    return subprocess.run(
+        **_arguments(config, directory, *options),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def stages(directory):
+    """When each finished stage was written."""
+    return {
+        path: path.stat().st_mtime_ns
+        for path in directory.rglob("stage.json")
+        if not any(part.endswith(".partial") for part in path.parts)
+    }
+
+
+def load(path):
+    """Imports a file of this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _arguments(config, directory, *options):
+    return {
+        "args": [
+            sys.executable,
+            "-m",
+            "tfdpsq.run.pipeline",
+            f"--config={config}",
+            f"--workdir={directory}",
+            *options,
+        ],
+        "cwd": _ROOT,
+        "env": {**os.environ, "PYTHONPATH": str(_ROOT)},
+    }
+
+
+def _killed_during(config, directory, stage):
+    """Starts the job and kills it (-9) in the middle of a stage."""
+    log = directory.parent / "killed.log"
+    with open(log, "w") as stderr:
+        job = subprocess.Popen(**_arguments(config, directory), stderr=stderr)
+        deadline = time.monotonic() + 300
+        while f"{stage}: started" not in log.read_text():
+            assert job.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        job.kill()
+        job.wait()
+    return stages(directory)

@@ -1,0 +1,108 @@
+"""From a draw of row numbers to the padded batch that a logical step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.sampling import Draw
+
+# Batches whose rows depend on each other are padded to a multiple of this, which
+# keeps the number of compiled shapes small.
+_COUPLED_MULTIPLE = 8
+
+
+def padded_rows(plan: PrivacyPlan, count: int, microbatch_size: int | None) -> int:
+    """The static number of rows a batch of `count` is padded to.
+
+    Args:
+      plan: says how many rows a draw can have.
+      count: rows drawn.
+      microbatch_size: rows differentiated at a time on one replica, or `None` for
+        coupled rows.
+
+    Returns:
+      For independent rows always the same: the maximum, rounded up to a multiple
+      of `microbatch_size` times the replicas in sync. For coupled rows, whose cost
+      grows with the square of the batch, the count rounded up to a multiple of 8.
+
+    Raises:
+      InputError: coupled rows on several replicas.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if microbatch_size is not None:
+        multiple = microbatch_size * replicas
+        return -(-plan.max_rows // multiple) * multiple
+    if replicas > 1:
+        raise validation.InputError(
+            f"rows that depend on each other must stay on one replica, but there are "
+            f"{replicas}. Train outside the strategy's scope."
+        )
+    return max(1, -(-count // _COUPLED_MULTIPLE)) * _COUPLED_MULTIPLE
+
+
+def batch_of(
+    take: Callable[[np.ndarray], Mapping[str, np.ndarray]], draw: Draw, rows: int
+) -> dict[str, np.ndarray]:
+    """The rows drawn, with zeros in every padding row, and their "weights".
+
+    Args:
+      take: maps row numbers [rows] int64 to a dict of arrays with `rows` rows.
+      draw: what the sampler drew.
+      rows: static number of rows, at least `draw.count`.
+
+    Raises:
+      InputError: `take` returns another number of rows.
+    """
+    indices = np.zeros(rows, np.int64)
+    weights = np.zeros(rows, np.float32)
+    indices[: draw.count] = draw.indices[: draw.count]
+    weights[: draw.count] = draw.weights[: draw.count]
+    batch = {}
+    for name, values in take(indices).items():
+        if len(values) != rows:
+            raise validation.InputError(
+                f"take returned {len(values)} rows of {name!r} for {rows} row "
+                "numbers; it must return one row for each."
+            )
+        batch[name] = np.array(values)
+        # Not row 0 of the data, at which padding points.
+        batch[name][weights == 0] = 0
+    batch["weights"] = weights
+    return batch
+
+
+def split_over_replicas(
+    batch: Mapping[str, np.ndarray], count: int, replicas: int, rows_per_unit: int
+) -> tuple[Callable[[int], dict[str, tf.Tensor]], Callable[[int], tf.Tensor]]:
+    """Deals the units of a batch to the replicas like cards.
+
+    Args:
+      batch: arrays of `rows` leading rows, in use from the front.
+      count: leading rows in use.
+      replicas: how many; they must divide the number of units that fit.
+      rows_per_unit: rows that stay together.
+
+    Returns:
+      Two functions of the replica's number: its rows, and how many leading ones of
+      them are in use, scalar int32.
+    """
+    units = count // rows_per_unit
+
+    def rows_of(replica: int) -> dict[str, tf.Tensor]:
+        dealt = {}
+        for name, values in batch.items():
+            by_unit = values.reshape(-1, rows_per_unit, *values.shape[1:])
+            own = by_unit[replica::replicas]
+            dealt[name] = tf.convert_to_tensor(own.reshape(-1, *values.shape[1:]))
+        return dealt
+
+    def count_of(replica: int) -> tf.Tensor:
+        own = len(range(replica, units, replicas))
+        return tf.constant(own * rows_per_unit, tf.int32)
+
+    return rows_of, count_of

@@ -1,0 +1,214 @@
+"""What a killed run needs to go on as if nothing had happened.
+
+    DIRECTORY/ledger.jsonl            the steps paid for; see `ledger`
+    DIRECTORY/state/secrets.json      seeds of noise, dropout and sampler
+    DIRECTORY/state/step-00000025.npz weights and optimizer after 25 steps
+
+The seeds are as secret as the data: whoever has them can subtract the noise. So
+none of this lies in a directory meant for release, and `discard` removes the state
+once the result is safe. The ledger stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import secrets as system_secrets
+import shutil
+import zipfile
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.privacy.sampling import fresh_seed
+
+STATE = "state"
+SECRETS = "secrets.json"
+_KEPT = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Secrets:
+    """The seeds of one run.
+
+    Attributes:
+      noise_seed: of noise and dropout, 128 bits.
+      sampler_seed: of which rows are drawn, 128 bits.
+    """
+
+    noise_seed: int
+    sampler_seed: int
+
+
+def open_secrets(directory: str | os.PathLike, steps_paid: int) -> Secrets:
+    """The seeds of the run in `directory`, made and written if it is new.
+
+    Args:
+      directory: the run's private directory.
+      steps_paid: what its ledger says.
+
+    Raises:
+      InputError: steps were paid for but the seeds are gone, so that no replay can
+        be the same step.
+      DataError: the file is damaged.
+    """
+    path = pathlib.Path(directory) / STATE / SECRETS
+    if path.is_file():
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            return Secrets(int(found["noise_seed"]), int(found["sampler_seed"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise validation.DataError(
+                path,
+                f"it does not hold the run's two seeds ({error})",
+                "Restore it from a backup: without it the run cannot go on.",
+            ) from error
+    if steps_paid:
+        raise spent(directory, steps_paid, f"{path} is not there")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    made = Secrets(fresh_seed(), fresh_seed())
+    _write(path, json.dumps(dataclasses.asdict(made)).encode())
+    return made
+
+
+def is_open(directory: str | os.PathLike) -> bool:
+    """Whether the directory holds the seeds of a run that is not discarded yet."""
+    return (pathlib.Path(directory) / STATE / SECRETS).is_file()
+
+
+def save(
+    directory: str | os.PathLike, step: int, variables: Sequence[tf.Variable]
+) -> None:
+    """Writes the values after `step` steps, and removes all but the last two files.
+
+    Args:
+      directory: the run's private directory.
+      step: logical steps executed.
+      variables: weights and optimizer, always in the same order.
+
+    Raises:
+      InputError: the disk is full or the place cannot be written.
+    """
+    folder = pathlib.Path(directory) / STATE
+    partial = folder / f".{system_secrets.token_hex(4)}.partial"
+    try:
+        with open(partial, "wb", opener=_owner_only) as file:
+            values = {f"{i:05d}": v.numpy() for i, v in enumerate(variables)}
+            np.savez(file, **values)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, folder / f"step-{step:08d}.npz")
+        _flush_directory(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise validation.InputError(
+            f"the state after step {step} could not be written to {folder} "
+            f"({error.strerror}). Make room there and start the same command again: "
+            "it goes on from the state before, and pays for no step twice."
+        ) from error
+    for old in _files(folder)[:-_KEPT]:
+        old.unlink()
+    for left in folder.glob(".*.partial"):
+        left.unlink()
+
+
+def restore(
+    directory: str | os.PathLike, variables: Sequence[tf.Variable], steps_paid: int
+) -> int | None:
+    """Sets the variables to the last state saved.
+
+    Args:
+      directory: the run's private directory.
+      variables: as given to `save`.
+      steps_paid: what the ledger says.
+
+    Returns:
+      Steps executed in that state; `None` where the run is new.
+
+    Raises:
+      InputError: the state is of other variables; the ledger has fewer steps than
+        the state; or steps were paid for and there is no state.
+      DataError: the file is damaged.
+    """
+    files = _files(pathlib.Path(directory) / STATE)
+    if not files:
+        if steps_paid:
+            raise spent(directory, steps_paid, "there is no saved state")
+        return None
+    path = files[-1]
+    step = int(path.stem.split("-")[1])
+    if step > steps_paid:
+        raise validation.DataError(
+            path,
+            f"it is the state after {step} steps, but the ledger has {steps_paid}",
+            "Lines of the ledger were lost: restore it from a backup.",
+        )
+    try:
+        with np.load(path) as saved:
+            values = [saved[name] for name in sorted(saved.files)]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        raise validation.DataError(
+            path,
+            f"it cannot be read ({error})",
+            "Delete it: training goes on from the state before it, if that is there, "
+            "and repeats steps that are paid already.",
+        ) from error
+    shapes = [(v.dtype.as_numpy_dtype, tuple(v.shape)) for v in variables]
+    if [(value.dtype.type, value.shape) for value in values] != shapes:
+        raise validation.InputError(
+            f"{path} is the state of another model or optimizer: its {len(values)} "
+            f"arrays do not have the types and shapes of the {len(shapes)} variables. "
+            "Use the settings it was made with, or another directory."
+        )
+    for variable, value in zip(variables, values):
+        variable.assign(value)
+    return step
+
+
+def discard(directory: str | os.PathLike) -> None:
+    """Removes seeds and weights of a run whose result is safe; the ledger stays."""
+    shutil.rmtree(pathlib.Path(directory) / STATE, ignore_errors=True)
+
+
+def spent(
+    directory: str | os.PathLike, steps_paid: int, why: str
+) -> validation.InputError:
+    """The error for a budget that was spent on a run which cannot be continued."""
+    return validation.InputError(
+        f"the ledger in {directory} says that {steps_paid} steps were paid for, but "
+        f"{why}, so they cannot be repeated as the same steps. Training again would "
+        "spend the budget a second time: restore the state from a backup, or, to "
+        "spend again knowingly, move the ledger away and add up both certificates."
+    )
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(folder.glob("step-*.npz"))
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    partial = path.with_name(f".{system_secrets.token_hex(4)}.partial")
+    with open(partial, "wb", opener=_owner_only) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    _flush_directory(path.parent)
+
+
+def _owner_only(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _flush_directory(folder: pathlib.Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

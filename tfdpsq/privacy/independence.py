@@ -1,0 +1,87 @@
+"""Whether each row's loss depends on that row alone, tried on real rows.
+
+Clipping per row bounds what one row can do only if its loss reads no other row.
+Batch normalisation and in-batch softmax read all of them, and nothing in a vector
+of losses shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.privacy.fast.capture import flatten
+from tfdpsq.privacy.jacobian import require_rows
+from tfdpsq.privacy.randomness import replayable
+
+
+def check_independence(
+    row_losses: Callable[[Mapping[str, tf.Tensor]], tf.Tensor],
+    batch: Mapping[str, np.ndarray],
+    layers: Iterable[tf.Module] = (),
+) -> None:
+    """Replaces all rows but one by copies of that one: its loss must not move.
+
+    That finds every dependence on statistics of the batch and on the other rows'
+    scores, as far as the rows given differ from each other. Random numbers are held
+    fixed; a model that draws some by itself cannot be tried, and a warning says so.
+
+    Args:
+      row_losses: as for `make_logical_step`.
+      batch: at least two rows, "weights" included.
+      layers: the model, for its random layers.
+
+    Raises:
+      InputError: a loss changed; or the losses are not one per row.
+    """
+    layers = list(layers)
+    rows = len(batch["weights"])
+
+    def losses(values: Mapping[str, np.ndarray]) -> np.ndarray:
+        tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+        with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
+            found = require_rows(row_losses(tensors))
+        if found.shape[0] != rows:
+            raise validation.InputError(
+                f"there are {found.shape[0]} losses for {rows} rows. Return exactly "
+                "one loss per row."
+            )
+        return np.asarray(found, np.float64)
+
+    before = losses(batch)
+    # Summation order may differ by rounding, and in 16 bits by more.
+    tolerance = 0.05 if computes_in_16_bits(layers) else 1e-4
+    allowed = tolerance * np.maximum(np.abs(before), 1e-3)
+    if np.any(np.abs(losses(batch) - before) > allowed):
+        logging.warning(
+            "the losses draw random numbers of their own, so whether each depends on "
+            "its own row alone could not be tried; neither will a resumed run repeat "
+            "them. Use Keras layers for randomness, and name the model in `layers`."
+        )
+        return
+    for row in sorted({0, rows - 1}):
+        alone = {
+            name: np.repeat(np.asarray(value)[row : row + 1], rows, axis=0)
+            for name, value in batch.items()
+        }
+        after = losses(alone)[row]
+        if abs(after - before[row]) > allowed[row]:
+            raise validation.InputError(
+                f"the loss of row {row} is {before[row]:.6g} among the other rows and "
+                f"{after:.6g} among copies of itself, so it depends on them and "
+                "clipping by row bounds nothing. Common causes are batch "
+                "normalisation (use LayerNormalization, or freeze it) and an in-batch "
+                "softmax (declare its sensitivity: sensitivity_multiplier in the "
+                "spec, microbatch_size None)."
+            )
+
+
+def computes_in_16_bits(layers: Iterable[tf.Module]) -> bool:
+    """Whether any of the layers computes in float16 or bfloat16."""
+    return any(
+        layer.compute_dtype in ("float16", "bfloat16") for layer in flatten(layers)
+    )

@@ -1,0 +1,77 @@
+"""What tensorflow-privacy's per-example Jacobians need around them to be safe."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdpsq import validation
+
+
+def require_rows(losses: tf.Tensor) -> tf.Tensor:
+    """The losses, if they are one per row.
+
+    Args:
+      losses: [rows] float, rows static.
+
+    Raises:
+      InputError: anything else, such as a loss already reduced to a scalar.
+    """
+    if losses.shape.rank != 1 or losses.shape[0] is None:
+        raise validation.InputError(
+            f"losses have shape {losses.shape}; per-example clipping needs a vector "
+            "of static length, one loss per row. Use reduction=NONE and a fixed "
+            "batch size."
+        )
+    return losses
+
+
+class FiniteTape:
+    """A gradient tape whose Jacobians hold no NaN and no infinity.
+
+    Clipping by norm turns one infinite entry into NaN for the whole sum. A row
+    whose gradient has no finite norm contributes zero instead, which is within
+    every clip norm.
+
+    Attributes:
+      all_finite: scalar bool, whether every row's gradient had a finite norm; set
+        by `jacobian`. Where it is false, zeroed rows may be innocent: inside one
+        batched product 0 · NaN is NaN, so a bad row spoils its neighbours.
+    """
+
+    def __init__(self, tape: tf.GradientTape):
+        """Wraps the tape that recorded the losses."""
+        self._tape = tape
+        self.all_finite = tf.constant(True)
+
+    def __enter__(self):
+        """Goes on recording."""
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        """Stops recording."""
+        return self._tape.__exit__(*exception)
+
+    def watch(self, tensors: tf.Tensor) -> None:
+        """As the tape's own."""
+        self._tape.watch(tensors)
+
+    def jacobian(self, target, sources, **options) -> list[tf.Tensor]:
+        """As the tape's own, with zeros for rows whose norm is not finite."""
+        options["unconnected_gradients"] = tf.UnconnectedGradients.ZERO
+        jacobians = [
+            tf.convert_to_tensor(j)
+            for j in self._tape.jacobian(target, sources, **options)
+        ]
+        squared = tf.add_n(
+            [
+                tf.reduce_sum(tf.square(tf.cast(j, tf.float32)), range(1, j.shape.rank))
+                for j in jacobians
+            ]
+        )
+        finite = tf.math.is_finite(squared)
+        self.all_finite = tf.reduce_all(finite)
+        return [
+            tf.where(tf.reshape(finite, [-1] + [1] * (j.shape.rank - 1)), j, 0)
+            for j in jacobians
+        ]

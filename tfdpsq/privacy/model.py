@@ -1,0 +1,295 @@
+"""Keras's compile and fit for a private model.
+
+    plan = privacy.make_plan(privacy.PrivacySpec(epsilon=8.0, clip_norm=0.1, ...))
+    private = privacy.PrivateModel(model, plan, microbatch_size=32)
+    private.compile(privacy.make_optimizer(plan, 1e-3), loss=loss)   # reduction=NONE
+    private.fit(x, y)
+    private.epsilon()
+
+`fit` takes the data themselves, not batches of them, because the guarantee rests
+on how batches are drawn. Predicting, evaluating, saving and further layers go on
+with the model that was wrapped: its weights are trained in place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.privacy.jacobian import require_rows
+from tfdpsq.privacy.optimizers import LogicalStep
+from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.reads import PrivateReads
+from tfdpsq.privacy.sampling import Groups
+from tfdpsq.privacy.step import Batch
+from tfdpsq.privacy.training import train
+
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+class PrivateModel(tf.keras.Model):
+    """Any Keras model, trained by a plan.
+
+    Attributes:
+      model: the model that was wrapped.
+      plan: what `fit` runs.
+      steps_executed: logical steps that `fit` has run.
+      reads: what was read of private data outside the budget.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        plan: PrivacyPlan,
+        microbatch_size: int = 32,
+        strict: bool = False,
+    ):
+        """Wraps a model.
+
+        Args:
+          model: functional, sequential or subclassed.
+          plan: made by `make_plan` for the data that `fit` will get.
+          microbatch_size: rows differentiated at a time.
+          strict: refuse validation data and withhold training losses, which are
+            measurements of private data that ε does not cover.
+        """
+        super().__init__(name=f"private_{model.name}")
+        self.model = model
+        self.plan = plan
+        self.microbatch_size = validation.positive_integer(
+            "microbatch_size", microbatch_size
+        )
+        self.steps_executed = 0
+        self.reads = PrivateReads(strict=strict)
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """What the wrapped model returns."""
+        return self.model(inputs, training=training, mask=mask)
+
+    def compile(
+        self,
+        optimizer: LogicalStep,
+        loss: Loss | str,
+        jit_compile: bool = False,
+        **options: Any,
+    ) -> None:
+        """Sets optimizer and loss.
+
+        Args:
+          optimizer: made by `make_optimizer` from the same plan.
+          loss: a Keras loss with `reduction=NONE`, the name of one, or a function of
+            (targets, predictions) to losses with the rows as first dimension;
+            further dimensions are averaged.
+          jit_compile: compile the step with XLA.
+          **options: passed on to Keras; metrics are computed by `evaluate` alone.
+
+        Raises:
+          InputError: another optimizer or plan, or a loss that reduces over rows.
+        """
+        if not isinstance(optimizer, LogicalStep):
+            raise validation.InputError(
+                f"optimizer is a {type(optimizer).__name__}, which neither clips nor "
+                "adds noise. Make it with tfdpsq.privacy.make_optimizer(plan, ...)."
+            )
+        if optimizer.plan != self.plan:
+            raise validation.InputError(
+                "the optimizer was made for another plan than the model. Make both "
+                "from one plan."
+            )
+        self._row_loss = _per_row(loss)
+        self._jit = jit_compile
+        super().compile(optimizer=optimizer, loss=self._row_loss, **options)
+
+    def fit(  # noqa: D417  (the arguments of Keras's that have no meaning here)
+        self,
+        x: Any,
+        y: Any,
+        *,
+        groups: Groups | None = None,
+        directory: str | os.PathLike | None = None,
+        data_fingerprint: str = "",
+        steps_per_epoch: int | None = None,
+        callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+        validation_data: tuple[Any, Any] | None = None,
+        verbose: int = 0,
+    ) -> tf.keras.callbacks.History:
+        """Runs the plan: its steps, drawn by its sampler from all rows.
+
+        Args:
+          x: inputs, arrays with one row per example, nested as the model takes
+            them; a row is a unit unless `groups` says otherwise.
+          y: targets, likewise.
+          groups: for unit "user", which rows are whose.
+          directory: see `train`; with it the run survives being killed.
+          data_fingerprint: see `train`.
+          steps_per_epoch: after how many steps callbacks see the end of an epoch;
+            `None` takes n over the batch size.
+          callbacks: Keras callbacks; `stop_training` is heeded.
+          validation_data: (x, y), evaluated after every epoch. A private read,
+            recorded in `reads`, unless it is public.
+          verbose: as in Keras.
+
+        Returns:
+          Keras's history. Its losses are private measurements, recorded in `reads`;
+          in strict mode there are none.
+
+        Raises:
+          InputError: not compiled; a data set instead of arrays; rows that differ in
+            number from each other or from the plan; what `train` raises.
+        """
+        if not self._is_compiled:
+            raise validation.InputError("call compile(optimizer, loss) before fit.")
+        data = _rows_of({"x": x, "y": y})
+        flat = tf.nest.flatten(data)
+        rows = len(flat[0])
+        if validation_data is not None:
+            self.reads.record(
+                "the validation data, after every epoch", "the history of fit()"
+            )
+        if not self.reads.strict:
+            self.reads.record("the training loss of every step", "the history of fit()")
+        steps = self.plan.spec.steps
+        per_epoch = steps_per_epoch or max(1, round(1 / self.plan.sampling_probability))
+        watch = tf.keras.callbacks.CallbackList(
+            callbacks,
+            add_history=True,
+            add_progbar=verbose != 0,
+            model=self,
+            verbose=verbose,
+            epochs=-(-steps // per_epoch),
+            steps=per_epoch,
+        )
+        epoch = _Epochs(self, watch, per_epoch, steps, validation_data)
+        self.stop_training = False
+        watch.on_train_begin()
+
+        def row_losses(batch: Batch) -> tf.Tensor:
+            parts = [batch[f"{i:04d}"] for i in range(len(flat))]
+            packed = tf.nest.pack_sequence_as(data, parts)
+            predictions = self.model(packed["x"], training=True)
+            if self.model.losses:
+                raise validation.InputError(
+                    f"the model adds {len(self.model.losses)} losses of its own "
+                    "(regularisation), which belong to no row. Remove them; use the "
+                    "optimizer's weight decay instead."
+                )
+            losses = self._row_loss(packed["y"], predictions)
+            if losses.shape.rank is not None and losses.shape.rank > 1:
+                losses = tf.reduce_mean(losses, range(1, losses.shape.rank))
+            return require_rows(losses)
+
+        self.steps_executed = train(
+            self.plan,
+            row_losses,
+            self.model.trainable_variables,
+            self.optimizer,
+            lambda at: {f"{i:04d}": values[at] for i, values in enumerate(flat)},
+            self.microbatch_size,
+            layers=[self.model],
+            units=None if groups is not None else rows,
+            groups=groups,
+            directory=directory,
+            data_fingerprint=data_fingerprint,
+            on_step=epoch.step,
+            jit_compile=self._jit,
+        )
+        watch.on_train_end()
+        return self.history
+
+    def epsilon(self, accountant: str | None = None) -> float:
+        """ε spent by the steps that `fit` executed; see `PrivacyPlan.epsilon`."""
+        return self.plan.epsilon(self.steps_executed, accountant)
+
+
+class _Epochs:
+    """Tells Keras's callbacks of steps and epochs."""
+
+    def __init__(self, model, watch, per_epoch, steps, validation_data):
+        self._model = model
+        self._watch = watch
+        self._per_epoch = per_epoch
+        self._steps = steps
+        self._validation = validation_data
+        self._losses: list[float] = []
+
+    def step(self, executed: int, loss: float) -> bool:
+        epoch, batch = divmod(executed - 1, self._per_epoch)
+        if batch == 0 or not self._losses:  # also where a killed run goes on
+            self._watch.on_epoch_begin(epoch)
+        self._losses.append(loss)
+        logs = {} if self._model.reads.strict else {"loss": np.mean(self._losses)}
+        self._watch.on_train_batch_begin(batch)
+        self._watch.on_train_batch_end(batch, logs)
+        if batch == self._per_epoch - 1 or executed == self._steps:
+            if self._validation is not None:
+                found = self._model.evaluate(
+                    *self._validation, verbose=0, return_dict=True
+                )
+                logs = {**logs, **{f"val_{name}": v for name, v in found.items()}}
+            self._watch.on_epoch_end(epoch, logs)
+            self._losses = []
+        return bool(self._model.stop_training)
+
+
+class _PerRow(tf.keras.losses.Loss):
+    """A loss's values row by row, with targets and predictions of like shape."""
+
+    def __init__(self, function: Loss):
+        super().__init__(reduction=tf.keras.losses.Reduction.NONE)
+        self._function = function
+
+    def call(self, y_true, y_pred):
+        y_pred = tf.convert_to_tensor(y_pred)
+        y_true = tf.convert_to_tensor(y_true)
+        # One number per row is one column: [B] against [B, 1] would broadcast to
+        # every pair of rows, and [B] against [B] would be averaged over rows.
+        if y_pred.shape.rank == 1:
+            y_pred = y_pred[:, tf.newaxis]
+        if y_true.shape.rank == 1 and y_pred.shape.rank == 2 and y_pred.shape[1] == 1:
+            y_true = y_true[:, tf.newaxis]
+        return self._function(y_true, y_pred)
+
+
+def _per_row(loss: Loss | str) -> tf.keras.losses.Loss:
+    if isinstance(loss, str):
+        loss = tf.keras.losses.get(loss)
+    if not isinstance(loss, tf.keras.losses.Loss):
+        if not callable(loss):
+            raise validation.InputError(
+                f"loss is {loss!r}; give a Keras loss or a function of (targets, "
+                "predictions)."
+            )
+        return _PerRow(loss)
+    if loss.reduction != tf.keras.losses.Reduction.NONE:
+        raise validation.InputError(
+            f"loss {loss.name!r} has reduction {loss.reduction!r}, which adds up rows "
+            "before they are clipped. Make it with "
+            "reduction=tf.keras.losses.Reduction.NONE."
+        )
+    return _PerRow(loss)
+
+
+def _rows_of(data: Any) -> Any:
+    """The data as nested arrays, all with the same number of rows."""
+
+    def as_array(values: Any) -> np.ndarray:
+        if isinstance(values, tf.data.Dataset) or not hasattr(values, "__len__"):
+            raise validation.InputError(
+                f"fit got a {type(values).__name__}. Give arrays with one row per "
+                "example: the plan's sampler must draw the batches itself. For data "
+                "that do not fit in memory use tfdpsq.privacy.train."
+            )
+        return np.asarray(values)
+
+    arrays = tf.nest.map_structure(as_array, data)
+    counts = {len(values) for values in tf.nest.flatten(arrays)}
+    if len(counts) > 1:
+        raise validation.InputError(
+            f"inputs and targets have {sorted(counts)} rows; give as many of each."
+        )
+    return arrays

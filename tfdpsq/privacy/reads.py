@@ -1,0 +1,140 @@
+"""The taint list: what was read of the private data outside the privacy budget.
+
+Clipping and noise cover the steps of training, and ε counts those alone. Whatever
+else looks at private data is not covered: validation metrics on private queries, a
+vocabulary made from them, a model chosen by them, training losses that somebody
+watches. Each such read is recorded here before it happens, and the certificate
+lists it; in strict mode it is refused instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from absl import logging
+
+from tfdpsq.privacy.append_only import AppendOnlyFile
+from tfdpsq.validation import DataError, InputError
+
+FILE_NAME = "private_reads.jsonl"
+
+_RESTORE = "Restore the file from a backup; it must not be edited"
+
+
+class PrivateReads:
+    """Records private reads, in the order of their first time, each once.
+
+    Attributes:
+      path: the file that keeps them beyond this process, or `None`.
+      strict: whether a private read is refused instead of recorded.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike | None = None, strict: bool = False
+    ) -> None:
+        """Takes up the list a file holds, if there is one.
+
+        Args:
+          path: JSON lines, made with the first entry; `None` keeps the list in
+            memory. Several processes may share one file.
+          strict: refuse every private read.
+
+        Raises:
+          DataError: a line of the file is damaged.
+          InputError: the file cannot be read.
+        """
+        self.path = None if path is None else Path(os.path.abspath(path))
+        self.strict = strict
+        self._entries: list[dict[str, str]] = []
+        self._warned: list[dict[str, str]] = []
+        if self.path is not None and self.path.exists():
+            self._entries = _share(self.path, None)
+
+    @property
+    def entries(self) -> list[dict[str, str]]:
+        """What was read, each a dict of "what" and "where"; for the certificate."""
+        return [dict(entry) for entry in self._entries]
+
+    def record(self, what: str, where: str) -> None:
+        """Notes a read of private data; to be called before it happens.
+
+        With a file, the entry is on the device when this returns. An entry that is
+        there is not repeated.
+
+        Args:
+          what: what is read, as the certificate is to say it: the kind of thing,
+            nothing of its content.
+          where: where it goes: who or what gets to see it.
+
+        Raises:
+          InputError: strict mode, or the file cannot be written; the read must
+            then not happen.
+          DataError: a line of the file is damaged.
+        """
+        for name, value in (("what", what), ("where", where)):
+            if not isinstance(value, str) or not value.strip():
+                raise InputError(f"{name} is {value!r}; say in words {name} it is.")
+        if self.strict:
+            raise InputError(
+                f"strict mode refuses a read of private data outside the budget: "
+                f"{what} (where: {where}). Leave it out, or turn strict off: the "
+                "certificate then lists it as not covered."
+            )
+        entry = {"what": what, "where": where}
+        if entry not in self._warned:
+            self._warned.append(entry)
+            logging.warning(
+                "private read, covered by no epsilon: %s (where: %s)", what, where
+            )
+        if self.path is not None:
+            self._entries = _share(self.path, entry)
+        elif entry not in self._entries:
+            self._entries.append(entry)
+
+
+def _share(path: Path, entry: dict[str, str] | None) -> list[dict[str, str]]:
+    """Returns a file's entries, after adding one that is new among them."""
+    file = AppendOnlyFile.open(path, b"", wait=True)
+    try:
+        with file.reader() as lines:
+            entries, size, torn = _read(path, lines)
+        if torn:
+            logging.warning(
+                "%s: cut off %d bytes of a line that was being written when its "
+                "process died; the read it was for had not begun",
+                path,
+                torn,
+            )
+            file.cut(size)
+        if entry is not None and entry not in entries:
+            file.append(_line(entry))
+            entries.append(entry)
+    finally:
+        file.close()
+    return entries
+
+
+def _line(entry: dict[str, str]) -> bytes:
+    return json.dumps(entry, sort_keys=True).encode() + b"\n"
+
+
+def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, str]], int, int]:
+    """Returns the entries, the bytes of whole lines, and of a torn last one."""
+    entries: list[dict[str, str]] = []
+    size = 0
+    for number, raw in enumerate(file, start=1):
+        if not raw.endswith(b"\n"):
+            return entries, size, len(raw)
+        try:
+            entry = json.loads(raw)
+            sound = set(entry) == {"what", "where"} and raw == _line(entry)
+        except (ValueError, TypeError):
+            sound = False
+        if not sound or not all(isinstance(value, str) for value in entry.values()):
+            raise DataError(path, f"{raw[:60]!r} is no entry", _RESTORE, number)
+        entries.append(entry)
+        size += len(raw)
+    return entries, size, 0

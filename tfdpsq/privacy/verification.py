@@ -1,0 +1,280 @@
+"""Whether a certificate is true of itself: recomputed from nothing but the file.
+
+A certificate says what was asked for (`spec`), the size of a batch, the noise and
+the steps that ran. Everything else that decides what is guaranteed follows from
+these, and is computed here anew and compared: q = B/n, the sensitivity, the noise's
+deviation, truncation's cost, ε by both accountants for the steps *executed*, δ and
+its warnings, all sentences that explain them, and the plan's fingerprint. Over all
+of it lies the digest.
+
+| changed in the file                       | found by                            |
+|-------------------------------------------|-------------------------------------|
+| anything at all                           | the digest                          |
+| a number or sentence that follows from    | comparison, even where the digest   |
+| others, or that others follow from        | was made anew                       |
+| description, sensitivity argument,        | the digest only; what they say is   |
+| training, fingerprints, private reads     | the maker's word                    |
+| everything, consistently, digest included | nothing in the file; the ledger     |
+
+The last row is what no file can prove of itself. A digest is no signature: whoever
+computes a whole certificate for a run that never was has a certificate that is true
+of itself. The owner of the private data can compare it with the ledger that training
+wrote (`ledger_problems`). Nobody can see from either that the code ran as stated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tfdpsq import validation
+from tfdpsq.privacy import accounting
+from tfdpsq.privacy.certificate import (
+    computed,
+    digest_of,
+    format_problem,
+    library_version,
+)
+from tfdpsq.privacy.ledger import LedgerSummary
+from tfdpsq.privacy.plan import PrivacyPlan, max_batch_size_of
+from tfdpsq.privacy.spec import PrivacySpec
+
+# Arithmetic and binomial tails agree to this on every machine.
+_TOLERANCE = 1e-9
+# ε comes from Fourier transforms; another release of the accountant may be finer
+# than the one the file was made with, by which the stated ε is then too high.
+_EPSILON_TOLERANCE = 1e-6
+_OTHER_VERSION_TOLERANCE = 1e-2
+# By RDP. Such an ε promises nothing, and PLD would take gigabytes to say so.
+_LARGEST_EPSILON = 500.0
+_LARGEST_NUMBER = 1e300
+_EPSILONS = ("guarantee.epsilon", "accounting.epsilon_pld", "accounting.epsilon_rdp")
+# What the maker of a certificate states and nothing else follows from.
+_STATED: dict[str, Any] = {
+    "format": str,
+    "description": str,
+    "mechanism.sensitivity_argument": str,
+    "accounting.library_version": str,
+    "ledger_head": (str, type(None)),
+    "training": Mapping,
+    "fingerprints": Mapping,
+    "private_reads": list,
+    "digest": str,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """What recomputing a certificate gave.
+
+    Attributes:
+      epsilon_pld: ε by PLD, at the certificate's δ and for its executed steps; NaN
+        where it cannot be computed.
+      epsilon_rdp: ε by RDP.
+      problems: what is wrong, a sentence each; none if the certificate holds.
+    """
+
+    epsilon_pld: float
+    epsilon_rdp: float
+    problems: tuple[str, ...]
+
+
+def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
+    """Recomputes a certificate from itself; see the module for what this can find.
+
+    Args:
+      certificate: as `make_certificate` gives it or `load_certificate` reads it.
+
+    Raises:
+      InputError: it is no certificate of this format.
+    """
+    problem = format_problem(certificate)
+    if problem:
+        raise validation.InputError(f"{problem}. Make the artefact again.")
+    try:
+        problems = _digest_problems(certificate)
+    except (TypeError, ValueError) as error:
+        return Verification(math.nan, math.nan, (f"this is no JSON: {error}.",))
+    stated = _leaves(certificate)
+    for path, kind in _STATED.items():
+        found = _at(certificate, path)
+        if not isinstance(found, kind):
+            problems.append(f"{path} is {found!r}; a certificate must state it.")
+    try:
+        plan, steps = plan_of(certificate)
+        problems += _plan_problems(plan)
+        expected = _leaves(computed(plan, steps))
+    except (validation.InputError, ArithmeticError, TypeError, ValueError) as error:
+        problems.append(f"what was run cannot be told: {error}")
+        return Verification(math.nan, math.nan, tuple(problems))
+    version = _at(certificate, "accounting.library_version")
+    for path in sorted(expected.keys() | stated.keys()):
+        if any(f"{path}.".startswith(f"{word}.") for word in _STATED):
+            continue
+        if path not in expected:
+            problems.append(f"{path} is there, but belongs to no certificate.")
+        elif path not in stated:
+            problems.append(f"{path} is missing; it must be {expected[path]!r}.")
+        elif not _agree(path, stated[path], expected[path], version):
+            problems.append(
+                f"{path} is {stated[path]!r}, but what was run gives "
+                f"{expected[path]!r}{_versions(path, version)}."
+            )
+    return Verification(
+        float(expected["accounting.epsilon_pld"]),
+        float(expected["accounting.epsilon_rdp"]),
+        tuple(problems),
+    )
+
+
+def plan_of(certificate: Mapping[str, Any]) -> tuple[PrivacyPlan, int]:
+    """The plan, and the steps executed, that a certificate's free numbers describe.
+
+    Nothing else in it is looked at: `verify_certificate` compares the rest.
+
+    Args:
+      certificate: as `make_certificate` gives it.
+
+    Raises:
+      InputError: they describe none.
+    """
+    fields = _at(certificate, "spec")
+    names = {field.name for field in dataclasses.fields(PrivacySpec)}
+    if not isinstance(fields, Mapping) or set(fields) != names:
+        raise validation.InputError(
+            f"spec must have exactly these entries: {', '.join(sorted(names))}"
+        )
+    epsilon = math.inf if fields["epsilon"] == "inf" else fields["epsilon"]
+    spec = PrivacySpec(**{**fields, "epsilon": epsilon})
+    maximum = _at(certificate, "sampler.max_batch_size")
+    validation.positive_integer("sampler.max_batch_size", maximum)
+    sigma = _at(certificate, "mechanism.noise_multiplier")
+    if spec.private:
+        validation.positive("mechanism.noise_multiplier", sigma)
+    elif sigma != 0:
+        raise validation.InputError(
+            f"mechanism.noise_multiplier is {sigma!r} although epsilon is infinite"
+        )
+    steps = _at(certificate, "accounting.steps_executed")
+    validation.in_range("accounting.steps_executed", steps, 0, spec.steps)
+    if steps:
+        validation.positive_integer("accounting.steps_executed", steps)
+    return PrivacyPlan(spec, maximum, float(sigma)), int(steps)
+
+
+def ledger_problems(
+    certificate: Mapping[str, Any], ledger: LedgerSummary
+) -> tuple[str, ...]:
+    """What the ledger of a run says otherwise than its certificate.
+
+    Args:
+      certificate: of the format that `verify_certificate` takes.
+      ledger: what `read_ledger` says of the private ledger.
+    """
+    problems = []
+    for path, paid, what in (
+        ("plan", ledger.plan, "the ledger was opened for the plan"),
+        ("accounting.steps_planned", ledger.steps_allowed, "the ledger's plan has"),
+        ("accounting.steps_executed", ledger.steps_paid, "the steps paid for are"),
+        ("ledger_head", ledger.head, "the ledger's last line is"),
+    ):
+        found = _at(certificate, path)
+        if found != paid:
+            problems.append(f"{path} is {found!r}, but {what} {paid!r}.")
+    return tuple(problems)
+
+
+def _digest_problems(certificate: Mapping[str, Any]) -> list[str]:
+    found = digest_of(certificate)
+    if certificate.get("digest") == found:
+        return []
+    return [
+        f"digest is {certificate.get('digest')!r}, but that of the content is "
+        f"{found!r}: the file was changed after it was made."
+    ]
+
+
+def _plan_problems(plan: PrivacyPlan) -> list[str]:
+    """What no plan made by `make_plan` would have.
+
+    Raises:
+      InputError: noise so small that ε cannot even be computed.
+    """
+    problems = []
+    chosen = max_batch_size_of(plan.spec)
+    if plan.max_batch_size != chosen:
+        problems.append(
+            f"sampler.max_batch_size is {plan.max_batch_size}, but the spec gives "
+            f"{chosen}."
+        )
+    if not plan.spec.private:
+        return problems
+    by_rdp = accounting.epsilon_of(
+        plan.noise_multiplier,
+        *plan.releases(plan.spec.steps),
+        plan.spec.target_delta,
+        "rdp",
+    )
+    if not by_rdp <= _LARGEST_EPSILON:
+        raise validation.InputError(
+            f"mechanism.noise_multiplier {plan.noise_multiplier!r} is so small that "
+            f"epsilon by RDP is {by_rdp:.3g}, which protects nothing"
+        )
+    planned = plan.epsilon(plan.spec.steps)
+    if planned > plan.spec.epsilon * (1 + _EPSILON_TOLERANCE):
+        problems.append(
+            f"mechanism.noise_multiplier is {plan.noise_multiplier!r}, with which all "
+            f"{plan.spec.steps} planned steps spend epsilon {planned:.6g}, above the "
+            f"target {plan.spec.epsilon:g}."
+        )
+    return problems
+
+
+def _agree(path: str, stated: Any, expected: Any, version: Any) -> bool:
+    """Whether a value in the file is the recomputed one, up to rounding."""
+    if path in _EPSILONS:
+        stated, expected = _number(stated), _number(expected)
+        # A higher ε is still true, and what a coarser accountant gave.
+        same = version == library_version()
+        more = _EPSILON_TOLERANCE if same else _OTHER_VERSION_TOLERANCE
+        least = expected * (1 - _EPSILON_TOLERANCE)
+        return stated == expected or least <= stated <= expected * (1 + more)
+    if isinstance(expected, bool) or not isinstance(expected, (int, float)):
+        return type(stated) is type(expected) and stated == expected
+    return math.isclose(_number(stated), expected, rel_tol=_TOLERANCE)
+
+
+def _number(value: Any) -> float:
+    """A number from JSON; NaN, which agrees with nothing, for what is none."""
+    if value == "inf":
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    return float(value) if abs(value) < _LARGEST_NUMBER else math.nan
+
+
+def _versions(path: str, version: Any) -> str:
+    """A remark on two versions of the accountant, where they may matter."""
+    here = library_version()
+    if path not in _EPSILONS or version == here:
+        return ""
+    return f" with dp-accounting {here} (the file was made with {version})"
+
+
+def _at(certificate: Mapping[str, Any], path: str) -> Any:
+    value: Any = certificate
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """All values in nested mappings by their dotted path; a list is one value."""
+    if not isinstance(value, Mapping) or not value:
+        return {path: value}
+    found = {}
+    for key, inner in value.items():
+        found.update(_leaves(inner, f"{path}.{key}" if path else str(key)))
+    return found

@@ -1,0 +1,236 @@
+"""What the stages that train on private pairs share: settings, units, run state."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import privacy, validation
+from tfdpsq.data import atomic_write
+from tfdpsq.privacy import certificate as certificates
+from tfdpsq.privacy import checkpoint, ledger, reads
+from tfdpsq.run import sources, workdir
+
+RUNS = "runs"
+RUN_FILE = "run.json"
+LOSS_READ = {
+    "what": "the training loss of every step, averaged over its batch",
+    "where": "the terminal, and logs/ under private/",
+}
+
+
+def privacy_settings() -> dict[str, Any]:
+    """Settings of a private training run; see `PrivacySpec` for most of them.
+
+    `n_is_public` declares that the exact number of units may be published;
+    otherwise `n_bound` must be a public upper bound on it. `user_field` names the
+    metadata field of queries.jsonl that says whose a query is, for unit "user".
+    `strict` refuses, or leaves out, every reading of private data that ε does not
+    cover. `save_every` is how many steps a killed run may have to repeat.
+    """
+    return {
+        "epsilon": 8.0,
+        "delta": 0.0,
+        "clip_norm": 0.1,
+        "accountant": "pld",
+        "sampler": "poisson",
+        "unit": "query",
+        "user_field": "user_id",
+        "rows_per_unit": 1,
+        "n_is_public": False,
+        "n_bound": 0,
+        "engine": "fast",
+        "strict": False,
+        "save_every": 50,
+        "private_directory": "",
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """Who is protected.
+
+    Attributes:
+      count: number of units in the data; private unless declared otherwise.
+      groups: which pairs are whose, for unit "user".
+    """
+
+    count: int
+    groups: privacy.Groups | None
+
+
+def units_of(config: ml_collections.ConfigDict, source: sources.Source) -> Units:
+    """The units of the pairs that are trained on.
+
+    Raises:
+      InputError: unit "user" for pairs that are not private.
+      DataError: a query without the user field.
+    """
+    if config.unit != "user" or not source.private:
+        return Units(len(source.pairs), None)
+    users = sources.open_beir(config.pairs).users(config.split, config.user_field)
+    groups = privacy.Groups.of([users[pair.query_id] for pair in source.pairs])
+    return Units(len(groups.offsets) - 1, groups)
+
+
+def spec_of(
+    config: ml_collections.ConfigDict, units: Units, **changes: Any
+) -> privacy.PrivacySpec:
+    """The spec that the settings ask for.
+
+    Args:
+      config: the stage's.
+      units: of its pairs.
+      **changes: fields of the spec that the stage decides itself.
+
+    Raises:
+      InputError: n was not declared, or what `PrivacySpec` raises.
+    """
+    epsilon = float(config.epsilon)
+    n, public = units.count, True
+    if math.isfinite(epsilon):
+        n, public = _declared(config, units.count)
+    fields = {
+        "epsilon": epsilon,
+        "delta": (config.delta or None) if math.isfinite(epsilon) else None,
+        "clip_norm": config.clip_norm,
+        "n": n,
+        "n_is_public": public,
+        "batch_size": config.batch_size,
+        "steps": config.steps,
+        "accountant": config.accountant,
+        "sampler": config.sampler,
+        "unit": config.unit,
+        "rows_per_unit": config.rows_per_unit,
+    }
+    return privacy.PrivacySpec(**{**fields, **changes})
+
+
+def _declared(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool]:
+    if config.n_is_public:
+        if config.n_bound:
+            raise validation.InputError(
+                f"n_is_public is True and n_bound is {config.n_bound}: declare either "
+                "that the exact number of units is public, or a bound on it."
+            )
+        return count, True
+    if not config.n_bound:
+        raise validation.InputError(
+            f"the number of units is treated as public only when declared, and delta "
+            f"and the sampling probability depend on it. Set n_is_public = True if "
+            f"the number of {config.unit} units may be published, or n_bound to a "
+            "public upper bound on it."
+        )
+    if count > validation.positive_integer("n_bound", config.n_bound):
+        raise validation.InputError(
+            f"n_bound is {config.n_bound}, but the data hold more units than that. "
+            "Declare a bound that is not exceeded."
+        )
+    return config.n_bound, False
+
+
+def private_directory(
+    config: ml_collections.ConfigDict, directory: pathlib.Path
+) -> pathlib.Path:
+    """Where a stage keeps what must not be released with its output."""
+    return pathlib.Path(config.private_directory or directory.parent / "private")
+
+
+def run_directory(
+    config: ml_collections.ConfigDict, directory: pathlib.Path
+) -> pathlib.Path:
+    """Where secrets, states and ledger of a stage's run are kept."""
+    return private_directory(config, directory) / RUNS / directory.name
+
+
+def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) -> None:
+    """Opens the directory of a run's secrets, states and ledger.
+
+    Args:
+      directory: what `run_directory` says; made if it is not there.
+      config: what the run's result depends on.
+      inputs: fingerprints of what it reads.
+
+    Raises:
+      InputError: a run with other settings or data was begun there.
+    """
+    wanted = {"config": workdir.plain(config), "inputs": dict(inputs)}
+    path = directory / RUN_FILE
+    if path.is_file():
+        found = workdir.read_json(path)
+        differences = workdir.differences(found, wanted)
+        if differences:
+            raise validation.InputError(
+                f"{directory} holds a run that was begun with another config or other "
+                f"data ({'; '.join(differences)}). Go on with the same, or use another "
+                "directory: a new run spends a budget of its own, and both add up."
+            )
+    else:
+        directory.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
+
+
+def close_run(directory: pathlib.Path) -> None:
+    """Removes a finished run's seeds and states; its ledger stays."""
+    checkpoint.discard(directory)
+
+
+def ledger_head(directory: pathlib.Path) -> str:
+    """What stands in a certificate for all lines of the run's ledger."""
+    return ledger.read_ledger(directory / ledger.FILE_NAME).head
+
+
+def reads_of(
+    config: ml_collections.ConfigDict, private: pathlib.Path
+) -> privacy.PrivateReads:
+    """The workdir's list of private reads outside the budget."""
+    return privacy.PrivateReads(private / reads.FILE_NAME, strict=config.strict)
+
+
+def record_losses(
+    config: ml_collections.ConfigDict, private: pathlib.Path
+) -> list[dict[str, str]]:
+    """Notes that losses are read, unless strict mode leaves them out.
+
+    Returns:
+      The private reads of a training run, for its certificate.
+    """
+    if config.strict:
+        return []
+    reads_of(config, private).record(**LOSS_READ)
+    return [LOSS_READ]
+
+
+def write_certificate(
+    directory: pathlib.Path, certificate: Mapping[str, Any] | None
+) -> None:
+    """Writes `certificate.json`, or nothing where no private query had a part."""
+    if certificate is not None:
+        atomic_write(
+            directory / certificates.FILE_NAME,
+            json.dumps(certificate, indent=2, sort_keys=True, allow_nan=False) + "\n",
+        )
+
+
+def training_facts(
+    config: ml_collections.ConfigDict, model: tf.keras.Model
+) -> dict[str, Any]:
+    """What the certificate records of the training, apart from privacy."""
+    return {
+        "optimizer": config.optimizer,
+        "learning_rate": config.learning_rate,
+        "engine": config.engine,
+        "microbatch_size": config.get("microbatch_size", "the whole batch"),
+        "trained_parameters": int(
+            sum(np.prod(v.shape) for v in model.trainable_variables)
+        ),
+        "starting_weights": config.get("init") or "random",
+    }
