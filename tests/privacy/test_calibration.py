@@ -86,7 +86,7 @@ def test_a_batch_size_of_the_users_choice_is_calibrated_for():
         n=500,
         batch_size=50,
         steps=20,
-        max_batch_size=86,
+        max_batch_size=80,
         accountant="rdp",
     )
     plan = make_plan(spec)

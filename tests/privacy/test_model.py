@@ -148,14 +148,46 @@ def test_validation_is_recorded_as_a_private_read_and_refused_in_strict_mode():
     assert "loss" not in strict.fit(x, y).history and strict.reads.entries == []
 
 
-def test_users_are_clipped_together():
-    """One user's rows, however many, move the update by the clip norm at most."""
-    x, y = _data(40)
-    groups = Groups.of(["a"] * 30 + [f"u{i}" for i in range(10)])
-    plan = _plan(n=11, batch_size=11, unit="user", rows_per_unit=4, steps=1)
-    private = _compiled(_functional(), plan, "sgd")
-    private.fit(x, y, groups=groups)
+def test_a_users_rows_are_clipped_together():
+    """One user's rows, however many, move the update by exactly the clip norm.
+
+    Every gradient here is larger than C, and the user's own rows agree, so that
+    clipped one by one they would move it by four times as much.
+    """
+    x, y = _data(11)
+    x, y = np.concatenate([np.repeat(x[:1], 30, 0), x]), np.append(y[:1].repeat(30), y)
+    owners = ["a"] * 30 + [f"u{i}" for i in range(11)]
+    plan = _plan(
+        clip_norm=1e-3, n=12, batch_size=12, unit="user", rows_per_unit=4, steps=1
+    )
+    start = _functional().get_weights()
+    after = []
+    for first in (0, 30):  # with that user, and without
+        model = _functional()
+        model.set_weights(start)
+        private = _compiled(model, plan, "sgd")
+        private.fit(x[first:], y[first:], groups=Groups.of(owners[first:]))
+        after.append(model.get_weights())
+    moved = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(*after)))
+    # Learning rate times clip norm over the expected batch.
+    assert moved == pytest.approx(0.05 * 1e-3 / 12, rel=1e-2)
+
+
+def test_fit_goes_on_with_the_same_data_only(tmp_path):
+    class Stop(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    x, y = _data()
+    private = _compiled(model := _functional(), _plan())
+    private.fit(x, y, directory=tmp_path, callbacks=[Stop()])
     assert private.steps_executed == 1
+    again = _compiled(_functional(), private.plan)
+    with pytest.raises(ValueError, match="data"):
+        again.fit(x + 1, y, directory=tmp_path)
+    again.fit(x, y, directory=tmp_path)
+    assert again.steps_executed == 8
+    assert model.get_weights()[0].shape == again.model.get_weights()[0].shape
 
 
 def test_what_cannot_be_private_is_refused_before_a_step():

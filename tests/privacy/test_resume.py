@@ -109,6 +109,12 @@ def test_lost_or_foreign_state_is_never_paid_for_twice(tmp_path):
 
     refused(cut, "it cannot be read")
 
+    def reseed(at):
+        path = at / state / checkpoint.SECRETS
+        path.write_text(path.read_text().replace("1", "2").replace("3", "4"))
+
+    refused(reseed, "not the seeds that")
+
     def shorten(at):
         lines = (at / FILE_NAME).read_bytes().splitlines(keepends=True)
         (at / FILE_NAME).write_bytes(b"".join(lines[:2]))

@@ -125,7 +125,7 @@ def _text_forms(value):
         (json.dumps(value)[1:-1], "JSON"),
         (value.encode().hex(), "hex of the text"),
     ):
-        found.update(_encoded(text.encode(), form))
+        found = {**_encoded(text.encode(), form), **found}  # The first name stays.
     found[value.encode("utf-16-le")] = "UTF-16"
     try:
         raw = bytes.fromhex(value)

@@ -8,8 +8,16 @@ import shutil
 
 import pytest
 
-from tfdpsq.privacy import read_certificate
-from tfdpsq.run import finetune, pipeline, prepare, sources, synthesize, train_retriever
+from tfdpsq.privacy import read_certificate, verify_certificate
+from tfdpsq.run import (
+    evaluate,
+    finetune,
+    pipeline,
+    prepare,
+    sources,
+    synthesize,
+    train_retriever,
+)
 
 _HERE = pathlib.Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
@@ -169,3 +177,49 @@ def test_prepare_counts_no_private_query(stages):
 def test_the_pipelines_default_config_is_complete():
     config = pipeline.default_config()
     assert {"prepare", "finetune", "synthesize", "retriever"} <= set(config)
+
+
+def test_users_can_be_what_is_protected(stages, tmp_path):
+    """Whose a query is stands in queries.jsonl; n is then the number of users."""
+    pairs = tmp_path / "pairs"
+    shutil.copytree(stages.base / "pairs", pairs)
+    records = [json.loads(line) for line in open(pairs / "queries.jsonl")]
+    for number, record in enumerate(records):
+        record["metadata"] = {"user_id": f"u{number % 15}"}
+    (pairs / "queries.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    user = {"pairs": str(pairs), "unit": "user", "rows_per_unit": 4, "epsilon": 8.0}
+    certificate = stages.finetune("by_user", **user, microbatch_size=8)
+    assert certificate["guarantee"]["unit"] == "user"
+    assert certificate["sampler"]["n"] == 15
+    assert verify_certificate(certificate).problems == ()
+    del records[3]["metadata"]
+    (pairs / "queries.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    with pytest.raises(ValueError, match=r"queries.jsonl:4.*user_id"):
+        stages.finetune("by_user_again", **user, microbatch_size=8)
+
+
+def test_strict_training_reads_and_shows_nothing_beside_the_budget(stages, capfd):
+    certificate = stages.finetune("strict", epsilon=8.0, strict=True)
+    assert certificate["private_reads"] == []
+    assert "loss" not in capfd.readouterr().err
+    logs = stages.base / "private" / "logs" / "strict"
+    assert json.loads((logs / "curve.json").read_text())["loss"] == []
+    settings = stages.config.evaluate.copy_and_resolve_references()
+    settings.update(data=str(stages.base / "pairs"), strict=True)
+    with pytest.raises(ValueError, match="strict mode refuses.*queries and judgements"):
+        evaluate.run(settings, stages.base / "evaluation")
+    assert not (stages.base / "evaluation").exists()
+    recorded = (stages.base / "private" / "private_reads.jsonl").read_text()
+    assert "training loss" in recorded and "judgements" not in recorded
+
+
+def test_n_is_public_only_when_declared(stages):
+    private = {"epsilon": 8.0, "n_is_public": False}
+    with pytest.raises(ValueError, match="treated as public only when declared"):
+        stages.finetune("undeclared", **private)
+    with pytest.raises(ValueError, match="data hold more units"):
+        stages.finetune("undeclared", **private, n_bound=59)
+    certificate = stages.finetune("bounded", **private, n_bound=70)
+    assert certificate["sampler"]["n"] == 70
+    text = json.dumps(certificate) + (stages.base / "bounded/stage.json").read_text()
+    assert '": 60' not in text  # how many pairs there are stays private

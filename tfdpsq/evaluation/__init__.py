@@ -1,5 +1,6 @@
 """Arrays and strings in, numbers out: what a run, or a set of queries, is worth."""
 
+from tfdpsq.evaluation.auditing import OneRunAudit, audit_one_run, one_run_p_value
 from tfdpsq.evaluation.bm25 import BM25
 from tfdpsq.evaluation.ranking import (
     RankingResult,
@@ -18,16 +19,27 @@ from tfdpsq.evaluation.significance import (
     paired_bootstrap,
 )
 from tfdpsq.evaluation.similarity import Bleu, corpus_bleu
+from tfdpsq.evaluation.two_hypotheses import (
+    TwoHypothesesAudit,
+    audit_two_hypotheses,
+    gaussian_dp_epsilon,
+)
 
 __all__ = [
     "BM25",
     "Bleu",
     "Difference",
     "Interval",
+    "OneRunAudit",
     "RankingResult",
+    "TwoHypothesesAudit",
+    "audit_one_run",
+    "audit_two_hypotheses",
     "bootstrap_interval",
     "corpus_bleu",
     "evaluate_run",
+    "gaussian_dp_epsilon",
+    "one_run_p_value",
     "paired_bootstrap",
     "ranked",
     "read_trec_qrels",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -43,6 +44,12 @@ class Secrets:
 
     noise_seed: int
     sampler_seed: int
+
+    @property
+    def digest(self) -> str:
+        """Tells these seeds from others; 128 secret bits of each cannot be guessed."""
+        content = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 def open_secrets(directory: str | os.PathLike, steps_paid: int) -> Secrets:
@@ -82,7 +89,10 @@ def is_open(directory: str | os.PathLike) -> bool:
 
 
 def save(
-    directory: str | os.PathLike, step: int, variables: Sequence[tf.Variable]
+    directory: str | os.PathLike,
+    step: int,
+    variables: Sequence[tf.Variable],
+    secrets: Secrets,
 ) -> None:
     """Writes the values after `step` steps, and removes all but the last two files.
 
@@ -90,6 +100,7 @@ def save(
       directory: the run's private directory.
       step: logical steps executed.
       variables: weights and optimizer, always in the same order.
+      secrets: the run's.
 
     Raises:
       InputError: the disk is full or the place cannot be written.
@@ -99,7 +110,7 @@ def save(
     try:
         with open(partial, "wb", opener=_owner_only) as file:
             values = {f"{i:05d}": v.numpy() for i, v in enumerate(variables)}
-            np.savez(file, **values)
+            np.savez(file, secrets=np.array(secrets.digest), **values)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, folder / f"step-{step:08d}.npz")
@@ -119,7 +130,10 @@ def save(
 
 
 def restore(
-    directory: str | os.PathLike, variables: Sequence[tf.Variable], steps_paid: int
+    directory: str | os.PathLike,
+    variables: Sequence[tf.Variable],
+    steps_paid: int,
+    secrets: Secrets,
 ) -> int | None:
     """Sets the variables to the last state saved.
 
@@ -127,6 +141,7 @@ def restore(
       directory: the run's private directory.
       variables: as given to `save`.
       steps_paid: what the ledger says.
+      secrets: the run's.
 
     Returns:
       Steps executed in that state; `None` where the run is new.
@@ -151,7 +166,9 @@ def restore(
         )
     try:
         with np.load(path) as saved:
-            values = [saved[name] for name in sorted(saved.files)]
+            digest = str(saved["secrets"])
+            names = sorted(name for name in saved.files if name != "secrets")
+            values = [saved[name] for name in names]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         raise validation.DataError(
             path,
@@ -159,6 +176,13 @@ def restore(
             "Delete it: training goes on from the state before it, if that is there, "
             "and repeats steps that are paid already.",
         ) from error
+    if digest != secrets.digest:
+        raise validation.DataError(
+            path.with_name(SECRETS),
+            f"these are not the seeds that {path.name} was made with",
+            "Restore both from one backup: with other seeds the steps that are paid "
+            "would be other steps.",
+        )
     shapes = [(v.dtype.as_numpy_dtype, tuple(v.shape)) for v in variables]
     if [(value.dtype.type, value.shape) for value in values] != shapes:
         raise validation.InputError(

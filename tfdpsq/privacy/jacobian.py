@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
 from tfdpsq import validation
@@ -43,12 +46,12 @@ class FiniteTape:
         self._tape = tape
         self.all_finite = tf.constant(True)
 
-    def __enter__(self):
+    def __enter__(self) -> FiniteTape:
         """Goes on recording."""
         self._tape.__enter__()
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: Any) -> Any:
         """Stops recording."""
         return self._tape.__exit__(*exception)
 
@@ -56,7 +59,9 @@ class FiniteTape:
         """As the tape's own."""
         self._tape.watch(tensors)
 
-    def jacobian(self, target, sources, **options) -> list[tf.Tensor]:
+    def jacobian(
+        self, target: tf.Tensor, sources: Sequence[tf.Variable], **options: Any
+    ) -> list[tf.Tensor]:
         """As the tape's own, with zeros for rows whose norm is not finite."""
         options["unconnected_gradients"] = tf.UnconnectedGradients.ZERO
         jacobians = [

@@ -13,6 +13,7 @@ with the model that was wrapped: its weights are trained in place.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -112,7 +113,6 @@ class PrivateModel(tf.keras.Model):
         *,
         groups: Groups | None = None,
         directory: str | os.PathLike | None = None,
-        data_fingerprint: str = "",
         steps_per_epoch: int | None = None,
         callbacks: Sequence[tf.keras.callbacks.Callback] = (),
         validation_data: tuple[Any, Any] | None = None,
@@ -125,8 +125,8 @@ class PrivateModel(tf.keras.Model):
             them; a row is a unit unless `groups` says otherwise.
           y: targets, likewise.
           groups: for unit "user", which rows are whose.
-          directory: see `train`; with it the run survives being killed.
-          data_fingerprint: see `train`.
+          directory: see `train`; with it the run survives being killed, and goes on
+            with the same data only.
           steps_per_epoch: after how many steps callbacks see the end of an epoch;
             `None` takes n over the batch size.
           callbacks: Keras callbacks; `stop_training` is heeded.
@@ -194,7 +194,7 @@ class PrivateModel(tf.keras.Model):
             units=None if groups is not None else rows,
             groups=groups,
             directory=directory,
-            data_fingerprint=data_fingerprint,
+            data_fingerprint=_fingerprint(flat) if directory is not None else "",
             on_step=epoch.step,
             jit_compile=self._jit,
         )
@@ -293,3 +293,11 @@ def _rows_of(data: Any) -> Any:
             f"inputs and targets have {sorted(counts)} rows; give as many of each."
         )
     return arrays
+
+
+def _fingerprint(arrays: Sequence[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for values in arrays:
+        digest.update(f"{values.dtype} {values.shape} ".encode())
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()

@@ -186,10 +186,13 @@ class PrivacyPlan:
             return 0.0
         if not self.spec.private:
             return float("inf")
+        left = self.spec.target_delta - self.truncation_delta(steps)
+        if left <= 0:  # not so in what `make_plan` makes
+            return float("inf")
         return accounting.epsilon_of(
             self.noise_multiplier,
             *self.releases(steps),
-            self.spec.target_delta - self.truncation_delta(steps),
+            left,
             accountant or self.spec.accountant,
         )
 

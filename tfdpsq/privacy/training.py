@@ -81,7 +81,8 @@ def train(
       groups: for unit "user", which rows are whose.
       directory: where secrets, states and ledger are kept (see `checkpoint`); never
         one that is meant for release.
-      data_fingerprint: identifies the data; a run refuses to go on with other data.
+      data_fingerprint: any text that identifies the data, needed with `directory`; a
+        run refuses to go on with other data.
       save_every: steps between two saved states; what is lost by a kill is redone.
       sampler_seed: secret; `None` takes fresh entropy. Only tests fix it.
       on_step: called after each step with the number of steps executed and the
@@ -95,7 +96,8 @@ def train(
     models that draw random numbers outside their layers.
 
     Returns:
-      The number of logical steps executed, those before an interruption included.
+      The number of logical steps executed, those before an interruption included;
+      with a `directory`, those paid for.
 
     Raises:
       InputError: the optimizer was made for another plan, or has run before (its
@@ -134,7 +136,7 @@ def train(
         )
         optimizer.prepare(variables)  # or its slots would be missing from the state
         state = [*variables, *optimizer.state()]
-        start = 0 if kept is None else _resumed(kept, state)
+        start = 0 if kept is None else _resumed(kept, state, secrets)
         for number in range(start, plan.spec.steps):
             if kept is not None:
                 kept.ledger.pay(number)
@@ -145,9 +147,10 @@ def train(
             last = executed == plan.spec.steps
             stop = on_step is not None and on_step(executed, loss) is True
             if kept is not None and (last or stop or executed % save_every == 0):
-                checkpoint.save(kept.directory, executed, state)
+                checkpoint.save(kept.directory, executed, state, secrets)
             if stop:
-                return executed
+                # Steps beyond, lost to a kill and not repeated, are paid for as well.
+                return executed if kept is None else kept.ledger.steps_paid
     return plan.spec.steps
 
 
@@ -195,13 +198,15 @@ def _opened(plan, directory, data_fingerprint) -> Iterator[_Kept | None]:
         ledger.close()
 
 
-def _resumed(kept: _Kept, state: Sequence[tf.Variable]) -> int:
+def _resumed(
+    kept: _Kept, state: Sequence[tf.Variable], secrets: checkpoint.Secrets
+) -> int:
     """The step to go on from, with all variables set to what they were before it."""
     ledger = kept.ledger
-    start = checkpoint.restore(kept.directory, state, ledger.steps_paid)
+    start = checkpoint.restore(kept.directory, state, ledger.steps_paid, secrets)
     if start is None:
         # Also the beginning must be repeated exactly: initial weights are random.
-        checkpoint.save(kept.directory, 0, state)
+        checkpoint.save(kept.directory, 0, state, secrets)
         return 0
     logging.info(
         "going on after step %d of %d (%d paid for)",

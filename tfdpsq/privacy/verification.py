@@ -99,9 +99,11 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         return Verification(math.nan, math.nan, (f"this is no JSON: {error}.",))
     stated = _leaves(certificate)
     for path, kind in _STATED.items():
-        found = _at(certificate, path)
-        if not isinstance(found, kind):
-            problems.append(f"{path} is {found!r}; a certificate must state it.")
+        found = _at(certificate, path, missing=problems)
+        if found is problems:
+            problems.append(f"{path} is missing.")
+        elif not isinstance(found, kind):
+            problems.append(f"{path} is {found!r}, which it cannot be.")
     try:
         plan, steps = plan_of(certificate)
         problems += _plan_problems(plan)
@@ -243,7 +245,7 @@ def _agree(path: str, stated: Any, expected: Any, version: Any) -> bool:
         return stated == expected or least <= stated <= expected * (1 + more)
     if isinstance(expected, bool) or not isinstance(expected, (int, float)):
         return type(stated) is type(expected) and stated == expected
-    return math.isclose(_number(stated), expected, rel_tol=_TOLERANCE)
+    return math.isclose(_number(stated), _number(expected), rel_tol=_TOLERANCE)
 
 
 def _number(value: Any) -> float:
@@ -263,10 +265,12 @@ def _versions(path: str, version: Any) -> str:
     return f" with dp-accounting {here} (the file was made with {version})"
 
 
-def _at(certificate: Mapping[str, Any], path: str) -> Any:
+def _at(certificate: Mapping[str, Any], path: str, missing: Any = None) -> Any:
     value: Any = certificate
     for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or part not in value:
+            return missing
+        value = value[part]
     return value
 
 
@@ -276,5 +280,7 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
         return {path: value}
     found = {}
     for key, inner in value.items():
-        found.update(_leaves(inner, f"{path}.{key}" if path else str(key)))
+        # A key "a.b" must not stand in for "b" in "a".
+        key = str(key).replace(".", "\\.")
+        found.update(_leaves(inner, f"{path}.{key}" if path else key))
     return found

@@ -193,20 +193,22 @@ def _make(
 def _tokenised(own: pathlib.Path, pairs, tokenizer: Tokenizer, config) -> RowStore:
     """The pairs as rows on disk, of which training holds one batch at a time."""
     path = own / checkpoint.STATE / "rows"
-    if not path.is_dir():
-        write_rows(
-            path,
-            (
-                encode_pairs(
-                    pairs[start : start + _CHUNK],
-                    tokenizer,
-                    config.document_length,
-                    config.query_length,
-                )
-                for start in range(0, len(pairs), _CHUNK)
-            ),
-        )
-    return RowStore(path)
+    if path.is_dir():  # of a run that was killed
+        store = RowStore(path)
+        store.verify()
+        return store
+    return write_rows(
+        path,
+        (
+            encode_pairs(
+                pairs[start : start + _CHUNK],
+                tokenizer,
+                config.document_length,
+                config.query_length,
+            )
+            for start in range(0, len(pairs), _CHUNK)
+        ),
+    )
 
 
 def _check_lineage(config, source: sources.Source, parent: dict | None) -> None:

@@ -129,7 +129,7 @@ class _Job:
         self.config = config
         self.private = directory / "private"
         self.release = directory / "release"
-        self.private.mkdir(exist_ok=True)
+        self.private.mkdir(mode=0o700, exist_ok=True)
         path = self.private / SECONDS_FILE
         self.seconds: dict[str, float] = (
             json.loads(path.read_text("utf-8")) if path.is_file() else {}

@@ -93,7 +93,7 @@ def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
     """HMAC-SHA256 of a fingerprint under this workdir's secret key."""
     path = private_directory / "fingerprint.key"
     if not path.is_file():
-        private_directory.mkdir(parents=True, exist_ok=True)
+        private_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         atomic_write(path, secrets.token_hex(32))
     key = bytes.fromhex(path.read_text())
     return "keyed:" + hmac.new(key, fingerprint.encode(), hashlib.sha256).hexdigest()

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from absl import app, flags, logging  # noqa: E402
+from absl import flags, logging  # noqa: E402
 
 from tfdpsq import validation  # noqa: E402
 from tfdpsq.privacy import certificate as certificates  # noqa: E402
@@ -79,31 +79,33 @@ def _claims(
     ]
 
 
-def main() -> None:
-    """Runs the command."""
-    ledger = flags.DEFINE_string(
-        "ledger", None, "The private ledger of the run, to compare steps and plan with."
-    )
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command and exits.
 
-    def parsed(argv: Sequence[str]) -> list[str]:
-        # absl itself exits with 1, which here says that a certificate is wrong.
-        try:
-            return flags.FLAGS(argv)
-        except flags.Error as error:
-            _stop(f"error: {error}\n{_USAGE}")
-
-    def started(argv: Sequence[str]) -> None:
-        logging.set_verbosity(logging.ERROR)
-        if len(argv) != 2:
-            _stop(_USAGE)
-        try:
-            holds, text = verify(argv[1], ledger.value)
-        except (validation.InputError, OSError) as error:
-            _stop(f"error: {error}\n")
-        sys.stdout.write(text)
-        sys.exit(0 if holds else 1)
-
-    app.run(started, flags_parser=parsed)
+    Args:
+      argv: the command line, program first; `None` takes the process's.
+    """
+    words = list(sys.argv if argv is None else argv)
+    logging.set_verbosity(logging.ERROR)
+    if "--help" in words:
+        sys.stdout.write(__doc__)
+        sys.exit(0)
+    # Flags of its own, not absl's global ones: those that other modules define mean
+    # nothing here, and a wrong one would exit with 1, which has another meaning.
+    own = flags.FlagValues()
+    flags.DEFINE_string("ledger", None, "The ledger of the run.", flag_values=own)
+    try:
+        words = own(words)
+    except flags.Error as error:
+        _stop(f"error: {error}\n{_USAGE}")
+    if len(words) != 2:
+        _stop(_USAGE)
+    try:
+        holds, text = verify(words[1], own.ledger)
+    except (validation.InputError, OSError) as error:
+        _stop(f"error: {error}\n")
+    sys.stdout.write(text)
+    sys.exit(0 if holds else 1)
 
 
 def _stop(message: str) -> NoReturn:

@@ -1,0 +1,163 @@
+"""The audit of many runs: its bounds on mechanisms whose ε and μ are known."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from dp_accounting.pld import privacy_loss_mechanism
+
+from tfdpsq.evaluation import audit_two_hypotheses, gaussian_dp_epsilon
+from tfdpsq.validation import InputError
+
+
+def _audits(draw, repeats, delta, **options):
+    """The audits of `repeats` experiments; draw gives scores (with, without)."""
+    return [audit_two_hypotheses(*draw(), delta, **options) for _ in range(repeats)]
+
+
+def test_bounds_are_those_of_a_naive_count():
+    random = np.random.default_rng(0)
+    present, absent = random.normal(1.0, 1, 301), random.normal(0, 1, 400)
+    got = audit_two_hypotheses(present, absent, 1e-3, confidence=0.9)
+
+    def upper(wrong, runs):  # the rate at which so few have probability 0.05
+        return scipy.stats.binomtest(wrong, runs).proportion_ci(0.9, "exact").high
+
+    def rates(threshold, start):  # runs start, start + 2, …
+        return (
+            upper(sum(x >= threshold for x in absent[start::2]), 200),
+            upper(sum(x < threshold for x in present[start::2]), 151 - start),
+        )
+
+    def epsilon(fpr, fnr):
+        return max(math.log((0.999 - fnr) / fpr), math.log((0.999 - fpr) / fnr))
+
+    def mu(fpr, fnr):
+        return scipy.stats.norm.ppf(1 - fpr) - scipy.stats.norm.ppf(fnr)
+
+    assert got.runs == (150, 200)
+    assert got.epsilon == pytest.approx(epsilon(*rates(got.epsilon_threshold, 1)))
+    assert got.mu == pytest.approx(mu(*rates(got.mu_threshold, 1)))
+    # No threshold is better on the runs that choose it.
+    chosen = mu(*rates(got.mu_threshold, 0))
+    assert all(mu(*rates(x, 0)) <= chosen + 1e-12 for x in np.linspace(-2, 3, 80))
+
+
+def test_randomized_response_is_bounded_nearly_at_its_epsilon():
+    random = np.random.default_rng(1)
+    flip = 1 / (1 + math.e)  # ε = 1
+
+    def draw():
+        present = np.where(random.random(4000) < flip, -1.0, 1.0)
+        return present, np.where(random.random(4000) < flip, 1.0, -1.0)
+
+    bounds = np.array([found.epsilon for found in _audits(draw, 300, 0.0)])
+    # 2,000 runs counted: upper bounds 0.269 + 1.96·0.0099 = 0.288 on both error
+    # rates on average, so ln(0.712/0.288) = 0.904, and a little more, as it is the
+    # better of two directions.
+    assert 0.90 < bounds.mean() < 0.93
+    assert np.mean(bounds > 1) <= 0.05
+
+
+def test_gaussian_mu_is_bounded_nearly_at_its_value():
+    random = np.random.default_rng(2)
+    mu, delta = 1.5, 1e-5
+
+    def draw():
+        return random.normal(mu, 1, 2000), random.normal(0, 1, 2000)
+
+    found = _audits(draw, 300, delta)
+    bounds = np.array([each.mu for each in found])
+    # Counted 1,000 a side at rates near 0.227: two half widths of 1.96·0.01325 over
+    # the density φ(0.75) = 0.301 are 0.17, so 1.33 at the best threshold. Those
+    # chosen on as many runs are near it.
+    assert 1.23 < bounds.mean() < 1.33
+    assert np.mean(bounds > mu) <= 0.05
+    true = gaussian_dp_epsilon(mu, delta)
+    assert all(
+        (each.gaussian_epsilon > true) == (each.mu > mu) and each.epsilon < true
+        for each in found
+    )
+    halved = audit_two_hypotheses(
+        random.normal(2 * mu, 1, 2000), random.normal(0, 1, 2000), delta
+    )
+    assert true < halved.gaussian_epsilon < gaussian_dp_epsilon(2 * mu, delta)
+
+
+def test_a_threshold_must_not_be_judged_by_the_runs_that_chose_it():
+    """With the same runs twice, as if none were held out, nothing becomes something."""
+    random = np.random.default_rng(3)
+
+    def alike():
+        return random.normal(size=300), random.normal(size=300)
+
+    def twice():
+        return [np.repeat(scores, 2) for scores in alike()]
+
+    def share_above_zero(draw):
+        found = _audits(draw, 300, 0.0, confidence=0.6)
+        return np.mean([each.epsilon > 0 for each in found])
+
+    assert share_above_zero(alike) < 0.4
+    assert share_above_zero(twice) > 0.4 + 4 * math.sqrt(0.4 * 0.6 / 300)
+
+
+def test_delta_pays_for_what_is_revealed_by_chance():
+    """Who tells all in a tenth of the runs and nothing else is (0, 0.1)-DP."""
+    random = np.random.default_rng(4)
+
+    def draw():
+        tells = random.random((2, 4000)) < 0.1
+        return np.where(tells, [[1.0], [-1.0]], 0.0)
+
+    assert np.mean([each.epsilon > 0 for each in _audits(draw, 200, 0.1)]) <= 0.05
+    # At δ = 0 none of 2,000 runs without is taken for one with: FPR ≤ 3.69/2000, and
+    # 0.1 - 1.96·0.0067 = 0.087 or so of the others are known: ln(0.087/0.00184).
+    bounds = [each.epsilon for each in _audits(draw, 20, 0.0)]
+    assert np.mean(bounds) == pytest.approx(3.86, abs=0.06)
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.7, 3.0, 12.0])
+@pytest.mark.parametrize("delta", [0.01, 1e-6, 1e-12])
+def test_gaussian_epsilon_is_dp_accountings(mu, delta):
+    epsilon = gaussian_dp_epsilon(mu, delta)
+    loss = privacy_loss_mechanism.GaussianPrivacyLoss(1 / mu)
+    if epsilon == 0:
+        assert loss.get_delta_for_epsilon(0.0) <= delta
+    else:
+        assert loss.get_delta_for_epsilon(epsilon) == pytest.approx(delta, rel=1e-6)
+
+
+def test_gaussian_epsilon_at_the_ends():
+    assert gaussian_dp_epsilon(0.0, 0.0) == gaussian_dp_epsilon(0.0, 1e-6) == 0
+    assert gaussian_dp_epsilon(1.0, 0.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"with_target": [1.0, 2.0, 3.0]}, "with_target has 3 runs"),
+        ({"without_target": []}, r"without_target has shape \(0,\)"),
+        ({"without_target": [0.0] * 7 + [math.inf]}, r"without_target\[7\] is inf"),
+        ({"delta": -1e-9}, "delta is -1e-09"),
+        ({"confidence": 1.0}, "confidence is 1.0"),
+    ],
+)
+def test_bad_audits_are_refused(changes, message):
+    arguments = {
+        "with_target": np.arange(8.0),
+        "without_target": np.arange(8.0),
+        "delta": 1e-3,
+    }
+    with pytest.raises(InputError, match=message):
+        audit_two_hypotheses(**{**arguments, **changes})
+
+
+def test_bad_gaussians_are_refused():
+    with pytest.raises(InputError, match="mu is -1"):
+        gaussian_dp_epsilon(-1.0, 1e-5)
+    with pytest.raises(InputError, match="mu is inf"):
+        gaussian_dp_epsilon(math.inf, 1e-5)
+    with pytest.raises(InputError, match="delta is 1"):
+        gaussian_dp_epsilon(1.0, 1.0)
