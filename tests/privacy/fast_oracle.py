@@ -68,10 +68,10 @@ class Reusing(keras.Model):
 class Tied(keras.Model):
     """A Dense layer that goes by another layer's weight."""
 
-    def __init__(self):
+    def __init__(self, width=6):
         super().__init__()
-        self.one = layers.Dense(6, "tanh", use_bias=False)
-        self.other = layers.Dense(6, use_bias=False)
+        self.one = layers.Dense(width, "tanh", use_bias=False)
+        self.other = layers.Dense(width, use_bias=False)
 
     def build(self, shape):
         self.one.build(shape)
@@ -119,6 +119,10 @@ def _dense_stack():
     return keras.Sequential(
         [layers.Dense(7, "relu"), layers.Dense(4, "tanh"), layers.Dense(3)]
     )
+
+
+def _wide():
+    return keras.Sequential([layers.Dense(30, "tanh"), layers.Dense(20)])
 
 
 def _nested():
@@ -198,7 +202,8 @@ def _floats(*shape):
 
 MODELS = {
     "dense": (_dense_stack, _floats(5)),
-    "dense, long": (_dense_stack, _floats(20, 5)),  # the direct product is cheaper
+    "dense, long": (_dense_stack, _floats(20, 5)),  # by the product itself
+    "dense, wide": (_wide, _floats(3, 24)),  # by Gram matrices
     "nested": (_nested, _floats(5, 4)),
     "conv1d": (_cnn, _floats(9, 4)),
     "conv2d": (_cnn_2d, _floats(6, 5, 3)),
@@ -208,6 +213,7 @@ MODELS = {
     "reusing": (Reusing, _ids(9, 6)),
     "tied": (Tied, _floats(6)),
     "tied, long": (Tied, _floats(8, 6)),
+    "tied, wide": (lambda: Tied(24), _floats(2, 24)),
     "language": (Language, _ids(9, 4)),
     "transformer": (Translation, _ids(11, 9)),
     "time": (_over_time, _floats(4, 3, 5)),

@@ -153,7 +153,7 @@ def _audit_of_many_runs(plan, factor, engine, runs):
 @pytest.mark.parametrize(
     ("engine", "epsilon", "runs"),
     [
-        ("fast", 1.0, 20_000),
+        ("fast", 1.0, 40_000),
         ("fast", 3.0, 20_000),
         ("fast", 8.0, 200_000),
         ("dpkeras", 3.0, 20_000),
@@ -171,5 +171,5 @@ def test_many_runs_stay_within_their_certificate_and_half_the_noise_does_not(
     assert 0.5 * certified < as_planned.epsilon < certified < halved.epsilon
     # Every step takes all rows (q = 1), so the trade-off function is Gaussian, and
     # knowing that leaves little room: half of the noise is far outside.
-    assert 0.85 * certified < as_planned.gaussian_epsilon < certified
+    assert 0.75 * certified < as_planned.gaussian_epsilon < certified
     assert halved.gaussian_epsilon > 2 * certified

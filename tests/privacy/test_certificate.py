@@ -89,7 +89,7 @@ def test_users_are_named_as_what_is_protected():
 
 
 def test_a_large_delta_is_warned_of():
-    (warning,) = _certificate(changes=dict(delta=4e-4))["warnings"]
+    (warning,) = _certificate(changes=dict(delta=4e-4, epsilon=math.inf))["warnings"]
     assert "delta 0.0004 is above 1/(2n) = 0.00025" in warning
 
 

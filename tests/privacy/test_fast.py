@@ -55,13 +55,16 @@ def _norms(gradients):
 
 
 def test_a_norm_takes_the_cheaper_of_two_ways():
-    """Gram matrices for few positions, the product itself for many."""
-    gram = factored.Outer(tf.ones([2, 3, 8]), tf.ones([2, 3, 9]))
+    """Gram matrices for few positions, the product itself for many.
+
+    Here mn = 72 is compared with 2·T·17: 68 for T = 2, and 1,020 for T = 30.
+    """
+    gram = factored.Outer(tf.ones([2, 2, 8]), tf.ones([2, 2, 9]))
     direct = factored.Outer(tf.ones([2, 30, 8]), tf.ones([2, 30, 9]))
     assert isinstance(factored.merge([gram], [8, 9])[0], factored.Outer)
     (product,) = factored.merge([direct], [8, 9])
     assert product.gradients.shape == [2, 8, 9]
-    for use, length in ((gram, 3), (direct, 30)):
+    for use, length in ((gram, 2), (direct, 30)):
         squared = factored.squared_norms(factored.merge([use], [8, 9]))
         # Every entry of the gradient is T, of 72 entries.
         np.testing.assert_allclose(squared, [72 * length**2] * 2)

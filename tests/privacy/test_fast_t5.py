@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import itertools
 import pathlib
 
 import numpy as np
@@ -36,9 +37,11 @@ def _config(version, dropout=0.0, kind=t5.T5Config):
         vocabulary_size=23,
         num_layers=2,
         num_heads=2,
-        hidden_dim=12,
-        intermediate_dim=20,
-        key_value_dim=5,
+        # So that norms come from Gram matrices in the decoder, whose texts are
+        # short, and from the products themselves in the encoder.
+        hidden_dim=16,
+        intermediate_dim=32,
+        key_value_dim=8,
         version=version,
         dropout=dropout,
     )
@@ -124,76 +127,85 @@ def _variables(model, task):
     return [v for v in variables if "reverse_embeddings" not in v.name]
 
 
-_ALL_DENSE = ("*_projector",)
-# Task, version, whose head, where LoRA is, and the modes it is run in.
+_VALUES = ("*/value_projector",)
+# Task, version, whose head, and where LoRA is.
 _SHAPES = {
-    "1.0, tied": ("generator", "1.0", t5.T5Config, (), ("eager", "graph")),
-    "1.1, untied": ("generator", "1.1", t5.T5Config, (), ("eager",)),
-    "1.0, untied": ("generator", "1.0", _Crossed, (), ("graph",)),
-    "1.1, tied": ("generator", "1.1", _Crossed, (), ("graph",)),
-    "1.0, LoRA": ("generator", "1.0", t5.T5Config, _ALL_DENSE, ("graph",)),
-    "1.1, LoRA": ("generator", "1.1", t5.T5Config, ("*/value_projector",), ("graph",)),
-    "1.0, towers": ("towers", "1.0", t5.T5Config, (), ("graph",)),
-    "1.1, towers": ("towers", "1.1", t5.T5Config, (), ("graph",)),
+    "1.0, tied": ("generator", "1.0", t5.T5Config, ()),
+    "1.1, untied": ("generator", "1.1", t5.T5Config, ()),
+    "1.0, untied": ("generator", "1.0", _Crossed, ()),
+    "1.1, tied": ("generator", "1.1", _Crossed, ()),
+    "1.0, LoRA": ("generator", "1.0", t5.T5Config, ("*_projector",)),
+    "1.1, LoRA": ("generator", "1.1", t5.T5Config, _VALUES),
+    "1.0, towers": ("towers", "1.0", t5.T5Config, ()),
+    "1.1, towers": ("towers", "1.1", t5.T5Config, ()),
 }
 
 
 @pytest.mark.parametrize("name", _SHAPES)
 def test_norms_and_clipped_sums_equal_a_naive_float64_loop(name):
-    task, version, kind, targets, modes = _SHAPES[name]
-    _assert_exact(task, *_models(version, kind, targets), modes)
+    task, version, kind, targets = _SHAPES[name]
+    model, twin = _models(version, kind, targets)
+    losses, found, apart = _assert_exact(task, model, twin, fast.clipped_sum)
+    for norms, (variable, gradient) in zip(apart, found):
+        expected = oracle.norms([gradient])
+        np.testing.assert_allclose(norms, expected, rtol=1e-5, err_msg=variable.name)
+    fast.check(losses, [model], [variable for variable, _ in found])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", _SHAPES)
-def test_the_same_under_xla(name):
-    task, version, kind, targets, _ = _SHAPES[name]
-    _assert_exact(task, *_models(version, kind, targets), ["xla"])
+@pytest.mark.parametrize(
+    ("name", "jit"),
+    [
+        pytest.param(name, jit, marks=[] if case == 0 else [pytest.mark.slow])
+        for case, (jit, name) in enumerate(itertools.product([False, True], _SHAPES))
+    ],
+)
+def test_the_same_in_a_graph_and_under_xla(name, jit):
+    task, version, kind, targets = _SHAPES[name]
+    models = _models(version, kind, targets)
+    _assert_exact(task, *models, tf.function(fast.clipped_sum, jit_compile=jit))
 
 
-def _assert_exact(task, model, twin, modes):
+def _assert_exact(task, model, twin, clipped_sum):
+    """Compares norms and sums; returns what else there is to compare.
+
+    That is: the losses as a function, (variable, naive gradients [B, ...]) for every
+    variable, and their norms by the engine, one weight at a time.
+    """
     batch, variables = _batch(), _variables(model, task)
-    names = [variable.name for variable in variables]
     gradients = _naive(_LOSSES[task], twin, batch, _variables(twin, task))
     norms = oracle.norms(gradients)
     clip_norm = float(np.median(norms))
-    scale = np.minimum(1, clip_norm / norms)
+    apart = []
+    original = factored.squared_norms
+
+    def noted(merged):
+        apart.append(original(merged))
+        return apart[-1]
 
     def losses():
         return _LOSSES[task](model, _tensors(batch))
 
-    for mode in modes:
-        call = fast.clipped_sum
-        if mode != "eager":
-            call = tf.function(call, jit_compile=mode == "xla")
-        found = call(losses, [model], variables, clip_norm)
-        np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
-        expected = [np.tensordot(scale, gradient, 1) for gradient in gradients]
-        oracle.assert_close(found.sums, expected, clip_norm, names)
-    # And the norm of every weight by itself.
-    uses = {}
     with pytest.MonkeyPatch.context() as patch:
-        original = factored.squared_norms
-        patch.setattr(
-            factored,
-            "squared_norms",
-            lambda merged: uses.setdefault(len(uses), original(merged)),
-        )
-        fast.clipped_sum(losses, [model], variables, clip_norm)
-    assert len(uses) == len(variables)
-    for index, gradient in enumerate(gradients):
-        np.testing.assert_allclose(
-            np.sqrt(uses[index]),
-            oracle.norms([gradient]),
-            rtol=1e-5,
-            err_msg=names[index],
-        )
-    fast.check(losses, [model], variables)
+        patch.setattr(factored, "squared_norms", noted)
+        found = clipped_sum(losses, [model], variables, clip_norm)
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
+    scale = np.minimum(1, clip_norm / norms)
+    oracle.assert_close(
+        found.sums,
+        [np.tensordot(scale, gradient, 1) for gradient in gradients],
+        clip_norm,
+        [variable.name for variable in variables],
+    )
+    assert len(apart) == len(variables)
+    return losses, list(zip(variables, gradients)), map(tf.sqrt, apart)
 
 
 def test_the_tied_embedding_is_one_weight_used_three_times():
-    """Encoder, decoder and logits: apart, its norm would be more than 10 % off."""
+    """Encoder, decoder and logits: apart, its norm would be more than 3 % off."""
     model, twin = _models("1.0")
+    for each in (model, twin):  # so that looking words up matters as much as logits
+        table = each.backbone.token_embedding.embeddings
+        table.assign(0.5 * table)
     batch = _batch()
     for name in ("document_ids", "query_ids"):  # one word, at which all uses meet
         batch[name] = np.minimum(batch[name], 1)
@@ -224,7 +236,7 @@ def test_the_tied_embedding_is_one_weight_used_three_times():
     np.testing.assert_allclose(found.norms, truth, rtol=1e-5)
     assert len(seen[0]) == 3
     without = np.sqrt(sum(s.numpy() for s in seen[0]))
-    assert np.max(np.abs(without / truth - 1)) > 0.1
+    assert np.max(np.abs(without / truth - 1)) > 0.03
 
 
 def test_lengths_of_other_rows_and_padding_rows_change_nothing():

@@ -309,7 +309,7 @@ def test_of_more_rows_than_fit_all_subsets_are_equally_likely():
 
 def test_shuffled_epochs_are_uniform_permutations_and_apart():
     sampler = ShuffledSampler(4, 4, seed=2)
-    orders = [tuple(sampler.draw(epoch).indices.tolist()) for epoch in range(2400)]
+    orders = [tuple(sampler.draw(epoch).indices.tolist()) for epoch in range(1200)]
     index = {order: i for i, order in enumerate(itertools.permutations(range(4)))}
     counts = np.bincount([index[order] for order in orders], minlength=24)
     assert scipy.stats.chisquare(counts).pvalue > _ACCEPTED
@@ -318,14 +318,14 @@ def test_shuffled_epochs_are_uniform_permutations_and_apart():
     for one, other in zip(orders[:-1], orders[1:]):
         table[one[0], other[0]] += 1
     assert scipy.stats.chi2_contingency(table).pvalue > _ACCEPTED
-    rotated = np.bincount([(i % 24) // 6 * 6 for i in range(2400)], minlength=24)
+    rotated = np.bincount([(i % 24) // 6 * 6 for i in range(1200)], minlength=24)
     assert scipy.stats.chisquare(rotated).pvalue < _REJECTED
 
 
 def test_what_a_shuffled_epoch_leaves_out_is_uniform():
-    drawn = _matrix(ShuffledSampler(11, 8, seed=5), steps=1000, units=11)
+    drawn = _matrix(ShuffledSampler(11, 8, seed=5), steps=600, units=11)
     assert (drawn.sum(axis=1) == 8).all()
     # Counts of eight of eleven without replacement: variance 8/11·3/11 an epoch, and
     # (n-1)/n times the sum of squares is χ² with n-1 = 10 degrees.
-    z = (drawn.sum(axis=0) - 1000 * 8 / 11) / np.sqrt(1000 * 8 / 11 * 3 / 11)
+    z = (drawn.sum(axis=0) - 600 * 8 / 11) / np.sqrt(600 * 8 / 11 * 3 / 11)
     assert _two_sided(scipy.stats.chi2(10), (z**2).sum() * 10 / 11) > _ACCEPTED

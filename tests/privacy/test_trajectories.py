@@ -61,7 +61,7 @@ def _rows(number, seed=0):
 
 
 def _trajectory(optimizer, rate, from_zero=False):
-    """The weights before and after each step of k = 4 microbatches."""
+    """Weights before, after, and iterations, of each step of k = 4 microbatches."""
     model = _Linear()
     made = make_optimizer(_plan(), rate, optimizer, noise_seed=7)
     step = tf.function(
@@ -77,8 +77,9 @@ def _trajectory(optimizer, rate, from_zero=False):
         before = model.values()
         batch = {**_rows(16, number), "weights": np.float32(np.arange(16) < count)}
         step({k: tf.constant(v) for k, v in batch.items()}, tf.constant(count))
-        assert int(tf.convert_to_tensor(made.iterations)) == number + 1
-        seen.append((before, model.values()))
+        seen.append(
+            (before, model.values(), int(tf.convert_to_tensor(made.iterations)))
+        )
     return seen
 
 
@@ -86,7 +87,7 @@ def _trajectory(optimizer, rate, from_zero=False):
 def gradients():
     """Per step and weight, what SGD at rate 1 subtracts from zero."""
     steps = _trajectory("sgd", 1.0, from_zero=True)
-    return [[-value for value in after] for _, after in steps]
+    return [[-value for value in after] for _, after, _ in steps]
 
 
 def _sgd(start, gradients, rates):
@@ -142,10 +143,11 @@ def test_a_trajectory_follows_its_paper_once_per_logical_step(
 ):
     given, by_step = rate
     seen = _trajectory(optimizer, given)
+    assert [iterations for *_, iterations in seen] == list(range(1, _STEPS + 1))
     for weight, start in enumerate(seen[0][0]):
         own = [gradient[weight] for gradient in gradients]
         expected = _BY_HAND[optimizer](start, own, by_step)
-        for (_, after), value in zip(seen, expected):
+        for (_, after, _), value in zip(seen, expected):
             np.testing.assert_allclose(after[weight], value, rtol=2e-5, atol=2e-6)
 
 

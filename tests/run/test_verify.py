@@ -22,6 +22,27 @@ _HEAVY = (
 
 
 @pytest.fixture
+def unprotected(tmp_path):
+    """The path of an unprotected run's certificate."""
+    plan = make_plan(
+        PrivacySpec(
+            epsilon=float("inf"), clip_norm=0.5, n=2000, batch_size=100, steps=4
+        )
+    )
+    certificate = make_certificate(
+        plan,
+        4,
+        description="A model.",
+        sensitivity_argument="None.",
+        training={},
+        fingerprints={},
+    )
+    path = tmp_path / "unprotected.json"
+    path.write_text(json.dumps(certificate))
+    return str(path)
+
+
+@pytest.fixture
 def made(tmp_path):
     """A true certificate, its ledger, and a function that writes an edited copy."""
     plan = make_plan(
@@ -90,23 +111,10 @@ def test_a_ledger_of_other_steps_exits_with_1(made, tmp_path, capsys):
     assert "ledger_head is" in out
 
 
-def test_an_unprotected_run_agrees_with_itself_and_guarantees_nothing(tmp_path, capsys):
-    plan = make_plan(
-        PrivacySpec(
-            epsilon=float("inf"), clip_norm=0.5, n=2000, batch_size=100, steps=4
-        )
-    )
-    certificate = make_certificate(
-        plan,
-        4,
-        description="A model.",
-        sensitivity_argument="None.",
-        training={},
-        fingerprints={},
-    )
-    path = tmp_path / "certificate.json"
-    path.write_text(json.dumps(certificate))
-    code, out, _ = _exit(capsys, str(path))
+def test_an_unprotected_run_agrees_with_itself_and_guarantees_nothing(
+    unprotected, capsys
+):
+    code, out, _ = _exit(capsys, unprotected)
     assert code == 0
     assert "epsilon inf" in out and "guarantees nothing" in out and "holds" not in out
 
@@ -137,13 +145,12 @@ def test_what_cannot_be_read_exits_with_2_and_a_line(made, tmp_path, capsys):
     assert code == 0 and "Exit status: 0 the certificate holds" in out
 
 
-def test_the_command_needs_none_of_the_heavy_libraries(made):
-    _, _, write = made
+def test_the_command_needs_none_of_the_heavy_libraries(unprotected):
     code = (
         "import sys\n"
         "from tfdpsq.run import verify\n"
         "try:\n"
-        f"    verify.main(['verify', {write()!r}])\n"
+        f"    verify.main(['verify', {unprotected!r}])\n"
         "except SystemExit as end:\n"
         f"    print(end.code, [n for n in {_HEAVY!r} if n in sys.modules])\n"
     )

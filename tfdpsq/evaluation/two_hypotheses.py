@@ -101,14 +101,17 @@ def audit_two_hypotheses(
             )
     level = (1 - confidence) / 2
     candidates = np.unique(np.concatenate([present[::2], absent[::2]]))
-    chosen = _error_bounds(present[::2], absent[::2], candidates, level)
-    by_epsilon = candidates[np.argmax(_epsilon_bounds(*chosen, delta))]
-    by_mu = candidates[np.argmax(_mu_bounds(*chosen))]
+    # At `level` some threshold far out, judged by a handful of runs, would nearly
+    # always look best by luck, and disappoint on the other half.
+    wary = level / len(candidates)
+    chosen = _error_bounds(present[::2], absent[::2], candidates, wary)
+    by_epsilon = candidates[np.argmax(_odds(*chosen, delta))]
+    by_mu = candidates[np.argmax(_separations(*chosen))]
     counted = _error_bounds(
         present[1::2], absent[1::2], np.array([by_epsilon, by_mu]), level
     )
-    epsilon = float(_epsilon_bounds(*counted, delta)[0])
-    mu = float(_mu_bounds(*counted)[1])
+    epsilon = math.log(max(float(_odds(*counted, delta)[0]), 1.0))
+    mu = max(float(_separations(*counted)[1]), 0.0)
     return TwoHypothesesAudit(
         epsilon=epsilon,
         mu=mu,
@@ -177,10 +180,11 @@ def _clopper_pearson(count: np.ndarray, trials: int, level: float) -> np.ndarray
     return np.where(count < trials, upper, 1.0)
 
 
-def _epsilon_bounds(fpr: np.ndarray, fnr: np.ndarray, delta: float) -> np.ndarray:
-    ratio = np.maximum((1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr)
-    return np.log(np.maximum(ratio, 1.0))
+def _odds(fpr: np.ndarray, fnr: np.ndarray, delta: float) -> np.ndarray:
+    """What e^ε must reach for these error rates; anything where that is below 1."""
+    return np.maximum((1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr)
 
 
-def _mu_bounds(fpr: np.ndarray, fnr: np.ndarray) -> np.ndarray:
-    return np.maximum(-scipy.special.ndtri(fpr) - scipy.special.ndtri(fnr), 0.0)
+def _separations(fpr: np.ndarray, fnr: np.ndarray) -> np.ndarray:
+    """What μ must reach for these error rates; below 0 where guessing does better."""
+    return -scipy.special.ndtri(fpr) - scipy.special.ndtri(fnr)

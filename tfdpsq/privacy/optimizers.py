@@ -89,7 +89,8 @@ class LogicalStep:
           noise_seed: 126 secret bits.
         """
         # Kept out of get_config and of every variable: it is as secret as the data.
-        self._noise_words = as_words(noise_seed)
+        # Derived, so that small seeds, which only tests use, share no keys either.
+        self._noise_words = as_words(derived_seed(noise_seed, "noise"))
         self._dropout_words = as_words(derived_seed(noise_seed, "dropout"))
 
     @property

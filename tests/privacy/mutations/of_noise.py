@@ -195,4 +195,18 @@ MUTATIONS = (
         ),
         "why": "the baseline would be handicapped, and every private run look better",
     },
+    {
+        "name": "seed_stored_in_the_optimizers_config",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "    def prepare(self, variables",
+        "new": """\
+    def get_config(self):
+        return {**super().get_config(), "noise": self._noise_words}
+
+    def prepare(self, variables""",
+        "tests": (
+            _TESTS + "test_optimizers.py::test_the_seed_is_in_nothing_that_is_saved",
+        ),
+        "why": "Keras saves it with the model, and the model is released",
+    },
 )

@@ -3,6 +3,7 @@
 _TESTS = "tests/privacy/"
 _PAID = _TESTS + "test_paid_steps.py::"
 _AGAIN = _PAID + "test_steps_taken_again_are_the_same_and_not_paid_for_again"
+_LOST = _TESTS + "test_resume.py::test_lost_or_foreign_state_is_never_paid_for_twice"
 
 MUTATIONS = (
     {
@@ -123,5 +124,117 @@ MUTATIONS = (
         "new": "        if False:\n",
         "tests": (_TESTS + "test_reads.py::test_strict_refuses_and_records_nothing",),
         "why": "private reads that nobody wanted",
+    },
+    {
+        "name": "seeds_of_another_run_accepted",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "    if digest != secrets.digest:\n",
+        "new": "    if not digest:\n",
+        "tests": (_LOST,),
+        "why": "the steps that are paid would be other steps",
+    },
+    {
+        "name": "budget_spent_again_where_the_state_is_lost",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": """\
+        if steps_paid:
+            raise spent(directory, steps_paid, "there is no saved state")
+        return None
+""",
+        "new": """\
+        return None
+""",
+        "tests": (_LOST,),
+        "why": "all paid steps run once more, from other weights, at no price",
+    },
+    {
+        "name": "seed_stored_in_the_release",
+        "file": "tfdpsq/run/finetune.py",
+        "old": "            training=private_training.training_facts(config, model),\n",
+        "new": """\
+            training={
+                **private_training.training_facts(config, model),
+                "noise_seed": list(optimizer._noise_words),
+            },
+""",
+        "tests": (
+            "tests/run/test_release_secrets.py::"
+            "test_the_release_holds_no_secret[seeds]",
+        ),
+        "why": "for the sake of reproducibility, anybody can subtract the noise",
+    },
+    {
+        "name": "seeds_kept_after_the_run",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "    shutil.rmtree(pathlib.Path(directory) / STATE, ",
+        "new": "    shutil.rmtree(pathlib.Path(directory) / 'nothing', ",
+        "tests": (
+            "tests/run/test_release_secrets.py::"
+            "test_a_finished_job_kept_its_seeds_nowhere",
+        ),
+        "why": "they are of no more use, but to whoever finds them",
+    },
+    {
+        "name": "epsilon_from_target_instead_of_executed",
+        "file": "tfdpsq/privacy/certificate.py",
+        "old": """\
+    epsilons = {name: plan.epsilon(steps_executed, name) for name in ("pld", "rdp")}
+""",
+        "new": """\
+    epsilons = {name: spec.epsilon for name in ("pld", "rdp")}
+""",
+        "tests": (
+            _TESTS + "test_certificate.py::test_epsilon_is_of_the_steps_that_ran_and_"
+            "stopping_early_is_warned_of",
+        ),
+        "why": "it is true by luck, whatever ran",
+    },
+    {
+        "name": "verify_ignores_sigma",
+        "file": "tfdpsq/privacy/verification.py",
+        "old": "        expected = _leaves(computed(plan, steps))\n",
+        "new": """\
+        from tfdpsq.privacy.plan import make_plan
+
+        expected = _leaves(computed(make_plan(plan.spec), steps))
+        for path in [path for path in expected if path.startswith("mechanism.noise")]:
+            expected[path] = stated[path]
+""",
+        "tests": (
+            _TESTS + "test_forgeries.py::test_forgeries_with_a_new_digest_are_found",
+        ),
+        "why": "a certificate could state any noise",
+    },
+    {
+        "name": "verify_trusts_the_stated_epsilon",
+        "file": "tfdpsq/privacy/verification.py",
+        "old": "        return stated == expected or least <= stated <= expected * "
+        "(1 + more)\n",
+        "new": "        return not math.isnan(stated)\n",
+        "tests": (
+            _TESTS + "test_forgeries.py::test_forgeries_with_a_new_digest_are_found",
+        ),
+        "why": "an ε of 0.1 costs one keystroke",
+    },
+    {
+        "name": "verify_ignores_the_digest",
+        "file": "tfdpsq/privacy/verification.py",
+        "old": '    if certificate.get("digest") == found:\n',
+        "new": '    if "digest" in certificate:\n',
+        "tests": (
+            _TESTS + "test_verification.py::test_a_digest_that_was_edited_is_found",
+        ),
+        "why": "edits of the sensitivity argument or of private reads go unseen",
+    },
+    {
+        "name": "certificate_never_compared_with_the_ledger",
+        "file": "tfdpsq/privacy/verification.py",
+        "old": "        if found != paid:\n",
+        "new": "        if found is None:\n",
+        "tests": (
+            _TESTS + "test_verification.py::"
+            "test_only_the_ledger_tells_a_consistent_forgery",
+        ),
+        "why": "a certificate of fewer steps than were paid for passes",
     },
 )

@@ -26,7 +26,13 @@ _SPEC.loader.exec_module(catalogue)
 MUTATIONS = catalogue.mutations()
 # How many mutants run at a time.
 _WORKERS = 2
-_KILLED = ("AssertionError", "assert ", "Failed: DID NOT RAISE")
+# How the failure of a test that looked begins; the last is `(one,) = found`.
+_KILLED = (
+    "AssertionError",
+    "assert ",
+    "Failed: DID NOT RAISE",
+    "ValueError: not enough values to unpack",
+)
 
 
 # -- The catalogue fits the code -------------------------------------------------
@@ -87,15 +93,14 @@ def _copy(directory):
     return directory
 
 
-def _run(directory, tests):
-    """Runs tests in a copy; returns pytest's status, its words, and all failures."""
+def _run(directory, tests, *options):
+    """Runs tests in a copy; returns pytest's status, its words, and what failed."""
     report = directory / "report.xml"
     finished = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
             *("--rootdir", str(directory), "-c", str(directory / "setup.cfg")),
-            f"--junitxml={report}",
-            *tests,
+            *(f"--junitxml={report}", *options, *tests),
         ],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(directory)},
@@ -127,7 +132,7 @@ def outcomes(request, tmp_path_factory):
         directory = _copy(tmp_path_factory.mktemp(mutation.name) / "copy")
         (directory / mutation.file).write_text(mutation.applied(), "utf-8")
         try:
-            return _run(directory, mutation.tests)
+            return _run(directory, mutation.tests, "--exitfirst")
         finally:
             shutil.rmtree(directory)
 

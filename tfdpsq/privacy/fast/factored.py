@@ -15,9 +15,11 @@ stacked along T, A = [A_1; A_2; …] and G = [G_1; G_2; …], give g = AᵀG, an
 
 where t and s run over the positions of *all* uses: the terms with t and s in
 different uses are the cross terms, without which a shared weight's norm is wrong
-in both directions. The Gram matrices cost T²(m + n) and g itself T·m·n, so the
-latter is formed where mn ≤ T(m + n), which is also where it is no larger than the
-factors it replaces.
+in both directions. The Gram matrices cost T²(m + n) multiplications, beside the
+T·m·n of the sum below. To form g itself costs T·m·n, and the sum then next to
+nothing; but it takes memory, mn numbers per example instead of the T(m + n) of its
+factors. It is formed where that is less than twice as many. (From there on, writing
+and reading it was measured to take as long as it saves.)
 
 *Lookup* of row id_t instead of a product with a_t is a_t = e_{id_t}; then
 a_t·a_s = [id_t = id_s], and against a dense factor a_t·a_s = a_s[id_t]. No one-hot
@@ -291,7 +293,7 @@ def _product_is_cheaper(use: Outer) -> bool:
     length, rows, columns = use.left.shape[1], use.left.shape[2], use.right.shape[2]
     if length is None:  # then neither cost is known; the factors are there already
         return False
-    return rows * columns <= length * (rows + columns)
+    return rows * columns < 2 * length * (rows + columns)
 
 
 def _gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
