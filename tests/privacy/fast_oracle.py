@@ -50,6 +50,20 @@ class Block(keras.Model):
         return self.head(tf.tanh(x))[..., 0]
 
 
+class Masked(keras.Model):
+    """Padding that Keras passes on by itself: id 0 neither attends nor counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = layers.Embedding(7, 6, mask_zero=True)
+        self.attention = layers.MultiHeadAttention(2, 3)
+        self.mean = layers.GlobalAveragePooling1D()
+
+    def call(self, ids):
+        x = self.embed(ids)
+        return self.mean(self.attention(x, x), mask=x._keras_mask)
+
+
 class Reusing(keras.Model):
     """One layer called three times on itself, one embedding looked up twice."""
 
@@ -210,6 +224,7 @@ MODELS = {
     "depthwise": (_separable, _floats(6, 5, 3)),
     "einsum": (_einsums, _floats(5, 4)),
     "attention": (Block, _ids(11, 7)),
+    "masked": (Masked, _ids(7, 5)),
     "reusing": (Reusing, _ids(9, 6)),
     "tied": (Tied, _floats(6)),
     "tied, long": (Tied, _floats(8, 6)),
@@ -225,6 +240,7 @@ def made(name, seed=0):
     make, draw = MODELS[name]
     random = np.random.default_rng(seed)
     x = draw(random)
+    x = single(x).astype(x.dtype)  # the same numbers in either precision
     keras.utils.set_random_seed(seed)
     model = make()
     model(single(x))
@@ -268,10 +284,11 @@ def single(x):
 def run(model, x, variables=None, clip_norm=1e30, mode="graph", **options):
     """The engine's answer: eagerly, in a graph, or compiled by XLA."""
     variables = model.trainable_variables if variables is None else variables
+    x = x if model.dtype == "float64" else single(x)
 
     def clipped():
         return fast.clipped_sum(
-            lambda: losses(model, single(x)), [model], variables, clip_norm, **options
+            lambda: losses(model, x), [model], variables, clip_norm, **options
         )
 
     if mode == "eager":

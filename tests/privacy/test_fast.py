@@ -114,6 +114,29 @@ def test_mixed_precision_takes_norms_and_sums_in_float32():
     fast.check(lambda: _losses(model, x), [model], model.trainable_variables, 0.05)
 
 
+@pytest.mark.parametrize("width", [2, 1500])
+def test_mixed_precision_counts_beyond_what_bfloat16_can(width):
+    """601 positions of ones: bfloat16 has no such number, and its sums stop at 256.
+
+    The narrow layer's norm comes from its product, the wide one's from Gram
+    matrices. Every entry of either gradient is 601.
+    """
+    policy = keras.mixed_precision.Policy("mixed_bfloat16")
+    dense = layers.Dense(width, dtype=policy)
+    x = tf.ones([2, 601, width])
+    dense(x)
+    found = fast.clipped_sum(
+        lambda: tf.reduce_sum(tf.cast(dense(x), tf.float32), [1, 2]),
+        [dense],
+        dense.trainable_variables,
+        1e30,
+    )
+    entries = width * width + width
+    np.testing.assert_allclose(found.norms, [601 * np.sqrt(entries)] * 2, rtol=1e-6)
+    for total in found.sums:
+        np.testing.assert_array_equal(total, 2 * 601 * np.ones(total.shape))
+
+
 def test_replicas_clip_their_own_rows(logical_cpus):
     model, x = _made()
     want = [_run(model, x[rows], clip_norm=0.5).sums for rows in np.split(_ALL, 2)]

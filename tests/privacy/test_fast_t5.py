@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import itertools
 import pathlib
 
 import numpy as np
@@ -141,7 +140,16 @@ _SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", _SHAPES)
+_SELDOM = ("1.0, untied", "1.1, tied", "1.1, LoRA", "1.1, towers")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in _SELDOM else [])
+        for name in _SHAPES
+    ],
+)
 def test_norms_and_clipped_sums_equal_a_naive_float64_loop(name):
     task, version, kind, targets = _SHAPES[name]
     model, twin = _models(version, kind, targets)
@@ -152,13 +160,9 @@ def test_norms_and_clipped_sums_equal_a_naive_float64_loop(name):
     fast.check(losses, [model], [variable for variable, _ in found])
 
 
-@pytest.mark.parametrize(
-    ("name", "jit"),
-    [
-        pytest.param(name, jit, marks=[] if case == 0 else [pytest.mark.slow])
-        for case, (jit, name) in enumerate(itertools.product([False, True], _SHAPES))
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", _SHAPES)
 def test_the_same_in_a_graph_and_under_xla(name, jit):
     task, version, kind, targets = _SHAPES[name]
     models = _models(version, kind, targets)

@@ -204,7 +204,9 @@ def test_the_seed_is_in_nothing_that_is_saved(optimizer):
     made = make_optimizer(_plan(), 0.1, optimizer, noise_seed=seed)
     made.prepare(_Regression().variables)
     saved = str([made.get_config(), *(v.numpy() for v in made.state())])
-    for secret in (seed, 123456789, 987654321):
+    derived = (*made._noise_words, *made.dropout_seed.numpy().tolist())
+    assert len(derived) == 4 and min(derived) > 1 << 40
+    for secret in (seed, 123456789, 987654321, *derived):
         assert str(secret) not in saved
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tfdpsq.data import BeirDirectory, Tokenizer
+from tfdpsq.privacy.noise import derived_seed
 
 
 def _load(name):
@@ -38,14 +39,20 @@ def _lines(path):
 
 
 def _seeds(job):
-    """The seeds of every run, as they stood in its secrets.json until it finished."""
-    entries = _lines(job.recorded / recorder.SECRETS)
-    return {
-        Secret(f"{key} of {pathlib.Path(entry['run']).name}", value)
-        for entry in entries
-        for key, value in entry.items()
-        if isinstance(value, int)
-    }
+    """The seeds of every run, as they stood in its secrets.json until it finished.
+
+    And what is derived from them, which subtracts the noise as well.
+    """
+    found = set()
+    for entry in _lines(job.recorded / recorder.SECRETS):
+        for key, value in entry.items():
+            if isinstance(value, int):
+                name = f"{key} of {pathlib.Path(entry['run']).name}"
+                found.add(Secret(name, value))
+                for purpose in ("noise", "dropout"):
+                    words = derived_seed(value, purpose)
+                    found.add(Secret(f"{name}, for {purpose}", words))
+    return found
 
 
 def _rows(job):

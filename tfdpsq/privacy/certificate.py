@@ -207,9 +207,10 @@ def _warnings(plan: PrivacyPlan, steps_executed: int) -> list[str]:
     if plan.spec.private and steps_executed < plan.spec.steps:
         warnings.append(
             f"Training stopped after {steps_executed} of {plan.spec.steps} planned "
-            "steps. If that was decided by looking at what private data gave, such as "
-            "losses, the target epsilon of the whole plan applies instead: "
-            f"{plan.spec.epsilon:g}."
+            "steps. If that was decided by looking at the noised weights, the target "
+            f"epsilon of the whole plan, {plan.spec.epsilon:g}, applies instead; if by "
+            "losses or metrics of private data, that choice is a private read, which "
+            "no epsilon covers."
         )
     return warnings
 

@@ -225,4 +225,26 @@ MUTATIONS = (
         ),
         "why": "clipping by row bounds nothing where a loss reads other rows",
     },
+    {
+        "name": "norms_of_the_first_weight_only",
+        "file": _FAST + "engine.py",
+        "old": "tf.add_n(_alike(squared))",
+        "new": "tf.add_n(_alike(squared[:1]))",
+        "tests": (
+            _TESTS + "test_optimizers.py::"
+            "test_clipped_sums_equal_a_naive_float64_loop[fast]",
+        ),
+        "why": "a gradient that is long in another weight is not clipped",
+    },
+    {
+        "name": "reduced_loss_accepted",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "    if loss.reduction != tf.keras.losses.Reduction.NONE:\n",
+        "new": "    if loss.reduction is None:\n",
+        "tests": (
+            _TESTS + "test_model.py::"
+            "test_what_cannot_be_private_is_refused_before_a_step",
+        ),
+        "why": "a mean over rows has one gradient, clipped as if it were one row's",
+    },
 )

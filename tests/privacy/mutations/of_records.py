@@ -237,4 +237,64 @@ MUTATIONS = (
         ),
         "why": "a certificate of fewer steps than were paid for passes",
     },
+    {
+        "name": "ledger_left_in_the_page_cache",
+        "file": "tfdpsq/privacy/append_only.py",
+        "old": """\
+            try:
+                os.fsync(descriptor)
+            except OSError:
+""",
+        "new": """\
+            try:
+                pass
+            except OSError:
+""",
+        "tests": (
+            _TESTS + "test_append_only.py::"
+            "test_a_paid_step_is_on_the_device_before_its_update",
+        ),
+        "why": "a power cut forgets steps whose weights were saved",
+    },
+    {
+        "name": "validation_data_read_in_silence",
+        "file": "tfdpsq/privacy/model.py",
+        "old": """\
+            self.reads.record(
+                "the validation data, after every epoch", "the history of fit()"
+            )
+""",
+        "new": """\
+            pass
+""",
+        "tests": (
+            _TESTS + "test_model.py::test_validation_is_recorded_as_a_private_read_"
+            "and_refused_in_strict_mode",
+        ),
+        "why": "a model chosen by private queries costs more than its ε",
+    },
+    {
+        "name": "guarantee_of_the_protected_one_of_two_parents",
+        "file": "tfdpsq/privacy/certificate.py",
+        "old": """\
+        if not certificate["private"]:
+            return certificate
+""",
+        "new": """\
+        if certificate["private"]:
+            return certificate
+""",
+        "tests": (
+            _TESTS + "test_certificate.py::test_guarantees_follow_and_do_not_merge",
+        ),
+        "why": "what an unprotected artefact had a part in has no guarantee",
+    },
+    {
+        "name": "number_of_queries_published_undeclared",
+        "file": "tfdpsq/run/private_training.py",
+        "old": "    if config.n_is_public:\n",
+        "new": "    if not config.n_bound:\n",
+        "tests": ("tests/run/test_lineage.py::test_n_is_public_only_when_declared",),
+        "why": "δ and q say how many queries there are, which is private",
+    },
 )

@@ -107,4 +107,14 @@ MUTATIONS = (
         ),
         "why": "at δ = 1/n, publishing one record counts as private",
     },
+    {
+        "name": "rows_drawn_where_users_are_protected",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": "        if groups is None:\n            return chosen\n",
+        "new": "        return chosen\n",
+        "tests": (
+            _TESTS + "test_plan.py::test_a_plan_for_users_draws_users_and_rows_of_each",
+        ),
+        "why": "a user of many rows takes part in many steps",
+    },
 )

@@ -119,7 +119,7 @@ def clipped_sum(
     units = rows // rows_per_unit
     norms = tf.sqrt(tf.add_n(_alike(squared))) if squared else tf.zeros([units])
     finite = tf.math.is_finite(norms)
-    scale = tf.minimum(tf.cast(clip_norm, norms.dtype) / norms, 1.0)  # C/0 = ∞
+    scale = tf.minimum(tf.constant(clip_norm, norms.dtype) / norms, 1.0)  # C/0 = ∞
     factors = tf.where(finite, scale, tf.zeros([], norms.dtype))
     if weights is not None:
         factors = tf.where(weights > 0, factors, tf.zeros([], norms.dtype))
