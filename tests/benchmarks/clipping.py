@@ -8,9 +8,10 @@ the same code path with ε = ∞, so nothing else differs.
 
 `time_ratio` is `fast` over the baseline: steps of the two alternate in one process,
 and the medians of their wall times are compared. `cpu_ratio` compares processor time
-instead, which other work on the machine hardly moves. `memory_ratio` compares the peak resident memory of two
-processes, each of which runs one of them for two microbatches. Defaults are T5-small
-(1.0), document 128 and query 32 tokens, microbatches of 32, a logical batch of 1,024.
+instead, which other work on the machine hardly moves. `memory_ratio` compares the
+peak resident memory of two processes, each of which runs one of them for two
+microbatches. Defaults are T5-small (1.0), document 128 and query 32 tokens,
+microbatches of 32, a logical batch of 1,024.
 
     --against dpkeras --batch 8 --logical 64    adds `dpkeras_over_fast`
     --lora                                      trains a LoRA update only

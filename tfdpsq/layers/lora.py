@@ -19,11 +19,9 @@ import tensorflow as tf
 
 from tfdpsq import validation
 
-Layer = tf.keras.layers.Layer
-
 
 @tf.keras.utils.register_keras_serializable("tfdpsq")
-class LoRADense(Layer):
+class LoRADense(tf.keras.layers.Layer):
     """A Dense layer whose kernel and bias are frozen, with a trainable update.
 
     Inputs and outputs are those of the Dense layer, its activation included. A and B
@@ -196,8 +194,8 @@ def apply_lora(
 
 
 def _dense_attributes(
-    layer: Layer, path: str, seen: set[int]
-) -> Iterator[tuple[str, Layer, str]]:
+    layer: tf.keras.layers.Layer, path: str, seen: set[int]
+) -> Iterator[tuple[str, tf.keras.layers.Layer, str]]:
     """(path, owner, attribute) of every Dense layer held as an attribute."""
     if id(layer) in seen or isinstance(layer, LoRADense):
         return
@@ -211,7 +209,7 @@ def _dense_attributes(
         yield from _dense_attributes(child, f"{path}{child.name}/", seen)
 
 
-def _freeze(layer: Layer) -> None:
+def _freeze(layer: tf.keras.layers.Layer) -> None:
     """Makes every weight but those of LoRA non-trainable."""
     if isinstance(layer, LoRADense):
         return
@@ -224,7 +222,7 @@ def _freeze(layer: Layer) -> None:
         _freeze(child)
 
 
-def _freeze_weights(layer: Layer) -> None:
+def _freeze_weights(layer: tf.keras.layers.Layer) -> None:
     """Makes a layer's own weights non-trainable, the layer itself left as it is."""
     layer._non_trainable_weights.extend(layer._trainable_weights)
     layer._trainable_weights.clear()

@@ -236,15 +236,4 @@ MUTATIONS = (
         ),
         "why": "a gradient that is long in another weight is not clipped",
     },
-    {
-        "name": "reduced_loss_accepted",
-        "file": "tfdpsq/privacy/model.py",
-        "old": "    if loss.reduction != tf.keras.losses.Reduction.NONE:\n",
-        "new": "    if loss.reduction is None:\n",
-        "tests": (
-            _TESTS + "test_model.py::"
-            "test_what_cannot_be_private_is_refused_before_a_step",
-        ),
-        "why": "a mean over rows has one gradient, clipped as if it were one row's",
-    },
 )

@@ -13,10 +13,10 @@ from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.keras_rules import require_tensor
 from tfdpsq.privacy.fast.recorder import Recorder
 
-Layer = tf.keras.layers.Layer
 
-
-def convolution(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+def convolution(
+    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+) -> tf.Tensor:
     """Runs `Conv1D` and `Conv2D`."""
     _require_plain(layer, inputs)
     if layer.padding == "causal":
@@ -29,7 +29,7 @@ def convolution(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
 
 
 def depthwise_convolution(
-    record: Recorder, layer: Layer, inputs: tf.Tensor
+    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
 ) -> tf.Tensor:
     """Runs `DepthwiseConv2D`, which has a small kernel for every channel.
 
@@ -64,14 +64,18 @@ def depthwise_convolution(
     return output if layer.activation is None else layer.activation(output)
 
 
-def _with_bias(record: Recorder, layer: Layer, output: tf.Tensor) -> tf.Tensor:
+def _with_bias(
+    record: Recorder, layer: tf.keras.layers.Layer, output: tf.Tensor
+) -> tf.Tensor:
     if layer.use_bias:
         output = tf.nn.bias_add(output, record.read(layer.bias))
         record.direct(layer.bias, output, lambda g: sum_to(g, layer.bias.shape))
     return output
 
 
-def _patches(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+def _patches(
+    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+) -> tf.Tensor:
     """What the window sees at each position, [B, ..., window · channels]."""
     line = layer.rank == 1  # an image of one row
     ones = [1, 1] if line else [1]
@@ -86,7 +90,7 @@ def _patches(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
         return tf.squeeze(patches, 1) if line else patches
 
 
-def _require_plain(layer: Layer, inputs: tf.Tensor) -> None:
+def _require_plain(layer: tf.keras.layers.Layer, inputs: tf.Tensor) -> None:
     require_tensor(layer, inputs)
     if layer.groups != 1 or layer.data_format != "channels_last":
         raise validation.InputError(

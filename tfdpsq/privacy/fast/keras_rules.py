@@ -11,10 +11,10 @@ from tfdpsq import validation
 from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.recorder import Recorder
 
-Layer = tf.keras.layers.Layer
 
-
-def dense(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+def dense(
+    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+) -> tf.Tensor:
     """Runs `Dense`: a product with the kernel along the last axis."""
     require_tensor(layer, inputs)
     inputs = tf.cast(inputs, layer.compute_dtype)
@@ -31,7 +31,9 @@ def dense(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     return output if layer.activation is None else layer.activation(output)
 
 
-def einsum_dense(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+def einsum_dense(
+    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+) -> tf.Tensor:
     """Runs `EinsumDense`, of which Keras's MultiHeadAttention is made."""
     require_tensor(layer, inputs)
     output = tf.einsum(layer.equation, inputs, record.read(layer.kernel))
@@ -76,7 +78,9 @@ def _subscripts(equation: str, rank: int) -> tuple[str, str, str]:
     return source.replace("...", elided), weight, target.replace("...", elided)
 
 
-def embedding(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+def embedding(
+    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+) -> tf.Tensor:
     """Runs `Embedding`: ids [B, ...] to vectors [B, ..., n]."""
     if layer.sparse or not isinstance(inputs, tf.Tensor):
         raise validation.InputError(
@@ -93,7 +97,9 @@ def embedding(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     return output
 
 
-def prelu(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+def prelu(
+    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+) -> tf.Tensor:
     """Runs `PReLU`: max(x, 0) - alpha · max(-x, 0), alpha shared along some axes."""
     require_tensor(layer, inputs)
     below = tf.nn.relu(-inputs)
@@ -106,7 +112,9 @@ def prelu(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
     return output
 
 
-def time_distributed(record: Recorder, layer: Layer, inputs: Any, **options: Any):
+def time_distributed(
+    record: Recorder, layer: tf.keras.layers.Layer, inputs: Any, **options: Any
+) -> Any:
     """Runs `TimeDistributed`, which folds time into the examples' dimension.
 
     Keras does so where it knows the layer inside to be one of its own. Others it
@@ -129,7 +137,7 @@ def time_distributed(record: Recorder, layer: Layer, inputs: Any, **options: Any
         return call(layer, inputs, **options)
 
 
-def require_tensor(layer: Layer, inputs: Any) -> None:
+def require_tensor(layer: tf.keras.layers.Layer, inputs: Any) -> None:
     """Checks that a layer got a dense tensor.
 
     Raises:

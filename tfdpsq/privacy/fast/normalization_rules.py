@@ -16,10 +16,10 @@ from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.keras_rules import require_tensor
 from tfdpsq.privacy.fast.recorder import Recorder, replaced
 
-Layer = tf.keras.layers.Layer
 
-
-def layer_normalization(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf.Tensor:
+def layer_normalization(
+    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+) -> tf.Tensor:
     """Runs `LayerNormalization`."""
     require_tensor(layer, inputs)
     axes = list(layer.axis)
@@ -37,7 +37,7 @@ def layer_normalization(record: Recorder, layer: Layer, inputs: tf.Tensor) -> tf
 
 
 def group_normalization(
-    record: Recorder, layer: Layer, inputs: tf.Tensor, **options: Any
+    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor, **options: Any
 ) -> tf.Tensor:
     """Runs `GroupNormalization`: within groups of channels of each example."""
     require_tensor(layer, inputs)
@@ -55,7 +55,11 @@ def group_normalization(
 
 
 def batch_normalization(
-    record: Recorder, layer: Layer, inputs: tf.Tensor, training: Any = None, **_: Any
+    record: Recorder,
+    layer: tf.keras.layers.Layer,
+    inputs: tf.Tensor,
+    training: Any = None,
+    **_: Any,
 ) -> tf.Tensor:
     """Runs `BatchNormalization` as in inference, and refuses it in training.
 
@@ -73,9 +77,12 @@ def batch_normalization(
 
 
 def _scaled(
-    record: Recorder, layer: Layer, unit: tf.Tensor, shape: Sequence[int]
+    record: Recorder,
+    layer: tf.keras.layers.Layer,
+    unit: tf.Tensor,
+    shape: Sequence[int],
 ) -> tf.Tensor:
-    """unit · gamma + beta, both of `shape` against the last axes of the unit."""
+    """`unit` · gamma + beta, both of `shape` against the last axes of the unit."""
     output = unit
 
     def as_unit(weight):
