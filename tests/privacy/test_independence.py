@@ -77,12 +77,54 @@ def test_one_loss_too_few_is_found():
         check_independence(lambda b: _squared(model)(b)[1:], _batch(), [model])
 
 
-def test_random_numbers_of_a_models_own_are_warned_of(caplog):
+def test_random_numbers_of_a_models_own_are_held_fixed():
     model = _dense()
     check_independence(
         lambda b: _squared(model)(b) * tf.random.uniform([4]), _batch(), [model]
     )
-    assert "random numbers of their own" in caplog.text
+    with pytest.raises(ValueError, match="depends on them"):
+        check_independence(
+            lambda b: _mean_subtracted(model)(b) * tf.random.uniform([4]),
+            _batch(),
+            [model],
+        )
+
+
+class _RunningMean(tf.keras.layers.Layer):
+    """Passes its inputs on and keeps their mean: private data without noise."""
+
+    def build(self, shape):
+        self.mean = self.add_weight("mean", shape[1:], trainable=False)
+
+    def call(self, inputs):
+        self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(inputs, 0))
+        return inputs
+
+
+def test_a_weight_that_the_forward_pass_writes_is_refused():
+    model = _dense(_RunningMean())
+    with pytest.raises(ValueError, match="changes its weight.*mean.*without noise"):
+        check_independence(_squared(model), _batch(), [model])
+
+
+def test_a_layer_that_remembers_the_last_batch_is_refused():
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Reshape([5, 1]),
+            tf.keras.layers.LSTM(5, stateful=True, trainable=False),
+            tf.keras.layers.Dense(5),
+        ]
+    )
+    model.build([4, 5])
+    with pytest.raises(ValueError, match="changes its weight|keeps a state"):
+        check_independence(_squared(model), _batch(), [model])
+
+
+def test_rows_that_are_all_alike_are_warned_of(caplog):
+    model = _dense()
+    same = {name: np.repeat(v[:1], 4, 0) for name, v in _batch().items()}
+    check_independence(_squared(model), same, [model])
+    assert "all the same" in caplog.text
 
 
 @pytest.mark.parametrize("engine", ["fast", "dpkeras"])

@@ -251,3 +251,31 @@ def test_fit_compiles_with_xla():
     )
     private.fit(*_data())
     assert private.steps_executed == 2
+
+
+def test_an_unbuilt_subclassed_model_is_trained_in_full():
+    model = _Subclassed()
+    private = _compiled(model, _plan(), "sgd")
+    private.fit(*_data())
+    assert int(private.optimizer.iterations) == 8
+    assert len(model.trainable_variables) == 6
+
+
+def test_a_second_fit_would_spend_twice_and_is_refused():
+    private = _compiled(_functional(), _plan())
+    private.fit(*_data())
+    private.compile(make_optimizer(private.plan, 0.05), "mse")
+    with pytest.raises(ValueError, match="spend the same budget a second time"):
+        private.fit(*_data())
+
+
+def test_an_interrupted_fit_counts_the_steps_that_ran():
+    class Interrupt(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                raise KeyboardInterrupt
+
+    private = _compiled(_functional(), plan := _plan())
+    with pytest.raises(KeyboardInterrupt):
+        private.fit(*_data(), callbacks=[Interrupt()])
+    assert private.steps_executed == 3 and private.epsilon() == plan.epsilon(3)

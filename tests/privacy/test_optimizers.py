@@ -295,3 +295,13 @@ def test_unknown_names_are_refused():
         make_optimizer(_plan(), 0.1, "adam", "ghost")
     with pytest.raises(ValueError, match="optimizer is 'lion'; choose one of"):
         make_optimizer(_plan(), 0.1, "lion")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "option", ["num_microbatches", "l2_norm_clip", "gradient_accumulation_steps"]
+)
+def test_options_that_would_change_the_sensitivity_are_refused(engine, option):
+    """num_microbatches=2 averaged pairs before clipping: one row moved it by 2C."""
+    with pytest.raises(ValueError, match=f"{option} is 2, but the plan decides"):
+        make_optimizer(_plan(), 0.1, "sgd", engine, **{option: 2})

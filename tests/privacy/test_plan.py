@@ -82,7 +82,7 @@ def test_fewer_units_than_the_bound_are_sampled_with_the_bounds_probability():
 @pytest.mark.parametrize(
     "spec, options, message",
     [
-        ({}, dict(units=61), "have 61 units, but n is 60, a bound that they exceed"),
+        ({}, dict(units=61), "have more units than n, a bound of 60"),
         (
             dict(n_is_public=True),
             dict(units=59),
@@ -98,7 +98,7 @@ def test_fewer_units_than_the_bound_are_sampled_with_the_bounds_probability():
         (
             dict(unit="user", n=20),
             dict(groups=_GROUPS),
-            "have 30 units, but n is 20",
+            "have more units than n, a bound of 20",
         ),
     ],
 )

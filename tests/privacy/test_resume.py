@@ -111,7 +111,9 @@ def test_lost_or_foreign_state_is_never_paid_for_twice(tmp_path):
 
     def reseed(at):
         path = at / state / checkpoint.SECRETS
-        path.write_text(path.read_text().replace("1", "2").replace("3", "4"))
+        kept = json.loads(path.read_text())
+        kept["sampler_seed"] += 1
+        path.write_text(json.dumps(kept))
 
     refused(reseed, "not the seeds that")
 
@@ -130,6 +132,14 @@ def test_other_data_or_another_plan_are_refused(tmp_path):
         resume_child.main(run, tmp_path / "none.npz", "never", data="other rows")
     with pytest.raises(ValueError, match="plan"):
         resume_child.main(run, tmp_path / "none.npz", "never", clip_norm=0.6)
+    assert _paid(run) == [0]
+
+
+def test_other_settings_are_refused_once_a_step_is_paid_for(tmp_path):
+    run = tmp_path / "run"
+    _killed(run, tmp_path / "none.npz", "pay:0")
+    with pytest.raises(ValueError, match="engine was fast when the run.*vectorized"):
+        resume_child.main(run, tmp_path / "none.npz", "never", engine="vectorized")
     assert _paid(run) == [0]
 
 

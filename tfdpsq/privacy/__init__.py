@@ -7,6 +7,7 @@ from tfdpsq.privacy.accounting import (
 )
 from tfdpsq.privacy.calibration import calibrate_noise_multiplier
 from tfdpsq.privacy.certificate import make_certificate, read_certificate
+from tfdpsq.privacy.checkpoint import discard as discard_state
 from tfdpsq.privacy.ledger import Ledger, read_ledger
 from tfdpsq.privacy.model import PrivateModel
 from tfdpsq.privacy.optimizers import ENGINES, make_optimizer
@@ -30,6 +31,7 @@ __all__ = [
     "Verification",
     "calibrate_noise_multiplier",
     "choose_max_batch_size",
+    "discard_state",
     "epsilon_of",
     "make_certificate",
     "make_logical_step",

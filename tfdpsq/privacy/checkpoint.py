@@ -20,7 +20,7 @@ import pathlib
 import secrets as system_secrets
 import shutil
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -52,34 +52,48 @@ class Secrets:
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-def open_secrets(directory: str | os.PathLike, steps_paid: int) -> Secrets:
+def open_secrets(
+    directory: str | os.PathLike, steps_paid: int, settings: Mapping[str, str]
+) -> Secrets:
     """The seeds of the run in `directory`, made and written if it is new.
 
     Args:
       directory: the run's private directory.
       steps_paid: what its ledger says.
+      settings: what must be as it was for a step to be the same step.
 
     Raises:
       InputError: steps were paid for but the seeds are gone, so that no replay can
-        be the same step.
+        be the same step; or with other settings.
       DataError: the file is damaged.
     """
     path = pathlib.Path(directory) / STATE / SECRETS
     if path.is_file():
         try:
             found = json.loads(path.read_text("utf-8"))
-            return Secrets(int(found["noise_seed"]), int(found["sampler_seed"]))
+            kept = Secrets(int(found["noise_seed"]), int(found["sampler_seed"]))
+            before = {str(k): str(v) for k, v in found["settings"].items()}
         except (ValueError, KeyError, TypeError) as error:
             raise validation.DataError(
                 path,
                 f"it does not hold the run's two seeds ({error})",
                 "Restore it from a backup: without it the run cannot go on.",
             ) from error
+        for name, value in settings.items():
+            if steps_paid and before.get(name) != value:
+                raise validation.InputError(
+                    f"{name} was {before.get(name)} when the run in {directory} began, "
+                    f"and is {value} now, so the steps it paid for would be other "
+                    "steps. Go on as it began, or use another directory."
+                )
+        if before != dict(settings):  # nothing was paid for yet
+            _write(path, _content(kept, settings))
+        return kept
     if steps_paid:
         raise spent(directory, steps_paid, f"{path} is not there")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     made = Secrets(fresh_seed(), fresh_seed())
-    _write(path, json.dumps(dataclasses.asdict(made)).encode())
+    _write(path, _content(made, settings))
     return made
 
 
@@ -109,7 +123,7 @@ def save(
     partial = folder / f".{system_secrets.token_hex(4)}.partial"
     try:
         with open(partial, "wb", opener=_owner_only) as file:
-            values = {f"{i:05d}": v.numpy() for i, v in enumerate(variables)}
+            values = {f"{i:05d}": _plain(v) for i, v in enumerate(variables)}
             np.savez(file, secrets=np.array(secrets.digest), **values)
             file.flush()
             os.fsync(file.fileno())
@@ -183,7 +197,7 @@ def restore(
             "Restore both from one backup: with other seeds the steps that are paid "
             "would be other steps.",
         )
-    shapes = [(v.dtype.as_numpy_dtype, tuple(v.shape)) for v in variables]
+    shapes = [(_stored_type(v), tuple(v.shape)) for v in variables]
     if [(value.dtype.type, value.shape) for value in values] != shapes:
         raise validation.InputError(
             f"{path} is the state of another model or optimizer: its {len(values)} "
@@ -191,13 +205,18 @@ def restore(
             "Use the settings it was made with, or another directory."
         )
     for variable, value in zip(variables, values):
-        variable.assign(value)
+        variable.assign(value.view(variable.dtype.as_numpy_dtype))
     return step
 
 
 def discard(directory: str | os.PathLike) -> None:
-    """Removes seeds and weights of a run whose result is safe; the ledger stays."""
-    shutil.rmtree(pathlib.Path(directory) / STATE, ignore_errors=True)
+    """Removes seeds and weights of a run whose result is safe; the ledger stays.
+
+    Args:
+      directory: the run's private directory; one without a state is left as it is.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(pathlib.Path(directory) / STATE)
 
 
 def spent(
@@ -212,8 +231,25 @@ def spent(
     )
 
 
+def _stored_type(variable: tf.Variable) -> type:
+    # numpy's files know no bfloat16: its bits are kept as they are.
+    if variable.dtype == tf.bfloat16:
+        return np.uint16
+    return variable.dtype.as_numpy_dtype
+
+
+def _plain(variable: tf.Variable) -> np.ndarray:
+    return variable.numpy().view(_stored_type(variable))
+
+
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(folder.glob("step-*.npz"))
+
+
+def _content(secrets: Secrets, settings: Mapping[str, str]) -> bytes:
+    return json.dumps(
+        {**dataclasses.asdict(secrets), "settings": dict(settings)}
+    ).encode()
 
 
 def _write(path: pathlib.Path, content: bytes) -> None:

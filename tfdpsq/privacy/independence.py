@@ -1,8 +1,9 @@
 """Whether each row's loss depends on that row alone, tried on real rows.
 
-Clipping per row bounds what one row can do only if its loss reads no other row.
-Batch normalisation and in-batch softmax read all of them, and nothing in a vector
-of losses shows it.
+Clipping per row bounds what one row can do only if its loss reads no other row, and
+only if nothing is kept of a row but its clipped gradient. Batch normalisation and
+in-batch softmax read all rows; stateful layers and running means keep what they saw.
+Nothing in a vector of losses shows it.
 """
 
 from __future__ import annotations
@@ -28,21 +29,23 @@ def check_independence(
 
     That finds every dependence on statistics of the batch and on the other rows'
     scores, as far as the rows given differ from each other. Random numbers are held
-    fixed; a model that draws some by itself cannot be tried, and a warning says so.
+    fixed. Running the model must also change none of its weights.
 
     Args:
       row_losses: as for `make_logical_step`.
       batch: at least two rows, "weights" included.
-      layers: the model, for its random layers.
+      layers: the model, for its random layers and its weights.
 
     Raises:
-      InputError: a loss changed; or the losses are not one per row.
+      InputError: a loss changed; a weight changed; the same rows gave other losses;
+        or the losses are not one per row.
     """
     layers = list(layers)
     rows = len(batch["weights"])
 
     def losses(values: Mapping[str, np.ndarray]) -> np.ndarray:
         tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+        tf.random.set_seed(1)  # for random numbers that a model draws by itself
         with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
             found = require_rows(row_losses(tensors))
         if found.shape[0] != rows:
@@ -52,31 +55,45 @@ def check_independence(
             )
         return np.asarray(found, np.float64)
 
+    losses(batch)  # builds what is not built yet
+    kept = {id(v): v for layer in flatten(layers) for v in layer.variables}
+    was = {key: np.array(variable) for key, variable in kept.items()}
     before = losses(batch)
     # Summation order may differ by rounding, and in 16 bits by more.
     tolerance = 0.05 if computes_in_16_bits(layers) else 1e-4
     allowed = tolerance * np.maximum(np.abs(before), 1e-3)
     if np.any(np.abs(losses(batch) - before) > allowed):
-        logging.warning(
-            "the losses draw random numbers of their own, so whether each depends on "
-            "its own row alone could not be tried; neither will a resumed run repeat "
-            "them. Use Keras layers for randomness, and name the model in `layers`."
+        raise validation.InputError(
+            "the same rows give other losses the second time, so the model keeps a "
+            "state between batches, or draws random numbers that cannot be held "
+            "fixed. Name the model in `layers`, use Keras layers for randomness, and "
+            "leave out stateful ones."
         )
-        return
+    if all(len(np.unique(np.asarray(v), axis=0)) == 1 for v in batch.values()):
+        logging.warning(
+            "the %d rows tried are all the same, so whether each loss depends on its "
+            "own row alone could not be told",
+            rows,
+        )
     for row in sorted({0, rows - 1}):
         alone = {
             name: np.repeat(np.asarray(value)[row : row + 1], rows, axis=0)
             for name, value in batch.items()
         }
-        after = losses(alone)[row]
-        if abs(after - before[row]) > allowed[row]:
+        if abs(losses(alone)[row] - before[row]) > allowed[row]:
             raise validation.InputError(
-                f"the loss of row {row} is {before[row]:.6g} among the other rows and "
-                f"{after:.6g} among copies of itself, so it depends on them and "
-                "clipping by row bounds nothing. Common causes are batch "
-                "normalisation (use LayerNormalization, or freeze it) and an in-batch "
-                "softmax (declare its sensitivity: sensitivity_multiplier in the "
-                "spec, microbatch_size None)."
+                "the loss of a row is another one among other rows than among copies "
+                "of itself, so it depends on them and clipping by row bounds nothing. "
+                "Common causes are batch normalisation (use LayerNormalization, or "
+                "freeze it) and an in-batch softmax (declare its sensitivity: "
+                "sensitivity_multiplier in the spec, microbatch_size None)."
+            )
+    for key, variable in kept.items():
+        if not np.array_equal(np.array(variable), was[key], equal_nan=True):
+            raise validation.InputError(
+                f"running the model changes its weight {variable.name!r}, which would "
+                "keep what it saw of private rows, unclipped and without noise. "
+                "Freeze the layer (trainable = False), or replace what writes it."
             )
 
 

@@ -66,6 +66,7 @@ class PrivateModel(tf.keras.Model):
             "microbatch_size", microbatch_size
         )
         self.steps_executed = 0
+        self._directory: str | None = None
         self.reads = PrivateReads(strict=strict)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
@@ -126,12 +127,13 @@ class PrivateModel(tf.keras.Model):
           y: targets, likewise.
           groups: for unit "user", which rows are whose.
           directory: see `train`; with it the run survives being killed, and goes on
-            with the same data only.
+            with the same data only. It holds the seeds of the noise: call
+            `tfdpsq.privacy.discard_state(directory)` once the result is safe.
           steps_per_epoch: after how many steps callbacks see the end of an epoch;
             `None` takes n over the batch size.
           callbacks: Keras callbacks; `stop_training` is heeded.
-          validation_data: (x, y), evaluated after every epoch. A private read,
-            recorded in `reads`, unless it is public.
+          validation_data: (x, y), evaluated after every epoch: recorded in `reads`
+            as a private read. For public data use `evaluate` after `fit`.
           verbose: as in Keras.
 
         Returns:
@@ -144,6 +146,14 @@ class PrivateModel(tf.keras.Model):
         """
         if not self._is_compiled:
             raise validation.InputError("call compile(optimizer, loss) before fit.")
+        here = None if directory is None else os.path.abspath(directory)
+        if self.steps_executed and (here is None or here != self._directory):
+            raise validation.InputError(
+                f"fit has run {self.steps_executed} steps of its plan already; to run "
+                "it again would spend the same budget a second time. Make another "
+                "PrivateModel, whose epsilon adds to this one's."
+            )
+        self._directory = here
         data = _rows_of({"x": x, "y": y})
         flat = tf.nest.flatten(data)
         rows = len(flat[0])
@@ -165,6 +175,8 @@ class PrivateModel(tf.keras.Model):
             steps=per_epoch,
         )
         epoch = _Epochs(self, watch, per_epoch, steps, validation_data)
+        # A subclassed model has its weights only once it has been called.
+        self.model(tf.nest.map_structure(lambda v: v[:1], data["x"]), training=False)
         self.stop_training = False
         watch.on_train_begin()
 
@@ -175,29 +187,32 @@ class PrivateModel(tf.keras.Model):
             if self.model.losses:
                 raise validation.InputError(
                     f"the model adds {len(self.model.losses)} losses of its own "
-                    "(regularisation), which belong to no row. Remove them; use the "
-                    "optimizer's weight decay instead."
+                    "(regularisation), which belong to no row. Remove them."
                 )
             losses = self._row_loss(packed["y"], predictions)
             if losses.shape.rank is not None and losses.shape.rank > 1:
                 losses = tf.reduce_mean(losses, range(1, losses.shape.rank))
             return require_rows(losses)
 
-        self.steps_executed = train(
-            self.plan,
-            row_losses,
-            self.model.trainable_variables,
-            self.optimizer,
-            lambda at: {f"{i:04d}": values[at] for i, values in enumerate(flat)},
-            self.microbatch_size,
-            layers=[self.model],
-            units=None if groups is not None else rows,
-            groups=groups,
-            directory=directory,
-            data_fingerprint=_fingerprint(flat) if directory is not None else "",
-            on_step=epoch.step,
-            jit_compile=self._jit,
-        )
+        try:
+            self.steps_executed = train(
+                self.plan,
+                row_losses,
+                self.model.trainable_variables,
+                self.optimizer,
+                lambda at: {f"{i:04d}": values[at] for i, values in enumerate(flat)},
+                self.microbatch_size,
+                layers=[self.model],
+                units=None if groups is not None else rows,
+                groups=groups,
+                directory=directory,
+                data_fingerprint=_fingerprint(flat) if directory is not None else "",
+                on_step=epoch.step,
+                jit_compile=self._jit,
+            )
+        finally:  # also of a run that was interrupted
+            ran = int(tf.convert_to_tensor(self.optimizer.iterations))
+            self.steps_executed = max(self.steps_executed, ran)
         watch.on_train_end()
         return self.history
 

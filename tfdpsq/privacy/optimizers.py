@@ -37,6 +37,16 @@ OPTIMIZERS = {
 }
 
 
+# Arguments of tensorflow-privacy's optimizers that are not the caller's to set.
+_OWN_OPTIONS = (
+    "dp_sum_query",
+    "gradient_accumulation_steps",
+    "l2_norm_clip",
+    "noise_multiplier",
+    "num_microbatches",
+)
+
+
 class Clipped(NamedTuple):
     """What `LogicalStep.clipped_sum` returns.
 
@@ -202,8 +212,8 @@ def make_optimizer(
       optimizer where ε is finite.
 
     Raises:
-      InputError: unknown optimizer or engine, or an engine that cannot clip the
-        plan's units.
+      InputError: unknown optimizer or engine, an engine that cannot clip the plan's
+        units, or an option that the plan decides.
     """
     base = OPTIMIZERS[validation.one_of("optimizer", optimizer, tuple(OPTIMIZERS))]
     validation.one_of("engine", engine, ENGINES)
@@ -214,6 +224,14 @@ def make_optimizer(
             f"{spec.rows_per_unit}: a unit's rows must be clipped together. Use "
             'engine "fast" or rows_per_unit 1.'
         )
+    for name in _OWN_OPTIONS:
+        if name in options:
+            raise validation.InputError(
+                f"{name} is {options[name]!r}, but the plan decides how rows are "
+                "clipped and noised: with tensorflow-privacy's own options one row "
+                "could move the sum by more than the sensitivity. Leave it out; "
+                "microbatch_size in train or PrivateModel bounds memory."
+            )
     options["learning_rate"] = learning_rate
     # Deviation 0: the parent clips, `privatize` adds the noise.
     query = gaussian_query.GaussianSumQuery(spec.clip_norm, 0.0)

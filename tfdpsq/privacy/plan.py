@@ -115,11 +115,11 @@ class PrivacyPlan:
             units = spec.n if groups is None else len(groups)
         if units > spec.n or (spec.n_is_public and units != spec.n):
             raise validation.InputError(
-                f"the data have {units} units, but n is {spec.n}, "
-                + (
-                    "declared to be exact by n_is_public."
-                    if spec.n_is_public
-                    else "a bound that they exceed."
+                (
+                    f"the data have {units} units, but n is {spec.n}, declared to be "
+                    "exact by n_is_public."
+                    if spec.n_is_public  # else how many there are is not told
+                    else f"the data have more units than n, a bound of {spec.n}."
                 )
                 + " Make a plan whose n fits the data."
             )

@@ -197,6 +197,12 @@ class Groups:
                 f"they go from {self.offsets[0]} to {self.offsets[-1]}. "
                 "Groups.of(labels) makes them."
             )
+        rows = np.sort(self.rows)
+        if (rows[1:] == rows[:-1]).any():
+            raise validation.InputError(
+                "a row belongs to two units, so leaving one of them out would not "
+                "leave out the row. Give every row one owner; Groups.of(labels) does."
+            )
 
     def __len__(self) -> int:
         """The number of units."""

@@ -9,9 +9,10 @@ is computed from.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +23,8 @@ from tfdpsq.privacy import checkpoint, fast
 from tfdpsq.privacy.batches import batch_of, padded_rows, split_over_replicas
 from tfdpsq.privacy.independence import check_independence, computes_in_16_bits
 from tfdpsq.privacy.ledger import FILE_NAME as LEDGER
-from tfdpsq.privacy.ledger import Ledger
+from tfdpsq.privacy.ledger import Ledger, read_ledger
+from tfdpsq.privacy.noise import derived_seed
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.sampling import Groups, fresh_seed
@@ -117,24 +119,42 @@ def train(
             "the optimizer has taken steps before, which this plan does not account "
             "for. Make a new one with make_optimizer(plan, ...)."
         )
+    if not variables:
+        raise validation.InputError(
+            "there are no variables to train. Build the model first, by calling it "
+            "on a batch, and pass its trainable_variables."
+        )
+    if getattr(tf.distribute.get_strategy().extended, "_in_multi_worker_mode", bool)():
+        raise validation.InputError(
+            "several workers would each draw their own rows and their own noise, which "
+            "is not what is accounted for. Train in one process, under a strategy for "
+            "the devices of one machine."
+        )
     rows = len(groups.rows) if groups is not None else units or plan.spec.n
     declared = microbatch_size is None and plan.spec.sensitivity_multiplier != 1
-    batch = _first_rows(take, min(_TRIED, rows))
+    batch = _first_rows(take, rows)
     if plan.spec.private and rows > 1 and not declared:
         _try_out(row_losses, batch, variables, layers, optimizer.engine)
+    if units is not None or groups is not None:
+        data_fingerprint = _with_units(data_fingerprint, units, groups)
     with _opened(plan, directory, data_fingerprint) as kept:
-        seed = sampler_seed
+        seed = fresh_seed() if sampler_seed is None else sampler_seed
         if kept is not None:
-            secrets = checkpoint.open_secrets(kept.directory, kept.ledger.steps_paid)
+            secrets = checkpoint.open_secrets(
+                kept.directory,
+                kept.ledger.steps_paid,
+                _settings(optimizer, variables, microbatch_size, jit_compile),
+            )
             optimizer.reseed(secrets.noise_seed)
-            seed = secrets.sampler_seed if seed is None else seed
+            seed = secrets.sampler_seed if sampler_seed is None else seed
         sampler = plan.sampler(units, seed, groups)
         if plan.spec.private:
-            tf.random.set_seed((fresh_seed() if seed is None else seed) % (1 << 63))
-        take_step = _compiled(
+            tf.random.set_seed(derived_seed(seed, "global") % (1 << 63))
+        optimizer.prepare(variables)  # or its slots would be missing from the state
+        take_step = _CompiledStep(
             plan, row_losses, variables, optimizer, microbatch_size, layers, jit_compile
         )
-        optimizer.prepare(variables)  # or its slots would be missing from the state
+        take_step.build(batch)  # what cannot be built must fail before it is paid for
         state = [*variables, *optimizer.state()]
         start = 0 if kept is None else _resumed(kept, state, secrets)
         for number in range(start, plan.spec.steps):
@@ -154,17 +174,51 @@ def train(
     return plan.spec.steps
 
 
-def _first_rows(take: Take, tried: int) -> dict[str, np.ndarray]:
+def _first_rows(take: Take, rows: int) -> dict[str, np.ndarray]:
     """A few rows, whoever is drawn, for trying things before anything is spent."""
-    batch = dict(take(np.arange(tried)))
+    # Spread, as neighbours are often alike; the last one, as it may not exist.
+    at = np.unique(np.linspace(0, rows - 1, min(_TRIED, rows)).astype(np.int64))
+    try:
+        batch = {name: np.asarray(values) for name, values in take(at).items()}
+    except IndexError as error:
+        raise validation.InputError(
+            f"take has no row {rows - 1} ({error}). Pass units, the number of units "
+            "that the data have."
+        ) from error
     for name, values in batch.items():
-        if len(values) != tried:
+        if len(values) != len(at):
             raise validation.InputError(
-                f"take returned {len(values)} rows of {name!r} for {tried} row "
+                f"take returned {len(values)} rows of {name!r} for {len(at)} row "
                 "numbers; it must return one row for each."
             )
-    batch["weights"] = np.ones(tried, np.float32)
+        if values.dtype == object:
+            raise validation.InputError(
+                f"take returned {name!r} as Python objects. Give arrays of numbers, "
+                "of bytes or of booleans, all rows of one shape."
+            )
+    batch["weights"] = np.ones(len(at), np.float32)
     return batch
+
+
+def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> str:
+    """The data's fingerprint with whose rows are whose."""
+    digest = hashlib.sha256(repr(units).encode())
+    if groups is not None:
+        for values in (groups.rows, groups.offsets):
+            digest.update(np.ascontiguousarray(values).tobytes())
+    return fingerprint and f"{fingerprint} {digest.hexdigest()}"
+
+
+def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, str]:
+    """What a run must not change when it goes on; the loss is on the caller."""
+    return {
+        "engine": optimizer.engine,
+        "optimizer": repr(sorted(optimizer.get_config().items(), key=str)),
+        "microbatch_size": repr(microbatch_size),
+        "jit_compile": repr(jit_compile),
+        "replicas": repr(tf.distribute.get_strategy().num_replicas_in_sync),
+        "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
+    }
 
 
 def _try_out(row_losses, batch, variables, layers, engine) -> None:
@@ -187,10 +241,14 @@ def _opened(plan, directory, data_fingerprint) -> Iterator[_Kept | None]:
         return
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, LEDGER)
-    if not plan.spec.private and not checkpoint.is_open(directory):
+    if (
+        not plan.spec.private
+        and not checkpoint.is_open(directory)
+        and os.path.exists(path)
+        and read_ledger(path).plan == plan.fingerprint
+    ):
         # Without a guarantee nothing is spent: a run may simply be done again.
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path)
+        os.remove(path)
     ledger = Ledger.open(path, plan.fingerprint, data_fingerprint, plan.spec.steps)
     try:
         yield _Kept(directory, ledger)
@@ -217,17 +275,25 @@ def _resumed(
     return start
 
 
-def _compiled(
-    plan, row_losses, variables, optimizer, microbatch_size, layers, jit_compile
-) -> Callable[[Mapping[str, np.ndarray], int], float]:
+class _CompiledStep:
     """The step as a function of arrays, compiled once for each number of rows."""
-    strategy = tf.distribute.get_strategy()
-    replicas = strategy.num_replicas_in_sync
-    compiled: dict[int, Callable] = {}
 
-    def take_step(batch: Mapping[str, np.ndarray], count: int) -> float:
-        rows = len(batch["weights"])
-        if rows not in compiled:
+    def __init__(
+        self,
+        plan,
+        row_losses,
+        variables,
+        optimizer,
+        microbatch_size,
+        layers,
+        jit_compile,
+    ):
+        self._plan = plan
+        self._microbatch_size = microbatch_size
+        self._strategy = tf.distribute.get_strategy()
+        self._functions: dict[int, Any] = {}
+
+        def function(rows: int) -> Callable:
             step = make_logical_step(
                 row_losses,
                 variables,
@@ -236,23 +302,44 @@ def _compiled(
                 layers=layers,
                 rows_are_independent=microbatch_size is not None,
             )
-            if replicas == 1:
-                compiled[rows] = tf.function(step, jit_compile=jit_compile)
-            else:  # a TPU compiles by itself
-                compiled[rows] = tf.function(
-                    lambda batch, count: strategy.run(step, args=(batch, count))
+            if self._strategy.num_replicas_in_sync == 1:
+                return tf.function(step, jit_compile=jit_compile)
+            return tf.function(  # a TPU compiles by itself
+                lambda batch, count: self._strategy.run(step, args=(batch, count))
+            )
+
+        self._function = function
+
+    def _at(self, rows: int) -> Any:
+        if rows not in self._functions:
+            self._functions[rows] = self._function(rows)
+        return self._functions[rows]
+
+    def build(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Traces the step for batches like this one, where their size is static."""
+        rows = padded_rows(self._plan, 1, self._microbatch_size)
+        function = self._at(rows)
+        if self._strategy.num_replicas_in_sync == 1 and self._microbatch_size:
+            shapes = {
+                name: tf.TensorSpec(
+                    [rows, *values.shape[1:]], tf.convert_to_tensor(values[:1]).dtype
                 )
+                for name, values in batch.items()
+            }
+            function.get_concrete_function(shapes, tf.TensorSpec([], tf.int32))
+
+    def __call__(self, batch: Mapping[str, np.ndarray], count: int) -> float:
+        function = self._at(len(batch["weights"]))
+        replicas = self._strategy.num_replicas_in_sync
         if replicas == 1:
             tensors = {name: tf.convert_to_tensor(v) for name, v in batch.items()}
-            return float(compiled[rows](tensors, tf.constant(count, tf.int32)))
-        shares = split_over_replicas(batch, count, replicas, plan.spec.rows_per_unit)
+            return float(function(tensors, tf.constant(count, tf.int32)))
+        per_unit = self._plan.spec.rows_per_unit
         values = [
-            strategy.experimental_distribute_values_from_function(
+            self._strategy.experimental_distribute_values_from_function(
                 lambda context, part=part: part(context.replica_id_in_sync_group)
             )
-            for part in shares
+            for part in split_over_replicas(batch, count, replicas, per_unit)
         ]
-        losses = compiled[rows](*values)
-        return float(strategy.experimental_local_results(losses)[0])
-
-    return take_step
+        losses = function(*values)
+        return float(self._strategy.experimental_local_results(losses)[0])

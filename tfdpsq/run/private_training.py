@@ -61,10 +61,12 @@ class Units:
     Attributes:
       count: number of units in the data; private unless declared otherwise.
       groups: which pairs are whose, for unit "user".
+      private: whether these are private pairs.
     """
 
     count: int
     groups: privacy.Groups | None
+    private: bool
 
 
 def units_of(config: ml_collections.ConfigDict, source: sources.Source) -> Units:
@@ -75,10 +77,10 @@ def units_of(config: ml_collections.ConfigDict, source: sources.Source) -> Units
       DataError: a query without the user field.
     """
     if config.unit != "user" or not source.private:
-        return Units(len(source.pairs), None)
+        return Units(len(source.pairs), None, source.private)
     users = sources.open_beir(config.pairs).users(config.split, config.user_field)
     groups = privacy.Groups.of([users[pair.query_id] for pair in source.pairs])
-    return Units(len(groups.offsets) - 1, groups)
+    return Units(len(groups), groups, True)
 
 
 def spec_of(
@@ -95,9 +97,10 @@ def spec_of(
       InputError: n was not declared, or what `PrivacySpec` raises.
     """
     epsilon = float(config.epsilon)
+    # Of pairs that are not private, how many there are is no secret either.
     n, public = units.count, True
-    if math.isfinite(epsilon):
-        n, public = _declared(config, units.count)
+    if units.private:
+        n, public = declared_n(config, units.count)
     fields = {
         "epsilon": epsilon,
         "delta": (config.delta or None) if math.isfinite(epsilon) else None,
@@ -114,7 +117,16 @@ def spec_of(
     return privacy.PrivacySpec(**{**fields, **changes})
 
 
-def _declared(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool]:
+def declared_n(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool]:
+    """The n that may be published, and whether it is the exact number.
+
+    Args:
+      config: the stage's.
+      count: how many units there are.
+
+    Raises:
+      InputError: nothing was declared, both were, or a bound that is exceeded.
+    """
     if config.n_is_public:
         if config.n_bound:
             raise validation.InputError(
@@ -164,7 +176,8 @@ def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) ->
     """
     wanted = {"config": workdir.plain(config), "inputs": dict(inputs)}
     path = directory / RUN_FILE
-    if path.is_file():
+    paid = directory / ledger.FILE_NAME
+    if path.is_file() and paid.is_file() and ledger.read_ledger(paid).steps_paid:
         found = workdir.read_json(path)
         differences = workdir.differences(found, wanted)
         if differences:
@@ -174,6 +187,9 @@ def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) ->
                 "directory: a new run spends a budget of its own, and both add up."
             )
     else:
+        # Nothing was paid for, so settings that turned out wrong may be mended.
+        if path.is_file() and workdir.differences(workdir.read_json(path), wanted):
+            checkpoint.discard(directory)
         directory.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
 
@@ -201,12 +217,13 @@ def record_losses(
     """Notes that losses are read, unless strict mode leaves them out.
 
     Returns:
-      The private reads of a training run, for its certificate.
+      All private reads of the workdir so far, for the certificate: what was seen
+      before may have decided how this run was set up.
     """
-    if config.strict:
-        return []
-    reads_of(config, private).record(**LOSS_READ)
-    return [LOSS_READ]
+    taken = reads_of(config, private)
+    if not config.strict:
+        taken.record(**LOSS_READ)
+    return taken.entries
 
 
 def write_certificate(

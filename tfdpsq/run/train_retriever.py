@@ -128,6 +128,12 @@ def _make(
     certificate = None
     if config.steps:
         source = sources.load_source(config.pairs, config.split)
+        if source.private and config.method == "plain" and not config.n_is_public:
+            raise validation.InputError(
+                "method is 'plain' and the pairs are private: the certificate, which "
+                "says that nothing is protected, states their exact number. Set "
+                "n_is_public = True."
+            )
         reads = (
             private_training.record_losses(config, private) if source.private else []
         )
@@ -265,11 +271,11 @@ def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
 
 
 def _facts(config, model, inputs: dict[str, str], reads: list) -> dict[str, Any]:
+    training = private_training.training_facts(config, model)
+    if config.method == "plain":
+        training.update(optimizer="adam", engine="none: one gradient of the mean loss")
     return {
-        "training": {
-            **private_training.training_facts(config, model),
-            "method": config.method,
-        },
+        "training": {**training, "method": config.method},
         "fingerprints": {**inputs, "code": workdir.code_fingerprint()},
         "private_reads": reads,
     }

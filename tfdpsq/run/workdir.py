@@ -13,16 +13,18 @@ numbers that belong to neither.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import resource
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -135,8 +137,9 @@ def run_stage(
     started = time.monotonic()
     directory.parent.mkdir(parents=True, exist_ok=True)
     for left in directory.parent.glob(f".{directory.name}.*.partial"):
-        shutil.rmtree(left)  # of a run that was killed; it was never released
-    with files.atomic_directory(directory) as temporary:
+        with _held(left, directory):
+            shutil.rmtree(left)  # of a run that was killed; it was never released
+    with files.atomic_directory(directory) as temporary, _held(temporary, directory):
         files.atomic_write(
             temporary / CONFIG_FILE,
             json.dumps(wanted["config"], indent=2, sort_keys=True) + "\n",
@@ -155,6 +158,22 @@ def run_stage(
     seconds = round(time.monotonic() - started, 2)
     logging.info("%s: finished in %.0f s", directory.name, seconds)
     return {**stage, "seconds": seconds}
+
+
+@contextlib.contextmanager
+def _held(partial: pathlib.Path, directory: pathlib.Path) -> Iterator[None]:
+    """Keeps other processes from taking an unfinished directory for a left one."""
+    descriptor = os.open(partial, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise validation.InputError(
+            f"{directory} is being made by another process. Wait until it is finished, "
+            "stop it, or use another directory."
+        ) from error
+    finally:
+        os.close(descriptor)
 
 
 def stage_fingerprint(directory: str | pathlib.Path) -> str:

@@ -226,6 +226,28 @@ MUTATIONS = (
         "why": "clipping by row bounds nothing where a loss reads other rows",
     },
     {
+        "name": "options_of_the_parent_let_through",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "    for name in _OWN_OPTIONS:\n",
+        "new": "    for name in ():\n",
+        "tests": (
+            _TESTS + "test_optimizers.py::"
+            "test_options_that_would_change_the_sensitivity_are_refused",
+        ),
+        "why": "num_microbatches=2 clips pairs of rows: one moves the sum by 2C",
+    },
+    {
+        "name": "written_weights_not_looked_for",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "        if not np.array_equal(np.array(variable), was[key], equal_nan=True):\n",
+        "new": "        if False:\n",
+        "tests": (
+            _TESTS + "test_independence.py::"
+            "test_a_weight_that_the_forward_pass_writes_is_refused",
+        ),
+        "why": "a running mean of private rows is released without noise",
+    },
+    {
         "name": "norms_of_the_first_weight_only",
         "file": _FAST + "engine.py",
         "old": "tf.add_n(_alike(squared))",

@@ -69,7 +69,9 @@ MUTATIONS = (
     {
         "name": "resume_with_a_fresh_sampler",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            seed = secrets.sampler_seed if seed is None else seed\n",
+        "old": (
+            "            seed = secrets.sampler_seed if sampler_seed is None else seed\n"
+        ),
         "new": "",
         "tests": (_AGAIN,),
         "why": "the same, by a new seed",
@@ -164,10 +166,32 @@ MUTATIONS = (
         "why": "for the sake of reproducibility, anybody can subtract the noise",
     },
     {
+        "name": "settings_changed_on_resume",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "            if steps_paid and before.get(name) != value:\n",
+        "new": "            if steps_paid and False:\n",
+        "tests": (
+            "tests/privacy/test_resume.py::"
+            "test_other_settings_are_refused_once_a_step_is_paid_for",
+        ),
+        "why": "a replay by another engine is another step, seen for nothing",
+    },
+    {
+        "name": "paid_before_it_can_run",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        take_step.build(batch)  #",
+        "new": "        #",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_a_model_that_cannot_be_compiled_costs_nothing",
+        ),
+        "why": "budget is spent on a model that never runs",
+    },
+    {
         "name": "seeds_kept_after_the_run",
         "file": "tfdpsq/privacy/checkpoint.py",
-        "old": "    shutil.rmtree(pathlib.Path(directory) / STATE, ",
-        "new": "    shutil.rmtree(pathlib.Path(directory) / 'nothing', ",
+        "old": "        shutil.rmtree(pathlib.Path(directory) / STATE)\n",
+        "new": "        shutil.rmtree(pathlib.Path(directory) / 'nothing')\n",
         "tests": (
             "tests/run/test_release_secrets.py::"
             "test_a_finished_job_kept_its_seeds_nowhere",

@@ -1,0 +1,125 @@
+"""What cannot run is refused before a step of it is paid for."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.privacy import (
+    Groups,
+    PrivacySpec,
+    discard_state,
+    make_optimizer,
+    make_plan,
+    read_ledger,
+    train,
+)
+
+
+def _spec(**changes):
+    values = dict(
+        epsilon=2.0, clip_norm=1.0, n=12, batch_size=6, steps=3, accountant="rdp"
+    )
+    return PrivacySpec(**{**values, **changes})
+
+
+def _losses(batch, layer):
+    return layer(batch["x"])[:, 0]
+
+
+def _train(directory, spec, data=None, microbatch=4, losses=_losses, **options):
+    plan = make_plan(spec)
+    layer = tf.keras.layers.Dense(1, use_bias=False)
+    layer.build([None, 3])
+    data = np.arange(36, dtype=np.float32).reshape(12, 3) if data is None else data
+    return train(
+        plan,
+        lambda batch: losses(batch, layer),
+        [layer.kernel],
+        make_optimizer(plan, 0.1, "sgd"),
+        lambda at: {"x": data[at]},
+        microbatch,
+        layers=[layer],
+        directory=directory,
+        data_fingerprint="twelve rows",
+        **options,
+    )
+
+
+def _unpaid(directory):
+    path = directory / "ledger.jsonl"
+    return not path.exists() or read_ledger(path).steps_paid == 0
+
+
+@pytest.mark.parametrize(
+    "spec, options, message",
+    [
+        (
+            _spec(unit="user", rows_per_unit=3, n=6),
+            dict(groups=Groups.of(np.arange(12) // 2), microbatch=8),
+            "parts the rows of a unit",
+        ),
+        (_spec(n=20), {}, "Pass units"),
+        (_spec(), dict(microbatch=None), "tells gradients apart by row"),
+        (_spec(), dict(data=np.array([[1, 2, 3]] * 12, object)), "Python objects"),
+    ],
+)
+def test_nothing_is_paid_for_what_cannot_run(tmp_path, spec, options, message):
+    with pytest.raises(ValueError, match=message):
+        _train(tmp_path, spec, **options)
+    assert _unpaid(tmp_path)
+    # Mended, the same directory serves.
+    good = dict(options, microbatch=3 if "groups" in options else 4)
+    good.pop("data", None)
+    if message == "Pass units":
+        good["units"] = 12
+    assert _train(tmp_path, spec, **good) == 3
+    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 3
+
+
+def test_a_model_that_cannot_be_compiled_costs_nothing(tmp_path):
+    def losses(batch, layer):
+        if not tf.executing_eagerly():
+            raise ValueError("only eagerly")
+        return _losses(batch, layer)
+
+    with pytest.raises(ValueError, match="only eagerly"):
+        _train(tmp_path, _spec(), losses=losses)
+    assert _unpaid(tmp_path)
+
+
+def test_other_users_are_other_data(tmp_path):
+    spec = _spec(unit="user", n=6, steps=2)
+    groups = Groups.of(np.arange(12) // 2)
+    stop = dict(groups=groups, on_step=lambda step, loss: True)
+    assert _train(tmp_path, spec, **stop) == 1
+    others = Groups.of(np.arange(12) % 6)
+    with pytest.raises(ValueError, match="data"):
+        _train(tmp_path, spec, groups=others)
+    assert _train(tmp_path, spec, groups=groups) == 2
+
+
+def test_a_row_has_one_owner():
+    with pytest.raises(ValueError, match="belongs to two units"):
+        Groups(np.array([0, 1, 1, 2]), np.array([0, 2, 4]))
+
+
+def test_the_baseline_does_not_wipe_a_private_runs_ledger(tmp_path):
+    _train(tmp_path, _spec())
+    discard_state(tmp_path)
+    with pytest.raises(ValueError, match="plan"):
+        _train(tmp_path, _spec(epsilon=float("inf")))
+    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 3
+
+
+def test_bfloat16_weights_are_saved_and_restored_bit_by_bit(tmp_path):
+    from tfdpsq.privacy import checkpoint
+
+    secrets = checkpoint.Secrets(1, 2)
+    (tmp_path / checkpoint.STATE).mkdir()
+    values = [[1.5, -0.0078125, 3e38], [0.1, 0.2, 0.3]]
+    saved = [tf.Variable(v, dtype=tf.bfloat16) for v in values]
+    checkpoint.save(tmp_path, 4, saved, secrets)
+    loaded = [tf.Variable(tf.zeros([3], tf.bfloat16)) for _ in values]
+    assert checkpoint.restore(tmp_path, loaded, 4, secrets) == 4
+    for one, other in zip(saved, loaded):
+        assert one.numpy().tobytes() == other.numpy().tobytes()
