@@ -66,7 +66,7 @@ def test_padding_rows_hold_zeros_and_not_row_zero_of_the_data():
         )
         return _linear(batch, layer)
 
-    _run(_plan(epsilon=math.inf), losses, sampler_seed=3)
+    _run(_plan(), losses, sampler_seed=3)
     padding = np.concatenate([x[w == 0] for x, w in seen])
     real = np.concatenate([x[w == 1] for x, w in seen])
     assert len(padding) and (padding == 0).all()

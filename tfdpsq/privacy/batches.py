@@ -46,14 +46,20 @@ def padded_rows(plan: PrivacyPlan, count: int, microbatch_size: int | None) -> i
 
 
 def batch_of(
-    take: Callable[[np.ndarray], Mapping[str, np.ndarray]], draw: Draw, rows: int
+    take: Callable[[np.ndarray], Mapping[str, np.ndarray]],
+    draw: Draw,
+    rows: int,
+    private: bool = True,
 ) -> dict[str, np.ndarray]:
-    """The rows drawn, with zeros in every padding row, and their "weights".
+    """The rows drawn, then padding rows, and "weights" that tell them apart.
 
     Args:
       take: maps row numbers [rows] int64 to a dict of arrays with `rows` rows.
       draw: what the sampler drew.
       rows: static number of rows, at least `draw.count`.
+      private: fill padding with zeros, so that nothing of row 0, at which it points,
+        is there. Without privacy it stays, as some models make NaN of zeros, which
+        only clipping keeps apart from the other rows.
 
     Raises:
       InputError: `take` returns another number of rows.
@@ -70,8 +76,8 @@ def batch_of(
                 "numbers; it must return one row for each."
             )
         batch[name] = np.array(values)
-        # Not row 0 of the data, at which padding points.
-        batch[name][weights == 0] = 0
+        if private:
+            batch[name][weights == 0] = 0
     batch["weights"] = weights
     return batch
 

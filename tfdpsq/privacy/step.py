@@ -89,6 +89,7 @@ def make_logical_step(
             add,
             (tf.constant(0), *zero_sums()),
             maximum_iterations=microbatch_size,
+            parallel_iterations=1,
         )
         return sums
 
@@ -133,6 +134,9 @@ def make_logical_step(
             accumulate,
             (tf.constant(0), tf.constant(0.0), *zero_sums()),
             maximum_iterations=microbatches,
+            # Microbatches hardly wait for each other, and TensorFlow would run ten at
+            # once: ten times the activations.
+            parallel_iterations=1,
         )
         optimizer.update(optimizer.privatize(sums), variables)
         losses = [loss_sum, tf.cast(count, tf.float32)]

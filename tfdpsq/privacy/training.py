@@ -162,7 +162,8 @@ def train(
                 kept.ledger.pay(number)
             draw = sampler.draw(number)
             size = padded_rows(plan, draw.count, microbatch_size)
-            loss = take_step(batch_of(take, draw, size), draw.count)
+            drawn = batch_of(take, draw, size, plan.spec.private)
+            loss = take_step(drawn, draw.count)
             executed = number + 1
             last = executed == plan.spec.steps
             stop = on_step is not None and on_step(executed, loss) is True

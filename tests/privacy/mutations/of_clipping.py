@@ -239,8 +239,8 @@ MUTATIONS = (
     {
         "name": "written_weights_not_looked_for",
         "file": "tfdpsq/privacy/independence.py",
-        "old": "        if not np.array_equal(np.array(variable), was[key], equal_nan=True):\n",
-        "new": "        if False:\n",
+        "old": "not np.array_equal(np.array(variable), was[key], equal_nan=True)",
+        "new": "False",
         "tests": (
             _TESTS + "test_independence.py::"
             "test_a_weight_that_the_forward_pass_writes_is_refused",

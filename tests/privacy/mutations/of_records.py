@@ -14,12 +14,14 @@ MUTATIONS = (
                 kept.ledger.pay(number)
             draw = sampler.draw(number)
             size = padded_rows(plan, draw.count, microbatch_size)
-            loss = take_step(batch_of(take, draw, size), draw.count)
+            drawn = batch_of(take, draw, size, plan.spec.private)
+            loss = take_step(drawn, draw.count)
 """,
         "new": """\
             draw = sampler.draw(number)
             size = padded_rows(plan, draw.count, microbatch_size)
-            loss = take_step(batch_of(take, draw, size), draw.count)
+            drawn = batch_of(take, draw, size, plan.spec.private)
+            loss = take_step(drawn, draw.count)
             if kept is not None:
                 kept.ledger.pay(number)
 """,
@@ -69,10 +71,8 @@ MUTATIONS = (
     {
         "name": "resume_with_a_fresh_sampler",
         "file": "tfdpsq/privacy/training.py",
-        "old": (
-            "            seed = secrets.sampler_seed if sampler_seed is None else seed\n"
-        ),
-        "new": "",
+        "old": "seed = secrets.sampler_seed if sampler_seed is None else seed",
+        "new": "pass",
         "tests": (_AGAIN,),
         "why": "the same, by a new seed",
     },
