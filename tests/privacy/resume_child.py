@@ -3,14 +3,12 @@
     python resume_child.py DIRECTORY OUTPUT WHERE:STEP [ENGINE]
 
 WHERE is "pay" (paid, not yet run), "update" (run, not yet saved), "save" (state
-written, not yet in place), "slow" (steps take long, to be killed from outside) or
-"never".
+written, not yet in place) or "never".
 """
 
 import os
 import signal
 import sys
-import time
 
 import numpy as np
 import tensorflow as tf
@@ -77,8 +75,6 @@ def main(directory, output, death, engine="fast", clip_norm=0.5, data="forty row
         checkpoint.os.replace = replaced
 
     def on_step(executed, loss):
-        if where == "slow":
-            time.sleep(0.3)
         sys.stdout.write(f"{executed}\n")
         sys.stdout.flush()
         if where == "update" and executed == at:

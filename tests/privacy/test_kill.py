@@ -20,6 +20,7 @@ def _start(*arguments):
     return subprocess.Popen(
         [sys.executable, str(_CHILD), *map(str, arguments)],
         stdout=subprocess.PIPE,
+        bufsize=0,  # what is read ahead would be missing from communicate()
         stderr=subprocess.PIPE,
     )
 

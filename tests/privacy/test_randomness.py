@@ -7,11 +7,16 @@ import tensorflow as tf
 
 from tfdpsq.privacy.randomness import replayable
 
-_SEED = tf.constant([11, 12], tf.int64)
+# No tensor: that would start TensorFlow before conftest.py can split the CPU.
+_SEED = (11, 12)
 
 
-def _mask(layer, seed=_SEED, step=0, microbatch=0, size=(50, 40)):
-    with replayable([layer], seed, step, microbatch):
+def _open(layer, seed=_SEED, step=0, microbatch=0):
+    return replayable([layer], tf.constant(seed, tf.int64), step, microbatch)
+
+
+def _mask(layer, size=(50, 40), **keys):
+    with _open(layer, **keys):
         return layer(tf.ones(size), training=True).numpy()
 
 
@@ -30,8 +35,8 @@ def test_the_same_keys_repeat_and_others_differ(layer):
     others = [
         _mask(layer, step=1),
         _mask(layer, microbatch=1),
-        _mask(layer, seed=tf.constant([11, 13], tf.int64)),
-        _mask(layer, seed=tf.constant([10, 12], tf.int64)),
+        _mask(layer, seed=(11, 13)),
+        _mask(layer, seed=(10, 12)),
     ]
     for other in others:
         correlation = np.corrcoef(first.ravel(), other.ravel())[0, 1]
@@ -40,7 +45,7 @@ def test_the_same_keys_repeat_and_others_differ(layer):
 
 def test_each_call_of_a_layer_draws_anew():
     layer = tf.keras.layers.Dropout(0.5)
-    with replayable([layer], _SEED, 0, 0):
+    with _open(layer):
         one, other = (layer(tf.ones([40, 50]), training=True) for _ in range(2))
     assert abs(np.corrcoef(one.numpy().ravel(), other.numpy().ravel())[0, 1]) < 0.1
 
@@ -57,11 +62,11 @@ def test_layers_deep_inside_count_and_get_their_own_generator_back():
     model = tf.keras.Sequential([tf.keras.Sequential([inner]), tf.keras.layers.ReLU()])
     model.build([None, 40])
     own = inner._random_generator
-    with replayable([model], _SEED, 3, 0):
+    with _open(model, step=3):
         one = model(tf.ones([50, 40]), training=True).numpy()
         assert inner._random_generator is not own
     assert inner._random_generator is own
-    with replayable([model], _SEED, 3, 0):
+    with _open(model, step=3):
         np.testing.assert_array_equal(one, model(tf.ones([50, 40]), training=True))
 
 
@@ -70,7 +75,7 @@ def test_keys_work_as_tensors_inside_a_compiled_function():
 
     @tf.function(jit_compile=True)
     def masks(step, microbatch):
-        with replayable([layer], _SEED, step, microbatch):
+        with _open(layer, step=step, microbatch=microbatch):
             return layer(tf.ones([20, 20]), training=True)
 
     def at(step, microbatch):

@@ -62,11 +62,11 @@ def _pairs(columns):
 @pytest.mark.parametrize(
     "version, epsilon, engine",
     [
-        ("1.0", 8.0, "fast"),
         ("1.1", 8.0, "fast"),
-        ("1.1", math.inf, "fast"),
         # The rest of the table; compiling takes half a minute each.
+        pytest.param("1.0", 8.0, "fast", marks=pytest.mark.slow),
         pytest.param("1.0", math.inf, "fast", marks=pytest.mark.slow),
+        pytest.param("1.1", math.inf, "fast", marks=pytest.mark.slow),
         pytest.param("1.0", 8.0, "dpkeras", marks=pytest.mark.slow),
         pytest.param("1.1", 8.0, "dpkeras", marks=pytest.mark.slow),
         pytest.param("1.0", 8.0, "vectorized", marks=pytest.mark.slow),
@@ -96,7 +96,7 @@ def test_engines_agree_on_a_t5():
     """Dropout included: its masks follow from the run's seed, whatever the engine."""
     arrays = _pairs({"document": 7, "query": 5})
     results = []
-    for engine in privacy.ENGINES:
+    for engine in ("fast", "dpkeras"):
         tf.keras.utils.set_random_seed(0)
         model = T5QueryGenerator(T5Config(**_T5, version="1.0", dropout=0.3))
         results.append(_train(_plan(8.0), model, arrays, 4, engine, jit=False))
@@ -116,9 +116,8 @@ def _two_tower():
     return model, arrays
 
 
-@pytest.mark.parametrize(
-    "engine", ["dpkeras", pytest.param("vectorized", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
 def test_direct_dp_training_of_the_retriever_compiles(engine):
     maximum = choose_max_batch_size(_N, 3, 2, 8.0, 0.5 / _N)
     plan = _plan(

@@ -172,7 +172,7 @@ MUTATIONS = (
         "new": "            if steps_paid and False:\n",
         "tests": (
             "tests/privacy/test_resume.py::"
-            "test_other_settings_are_refused_once_a_step_is_paid_for",
+            "test_what_changed_is_named_once_a_step_is_paid_for",
         ),
         "why": "a replay by another engine is another step, seen for nothing",
     },
