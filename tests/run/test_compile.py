@@ -92,6 +92,7 @@ def test_generator_training_compiles(version, epsilon, engine):
     assert min(moved) > 0 if math.isfinite(epsilon) else max(moved) > 0
 
 
+@pytest.mark.slow
 def test_engines_agree_on_a_t5():
     """Dropout included: its masks follow from the run's seed, whatever the engine."""
     arrays = _pairs({"document": 7, "query": 5})
