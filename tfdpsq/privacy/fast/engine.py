@@ -21,6 +21,7 @@ from tfdpsq.privacy.fast import factored
 from tfdpsq.privacy.fast.capture import capture, flatten
 from tfdpsq.privacy.fast.recorder import Recorder, variable_key
 from tfdpsq.privacy.fast.rules import rule_for
+from tfdpsq.privacy.jacobian import require_rows
 
 
 class ClippedSum(NamedTuple):
@@ -260,13 +261,7 @@ def _merged(
 
 
 def _number_of(losses: tf.Tensor) -> int:
-    if losses.shape.rank != 1 or losses.shape[0] is None:
-        raise validation.InputError(
-            f"losses have shape {losses.shape}; per-example clipping needs a vector "
-            "of static length, one loss per row. Use reduction=NONE and a fixed "
-            "batch size."
-        )
-    return losses.shape[0]
+    return require_rows(losses).shape[0]
 
 
 def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
