@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.layers import lora, t5
+from tfdpsq.layers import lora, t5, t5_backbone
 from tfdpsq.validation import InputError
 
 keras = tf.keras
@@ -159,7 +159,7 @@ def test_it_goes_where_the_targets_say_and_the_rest_is_frozen():
 
 def test_t5_keeps_its_outputs_and_trains_only_the_update():
     config = t5.T5Config(23, 2, 2, 12, 20, 5, "1.1", dropout=0.0)
-    backbone = t5.build_backbone(config)
+    backbone = t5_backbone.build_backbone(config)
     ids = tf.constant([[3, 4, 5], [6, 7, 8]])
     inputs = {
         f"{side}_{name}": value

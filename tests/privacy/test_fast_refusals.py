@@ -203,6 +203,33 @@ def test_a_weight_used_outside_its_layer_is_found():
             found_by()
 
 
+class _OutsideAgain(layers.Layer):
+    """The same inside a layer that is rematerialised."""
+
+    rematerialize = True
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(5, use_bias=False, name="reread")
+
+    def call(self, x):
+        return self.products(x)
+
+    def pieces(self, x):
+        return self.products, [x]
+
+    def products(self, x):
+        return self.dense(x) @ tf.transpose(self.dense.kernel)
+
+
+def test_a_weight_used_outside_its_layer_is_found_on_the_second_run():
+    layer = _OutsideAgain()
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+    layer(x)
+    with pytest.raises(ValueError, match="'reread' is used where its layer's rule"):
+        oracle.run(layer, x, mode="eager")
+
+
 def test_rows_that_depend_on_each_other_are_found():
     model, x = _made()
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tfdpsq import validation
-from tfdpsq.data import files
-from tfdpsq.layers import t5
-
-CONFIG_FILE = "t5_config.json"
-WEIGHTS_FILE = "generator.weights.h5"
+from tfdpsq.generator import checkpoints
+from tfdpsq.generator.checkpoints import huggingface
+from tfdpsq.layers import T5Config, build_backbone, encoder_of
 
 
 class T5QueryGenerator(tf.keras.Model):
@@ -22,19 +18,30 @@ class T5QueryGenerator(tf.keras.Model):
     The backbone is keras-nlp's; it has no head, and leaves out the factor
     hidden_dim^-0.5 that T5 1.0 puts before its tied head (Raffel et al. 2020,
     and the Mesh TensorFlow code). T5 1.1 has a head of its own and no factor.
+
+    Attributes:
+      config: the T5 shape.
+      backbone: encoder and decoder; see `layers.build_backbone`.
+      encoder: the encoder alone, sharing its weights.
     """
 
-    def __init__(self, config: t5.T5Config, **kwargs):
-        """Builds the model with random weights.
+    def __init__(
+        self, config: T5Config, dtype: str | None = None, rematerialize: bool = False
+    ):
+        """Builds the model with random weights, float32 whatever it computes in.
 
         Args:
           config: the T5 shape.
-          **kwargs: passed on to `tf.keras.Model`.
+          dtype: "float32" or "mixed_bfloat16"; see `layers.build_backbone`.
+          rematerialize: train in less memory and more time; see there.
+
+        Raises:
+          InputError: another dtype.
         """
-        super().__init__(**kwargs)
+        super().__init__()
         self.config = config
-        self.backbone = t5.build_backbone(config)
-        self.encoder = t5.encoder_of(self.backbone)
+        self.backbone = build_backbone(config, dtype, rematerialize)
+        self.encoder = encoder_of(self.backbone)
 
     def head(self, hidden: tf.Tensor) -> tf.Tensor:
         """Decoder states to logits.
@@ -45,6 +52,9 @@ class T5QueryGenerator(tf.keras.Model):
         Returns:
           [..., vocabulary_size] float32.
         """
+        # In the weights' own precision also under mixed precision: differences of
+        # logits decide, and the largest are tens.
+        hidden = tf.cast(hidden, self.backbone.token_embedding.variable_dtype)
         if self.config.tied:
             hidden *= tf.cast(self.config.hidden_dim**-0.5, hidden.dtype)
         logits = self.backbone.token_embedding(hidden, reverse=True)
@@ -120,28 +130,42 @@ class T5QueryGenerator(tf.keras.Model):
             training=False,
         )
 
-    def save(self, directory: str | os.PathLike) -> None:
-        """Writes config and weights into an existing directory."""
-        directory = pathlib.Path(directory)
-        files.atomic_write(directory / CONFIG_FILE, self.config.to_json())
-        self.backbone.save_weights(directory / WEIGHTS_FILE)
+    def save(
+        self,
+        directory: str | os.PathLike,
+        vocabulary: str | os.PathLike | None = None,
+    ) -> None:
+        """Writes the model in Hugging Face's layout, which `transformers` loads too.
 
-    @classmethod
-    def load(cls, directory: str | os.PathLike) -> T5QueryGenerator:
-        """Reads what `save` wrote.
+        Args:
+          directory: an existing directory, for `config.json` and `model.safetensors`.
+          vocabulary: its SentencePiece model, to lie there as `spiece.model`.
 
         Raises:
-          InputError: the directory holds no saved generator.
+          InputError: a weight is NaN or infinite, or the vocabulary does not fit.
         """
-        directory = pathlib.Path(directory)
-        for name in (CONFIG_FILE, WEIGHTS_FILE):
-            if not (directory / name).is_file():
-                raise validation.InputError(
-                    f"{directory} has no {name}: it holds no saved generator. "
-                    "Give the directory that finetune wrote."
-                )
-        model = cls(t5.T5Config.from_json((directory / CONFIG_FILE).read_text()))
-        model.backbone.load_weights(directory / WEIGHTS_FILE)
+        huggingface.save(directory, self.config, self.backbone, vocabulary=vocabulary)
+
+    @classmethod
+    def load(
+        cls,
+        directory: str | os.PathLike,
+        dtype: str | None = None,
+        rematerialize: bool = False,
+    ) -> T5QueryGenerator:
+        """Loads what `save` wrote, or any other T5 checkpoint.
+
+        Args:
+          directory: see `checkpoints.open_checkpoint`.
+          dtype: see `__init__`.
+          rematerialize: see `__init__`.
+
+        Raises:
+          InputError: no T5 checkpoint is there, or it is not complete.
+        """
+        checkpoint = checkpoints.open_checkpoint(directory)
+        model = cls(checkpoint.config, dtype, rematerialize)
+        checkpoint.load_into(model.backbone)
         return model
 
 

@@ -2,7 +2,8 @@
 
 from tfdpsq.layers.lora import LoRADense, apply_lora
 from tfdpsq.layers.pooling import MaskedMeanPooling
-from tfdpsq.layers.t5 import T5Config, build_backbone, build_encoder, encoder_of
+from tfdpsq.layers.t5 import T5Config
+from tfdpsq.layers.t5_backbone import build_backbone, build_encoder, encoder_of
 
 __all__ = [
     "LoRADense",

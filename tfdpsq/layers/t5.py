@@ -1,4 +1,4 @@
-"""T5 as this project uses it: one config, and keras-nlp backbones made from it.
+"""The shape of a T5: what its published versions fix, and what a user may choose.
 
 keras-nlp's `T5Backbone` leaves two choices open that decide whether a model
 *is* T5: the activation with its gating, and whether the language-model head is
@@ -10,10 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-
-import tensorflow as tf
-from keras_nlp.src.models.t5.t5_backbone import T5Backbone
-from keras_nlp.src.utils.keras_utils import gelu_approximate
 
 from tfdpsq import validation
 
@@ -119,74 +115,3 @@ class T5Config:
     def from_json(cls, text: str) -> T5Config:
         """The config that `to_json` wrote."""
         return cls(**json.loads(text))
-
-
-def build_backbone(config: T5Config) -> T5Backbone:
-    """keras-nlp's T5 backbone in the shape of `config`, randomly initialised.
-
-    Args:
-      config: the shape to build.
-
-    Returns:
-      A functional model from `encoder_token_ids` [B, L], `encoder_padding_mask`
-      [B, L], `decoder_token_ids` [B, T] and `decoder_padding_mask` [B, T], all
-      int32, to `encoder_sequence_output` [B, L, hidden_dim] and
-      `decoder_sequence_output` [B, T, hidden_dim].
-    """
-    return _backbone(config, tied=config.tied)
-
-
-def _backbone(config: T5Config, tied: bool) -> T5Backbone:
-    backbone = T5Backbone(
-        vocabulary_size=config.vocabulary_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        hidden_dim=config.hidden_dim,
-        intermediate_dim=config.intermediate_dim,
-        key_value_dim=config.key_value_dim,
-        dropout=config.dropout,
-        activation="relu" if config.version == "1.0" else gelu_approximate,
-        use_gated_activation=config.version != "1.0",
-        tie_embedding_weights=tied,
-    )
-    # keras-nlp 0.12 starts the embedding with TruncatedNormal(1.0), whose first
-    # argument is the *mean*: every token is then nearly the same vector of ones,
-    # and so is every text. T5 starts it with mean 0 and deviation 1 (Mesh
-    # TensorFlow), and the head of 1.1 by fan-in (T5X).
-    embedding = backbone.token_embedding
-    _normal(embedding.embeddings, 1.0)
-    if not tied:
-        _normal(embedding.reverse_embeddings, config.hidden_dim**-0.5)
-    return backbone
-
-
-def _normal(variable: tf.Variable, deviation: float) -> None:
-    initializer = tf.keras.initializers.TruncatedNormal(mean=0.0, stddev=deviation)
-    variable.assign(initializer(variable.shape, variable.dtype))
-
-
-def encoder_of(backbone: T5Backbone) -> tf.keras.Model:
-    """The encoder half of a backbone, sharing its weights.
-
-    Args:
-      backbone: what `build_backbone` made.
-
-    Returns:
-      A functional model from {"encoder_token_ids", "encoder_padding_mask"},
-      both [B, L] int32, to hidden states [B, L, hidden_dim].
-    """
-    names = ("encoder_token_ids", "encoder_padding_mask")
-    return tf.keras.Model(
-        {name: backbone.input[name] for name in names},
-        backbone.output["encoder_sequence_output"],
-        name="t5_encoder",
-    )
-
-
-def build_encoder(config: T5Config) -> tf.keras.Model:
-    """A T5 encoder alone, randomly initialised; see `encoder_of` for its shape.
-
-    It holds no language-model head, which an encoder never uses: a trainable
-    weight without a gradient would only confuse those who count parameters.
-    """
-    return encoder_of(_backbone(config, tied=True))

@@ -19,8 +19,7 @@ import tensorflow_recommenders as tfrs
 
 from tfdpsq import validation
 from tfdpsq.data.files import atomic_directory
-from tfdpsq.layers.pooling import MaskedMeanPooling
-from tfdpsq.layers.t5 import T5Config, build_encoder
+from tfdpsq.layers import MaskedMeanPooling, T5Config, build_encoder
 from tfdpsq.retriever.losses import in_batch_losses
 
 _CONFIG = "config.json"

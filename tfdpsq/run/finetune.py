@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdpsq import privacy, validation
 from tfdpsq.data import RowStore, Tokenizer, write_rows
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
-from tfdpsq.layers import T5Config
+from tfdpsq.layers import T5Config, apply_lora
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
 from tfdpsq.run import command, private_training, sources, workdir
@@ -54,7 +54,9 @@ def default_config() -> ml_collections.ConfigDict:
         {
             "pairs": sources.PYDOCS,
             "split": "train",
+            # By default the one that lies beside the weights in `init`.
             "vocabulary": "",
+            # A directory in any format that `convert` reads; "" starts at random.
             "init": "",
             "t5": {
                 "vocabulary_size": 32128,
@@ -66,6 +68,18 @@ def default_config() -> ml_collections.ConfigDict:
                 "version": "1.1",
                 "dropout": 0.1,
             },
+            # Train a low-rank update only, on the Dense layers that `targets` match
+            # (see `layers.apply_lora`); rank 0 trains all weights.
+            "lora": {
+                "rank": 0,
+                "alpha": 16.0,
+                "targets": ("*/query_projector", "*/value_projector"),
+            },
+            # "mixed_bfloat16" multiplies in bfloat16; weights, softmax, norms and all
+            # that concerns privacy stay in float32.
+            "dtype": "float32",
+            # Less memory, about a third more time.
+            "rematerialize": False,
             "document_length": 384,
             "query_length": 128,
             **private_training.privacy_settings(),
@@ -86,18 +100,24 @@ def load_generator(
     """The generator to start from: `config.init`, or random weights by `config.t5`.
 
     Raises:
-      InputError: the vocabulary does not fit the model.
+      InputError: the vocabulary does not fit the model, or LoRA's settings do not.
     """
+    tf.keras.utils.set_random_seed(config.seed)
     if config.init:
-        model = T5QueryGenerator.load(config.init)
+        model = T5QueryGenerator.load(config.init, config.dtype, config.rematerialize)
     else:
-        tf.keras.utils.set_random_seed(config.seed)
-        model = T5QueryGenerator(T5Config(**config.t5))
+        model = T5QueryGenerator(
+            T5Config(**config.t5), config.dtype, config.rematerialize
+        )
     if tokenizer.vocabulary_size > model.config.vocabulary_size:
         raise validation.InputError(
             f"the vocabulary has {tokenizer.vocabulary_size} pieces, the model "
             f"{model.config.vocabulary_size} embeddings. Raise t5.vocabulary_size or "
             "use the vocabulary the model was made with."
+        )
+    if config.lora.rank:
+        apply_lora(
+            model, config.lora.rank, config.lora.alpha, list(config.lora.targets)
         )
     return model
 
@@ -108,20 +128,21 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     Raises:
       InputError: bad settings or data, before any budget is spent.
     """
-    tokenizer = Tokenizer(config.vocabulary)
+    vocabulary = sources.vocabulary_file(config.vocabulary, config.init)
+    tokenizer = Tokenizer(vocabulary)
     private = private_training.private_directory(config, directory)
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
     }
     if config.init:
-        inputs["init"] = workdir.stage_fingerprint(config.init)
+        inputs["init"] = workdir.model_fingerprint(config.init)
     own = private_training.run_directory(config, directory)
     stage = workdir.run_stage(
         directory,
         config,
         inputs,
-        lambda out: _make(config, out, tokenizer, private, own, inputs),
+        lambda out: _make(config, out, tokenizer, private, own, inputs, vocabulary),
     )
     # Only now is the result safe, and the seeds of its noise are of no more use.
     private_training.close_run(own)
@@ -135,6 +156,7 @@ def _make(
     private: pathlib.Path,
     own: pathlib.Path,
     inputs: dict[str, str],
+    vocabulary: pathlib.Path,
 ) -> dict:
     source = sources.load_source(config.pairs, config.split)
     parent = certificates.read_certificate(config.init) if config.init else None
@@ -173,7 +195,7 @@ def _make(
             "training diverged: the weights hold NaN or infinity. Lower "
             f"learning_rate (now {config.learning_rate})."
         )
-    model.save(out)
+    model.save(out, vocabulary)
     certificate = certificates.inherited_certificate(source.certificate, parent)
     if source.private:
         certificate = privacy.make_certificate(

@@ -250,4 +250,6 @@ def training_facts(
             sum(np.prod(v.shape) for v in model.trainable_variables)
         ),
         "starting_weights": config.get("init") or "random",
+        "lora": dict(config.lora) if config.get("lora", {}).get("rank") else "none",
+        "computed_in": config.get("dtype", "float32"),
     }

@@ -24,6 +24,7 @@ from tfdpsq.data import (
     read_synthetic,
 )
 from tfdpsq.data.texts import Document, Pair
+from tfdpsq.generator.checkpoints.huggingface import VOCABULARY_FILE
 
 PYDOCS = "pydocs"
 
@@ -97,6 +98,27 @@ def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
         atomic_write(path, secrets.token_hex(32))
     key = bytes.fromhex(path.read_text())
     return "keyed:" + hmac.new(key, fingerprint.encode(), hashlib.sha256).hexdigest()
+
+
+def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
+    """The SentencePiece model to use: the one given, or the one beside a model.
+
+    Args:
+      given: a file, or "".
+      model: a directory that may hold a `spiece.model`, or "".
+
+    Raises:
+      InputError: neither is there.
+    """
+    if given:
+        return pathlib.Path(given)
+    beside = pathlib.Path(model, VOCABULARY_FILE)
+    if model and beside.is_file():
+        return beside
+    raise validation.InputError(
+        f"no vocabulary was given, and {model or 'no model'} has no {VOCABULARY_FILE} "
+        "beside its weights. Set vocabulary to the model's SentencePiece file."
+    )
 
 
 def is_free(path: str) -> bool:

@@ -32,7 +32,9 @@ def default_config() -> ml_collections.ConfigDict:
     """The stage's settings."""
     return ml_collections.ConfigDict(
         {
+            # A directory in any format that `convert` reads.
             "generator": "",
+            # By default the one that lies beside the generator's weights.
             "vocabulary": "",
             "corpus": sources.PYDOCS,
             "max_documents": 0,
@@ -43,6 +45,8 @@ def default_config() -> ml_collections.ConfigDict:
             "top_k": 0,
             "top_p": 0.8,
             "batch_size": 64,
+            # "mixed_bfloat16" is faster where the machine has it, and other text.
+            "dtype": "float32",
             "shards": 4,
             "seed": 0,
             "jit_compile": False,
@@ -56,7 +60,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     Raises:
       InputError: bad settings, no generator, or a vocabulary that does not fit.
     """
-    tokenizer = Tokenizer(config.vocabulary)
+    tokenizer = Tokenizer(sources.vocabulary_file(config.vocabulary, config.generator))
     settings = SynthesisConfig(
         samples_per_document=config.samples_per_document,
         document_length=config.document_length,
@@ -66,13 +70,13 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
     )
     inputs = {
-        "generator": workdir.stage_fingerprint(config.generator),
+        "generator": workdir.model_fingerprint(config.generator),
         "vocabulary": tokenizer.fingerprint,
         "corpus": sources.corpus_fingerprint(config.corpus),
     }
 
     def make(out: pathlib.Path) -> dict:
-        model = T5QueryGenerator.load(config.generator)
+        model = T5QueryGenerator.load(config.generator, config.dtype)
         documents = sources.sampled_documents(
             config.corpus, config.max_documents or None
         )

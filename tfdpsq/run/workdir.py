@@ -192,6 +192,30 @@ def stage_fingerprint(directory: str | pathlib.Path) -> str:
     return f"{stage['fingerprint']}/{stage['run']}"
 
 
+def model_fingerprint(directory: str | pathlib.Path) -> str:
+    """What identifies a model: a finished stage, or a directory from elsewhere.
+
+    The latter is known by the SHA-256 over the names and bytes of all its files.
+
+    Raises:
+      InputError: no such directory, or it is empty.
+    """
+    directory = pathlib.Path(directory)
+    if (directory / STAGE_FILE).is_file():
+        return stage_fingerprint(directory)
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    if not paths:
+        raise validation.InputError(
+            f"{directory} holds no files. Give the directory of a model: what "
+            "finetune or convert wrote, or a T5 checkpoint."
+        )
+    digest = hashlib.sha256()
+    for path in paths:
+        name = path.relative_to(directory).as_posix()
+        digest.update(f"{name}\0{files.sha256_of_file(path)}\0".encode())
+    return f"files:{digest.hexdigest()}"
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that numbers depend on."""
     found = {"python": platform.python_version()}

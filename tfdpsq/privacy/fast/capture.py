@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy.fast.recorder import Recorder, replaced
+from tfdpsq.privacy.fast.rematerialization import recorded_again
 from tfdpsq.privacy.fast.rules import Rule, couples_examples, rule_for
 
 
@@ -30,8 +31,8 @@ def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         for layer in flatten(layers):
-            rule = rule_for(layer)
-            if rule is None or not (
+            call = _recorded(layer, recorder)
+            if call is None or not (
                 couples_examples(layer) or _has_wanted_weight(layer, recorder)
             ):
                 continue
@@ -41,7 +42,9 @@ def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
                     "Make a subclass and register a rule for it; and let one capture "
                     "end before the next begins."
                 )
-            stack.enter_context(replaced(layer, call=_by_rule(layer, rule, recorder)))
+            # Plain Python about tensors: nothing in it needs converting.
+            call = tf.autograph.experimental.do_not_convert(call)
+            stack.enter_context(replaced(layer, call=call))
         yield
 
 
@@ -66,6 +69,18 @@ def _has_wanted_weight(layer: tf.keras.layers.Layer, recorder: Recorder) -> bool
     return False
 
 
+def _recorded(
+    layer: tf.keras.layers.Layer, recorder: Recorder
+) -> Callable[..., object] | None:
+    """What takes the place of the layer's `call`, if anything does."""
+    rule = rule_for(layer)
+    if rule is not None:
+        return _by_rule(layer, rule, recorder)
+    if hasattr(layer, "rematerialize"):
+        return recorded_again(layer, recorder, capture)
+    return None
+
+
 def _by_rule(
     layer: tf.keras.layers.Layer, rule: Rule, recorder: Recorder
 ) -> Callable[..., object]:
@@ -79,5 +94,4 @@ def _by_rule(
             recorder.compare(layer, output, own)
         return output
 
-    # A rule is plain Python about tensors; nothing in it needs converting.
-    return tf.autograph.experimental.do_not_convert(call)
+    return call

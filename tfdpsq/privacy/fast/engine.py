@@ -93,7 +93,7 @@ def clipped_sum(
         recorder = Recorder(tape, variables)
         with capture(layers, recorder):
             losses = row_losses()
-        rows = _number_of(losses)
+        rows = recorder.rows = _number_of(losses)
         total = tf.reduce_sum(losses)
     if rows % rows_per_unit:
         raise validation.InputError(
@@ -102,12 +102,13 @@ def clipped_sum(
         )
     wanted = {variable_key(v) for v in variables}
     # Every read by a rule is off the tape, so these were read by something else.
-    strays = [v for v in tape.watched_variables() if variable_key(v) in wanted]
-    gradients = tape.gradient(total, [*recorder.outputs, *strays])
-    for stray, gradient in zip(strays, gradients[len(recorder.outputs) :]):
-        if gradient is not None:
-            raise validation.InputError(_uncovered(stray, layers))
-    found = recorder.uses(gradients[: len(recorder.outputs)], rows)
+    read = [v for v in tape.watched_variables() if variable_key(v) in wanted]
+    gradients = tape.gradient(total, [*recorder.outputs, *read])
+    count = len(recorder.outputs)
+    strays = [v for v, g in zip(read, gradients[count:]) if g is not None]
+    for stray in (*strays, *recorder.strays):
+        raise validation.InputError(_uncovered(stray, layers))
+    found = recorder.uses(gradients[:count])
     if rows_per_unit > 1:
         found = {
             key: [_of_units(use, rows_per_unit, weights) for use in uses]
@@ -178,7 +179,7 @@ def check(
         recorder = Recorder(tape, variables, comparing=True)
         with capture(layers, recorder):
             losses = row_losses()
-        rows = _number_of(losses)
+        rows = recorder.rows = _number_of(losses)
         total = tf.reduce_sum(losses)
         one_row = {row: losses[row] for row in {0, rows - 1}}
     for name, difference in recorder.mismatches:
@@ -198,7 +199,7 @@ def check(
             total, read, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
     ]
-    uses = recorder.uses(tape.gradient(total, recorder.outputs), rows)
+    uses = recorder.uses(tape.gradient(total, recorder.outputs))
     merged = _merged(uses, variables)
     overall = float(tf.linalg.global_norm([tf.cast(g, tf.float64) for g in expected]))
     for variable, plain in zip(variables, expected):

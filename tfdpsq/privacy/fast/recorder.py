@@ -22,6 +22,7 @@ from tfdpsq.privacy.fast.factored import (
     Use,
     full_precision,
     grouped,
+    merge,
     precise,
 )
 
@@ -47,6 +48,8 @@ class Recorder:
       outputs: the recorded outputs, each once.
       entries: the recorded uses.
       mismatches: (layer's name, relative difference), where outputs were compared.
+      strays: wanted weights that matter for the losses outside every rule.
+      rows: B, to be set once it is known and before any backward pass.
     """
 
     def __init__(
@@ -67,11 +70,15 @@ class Recorder:
         self.outputs: list[tf.Tensor] = []
         self.entries: list[_Entry] = []
         self.mismatches: list[tuple[str, tf.Tensor]] = []
+        self.strays: list[tf.Variable] = []
+        self.rows = 0
         self.comparing = comparing
         self.tape = tape
         self._wanted = {variable_key(v) for v in variables}
         self._graph = None if tf.executing_eagerly() else _graph()
         self._folded = 1
+        self._silent = False
+        self._finished: dict[int, list[Use]] = {}
 
     def wants(self, variable: tf.Variable) -> bool:
         """Whether the weight's gradient is wanted."""
@@ -177,15 +184,57 @@ class Recorder:
         finally:
             self._folded = outside
 
-    def uses(
-        self, gradients: Sequence[tf.Tensor | None], rows: int
-    ) -> dict[int, list[Use]]:
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """While inside, rules run and write nothing down."""
+        outside, self._silent = self._silent, True
+        try:
+            yield
+        finally:
+            self._silent = outside
+
+    @contextlib.contextmanager
+    def part(self, tape: tf.GradientTape) -> Iterator[None]:
+        """While inside, a part of the forward pass is recorded anew, on its own tape.
+
+        Args:
+          tape: what records it. `finish_part` must be called before this ends.
+        """
+        outside = self.tape, self.outputs, self.entries
+        self.tape, self.outputs, self.entries = tape, [], []
+        try:
+            yield
+        finally:
+            self.tape, self.outputs, self.entries = outside
+
+    def finish_part(
+        self, gradients_by: Callable[[list[Any]], Sequence[tf.Tensor | None]]
+    ) -> None:
+        """Turns what a part recorded into uses, which `uses` returns with the rest.
+
+        A weight's factors are put into their cheapest form at once, so that what they
+        are made of can be let go.
+
+        Args:
+          gradients_by: the gradients of the summed losses by a list of tensors and
+            variables.
+        """
+        watched = self.tape.watched_variables()
+        strays = [v for v in watched if variable_key(v) in self._wanted]
+        gradients = gradients_by([*self.outputs, *strays])
+        count = len(self.outputs)
+        self.strays += [v for v, g in zip(strays, gradients[count:]) if g is not None]
+        shapes = {variable_key(e.variable): e.variable.shape for e in self.entries}
+        for key, uses in self._uses(gradients[:count]).items():
+            merged = merge(uses, shapes[key].as_list())
+            self._finished.setdefault(key, []).extend(merged)
+
+    def uses(self, gradients: Sequence[tf.Tensor | None]) -> dict[int, list[Use]]:
         """What was recorded, once the backward pass is done.
 
         Args:
           gradients: of the summed losses by each of `outputs`; `None` for those
             that no loss depends on.
-          rows: B.
 
         Returns:
           For each variable's key, its uses, in full precision; variables without
@@ -194,13 +243,19 @@ class Recorder:
         Raises:
           InputError: a layer ran on something else than `rows` examples.
         """
+        found = self._uses(gradients)
+        for key, uses in self._finished.items():
+            found.setdefault(key, []).extend(uses)
+        return found
+
+    def _uses(self, gradients: Sequence[tf.Tensor | None]) -> dict[int, list[Use]]:
         for entry in self.entries:
             first = self.outputs[entry.output].shape[0]
-            wanted = rows * entry.folded
+            wanted = self.rows * entry.folded
             if first != wanted:
                 raise validation.InputError(
                     f"layer {entry.layer!r} ran on a tensor whose first dimension "
-                    f"is {first}, not {wanted} for the {rows} examples of the "
+                    f"is {first}, not {wanted} for the {self.rows} examples of the "
                     "losses, so its gradient cannot be told apart by example. Give "
                     f"it inputs of static shape [{wanted}, ...]: broadcast what all "
                     "examples share, and do not fold other dimensions into the "
@@ -238,6 +293,8 @@ class Recorder:
         finish: Callable[[tf.Tensor], Use],
         captured: tf.Tensor | None = None,
     ) -> None:
+        if self._silent:
+            return
         graph = None if tf.executing_eagerly() else _graph()
         if graph is not self._graph:
             raise validation.InputError(

@@ -1,0 +1,137 @@
+"""Fine-tuning from a model that lies there already: LoRA, bfloat16, less memory."""
+
+import importlib.util
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.data import read_manifest, train_vocabulary
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.layers import T5Config
+from tfdpsq.run import finetune, synthesize
+from tfdpsq.validation import InputError
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny", pathlib.Path(__file__).parent / "tiny.py"
+)
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Pairs, and a public T5 with its vocabulary beside its weights."""
+    base = tmp_path_factory.mktemp("options")
+    queries = _tiny.write_pairs(base / "pairs")
+    vocabulary = base / "spiece.model"
+    train_vocabulary(queries, 320, vocabulary)  # of a test's made-up queries
+    tf.keras.utils.set_random_seed(3)
+    (base / "public").mkdir()
+    config = T5Config(320, 2, 2, 16, 24, 8, "1.1", dropout=0.1)
+    T5QueryGenerator(config).save(base / "public", vocabulary)
+    return base
+
+
+def _finetune(base, name, **options):
+    config = finetune.default_config()
+    config.update(
+        {
+            "pairs": str(base / "pairs"),
+            "init": str(base / "public"),
+            "document_length": 24,
+            "query_length": 10,
+            "batch_size": 8,
+            "microbatch_size": 4,
+            "steps": 3,
+            "accountant": "rdp",
+            "n_is_public": True,
+            "learning_rate": 0.1,
+            **options,
+        }
+    )
+    out = base / name
+    finetune.run(config, out)
+    return T5QueryGenerator.load(out), json.loads(
+        (out / "certificate.json").read_text()
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned(base):
+    lora = {"rank": 2, "alpha": 4.0, "targets": ("*decoder*/query_projector",)}
+    return _finetune(
+        base, "tuned", lora=lora, dtype="mixed_bfloat16", rematerialize=True
+    )
+
+
+def test_a_low_rank_update_is_trained_certified_and_merged(base, tuned):
+    model, certificate = tuned
+    # 2 layers with self- and cross-attention; hidden 16, inner 2 · 8, rank 2.
+    assert certificate["training"]["trained_parameters"] == 4 * (16 * 2 + 2 * 16)
+    assert certificate["training"]["lora"]["targets"] == ["*decoder*/query_projector"]
+    assert certificate["training"]["computed_in"] == "mixed_bfloat16"
+    before = T5QueryGenerator.load(base / "public")
+    changed = {
+        path
+        for path, one, other in zip(
+            _paths(before), before.backbone.weights, model.backbone.weights
+        )
+        if not np.array_equal(one, other)
+    }
+    assert len(changed) == 4
+    assert all("decoder" in path and "query_projector" in path for path in changed)
+    # What is merged is an update of that rank.
+    layer, old = (m.backbone.decoder_transformer_layers[1] for m in (model, before))
+    update = (
+        layer.cross_attention.query_projector.kernel
+        - old.cross_attention.query_projector.kernel
+    )
+    values = np.linalg.svd(update, compute_uv=False)
+    assert values[1] > 1e-4 and values[2] < 1e-5 * values[0]
+
+
+def _paths(model):
+    return [
+        f"{layer.name}/{weight.name}"
+        for layer in model.backbone.layers
+        for weight in layer.weights
+    ]
+
+
+def test_the_vocabulary_beside_the_weights_is_used_and_passed_on(base, tuned):
+    config = synthesize.default_config()
+    config.update(
+        {
+            "generator": str(base / "tuned"),
+            "corpus": str(base / "pairs"),
+            "max_documents": 5,
+            "document_length": 24,
+            "query_length": 6,
+            "batch_size": 4,
+            "shards": 1,
+            "dtype": "mixed_bfloat16",
+        }
+    )
+    synthesize.run(config, base / "written")
+    manifest = read_manifest(base / "written" / synthesize.SET)
+    assert manifest["count"] + manifest["empty_queries_left_out"] == 5
+    assert (base / "tuned" / "spiece.model").read_bytes() == (
+        base / "spiece.model"
+    ).read_bytes()
+
+
+def test_settings_that_cannot_be_are_refused(base):
+    vocabulary = str(base / "spiece.model")
+    for options, message in (
+        ({"lora": {"targets": ("*/nothing",), "rank": 2}}, "matches no Dense layer"),
+        ({"dtype": "float16"}, "dtype is 'float16'"),
+        ({"init": str(base / "pairs")}, "holds no T5 checkpoint"),
+        ({"init": "", "vocabulary": ""}, "no vocabulary was given"),
+    ):
+        with pytest.raises(InputError, match=message):
+            _finetune(base, "bad", **{"vocabulary": vocabulary, **options})
+        assert not (base / "bad").exists()
+        assert not list((base / "private").glob("runs/bad/ledger.jsonl"))

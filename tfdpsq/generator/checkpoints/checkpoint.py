@@ -1,0 +1,50 @@
+"""`Checkpoint`: one that was found complete by its headers, ready to be loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfdpsq.generator.checkpoints import weights
+from tfdpsq.generator.checkpoints.slots import Slot
+from tfdpsq.layers import T5Config
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A T5 on disk, of any format: its config and where its weights are.
+
+    Making one compares all headers with the config, and reads no values.
+
+    Attributes:
+      format: "huggingface", "keras" or "t5x".
+      config: the model's shape.
+      source: reads the values.
+      slots: the weights to load; without the decoder's if only the encoder is wanted.
+      copies: see `weights.check`.
+      ignored: see `weights.check`.
+
+    Raises:
+      DataError: see `weights.check`.
+    """
+
+    format: str
+    config: T5Config
+    source: weights.Source
+    slots: Sequence[Slot]
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ignored: Sequence[str] = ()
+
+    def __post_init__(self):
+        """Checks the headers."""
+        weights.check(self.slots, self.source, self.copies, self.ignored)
+
+    def load_into(self, model: tf.keras.Model) -> None:
+        """Assigns all values to a backbone (or an encoder) of `config`.
+
+        Raises:
+          DataError: see `weights.load_into`. The model must then not be used.
+        """
+        weights.load_into(model, self.slots, self.source, self.copies, self.ignored)

@@ -1,0 +1,119 @@
+"""Any T5 checkpoint to a model: finds out the format by what lies there."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.generator.checkpoints import huggingface, keras_preset, t5x
+from tfdpsq.generator.checkpoints.checkpoint import Checkpoint
+from tfdpsq.layers import T5Config, build_backbone, build_encoder
+
+# Each has `matches(path)` and `open_checkpoint(path, encoder_only)`.
+_FORMATS = (huggingface, keras_preset, t5x)
+
+
+def locate(path: str | os.PathLike) -> pathlib.Path:
+    """The directory of a checkpoint, downloaded if it is a preset's name.
+
+    Args:
+      path: see `open_checkpoint`.
+
+    Raises:
+      InputError: there is no such directory, or the preset cannot be downloaded.
+    """
+    text = os.fspath(path)
+    if not os.path.exists(text):
+        if keras_preset.is_name(text):
+            return keras_preset.download(text)
+        raise validation.InputError(
+            f"{text} does not exist. Give a directory with a T5 checkpoint, or the "
+            f"name of a keras-nlp preset ({', '.join(keras_preset.names())})."
+        )
+    return pathlib.Path(path)
+
+
+def open_checkpoint(
+    path: str | os.PathLike, encoder_only: bool = False, ignore: Sequence[str] = ()
+) -> Checkpoint:
+    """Reads a checkpoint's config and headers, not yet its weights.
+
+    Args:
+      path: a directory of Hugging Face's, a keras-nlp preset, or a T5X checkpoint;
+        or the name of a preset for keras-nlp to download, such as "t5_small_multi".
+      encoder_only: whether the decoder and the head are to be left out, or are not
+        there at all.
+      ignore: see `t5x.open_checkpoint`; empty for the other formats.
+
+    Returns:
+      The checkpoint; everything it needs was found in it.
+
+    Raises:
+      InputError: nothing there, or of no known format; or see `locate`.
+      DataError: not a T5 that this project builds, or not complete; the message
+        names file, key or tensor, and both values or shapes.
+    """
+    path = locate(path)
+    found = [form for form in _FORMATS if form.matches(path)]
+    if not found:
+        raise validation.InputError(
+            f"{path} holds no T5 checkpoint of a known format. Give a directory with "
+            "config.json and model.safetensors (Hugging Face), with config.json and "
+            "model.weights.h5 (keras-nlp), or with a file named checkpoint (T5X)."
+        )
+    if found[0] is t5x:
+        return t5x.open_checkpoint(path, encoder_only, ignore)
+    if ignore:
+        raise validation.InputError(
+            f"ignore is {list(ignore)}, and {path} is no T5X checkpoint. Only those "
+            "may hold weights that are to be ignored."
+        )
+    return found[0].open_checkpoint(path, encoder_only)
+
+
+def load(
+    path: str | os.PathLike, dtype: str | None = None
+) -> tuple[T5Config, tf.keras.Model]:
+    """Loads a T5.
+
+    Args:
+      path: see `open_checkpoint`.
+      dtype: the policy to compute in, such as "mixed_bfloat16"; weights are float32.
+
+    Returns:
+      Its config, and the backbone as `layers.build_backbone` makes it.
+
+    Raises:
+      InputError: see `open_checkpoint`.
+      DataError: see there and `weights.load_into`.
+    """
+    checkpoint = open_checkpoint(path)
+    backbone = build_backbone(checkpoint.config, dtype=dtype)
+    checkpoint.load_into(backbone)
+    return checkpoint.config, backbone
+
+
+def load_encoder(
+    path: str | os.PathLike, dtype: str | None = None
+) -> tuple[T5Config, tf.keras.Model]:
+    """Loads the encoder of a T5, from a whole checkpoint or one of an encoder only.
+
+    Args:
+      path: see `open_checkpoint`.
+      dtype: see `load`.
+
+    Returns:
+      Its config, and the encoder as `layers.build_encoder` makes it.
+
+    Raises:
+      InputError: see `open_checkpoint`.
+      DataError: see there and `weights.load_into`.
+    """
+    checkpoint = open_checkpoint(path, encoder_only=True)
+    encoder = build_encoder(checkpoint.config, dtype=dtype)
+    checkpoint.load_into(encoder)
+    return checkpoint.config, encoder

@@ -1,0 +1,379 @@
+"""T5 as a keras-nlp preset: a directory that `T5Backbone.from_preset` reads.
+
+    config.json                      the class and its arguments
+    metadata.json                    versions of Keras and keras-nlp
+    model.weights.h5                 the weights
+    tokenizer.json                   and assets/tokenizer/vocabulary.spm
+
+keras-nlp 0.12 and keras-hub, on Keras 2 and on Keras 3, have the same layout, that
+of the published presets. Their config may describe mixtures of the versions of T5,
+whose head is then neither's; such are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+import tensorflow as tf
+from keras_nlp.src.models.t5.t5_backbone import T5Backbone
+from keras_nlp.src.utils import preset_utils
+
+from tfdpsq import validation
+from tfdpsq.data import files
+from tfdpsq.generator.checkpoints import slots as t5_slots
+from tfdpsq.generator.checkpoints import weights
+from tfdpsq.generator.checkpoints.checkpoint import Checkpoint
+from tfdpsq.layers import T5Config
+
+CONFIG_FILE = "config.json"
+METADATA_FILE = "metadata.json"
+WEIGHTS_FILE = "model.weights.h5"
+TOKENIZER_FILE = "tokenizer.json"
+VOCABULARY_FILE = "assets/tokenizer/vocabulary.spm"
+
+_REMEDY = "Only T5 1.0, T5 1.1, FLAN-T5 and mT5 can be loaded."
+_COPY = "Copy the whole preset again"
+_SIZES = (
+    "vocabulary_size",
+    "num_layers",
+    "num_heads",
+    "hidden_dim",
+    "intermediate_dim",
+)
+# What decides the version: activation, gating, and a head tied to the embedding.
+_VERSIONS = {
+    ("relu", False, True): "1.0",
+    ("gelu_approximate", True, False): "1.1",
+}
+_HUBS = ("kaggle://", "hf://", "gs://")
+
+
+def matches(path: pathlib.Path) -> bool:
+    """Whether a directory looks like a keras-nlp preset, complete or not."""
+    if (path / WEIGHTS_FILE).is_file():
+        return True
+    try:
+        found = json.loads((path / CONFIG_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "registered_name" in found
+
+
+def names() -> list[str]:
+    """The presets of T5 that this keras-nlp knows."""
+    return sorted(T5Backbone.presets)
+
+
+def is_name(text: str) -> bool:
+    """Whether a text names a preset to download: "t5_small_multi", "kaggle://..."."""
+    return text.startswith(_HUBS) or text in T5Backbone.presets
+
+
+def download(name: str) -> pathlib.Path:
+    """Gets a preset by keras-nlp, which keeps it for the next time.
+
+    Args:
+      name: one that `is_name` accepts.
+
+    Returns:
+      The directory it lies in.
+
+    Raises:
+      InputError: it cannot be got; without a network, only what was got before is
+        there.
+    """
+    try:
+        for wanted in (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, VOCABULARY_FILE):
+            found = preset_utils.get_file(name, wanted)
+            if wanted == CONFIG_FILE:
+                directory = pathlib.Path(found).parent
+    except Exception as error:  # each hub's client has errors of its own
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise validation.InputError(
+            f"preset {name} cannot be downloaded ({reason}). Connect to the network, "
+            "or give a directory that holds the preset."
+        ) from error
+    return directory
+
+
+def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Checkpoint:
+    """Reads a preset's config and the headers of its weights.
+
+    Args:
+      path: the preset's directory.
+      encoder_only: whether only the encoder is wanted.
+
+    Returns:
+      The checkpoint; everything it needs was found in it.
+
+    Raises:
+      DataError: a file is missing or damaged, the config is not that of a T5 this
+        project builds, or weights and config do not fit together.
+    """
+    path = pathlib.Path(path)
+    config = read_config(path / CONFIG_FILE, encoder_only)
+    source = _Datasets(path / WEIGHTS_FILE)
+    slots = _slots(config, encoder_only)
+    ignored: list[str] = []
+    if encoder_only:
+        needed = {slot.stored for slot in slots}
+        whole = {slot.stored for slot in _slots(config, False)}
+        whole.add(f"{_EMBEDDING}/1")  # of a head, where the version is told by others
+        ignored = sorted(whole - needed)
+    return Checkpoint("keras", config, source, slots, ignored=ignored)
+
+
+def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config:
+    """The model that a preset's `config.json` describes.
+
+    Args:
+      path: the file.
+      encoder_only: whether the head is of no importance.
+
+    Raises:
+      DataError: the file is missing or damaged, lacks a size, or describes a model
+        that is no T5 of a known version; it names key and value.
+    """
+    try:
+        outer = json.loads(pathlib.Path(path).read_text("utf-8"))
+        kind, values = outer["registered_name"], dict(outer["config"])
+    except OSError as error:
+        raise validation.DataError(
+            path, f"cannot be read ({error.strerror})", _COPY
+        ) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise validation.DataError(
+            path, f"it is no config of a Keras object ({error!r})", _COPY
+        ) from error
+    if str(kind).rpartition(">")[2] != "T5Backbone":
+        raise _bad(path, "registered_name", kind, "that of a T5Backbone")
+    missing = [key for key in _SIZES if values.get(key) is None]
+    if missing:
+        raise validation.DataError(path, f"it lacks {', '.join(missing)}", _REMEDY)
+    if values.get("layer_norm_epsilon", 1e-6) != 1e-6:
+        raise _bad(path, "layer_norm_epsilon", values["layer_norm_epsilon"], "1e-06")
+    # The defaults are those of T5Backbone's arguments.
+    activation = _name_of(values.get("activation", "relu"))
+    gated = bool(values.get("use_gated_activation", True))
+    tied = bool(values.get("tie_embedding_weights", True))
+    choices = {key[:2] if encoder_only else key: of for key, of in _VERSIONS.items()}
+    found = (activation, gated) if encoder_only else (activation, gated, tied)
+    if found not in choices:
+        raise validation.DataError(
+            path,
+            f"activation {activation!r} with use_gated_activation {gated} and "
+            f"tie_embedding_weights {tied} is no published T5 (1.0: 'relu', False, "
+            "True; 1.1: 'gelu_approximate', True, False)",
+            _REMEDY,
+        )
+    try:
+        heads = validation.positive_integer("num_heads", values["num_heads"])
+        return T5Config(
+            **{key: values[key] for key in _SIZES},
+            key_value_dim=values.get("key_value_dim") or values["hidden_dim"] // heads,
+            version=choices[found],
+            dropout=values.get("dropout", 0.1),
+        )
+    except (validation.InputError, TypeError) as error:
+        raise validation.DataError(path, str(error).rstrip("."), _REMEDY) from error
+
+
+def save(
+    directory: str | os.PathLike,
+    config: T5Config,
+    model: tf.keras.Model,
+    dtype: str = "float32",
+    vocabulary: str | os.PathLike | None = None,
+    encoder_only: bool = False,
+) -> None:
+    """Writes a model as a preset, for keras-nlp, keras-hub and `open_checkpoint`.
+
+    The same weights give the same bytes. The config is written last. keras-nlp has no
+    language-model head: what it loads from T5 1.0 still needs the factor
+    hidden_dim^-0.5 before the tied one (see `T5QueryGenerator`).
+
+    Args:
+      directory: an existing directory; files of these names in it are replaced.
+      config: the model's shape.
+      model: its backbone; updates of LoRA layers are added in.
+      dtype: "float32", the only one.
+      vocabulary: a SentencePiece model, to become the preset's tokenizer.
+      encoder_only: must be false, as presets are whole.
+
+    Raises:
+      InputError: a weight is not finite, another dtype, or an encoder only.
+    """
+    check_options(dtype, encoder_only)
+    directory = pathlib.Path(directory)
+    slots = _slots(config, False)
+    _write_weights(directory / WEIGHTS_FILE, slots, model)
+    if vocabulary is not None:
+        target = directory / VOCABULARY_FILE
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(vocabulary, target)
+        own = {"proto": None, "sequence_length": None, "dtype": "int32"}
+        _write_json(
+            directory / TOKENIZER_FILE, _object("tokenizer", "T5Tokenizer", own)
+        )
+    metadata = {
+        "keras_version": importlib.metadata.version("keras"),
+        "keras_nlp_version": importlib.metadata.version("keras-nlp"),
+        "parameter_count": sum(math.prod(slot.shape) for slot in slots),
+    }
+    _write_json(directory / METADATA_FILE, metadata)
+    activation, gated, tied = {v: key for key, v in _VERSIONS.items()}[config.version]
+    arguments = {
+        **{key: getattr(config, key) for key in (*_SIZES, "key_value_dim", "dropout")},
+        "activation": activation if activation == "relu" else _function(activation),
+        "use_gated_activation": gated,
+        "layer_norm_epsilon": 1e-6,
+        "tie_embedding_weights": tied,
+    }
+    content = _object("backbone", "T5Backbone", arguments)
+    _write_json(directory / CONFIG_FILE, content)
+
+
+def check_options(dtype: str, encoder_only: bool) -> None:
+    """Refuses what `save` cannot write.
+
+    Raises:
+      InputError: another dtype than float32, or an encoder only.
+    """
+    if dtype != "float32" or encoder_only:
+        what = "an encoder alone" if encoder_only else f"in {dtype}"
+        raise validation.InputError(
+            f"a keras-nlp preset cannot be {what}: it is a whole T5 in float32. Use "
+            "the format huggingface or t5x."
+        )
+
+
+class _Datasets:
+    """A Keras weights file; a `weights.Source`."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self.tensors: dict[str, weights.Entry] = {}
+        with _opened(path) as file:
+            file.visititems(self._add)
+
+    def _add(self, name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            # HDF5 has no bfloat16: Keras 3 writes its bytes, and says so.
+            dtype = str(item.attrs.get("dtype", item.dtype.name))
+            self.tensors[name] = weights.Entry(item.shape, dtype, self.path)
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        with _opened(self.path) as file:
+            rows = file[name][start:stop]
+        if self.tensors[name].dtype == "bfloat16":
+            return rows.view(tf.bfloat16.as_numpy_dtype)
+        return rows
+
+
+_EMBEDDING = "layers/reversible_embedding/vars"
+
+
+def _slots(config: T5Config, encoder_only: bool) -> list[t5_slots.Slot]:
+    return [
+        dataclasses.replace(slot, stored=_stored_name(slot.path, config.num_layers))
+        for slot in t5_slots.slots(config, encoder_only)
+    ]
+
+
+def _stored_name(path: Sequence[str | int], num_layers: int) -> str:
+    """The dataset of the weight that the model has at `path`.
+
+    Keras counts layers of one class, in the order in which the model calls them.
+    """
+    first, *rest = path
+    if first == "token_embedding":
+        return f"{_EMBEDDING}/{int(rest[0] == 'reverse_embeddings')}"
+    after = num_layers if str(first).startswith("decoder") else 0
+    if len(rest) == 1:
+        return f"layers/t5_layer_norm{'_1' if after else ''}/vars/0"
+    number = int(rest[0]) + after
+    # A variable is its layer's only one.
+    owners = [
+        str(p) for p in rest[1:] if p not in ("weight", "relative_attention_bias")
+    ]
+    layer = f"layers/t5_transformer_layer{f'_{number}' if number else ''}"
+    return "/".join([layer, *owners, "vars/0"])
+
+
+def _write_weights(
+    path: pathlib.Path, slots: Sequence[t5_slots.Slot], model: tf.keras.Model
+) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with h5py.File(partial, "w") as file:
+            file.create_group("vars")  # Keras asks for the model's own variables.
+            for slot in slots:
+                data = file.create_dataset(slot.stored, slot.shape, "float32")
+                start = 0
+                for block in weights.stored_blocks(model, slot):
+                    data[start : start + len(block)] = block
+                    start += len(block)
+        with open(partial, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    files.atomic_write(path, json.dumps(value, indent=4) + "\n")
+
+
+def _object(part: str, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A Keras object as JSON."""
+    return {
+        "module": f"keras_nlp.src.models.t5.t5_{part}",
+        "class_name": name,
+        "config": {"name": f"t5_{part}", "trainable": True, **config},
+        "registered_name": f"keras_nlp>{name}",
+    }
+
+
+def _function(name: str) -> dict[str, Any]:
+    return {
+        "module": "builtins",
+        "class_name": "function",
+        "config": f"keras_nlp>{name}",
+        "registered_name": "function",
+    }
+
+
+def _name_of(function: Any) -> str:
+    """A function's name without its package, which Keras writes in several ways."""
+    if isinstance(function, Mapping):
+        function = function.get("config")
+    return str(function).rpartition(">")[2]
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[h5py.File]:
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except FileNotFoundError as error:
+        raise validation.DataError(path, "the file is missing", _COPY) from error
+    except (OSError, RuntimeError, KeyError) as error:
+        raise validation.DataError(
+            path, f"it is truncated or damaged ({error})", _COPY
+        ) from error
+
+
+def _bad(path: str | os.PathLike, key: str, value: Any, wanted: str) -> Exception:
+    return validation.DataError(path, f"{key} is {value!r}, not {wanted}", _REMEDY)

@@ -1,0 +1,203 @@
+"""T5's encoder and decoder, built from a `T5Config`.
+
+`T5Backbone` is keras-nlp's, weight for weight and name for name (its weight files
+load), made of the layers of `t5_layers`.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from keras_nlp.src.layers.modeling.reversible_embedding import ReversibleEmbedding
+from keras_nlp.src.models.t5.t5_layer_norm import T5LayerNorm
+from keras_nlp.src.utils.keras_utils import gelu_approximate
+
+from tfdpsq import validation
+from tfdpsq.layers.t5 import T5Config
+from tfdpsq.layers.t5_layers import T5TransformerLayer
+
+_DTYPES = (None, "float32", "float64", "mixed_bfloat16")
+
+
+class T5Backbone(tf.keras.Model):
+    """Encoder and decoder without a language-model head.
+
+    Attributes:
+      token_embedding: the embedding that both use; for T5 1.1 it holds the head, too.
+      encoder_transformer_layers: the encoder's layers.
+      encoder_layer_norm: what comes after them.
+      decoder_transformer_layers: the decoder's layers.
+      decoder_layer_norm: what comes after them.
+    """
+
+    def __init__(
+        self, config: T5Config, dtype: str | None = None, rematerialize: bool = False
+    ):
+        """Builds the model; see `build_backbone`."""
+        embedding = _embedding(config, dtype, tied=config.tied)
+        encoder = _Stack(config, "encoder", dtype, rematerialize)
+        decoder = _Stack(config, "decoder", dtype, rematerialize)
+        ids, mask = _inputs("encoder")
+        states = encoder(embedding(ids), mask)
+        decoder_ids, decoder_mask = _inputs("decoder")
+        output = decoder(
+            embedding(decoder_ids),
+            decoder_mask,
+            encoder_hidden_states=states,
+            encoder_attention_mask=mask[:, tf.newaxis],
+            use_causal_mask=True,
+        )
+        super().__init__(
+            {tensor.name: tensor for tensor in (ids, mask, decoder_ids, decoder_mask)},
+            {"encoder_sequence_output": states, "decoder_sequence_output": output},
+            name="t5_backbone",
+        )
+        self.token_embedding = embedding
+        self.encoder_transformer_layers = encoder.layers
+        self.encoder_layer_norm = encoder.norm
+        self.decoder_transformer_layers = decoder.layers
+        self.decoder_layer_norm = decoder.norm
+
+
+class _Stack:
+    """The layers of an encoder or of a decoder, dropout and final norm included."""
+
+    def __init__(
+        self, config: T5Config, name: str, dtype: str | None, rematerialize: bool
+    ):
+        policy = tf.keras.mixed_precision.Policy(
+            dtype or tf.keras.mixed_precision.global_policy().name
+        )
+        dropout = tf.keras.layers.Dropout
+        self.before = dropout(
+            config.dropout, dtype=policy, name=f"{name}_embedding_dropout"
+        )
+        self.layers = [
+            T5TransformerLayer(
+                is_decoder=name == "decoder",
+                hidden_dim=config.hidden_dim,
+                intermediate_dim=config.intermediate_dim,
+                key_value_dim=config.key_value_dim,
+                dropout=config.dropout,
+                activation="relu" if config.version == "1.0" else gelu_approximate,
+                num_heads=config.num_heads,
+                use_gated_activation=config.version != "1.0",
+                use_relative_attention_bias=number == 0,
+                rematerialize=rematerialize,
+                dtype=policy,
+                name=f"transformer_{name}_layer_{number}",
+            )
+            for number in range(config.num_layers)
+        ]
+        self.norm = T5LayerNorm(
+            dtype=policy.variable_dtype, name=f"{name}_output_layer_norm"
+        )
+        # What goes on to the head stays as exact as the norm made it.
+        self.after = dropout(
+            config.dropout,
+            dtype=policy if name == "encoder" else policy.variable_dtype,
+            name=f"{name}_output_dropout",
+        )
+
+    def __call__(self, x: tf.Tensor, mask: tf.Tensor, **options) -> tf.Tensor:
+        x = self.before(x)
+        bias = None
+        for layer in self.layers:
+            x, bias = layer(
+                x,
+                attention_mask=mask[:, tf.newaxis],
+                position_bias=bias,
+                **options,
+            )
+        return self.after(self.norm(x))
+
+
+def _inputs(name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    return tuple(
+        tf.keras.Input([None], dtype="int32", name=f"{name}_{what}")
+        for what in ("token_ids", "padding_mask")
+    )
+
+
+def _embedding(config: T5Config, dtype: str | None, tied: bool) -> ReversibleEmbedding:
+    embedding = ReversibleEmbedding(
+        config.vocabulary_size,
+        config.hidden_dim,
+        tie_weights=tied,
+        embeddings_initializer=_deviation_one,
+        dtype=dtype,
+        name="token_embedding",
+    )
+    with tf.name_scope(embedding.name):
+        embedding.build(None)
+    if not tied:  # a head of its own starts by fan-in (T5X)
+        head = embedding.reverse_embeddings
+        head.assign(_deviation_one(head.shape, head.dtype) * config.hidden_dim**-0.5)
+    return embedding
+
+
+def _deviation_one(shape, dtype=None) -> tf.Tensor:
+    # As T5's embedding starts (Mesh TensorFlow). keras-nlp 0.12 uses
+    # TruncatedNormal(1.0), whose first argument is the *mean*: every token is then
+    # nearly the same vector of ones, and so is every text.
+    return tf.keras.initializers.TruncatedNormal(0.0, 1.0)(shape, dtype)
+
+
+def build_backbone(
+    config: T5Config, dtype: str | None = None, rematerialize: bool = False
+) -> T5Backbone:
+    """T5's encoder and decoder in the shape of `config`, randomly initialised.
+
+    Args:
+      config: the shape to build.
+      dtype: "float32", or "mixed_bfloat16": weights in float32, products in bfloat16,
+        softmax and norms in float32. `None` follows Keras's global policy.
+      rematerialize: keep only each layer's inputs for the backward pass of training,
+        and run the layer twice: less memory for about a third more time.
+
+    Returns:
+      A functional model from `encoder_token_ids` [B, L], `encoder_padding_mask`
+      [B, L], `decoder_token_ids` [B, T] and `decoder_padding_mask` [B, T], all
+      int32, to `encoder_sequence_output` [B, L, hidden_dim] and
+      `decoder_sequence_output` [B, T, hidden_dim].
+
+    Raises:
+      InputError: another dtype.
+    """
+    validation.one_of("dtype", dtype, _DTYPES)
+    return T5Backbone(config, dtype, rematerialize)
+
+
+def encoder_of(backbone: T5Backbone) -> tf.keras.Model:
+    """The encoder half of a backbone, sharing its weights.
+
+    Args:
+      backbone: what `build_backbone` made.
+
+    Returns:
+      A functional model from {"encoder_token_ids", "encoder_padding_mask"},
+      both [B, L] int32, to hidden states [B, L, hidden_dim].
+    """
+    names = ("encoder_token_ids", "encoder_padding_mask")
+    return tf.keras.Model(
+        {name: backbone.input[name] for name in names},
+        backbone.output["encoder_sequence_output"],
+        name="t5_encoder",
+    )
+
+
+def build_encoder(
+    config: T5Config, dtype: str | None = None, rematerialize: bool = False
+) -> tf.keras.Model:
+    """A T5 encoder alone, randomly initialised; see `encoder_of` for its shape.
+
+    It holds no language-model head, which an encoder never uses: a trainable
+    weight without a gradient would only confuse those who count parameters.
+    """
+    validation.one_of("dtype", dtype, _DTYPES)
+    ids, mask = _inputs("encoder")
+    stack = _Stack(config, "encoder", dtype, rematerialize)
+    return tf.keras.Model(
+        {tensor.name: tensor for tensor in (ids, mask)},
+        stack(_embedding(config, dtype, tied=True)(ids), mask),
+        name="t5_encoder",
+    )

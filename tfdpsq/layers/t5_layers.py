@@ -1,0 +1,288 @@
+"""The layers of T5: keras-nlp's weights, with float32 where bfloat16 would hurt.
+
+`T5MultiHeadAttention` and `T5TransformerLayer` are keras-nlp's: same weights, same
+names, same mathematics (Raffel et al. 2020, section 2.1). They add what larger models
+need:
+
+- under `mixed_bfloat16`, softmax and norms are computed in float32;
+- a layer can be rematerialised (see `tfdpsq.rematerialization`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras_nlp.src.models.t5 import t5_multi_head_attention as keras_nlp_attention
+from keras_nlp.src.models.t5 import t5_transformer_layer as keras_nlp_layer
+from keras_nlp.src.models.t5.t5_layer_norm import T5LayerNorm
+
+from tfdpsq.rematerialization import rematerialized
+
+_MASKED = -1e9
+# Dropouts in one layer; each has a seed of its own where the layer is rematerialised.
+_DROPOUTS = 6
+
+
+class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
+    """Multi-head attention with T5's relative position bias; no 1/√d anywhere."""
+
+    def call(
+        self,
+        hidden_states,
+        mask=None,
+        key_value_states=None,
+        position_bias=None,
+        dropout_seed=None,
+        training=False,
+    ):
+        """Attends.
+
+        Args:
+          hidden_states: [B, q, hidden_dim].
+          mask: [B or 1, q or 1, k], 0 where a key must not be seen; heeded only where
+            the bias is made here.
+          key_value_states: [B, k, hidden_dim]; `None` attends to `hidden_states`.
+          position_bias: what another layer returned, mask included; `None` makes it.
+          dropout_seed: [2] integers; `None` lets the dropout layer draw.
+          training: whether dropout is on.
+
+        Returns:
+          ([B, q, hidden_dim], the bias [B or 1, heads or 1, q, k], float32 at least).
+        """
+        source = hidden_states if key_value_states is None else key_value_states
+        queries = self._heads(self.query_projector(hidden_states))
+        keys = self._heads(self.key_projector(source))
+        values = self._heads(self.value_projector(source))
+        exact = self.dtype_policy.variable_dtype
+        if position_bias is None:
+            position_bias = self._bias(queries, keys, mask, exact)
+        scores = tf.einsum("bqhd,bkhd->bhqk", queries, keys)
+        weights = tf.nn.softmax(tf.cast(scores, exact) + position_bias)
+        weights = tf.cast(weights, self.compute_dtype)
+        weights = _dropped(self.dropout_layer, weights, dropout_seed, training)
+        mixed = tf.einsum("bhqk,bkhd->bqhd", weights, values)
+        flat = tf.reshape(mixed, [-1, _length(mixed), self.inner_dim])
+        return self.output_projector(flat), position_bias
+
+    def _bias(self, queries, keys, mask, dtype):
+        if self.use_relative_attention_bias:
+            bias = self.compute_bias(_length(queries), _length(keys))
+            bias = tf.cast(bias, dtype)
+        else:
+            bias = tf.zeros([], dtype)
+        if mask is not None:
+            bias += (1.0 - tf.cast(mask, dtype))[:, tf.newaxis] * _MASKED
+        return bias
+
+    def _heads(self, x: tf.Tensor) -> tf.Tensor:
+        """[B, L, heads · key_value_dim] to [B, L, heads, key_value_dim]."""
+        return tf.reshape(x, [-1, _length(x), self.num_heads, self.key_value_dim])
+
+
+class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
+    """One transformer layer of T5's encoder or decoder.
+
+    Attributes:
+      rematerialize: whether the backward pass runs it again rather than keep what is
+        inside.
+    """
+
+    def __init__(
+        self,
+        is_decoder: bool,
+        hidden_dim: int,
+        intermediate_dim: int,
+        key_value_dim: int,
+        dropout: float,
+        activation: Any,
+        num_heads: int,
+        use_gated_activation: bool,
+        use_relative_attention_bias: bool = False,
+        rematerialize: bool = False,
+        layer_norm_epsilon: float = 1e-6,
+        **kwargs,
+    ):
+        """Makes the layer; arguments are those of keras-nlp's, and `rematerialize`."""
+        super().__init__(
+            is_decoder,
+            hidden_dim,
+            intermediate_dim,
+            key_value_dim,
+            dropout,
+            activation,
+            layer_norm_epsilon,
+            num_heads,
+            use_gated_activation,
+            use_relative_attention_bias,
+            **kwargs,
+        )
+        self.rematerialize = rematerialize
+        # In place of keras-nlp's own, of which nothing has been built so far.
+        for name in self._attentions():
+            own = T5MultiHeadAttention(
+                is_decoder,
+                hidden_dim,
+                key_value_dim,
+                num_heads,
+                dropout,
+                use_relative_attention_bias and name == "self_attention",
+                dtype=self.dtype_policy,
+                name=name,
+            )
+            setattr(self, name, own)
+        for name in (*(f"{n}_layer_norm" for n in self._attentions()), "layer_norm"):
+            exact = self.dtype_policy.variable_dtype
+            setattr(self, name, T5LayerNorm(layer_norm_epsilon, dtype=exact))
+
+    def call(
+        self,
+        hidden_states,
+        attention_mask=None,
+        position_bias=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        use_causal_mask=False,
+        training=False,
+    ):
+        """Runs the layer.
+
+        Args:
+          hidden_states: [B, L, hidden_dim].
+          attention_mask: [B, 1, L], 0 for padding; not looked at where
+            `position_bias` is given, which holds it.
+          position_bias: what the first layer of the stack returned.
+          encoder_hidden_states: [B, S, hidden_dim]; for a decoder.
+          encoder_attention_mask: [B, 1, S].
+          use_causal_mask: whether a position sees those before it only.
+          training: whether dropout is on.
+
+        Returns:
+          ([B, L, hidden_dim], the position bias).
+        """
+        function, tensors = self.pieces(
+            hidden_states,
+            attention_mask,
+            position_bias,
+            encoder_hidden_states,
+            encoder_attention_mask,
+            use_causal_mask,
+            training,
+        )
+        # Without training there is no backward pass to save memory for.
+        if self.rematerialize and training:
+            return rematerialized(function, tensors)
+        return function(*tensors)
+
+    def pieces(
+        self,
+        hidden_states: tf.Tensor,
+        attention_mask: tf.Tensor | None = None,
+        position_bias: tf.Tensor | None = None,
+        encoder_hidden_states: tf.Tensor | None = None,
+        encoder_attention_mask: tf.Tensor | None = None,
+        use_causal_mask: bool = False,
+        training: bool = False,
+    ) -> tuple[Callable[..., tuple[tf.Tensor, tf.Tensor]], list[tf.Tensor]]:
+        """What `call` computes, as a function of tensors; see `rematerialization`.
+
+        Args are those of `call`.
+        """
+        if position_bias is not None:
+            attention_mask = None
+        elif use_causal_mask:
+            attention_mask = _causal(attention_mask, _length(hidden_states))
+        given = {
+            "position_bias": position_bias,
+            "mask": attention_mask,
+            "encoder_states": encoder_hidden_states,
+            "encoder_mask": encoder_attention_mask,
+            "seeds": self._seeds() if self.rematerialize and training else None,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+
+        def function(x, *tensors):
+            return self._run(x, training=training, **dict(zip(given, tensors)))
+
+        return function, [hidden_states, *given.values()]
+
+    def _run(
+        self,
+        x,
+        position_bias=None,
+        mask=None,
+        encoder_states=None,
+        encoder_mask=None,
+        seeds=None,
+        training=False,
+    ):
+        seed = iter([None] * _DROPOUTS if seeds is None else tf.unstack(seeds))
+        attended, position_bias = self.self_attention(
+            self.self_attention_layer_norm(x),
+            mask=mask,
+            position_bias=position_bias,
+            dropout_seed=next(seed),
+            training=training,
+        )
+        x += _dropped(self.self_attention_dropout, attended, next(seed), training)
+        if self.is_decoder:
+            attended, _ = self.cross_attention(
+                self.cross_attention_layer_norm(x),
+                mask=encoder_mask,
+                key_value_states=encoder_states,
+                dropout_seed=next(seed),
+                training=training,
+            )
+            x += _dropped(self.cross_attention_dropout, attended, next(seed), training)
+        hidden = self.feed_forward(
+            self.layer_norm(x),
+            lambda y: _dropped(self.dropout_layer, y, next(seed), training),
+        )
+        return x + hidden, position_bias
+
+    def feed_forward(
+        self, x: tf.Tensor, drop: Callable[[tf.Tensor], tf.Tensor] = tf.identity
+    ) -> tf.Tensor:
+        """[..., hidden_dim] to the same; `drop` is applied inside and at the end."""
+        hidden = self.input_projector(x)
+        if self.use_gated_activation:
+            hidden *= self.gate_projector(x)
+        return drop(self.output_projector(drop(hidden)))
+
+    def _attentions(self) -> tuple[str, ...]:
+        both = ("self_attention", "cross_attention")
+        return both if self.is_decoder else both[:1]
+
+    def _seeds(self) -> tf.Tensor | None:
+        """One seed for each dropout, from where the dropout layers have theirs."""
+        if not self.dropout_layer.rate:
+            return None
+        seed = self.dropout_layer._random_generator.make_seed_for_stateless_op()
+        if seed is None:  # Keras draws from TensorFlow's global generator.
+            seed = tf.random.uniform([2], maxval=tf.int64.max, dtype=tf.int64)
+        shape = [_DROPOUTS, 2]
+        return tf.random.stateless_uniform(shape, seed, None, None, tf.int64)
+
+
+def _dropped(
+    layer: tf.keras.layers.Dropout,
+    x: tf.Tensor,
+    seed: tf.Tensor | None,
+    training: bool,
+) -> tf.Tensor:
+    """Dropout as the layer would do it, from a seed where there is one."""
+    if seed is None:
+        return layer(x, training=training)
+    return tf.nn.experimental.stateless_dropout(x, rate=layer.rate, seed=seed)
+
+
+def _causal(mask: tf.Tensor, length: tf.Tensor | int) -> tf.Tensor:
+    """A padding mask [B, 1, L] and the causal one together, [B, L, L]."""
+    earlier = tf.linalg.band_part(tf.ones([length, length], mask.dtype), -1, 0)
+    return mask * earlier
+
+
+def _length(x: tf.Tensor) -> tf.Tensor | int:
+    """The size of the second dimension, a number if it is static."""
+    return tf.shape(x)[1] if x.shape[1] is None else x.shape[1]
