@@ -15,6 +15,8 @@ microbatches of 32, a logical batch of 1,024.
 
     --against dpkeras --batch 8 --logical 64    adds `dpkeras_over_fast`
     --lora                                      trains a LoRA update only
+    --rematerialize                             runs layers twice, to save memory
+    --dtype mixed_bfloat16                      multiplies in bfloat16
     --document 384 --query 128 --batch 8        other shapes
 """
 
@@ -63,7 +65,7 @@ def _steps(options, names):
         key_value_dim=options.width // options.heads,
         version=options.version,
     )
-    model = T5QueryGenerator(config)
+    model = T5QueryGenerator(config, options.dtype, options.rematerialize)
     if options.lora:
         lora.apply_lora(model, 8, 16.0, options.targets)
     random = np.random.default_rng(0)
@@ -141,6 +143,8 @@ def _options():
     for name, size in _SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--version", default="1.0", help="T5 shape, 1.0 or 1.1")
+    parser.add_argument("--dtype", default="float32", help="or mixed_bfloat16")
+    parser.add_argument("--rematerialize", action="store_true")
     parser.add_argument("--repeats", type=int, default=2, help="logical steps of each")
     parser.add_argument("--jit", action="store_true", help="compile with XLA")
     parser.add_argument("--lora", action="store_true", help="train LoRA of rank 8")
@@ -186,7 +190,8 @@ def main():
     if options.against != "plain":
         ratio = medians[options.against] / medians["fast"]
         result[f"{options.against}_over_fast"] = ratio
-    settings = (*_SIZES, "version", "repeats", "jit", "lora", "against")
+    settings = (*_SIZES, "version", "dtype", "rematerialize", "repeats", "jit", "lora")
+    settings = (*settings, "against")
     result |= {
         "seconds": {name: [round(s, 2) for s in wall[name]] for name in names},
         **{name: getattr(options, name) for name in settings},

@@ -135,6 +135,7 @@ def test_loading_from_nowhere_says_what_is_missing(tmp_path):
         T5QueryGenerator.load(tmp_path)
 
 
+@pytest.mark.slow  # tests/run/test_compile.py compiles all of a training step
 def test_the_train_step_compiles_with_xla(model):
     batch = _batch()
 

@@ -93,6 +93,17 @@ def test_generator_training_compiles(version, epsilon, engine):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [8.0, math.inf])
+def test_bfloat16_and_rematerialisation_compile(epsilon):
+    tf.keras.utils.set_random_seed(0)
+    config = T5Config(**_T5, version="1.1", dropout=0.1)
+    model = T5QueryGenerator(config, "mixed_bfloat16", rematerialize=True)
+    arrays = _pairs({"document": 7, "query": 5})
+    after = _train(_plan(epsilon), model, arrays, 4, "fast", jit=True)
+    assert all(np.isfinite(v).all() for v in after)
+
+
+@pytest.mark.slow
 def test_engines_agree_on_a_t5():
     """Dropout included: its masks follow from the run's seed, whatever the engine."""
     arrays = _pairs({"document": 7, "query": 5})

@@ -59,6 +59,7 @@ def _passes(name, workdir, **options):
     assert status == 0, errors[-3000:]
 
 
+@pytest.mark.slow  # the pipeline runs the same stages, test_finetune_resume a command
 def test_the_stages_chain_by_their_directories(tmp_path):
     _tiny.write_pairs(tmp_path / "pairs")
     pairs = str(tmp_path / "pairs")
