@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
+from tfdpsq.validation import InputError
 
 # hidden_dim differs from heads · key_value_dim, as in T5 1.1 small.
 _SHAPES = {
@@ -130,9 +131,21 @@ def test_saved_and_loaded_models_are_equal(model, tmp_path):
     np.testing.assert_array_equal(loaded(batch), model(batch))
 
 
+def test_a_loaded_model_computes_as_asked(model, tmp_path):
+    model.save(tmp_path)
+    loaded = T5QueryGenerator.load(tmp_path, "mixed_bfloat16", rematerialize=True)
+
+    layer = loaded.backbone.decoder_transformer_layers[1]
+    assert layer.compute_dtype == "bfloat16" and layer.rematerialize
+    for ours, theirs in zip(loaded.variables, model.variables):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
 def test_loading_from_nowhere_says_what_is_missing(tmp_path):
-    with pytest.raises(ValueError, match="has no t5_config.json"):
+    with pytest.raises(InputError, match="holds no T5 checkpoint"):
         T5QueryGenerator.load(tmp_path)
+    with pytest.raises(InputError, match="nowhere does not exist"):
+        T5QueryGenerator.load(tmp_path / "nowhere")
 
 
 @pytest.mark.slow  # tests/run/test_compile.py compiles all of a training step

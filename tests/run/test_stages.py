@@ -78,7 +78,8 @@ def test_the_stages_chain_by_their_directories(tmp_path):
         **_T5,
     )
     assert read_certificate(tmp_path / "generator")["sampler"]["n"] == 80
-    config = json.loads((tmp_path / "generator" / "config.json").read_text())
+    stage = json.loads((tmp_path / "generator" / "stage.json").read_text())
+    config = stage["config"]
     assert config["clip_norm"] == 0.1 and config["batch_size"] == 8
     _passes(
         "synthesize",

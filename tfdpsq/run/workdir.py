@@ -140,10 +140,6 @@ def run_stage(
         with _held(left, directory):
             shutil.rmtree(left)  # of a run that was killed; it was never released
     with files.atomic_directory(directory) as temporary, _held(temporary, directory):
-        files.atomic_write(
-            temporary / CONFIG_FILE,
-            json.dumps(wanted["config"], indent=2, sort_keys=True) + "\n",
-        )
         result = make(temporary)
         stage = {
             **wanted,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfdpsq.generator.checkpoints import weights
@@ -48,3 +49,26 @@ class Checkpoint:
           DataError: see `weights.load_into`. The model must then not be used.
         """
         weights.load_into(model, self.slots, self.source, self.copies, self.ignored)
+
+    def read_value(self, slot: Slot) -> np.ndarray:
+        """Reads one weight, wherever this checkpoint has it.
+
+        Args:
+          slot: of any format: only the name counts.
+
+        Returns:
+          [*slot.shape] float32, in the model's layout.
+
+        Raises:
+          DataError: see `weights.read_value`.
+        """
+        own = {slot.name: slot for slot in self.slots}
+        return weights.read_value(self.source, own[slot.name])
+
+    def check_copies(self) -> None:
+        """Compares second copies of weights with the first, as `load_into` does.
+
+        Raises:
+          DataError: one differs.
+        """
+        weights.check_copies(self.source, self.copies)

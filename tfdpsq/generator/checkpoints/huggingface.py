@@ -97,7 +97,6 @@ def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Chec
         project builds, or tensors and config do not fit together.
     """
     path = pathlib.Path(path)
-    config = read_config(path / CONFIG_FILE, encoder_only)
     tensors = _read_headers(path)
     whole = any(name.startswith("decoder.") for name in tensors)
     if not (whole or encoder_only):
@@ -106,6 +105,7 @@ def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Chec
             "it holds an encoder only",
             "A generator needs a whole T5; an encoder alone is read by load_encoder",
         )
+    config = read_config(path / CONFIG_FILE, encoder_only)
     copies = dict.fromkeys(_EMBEDDINGS, "shared.weight")
     if config.tied:
         copies["lm_head.weight"] = "shared.weight"
@@ -140,8 +140,10 @@ def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config
     kind = values.get("model_type")
     if kind not in ("t5", "mt5"):
         raise _bad(path, "model_type", kind, "'t5' or 'mt5'")
-    for name in values.get("architectures") or ():
-        if name not in [f"{kind.upper()}{suffix}" for suffix in _ARCHITECTURES]:
+    names = values.get("architectures") or []
+    known = [f"{kind.upper()}{suffix}" for suffix in _ARCHITECTURES]
+    for name in names if isinstance(names, list) else [names]:
+        if name not in known:
             raise _bad(path, "architectures", name, "a T5 with or without its head")
     fixed = _FIXED if encoder_only else {**_FIXED, **_FIXED_WHOLE}
     for key, value in fixed.items():
@@ -149,7 +151,7 @@ def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config
         if values.get(key) not in (None, value):
             raise _bad(path, key, values[key], repr(value))
     projection = values.get("feed_forward_proj", "relu")
-    version = _VERSIONS.get(projection)
+    version = _VERSIONS.get(str(projection))
     if version is None or (kind == "mt5" and version != "1.1"):
         raise _bad(path, "feed_forward_proj", projection, "'relu' or 'gated-gelu'")
     activation = _ACTIVATIONS[version]

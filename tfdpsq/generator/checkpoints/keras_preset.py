@@ -206,7 +206,8 @@ def save(
     Args:
       directory: an existing directory; files of these names in it are replaced.
       config: the model's shape.
-      model: its backbone; updates of LoRA layers are added in.
+      model: its backbone, whose LoRA updates are added in; or a `Checkpoint` to
+        copy.
       dtype: "float32", the only one.
       vocabulary: a SentencePiece model, to become the preset's tokenizer.
       encoder_only: must be false, as presets are whole.

@@ -140,7 +140,8 @@ def save(
     Args:
       directory: an existing directory.
       config: the model's shape. T5X needs it again, in its gin file.
-      model: its backbone (or encoder); updates of LoRA layers are added in.
+      model: its backbone (or encoder), whose LoRA updates are added in; or a
+        `Checkpoint` to copy.
       dtype: "float32", or "bfloat16" or "float16", to which values are rounded.
       vocabulary: a SentencePiece model to lay beside it.
       encoder_only: whether to write the encoder alone.

@@ -36,7 +36,8 @@ _EXTENSION_HEADERS = {0xC7: 3, 0xC8: 4, 0xC9: 6, **dict.fromkeys(range(0xD4, 0xD
 _BYTES_HEADERS = {0xC4: 2, 0xC5: 3, 0xC6: 5}
 # zarr's names of dtypes that are not NumPy's own.
 _ZARR_DTYPES = {"<f4": "float32", "<f2": "float16", "bfloat16": "bfloat16"}
-# Bytes of decoded chunks kept, so that reading by rows need not decode them again.
+# Bytes of decoded chunks kept, so that reading by rows need not decode them again:
+# T5X's chunks have up to as many.
 _CACHE = 64 << 20
 
 
@@ -78,11 +79,14 @@ class Arrays:
             return np.frombuffer(file.read(shape[0] * row), kind).reshape(shape)
 
     def _read_zarr(self, name: str, start: int, stop: int) -> np.ndarray:
-        directory = os.fspath(self.tensors[name].file)
+        entry = self.tensors[name]
+        directory = os.fspath(entry.file)
         try:
+            if stop - start == entry.shape[0]:
+                return _open_zarr(directory, 0).read().result()
             if self._opened[0] != name:
                 self._opened = ("", None)  # first frees what it has cached
-                self._opened = (name, _open_zarr(directory))
+                self._opened = (name, _open_zarr(directory, _CACHE))
             return self._opened[1][start:stop].read().result()
         except (ValueError, OSError) as error:
             reason = str(error).partition(" [source")[0]
@@ -145,6 +149,8 @@ def save(
 ) -> None:
     """Writes arrays as a T5X checkpoint; the file `checkpoint` last.
 
+    To flush the arrays to the device is the caller's (`files.atomic_directory` does).
+
     Args:
       directory: an existing directory.
       arrays: each one's path in the tree ("target/..."), its shape, whether it goes
@@ -189,7 +195,7 @@ def _leaves(file: pathlib.Path) -> dict[str, Any]:
     with open(file, "rb") as stream:
         size = os.path.getsize(file)
         unpacker = msgpack.Unpacker(
-            stream, raw=False, strict_map_key=False, max_buffer_size=max(size, 1)
+            stream, raw=False, strict_map_key=False, max_buffer_size=size + (1 << 20)
         )
         try:
             found = dict(_walk(unpacker, stream, ()))
@@ -308,10 +314,10 @@ def _zarr_entry(name: str, directory: pathlib.Path, shape: Any) -> Entry:
     return Entry(found, _ZARR_DTYPES.get(dtype, dtype), directory)
 
 
-def _open_zarr(directory: str) -> Any:
+def _open_zarr(directory: str, cached_bytes: int) -> Any:
     _, tensorstore = libraries()
     context = {
-        "cache_pool": {"total_bytes_limit": _CACHE},
+        "cache_pool": {"total_bytes_limit": cached_bytes},
         # One chunk at a time, since each may be a good part of the memory.
         "data_copy_concurrency": {"limit": 1},
         "file_io_concurrency": {"limit": 1},
@@ -350,6 +356,8 @@ def _write_zarr(
                 "driver": "zarr",
                 "kvstore": {"driver": "file", "path": os.fspath(directory)},
                 "metadata": metadata,
+                # Every chunk flushed by itself takes seconds for a tiny model.
+                "context": {"file_io_sync": False},
             }
             store = tensorstore.open(spec, create=True).result()
         store[start : start + len(block)].write(block).result()

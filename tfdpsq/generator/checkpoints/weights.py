@@ -91,7 +91,7 @@ def check(
     shapes = {slot.stored: slot.stored_shape for slot in wanted}
     _name_all(source, "lacks", [n for n in shapes if n not in source.tensors])
     known = shapes.keys() | copies.keys() | set(ignored)
-    _name_all(source, "has unknown", [n for n in source.tensors if n not in known])
+    _name_all(source, "has", [n for n in source.tensors if n not in known], "unknown ")
     shapes.update({copy: shapes[name] for copy, name in copies.items()})
     for name, shape in shapes.items():
         if name not in source.tensors:
@@ -150,9 +150,39 @@ def load_into(
                 variable.assign(block)
             else:
                 _assign_slice(variable, block, start, stop, int(slot.transposed))
-    for copy, name in (copies or {}).items():
+    check_copies(source, copies or {})
+
+
+def check_copies(source: Source, copies: Mapping[str, str]) -> None:
+    """Reads the second copies of tensors and compares them with the first.
+
+    Args:
+      source: the checkpoint.
+      copies: see `check`.
+
+    Raises:
+      DataError: a copy differs, or a file is damaged.
+    """
+    for copy, name in copies.items():
         if copy in source.tensors:
             _check_copy(source, copy, name)
+
+
+def read_value(source: Source, slot: Slot) -> np.ndarray:
+    """Reads all of one weight.
+
+    Args:
+      source: the checkpoint, whose headers `check` has found right.
+      slot: the weight, and where this checkpoint has it.
+
+    Returns:
+      [*slot.shape] float32, in the model's layout.
+
+    Raises:
+      DataError: a value is NaN or infinite, or the file is damaged.
+    """
+    value = _finite_block(source, slot.stored, 0, slot.stored_shape[0])
+    return value.T if slot.transposed else value
 
 
 def stored_blocks(
@@ -161,7 +191,8 @@ def stored_blocks(
     """A weight as a checkpoint stores it, a block of rows at a time.
 
     Args:
-      model: a backbone, or an encoder.
+      model: a backbone, or an encoder; or a `Checkpoint`, which is then read a
+        weight at a time.
       slot: the weight.
       dtype: one of `DTYPES`; values are rounded to the nearest.
 
@@ -172,7 +203,10 @@ def stored_blocks(
       InputError: a value is NaN or infinite, or becomes so in `dtype`.
     """
     validation.one_of("dtype", dtype, DTYPES)
-    value = tf.convert_to_tensor(value_of(model, slot))
+    if hasattr(model, "read_value"):
+        value = model.read_value(slot)
+    else:
+        value = tf.convert_to_tensor(value_of(model, slot))
     rows, step = slot.stored_shape[0], _rows_per_block(slot.stored_shape)
     for start in range(0, rows, step):
         if slot.transposed:
@@ -235,14 +269,14 @@ def _check_copy(source: Source, copy: str, name: str) -> None:
             )
 
 
-def _name_all(source: Source, verb: str, names: Sequence[str]) -> None:
+def _name_all(source: Source, verb: str, names: Sequence[str], what: str = "") -> None:
     if names:
         shown = ", ".join(names[:_NAMED_AT_MOST])
         more = len(names) - _NAMED_AT_MOST
         files = {str(source.tensors[n].file) for n in names if n in source.tensors}
+        tensors = f"{len(names)} {what}tensor{'s' if len(names) > 1 else ''}"
         raise validation.DataError(
             files.pop() if len(files) == 1 else source.path,
-            f"it {verb} {len(names)} tensor{'s' if len(names) > 1 else ''}: {shown}"
-            + (f" and {more} more" if more > 0 else ""),
+            f"it {verb} {tensors}: {shown}" + (f" and {more} more" if more > 0 else ""),
             "Use the weights and the config of one model.",
         )

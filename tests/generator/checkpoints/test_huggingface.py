@@ -1,0 +1,278 @@
+"""Hugging Face directories: read whole, and written again to the same bytes.
+
+The directories under fixtures/ were written by `transformers`; see make_fixtures.py.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from safetensors.numpy import load_file, save_file
+
+from tfdpsq.data.tokenization import train_vocabulary
+from tfdpsq.generator.checkpoints import (
+    huggingface,
+    load,
+    load_encoder,
+    open_checkpoint,
+    slots,
+    weights,
+)
+from tfdpsq.layers import T5Config, build_encoder
+from tfdpsq.validation import DataError, InputError
+
+_FILES = ("config.json", "model.safetensors")
+
+
+def _values(model, config, encoder_only=False):
+    return {
+        slot.name: slots.value_of(model, slot).numpy()
+        for slot in slots.slots(config, encoder_only)
+    }
+
+
+def _assert_same(model, other, config, encoder_only=False):
+    first = _values(model, config, encoder_only)
+    second = _values(other, config, encoder_only)
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, second[name], err_msg=name)
+
+
+def test_what_transformers_wrote_is_written_again_byte_for_byte(loaded, tmp_path):
+    directory, config, backbone = loaded
+    huggingface.save(tmp_path, config, backbone)
+
+    ours, theirs = tmp_path / "model.safetensors", directory / "model.safetensors"
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == list(_FILES)
+    # Of what decides the model, the config says the same; of the rest, nothing.
+    written = json.loads((tmp_path / "config.json").read_text())
+    given = json.loads((directory / "config.json").read_text())
+    differing = {key for key in written if written[key] != given.get(key)}
+    # transformers 5 writes `true` into the first and renamed the second.
+    assert differing <= {"tie_word_embeddings", "torch_dtype"}
+    assert written["tie_word_embeddings"] == given["scale_decoder_outputs"]
+    assert written["torch_dtype"] == given["dtype"]
+
+
+def test_saved_loaded_and_saved_again_is_the_same_to_the_byte(loaded, read, tmp_path):
+    _, config, backbone = loaded
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        directory.mkdir()
+    huggingface.save(first, config, backbone)
+    huggingface.save(second, *read(first))
+
+    for name in _FILES:
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_rounded_once_and_then_exact(dtype, models, read, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        directory.mkdir()
+    huggingface.save(first, *models["1.0"], dtype=dtype)
+    huggingface.save(second, *read(first), dtype=dtype)
+
+    for name in _FILES:
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+    assert json.loads((first / "config.json").read_text())["torch_dtype"] == dtype
+    stored = load_file(first / "model.safetensors")
+    config, backbone = models["1.0"]
+    for slot in huggingface._slots(config, False):
+        exact = slots.value_of(backbone, slot).numpy()
+        rounded = tf.cast(exact.T if slot.transposed else exact, dtype).numpy()
+        assert stored[slot.name].dtype == rounded.dtype
+        assert stored[slot.name].tobytes() == rounded.tobytes()
+
+
+def test_the_file_is_what_the_library_writes(models, tmp_path, monkeypatch):
+    """Ours is written in blocks, theirs in one go; several blocks a tensor here."""
+    monkeypatch.setattr(weights, "_BLOCK_BYTES", 200)
+    huggingface.save(tmp_path, *models["1.0"])
+
+    ours = tmp_path / "model.safetensors"
+    save_file(load_file(ours), tmp_path / "library", {"format": "pt"})
+    assert ours.read_bytes() == (tmp_path / "library").read_bytes()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_shards_are_read_as_one_file_is(version, copy_of, models, read):
+    copied = copy_of(version)
+    copied.shard()
+
+    config, backbone = read(copied.path)
+    assert config == models[version][0]
+    _assert_same(backbone, models[version][1], config)
+
+
+def test_an_encoder_alone_is_written_and_read(models, tmp_path):
+    config, backbone = models["1.0"]
+    huggingface.save(tmp_path, config, backbone, encoder_only=True)
+
+    written = load_file(tmp_path / "model.safetensors")
+    assert not [name for name in written if name.startswith(("decoder", "lm_head"))]
+    found, encoder = load_encoder(tmp_path)
+    assert found == config
+    _assert_same(encoder, backbone, config, encoder_only=True)
+    with pytest.raises(DataError, match="it holds an encoder only"):
+        load(tmp_path)
+
+
+def test_the_vocabulary_lies_beside_the_weights(tmp_path):
+    # 256 pieces are bytes, so a vocabulary cannot be much smaller.
+    config = T5Config(282, 1, 1, 4, 4, 4)
+    encoder = build_encoder(config)
+    texts = ["a small text about nothing", "another one, of more words and letters"]
+    fits = train_vocabulary(texts * 20, 280, tmp_path / "fits.model")
+    large = train_vocabulary(texts * 20, 285, tmp_path / "large.model")
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def save(vocabulary):
+        huggingface.save(out, config, encoder, vocabulary=vocabulary, encoder_only=True)
+
+    save(fits)
+    assert (out / "spiece.model").read_bytes() == fits.read_bytes()
+    save(out / "spiece.model")  # which must not be lost
+    assert (out / "spiece.model").read_bytes() == fits.read_bytes()
+    with pytest.raises(InputError, match="large.model has 285 pieces, the model 282"):
+        save(large)
+
+
+def test_a_save_that_fails_leaves_the_older_one_whole(copy_of, read, tmp_path):
+    copied = copy_of()
+    config, backbone = read(copied.path)
+    before = copied.weights_file.read_bytes()
+    backbone.decoder_layer_norm.weight.assign(tf.fill([16], np.nan))
+    (tmp_path / "new").mkdir()
+
+    for target in (copied.path, tmp_path / "new"):
+        with pytest.raises(InputError, match="decoder.final_layer_norm.weight holds"):
+            huggingface.save(target, config, backbone)
+    assert copied.weights_file.read_bytes() == before
+    assert len(list(copied.path.iterdir())) == 2
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+# -- What other versions of the library write ------------------------------------
+
+
+def test_copies_of_the_embedding_are_one_weight(copy_of, models, read):
+    copied = copy_of()
+    config, backbone = models["1.0"]
+    names = ("lm_head", "encoder.embed_tokens", "decoder.embed_tokens")
+
+    def add(tensors):
+        for name in names:
+            tensors[f"{name}.weight"] = tensors["shared.weight"].copy()
+
+    copied.change_tensors(add)
+    _assert_same(read(copied.path)[1], backbone, config)
+
+    # Some versions keep another one than `shared.weight`.
+    copied.change_tensors(lambda tensors: tensors.pop("shared.weight"))
+    _assert_same(read(copied.path)[1], backbone, config)
+
+    def differ(tensors):
+        tensors["lm_head.weight"][0, 0] += 1
+
+    copied.change_tensors(differ)
+    with pytest.raises(DataError, match="tensor lm_head.weight differs from encoder"):
+        read(copied.path)
+
+
+def test_the_weight_that_no_t5_ever_used_is_left_out(copy_of):
+    copied = copy_of()
+    name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+    def add(tensors):
+        tensors[name] = np.ones([32, 3], "float32")
+
+    copied.change_tensors(add)
+    assert name not in [slot.name for slot in open_checkpoint(copied.path).slots]
+
+
+# Configs as they are published: t5-small's of 2019, google/t5-v1_1-small's and
+# google/flan-t5-small's, and google/mt5-small's, in the keys that matter.
+_PUBLISHED = {
+    "t5": (
+        "1.0",
+        dict(
+            architectures=["T5WithLMHeadModel"],
+            n_positions=512,
+            feed_forward_proj=...,
+            is_gated_act=...,
+            dense_act_fn=...,
+            relative_attention_max_distance=...,
+            num_decoder_layers=...,
+            is_decoder=...,
+            scale_decoder_outputs=...,
+            tie_word_embeddings=...,
+        ),
+    ),
+    "t5 1.1": (
+        "1.1",
+        dict(
+            tie_word_embeddings=False,
+            dense_act_fn=...,
+            is_gated_act=...,
+            scale_decoder_outputs=...,
+        ),
+    ),
+    "flan": ("1.1", dict(tie_word_embeddings=False, scale_decoder_outputs=...)),
+    "mt5": (
+        "1.1",
+        dict(
+            model_type="mt5",
+            architectures=["MT5ForConditionalGeneration"],
+            tie_word_embeddings=False,
+            scale_decoder_outputs=...,
+        ),
+    ),
+    "mt5 by transformers 5": (
+        "1.1",
+        dict(model_type="mt5", architectures=None, scale_decoder_outputs=...),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _PUBLISHED)
+def test_published_configs_are_understood(name, copy_of):
+    version, changes = _PUBLISHED[name]
+    copied = copy_of(version)
+    expected = open_checkpoint(copied.path).config
+    copied.change_config(**changes)
+
+    assert open_checkpoint(copied.path).config == expected
+    assert expected.version == version
+    assert (expected.hidden_dim, expected.key_value_dim) == (16, 8)
+
+
+# -- Memory ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_reading_and_writing_take_little_more_memory_than_the_file(tmp_path):
+    """In a process of its own: what others left would count here."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = pathlib.Path(__file__).parent / "memory_child.py"
+    for action in ("save", "load"):
+        result = subprocess.run(
+            [sys.executable, child, action, "base", "1.1", tmp_path],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr[-2000:]
+        peak, size = map(int, result.stdout.split()[-2:])
+        # 248 million weights of 4 bytes, and a header.
+        assert 990e6 < size < 991e6
+        assert peak < 1.3 * size, f"{action}: {peak / size:.3f}"

@@ -1,0 +1,366 @@
+"""T5X checkpoints: against files and a network made by hand (`t5x_by_hand.py`)."""
+
+import importlib.util
+import json
+import pathlib
+import struct
+import sys
+
+import msgpack
+import numpy as np
+import pytest
+
+from tfdpsq import validation
+from tfdpsq.generator import T5QueryGenerator, checkpoints
+from tfdpsq.generator.checkpoints import t5x
+from tfdpsq.layers import T5Config, build_backbone
+
+_SPEC = importlib.util.spec_from_file_location(
+    "t5x_by_hand", pathlib.Path(__file__).with_name("t5x_by_hand.py")
+)
+hand = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(hand)
+random_arrays, write_checkpoint = hand.random_arrays, hand.write_checkpoint
+HIDDEN, HEADS, VOCABULARY = hand.HIDDEN, hand.HEADS, hand.VOCABULARY
+
+
+def config_of(version):
+    return T5Config(
+        VOCABULARY, hand.LAYERS, HEADS, HIDDEN, hand.WIDE, hand.WIDTH, version
+    )
+
+
+@pytest.fixture(scope="module")
+def backbones():
+    """Models to load into, by version; building one takes longer than its test."""
+    return {version: build_backbone(config_of(version)) for version in ("1.0", "1.1")}
+
+
+# -- Reading ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_checkpoint_is_the_network_that_t5x_trained(tmp_path, version):
+    arrays = random_arrays(version)
+    model = T5QueryGenerator.load(write_checkpoint(tmp_path / "t5x", arrays))
+    random = np.random.default_rng(1)
+    document, query = random.integers(3, VOCABULARY, 30), np.array([9, 4, 33, 1])
+    logits = model(
+        {
+            "document_ids": np.pad(document, (0, 2))[None],
+            "document_lengths": np.array([30]),
+            "query_ids": query[None],
+            "query_lengths": np.array([4]),
+        }
+    )
+
+    assert model.config == config_of(version)
+    shifted = np.array([0, *query[:-1]])
+    assert hand.error_of(logits[0], hand.network(arrays, document, shifted)) < 1e-5
+
+
+def test_an_encoder_alone_loads_without_what_is_named_to_be_ignored(tmp_path):
+    arrays = random_arrays("1.1", sides=("encoder",))
+    extra = {"projection_layer/kernel": np.ones((HIDDEN, 9), np.float32)}
+    path = write_checkpoint(tmp_path, {**arrays, **extra})
+    document = np.arange(3, 25)
+
+    with pytest.raises(validation.DataError, match="holds an encoder only"):
+        checkpoints.open_checkpoint(path)
+    with pytest.raises(
+        validation.DataError,
+        match=r"checkpoint: .*target/projection_layer/kernel.*--ignore=target/proj",
+    ):
+        checkpoints.open_checkpoint(path, encoder_only=True)
+    found = checkpoints.open_checkpoint(path, True, ["target/projection_layer/*"])
+    for pattern, matched in (("*wo*", "weights of the model"), ("absent", "none")):
+        with pytest.raises(validation.InputError, match=f"matches {matched}"):
+            checkpoints.open_checkpoint(path, True, [pattern])
+    write_checkpoint(tmp_path / "plain", arrays)
+    config, encoder = checkpoints.load_encoder(tmp_path / "plain")
+    states = encoder(
+        {
+            "encoder_token_ids": document[None],
+            "encoder_padding_mask": np.ones((1, len(document)), np.int32),
+        }
+    )
+
+    assert found.config == config == config_of("1.1")
+    assert hand.error_of(states[0], hand.network(arrays, document)) < 1e-5
+
+
+def test_the_encoder_of_a_whole_checkpoint_needs_no_decoder_config(tmp_path):
+    arrays = random_arrays("1.1")
+    del arrays["decoder/logits_dense/kernel"]
+    found = checkpoints.open_checkpoint(write_checkpoint(tmp_path, arrays), True)
+
+    assert found.config.version == "1.1"
+    assert not any("decoder" in slot.stored for slot in found.slots)
+
+
+def old_spec(name, array, chunks):
+    """As TensorStore before 0.1.14 had it."""
+    made = hand.spec(name, array, chunks)
+    return {**made, "kvstore": {"driver": "file"}, "path": made["kvstore"]["path"]}
+
+
+@pytest.mark.parametrize(
+    "reference", [old_spec, lambda name, *_: f"PLACEHOLDER://{name}"]
+)
+def test_older_and_orbax_references_to_zarr_directories(tmp_path, reference):
+    arrays = random_arrays("1.0")
+    found = t5x.open_checkpoint(write_checkpoint(tmp_path, arrays, reference))
+
+    for name in ("decoder/layers_1/mlp/wo/kernel", "token_embedder/embedding"):
+        rows = found.source.read(f"target/{name}", 3, 9)
+        assert np.array_equal(rows, arrays[name][3:9])
+
+
+def test_bfloat16_is_read_exactly(tmp_path, backbones):
+    # The upper half of a float32 is a bfloat16.
+    halves = {
+        name: (array.view(np.uint32) >> 16).astype(np.uint16)
+        for name, array in random_arrays("1.0").items()
+    }
+    found = t5x.open_checkpoint(write_checkpoint(tmp_path, halves))
+    backbone = backbones["1.0"]
+    found.load_into(backbone)
+
+    def exact(name):
+        return (halves[name].astype(np.uint32) << 16).view(np.float32)
+
+    expected = exact("token_embedder/embedding")
+    assert np.array_equal(backbone.token_embedding.embeddings, expected)
+    expected = exact("encoder/encoder_norm/scale")
+    assert np.array_equal(backbone.encoder_layer_norm.weight, expected)
+
+
+# -- Writing ------------------------------------------------------------------------
+
+
+def bytes_of(directory):
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_saving_what_was_loaded_gives_back_weights_and_bytes(
+    tmp_path, version, backbones
+):
+    arrays, model = random_arrays(version), backbones[version]
+    place = write_checkpoint(tmp_path / "hand", arrays)
+    for name in ("first", "second"):
+        model.set_weights([np.zeros(weight.shape) for weight in model.weights])
+        found = t5x.open_checkpoint(place)
+        found.load_into(model)
+        place = tmp_path / name
+        place.mkdir()
+        t5x.save(place, found.config, model)
+
+    assert bytes_of(tmp_path / "first") == bytes_of(tmp_path / "second")
+    source = t5x.open_checkpoint(tmp_path / "second").source
+    assert {name[len("target/") :] for name in source.tensors} == arrays.keys()
+    for name, array in arrays.items():
+        assert np.array_equal(source.read(f"target/{name}", 0, len(array)), array)
+
+
+def test_what_is_written_is_msgpack_of_flax_and_zarr(tmp_path, backbones):
+    backbone = backbones["1.1"]
+    t5x.save(tmp_path, config_of("1.1"), backbone, dtype="bfloat16")
+
+    content = (tmp_path / "checkpoint").read_bytes()
+    tree = msgpack.unpackb(content)
+    target = tree["optimizer"]["target"]
+    bias_array = target["decoder"]["relpos_bias"]["rel_embedding"]
+    shape, dtype, data = msgpack.unpackb(bias_array.data)
+    layer = backbone.decoder_transformer_layers[0]
+    expected = layer.self_attention.relative_attention_bias.numpy().T
+
+    assert tree["version"] == 3 and tree["optimizer"]["state"]["step"].code == 1
+    assert (bias_array.code, shape, dtype) == (1, [HEADS, 32], "bfloat16")
+    values = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+    # bfloat16 keeps 8 bits: rounding moves a value by at most 2^-8 of it.
+    error = np.abs(values.view(np.float32).reshape(shape) - expected)
+    assert np.all(error <= np.abs(expected) * 2**-8)
+    place = target["decoder"]["logits_dense"]["kernel"]["kvstore"]["path"]
+    header = json.loads((tmp_path / place / ".zarray").read_text())
+    assert place == "target.decoder.logits_dense.kernel"
+    assert (header["shape"], header["dtype"]) == ([HIDDEN, VOCABULARY], "bfloat16")
+
+
+# -- Bad input ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("t5x"), random_arrays("1.1"))
+
+
+@pytest.fixture
+def copy(good, tmp_path):
+    """A checkpoint to be damaged."""
+    for name, content in bytes_of(good).items():
+        path = tmp_path / "bad" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return tmp_path / "bad"
+
+
+def refusal(path, model=None):
+    """What is said of a bad checkpoint; with a model, when it is loaded into that."""
+    with pytest.raises(validation.InputError) as caught:
+        found = t5x.open_checkpoint(path)
+        assert model is not None, "the headers alone show nothing wrong"
+        found.load_into(model)
+    return str(caught.value)
+
+
+def test_a_checkpoint_file_cut_anywhere_is_refused(copy):
+    file = copy / "checkpoint"
+    content = file.read_bytes()
+    for size in [0, 1, 30, 2000, len(content) // 2, len(content) - 1]:
+        file.write_bytes(content[:size])
+        message = refusal(copy)
+        assert message.startswith(f"{file}: it is truncated: its {size} bytes")
+    for other in (b"\xc1" * 50, b"no msgpack at all", hand.pack({"optimizer": {}})):
+        file.write_bytes(other)
+        assert refusal(copy).startswith(f"{file}: ")
+
+
+def test_an_array_shorter_than_its_shape_is_refused(tmp_path):
+    arrays = random_arrays("1.0")
+    content = write_checkpoint(tmp_path, arrays) / "checkpoint"
+    shape = hand.pack(arrays["encoder/relpos_bias/rel_embedding"])[6:13]
+    assert shape == b"\x93\x92\xd2" + struct.pack(">i", HEADS)
+    longer = shape[:3] + struct.pack(">i", 5)
+    content.write_bytes(content.read_bytes().replace(shape, longer, 1))
+
+    assert "rel_embedding has shape [5, 32] of float32, 640 bytes, and 256" in refusal(
+        tmp_path
+    )
+
+
+KEY = "target.decoder.layers_1.self_attention.key.kernel"
+
+
+def damage_header(path, **changes):
+    header = path / KEY / ".zarray"
+    header.write_text(json.dumps({**json.loads(header.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "place", "message"),
+    [
+        (lambda p: (p / KEY / "0.1").unlink(), "/0.1", "is missing"),
+        (lambda p: (p / KEY / ".zarray").unlink(), "/.zarray", "cannot be read"),
+        (lambda p: (p / KEY / ".zarray").write_text("{"), "/.zarray", "damaged header"),
+        (lambda p: (p / KEY / "0.0").write_bytes(b""), "", "is damaged"),
+        (
+            lambda p: (p / KEY / "0.0").write_bytes(
+                (p / KEY / "0.0").read_bytes()[:-20]
+            ),
+            "",
+            "is damaged",
+        ),
+        (
+            lambda p: damage_header(p, shape=[6, 12], chunks=[6, 12]),
+            "/.zarray",
+            r"has shape [6, 12], the file checkpoint says [6, 8]",
+        ),
+        (lambda p: damage_header(p, dtype="<u2"), "", "holds <u2"),
+    ],
+)
+def test_a_damaged_directory_is_refused_by_its_name(
+    copy, damage, place, message, backbones
+):
+    damage(copy)
+    text = refusal(copy, backbones["1.1"] if message == "is damaged" else None)
+
+    assert text.startswith(f"{copy / KEY}{place}: ")
+    assert KEY.replace(".", "/") in text and message in text
+
+
+def changed(name, change):
+    arrays = random_arrays("1.1")
+    arrays[name] = change(arrays[name])
+    return arrays
+
+
+def without(*parts, version="1.1"):
+    arrays = random_arrays(version)
+    return {n: a for n, a in arrays.items() if not any(part in n for part in parts)}
+
+
+def with_nan(array):
+    array[7, 2] = np.nan
+    return array
+
+
+@pytest.mark.parametrize(
+    ("arrays", "messages"),
+    [
+        (
+            lambda: changed("decoder/layers_0/mlp/wo/kernel", lambda a: a[:, :5]),
+            ["target/decoder/layers_0/mlp/wo/kernel", "[10, 5]", "[10, 6]"],
+        ),
+        (
+            lambda: changed("decoder/decoder_norm/scale", lambda a: a[:3]),
+            ["/checkpoint: ", "target/decoder/decoder_norm/scale", "[3]", "[6]"],
+        ),
+        (
+            lambda: changed("decoder/layers_1/mlp/wo/kernel", with_nan),
+            ["target/decoder/layers_1/mlp/wo/kernel", "NaN", "row 7"],
+        ),
+        (
+            lambda: without("layers_1/mlp/wi_1"),
+            ["lacks 2", "target/encoder/layers_1/mlp/wi_1/kernel"],
+        ),
+        (
+            lambda: {**random_arrays("1.0"), "decoder/prompt": np.zeros(3, np.float32)},
+            ["target/decoder/prompt", "ignore"],
+        ),
+        (lambda: without("token_embedder"), ["lacks", "token_embedder/embedding"]),
+        (lambda: without("logits_dense"), ["has a gated", "has not a head"]),
+        (
+            lambda: without("decoder/layers_1"),
+            ["2 layers in the encoder and 1 in the decoder"],
+        ),
+        (
+            lambda: changed("encoder/relpos_bias/rel_embedding", lambda a: a[:, :16]),
+            ["rel_embedding", "[2, 16]", "[2, 32]"],
+        ),
+        (
+            lambda: {
+                **without("encoder/layers"),
+                "encoder/encoder/mlp/wo/kernel": np.zeros((3, 2), np.float32),
+            },
+            ["one array for all layers", "scan_layers"],
+        ),
+    ],
+)
+def test_another_architecture_is_refused_with_names_and_shapes(
+    tmp_path, arrays, messages, backbones
+):
+    path = write_checkpoint(tmp_path / "bad", arrays())
+    text = refusal(path, backbones["1.1"] if "NaN" in messages else None)
+
+    assert all(message in text for message in messages), text
+
+
+def test_what_is_no_single_checkpoint_says_what_to_give(good, tmp_path):
+    for step in (900, 1000):
+        (tmp_path / f"checkpoint_{step}").mkdir()
+        (tmp_path / f"checkpoint_{step}" / "checkpoint").write_bytes(b"\x80")
+    with pytest.raises(validation.InputError, match="example .*checkpoint_1000"):
+        checkpoints.open_checkpoint(tmp_path)
+    tensorflows = tmp_path / "tensorflow"
+    tensorflows.mkdir()
+    (tensorflows / "checkpoint").write_text('model_checkpoint_path: "model.ckpt"\n')
+    with pytest.raises(validation.InputError, match="no T5 checkpoint of a known"):
+        checkpoints.open_checkpoint(tensorflows)
+
+
+def test_a_missing_library_is_named_with_the_remedy(good, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    with pytest.raises(validation.InputError, match=r"tensorstore.*tfdpsq\[t5x\]"):
+        t5x.open_checkpoint(pathlib.Path(good))

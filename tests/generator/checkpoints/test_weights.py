@@ -1,0 +1,301 @@
+"""Weights by name: all of them, in blocks, checked; against sources in memory."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.generator.checkpoints import slots, weights
+from tfdpsq.layers import T5Config, apply_lora, build_backbone, build_encoder
+from tfdpsq.validation import DataError, InputError
+
+_CONFIGS = {
+    version: T5Config(20, 1, 3, 16, 12, 8, version, dropout=0.0)
+    for version in ("1.0", "1.1")
+}
+# The kinds that a format may hold transposed.
+_MATRICES = (slots.EMBEDDING, slots.HEAD, slots.KERNEL, slots.POSITIONS)
+
+
+@pytest.fixture(scope="module")
+def backbones():
+    """Backbones by version, for tests that load all weights or none."""
+    return {version: build_backbone(config) for version, config in _CONFIGS.items()}
+
+
+class _Memory:
+    """A source whose tensors are arrays."""
+
+    path = "checkpoint"
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+        self.reads = []
+
+    @property
+    def tensors(self):
+        return {
+            name: weights.Entry(array.shape, array.dtype.name, f"{name}.bin")
+            for name, array in self.arrays.items()
+        }
+
+    def read(self, name, start, stop):
+        self.reads.append((name, start, stop))
+        return self.arrays[name][start:stop]
+
+
+def _slots(config, transposed=False, encoder_only=False):
+    """Slots stored under other names, and the other way round."""
+    return [
+        dataclasses.replace(
+            slot,
+            stored=f"their {slot.name}",
+            transposed=transposed and slot.kind in _MATRICES,
+        )
+        for slot in slots.slots(config, encoder_only)
+    ]
+
+
+def _source(wanted, dtype="float32"):
+    random = np.random.default_rng(0)
+    return _Memory(
+        {
+            slot.stored: random.normal(size=slot.stored_shape).astype(dtype)
+            for slot in wanted
+        }
+    )
+
+
+@pytest.mark.parametrize("version", _CONFIGS)
+def test_the_slots_are_all_variables_each_once(version, backbones):
+    backbone = backbones[version]
+    found = slots.slots(_CONFIGS[version])
+
+    variables = [slots.variable_of(backbone, slot) for slot in found]
+    assert {id(v) for v in variables} == {id(v) for v in backbone.variables}
+    assert len(variables) == len(backbone.variables)
+    assert [slot.shape for slot in found] == [tuple(v.shape) for v in variables]
+    assert len({slot.name for slot in found}) == len(found)
+
+
+def test_an_encoders_slots_are_those_of_the_whole_model_without_the_rest():
+    config = _CONFIGS["1.1"]
+    encoder = build_encoder(config)
+    found = slots.slots(config, encoder_only=True)
+
+    variables = [slots.variable_of(encoder, slot) for slot in found]
+    assert {id(v) for v in variables} == {id(v) for v in encoder.variables}
+    assert found == [
+        slot
+        for slot in slots.slots(config)
+        if not slot.name.startswith(("decoder.", "lm_head."))
+    ]
+
+
+# Blocks of 64 bytes hold less than one row of some, and several of others.
+@pytest.mark.parametrize("block_bytes", [64, 500, 1 << 20])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_values_arrive_in_their_place_whatever_the_blocks(
+    block_bytes, transposed, backbones, monkeypatch
+):
+    monkeypatch.setattr(weights, "_BLOCK_BYTES", block_bytes)
+    config = _CONFIGS["1.1"]
+    wanted = _slots(config, transposed)
+    source = _source(wanted)
+    backbone = backbones["1.1"]
+    for variable in backbone.variables:
+        variable.assign(tf.zeros_like(variable))
+
+    weights.load_into(backbone, wanted, source)
+
+    for slot in wanted:
+        values = source.arrays[slot.stored]
+        expected = values.T if slot.transposed else values
+        np.testing.assert_array_equal(slots.value_of(backbone, slot), expected)
+        blocks = list(weights.stored_blocks(backbone, slot))
+        np.testing.assert_array_equal(np.concatenate(blocks), values)
+        rows = max(1, block_bytes // (4 * int(np.prod(values.shape[1:]))))
+        assert max(len(block) for block in blocks) <= rows
+    assert len(source.reads) > len(wanted) or block_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("policy", ["float64", "mixed_bfloat16"])
+def test_models_of_every_precision_are_loaded(policy):
+    config = _CONFIGS["1.0"]
+    wanted = _slots(config)
+    source = _source(wanted)
+    backbone = build_backbone(config, dtype=policy)
+
+    weights.load_into(backbone, wanted, source)
+
+    for slot in wanted:
+        values = slots.value_of(backbone, slot).numpy()
+        np.testing.assert_array_equal(values, source.arrays[slot.stored])
+
+
+def test_replicated_models_are_loaded_on_every_replica(logical_cpus, monkeypatch):
+    monkeypatch.setattr(weights, "_BLOCK_BYTES", 64)
+    config = _CONFIGS["1.1"]
+    wanted = _slots(config, transposed=True)
+    source = _source(wanted)
+    with tf.distribute.MirroredStrategy(logical_cpus[:2]).scope():
+        backbone = build_backbone(config)
+
+    weights.load_into(backbone, wanted, source)
+
+    for slot in wanted:
+        copies = slots.variable_of(backbone, slot).values
+        assert len(copies) == 2
+        for copy in copies:
+            stored = copy.numpy().T if slot.transposed else copy.numpy()
+            np.testing.assert_array_equal(stored, source.arrays[slot.stored])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_becomes_float32_exactly_and_back(dtype, backbones):
+    config = _CONFIGS["1.0"]
+    wanted = _slots(config)
+    source = _source(wanted, tf.as_dtype(dtype).as_numpy_dtype)
+    backbone = backbones["1.0"]
+
+    weights.load_into(backbone, wanted, source)
+
+    for slot in wanted:
+        exact = source.arrays[slot.stored].astype(np.float32)
+        np.testing.assert_array_equal(slots.value_of(backbone, slot), exact)
+        (block,) = weights.stored_blocks(backbone, slot, dtype)
+        assert block.dtype == source.arrays[slot.stored].dtype
+        assert block.tobytes() == source.arrays[slot.stored].tobytes()
+
+
+_Q = "their encoder.block.0.layer.0.SelfAttention.q.weight"
+
+
+def _without(source, *names):
+    for name in names:
+        del source.arrays[name]
+
+
+def _with(source, name, values):
+    source.arrays[name] = values
+
+
+# What is done to a good source, and what the error says.
+_BAD_HEADERS = {
+    "missing": (
+        lambda s: _without(s, _Q),
+        f"checkpoint: it lacks 1 tensor: {_Q}\\. ",
+    ),
+    "many missing": (
+        lambda s: _without(s, *list(s.arrays)[:8]),
+        "checkpoint: it lacks 8 tensors: their shared.weight, .* and 3 more",
+    ),
+    "one too many": (
+        lambda s: _with(s, "adapter", np.ones(3, "float32")),
+        "adapter.bin: it has 1 unknown tensor: adapter",
+    ),
+    "transposed": (
+        lambda s: _with(s, _Q, s.arrays[_Q].T),
+        rf"{_Q}.bin: tensor {_Q} has shape \[24, 16\], .* makes it \[16, 24\]",
+    ),
+    "other vocabulary": (
+        lambda s: _with(s, "their shared.weight", np.ones([21, 16], "float32")),
+        r"tensor their shared.weight has shape \[21, 16\], .* \[20, 16\]",
+    ),
+    "integers": (
+        lambda s: _with(s, _Q, s.arrays[_Q].astype("int8")),
+        f"{_Q}.bin: tensor {_Q} holds int8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _BAD_HEADERS)
+def test_bad_headers_are_named_before_anything_is_read(name):
+    spoil, message = _BAD_HEADERS[name]
+    wanted = _slots(_CONFIGS["1.0"])
+    source = _source(wanted)
+    weights.check(wanted, source)
+    spoil(source)
+
+    with pytest.raises(DataError, match=message):
+        # No model is needed, so none was touched.
+        weights.load_into(None, wanted, source)
+    assert source.reads == []
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_is_named_with_its_row(
+    value, backbones, monkeypatch
+):
+    monkeypatch.setattr(weights, "_BLOCK_BYTES", 4 * 24 * 4)
+    wanted = _slots(_CONFIGS["1.0"])
+    source = _source(wanted)
+    source.arrays[_Q][9, 3] = value
+
+    with pytest.raises(DataError, match=f"{_Q}.bin: tensor {_Q} holds NaN .* row 9"):
+        weights.load_into(backbones["1.0"], wanted, source)
+
+
+def test_copies_must_equal_what_they_copy(backbones, monkeypatch):
+    monkeypatch.setattr(weights, "_BLOCK_BYTES", 64)
+    wanted = _slots(_CONFIGS["1.0"])
+    source = _source(wanted)
+    original = "their shared.weight"
+    copies = {"again": original, "not there": original}
+    source.arrays["again"] = source.arrays[original].copy()
+    backbone = backbones["1.0"]
+    weights.load_into(backbone, wanted, source, copies)
+
+    source.arrays["again"][19, 15] += 1e-3
+    with pytest.raises(DataError, match="again.bin: tensor again differs from their"):
+        weights.load_into(backbone, wanted, source, copies)
+    source.arrays["again"] = source.arrays["again"][:19]
+    with pytest.raises(DataError, match=r"tensor again has shape \[19, 16\]"):
+        weights.check(wanted, source, copies)
+
+
+def test_what_is_named_as_ignored_may_be_there():
+    wanted = _slots(_CONFIGS["1.0"])
+    source = _source(wanted)
+    source.arrays["optimizer"] = np.ones(3, "float32")
+
+    weights.check(wanted, source, ignored=["optimizer", "not there"])
+    with pytest.raises(DataError, match="optimizer"):
+        weights.check(wanted, source)
+
+
+def test_lora_is_written_merged_and_not_loaded_over():
+    config = _CONFIGS["1.1"]
+    backbone = build_backbone(config)
+    wanted = _slots(config, transposed=True)
+    (query,) = [slot for slot in wanted if slot.stored == _Q]
+    before = slots.value_of(backbone, query).numpy()
+    adapted = apply_lora(backbone, 2, 4.0, ["*/self_attention/query_projector"])
+    for layer in adapted.values():
+        layer.up.kernel.assign(tf.random.stateless_normal([2, 24], [1, 2]))
+    layer = backbone.encoder_transformer_layers[0].self_attention.query_projector
+
+    written = np.concatenate(list(weights.stored_blocks(backbone, query)))
+    # alpha / rank = 2
+    update = 2.0 * layer.down.kernel.numpy() @ layer.up.kernel.numpy()
+    np.testing.assert_allclose(written.T, before + update, rtol=1e-5, atol=1e-6)
+    assert np.abs(update).max() > 0.1
+    with pytest.raises(InputError, match="encoder.*q.weight belongs to a LoRA layer"):
+        weights.load_into(backbone, wanted, _source(wanted))
+
+
+def test_values_a_format_cannot_hold_are_not_written(backbones):
+    config, backbone = _CONFIGS["1.0"], backbones["1.0"]
+    slot = slots.slots(config)[0]
+    backbone.token_embedding.embeddings.assign(tf.fill([20, 16], 70_000.0))
+
+    # The largest float16 is 65,504.
+    with pytest.raises(InputError, match="shared.weight .* not finite in float16"):
+        list(weights.stored_blocks(backbone, slot, "float16"))
+    assert len(list(weights.stored_blocks(backbone, slot, "bfloat16"))) == 1
+    backbone.token_embedding.embeddings.assign(tf.fill([20, 16], np.nan))
+    with pytest.raises(InputError, match="shared.weight .* not finite in float32"):
+        list(weights.stored_blocks(backbone, slot))
+    with pytest.raises(InputError, match="dtype is 'int8'"):
+        list(weights.stored_blocks(backbone, slot, "int8"))
