@@ -104,13 +104,15 @@ def test_bfloat16_and_rematerialisation_compile(epsilon):
 
 
 @pytest.mark.slow
-def test_engines_agree_on_a_t5():
+@pytest.mark.parametrize("rematerialize", [False, True])
+def test_engines_agree_on_a_t5(rematerialize):
     """Dropout included: its masks follow from the run's seed, whatever the engine."""
     arrays = _pairs({"document": 7, "query": 5})
     results = []
     for engine in ("fast", "dpkeras"):
         tf.keras.utils.set_random_seed(0)
-        model = T5QueryGenerator(T5Config(**_T5, version="1.0", dropout=0.3))
+        config = T5Config(**_T5, version="1.0", dropout=0.3)
+        model = T5QueryGenerator(config, rematerialize=rematerialize)
         results.append(_train(_plan(8.0), model, arrays, 4, engine, jit=False))
     for other in results[1:]:
         for a, b in zip(results[0], other):

@@ -73,6 +73,17 @@ MUTATIONS = (
         "why": "a weight that no rule covers would be hidden by rematerialisation",
     },
     {
+        "name": "second_run_waits_for_all_rows",
+        "file": "tfdpsq/rematerialization.py",
+        "old": "    zero = tf.where(tf.math.is_nan(first), tiny, tf.zeros_like(tiny))",
+        "new": "    zero = 0 * first + 0 * tf.reduce_sum(first)",
+        "tests": (
+            "tests/test_rematerialization.py::"
+            "test_a_bad_gradient_stays_with_its_example",
+        ),
+        "why": "one example's NaN would spoil the gradients of all others",
+    },
+    {
         "name": "second_run_unrecorded",
         "file": _FAST + "recorder.py",
         "old": "        for key, uses in self._finished.items():",
