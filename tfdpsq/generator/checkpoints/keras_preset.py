@@ -94,10 +94,9 @@ def download(name: str) -> pathlib.Path:
         there.
     """
     try:
-        for wanted in (CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, VOCABULARY_FILE):
-            found = preset_utils.get_file(name, wanted)
-            if wanted == CONFIG_FILE:
-                directory = pathlib.Path(found).parent
+        directory = pathlib.Path(preset_utils.get_file(name, CONFIG_FILE)).parent
+        for file in (WEIGHTS_FILE, TOKENIZER_FILE, VOCABULARY_FILE):
+            preset_utils.get_file(name, file)
     except Exception as error:  # each hub's client has errors of its own
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise validation.InputError(

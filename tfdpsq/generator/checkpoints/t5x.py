@@ -81,8 +81,8 @@ def open_checkpoint(
       The checkpoint; everything it needs was found in it.
 
     Raises:
-      InputError: tensorstore or msgpack is not installed; or a pattern matches
-        nothing, or a weight that the model needs.
+      InputError: msgpack is not installed; or a pattern matches nothing, or a weight
+        that the model needs.
       DataError: a file is missing or damaged, a weight is missing, unknown or of
         another shape, or the model is not a T5 that this project builds.
     """
@@ -147,7 +147,7 @@ def save(
       encoder_only: whether to write the encoder alone.
 
     Raises:
-      InputError: a weight is not finite in `dtype`, or a library is not installed.
+      InputError: a weight is not finite in `dtype`, or msgpack is not installed.
     """
     check_options(dtype, encoder_only)
     directory = pathlib.Path(directory)
@@ -170,10 +170,10 @@ def check_options(dtype: str, encoder_only: bool) -> None:
     """Refuses what `save` cannot write.
 
     Raises:
-      InputError: an unknown dtype, or a library that is not installed.
+      InputError: an unknown dtype, or msgpack is not installed.
     """
     validation.one_of("dtype", dtype, weights.DTYPES)
-    t5x_arrays.libraries()
+    t5x_arrays.library()
 
 
 def _slots(config: T5Config, encoder_only: bool) -> list[t5_slots.Slot]:

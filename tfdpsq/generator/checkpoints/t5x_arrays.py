@@ -5,13 +5,11 @@ type: shape, dtype and bytes) or, for those kept in a zarr (version 2) directory
 TensorStore spec or orbax's placeholder, both of which name the directory. The file
 may be large, so of arrays in it only the place is noted at first.
 
-Needs msgpack and tensorstore, the extra `t5x`.
+Needs msgpack, of the extra `t5x`.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 import os
 import pathlib
@@ -23,6 +21,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.data import files
+from tfdpsq.generator.checkpoints import zarr
 from tfdpsq.generator.checkpoints.weights import Entry
 
 CHECKPOINT_FILE = "checkpoint"
@@ -34,11 +33,6 @@ _PLACEHOLDER = "PLACEHOLDER://"
 # The sizes that msgpack's headers of extensions and of byte strings have.
 _EXTENSION_HEADERS = {0xC7: 3, 0xC8: 4, 0xC9: 6, **dict.fromkeys(range(0xD4, 0xD9), 2)}
 _BYTES_HEADERS = {0xC4: 2, 0xC5: 3, 0xC6: 5}
-# zarr's names of dtypes that are not NumPy's own.
-_ZARR_DTYPES = {"<f4": "float32", "<f2": "float16", "bfloat16": "bfloat16"}
-# Bytes of decoded chunks kept, so that reading by rows need not decode them again:
-# T5X's chunks have up to as many.
-_CACHE = 64 << 20
 
 
 class Arrays:
@@ -56,43 +50,26 @@ class Arrays:
           path: the directory that holds the file `checkpoint`.
 
         Raises:
-          InputError: tensorstore or msgpack is not installed.
+          InputError: msgpack is not installed.
           DataError: the file or a directory is missing, damaged, or of another kind.
         """
         self.path = path
         self._offsets: dict[str, int] = {}  # of arrays inside the msgpack file
-        self._opened: tuple[str, Any] = ("", None)
-        libraries()
+        self._zarrs: dict[str, zarr.Array] = {}  # of all others
         leaves = _leaves(path / CHECKPOINT_FILE)
         self.tensors: Mapping[str, Entry] = dict(self._entries(leaves))
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) of an array; see `weights.Source`."""
         entry = self.tensors[name]
-        if name not in self._offsets:
-            return self._read_zarr(name, start, stop)
+        if name in self._zarrs:
+            return self._zarrs[name].read(start, stop)
         shape = (stop - start, *entry.shape[1:])
         kind = np.dtype(tf.as_dtype(entry.dtype).as_numpy_dtype)
         row = kind.itemsize * math.prod(shape[1:])
         with open(entry.file, "rb") as file:
             file.seek(self._offsets[name] + start * row)
             return np.frombuffer(file.read(shape[0] * row), kind).reshape(shape)
-
-    def _read_zarr(self, name: str, start: int, stop: int) -> np.ndarray:
-        entry = self.tensors[name]
-        directory = os.fspath(entry.file)
-        try:
-            if stop - start == entry.shape[0]:
-                return _open_zarr(directory, 0).read().result()
-            if self._opened[0] != name:
-                self._opened = ("", None)  # first frees what it has cached
-                self._opened = (name, _open_zarr(directory, _CACHE))
-            return self._opened[1][start:stop].read().result()
-        except (ValueError, OSError) as error:
-            reason = str(error).partition(" [source")[0]
-            raise validation.DataError(
-                directory, f"weight {name} is damaged ({reason})", _COPY
-            ) from error
 
     def _entries(self, leaves: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
         file = self.path / CHECKPOINT_FILE
@@ -108,7 +85,7 @@ class Arrays:
                 yield name, Entry(shape, dtype, file)
             elif isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
                 directory = self.path / leaf[len(_PLACEHOLDER) :]
-                yield name, _zarr_entry(name, directory, None)
+                yield name, self._zarr_entry(name, directory, None)
             elif not any(name.startswith(f"{spec}/") for spec in specs):
                 raise validation.DataError(file, f"{name} is {leaf!r}, no array", _COPY)
         for name, driver in specs.items():
@@ -122,24 +99,35 @@ class Arrays:
                     "Only directories of zarr version 2 can be read",
                 )
             shape = leaves.get(f"{name}/metadata/shape")
-            yield name, _zarr_entry(name, self.path / place, shape)
+            yield name, self._zarr_entry(name, self.path / place, shape)
+
+    def _zarr_entry(self, name: str, directory: pathlib.Path, shape: Any) -> Entry:
+        """The entry of an array in a directory, which should have that `shape`."""
+        array = self._zarrs[name] = zarr.Array(directory, name)
+        if shape is not None and list(shape) != list(array.shape):
+            raise validation.DataError(
+                directory / ".zarray",
+                f"weight {name} has shape {list(array.shape)}, the file "
+                f"{CHECKPOINT_FILE} says {list(shape)}",
+                _COPY,
+            )
+        return Entry(array.shape, array.dtype, directory)
 
 
-def libraries() -> tuple[Any, Any]:
-    """The modules msgpack and tensorstore.
+def library() -> Any:
+    """The module msgpack.
 
     Raises:
-      InputError: one is not installed.
+      InputError: it is not installed.
     """
     try:
         import msgpack
-        import tensorstore
     except ImportError as error:
         raise validation.InputError(
-            f"T5X checkpoints need {error.name}, which is not installed. Run "
+            "T5X checkpoints need msgpack, which is not installed. Run "
             "pip install 'tfdpsq[t5x]'."
         ) from error
-    return msgpack, tensorstore
+    return msgpack
 
 
 def save(
@@ -157,7 +145,7 @@ def save(
         into the msgpack file, and its values as consecutive blocks of rows.
       dtype: of the values.
     """
-    msgpack, _ = libraries()
+    msgpack = library()
 
     def inline(shape: Sequence[int], kind: str, data: bytes) -> Any:
         return msgpack.ExtType(_ARRAY, msgpack.packb((list(shape), kind, data)))
@@ -174,7 +162,7 @@ def save(
             node[last] = inline(shape, dtype, data)
         else:
             place = name.replace("/", ".")
-            metadata = _write_zarr(directory / place, shape, dtype, blocks)
+            metadata = zarr.write(directory / place, shape, dtype, blocks)
             # Where the directory is, seen from the checkpoint, as T5X has it.
             store = {"driver": "file", "path": place}
             node[last] = {"driver": "zarr", "kvstore": store, "metadata": metadata}
@@ -191,7 +179,7 @@ def _leaves(file: pathlib.Path) -> dict[str, Any]:
     Returns:
       Arrays as (place of their values in the file, shape, dtype); else what is there.
     """
-    msgpack, _ = libraries()
+    msgpack = library()
     with open(file, "rb") as stream:
         size = os.path.getsize(file)
         unpacker = msgpack.Unpacker(
@@ -251,7 +239,7 @@ def _array_header(
     stream: BinaryIO, start: int, end: int, name: str
 ) -> tuple[int, tuple[int, ...], str]:
     """Where an array's values are in the file, its shape and its dtype."""
-    msgpack, _ = libraries()
+    msgpack = library()
     head = os.pread(stream.fileno(), min(end - start, 512), start)
     begin = _EXTENSION_HEADERS[head[0]]
     if head[begin - 1] != _ARRAY:
@@ -274,92 +262,3 @@ def _array_header(
             _COPY,
         )
     return offset, shape, dtype
-
-
-# -- zarr directories -------------------------------------------------------------
-
-
-def _zarr_entry(name: str, directory: pathlib.Path, shape: Any) -> Entry:
-    """A directory's header, after comparing it with the `shape` it should have."""
-    header = directory / ".zarray"
-    try:
-        values = json.loads(header.read_text("utf-8"))
-        found = tuple(map(int, values["shape"]))
-        chunks = tuple(map(int, values["chunks"]))
-        grid = [range(math.ceil(n / chunks[i])) for i, n in enumerate(found)]
-        dtype = str(values["dtype"])
-    except OSError as error:
-        raise validation.DataError(
-            header, f"weight {name} cannot be read ({error.strerror})", _COPY
-        ) from error
-    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-        raise validation.DataError(
-            header, f"weight {name} has a damaged header ({error!r})", _COPY
-        ) from error
-    if shape is not None and list(shape) != list(found):
-        raise validation.DataError(
-            header,
-            f"weight {name} has shape {list(found)}, the file {CHECKPOINT_FILE} says "
-            f"{list(shape)}",
-            _COPY,
-        )
-    # TensorStore would take a missing chunk for zeros.
-    separator = values.get("dimension_separator", ".")
-    for place in itertools.product(*grid):
-        chunk = directory / separator.join(map(str, place))
-        if not chunk.is_file():
-            raise validation.DataError(
-                chunk, f"this part of weight {name} is missing", _COPY
-            )
-    return Entry(found, _ZARR_DTYPES.get(dtype, dtype), directory)
-
-
-def _open_zarr(directory: str, cached_bytes: int) -> Any:
-    _, tensorstore = libraries()
-    context = {
-        "cache_pool": {"total_bytes_limit": cached_bytes},
-        # One chunk at a time, since each may be a good part of the memory.
-        "data_copy_concurrency": {"limit": 1},
-        "file_io_concurrency": {"limit": 1},
-    }
-    spec = {
-        "driver": "zarr",
-        "kvstore": {"driver": "file", "path": directory},
-        "context": context,
-    }
-    return tensorstore.open(spec, open=True).result()
-
-
-def _write_zarr(
-    directory: pathlib.Path,
-    shape: tuple[int, ...],
-    dtype: str,
-    blocks: Iterable[np.ndarray],
-) -> dict[str, Any]:
-    """Writes an array, each block a chunk of rows.
-
-    Returns:
-      What the msgpack file says of it.
-    """
-    _, tensorstore = libraries()
-    codes = {name: code for code, name in _ZARR_DTYPES.items()}
-    store, start = None, 0
-    metadata: dict[str, Any] = {
-        "compressor": {"id": "gzip", "level": 1},
-        "dtype": codes[dtype],
-        "shape": list(shape),
-    }
-    for block in blocks:
-        if store is None:
-            metadata["chunks"] = list(block.shape)
-            spec = {
-                "driver": "zarr",
-                "kvstore": {"driver": "file", "path": os.fspath(directory)},
-                "metadata": metadata,
-                # Every chunk flushed by itself takes seconds for a tiny model.
-                "context": {"file_io_sync": False},
-            }
-            store = tensorstore.open(spec, create=True).result()
-        store[start : start + len(block)].write(block).result()
-        start += len(block)
-    return metadata

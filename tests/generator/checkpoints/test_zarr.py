@@ -1,0 +1,94 @@
+"""zarr directories, against tensorstore, which reads and writes them too."""
+
+import sys
+
+import numpy as np
+import pytest
+import tensorstore
+
+from tfdpsq import validation
+from tfdpsq.generator.checkpoints import zarr
+
+SHAPE, CHUNKS = (45, 10), (16, 4)
+
+
+def write_by_tensorstore(directory, array, **metadata):
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": str(directory)},
+        "metadata": {"shape": SHAPE, "chunks": CHUNKS, "dtype": "<f4", **metadata},
+    }
+    tensorstore.open(spec, create=True).result().write(array).result()
+    return zarr.Array(directory, "w")
+
+
+def read_by_tensorstore(directory):
+    place = {"driver": "file", "path": str(directory)}
+    store = tensorstore.open({"driver": "zarr", "kvstore": place}, open=True)
+    return store.result().read().result()
+
+
+@pytest.fixture(scope="module")
+def values():
+    return np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"compressor": {"id": "gzip", "level": 1}},
+        {"compressor": {"id": "zlib", "level": 1}},
+        {"compressor": None},
+        {"compressor": {"id": "zstd", "level": 1}},
+        {"compressor": {"id": "gzip", "level": 1}, "order": "F"},
+        {"compressor": None, "dimension_separator": "/"},
+        {"compressor": None, "chunks": [100, 100]},
+    ],
+)
+def test_any_rows_of_any_layout(tmp_path, values, metadata, monkeypatch):
+    array = write_by_tensorstore(tmp_path / "w", values, **metadata)
+    # Two chunks of 256 bytes fit, so that some are given up and unpacked again.
+    monkeypatch.setattr(zarr, "_CACHE", 600)
+
+    assert (array.shape, array.dtype) == (SHAPE, "float32")
+    for start, stop in [(0, 45), (0, 1), (15, 17), (16, 32), (3, 40), (44, 45)]:
+        assert np.array_equal(array.read(start, stop), values[start:stop])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_is_written_is_zarr_to_tensorstore(tmp_path, values, dtype):
+    array = values.astype(dtype)
+    blocks = [array[start : start + 20] for start in (0, 20, 40)]
+    for name in ("a", "b"):
+        zarr.write(tmp_path / name, SHAPE, dtype, blocks)
+
+    assert np.array_equal(read_by_tensorstore(tmp_path / "a"), array)
+    assert np.array_equal(zarr.Array(tmp_path / "a", "w").read(18, 43), array[18:43])
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+def test_bytes_that_were_changed_are_noticed(tmp_path, values):
+    array = write_by_tensorstore(tmp_path / "w", values, compressor={"id": "gzip"})
+    chunk = tmp_path / "w" / "1.0"
+    content = chunk.read_bytes()
+    half = len(content) // 2
+    for bad in (
+        content[:half],
+        content[:-1],
+        content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :],
+        b"",
+    ):
+        chunk.write_bytes(bad)
+        with pytest.raises(validation.DataError, match="1.0: weight w is truncated or"):
+            array.read(0, 45)
+
+
+def test_a_compressor_that_needs_tensorstore_says_so(tmp_path, values, monkeypatch):
+    array = write_by_tensorstore(tmp_path / "w", values, compressor={"id": "zstd"})
+    (tmp_path / "w" / "2.1").write_bytes(b"no zstd")
+    with pytest.raises(validation.DataError, match="w: weight w is truncated or"):
+        array.read(0, 45)
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    with pytest.raises(validation.InputError, match=r"zstd.*tfdpsq\[t5x\]"):
+        array.read(0, 45)

@@ -1,0 +1,184 @@
+"""Converts a T5 checkpoint: Hugging Face, keras-nlp preset and T5X, each to each.
+
+    python -m tfdpsq.run.convert --input=DIR --output=DIR --format=huggingface
+
+Formats: `huggingface` (which is also how generators are kept here), `keras`, `t5x`.
+The input's format is found out; it may also be the name of a keras-nlp preset, such
+as t5_small_multi. Every weight is accounted for: one that lacks, is one too many, has
+another shape or is no number ends the command, and nothing is written. The output
+appears whole or not at all. It gets the vocabulary that lies with the input (or is
+given by --vocabulary), and the certificate, if the input has one: a generator stays
+as private as it was.
+
+Exit status: 0 converted, 2 it was not, for the reason that is printed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from absl import flags, logging  # noqa: E402
+
+from tfdpsq import validation  # noqa: E402
+from tfdpsq.data import Tokenizer, files  # noqa: E402
+from tfdpsq.generator import checkpoints  # noqa: E402
+from tfdpsq.generator.checkpoints import (  # noqa: E402
+    huggingface,
+    keras_preset,
+    t5x,
+    weights,
+)
+from tfdpsq.privacy import certificate as certificates  # noqa: E402
+
+_WRITERS: dict[str, Any] = {
+    "huggingface": huggingface,
+    "keras": keras_preset,
+    "t5x": t5x,
+}
+FORMATS = tuple(_WRITERS)
+_VOCABULARIES = (huggingface.VOCABULARY_FILE, keras_preset.VOCABULARY_FILE)
+_USAGE = (
+    "usage: python -m tfdpsq.run.convert --input=DIR --output=DIR "
+    f"--format={'|'.join(FORMATS)}\n"
+)
+
+
+def convert(
+    source: str | os.PathLike,
+    destination: str | os.PathLike,
+    form: str,
+    vocabulary: str | os.PathLike | None = None,
+    dtype: str = "float32",
+    encoder_only: bool = False,
+    ignore: Sequence[str] = (),
+) -> str:
+    """Converts a T5 checkpoint.
+
+    Args:
+      source: the checkpoint, of any format, or the name of a keras-nlp preset.
+      destination: the directory to make. It must not exist, or be empty.
+      form: one of `FORMATS`.
+      vocabulary: a SentencePiece model, in place of the one that lies in `source`.
+      dtype: "float32", or "bfloat16" or "float16", to which weights are rounded.
+      encoder_only: whether to convert the encoder alone, for a retriever.
+      ignore: patterns of weights in a T5X checkpoint that are to be left out.
+
+    Returns:
+      What was converted, in lines of text.
+
+    Raises:
+      InputError: see `checkpoints.open_checkpoint`, and `save` of the format; or the
+        destination is taken, the disk full, the vocabulary another model's, or the
+        certificate was changed. Nothing is then written.
+    """
+    validation.one_of("format", form, FORMATS)
+    validation.one_of("dtype", dtype, weights.DTYPES)
+    writer = _WRITERS[form]
+    if hasattr(writer, "check_options"):  # Before the work, not after it.
+        writer.check_options(dtype, encoder_only)
+    directory = checkpoints.locate(source)
+    certificate = certificates.read_certificate(directory)
+    checkpoint = checkpoints.open_checkpoint(directory, encoder_only, ignore)
+    config = checkpoint.config
+    vocabulary = vocabulary or _vocabulary_in(directory)
+    pieces = _pieces(vocabulary, config.vocabulary_size) if vocabulary else None
+    with files.atomic_directory(destination) as partial:
+        # From file to file, a weight at a time: no model is ever in memory.
+        writer.save(partial, config, checkpoint, dtype, vocabulary, encoder_only)
+        checkpoint.check_copies()
+        if certificate is not None:
+            name = certificates.FILE_NAME
+            shutil.copyfile(directory / name, partial / name)
+    count = sum(math.prod(slot.shape) for slot in checkpoint.slots)
+    epsilon = (certificate or {}).get("guarantee", {}).get("epsilon")
+    return "\n".join(
+        [
+            f"{checkpoint.format} to {form}: {os.fspath(destination)}",
+            f"  model        T5 {config.version}"
+            + (", the encoder alone" if encoder_only else ""),
+            f"  parameters   {count:,} in {dtype}",
+            f"  shape        {config.num_layers} layers, hidden {config.hidden_dim}, "
+            f"feed-forward {config.intermediate_dim}, {config.num_heads} heads of "
+            f"{config.key_value_dim}, {config.vocabulary_size} embeddings",
+            "  vocabulary   "
+            + (f"{pieces} pieces" if pieces else "none found; see --vocabulary"),
+            "  certificate  "
+            + ("none" if certificate is None else f"carried along, epsilon {epsilon}"),
+        ]
+    )
+
+
+def _vocabulary_in(directory: pathlib.Path) -> pathlib.Path | None:
+    found = [directory / name for name in _VOCABULARIES]
+    return next((path for path in found if path.is_file()), None)
+
+
+def _pieces(vocabulary: str | os.PathLike, embeddings: int) -> int:
+    """The number of pieces, which must all have embeddings."""
+    pieces = Tokenizer(vocabulary).vocabulary_size
+    if pieces > embeddings:
+        raise validation.DataError(
+            vocabulary,
+            f"it has {pieces} pieces, and the model {embeddings} embeddings",
+            "Give the vocabulary that the model was made with",
+        )
+    return pieces
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command and exits.
+
+    Args:
+      argv: the command line, program first; `None` takes the process's.
+    """
+    words = list(sys.argv if argv is None else argv)
+    logging.set_verbosity(logging.ERROR)
+    if "--help" in words:
+        sys.stdout.write(__doc__)
+        sys.exit(0)
+    # Flags of its own, not absl's global ones; see `verify`.
+    own = flags.FlagValues()
+    flags.DEFINE_string("input", None, "The checkpoint to read.", flag_values=own)
+    flags.DEFINE_string("output", None, "The directory to make.", flag_values=own)
+    flags.DEFINE_string("format", None, "What to make.", flag_values=own)
+    flags.DEFINE_string("vocabulary", None, "SentencePiece model.", flag_values=own)
+    flags.DEFINE_string("dtype", "float32", "Of the weights.", flag_values=own)
+    flags.DEFINE_bool("encoder_only", False, "Without decoder.", flag_values=own)
+    flags.DEFINE_multi_string("ignore", [], "Weights to leave out.", flag_values=own)
+    try:
+        rest = own(words)[1:]
+    except flags.Error as error:
+        _stop(f"error: {error}\n{_USAGE}")
+    if rest or not (own.input and own.output and own.format):
+        _stop(_USAGE)
+    try:
+        text = convert(
+            own.input,
+            own.output,
+            own.format,
+            own.vocabulary,
+            own.dtype,
+            own.encoder_only,
+            own.ignore,
+        )
+    except (validation.InputError, OSError) as error:
+        _stop(f"error: {error}\n")
+    sys.stdout.write(text + "\n")
+    sys.exit(0)
+
+
+def _stop(message: str) -> NoReturn:
+    sys.stderr.write(message)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
