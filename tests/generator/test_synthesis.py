@@ -12,6 +12,7 @@ from tfdpsq.generator import (
     T5QueryGenerator,
     encode_pairs,
     row_uniforms,
+    synthesis,
     synthesize,
 )
 from tfdpsq.layers import T5Config
@@ -44,7 +45,13 @@ def _documents(count):
 
 
 def _config(**changes):
-    values = dict(document_length=24, query_length=10, samples_per_document=2, seed=3)
+    values = dict(
+        document_length=24,
+        query_length=10,
+        samples_per_document=2,
+        batch_size=16,
+        seed=3,
+    )
     return SynthesisConfig(**{**values, **changes})
 
 
@@ -58,8 +65,7 @@ def test_queries_do_not_depend_on_batch_size_order_or_shard(model, tokenizer):
         _by_key(synthesize(model, tokenizer, docs, _config(batch_size=size)))
         for docs, size in (
             (documents, 1),
-            (documents, 7),
-            (documents, 64),
+            (documents, 24),
             (documents[::-1], 7),
         )
     ]
@@ -67,6 +73,70 @@ def test_queries_do_not_depend_on_batch_size_order_or_shard(model, tokenizer):
     assert all(run == runs[0] for run in runs[1:])
     part = _by_key(synthesize(model, tokenizer, documents[4:6], _config()))
     assert part == {key: runs[0][key] for key in part}
+
+
+def _of_many_lengths(count):
+    random = np.random.default_rng(1)
+    return [
+        Document(f"d{i}", "", " ".join(random.choice(_WORDS, random.integers(1, 14))))
+        for i in range(count)
+    ]
+
+
+def test_batching_by_length_keeps_order_and_queries(model, tokenizer, monkeypatch):
+    documents = _of_many_lengths(40)
+    config = _config(batch_size=4, samples_per_document=1)
+    bucketed = list(synthesize(model, tokenizer, documents, config))
+    assert [row.document_id for row in bucketed] == [d.id for d in documents]
+    assert [row.query_id for row in bucketed] == [f"genQ{i}" for i in range(40)]
+    shuffled = _by_key(synthesize(model, tokenizer, documents[::-1], config))
+    assert shuffled == _by_key(bucketed)
+    # All padded to one length: what is padded is masked, but sums take another order.
+    monkeypatch.setattr(synthesis, "_WIDTHS", 1)
+    assert list(synthesize(model, tokenizer, documents, config)) == bucketed
+
+
+def test_documents_are_read_a_bounded_number_ahead(model, tokenizer, monkeypatch):
+    """One long document among short ones waits for no more than the window."""
+    monkeypatch.setattr(synthesis, "_BATCHES_WAITING", 3)
+    read = []
+
+    def documents():
+        for i in range(60):
+            read.append(i)
+            yield Document(f"d{i}", "", "return sum " * (6 if i == 0 else 1))
+
+    rows = synthesize(
+        model, tokenizer, documents(), _config(batch_size=4, samples_per_document=1)
+    )
+    assert next(rows).document_id == "d0"
+    assert len(read) <= 3 * 4 + 4
+    assert len(list(rows)) == 59
+
+
+def test_more_samples_than_a_batch_holds(model, tokenizer):
+    documents = _documents(2)
+    few, many = (
+        _by_key(
+            synthesize(
+                model,
+                tokenizer,
+                documents,
+                _config(samples_per_document=5, batch_size=size),
+            )
+        )
+        for size in (2, 16)
+    )
+    assert few == many
+    assert sorted(few) == [(f"d{i}", j) for i in range(2) for j in range(5)]
+
+
+@pytest.mark.parametrize(
+    "length, document_length, width",
+    [(1, 384, 48), (48, 384, 48), (49, 384, 96), (384, 384, 384), (19, 20, 24)],
+)
+def test_a_documents_width_follows_from_its_own_length(length, document_length, width):
+    assert synthesis.bucket_width(length, document_length) == width
 
 
 def test_seeds_and_samples_give_different_queries(model, tokenizer):

@@ -1,19 +1,34 @@
-"""Autoregressive decoding with cached keys and values, in one XLA-ready loop.
+"""Queries for a batch of documents: the whole loop, in one graph.
 
-keras-nlp's T5 attention has no usable cache on this stack, so the decoder is run
-here layer by layer on the backbone's own sublayers: same weights, same maths,
-one position at a time. A test holds it against the uncached model.
+Everything has a static shape, so that it compiles under XLA, for a TPU too. A batch
+whose queries end one after the other would still cost as much as its longest: as soon
+as half of the documents have all their queries, the others go on alone.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.generator.decoder import MASKED, CachedDecoder, Documents
 from tfdpsq.generator.model import T5QueryGenerator
 from tfdpsq.generator.sampling import SamplingConfig, sample
 
-_MASKED = -1e9
+# A step of fewer rows takes hardly less time than one of so many.
+_FEWEST_ROWS = 16
+# The CPU's vector instructions round otherwise than what finishes off a last part of
+# fewer rows. Batches of a multiple of these many have no such part.
+ROWS_ROUNDED_ALIKE = 8
+
+
+class _State(NamedTuple):
+    position: tf.Tensor  # scalar int32, the next position to fill
+    tokens: tf.Tensor  # [B] int32, the last ones drawn
+    finished: tf.Tensor  # [B] bool
+    ids: tf.Tensor  # [T, B] int32
+    cache: list[tf.Tensor]
 
 
 def decodable_logits_mask(
@@ -44,128 +59,7 @@ def decodable_logits_mask(
     return tf.where(bad, float("-inf"), 0.0)
 
 
-class CachedDecoder:
-    """Runs a generator's decoder one position at a time.
-
-    The caches are laid out [T, B, heads, key_value_dim], position first, so that
-    a step writes one contiguous slice.
-    """
-
-    def __init__(self, model: T5QueryGenerator, length: int):
-        """Prepares decoding of up to `length` tokens.
-
-        Args:
-          model: the generator whose decoder is run.
-          length: most tokens a query can have, T.
-        """
-        self.model = model
-        self.length = validation.positive_integer("length", length)
-        self._layers = model.backbone.decoder_transformer_layers
-        self._heads = (model.config.num_heads, model.config.key_value_dim)
-
-    def cross_attention(self, states: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Keys and values of the encoder's states, once per layer.
-
-        Args:
-          states: [B, L, hidden_dim].
-
-        Returns:
-          Per layer (keys, values), each [B, L, heads, key_value_dim].
-        """
-        return [
-            (
-                self._split(layer.cross_attention.key_projector(states)),
-                self._split(layer.cross_attention.value_projector(states)),
-            )
-            for layer in self._layers
-        ]
-
-    def empty_cache(self, rows: int, dtype: tf.DType) -> list[tf.Tensor]:
-        """Zeroed self-attention caches: keys and values for every layer."""
-        shape = (self.length, rows, *self._heads)
-        return [tf.zeros(shape, dtype) for _ in range(2 * len(self._layers))]
-
-    def position_bias(self) -> tf.Tensor:
-        """Relative position bias with the causal mask, [T, heads, T] float32."""
-        attention = self._layers[0].self_attention
-        bias = tf.cast(attention.compute_bias(self.length, self.length)[0], tf.float32)
-        causal = tf.linalg.band_part(tf.ones([self.length] * 2), -1, 0)
-        return tf.transpose(bias, [1, 0, 2]) + (1 - causal[:, None, :]) * _MASKED
-
-    def step(
-        self,
-        position: tf.Tensor,
-        tokens: tf.Tensor,
-        cache: list[tf.Tensor],
-        cross: list[tuple[tf.Tensor, tf.Tensor]],
-        cross_bias: tf.Tensor,
-        position_bias: tf.Tensor,
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Logits at one position.
-
-        Args:
-          position: scalar int32, t.
-          tokens: [B] int32, the decoder's input at t.
-          cache: from `empty_cache` or the step before.
-          cross: from `cross_attention`.
-          cross_bias: [B, 1, L] float32, 0 for real and -1e9 for padding tokens.
-          position_bias: from `position_bias`.
-
-        Returns:
-          ([B, V] float32 logits, the cache with position t filled in).
-        """
-        backbone = self.model.backbone
-        x = backbone.token_embedding(tokens)
-        cache = list(cache)
-        for number, layer in enumerate(self._layers):
-            attention = layer.self_attention
-            normed = layer.self_attention_layer_norm(x)
-            for offset, projector in enumerate(
-                (attention.key_projector, attention.value_projector)
-            ):
-                slot = 2 * number + offset
-                cache[slot] = tf.tensor_scatter_nd_update(
-                    cache[slot],
-                    position[None, None],
-                    self._split(projector(normed))[None],
-                )
-            x += self._attend(
-                attention,
-                normed,
-                cache[2 * number],
-                cache[2 * number + 1],
-                position_bias[position][None],
-                "tbhd",
-            )
-            normed = layer.cross_attention_layer_norm(x)
-            x += self._attend(
-                layer.cross_attention, normed, *cross[number], cross_bias, "bthd"
-            )
-            x += _feed_forward(layer, layer.layer_norm(x))
-        return self.model.head(backbone.decoder_layer_norm(x)), cache
-
-    def _attend(self, attention, x, keys, values, bias, layout):
-        queries = self._split(attention.query_projector(x))
-        # T5 folds 1/√d into its initialisation: no scaling here.
-        scores = tf.einsum(f"bhd,{layout}->bht", queries, keys)
-        weights = tf.nn.softmax(tf.cast(scores, tf.float32) + bias, axis=-1)
-        mixed = tf.einsum(f"bht,{layout}->bhd", tf.cast(weights, values.dtype), values)
-        flat = tf.reshape(mixed, [-1, self._heads[0] * self._heads[1]])
-        return attention.output_projector(flat)
-
-    def _split(self, x: tf.Tensor) -> tf.Tensor:
-        """[..., heads · key_value_dim] to [..., heads, key_value_dim]."""
-        shape = [-1 if s is None else s for s in x.shape[:-1]]
-        return tf.reshape(x, [*shape, *self._heads])
-
-
-def _feed_forward(layer, x: tf.Tensor) -> tf.Tensor:
-    hidden = layer.input_projector(x)
-    if layer.use_gated_activation:
-        hidden *= layer.gate_projector(x)
-    return layer.output_projector(hidden)
-
-
+@tf.autograph.experimental.do_not_convert
 def generate(
     model: T5QueryGenerator,
     document_ids: tf.Tensor,
@@ -175,60 +69,145 @@ def generate(
     logits_mask: tf.Tensor,
     eos_id: int,
     early_stop: bool = True,
+    decoder: CachedDecoder | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Writes one query per row.
+    """Writes k queries for each document; the encoder runs once for all of them.
 
-    Row i's query depends on its own document and its own `uniforms` alone.
+    A query depends on its own document and its own `uniforms` alone: on a CPU outside
+    of XLA to the last bit of each probability, if L and the rows are multiples of
+    `ROWS_ROUNDED_ALIKE`, and elsewhere but for rounding.
 
     Args:
       model: the generator.
-      document_ids: [B, L] int32, static shape.
-      document_lengths: [B] int32.
-      uniforms: [B, T] float32 in [0, 1): one number per row and position; T is
-        the most tokens a query may have. Ignored by greedy decoding.
+      document_ids: [D, L] int32.
+      document_lengths: [D] int32.
+      uniforms: [D·k, T] float32 in [0, 1), static shape: one number per query and
+        position, k rows for each document in turn; T is the most tokens a query may
+        have. Ignored by greedy decoding.
       config: how tokens are chosen.
       logits_mask: [V] float32, from `decodable_logits_mask`.
       eos_id: the token that ends a query. It is never the first, as no data set
         holds empty queries.
-      early_stop: stop once every row has ended.
+      early_stop: leave out rows that have ended, and stop once all have.
+      decoder: one made before for this model and T, to be used again; `None` makes
+        one in every call.
 
     Returns:
-      ids [B, T] int32, 0 after the end; lengths [B] int32, EOS included.
+      ids [D·k, T] int32, 0 after the end; lengths [D·k] int32, EOS included.
+
+    Raises:
+      InputError: rows that are no multiple of the documents.
     """
     rows, length = uniforms.shape
-    mask = tf.sequence_mask(document_lengths, document_ids.shape[1], tf.int32)
-    states = model.encode(document_ids, mask)
-    decoder = CachedDecoder(model, length)
-    cross = decoder.cross_attention(states)
-    cross_bias = (1.0 - tf.cast(mask, tf.float32))[:, None, :] * _MASKED
-    position_bias = decoder.position_bias()
-    not_first = tf.one_hot(eos_id, logits_mask.shape[0], on_value=_MASKED)
-    uniforms_by_position = tf.transpose(uniforms)
-
-    def unfinished(position, tokens, finished, ids, *cache):
-        del tokens, ids, cache
-        more = position < length
-        return more & ~tf.reduce_all(finished) if early_stop else more
-
-    def body(position, tokens, finished, ids, *cache):
-        logits, filled = decoder.step(
-            position, tokens, list(cache), cross, cross_bias, position_bias
+    count = document_ids.shape[0]
+    if rows % count:
+        raise validation.InputError(
+            f"uniforms has {rows} rows for {count} documents; give each document as "
+            "many rows as it gets queries."
         )
-        logits += logits_mask + tf.where(position == 0, not_first, 0.0)
-        drawn = sample(logits, uniforms_by_position[position], config)
-        drawn = tf.where(finished, 0, drawn)
-        ids = tf.tensor_scatter_nd_update(ids, position[None, None], drawn[None])
-        return (position + 1, drawn, finished | (drawn == eos_id), ids, *filled)
-
-    start = (
+    mask = tf.sequence_mask(document_lengths, tf.shape(document_ids)[1], tf.int32)
+    decoder = decoder or CachedDecoder(model, length)
+    documents = decoder.documents(model.encode(document_ids, mask), mask)
+    step = _make_step(decoder, config, logits_mask, eos_id)
+    state = _State(
         tf.constant(0),
         tf.zeros([rows], tf.int32),
         tf.zeros([rows], tf.bool),
         tf.zeros([length, rows], tf.int32),
-        *decoder.empty_cache(rows, states.dtype),
+        decoder.empty_cache(rows),
     )
-    ids = tf.transpose(
-        tf.while_loop(unfinished, body, start, maximum_iterations=length)[3]
-    )
+    ids = _run(decoder, step, state, documents, uniforms, early_stop)
     # Padding is never drawn (the mask forbids it), so it marks the end exactly.
     return ids, tf.reduce_sum(tf.cast(ids != 0, tf.int32), axis=1)
+
+
+def _make_step(decoder, config, logits_mask, eos_id):
+    not_first = tf.one_hot(eos_id, logits_mask.shape[0], on_value=MASKED)
+    # What is added to logits at the first position and at all others.
+    additions = tf.stack([logits_mask + not_first, logits_mask])
+    position_bias = decoder.position_bias()
+
+    def step(state: _State, documents: Documents, uniforms: tf.Tensor) -> _State:
+        logits, cache = decoder.step(
+            state.position, state.tokens, state.cache, documents, position_bias
+        )
+        logits += additions[tf.minimum(state.position, 1)]
+        drawn = sample(logits, uniforms[state.position], config)
+        drawn = tf.where(state.finished, 0, drawn)
+        ids = tf.tensor_scatter_nd_update(
+            state.ids, state.position[None, None], drawn[None]
+        )
+        finished = state.finished | (drawn == eos_id)
+        return _State(state.position + 1, drawn, finished, ids, cache)
+
+    return step
+
+
+def _run(decoder, step, state, documents, uniforms, early_stop):
+    """Fills in `state` to the end.
+
+    Args:
+      decoder: the decoder.
+      step: one step, from `_make_step`.
+      state: where decoding stands.
+      documents: of the rows.
+      uniforms: [B, T].
+      early_stop: whether rows that have ended are left out.
+
+    Returns:
+      [B, T] int32 ids.
+    """
+    rows, length = uniforms.shape
+    count = documents.bias.shape[0]
+    fewer = count // 2
+    left = fewer * (rows // count)
+    if not early_stop or left < _FEWEST_ROWS or left % ROWS_ROUNDED_ALIKE:
+        fewer = 0
+    by_position = tf.transpose(uniforms)
+
+    def unfinished(state):
+        by_document = tf.reshape(state.finished, [count, -1])
+        return ~tf.reduce_all(by_document, axis=1)
+
+    def more(*state):
+        state = _State(*state)
+        going_on = state.position < length
+        if early_stop:
+            left = tf.reduce_sum(tf.cast(unfinished(state), tf.int32))
+            going_on &= left > fewer
+        return going_on
+
+    def body(*state):
+        return step(_State(*state), documents, by_position)
+
+    state = _State(*tf.while_loop(more, body, state, maximum_iterations=length))
+    ids = tf.transpose(state.ids)
+    if not fewer:
+        return ids
+
+    def go_on():
+        left = unfinished(state)
+        # The documents not done first; some that are may come along.
+        order = tf.argsort(tf.cast(~left, tf.int32), stable=True)
+        chosen = order[:fewer]
+        of_rows = chosen[:, None] * (rows // count) + tf.range(rows // count)
+        of_rows = tf.reshape(of_rows, [fewer * (rows // count)])
+        part = _State(
+            state.position,
+            tf.gather(state.tokens, of_rows),
+            tf.gather(state.finished, of_rows),
+            tf.gather(state.ids, of_rows, axis=1),
+            [tf.gather(one, of_rows) for one in state.cache],
+        )
+        found = _run(
+            decoder,
+            step,
+            part,
+            documents.take(chosen),
+            tf.gather(uniforms, of_rows),
+            early_stop,
+        )
+        return tf.tensor_scatter_nd_update(ids, of_rows[:, None], found)
+
+    over = (state.position == length) | tf.reduce_all(state.finished)
+    return tf.cond(over, lambda: ids, go_on)

@@ -1,21 +1,29 @@
 """One token from logits: greedy, temperature, top-k and nucleus sampling.
 
-The randomness comes in as one uniform number per row, turned into a token by
-the inverse of the row's cumulative distribution. A row's token is therefore a
-function of its own logits and its own number, whatever else is in the batch.
+The randomness comes in as one uniform number per row. A row's token is a function of
+its own logits and its own number, whatever else is in the batch.
+
+The nucleus is never sorted out. A token is drawn from all of them and kept if it is in
+the nucleus, which takes one sum: the mass of the tokens before it is below p. If it is
+not, neither is any token after it, so the next draw is from those before it alone. The
+kept token follows the nucleus's law exactly, and over a flat distribution of 32,128
+tokens, where sorting costs more than the network, a row needs 1.2 draws on average.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfdpsq import validation
 
-# Nucleus sampling needs the most probable tokens in order. These many nearly
-# always hold the nucleus; rows where they do not are sorted in full.
-_FIRST_CANDIDATES = 512
+# Sums over tokens are taken within blocks of these many, and then over the blocks.
+_BLOCK = 128
+# The part of the distribution beyond the nucleus shrinks by a uniform factor a draw:
+# beyond 40 draws lies a probability below 1e-20, whatever p is.
+_DRAWS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,36 +66,144 @@ def sample(logits: tf.Tensor, uniforms: tf.Tensor, config: SamplingConfig) -> tf
     """
     if config.temperature == 0:
         return tf.argmax(logits, axis=-1, output_type=tf.int32)
-    size = logits.shape[-1]
-    logits = logits / config.temperature
-    kept = min(config.top_k or size, size)
-    if config.top_k is None:
-        normalizer = tf.reduce_logsumexp(logits, axis=-1, keepdims=True)
-    else:
-        top, _ = tf.math.top_k(logits, kept)
-        normalizer = tf.reduce_logsumexp(top, axis=-1, keepdims=True)
+    if config.temperature != 1:
+        logits = logits / config.temperature
+    if config.top_k is not None and config.top_k < logits.shape[-1]:
+        return _sample_sorted(logits, uniforms, config.top_k, config.top_p)
+    return _sample_unsorted(logits, uniforms, config.top_p)
 
-    def draw(candidates: int) -> tuple[tf.Tensor, tf.Tensor]:
-        values, ids = tf.math.top_k(logits, candidates)
-        cumulative = tf.cumsum(tf.exp(values - normalizer), axis=-1)
-        # A token is in the nucleus if those before it have not yet reached p.
-        before = tf.pad(cumulative[:, :-1], [[0, 0], [1, 0]])
-        size_of_nucleus = tf.reduce_sum(
-            tf.cast(before < config.top_p, tf.int32), axis=-1
-        )
-        mass = tf.gather(cumulative, size_of_nucleus - 1, batch_dims=1)
-        chosen = tf.reduce_sum(
-            tf.cast(cumulative <= (uniforms * mass)[:, None], tf.int32), axis=-1
-        )
-        # uniforms · mass can round up to mass itself: stay inside the nucleus.
-        chosen = tf.minimum(chosen, size_of_nucleus - 1)
-        complete = tf.reduce_all(cumulative[:, -1] >= config.top_p)
-        return tf.gather(ids, chosen, batch_dims=1), complete
 
-    first = min(_FIRST_CANDIDATES, kept)
-    tokens, complete = draw(first)
-    if first == kept:
-        return tokens
-    # Both branches give the same token to a row whose nucleus is complete in
-    # the first: sorted order and running sums agree on the common prefix.
-    return tf.cond(complete, lambda: tokens, lambda: draw(kept)[0])
+def _sample_sorted(logits, uniforms, top_k, top_p):
+    """Inverts the cumulative distribution of the k most probable tokens."""
+    values, ids = tf.math.top_k(logits, top_k)
+    cumulative = tf.cumsum(tf.nn.softmax(values), axis=-1)
+    # A token is in the nucleus if those before it have not yet reached p.
+    before = tf.pad(cumulative[:, :-1], [[0, 0], [1, 0]])
+    size_of_nucleus = tf.reduce_sum(tf.cast(before < top_p, tf.int32), axis=-1)
+    mass = tf.gather(cumulative, size_of_nucleus - 1, batch_dims=1)
+    chosen = tf.reduce_sum(
+        tf.cast(cumulative <= (uniforms * mass)[:, None], tf.int32), axis=-1
+    )
+    # uniforms · mass can round up to mass itself: stay inside the nucleus.
+    chosen = tf.minimum(chosen, size_of_nucleus - 1)
+    return tf.gather(ids, chosen, batch_dims=1)
+
+
+def _sample_unsorted(logits, uniforms, top_p):
+    """Draws from all tokens, then from those before the drawn one, … (see above)."""
+    weights = _blocks(tf.nn.softmax(logits))
+    sums = tf.reduce_sum(weights, axis=-1)
+    # All tokens come before this one.
+    last = _Drawn(
+        tf.fill(tf.shape(uniforms), weights.shape[1] * _BLOCK),
+        tf.zeros_like(uniforms),
+    )
+    if top_p == 1:
+        return _draw(weights, sums, last, uniforms)[0].token
+    target = top_p * tf.reduce_sum(sums, axis=-1)
+
+    def unsettled(draws, tokens, settled, drawn, sums):
+        del draws, tokens, drawn, sums
+        return ~tf.reduce_all(settled)
+
+    def body(draws, tokens, settled, drawn, sums):
+        drawn, sums = _draw(weights, sums, drawn, _renewed(uniforms, draws))
+        tokens = tf.where(settled, tokens, drawn.token)
+        # Not a number settles too: no loop without end.
+        settled |= ~(tf.reduce_sum(sums, axis=-1) >= target)
+        return draws + 1, tokens, settled, drawn, sums
+
+    start = (
+        tf.constant(0),
+        tf.zeros_like(last.token),
+        tf.zeros_like(uniforms, tf.bool),
+        last,
+        sums,
+    )
+    return tf.while_loop(unsettled, body, start, maximum_iterations=_DRAWS)[1]
+
+
+class _Drawn(NamedTuple):
+    """A token a row. Tokens go by falling weight, those of equal weight by id."""
+
+    token: tf.Tensor  # [B] int32
+    weight: tf.Tensor  # [B] float32
+
+
+def _blocks(weights):
+    """[B, V] to [B, blocks, _BLOCK], filled up with zeros."""
+    size = weights.shape[-1]
+    missing = -size % _BLOCK
+    if missing:
+        weights = tf.pad(weights, [[0, 0], [0, missing]])
+    return tf.reshape(weights, [-1, (size + missing) // _BLOCK, _BLOCK])
+
+
+def _draw(weights, sums, last, uniforms):
+    """Draws from the tokens that go before the last one drawn.
+
+    Args:
+      weights: [B, blocks, _BLOCK].
+      sums: [B, blocks], each block's tokens before `last`.
+      last: the last tokens drawn.
+      uniforms: [B].
+
+    Returns:
+      (what is drawn, never a token of weight 0; the sums of the tokens before it).
+    """
+    cumulative = tf.cumsum(sums, axis=-1)
+    aim = uniforms * cumulative[:, -1]
+    block = _first_beyond(cumulative, sums, aim)
+    aim -= tf.gather(cumulative - sums, block, batch_dims=1)
+    contents = tf.gather(weights, block, batch_dims=1)
+    ids = block[:, None] * _BLOCK + tf.range(_BLOCK)
+    left = _before(contents, ids, last)
+    place = _first_beyond(tf.cumsum(left, axis=-1), left, aim)
+    drawn = _Drawn(block * _BLOCK + place, tf.gather(contents, place, batch_dims=1))
+    # In blocks of lower ids a tie goes before the drawn token.
+    blocks = tf.range(weights.shape[1])
+    bound = tf.where(
+        blocks < block[:, None],
+        tf.math.nextafter(drawn.weight, tf.zeros_like(drawn.weight))[:, None],
+        drawn.weight[:, None],
+    )[..., None]
+    # This op is `where(weights > bound, weights, 0)` in half the time.
+    others = tf.raw_ops.ReluGrad(gradients=weights, features=weights - bound)
+    own = tf.reduce_sum(_before(contents, ids, drawn), axis=-1, keepdims=True)
+    return drawn, tf.where(
+        blocks == block[:, None], own, tf.reduce_sum(others, axis=-1)
+    )
+
+
+def _before(contents, ids, drawn):
+    """`contents` [B, n] with zeros but for tokens that go before the drawn one."""
+    weight, token = drawn.weight[:, None], drawn.token[:, None]
+    before = (contents > weight) | ((contents == weight) & (ids < token))
+    return tf.where(before, contents, 0.0)
+
+
+def _first_beyond(cumulative, weights, aim):
+    """The first index whose running sum exceeds `aim`, of those that have a weight."""
+    beyond = (cumulative > aim[:, None]) & (weights > 0)
+    first = tf.argmax(tf.cast(beyond, tf.int8), axis=-1, output_type=tf.int32)
+    # Where rounding leaves none, the heaviest.
+    heaviest = tf.argmax(weights, axis=-1, output_type=tf.int32)
+    return tf.where(tf.reduce_any(beyond, axis=-1), first, heaviest)
+
+
+def _renewed(uniforms, draws):
+    """Another number for each further draw; the first draw has the number itself.
+
+    A uniform float32 has 24 random bits. Number and count go through an integer hash
+    (multiply and xor-shift with the constants of Wellons's lowbias32), which gives
+    24 others.
+    """
+    scale = 2.0**24
+    bits = tf.cast(tf.cast(uniforms * scale, tf.int32), tf.uint32)
+    bits += tf.cast(draws, tf.uint32) * tf.constant(2**24, tf.uint32)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        shifted = tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint32))
+        bits = tf.bitwise.bitwise_xor(bits, shifted) * tf.constant(factor, tf.uint32)
+    fresh = tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32))
+    fresh = tf.cast(tf.cast(fresh, tf.int32), tf.float32) / scale
+    return tf.where(draws == 0, uniforms, fresh)

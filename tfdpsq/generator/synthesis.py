@@ -1,8 +1,12 @@
 """Documents in, synthetic queries out, whatever the batching.
 
 Every (document, sample) has random numbers of its own, derived from the seed,
-the document's id and the sample's number by a hash. The query written for it is
-therefore the same at any batch size, in any shard, in any order.
+the document's id and the sample's number by a hash. Documents are batched with others
+of about their length, but how far one is padded follows from its own length alone. The
+query written for it is therefore the same at any batch size, in any shard, in any
+order. On a CPU outside of XLA this holds to the last bit of every probability, as
+products of matrices and all else there round a row alike whatever rows stand beside it
+(a test checks that); elsewhere, but for draws within rounding of a boundary.
 
 Synthesis reads the trained model and public documents only: by post-processing
 it costs no privacy, however many queries are written.
@@ -10,10 +14,12 @@ it costs no privacy, however many queries are written.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -22,9 +28,21 @@ from tfdpsq import validation
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.texts import Document
 from tfdpsq.data.tokenization import PROMPT, Tokenizer
-from tfdpsq.generator.decoding import decodable_logits_mask, generate
+from tfdpsq.generator.decoder import CachedDecoder
+from tfdpsq.generator.decoding import (
+    ROWS_ROUNDED_ALIKE,
+    decodable_logits_mask,
+    generate,
+)
 from tfdpsq.generator.model import T5QueryGenerator
 from tfdpsq.generator.sampling import SamplingConfig
+
+# Documents are padded to multiples of this part of `document_length`.
+_WIDTHS = 8
+# More samples of a document than these are decoded in several parts.
+_MOST_SAMPLES = 64
+# Documents wait for others of their length while no more than so many batches do.
+_BATCHES_WAITING = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +53,8 @@ class SynthesisConfig:
       samples_per_document: queries per document, k.
       document_length: tokens of prompt and document the encoder sees.
       query_length: most tokens of a query, EOS included.
-      batch_size: rows decoded at a time; changes speed only.
+      batch_size: about how many queries are decoded at a time; changes speed and
+        memory only.
       seed: any integer; public, as post-processing needs no secret.
       sampling: how tokens are chosen.
       prompt: what precedes the document.
@@ -90,11 +109,11 @@ def synthesize(
     """Writes `samples_per_document` queries for each document.
 
     Args:
-      model: the generator.
+      model: the generator, with the weights it has when the first query is asked for.
       tokenizer: the vocabulary it was trained with.
-      documents: public documents; read as a stream.
+      documents: public documents; read as a stream, a bounded number ahead.
       config: how to write.
-      jit_compile: compile the decoding loop with XLA.
+      jit_compile: compile with XLA, once for each of up to eight lengths of document.
 
     Yields:
       One `SyntheticQuery` for each document and sample, in order, numbered
@@ -104,14 +123,145 @@ def synthesize(
     Raises:
       InputError: the tokenizer does not fit the model.
     """
+    samples, size = _batch_shape(config)
+    write = _writer(model, tokenizer, config, jit_compile)
+    tasks = _tokenized(documents, tokenizer, config, samples, size)
+    number = 0
+    for task in _bucketed(tasks, write, size):
+        for sample, text in zip(task.samples, task.queries):
+            yield SyntheticQuery(
+                query_id=f"genQ{number}",
+                query=" ".join(text.decode("utf-8", "replace").split()),
+                document_id=task.document.id,
+                document=task.document.content,
+                sample=sample,
+            )
+            number += 1
+
+
+def _batch_shape(config: SynthesisConfig) -> tuple[int, int]:
+    """Samples of one document that are decoded together, and documents in a batch.
+
+    Samples share their document's keys and values. How many do follows from the number
+    of samples alone, not from the batch size, and rows are filled up to a multiple of
+    `ROWS_ROUNDED_ALIKE`, so that rounding is the same at all batch sizes.
+    """
+    samples = min(config.samples_per_document, _MOST_SAMPLES)
+    multiple = ROWS_ROUNDED_ALIKE // math.gcd(ROWS_ROUNDED_ALIKE, samples)
+    return samples, _next_multiple(config.batch_size // samples or 1, multiple)
+
+
+def _next_multiple(number: int, divisor: int) -> int:
+    return math.ceil(number / divisor) * divisor
+
+
+@dataclasses.dataclass
+class _Task:
+    """Some samples of one document: what a batch is made of."""
+
+    document: Document
+    samples: range
+    ids: np.ndarray  # [width] int32
+    length: int
+    queries: tuple[bytes, ...] = ()  # one for each sample, once written
+
+
+def _tokenized(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    config: SynthesisConfig,
+    samples: int,
+    size: int,
+) -> Iterator[_Task]:
+    """Tasks of up to `samples` samples; documents are tokenised `size` at a time."""
+    documents = iter(documents)
+    every = range(config.samples_per_document)
+    while chunk := list(itertools.islice(documents, size)):
+        ids, lengths = tokenizer.encode(
+            [config.prompt + document.content for document in chunk],
+            config.document_length,
+        )
+        for document, row, length in zip(chunk, ids.numpy(), lengths.numpy()):
+            width = bucket_width(length, config.document_length)
+            padded = np.zeros([width], np.int32)
+            padded[:length] = row[:length]
+            for start in every[::samples]:
+                part = every[start : start + samples]
+                yield _Task(document, part, padded, length)
+
+
+def bucket_width(length: int, document_length: int) -> int:
+    """How many tokens a document is padded to.
+
+    Args:
+      length: its own number of tokens.
+      document_length: most tokens a document can have.
+
+    Returns:
+      The next multiple of about an eighth of `document_length`, which is one of
+      `ROWS_ROUNDED_ALIKE` too and may exceed it.
+    """
+    step = _next_multiple(math.ceil(document_length / _WIDTHS), ROWS_ROUNDED_ALIKE)
+    return _next_multiple(length, step)
+
+
+def _bucketed(
+    tasks: Iterable[_Task], write: Callable[[list[_Task]], None], size: int
+) -> Iterator[_Task]:
+    """Runs tasks of one width together; yields them, done, in their own order.
+
+    Args:
+      tasks: the tasks.
+      write: fills in the queries of up to `size` tasks of one width.
+      size: tasks in a full batch.
+    """
+    waiting: dict[int, list[_Task]] = collections.defaultdict(list)
+    order: collections.deque[_Task] = collections.deque()
+
+    def run(width: int) -> None:
+        write(waiting.pop(width))
+
+    for task in tasks:
+        order.append(task)
+        waiting[len(task.ids)].append(task)
+        if len(waiting[len(task.ids)]) == size:
+            run(len(task.ids))
+        if len(order) > _BATCHES_WAITING * size and not order[0].queries:
+            run(len(order[0].ids))
+        while order and order[0].queries:
+            yield order.popleft()
+    while order:
+        if not order[0].queries:
+            run(len(order[0].ids))
+        yield order.popleft()
+
+
+def _writer(
+    model: T5QueryGenerator,
+    tokenizer: Tokenizer,
+    config: SynthesisConfig,
+    jit_compile: bool,
+) -> Callable[[list[_Task]], None]:
+    """The function that writes the queries of a batch of tasks into them."""
     mask = decodable_logits_mask(
         model.config.vocabulary_size,
         tokenizer.vocabulary_size,
         (tokenizer.pad_id, tokenizer.unk_id),
     )
+    samples, size = _batch_shape(config)
+    rows = size * samples
+    decoder = CachedDecoder(model, config.query_length)
+    signature = [
+        tf.TensorSpec([size, None], tf.int32),
+        tf.TensorSpec([size], tf.int32),
+        tf.TensorSpec([rows, config.query_length], tf.float32),
+    ]
 
-    @tf.function(jit_compile=jit_compile)
-    def write(ids, lengths, uniforms):
+    # One graph serves documents of any width; XLA needs to know the width.
+    @tf.function(
+        input_signature=None if jit_compile else signature, jit_compile=jit_compile
+    )
+    def generated(ids, lengths, uniforms):
         return generate(
             model,
             ids,
@@ -120,34 +270,25 @@ def synthesize(
             config.sampling,
             mask,
             tokenizer.eos_id,
+            decoder=decoder,
         )[0]
 
-    numbered = (
-        (document, sample)
-        for document in documents
-        for sample in range(config.samples_per_document)
-    )
-    number = 0
-    while rows := list(itertools.islice(numbered, config.batch_size)):
-        # The last batch is filled up, so that one shape is compiled.
-        filled = rows + rows[-1:] * (config.batch_size - len(rows))
-        ids, lengths = tokenizer.encode(
-            [config.prompt + document.content for document, _ in filled],
-            config.document_length,
+    def write(tasks: list[_Task]) -> None:
+        # Batch and samples are filled up, so that one shape is compiled.
+        filled = tasks + tasks[-1:] * (size - len(tasks))
+        uniforms = np.zeros([size, samples, config.query_length], np.float32)
+        for place, task in enumerate(filled):
+            for row, sample in zip(uniforms[place], task.samples):
+                row[:] = row_uniforms(
+                    config.seed, task.document.id, sample, config.query_length
+                )
+        ids = generated(
+            tf.constant(np.stack([task.ids for task in filled])),
+            tf.constant([task.length for task in filled], tf.int32),
+            tf.constant(uniforms.reshape(rows, -1)),
         )
-        uniforms = np.stack(
-            [
-                row_uniforms(config.seed, document.id, sample, config.query_length)
-                for document, sample in filled
-            ]
-        )
-        texts = tokenizer.decode(write(ids, lengths, tf.constant(uniforms)))
-        for (document, sample), text in zip(rows, texts.numpy()):
-            yield SyntheticQuery(
-                query_id=f"genQ{number}",
-                query=" ".join(text.decode("utf-8", "replace").split()),
-                document_id=document.id,
-                document=document.content,
-                sample=sample,
-            )
-            number += 1
+        texts = tokenizer.decode(ids).numpy().reshape(size, samples)
+        for task, found in zip(tasks, texts):
+            task.queries = tuple(found[: len(task.samples)])
+
+    return write

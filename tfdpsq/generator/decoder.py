@@ -1,0 +1,256 @@
+"""One step of decoding: T5's decoder at one position, keys and values cached.
+
+The decoder is run on its weights, not on its layers: same maths, one position at a
+time, in the layout that makes a step cheap. What depends on the weights alone (fused,
+transposed and cast kernels) is made once, what depends on the document alone (its keys
+and values in every layer) once per document, however many queries are written for it.
+A test holds it against the uncached model.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.python.ops import control_flow_util
+
+from tfdpsq import validation
+from tfdpsq.generator.checkpoints.slots import kernel_of
+from tfdpsq.generator.model import T5QueryGenerator
+
+MASKED = -1e9
+
+
+class _Layer(NamedTuple):
+    """A decoder layer's kernels, in the dtype that the model computes in."""
+
+    self_inputs: tf.Tensor  # queries, keys and values side by side
+    self_output: tf.Tensor
+    cross_query: tf.Tensor
+    cross_output: tf.Tensor
+    hidden: tf.Tensor  # of a gated layer, the gate's beside it
+    output: tf.Tensor
+
+
+class Documents(NamedTuple):
+    """What a decoder needs of D documents of L tokens.
+
+    Attributes:
+      keys: per layer [D, heads, key_value_dim, L].
+      values: per layer [D, heads, L, key_value_dim].
+      bias: [D, 1, 1, L], 0 for real and -1e9 for padding tokens.
+    """
+
+    keys: list[tf.Tensor]
+    values: list[tf.Tensor]
+    bias: tf.Tensor
+
+    def take(self, which: tf.Tensor) -> Documents:
+        """Those at the indices `which` [n]."""
+        return tf.nest.map_structure(lambda t: tf.gather(t, which), self)
+
+
+class CachedDecoder:
+    """Runs a generator's decoder one position at a time.
+
+    Rows belong to documents: B = D·k rows are k queries for each document in turn,
+    which share its keys and values. A cache is [B, heads, T, key_value_dim]; a step
+    writes its own position into it where it lies and copies nothing else.
+    """
+
+    def __init__(self, model: T5QueryGenerator, length: int):
+        """Prepares the kernels; LoRA's updates are added to theirs.
+
+        It takes the weights as they are now: later training does not reach it. Made
+        outside of `tf.function`, kernels are prepared once for all calls.
+
+        Args:
+          model: the generator whose decoder is run.
+          length: most tokens a query can have, T.
+        """
+        self.model = model
+        self.length = validation.positive_integer("length", length)
+        config, backbone = model.config, model.backbone
+        self.heads = (config.num_heads, config.key_value_dim)
+        self._inner = config.num_heads * config.key_value_dim
+        self._sublayers = backbone.decoder_transformer_layers
+        self.dtype = tf.as_dtype(self._sublayers[0].compute_dtype)
+        self._exact = tf.as_dtype(self._sublayers[0].variable_dtype)
+        self._layers = [self._kernels(layer) for layer in self._sublayers]
+        embedding = backbone.token_embedding
+        if config.tied:
+            # A product with the transposed copy takes a third of the time of one
+            # that transposes.
+            self._head = tf.transpose(embedding.embeddings)
+            self._scale = config.hidden_dim**-0.5
+        else:
+            self._head = tf.convert_to_tensor(embedding.reverse_embeddings)
+            self._scale = 1.0
+
+    def _kernels(self, layer) -> _Layer:
+        def kernel(*dense):
+            found = [tf.cast(kernel_of(one), self.dtype) for one in dense]
+            return found[0] if len(found) == 1 else tf.concat(found, axis=1)
+
+        own, cross = layer.self_attention, layer.cross_attention
+        gate = (layer.gate_projector,) if layer.use_gated_activation else ()
+        return _Layer(
+            kernel(own.query_projector, own.key_projector, own.value_projector),
+            kernel(own.output_projector),
+            kernel(cross.query_projector),
+            kernel(cross.output_projector),
+            kernel(layer.input_projector, *gate),
+            kernel(layer.output_projector),
+        )
+
+    def documents(self, states: tf.Tensor, mask: tf.Tensor) -> Documents:
+        """Keys and values of the encoder's states, in every layer.
+
+        Args:
+          states: [D, L, hidden_dim].
+          mask: [D, L] int32, 1 for real tokens.
+
+        Returns:
+          What `step` needs of them.
+        """
+        keys: list[tf.Tensor] = []
+        values: list[tf.Tensor] = []
+        heads, width = self.heads
+        count, length = tf.shape(states)[0], tf.shape(states)[1]
+        for layer in self._sublayers:
+            key, value = (
+                tf.cast(kernel_of(projector), states.dtype)
+                for projector in (
+                    layer.cross_attention.key_projector,
+                    layer.cross_attention.value_projector,
+                )
+            )
+            # Products that come out in the layout wanted: no transposition after.
+            projected = tf.matmul(key[None], states, transpose_a=True, transpose_b=True)
+            keys.append(tf.reshape(projected, [count, heads, width, length]))
+            by_head = tf.transpose(tf.reshape(value, [-1, heads, width]), [1, 0, 2])
+            values.append(tf.matmul(states[:, None], by_head[None]))
+        bias = (1.0 - tf.cast(mask, self._exact)) * MASKED
+        return Documents(keys, values, bias[:, None, None, :])
+
+    def empty_cache(self, rows: int) -> list[tf.Tensor]:
+        """Zeroed self-attention caches: keys and values for every layer."""
+        shape = [rows, self.heads[0], self.length, self.heads[1]]
+        return [tf.zeros(shape, self.dtype) for _ in range(2 * len(self._layers))]
+
+    def position_bias(self) -> tf.Tensor:
+        """Relative position bias with the causal mask, [T, heads, 1, T]."""
+        attention = self._sublayers[0].self_attention
+        bias = attention.compute_bias(self.length, self.length)[0]
+        causal = tf.linalg.band_part(tf.ones([self.length] * 2, self._exact), -1, 0)
+        bias = tf.cast(bias, self._exact) + (1 - causal) * MASKED
+        return tf.transpose(bias, [1, 0, 2])[:, :, None, :]
+
+    def step(
+        self,
+        position: tf.Tensor,
+        tokens: tf.Tensor,
+        cache: list[tf.Tensor],
+        documents: Documents,
+        position_bias: tf.Tensor,
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Logits at one position.
+
+        Args:
+          position: scalar int32, t.
+          tokens: [B] int32, the decoder's input at t.
+          cache: from `empty_cache` or the step before.
+          documents: those of the rows, from `documents`.
+          position_bias: from `position_bias`.
+
+        Returns:
+          ([B, V] float32 logits, the cache with position t filled in).
+        """
+        bias = position_bias[position]
+        x = self.model.backbone.token_embedding(tokens)
+        cache = list(cache)
+        for number, (layer, kernels) in enumerate(zip(self._sublayers, self._layers)):
+            keys, values = 2 * number, 2 * number + 1
+            projected = tf.matmul(
+                self._norm(layer.self_attention_layer_norm, x), kernels.self_inputs
+            )
+            queries, *new = (
+                tf.reshape(one, [-1, self.heads[0], 1, self.heads[1]])
+                for one in tf.split(projected, 3, axis=1)
+            )
+            for slot, one in zip((keys, values), new):
+                cache[slot] = written(cache[slot], position, one)
+            mixed = self._attend(
+                queries, cache[keys], cache[values], bias, transposed=False
+            )
+            x += tf.matmul(tf.reshape(mixed, [-1, self._inner]), kernels.self_output)
+            x += self._cross(number, layer, kernels, x, documents)
+            x += self._feed_forward(layer, kernels, x)
+        hidden = self.model.backbone.decoder_layer_norm(x)
+        hidden = tf.cast(hidden, self._head.dtype) * self._scale
+        return tf.cast(tf.matmul(hidden, self._head), tf.float32), cache
+
+    def _cross(self, number, layer, kernels, x, documents):
+        """Attention of all rows of a document to its keys, read once for all."""
+        normed = self._norm(layer.cross_attention_layer_norm, x)
+        queries = tf.matmul(normed, kernels.cross_query)
+        count = documents.bias.shape[0] or tf.shape(documents.bias)[0]
+        # Where rows and documents are as many, no transposition is needed.
+        alone = x.shape[0] is not None and x.shape[0] == documents.bias.shape[0]
+        if alone:
+            queries = tf.reshape(queries, [count, self.heads[0], 1, self.heads[1]])
+        else:
+            queries = tf.reshape(queries, [count, -1, *self.heads])
+            queries = tf.transpose(queries, [0, 2, 1, 3])
+        mixed = self._attend(
+            queries,
+            documents.keys[number],
+            documents.values[number],
+            documents.bias,
+            transposed=True,
+        )
+        if not alone:
+            mixed = tf.transpose(mixed, [0, 2, 1, 3])
+        return tf.matmul(tf.reshape(mixed, [-1, self._inner]), kernels.cross_output)
+
+    def _attend(self, queries, keys, values, bias, transposed):
+        # T5 folds 1/√d into its initialisation: no scaling here.
+        scores = tf.matmul(queries, keys, transpose_b=not transposed)
+        weights = tf.nn.softmax(tf.cast(scores, self._exact) + bias)
+        return tf.matmul(tf.cast(weights, self.dtype), values)
+
+    def _feed_forward(self, layer, kernels, x):
+        hidden = tf.matmul(self._norm(layer.layer_norm, x), kernels.hidden)
+        dense = layer.input_projector
+        activation = getattr(dense, "dense", dense).activation
+        if layer.use_gated_activation:
+            hidden, gate = tf.split(hidden, 2, axis=1)
+            hidden = activation(hidden) * gate
+        else:
+            hidden = activation(hidden)
+        return tf.matmul(hidden, kernels.output)
+
+    def _norm(self, norm, x):
+        return tf.cast(norm(x), self.dtype)
+
+
+def written(cache: tf.Tensor, position: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    """`cache` [B, heads, T, width] with `new` [B, heads, 1, width] at a position.
+
+    No one op does this in place both in a graph and under XLA. (As of TensorFlow 2.15
+    `tensor_scatter_nd_update` copies the whole cache in a graph, at every step.)
+    """
+    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        return xla.dynamic_update_slice(cache, new, tf.stack([0, 0, position, 0]))
+    length, width = cache.shape[2:]
+    # As a matrix, for which the op takes less than half the time.
+    matrix = tf.reshape(cache, [-1, length * width])
+    matrix = tf.raw_ops.TensorStridedSliceUpdate(
+        input=matrix,
+        begin=tf.stack([0, position * width]),
+        end=tf.stack([tf.shape(matrix)[0], (position + 1) * width]),
+        strides=[1, 1],
+        value=tf.reshape(new, [-1, width]),
+    )
+    return tf.reshape(matrix, tf.shape(cache))

@@ -1,0 +1,84 @@
+"""How long a step takes, from what its kernels cost and what this machine can do."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdpsq.run.estimate_graph import Flat
+
+# How long each measurement lasts, in seconds.
+_MEASURED = 0.6
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What a machine does per second.
+
+    Attributes:
+      flops: multiplications and additions of float32 products.
+      flops_16: the same of bfloat16 products.
+      moved: bytes read and written by work element by element; infinite if `flops`
+        is what whole steps reach.
+      kernel: seconds to start a kernel.
+    """
+
+    flops: float
+    flops_16: float
+    moved: float = float("inf")
+    kernel: float = 0.0
+
+
+def measured_rates() -> Rates:
+    """The rates of the machine this runs on, in about three seconds."""
+    one, other = tf.ones([2048, 512]), tf.ones([512, 1024])
+    flops = 2 * 2048 * 512 * 1024
+    half = tf.cast(one, tf.bfloat16), tf.cast(other, tf.bfloat16)
+    wide = tf.ones([2 << 20])  # 8 MiB, as activations are
+    return Rates(
+        flops=flops / _seconds(lambda: tf.matmul(one, other)),
+        flops_16=flops / _seconds(lambda: tf.matmul(*half)),
+        moved=3 * 4 * (2 << 20) / _seconds(lambda: wide + wide),
+        kernel=5e-6,
+    )
+
+
+def seconds_of(flat: Flat, rates: Rates) -> float:
+    """Seconds of one run of all kernels.
+
+    Args:
+      flat: a step's kernels.
+      rates: of the machine that runs them.
+
+    Returns:
+      The sum over kernels: products by their operations, all others by the bytes they
+      touch, each with what it takes to start it.
+    """
+    total = 0.0
+    for node in flat.nodes:
+        if node.inline:
+            continue
+        if node.flops:
+            length = node.flops / (rates.flops_16 if node.half else rates.flops)
+        else:
+            length = node.moved / rates.moved
+        total += node.times * (rates.kernel + length)
+    return total
+
+
+def flops_of(flat: Flat) -> float:
+    """Multiplications and additions of all products."""
+    return sum(node.times * node.flops for node in flat.nodes)
+
+
+def _seconds(run: Callable[[], tf.Tensor]) -> float:
+    run()
+    # The mean, not the best: what others do on the machine slows training as well.
+    start, runs = time.perf_counter(), 0
+    while time.perf_counter() - start < _MEASURED:
+        run()
+        runs += 1
+    return (time.perf_counter() - start) / runs
