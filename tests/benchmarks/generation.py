@@ -1,4 +1,4 @@
-"""Queries per second of `generate` against Hugging Face's, and the memory of both.
+"""Queries per second of `generate` against Hugging Face, memory of both, and bfloat16.
 
     python tests/benchmarks/generation.py
 
@@ -14,9 +14,13 @@ compares processor time instead, which other work on the machine moves less, but
 which torch counts the time its threads wait for each other in a loop. `peak_mib` is
 each process's peak resident memory, libraries included; `idle_mib` the part of it that
 was there before the model was made. `bfloat16_speedup` is generation by the same model
-under `mixed_bfloat16` over that in float32.
+under `mixed_bfloat16` over that in float32, and `training_speedup` the same of private
+training steps (engine "fast") on --train_batch pairs, whose losses, from the same start
+with the same noise, are given too: float32's and bfloat16's mean over the last steps
+(at most 20).
 
     --jit                        ours compiled with XLA
+    --sides train_float32 train_bfloat16 --repeats 200      losses after 200 steps
     --document 384 --new 128     other shapes
 """
 
@@ -38,6 +42,7 @@ _SIZES = {
     "document": 128,
     "new": 32,
     "batch": 64,
+    "train_batch": 16,
 }
 _EOS = 1
 
@@ -50,13 +55,10 @@ def _documents(options):
     return np.random.default_rng(0).integers(3, options.vocabulary - 128, shape)
 
 
-def _ours(options, dtype):
-    import tensorflow as tf
-
+def _model(options, dtype):
     from tfdpsq import generator
     from tfdpsq.layers import T5Config
 
-    idle = _peak_mib()
     config = T5Config(
         vocabulary_size=options.vocabulary,
         num_layers=options.layers,
@@ -66,7 +68,65 @@ def _ours(options, dtype):
         key_value_dim=options.width // options.heads,
         version="1.0",
     )
-    model = generator.T5QueryGenerator(config, dtype=dtype)
+    return generator.T5QueryGenerator(config, dtype=dtype)
+
+
+def _training(options, dtype):
+    """Steps of DP-SGD on queries that repeat their documents' first words."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tfdpsq import privacy
+
+    idle = _peak_mib()
+    tf.keras.utils.set_random_seed(0)
+    model = _model(options, dtype)
+    rows = options.train_batch
+    spec = privacy.PrivacySpec(
+        epsilon=8.0, clip_norm=0.1, n=1000 * rows, batch_size=rows, steps=1000
+    )
+    # What σ is costs no time; finding it does.
+    optimizer = privacy.make_optimizer(
+        privacy.PrivacyPlan(spec, rows, 0.1), 1e-3, noise_seed=1
+    )
+    step = tf.function(
+        privacy.make_logical_step(
+            lambda part: model.row_losses(part, training=True),
+            model.trainable_variables,
+            optimizer,
+            rows,
+            layers=[model],
+        ),
+        jit_compile=options.jit,
+    )
+    random = np.random.default_rng(0)
+
+    def run():
+        # A small part of the vocabulary, so that some is learned in 200 steps.
+        ids = random.integers(3, 503, [rows, options.document])
+        return float(
+            step(
+                {
+                    "document_ids": tf.constant(ids, tf.int32),
+                    "document_lengths": tf.fill([rows], options.document),
+                    "query_ids": tf.constant(ids[:, : options.new], tf.int32),
+                    "query_lengths": tf.fill([rows], options.new),
+                    "weights": tf.ones([rows]),
+                },
+                tf.constant(rows),
+            )
+        )
+
+    return run, model.backbone.count_params(), idle
+
+
+def _ours(options, dtype):
+    import tensorflow as tf
+
+    from tfdpsq import generator
+
+    idle = _peak_mib()
+    model = _model(options, dtype)
     decoder = generator.CachedDecoder(model, options.new)
     mask = generator.decodable_logits_mask(
         options.vocabulary, options.vocabulary - 128, (0, 2)
@@ -139,6 +199,8 @@ _SIDES = {
     "huggingface": _huggingface,
     "float32": lambda options: _ours(options, "float32"),
     "bfloat16": lambda options: _ours(options, "mixed_bfloat16"),
+    "train_float32": lambda options: _training(options, "float32"),
+    "train_bfloat16": lambda options: _training(options, "mixed_bfloat16"),
 }
 
 
@@ -156,12 +218,13 @@ def _serve(options):
     print(json.dumps({"parameters": parameters, "idle": idle}), flush=True)
     for _ in sys.stdin:
         start = time.perf_counter(), time.process_time()
-        run()
+        loss = run()
         stop = time.perf_counter(), time.process_time()
         measured = {
             "wall": stop[0] - start[0],
             "cpu": stop[1] - start[1],
             "peak": _peak_mib(),
+            "loss": loss,
         }
         print(json.dumps(measured), flush=True)
 
@@ -230,9 +293,17 @@ def main():
     if {"bfloat16", "float32"} <= set(sides):
         wall = {name: sides[name].median("wall") for name in ("float32", "bfloat16")}
         result["bfloat16_speedup"] = wall["float32"] / wall["bfloat16"]
+    if {"train_bfloat16", "train_float32"} <= set(sides):
+        trained = [sides["train_float32"], sides["train_bfloat16"]]
+        wall = [side.median("wall") for side in trained]
+        result["training_speedup"] = wall[0] / wall[1]
+        # A step's loss is that of one batch: the mean of some.
+        last = [[run["loss"] for run in side.runs[-20:]] for side in trained]
+        result["training_loss"] = [statistics.mean(losses) for losses in last]
     result["queries_per_second"] = {
         name: round(options.batch / side.median("wall"), 2)
         for name, side in sides.items()
+        if not name.startswith("train")
     }
     result["peak_mib"] = {
         name: round(side.runs[-1]["peak"]) for name, side in sides.items()

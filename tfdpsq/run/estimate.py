@@ -6,7 +6,7 @@ The step that would run is traced, without its weights, and played on sizes alon
 `estimate_graph` and `estimate_memory`): no data is read, and nothing of the model is
 allocated. `--table` adds the published sizes of T5 with every engine, and which
 microbatch fits into how much memory, with the config's other settings: it takes some
-twenty minutes. A pipeline's config is taken for its finetune stage.
+half an hour. A pipeline's config is taken for its finetune stage.
 
     --json=FILE             the same as JSON
     --flops_per_second=X    for another machine: what whole steps reach there

@@ -55,6 +55,7 @@ class Node:
       updates: the weight (its node) that is changed in place, or -1.
       flops: multiplications and additions, of products alone.
       half: whether those are of 16 bits.
+      drawn: random numbers made.
       moved: bytes read and written.
       times: how often it runs in one step.
     """
@@ -71,6 +72,7 @@ class Node:
     updates: int = -1
     flops: float = 0.0
     half: bool = False
+    drawn: float = 0.0
     moved: float = 0.0
     times: float = 1.0
 
@@ -111,6 +113,10 @@ def kernel_of(
         node.updates = refs[0][0]
     node.flops, node.scratch = _work(op)
     node.half = bool(node.flops) and op.outputs[0].dtype.size == 2
+    if "Random" in kind and kind != "StatelessRandomGetKeyCounter":
+        # Uniform ones are the raw material of others, at about a third of the cost.
+        share = 1 / 3 if "Uniform" in kind else 1.0
+        node.drawn = share * _elements(op.outputs[0])
     if node.shares and node.shares[0] < 0 and not node.fixed:
         node.moved = sum(sizes) + sum(map(bytes_of, op.inputs))
     elif node.updates >= 0:

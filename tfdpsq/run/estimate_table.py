@@ -23,8 +23,8 @@ SIZES = ("small", "base", "large", "xl")
 ENGINES = {
     "plain": (4, 16, 48),
     "fast": (4, 16, 48),
-    "dpkeras": (2, 4, 8),
-    "vectorized": (2, 4, 8),
+    "dpkeras": (2, 8, 20),
+    "vectorized": (2, 8, 20),
 }
 SHOWN = (1, 8, 32)  # microbatches
 LIMITS = (16, 24, 40, 80)  # in GB

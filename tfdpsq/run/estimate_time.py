@@ -23,12 +23,14 @@ class Rates:
       flops_16: the same of bfloat16 products.
       moved: bytes read and written by work element by element; infinite if `flops`
         is what whole steps reach.
+      drawn: normally distributed random numbers.
       kernel: seconds to start a kernel.
     """
 
     flops: float
     flops_16: float
     moved: float = float("inf")
+    drawn: float = float("inf")
     kernel: float = 0.0
 
 
@@ -38,10 +40,12 @@ def measured_rates() -> Rates:
     flops = 2 * 2048 * 512 * 1024
     half = tf.cast(one, tf.bfloat16), tf.cast(other, tf.bfloat16)
     wide = tf.ones([2 << 20])  # 8 MiB, as activations are
+    seed = tf.constant([1, 2])
     return Rates(
         flops=flops / _seconds(lambda: tf.matmul(one, other)),
         flops_16=flops / _seconds(lambda: tf.matmul(*half)),
         moved=3 * 4 * (2 << 20) / _seconds(lambda: wide + wide),
+        drawn=(2 << 20) / _seconds(lambda: tf.random.stateless_normal([2 << 20], seed)),
         kernel=5e-6,
     )
 
@@ -54,8 +58,8 @@ def seconds_of(flat: Flat, rates: Rates) -> float:
       rates: of the machine that runs them.
 
     Returns:
-      The sum over kernels: products by their operations, all others by the bytes they
-      touch, each with what it takes to start it.
+      The sum over kernels: products by their operations, noise by its numbers, all
+      others by the bytes they touch, each with what it takes to start it.
     """
     total = 0.0
     for node in flat.nodes:
@@ -64,7 +68,7 @@ def seconds_of(flat: Flat, rates: Rates) -> float:
         if node.flops:
             length = node.flops / (rates.flops_16 if node.half else rates.flops)
         else:
-            length = node.moved / rates.moved
+            length = max(node.moved / rates.moved, node.drawn / rates.drawn)
         total += node.times * (rates.kernel + length)
     return total
 
