@@ -128,7 +128,7 @@ def test_every_kind_of_index_serves_the_encoder(model, make_rows, tokenizer):
     approximate, found = search(queries, documents, ids, 10, "scann")
     at_least = np.isclose(approximate, expected, atol=1e-5).mean()
     # TFRS's own partitioned, quantised index: near, not exact, and its partition is
-    # drawn anew each time. It reads a fifth of the leaves; by chance it would find that.
+    # drawn anew each time. It reads a fifth of the leaves, so chance would find that.
     assert at_least > 0.3
     assert found.shape == (40, 10)
 

@@ -8,6 +8,7 @@ allocated. `--table` adds the published sizes of T5 with every engine, and which
 microbatch fits into how much memory, with the config's other settings: it takes some
 half an hour. A pipeline's config is taken for its finetune stage.
 
+    --engines=plain,fast    fewer rows of the table
     --json=FILE             the same as JSON
     --flops_per_second=X    for another machine: what whole steps reach there
     --seconds=False         memory alone
@@ -177,6 +178,9 @@ def main() -> None:
     )
     seconds = flags.DEFINE_bool("seconds", True, "Whether to estimate time.")
     table = flags.DEFINE_bool("table", False, "Sizes and engines, what fits where.")
+    engines = flags.DEFINE_list(
+        "engines", list(estimate_table.ENGINES), "Those that the table is for."
+    )
     flags.mark_flag_as_required("config")
 
     def started(argv: list[str]) -> None:
@@ -202,7 +206,8 @@ def main() -> None:
             if table.value:
                 result["table"] = []
                 sys.stdout.write("\n" + estimate_table.head())
-                for row in estimate_table.rows(settings, process, threads()):
+                rows = estimate_table.rows(settings, process, threads(), engines.value)
+                for row in rows:
                     result["table"].append(dataclasses.asdict(row))
                     sys.stdout.write(estimate_table.line(row))
                     sys.stdout.flush()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import ml_collections
 
+from tfdpsq import validation
 from tfdpsq.layers import T5Config
 from tfdpsq.run import estimate_step
 
@@ -52,7 +53,10 @@ class Row:
 
 
 def rows(
-    config: ml_collections.ConfigDict, process: int, threads: int
+    config: ml_collections.ConfigDict,
+    process: int,
+    threads: int,
+    engines: Sequence[str] = tuple(ENGINES),
 ) -> Iterator[Row]:
     """The table, with the config's lengths, optimizer, LoRA, dtype and so on.
 
@@ -60,12 +64,18 @@ def rows(
       config: of stage finetune.
       process: see `estimate_step.memory_of`.
       threads: see there.
+      engines: those of `ENGINES` that are wanted.
 
     Yields:
       Its rows, each about a minute after the one before.
+
+    Raises:
+      InputError: an unknown engine.
     """
+    for engine in engines:
+        validation.one_of("engine", engine, tuple(ENGINES))
     for size in SIZES:
-        for engine in ENGINES:
+        for engine in engines:
             shape = T5Config.from_size(size, "1.1")
             peak, parameters = peaks(config, shape, engine, process, threads)
             yield Row(
