@@ -5,8 +5,9 @@
 prints one JSON line per (shape, engine, mode): memory in MiB and its ratio, estimated
 over measured, and seconds of a logical step and theirs. "measured" is the peak
 resident memory (VmHWM) of a process that runs two logical steps, Python and
-TensorFlow included. What an operation of the graph takes (`estimate_step`) was fitted
-to the four engines on `tiny`, documents of 128 tokens; all else is derived.
+TensorFlow included. What an operation of the graph takes (`estimate_step`), and what
+share of single kernels' speed steps reach (`estimate_time`), were fitted to the four
+engines on `tiny`; all else is derived. Times mean little while others use the machine.
 
     --only shape=small-1.0 engine=dpkeras     the cases of which all this is true
     --microbatch 8 --microbatches 4 --document 128 --query 32 --shape base-1.1
