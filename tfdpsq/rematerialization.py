@@ -20,8 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# (function, floating tensors' positions, tensors, upstream, variables) to gradients by
-# the floating tensors, followed by those by the variables.
+# (function, tensors, upstream, variables) to gradients by the floating tensors, then by
+# the variables; see `gradients_of`.
 Differentiate = Callable[..., Sequence[Any]]
 
 

@@ -16,6 +16,7 @@ engines on `tiny`; all else is derived. Times mean little while others use the m
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -55,7 +56,7 @@ def _config(case, options):
     else:
         shape = T5Config.from_size(*case["shape"].split("-"))
     config = finetune.default_config()
-    config.t5.update(json.loads(shape.to_json()))
+    config.t5.update(dataclasses.asdict(shape))
     config.epsilon = math.inf if case["engine"] == "plain" else 8.0
     config.engine = "fast" if case["engine"] == "plain" else case["engine"]
     config.microbatch_size = case["microbatch"]
@@ -68,8 +69,6 @@ def _config(case, options):
 
 def _estimated(case, options):
     """What the estimator says; run in a process of its own, as from the command."""
-    import dataclasses
-
     from tfdpsq.run import estimate, estimate_step, estimate_time
 
     config = _config(case, options)

@@ -7,6 +7,7 @@ import pytest
 
 from tfdpsq.data.files import (
     atomic_directory,
+    atomic_file,
     atomic_write,
     check_writable,
     sha256_of_file,
@@ -78,6 +79,22 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert os.listdir(file.parent) == ["a.json"]
 
 
+def test_a_file_written_piece_by_piece_is_seen_old_until_it_is_whole(tmp_path):
+    file = tmp_path / "new" / "a"
+    for old, pieces in ((None, "ab"), ("ab", "cd")):
+        with atomic_file(file) as partial, open(partial, "w") as stream:
+            for piece in pieces:
+                stream.write(piece)
+                stream.flush()
+                assert (file.read_text() if file.exists() else None) == old
+        assert file.read_text() == pieces
+    with pytest.raises(RuntimeError), atomic_file(file) as partial:
+        partial.write_text("half")
+        raise RuntimeError
+    assert file.read_text() == "cd"
+    assert os.listdir(file.parent) == ["a"]
+
+
 def test_written_files_follow_the_umask(tmp_path):
     """Private temporary files must not make shared results unreadable."""
     old = os.umask(0o022)
@@ -139,11 +156,13 @@ def test_check_writable_notices_a_full_disk(tmp_path, run_limited):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_check_writable_names_a_closed_directory(tmp_path):
+def test_a_closed_directory_is_named(tmp_path):
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(InputError, match="Choose a directory you may write to"):
             check_writable(tmp_path)
+        with pytest.raises(InputError, match="Choose a directory you may write to"):
+            atomic_write(tmp_path / "a", "x")
     finally:
         tmp_path.chmod(0o700)
 

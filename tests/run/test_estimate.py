@@ -39,7 +39,7 @@ SHAPE = T5Config(
 
 def _config(**changes):
     config = finetune.default_config()
-    config.t5.update(json.loads(SHAPE.to_json()))
+    config.t5.update(dataclasses.asdict(SHAPE))
     config.epsilon = math.inf
     config.batch_size, config.microbatch_size = 8, 4
     config.document_length, config.query_length = 12, 6

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdpsq.data import read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
-from tfdpsq.run import finetune, synthesize
+from tfdpsq.run import convert, finetune, sources, synthesize
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -121,6 +121,24 @@ def test_the_vocabulary_beside_the_weights_is_used_and_passed_on(base, tuned):
     assert (base / "tuned" / "spiece.model").read_bytes() == (
         base / "spiece.model"
     ).read_bytes()
+
+
+def test_the_vocabulary_inside_a_keras_nlp_preset_is_used_and_passed_on(base):
+    # `finetune` once knew `spiece.model` alone, and asked for a vocabulary.
+    preset = base / "preset"
+    convert.convert(base / "public", preset, "keras")
+    assert not (preset / "spiece.model").exists()
+    _finetune(base, "from_preset", init=str(preset), steps=1)
+    vocabulary = (base / "spiece.model").read_bytes()
+    assert (base / "from_preset" / "spiece.model").read_bytes() == vocabulary
+
+
+@pytest.mark.parametrize("form", ["huggingface", "keras", "t5x"])
+def test_every_format_has_its_vocabulary_found(base, tmp_path, form):
+    convert.convert(base / "public", tmp_path / form, form)
+    found = sources.vocabulary_file("", str(tmp_path / form))
+    assert tmp_path / form in found.parents
+    assert found.read_bytes() == (base / "spiece.model").read_bytes()
 
 
 def test_settings_that_cannot_be_are_refused(base):

@@ -77,21 +77,40 @@ def atomic_write(path: str | os.PathLike, content: bytes | str) -> None:
       InputError: the place cannot be written, or the disk is full. An older file
         is then still there, whole.
     """
-    target = Path(os.path.abspath(path))
     data = content.encode("utf-8") if isinstance(content, str) else content
+    with atomic_file(path) as partial:
+        partial.write_bytes(data)
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
+    """As `atomic_write`, for content that is written piece by piece.
+
+    Args:
+      path: the file; its directory is created, an older file is replaced.
+
+    Yields:
+      An empty file beside it: the place to write to.
+
+    Raises:
+      InputError: the place cannot be written, or the disk is full. An older file
+        is then still there, whole.
+    """
+    target = Path(os.path.abspath(path))
     with _explained(target, forbidden=True):
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = _partial_name(target)
-        try:
-            with open(partial, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+        partial.touch(exist_ok=False)
+    try:
+        with _explained(target):
+            yield partial
+        with _explained(target, forbidden=True):
+            _flush(partial)
             os.replace(partial, target)
             _flush(target.parent)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def sha256_of_file(path: str | os.PathLike) -> str:

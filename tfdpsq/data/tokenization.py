@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import sentencepiece
 import tensorflow as tf
 import tensorflow_text
@@ -20,6 +21,9 @@ from tfdpsq.validation import DataError, InputError, positive_integer
 
 # What the generator reads before a document (paper, section 4.1).
 PROMPT = "generate_query: "
+
+# What T5's vocabulary is called beside its weights.
+VOCABULARY_FILE = "spiece.model"
 
 # The trainer drops longer lines silently, so they are cut before.
 _LINE_BYTES = 4000
@@ -58,7 +62,7 @@ class Tokenizer(tf.Module):
             raise DataError(
                 model_file,
                 f"cannot be read ({error.strerror})",
-                "Give a SentencePiece model, e.g. a T5's spiece.model",
+                f"Give a SentencePiece model, e.g. a T5's {VOCABULARY_FILE}",
             ) from error
         try:
             if not model:  # SentencePiece takes no bytes for no request.
@@ -68,7 +72,7 @@ class Tokenizer(tf.Module):
             raise DataError(
                 model_file,
                 f"is no SentencePiece model ({error})",
-                "Give a model file, not a vocabulary list; T5's is spiece.model",
+                f"Give a model file, not a vocabulary list; T5's is {VOCABULARY_FILE}",
             ) from error
         self.vocabulary_size = processor.get_piece_size()
         self.pad_id = processor.pad_id()
@@ -82,8 +86,25 @@ class Tokenizer(tf.Module):
                 "A T5 vocabulary has pad 0, end 1, unknown 2",
             )
         self.fingerprint = hashlib.sha256(model).hexdigest()
+        self._file = os.fspath(model_file)
         self._model = model
         self._pieces = self._load()
+
+    def require_embeddings(self, embeddings: int) -> None:
+        """Checks that a model has an embedding for every piece.
+
+        Args:
+          embeddings: how many it has.
+
+        Raises:
+          InputError: fewer than there are pieces.
+        """
+        if self.vocabulary_size > embeddings:
+            raise InputError(
+                f"{self._file} has {self.vocabulary_size} pieces, the model "
+                f"{embeddings} embeddings. Give the vocabulary that the model was made "
+                "with, or make a model with more."
+            )
 
     def _load(self) -> tensorflow_text.SentencepieceTokenizer:
         return tensorflow_text.SentencepieceTokenizer(
@@ -127,6 +148,18 @@ class Tokenizer(tf.Module):
         rows = tf.concat([pieces, tf.RaggedTensor.from_tensor(ends)], axis=1)
         ids = rows.to_tensor(default_value=0, shape=[None, length])
         return ids, tf.cast(rows.row_lengths(), tf.int32)
+
+    def pieces(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Turns texts into all of their tokens, without EOS.
+
+        Args:
+          texts: B strings.
+
+        Returns:
+          B arrays [any length] int32.
+        """
+        rows = self._run("tokenize", tf.convert_to_tensor(texts, tf.string))
+        return np.split(rows.values.numpy(), rows.row_splits.numpy()[1:-1])
 
     def decode(self, ids: tf.Tensor) -> tf.Tensor:
         """Turns ids back into texts.

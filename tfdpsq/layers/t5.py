@@ -9,7 +9,6 @@ no mixture of the two can be built by accident.
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from tfdpsq import validation
 
@@ -106,12 +105,3 @@ class T5Config:
             key_value_dim=key_value,
             version=version,
         )
-
-    def to_json(self) -> str:
-        """The config as a JSON object."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> T5Config:
-        """The config that `to_json` wrote."""
-        return cls(**json.loads(text))

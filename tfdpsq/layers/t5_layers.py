@@ -235,20 +235,14 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
                 training=training,
             )
             x += _dropped(self.cross_attention_dropout, attended, next(seed), training)
-        hidden = self.feed_forward(
-            self.layer_norm(x),
-            lambda y: _dropped(self.dropout_layer, y, next(seed), training),
-        )
-        return x + hidden, position_bias
-
-    def feed_forward(
-        self, x: tf.Tensor, drop: Callable[[tf.Tensor], tf.Tensor] = tf.identity
-    ) -> tf.Tensor:
-        """[..., hidden_dim] to the same; `drop` is applied inside and at the end."""
-        hidden = self.input_projector(x)
+        normed = self.layer_norm(x)
+        hidden = self.input_projector(normed)
         if self.use_gated_activation:
-            hidden *= self.gate_projector(x)
-        return drop(self.output_projector(drop(hidden)))
+            hidden *= self.gate_projector(normed)
+        hidden = _dropped(self.dropout_layer, hidden, next(seed), training)
+        hidden = self.output_projector(hidden)
+        x += _dropped(self.dropout_layer, hidden, next(seed), training)
+        return x, position_bias
 
     def _attentions(self) -> tuple[str, ...]:
         both = ("self_attention", "cross_attention")

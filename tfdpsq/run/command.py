@@ -1,4 +1,8 @@
-"""The command line that every stage shares: `--config`, `--workdir`, clear errors."""
+"""Command lines: `--config` and `--workdir` for stages, own flags for scripts.
+
+Either way, bad input ends the program with one line on standard error and exit status
+2: what is wrong, where, and what to do; a traceback would only hide it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import logging as standard_logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -17,9 +21,6 @@ from tfdpsq import validation
 
 def main(run: Callable[[Any, pathlib.Path], Any]) -> None:
     """Parses the flags and calls `run(config, workdir)`.
-
-    Bad input ends the program with one line on standard error and exit status 2:
-    what is wrong, where, and what to do; a traceback would only hide it.
 
     Args:
       run: the stage.
@@ -44,3 +45,41 @@ def main(run: Callable[[Any, pathlib.Path], Any]) -> None:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     app.run(started)
+
+
+def script(
+    run: Callable[[Sequence[str]], tuple[int, str]],
+    own: flags.FlagValues,
+    argv: Sequence[str] | None,
+    help_text: str | None,
+    usage: str,
+) -> NoReturn:
+    """Parses flags of a script's own, calls `run` and exits.
+
+    Not absl's global flags: those that other modules define mean nothing here, and a
+    wrong one would exit with 1, which may have another meaning.
+
+    Args:
+      run: takes the words that are no flags, and returns the exit status and what to
+        print; raises `app.UsageError` where the command is wrong.
+      own: the flags, which `run` then finds parsed.
+      argv: the command line, program first; `None` takes the process's.
+      help_text: what `--help` prints.
+      usage: a line that a wrong command is answered by.
+    """
+    words = list(sys.argv if argv is None else argv)
+    logging.set_verbosity(logging.ERROR)
+    if "--help" in words:
+        sys.stdout.write(help_text or usage)
+        sys.exit(0)
+    try:
+        status, text = run(own(words)[1:])
+    except (flags.Error, app.UsageError) as error:
+        reason = f"error: {error}\n" if str(error) else ""
+        sys.stderr.write(reason + usage)
+        sys.exit(2)
+    except (validation.InputError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    sys.stdout.write(text)
+    sys.exit(status)

@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import math
 import os
-import pathlib
 import shutil
-import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from absl import flags, logging  # noqa: E402
+from absl import app, flags  # noqa: E402
 
 from tfdpsq import validation  # noqa: E402
 from tfdpsq.data import Tokenizer, files  # noqa: E402
@@ -37,6 +35,7 @@ from tfdpsq.generator.checkpoints import (  # noqa: E402
     weights,
 )
 from tfdpsq.privacy import certificate as certificates  # noqa: E402
+from tfdpsq.run import command  # noqa: E402
 
 _WRITERS: dict[str, Any] = {
     "huggingface": huggingface,
@@ -44,7 +43,6 @@ _WRITERS: dict[str, Any] = {
     "t5x": t5x,
 }
 FORMATS = tuple(_WRITERS)
-_VOCABULARIES = (huggingface.VOCABULARY_FILE, keras_preset.VOCABULARY_FILE)
 _USAGE = (
     "usage: python -m tfdpsq.run.convert --input=DIR --output=DIR "
     f"--format={'|'.join(FORMATS)}\n"
@@ -88,8 +86,12 @@ def convert(
     certificate = certificates.read_certificate(directory)
     checkpoint = checkpoints.open_checkpoint(directory, encoder_only, ignore)
     config = checkpoint.config
-    vocabulary = vocabulary or _vocabulary_in(directory)
-    pieces = _pieces(vocabulary, config.vocabulary_size) if vocabulary else None
+    vocabulary = vocabulary or checkpoints.vocabulary_in(directory)
+    pieces = "none found; see --vocabulary"
+    if vocabulary:
+        tokenizer = Tokenizer(vocabulary)
+        tokenizer.require_embeddings(config.vocabulary_size)
+        pieces = f"{tokenizer.vocabulary_size} pieces"
     with files.atomic_directory(destination) as partial:
         # From file to file, a weight at a time: no model is ever in memory.
         writer.save(partial, config, checkpoint, dtype, vocabulary, encoder_only)
@@ -108,29 +110,11 @@ def convert(
             f"  shape        {config.num_layers} layers, hidden {config.hidden_dim}, "
             f"feed-forward {config.intermediate_dim}, {config.num_heads} heads of "
             f"{config.key_value_dim}, {config.vocabulary_size} embeddings",
-            "  vocabulary   "
-            + (f"{pieces} pieces" if pieces else "none found; see --vocabulary"),
+            f"  vocabulary   {pieces}",
             "  certificate  "
             + ("none" if certificate is None else f"carried along, epsilon {epsilon}"),
         ]
     )
-
-
-def _vocabulary_in(directory: pathlib.Path) -> pathlib.Path | None:
-    found = [directory / name for name in _VOCABULARIES]
-    return next((path for path in found if path.is_file()), None)
-
-
-def _pieces(vocabulary: str | os.PathLike, embeddings: int) -> int:
-    """The number of pieces, which must all have embeddings."""
-    pieces = Tokenizer(vocabulary).vocabulary_size
-    if pieces > embeddings:
-        raise validation.DataError(
-            vocabulary,
-            f"it has {pieces} pieces, and the model {embeddings} embeddings",
-            "Give the vocabulary that the model was made with",
-        )
-    return pieces
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -139,12 +123,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     Args:
       argv: the command line, program first; `None` takes the process's.
     """
-    words = list(sys.argv if argv is None else argv)
-    logging.set_verbosity(logging.ERROR)
-    if "--help" in words:
-        sys.stdout.write(__doc__)
-        sys.exit(0)
-    # Flags of its own, not absl's global ones; see `verify`.
     own = flags.FlagValues()
     flags.DEFINE_string("input", None, "The checkpoint to read.", flag_values=own)
     flags.DEFINE_string("output", None, "The directory to make.", flag_values=own)
@@ -153,13 +131,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     flags.DEFINE_string("dtype", "float32", "Of the weights.", flag_values=own)
     flags.DEFINE_bool("encoder_only", False, "Without decoder.", flag_values=own)
     flags.DEFINE_multi_string("ignore", [], "Weights to leave out.", flag_values=own)
-    try:
-        rest = own(words)[1:]
-    except flags.Error as error:
-        _stop(f"error: {error}\n{_USAGE}")
-    if rest or not (own.input and own.output and own.format):
-        _stop(_USAGE)
-    try:
+
+    def run(words: Sequence[str]) -> tuple[int, str]:
+        if words or not (own.input and own.output and own.format):
+            raise app.UsageError("")
         text = convert(
             own.input,
             own.output,
@@ -169,15 +144,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             own.encoder_only,
             own.ignore,
         )
-    except (validation.InputError, OSError) as error:
-        _stop(f"error: {error}\n")
-    sys.stdout.write(text + "\n")
-    sys.exit(0)
+        return 0, text + "\n"
 
-
-def _stop(message: str) -> NoReturn:
-    sys.stderr.write(message)
-    sys.exit(2)
+    command.script(run, own, argv, __doc__, _USAGE)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from tensorflow.python.ops import resource_variable_ops
 
 from tfdpsq import privacy, validation
 from tfdpsq.generator import T5QueryGenerator, checkpoints
-from tfdpsq.layers import T5Config, apply_lora
-from tfdpsq.run import estimate_graph, estimate_memory, private_training
+from tfdpsq.layers import T5Config
+from tfdpsq.run import estimate_graph, estimate_memory, finetune, private_training
 
 # What TensorFlow takes for each operation of a traced step until it can be run, and
 # once for all, in bytes: measured on tiny models, see tests/benchmarks/estimate.py.
@@ -114,10 +114,7 @@ def trace(config: ml_collections.ConfigDict, shape: T5Config) -> Traced:
         specs[f"{text}_lengths"] = tf.TensorSpec([rows], tf.int32)
     with tf.variable_creator_scope(_without_value):
         model = T5QueryGenerator(shape, config.dtype, config.rematerialize)
-        if config.lora.rank:
-            apply_lora(
-                model, config.lora.rank, config.lora.alpha, list(config.lora.targets)
-            )
+        finetune.add_lora(model, config)
         optimizer = privacy.make_optimizer(
             plan, config.learning_rate, config.optimizer, config.engine
         )

@@ -109,17 +109,21 @@ def load_generator(
         model = T5QueryGenerator(
             T5Config(**config.t5), config.dtype, config.rematerialize
         )
-    if tokenizer.vocabulary_size > model.config.vocabulary_size:
-        raise validation.InputError(
-            f"the vocabulary has {tokenizer.vocabulary_size} pieces, the model "
-            f"{model.config.vocabulary_size} embeddings. Raise t5.vocabulary_size or "
-            "use the vocabulary the model was made with."
-        )
+    tokenizer.require_embeddings(model.config.vocabulary_size)
+    add_lora(model, config)
+    return model
+
+
+def add_lora(model: T5QueryGenerator, config: ml_collections.ConfigDict) -> None:
+    """Makes a low-rank update all that is trained, if the config has a rank.
+
+    Raises:
+      InputError: LoRA's settings do not fit the model.
+    """
     if config.lora.rank:
         apply_lora(
             model, config.lora.rank, config.lora.alpha, list(config.lora.targets)
         )
-    return model
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:

@@ -24,7 +24,8 @@ from tfdpsq.data import (
     read_synthetic,
 )
 from tfdpsq.data.texts import Document, Pair
-from tfdpsq.generator.checkpoints.huggingface import VOCABULARY_FILE
+from tfdpsq.data.tokenization import VOCABULARY_FILE
+from tfdpsq.generator import checkpoints
 
 PYDOCS = "pydocs"
 
@@ -105,15 +106,15 @@ def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
 
     Args:
       given: a file, or "".
-      model: a directory that may hold a `spiece.model`, or "".
+      model: the directory of a T5 that may hold one, or "".
 
     Raises:
       InputError: neither is there.
     """
     if given:
         return pathlib.Path(given)
-    beside = pathlib.Path(model, VOCABULARY_FILE)
-    if model and beside.is_file():
+    beside = checkpoints.vocabulary_in(model) if model else None
+    if beside is not None:
         return beside
     raise validation.InputError(
         f"no vocabulary was given, and {model or 'no model'} has no {VOCABULARY_FILE} "

@@ -17,18 +17,17 @@ read, or the command is wrong.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from absl import flags, logging  # noqa: E402
+from absl import app, flags  # noqa: E402
 
-from tfdpsq import validation  # noqa: E402
 from tfdpsq.privacy import certificate as certificates  # noqa: E402
 from tfdpsq.privacy import verification  # noqa: E402
 from tfdpsq.privacy.ledger import read_ledger  # noqa: E402
+from tfdpsq.run import command  # noqa: E402
 
 _USAGE = "usage: python -m tfdpsq.run.verify CERTIFICATE [--ledger=LEDGER]\n"
 
@@ -85,32 +84,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     Args:
       argv: the command line, program first; `None` takes the process's.
     """
-    words = list(sys.argv if argv is None else argv)
-    logging.set_verbosity(logging.ERROR)
-    if "--help" in words:
-        sys.stdout.write(__doc__)
-        sys.exit(0)
-    # Flags of its own, not absl's global ones: those that other modules define mean
-    # nothing here, and a wrong one would exit with 1, which has another meaning.
     own = flags.FlagValues()
     flags.DEFINE_string("ledger", None, "The ledger of the run.", flag_values=own)
-    try:
-        words = own(words)
-    except flags.Error as error:
-        _stop(f"error: {error}\n{_USAGE}")
-    if len(words) != 2:
-        _stop(_USAGE)
-    try:
-        holds, text = verify(words[1], own.ledger)
-    except (validation.InputError, OSError) as error:
-        _stop(f"error: {error}\n")
-    sys.stdout.write(text)
-    sys.exit(0 if holds else 1)
 
+    def run(words: Sequence[str]) -> tuple[int, str]:
+        if len(words) != 1:
+            raise app.UsageError("")
+        holds, text = verify(words[0], own.ledger)
+        return 0 if holds else 1, text
 
-def _stop(message: str) -> NoReturn:
-    sys.stderr.write(message)
-    sys.exit(2)
+    command.script(run, own, argv, __doc__, _USAGE)
 
 
 if __name__ == "__main__":

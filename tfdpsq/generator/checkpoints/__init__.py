@@ -6,6 +6,14 @@ from tfdpsq.generator.checkpoints.formats import (
     load_encoder,
     locate,
     open_checkpoint,
+    vocabulary_in,
 )
 
-__all__ = ["Checkpoint", "load", "load_encoder", "locate", "open_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "load",
+    "load_encoder",
+    "locate",
+    "open_checkpoint",
+    "vocabulary_in",
+]

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdpsq import validation
 from tfdpsq.generator.checkpoints import weights
 from tfdpsq.generator.checkpoints.slots import Slot
 from tfdpsq.layers import T5Config
+
+NOT_T5 = "Only T5 1.0, T5 1.1, FLAN-T5 and mT5 can be loaded."
+
+
+def unlike_t5(path: str | os.PathLike, key: str, value: Any, wanted: str) -> Exception:
+    """The error to raise for a setting in a config that no T5 has.
+
+    Args:
+      path: the config.
+      key: the setting.
+      value: what it is.
+      wanted: what it may be, in words.
+    """
+    return validation.DataError(path, f"{key} is {value!r}, not {wanted}", NOT_T5)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator.checkpoints import huggingface, keras_preset, t5x
 from tfdpsq.generator.checkpoints.checkpoint import Checkpoint
 from tfdpsq.layers import T5Config, build_backbone, build_encoder
 
 # Each has `matches(path)` and `open_checkpoint(path, encoder_only)`.
 _FORMATS = (huggingface, keras_preset, t5x)
+_VOCABULARIES = (VOCABULARY_FILE, keras_preset.VOCABULARY_FILE)
 
 
 def locate(path: str | os.PathLike) -> pathlib.Path:
@@ -35,6 +37,16 @@ def locate(path: str | os.PathLike) -> pathlib.Path:
             f"name of a keras-nlp preset ({', '.join(keras_preset.names())})."
         )
     return pathlib.Path(path)
+
+
+def vocabulary_in(directory: str | os.PathLike) -> pathlib.Path | None:
+    """The SentencePiece model that lies with a checkpoint's weights, if one does.
+
+    Args:
+      directory: of any format.
+    """
+    found = [pathlib.Path(directory, name) for name in _VOCABULARIES]
+    return next((path for path in found if path.is_file()), None)
 
 
 def open_checkpoint(

@@ -25,18 +25,16 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.data import files
-from tfdpsq.data.tokenization import Tokenizer
+from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
 from tfdpsq.generator.checkpoints import slots as t5_slots
 from tfdpsq.generator.checkpoints import weights
-from tfdpsq.generator.checkpoints.checkpoint import Checkpoint
+from tfdpsq.generator.checkpoints.checkpoint import NOT_T5, Checkpoint, unlike_t5
 from tfdpsq.layers import T5Config
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-VOCABULARY_FILE = "spiece.model"
 
-_REMEDY = "Only T5 1.0, T5 1.1, FLAN-T5 and mT5 can be loaded."
 _VERSIONS = {"relu": "1.0", "gated-gelu": "1.1"}
 _ACTIVATIONS = {"1.0": "relu", "1.1": "gelu_new"}
 _ARCHITECTURES = (
@@ -139,33 +137,37 @@ def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config
     values = _read_object(pathlib.Path(path))
     kind = values.get("model_type")
     if kind not in ("t5", "mt5"):
-        raise _bad(path, "model_type", kind, "'t5' or 'mt5'")
+        raise unlike_t5(path, "model_type", kind, "'t5' or 'mt5'")
     names = values.get("architectures") or []
     known = [f"{kind.upper()}{suffix}" for suffix in _ARCHITECTURES]
     for name in names if isinstance(names, list) else [names]:
         if name not in known:
-            raise _bad(path, "architectures", name, "a T5 with or without its head")
+            raise unlike_t5(
+                path, "architectures", name, "a T5 with or without its head"
+            )
     fixed = _FIXED if encoder_only else {**_FIXED, **_FIXED_WHOLE}
     for key, value in fixed.items():
         # Left out, null, and the value itself all mean the same.
         if values.get(key) not in (None, value):
-            raise _bad(path, key, values[key], repr(value))
+            raise unlike_t5(path, key, values[key], repr(value))
     projection = values.get("feed_forward_proj", "relu")
     version = _VERSIONS.get(str(projection))
     if version is None or (kind == "mt5" and version != "1.1"):
-        raise _bad(path, "feed_forward_proj", projection, "'relu' or 'gated-gelu'")
+        raise unlike_t5(path, "feed_forward_proj", projection, "'relu' or 'gated-gelu'")
     activation = _ACTIVATIONS[version]
     if values.get("dense_act_fn") not in (None, activation):
-        raise _bad(path, "dense_act_fn", values["dense_act_fn"], repr(activation))
+        raise unlike_t5(path, "dense_act_fn", values["dense_act_fn"], repr(activation))
     if not encoder_only:
         _check_head(path, values, version)
     missing = [key for key in _SIZES.values() if values.get(key) is None]
     if missing:
-        raise validation.DataError(path, f"it lacks {', '.join(missing)}", _REMEDY)
+        raise validation.DataError(path, f"it lacks {', '.join(missing)}", NOT_T5)
     if not encoder_only and values.get("num_decoder_layers") is not None:
         if values["num_decoder_layers"] != values["num_layers"]:
             wanted = f"num_layers, {values['num_layers']}"
-            raise _bad(path, "num_decoder_layers", values["num_decoder_layers"], wanted)
+            raise unlike_t5(
+                path, "num_decoder_layers", values["num_decoder_layers"], wanted
+            )
     try:
         return T5Config(
             **{ours: values[theirs] for ours, theirs in _SIZES.items()},
@@ -173,7 +175,7 @@ def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config
             dropout=values.get("dropout_rate", 0.1),
         )
     except validation.InputError as error:
-        raise validation.DataError(path, str(error).rstrip("."), _REMEDY) from error
+        raise validation.DataError(path, str(error).rstrip("."), NOT_T5) from error
 
 
 def save(
@@ -207,12 +209,7 @@ def save(
     eos_id = 1
     if vocabulary is not None:
         tokenizer = Tokenizer(vocabulary)
-        if tokenizer.vocabulary_size > config.vocabulary_size:
-            raise validation.InputError(
-                f"{vocabulary} has {tokenizer.vocabulary_size} pieces, the model "
-                f"{config.vocabulary_size} embeddings. Give the vocabulary that the "
-                "model was made with."
-            )
+        tokenizer.require_embeddings(config.vocabulary_size)
         eos_id = tokenizer.eos_id
     slots = sorted(_slots(config, encoder_only), key=lambda slot: slot.stored)
     _write_safetensors(directory / WEIGHTS_FILE, slots, model, dtype)
@@ -273,7 +270,7 @@ def _check_head(path: str | os.PathLike, values: Mapping[str, Any], version: str
     if values.get(key, True) != tied:
         projection = {v: k for k, v in _VERSIONS.items()}[version]
         wanted = f"{tied}, as feed_forward_proj is {projection!r}"
-        raise _bad(path, key, values.get(key, "absent"), wanted)
+        raise unlike_t5(path, key, values.get(key, "absent"), wanted)
 
 
 def _read_headers(path: pathlib.Path) -> dict[str, weights.Entry]:
@@ -350,10 +347,6 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
     return values
 
 
-def _bad(path: str | os.PathLike, key: str, value: Any, wanted: str) -> Exception:
-    return validation.DataError(path, f"{key} is {value!r}, not {wanted}", _REMEDY)
-
-
 def _write_safetensors(
     path: pathlib.Path,
     slots: Sequence[t5_slots.Slot],
@@ -373,16 +366,8 @@ def _write_safetensors(
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for slot in slots:
-                for block in weights.stored_blocks(model, slot, dtype):
-                    file.write(block.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with files.atomic_file(path) as partial, open(partial, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for slot in slots:
+            for block in weights.stored_blocks(model, slot, dtype):
+                file.write(block.tobytes())

@@ -33,7 +33,7 @@ from tfdpsq import validation
 from tfdpsq.data import files
 from tfdpsq.generator.checkpoints import slots as t5_slots
 from tfdpsq.generator.checkpoints import weights
-from tfdpsq.generator.checkpoints.checkpoint import Checkpoint
+from tfdpsq.generator.checkpoints.checkpoint import NOT_T5, Checkpoint, unlike_t5
 from tfdpsq.layers import T5Config
 
 CONFIG_FILE = "config.json"
@@ -42,7 +42,6 @@ WEIGHTS_FILE = "model.weights.h5"
 TOKENIZER_FILE = "tokenizer.json"
 VOCABULARY_FILE = "assets/tokenizer/vocabulary.spm"
 
-_REMEDY = "Only T5 1.0, T5 1.1, FLAN-T5 and mT5 can be loaded."
 _COPY = "Copy the whole preset again"
 _SIZES = (
     "vocabulary_size",
@@ -156,12 +155,14 @@ def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config
             path, f"it is no config of a Keras object ({error!r})", _COPY
         ) from error
     if str(kind).rpartition(">")[2] != "T5Backbone":
-        raise _bad(path, "registered_name", kind, "that of a T5Backbone")
+        raise unlike_t5(path, "registered_name", kind, "that of a T5Backbone")
     missing = [key for key in _SIZES if values.get(key) is None]
     if missing:
-        raise validation.DataError(path, f"it lacks {', '.join(missing)}", _REMEDY)
+        raise validation.DataError(path, f"it lacks {', '.join(missing)}", NOT_T5)
     if values.get("layer_norm_epsilon", 1e-6) != 1e-6:
-        raise _bad(path, "layer_norm_epsilon", values["layer_norm_epsilon"], "1e-06")
+        raise unlike_t5(
+            path, "layer_norm_epsilon", values["layer_norm_epsilon"], "1e-06"
+        )
     # The defaults are those of T5Backbone's arguments.
     activation = _name_of(values.get("activation", "relu"))
     gated = bool(values.get("use_gated_activation", True))
@@ -174,7 +175,7 @@ def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config
             f"activation {activation!r} with use_gated_activation {gated} and "
             f"tie_embedding_weights {tied} is no published T5 (1.0: 'relu', False, "
             "True; 1.1: 'gelu_approximate', True, False)",
-            _REMEDY,
+            NOT_T5,
         )
     try:
         heads = validation.positive_integer("num_heads", values["num_heads"])
@@ -185,7 +186,7 @@ def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config
             dropout=values.get("dropout", 0.1),
         )
     except (validation.InputError, TypeError) as error:
-        raise validation.DataError(path, str(error).rstrip("."), _REMEDY) from error
+        raise validation.DataError(path, str(error).rstrip("."), NOT_T5) from error
 
 
 def save(
@@ -314,22 +315,14 @@ def _stored_name(path: Sequence[str | int], num_layers: int) -> str:
 def _write_weights(
     path: pathlib.Path, slots: Sequence[t5_slots.Slot], model: tf.keras.Model
 ) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with h5py.File(partial, "w") as file:
-            file.create_group("vars")  # Keras asks for the model's own variables.
-            for slot in slots:
-                data = file.create_dataset(slot.stored, slot.shape, "float32")
-                start = 0
-                for block in weights.stored_blocks(model, slot):
-                    data[start : start + len(block)] = block
-                    start += len(block)
-        with open(partial, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with files.atomic_file(path) as partial, h5py.File(partial, "w") as file:
+        file.create_group("vars")  # Keras asks for the model's own variables.
+        for slot in slots:
+            data = file.create_dataset(slot.stored, slot.shape, "float32")
+            start = 0
+            for block in weights.stored_blocks(model, slot):
+                data[start : start + len(block)] = block
+                start += len(block)
 
 
 def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
@@ -373,7 +366,3 @@ def _opened(path: pathlib.Path) -> Iterator[h5py.File]:
         raise validation.DataError(
             path, f"it is truncated or damaged ({error})", _COPY
         ) from error
-
-
-def _bad(path: str | os.PathLike, key: str, value: Any, wanted: str) -> Exception:
-    return validation.DataError(path, f"{key} is {value!r}, not {wanted}", _REMEDY)

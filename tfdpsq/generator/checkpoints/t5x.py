@@ -27,15 +27,13 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator.checkpoints import slots as t5_slots
 from tfdpsq.generator.checkpoints import t5x_arrays, weights
-from tfdpsq.generator.checkpoints.checkpoint import Checkpoint
+from tfdpsq.generator.checkpoints.checkpoint import NOT_T5, Checkpoint
 from tfdpsq.generator.checkpoints.t5x_arrays import CHECKPOINT_FILE
 from tfdpsq.layers import T5Config
 
-VOCABULARY_FILE = "spiece.model"
-
-_REMEDY = "Only T5 1.0, T5 1.1, FLAN-T5 and mT5 can be loaded."
 _FEED_FORWARD = {
     "input_projector": "wi_0",  # the activated one, `wi` where there is no other
     "gate_projector": "wi_1",
@@ -220,12 +218,12 @@ def _read_config(
     file = path / CHECKPOINT_FILE
 
     def refuse(problem: str) -> Exception:
-        return validation.DataError(file, problem, _REMEDY)
+        return validation.DataError(file, problem, NOT_T5)
 
     def shape(name: str) -> tuple[int, int]:
         name = f"target/{name}"
         if name not in tensors:
-            raise validation.DataError(file, f"it lacks the weight {name}", _REMEDY)
+            raise validation.DataError(file, f"it lacks the weight {name}", NOT_T5)
         found = tensors[name].shape
         if len(found) != 2:
             raise refuse(f"weight {name} has shape {list(found)}, not [rows, columns]")
