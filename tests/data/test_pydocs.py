@@ -1,9 +1,11 @@
 """The embedded corpus: what is read from sources, and that nothing leaks."""
 
+import ast
 import dataclasses
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -13,8 +15,15 @@ from pathlib import Path
 import pytest
 
 from tfdpsq.data import pydocs
-from tfdpsq.data.pydocs import Docstring, build_pydocs, read_docstrings
-from tfdpsq.validation import InputError
+from tfdpsq.data.docstrings import Docstring
+from tfdpsq.data.pydocs import (
+    build_pydocs,
+    public_documents,
+    read_docstrings,
+    refuse_queries,
+)
+from tfdpsq.data.texts import Document
+from tfdpsq.validation import DataError, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 BODY = "one two three four five six seven eight nine ten a b c d e"
@@ -109,6 +118,60 @@ def test_one_pair_a_summary_and_one_document_a_body(package, tmp_path, monkeypat
     assert len(list(beir.documents())) == 1
 
 
+def test_no_query_stands_in_public_text(package, tmp_path, monkeypatch):
+    root = package(
+        a=f'"""Return the value.\n\nIt is short.\n    Return the\n    value\n{BODY}"""',
+        # Of no use as a pair without the query: 14 words.
+        b=f'"""Sort the list.\n\n{BODY[:-2]}. Return the value."""',
+        # No pair from the start, so that its body is public and its summary nowhere.
+        c=f'"""Quite secret.\n\n{BODY} x. RETURN the value. Sort the list, or not."""',
+        # The same letters and digits as what c leaves, once again.
+        d=f'"""Another.\n\n{BODY}; x. Sort the list or not"""',
+        # A query in its own document, and what would be one if b were none.
+        e=f'"""Set it up.\n\nSet it up. {BODY} y. sort the list"""',
+    )
+    beir = build_from(root, tmp_path / "cache", monkeypatch)
+    assert set(beir.queries().values()) == {"Return the value.", "Set it up."}
+    texts = [" ".join(found.text.split()) for found in public_documents(beir)]
+    assert texts == [
+        f"It is short. {BODY}",
+        f"{BODY} y.",
+        f"{BODY} x. Sort the list, or not.",
+    ]
+    assert [document.id for document in public_documents(beir)] == [
+        *(document.id for document in beir.documents()),
+        f"pydocs-{pydocs._identifier(texts[2])}",
+    ]
+    provenance = json.loads((beir.path / "provenance.json").read_text())
+    assert provenance["further_public_texts"] == 1
+
+
+def test_public_documents_of_any_beir_directory(package, tmp_path, monkeypatch):
+    root = package(a=f'"""Return the value.\n\n{BODY}"""')
+    beir = build_from(root, tmp_path / "cache", monkeypatch)
+    path = beir.path / pydocs.PUBLIC_TEXT
+    path.unlink()
+    assert list(public_documents(beir)) == list(beir.documents())
+    path.write_text('{"_id": "x", "text": "Some more."}\n')
+    assert list(public_documents(beir))[1:] == [Document("x", "", "Some more.")]
+    path.write_text('{"_id": "x", "text": "Some more."}\n{"_id": "y", "text": 3}\n')
+    with pytest.raises(DataError, match=r"public\.jsonl:2: .*text"):
+        list(public_documents(beir))
+
+
+def test_a_file_with_a_query_is_refused(package, tmp_path, monkeypatch):
+    root = package(a=f'"""Return the value.\n\n{BODY}"""')
+    beir = build_from(root, tmp_path / "cache", monkeypatch)
+    path = tmp_path / "more.jsonl"
+    path.write_text('{"_id": "x", "text": "To return the value."}\n')
+    refuse_queries(path, beir)
+    with path.open("a") as file:
+        file.write('{"_id": "y", "text": "So: return  the VALUE, or\\nreturn the\\n')
+        file.write('value"}\n')
+    with pytest.raises(DataError, match=r"more\.jsonl:2: .*'return the\\nvalue'"):
+        refuse_queries(path, beir)
+
+
 def test_a_folder_without_docstrings_is_an_error(package, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"no docstring was found.*sources \(.py\)"):
         build_from(package(a="x = 1"), tmp_path / "cache", monkeypatch)
@@ -117,7 +180,7 @@ def test_a_folder_without_docstrings_is_an_error(package, tmp_path, monkeypatch)
 
 def test_a_cached_corpus_is_not_built_again(tmp_path, monkeypatch):
     first = build_pydocs(tmp_path, ["absl", "requests"])
-    monkeypatch.setattr(pydocs, "read_docstrings", lambda folder: pytest.fail("built"))
+    monkeypatch.setattr(pydocs, "docstrings_of", lambda folder: pytest.fail("built"))
     again = build_pydocs(tmp_path, ["requests", "absl"])
     assert again.path == first.path
     assert again.validate(["train"]).documents > 100
@@ -130,6 +193,36 @@ def test_another_version_of_a_package_is_another_corpus(tmp_path, monkeypatch):
     assert other.path != first.path
     provenance = json.loads((other.path / "provenance.json").read_text())
     assert provenance["versions"] == {"absl": "99"}
+
+
+def test_another_version_of_the_code_is_another_corpus(tmp_path, monkeypatch):
+    first = build_pydocs(tmp_path / "cache", ["absl"])
+    here = Path(pydocs.__file__).parent
+    for name in pydocs._DECIDING:
+        copy = tmp_path / name
+        copy.mkdir()
+        for path in here.glob("*.py"):
+            (copy / path.name).write_bytes(path.read_bytes())
+        with (copy / f"{name}.py").open("a") as file:
+            file.write("# changed\n")
+        monkeypatch.setattr(pydocs, "__file__", str(copy / "pydocs.py"))
+        assert build_pydocs(tmp_path / "cache", ["absl"]).path != first.path
+    # A copy of all that is unchanged is the corpus that is there.
+    (copy / f"{name}.py").write_bytes((here / f"{name}.py").read_bytes())
+    assert build_pydocs(tmp_path / "cache", ["absl"]).path == first.path
+
+
+def test_every_module_that_decides_a_corpus_is_part_of_its_key():
+    """Else a cache would go on giving what older code made."""
+    tree = ast.parse(Path(pydocs.__file__).read_text())
+    used = {
+        node.module.rpartition(".")[2]
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("tfdpsq.data.")
+    }
+    # What is left reads, or puts files where they belong.
+    reading = {"beir", "beir_lines", "files", "texts"}
+    assert used - reading == set(pydocs._DECIDING) - {"pydocs"}
 
 
 def test_the_cache_is_where_xdg_says(tmp_path, monkeypatch):
@@ -183,6 +276,28 @@ def test_the_full_corpus_is_what_the_readme_says(corpus):
     provenance = json.loads((corpus.path / "provenance.json").read_text())
     assert provenance["counts"] == dataclasses.asdict(counts)
     assert provenance["fingerprint"] == corpus.fingerprint()
+
+
+def test_no_query_is_a_sentence_of_the_public_text(corpus):
+    """By a checker of its own: split at stops and line ends, lower-cased."""
+
+    def plain(sentence):
+        return " ".join(sentence.lower().split()).rstrip(".!?:; ")
+
+    queries = {plain(text) for text in corpus.queries().values()}
+    looked_at, found = 0, []
+    for name in ("corpus.jsonl", "public.jsonl"):
+        with (corpus.path / name).open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                text = json.loads(line)["text"]
+                # A sentence can go over several lines, or a line be one.
+                for part in (*re.split(r"\n\s*\n", text), *text.splitlines()):
+                    for sentence in re.split(r"(?<=[.!?])\s+", part):
+                        looked_at += 1
+                        if plain(sentence) in queries:
+                            found.append((name, number, sentence))
+    assert looked_at > 1_000_000
+    assert found == []
 
 
 def test_nothing_of_one_split_is_relevant_in_another(corpus):

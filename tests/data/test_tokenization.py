@@ -53,6 +53,17 @@ def test_ids_are_sentencepieces_own_with_eos_after_truncation(tokenizer, model_f
     assert lengths[3] == length and ids[3, -1] == 1
 
 
+def test_common_ids_are_words_the_likeliest_first(tokenizer, model_file):
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
+    ids = tokenizer.common_ids(1000)
+    # 300 pieces, of which 3 are special and 256 bytes.
+    assert len(set(ids)) == 300 - 3 - 256
+    assert not any(reference.id_to_piece(i).startswith("<") for i in ids)
+    scores = [reference.get_score(i) for i in ids]
+    assert scores == sorted(scores, reverse=True) and scores[0] > scores[-1]
+    assert tokenizer.common_ids(7) == ids[:7]
+
+
 @pytest.mark.parametrize("length", [1, 2, 64])
 def test_rows_have_the_length_asked_for(tokenizer, length):
     ids, lengths = tokenizer.encode(["privacy", ""], length)

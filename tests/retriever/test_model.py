@@ -7,7 +7,16 @@ import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from tfdpsq.retriever import TwoTower, collate, encode_pairs, load, make_batches, save
+from tfdpsq.layers import build_encoder
+from tfdpsq.retriever import (
+    TwoTower,
+    collate,
+    encode_pairs,
+    load,
+    make_batches,
+    save,
+    start_from,
+)
 from tfdpsq.validation import DataError, InputError
 
 
@@ -120,6 +129,82 @@ def test_projection_has_no_bias(model):
     assert [w.shape.as_list() for w in tower.get_layer("projection").weights] == [
         [16, 12]
     ]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_both_towers_start_from_an_encoder(make_model, make_config, shared, version):
+    t5 = dataclasses.replace(make_config().t5, version=version)
+    tf.keras.utils.set_random_seed(8)
+    encoder = build_encoder(t5)
+    before = encoder.get_weights()
+    model = make_model(t5=t5, shared=shared)
+    towers = [model.query_tower, model.document_tower]
+    kernels = [tower.get_layer("projection").kernel.numpy() for tower in towers]
+    start_from(model, encoder)
+    for tower, kernel in zip(towers, kernels):
+        np.testing.assert_array_equal(tower.get_layer("projection").kernel, kernel)
+        own = tower.get_layer("t5_encoder")
+        for one, other in zip(own.get_weights(), before):
+            np.testing.assert_array_equal(one, other)
+        # A copy: training a tower leaves the encoder, and the other tower, alone.
+        own.weights[0].assign_add(tf.ones_like(own.weights[0]))
+        np.testing.assert_array_equal(encoder.weights[0], before[0])
+        own.weights[0].assign(before[0])
+
+
+@pytest.mark.parametrize("embedding_dim", [16, 12])
+def test_as_wide_as_the_encoder_every_cosine_is_kept(
+    make_model, make_config, embedding_dim
+):
+    """The projection begins as a rotation; a narrower one cannot be one."""
+    tf.keras.utils.set_random_seed(9)
+    encoder = build_encoder(make_config().t5)
+    model = make_model(embedding_dim=embedding_dim, shared=False)
+    start_from(model, encoder)
+    lengths = [3, 8, 1, 5]
+    ids = _ids(lengths, 8)
+    pooled = []
+    for row, length in zip(ids, lengths):
+        one = row[tf.newaxis, :length]
+        states = encoder(
+            {"encoder_token_ids": one, "encoder_padding_mask": tf.ones_like(one)}
+        )
+        pooled.append(states.numpy()[0].astype(np.float64).mean(0))
+    unit = np.array(pooled) / np.linalg.norm(pooled, axis=1, keepdims=True)
+    for encode in (model.encode_queries, model.encode_documents):
+        found = encode(ids, tf.constant(lengths)).numpy()
+        off = np.abs(found @ found.T - unit @ unit.T).max()
+        assert off < 1e-5 if embedding_dim == 16 else off > 1e-2
+    # Two rotations: what one tower makes has no meaning to the other yet.
+    kernels = [
+        tower.get_layer("projection").kernel.numpy()
+        for tower in (model.query_tower, model.document_tower)
+    ]
+    for kernel in kernels:
+        np.testing.assert_allclose(
+            kernel.T @ kernel, np.eye(embedding_dim), rtol=0, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_dim": 24},
+        {"num_layers": 1},
+        {"version": "1.0"},
+        {"vocabulary_size": 61},
+        {"num_heads": 4, "key_value_dim": 4},  # as many weights, but for the biases
+    ],
+)
+def test_an_encoder_of_another_shape_is_refused(make_model, make_config, changes):
+    model = make_model()
+    before = model.get_weights()
+    encoder = build_encoder(dataclasses.replace(make_config().t5, **changes))
+    with pytest.raises(InputError, match="encoder's weights have shapes.*T5Config"):
+        start_from(model, encoder)
+    for one, other in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -1,4 +1,4 @@
-"""Fine-tuning from a model that lies there already: LoRA, bfloat16, less memory."""
+"""Fine-tuning from a model that lies there already: LoRA, a part, bfloat16."""
 
 import importlib.util
 import json
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdpsq.data import read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.generator.checkpoints import presets
 from tfdpsq.layers import T5Config
 from tfdpsq.run import convert, finetune, sources, synthesize
 from tfdpsq.validation import InputError
@@ -101,6 +102,45 @@ def _paths(model):
     ]
 
 
+def test_a_part_is_trained_certified_and_the_rest_left_as_it_was(base):
+    patterns = ("*layer_norm*", "*decoder*/self_attention/*")
+    model, certificate = _finetune(base, "part", trained=patterns, epsilon=8.0)
+    # 2·2 + 2·3 + 2 norms of 16; 2 layers with 4 kernels of 16·16, and a bias [32, 2].
+    trained = 12 * 16 + 2 * 4 * 16 * 16 + 32 * 2
+    assert certificate["training"]["trained"] == list(patterns)
+    assert certificate["training"]["trained_parameters"] == trained
+    assert certificate["training"]["lora"] == "none"
+    assert certificate["guarantee"]["epsilon"] <= 8.0
+    before = T5QueryGenerator.load(base / "public")
+    moved = 0
+    for path, one, other in zip(
+        _paths(before), before.backbone.weights, model.backbone.weights
+    ):
+        chosen = "layer_norm" in path or (
+            "decoder" in path
+            and ("self_attention" in path or one.shape.as_list() == [32, 2])
+        )
+        assert np.any(one.numpy() != other.numpy()) == chosen, path
+        moved += one.shape.num_elements() * chosen
+    assert moved == trained
+
+
+def test_by_default_everything_is_trained_and_the_certificate_says_so(tuned):
+    assert tuned[1]["training"]["trained"] == ["*"]
+    assert finetune.default_config().trained == ("*",)
+
+
+def test_a_preset_is_a_place_to_start_from(base, monkeypatch):
+    monkeypatch.setattr(presets, "_FOLDER", base)
+    model, certificate = _finetune(base, "by_name", init="public", steps=1)
+    assert certificate["training"]["starting_weights"] == "public"
+    from_path = _finetune(base, "by_path", steps=1)[1]
+    # The same weights, whatever they are called.
+    prints = [c["fingerprints"]["init"] for c in (certificate, from_path)]
+    assert prints[0] == prints[1]
+    assert (base / "by_name" / "spiece.model").is_file()
+
+
 def test_the_vocabulary_beside_the_weights_is_used_and_passed_on(base, tuned):
     config = synthesize.default_config()
     config.update(
@@ -145,6 +185,12 @@ def test_settings_that_cannot_be_are_refused(base):
     vocabulary = str(base / "spiece.model")
     for options, message in (
         ({"lora": {"targets": ("*/nothing",), "rank": 2}}, "matches no Dense layer"),
+        ({"trained": ("*norm*", "*/lstm/*")}, r"trained holds '\*/lstm/\*', which"),
+        ({"trained": ()}, r"trained is \[\]; give a list of patterns"),
+        (
+            {"trained": ("*norm*",), "lora": {"rank": 2}},
+            r"lora.rank is 2 and trained \['\*norm\*'\]: LoRA freezes all",
+        ),
         ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"init": str(base / "pairs")}, "holds no T5 checkpoint"),
         ({"init": "", "vocabulary": ""}, "no vocabulary was given"),

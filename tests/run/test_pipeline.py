@@ -36,7 +36,7 @@ def test_a_killed_job_goes_on_where_it_was(job):
     directory, before = job.directory, job.before
     after = _tiny_job.stages(directory)
     names = {path.parent.name for path in before}
-    assert names == {"prepare", "generator_public", "generator_inf"}
+    assert names == {"prepare", "public_model", "generator_inf"}
     assert all(after[path] == changed for path, changed in before.items())
     assert not list(directory.rglob("*.partial"))
     assert "| synthetic_eps8 | " in job.table

@@ -45,10 +45,11 @@ def tiny_config(data):
     config.epsilons = (math.inf, 8.0)
     config.direct_epsilons = (8.0,)
     config.examples = 2
+    config.init = ""  # random weights, and a vocabulary of these documents
     config.prepare.vocabulary_size = 320
     lengths = {"document_length": 32, "query_length": 12}
     t5 = {
-        "vocabulary_size": 320,
+        "vocabulary_size": 420,
         "num_layers": 1,
         "num_heads": 2,
         "hidden_dim": 16,
@@ -57,7 +58,12 @@ def tiny_config(data):
         "version": "1.0",
         "dropout": 0.0,
     }
-    for stage in (config.pretrain, config.finetune):
+    config.pretrain.t5.update(t5)
+    config.pretrain.update(lengths)
+    config.pretrain.steps = 3
+    config.pretrain.held_out_one_in = 8
+    config.pretrain.pair_rows = config.pretrain.text_rows = 4
+    for stage in (config.finetune,):
         stage.t5.update(t5)
         stage.update(lengths)
         stage.batch_size = 8

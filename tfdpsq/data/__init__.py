@@ -7,6 +7,7 @@ from tfdpsq.data.files import (
     check_writable,
     sha256_of_file,
 )
+from tfdpsq.data.keyword_queries import keyword_pairs
 from tfdpsq.data.pseudo_queries import pseudo_pairs
 from tfdpsq.data.pydocs import build_pydocs
 from tfdpsq.data.records import (
@@ -33,6 +34,7 @@ __all__ = [
     "atomic_write",
     "build_pydocs",
     "check_writable",
+    "keyword_pairs",
     "pseudo_pairs",
     "read_manifest",
     "read_synthetic",

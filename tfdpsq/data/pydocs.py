@@ -2,14 +2,13 @@
 
 The docstrings of the standard library and of the packages that tfdpsq requires:
 the summary sentence is the query (it plays the private part), the rest is the
-document (public). Sources are parsed, never imported.
+document (public). No query stands in a document or in the rest of the public text:
+where one recurs it is taken out. Sources are parsed, never imported.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import dataclasses
 import gc
 import hashlib
 import importlib.metadata
@@ -20,7 +19,6 @@ import platform
 import re
 import sysconfig
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -28,8 +26,11 @@ from absl import logging
 from tqdm import tqdm
 
 from tfdpsq.data.beir import BeirDirectory
+from tfdpsq.data.beir_lines import read_records, text_field
 from tfdpsq.data.beir_writer import write_beir_files
+from tfdpsq.data.docstrings import Docstring, docstrings_of
 from tfdpsq.data.files import atomic_directory, atomic_write
+from tfdpsq.data.recurrence import Sentences, refuse_recurring
 from tfdpsq.data.texts import Document
 from tfdpsq.validation import InputError
 
@@ -82,36 +83,10 @@ PACKAGES: Mapping[str, str] = {
     "werkzeug": "Werkzeug",
 }
 
-_QUERY_WORDS = range(3, 26)
-_LEAST_DOCUMENT_WORDS = 15
+PUBLIC_TEXT = "public.jsonl"
 
-# Tests, caches, other people's packages, and machine-made copies of a package's
-# own sources (tensorflow_probability/substrates).
-_SKIPPED_FOLDERS = {
-    "__pycache__",
-    "_test_data",
-    "dist-packages",
-    "idle_test",
-    "site-packages",
-    "substrates",
-    "test",
-    "tests",
-}
-_TEST_FILE = re.compile(r"(^test_.*|.*_tests?|^conftest)\.py$")
-_BLANK_LINE = re.compile(r"\n[ \t]*\n")
-
-
-@dataclasses.dataclass(frozen=True)
-class Docstring:
-    """A docstring split at its first blank line.
-
-    Attributes:
-      summary: what comes before, white space collapsed; 3 to 25 words.
-      body: what comes after, line breaks kept; at least 15 words.
-    """
-
-    summary: str
-    body: str
+# The modules beside this one that decide what a corpus holds, to the byte.
+_DECIDING = ("beir_writer", "docstrings", "pydocs", "recurrence")
 
 
 def build_pydocs(
@@ -121,10 +96,13 @@ def build_pydocs(
     """Returns the corpus as a BEIR directory, building it if the cache lacks it.
 
     One pair for each distinct summary, the first in order of package and module
-    path; bodies with the same letters and digits are one document. Splits train,
-    dev and test follow the hash of the document id, so that neither a document
-    nor a query is relevant in two of them. The same versions of Python and the
-    packages give the same bytes. ``provenance.json`` lies beside the corpus.
+    path; bodies with the same letters and digits are one document. Bodies that make
+    no pair are in ``public.jsonl`` (see `public_documents`): further public text.
+    Summaries that make none are left out altogether, since they are of the kind that
+    is private here. Splits train, dev and test follow the hash of the document id,
+    so that neither a document nor a query is relevant in two of them. The same
+    versions of Python and the packages give the same bytes. ``provenance.json`` lies
+    beside the corpus.
 
     Args:
       cache_dir: where corpora are kept; default ``$XDG_CACHE_HOME/tfdpsq``, else
@@ -137,24 +115,28 @@ def build_pydocs(
     """
     packages = tuple(sorted(set(packages)))
     versions = _versions(packages)
-    key = {
-        "code": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
-        "versions": versions,
+    code = {
+        name: hashlib.sha256(
+            Path(__file__).with_name(f"{name}.py").read_bytes()
+        ).hexdigest()
+        for name in _DECIDING
     }
+    key = {"code": code, "versions": versions}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     target = _cache(cache_dir) / f"pydocs-{digest[:16]}"
     if target.is_dir() and any(target.iterdir()):
         return BeirDirectory(target)
     start = time.monotonic()
     with _collector_paused():
-        pairs = _distinct(
-            pair
+        docstrings = [
+            docstring
             for package in tqdm(packages, desc="pydocs", unit="package", leave=False)
-            for pair in read_docstrings(_folder(package))
-        )
+            for docstring in docstrings_of(_folder(package))
+        ]
+        pairs, others = _public_and_private(docstrings)
     try:
         with atomic_directory(target) as partial:
-            _write(partial, pairs, versions)
+            _write(partial, pairs, others, versions)
     except InputError:
         # Another process may have finished the same corpus first.
         if not (target / "provenance.json").is_file():
@@ -166,47 +148,53 @@ def build_pydocs(
 
 
 def read_docstrings(folder: str | os.PathLike) -> Iterator[Docstring]:
-    """Yields the usable docstrings of all modules under a folder.
-
-    Modules come in the order of their paths, docstrings in the order of their
-    lines. Test folders and files are left out, as are files that do not parse.
+    """Yields the docstrings of all modules under a folder that make a pair.
 
     Args:
-      folder: a package's directory.
+      folder: a package's directory; see `docstrings.docstrings_of`.
     """
-    root = Path(folder)
-    paths = []
-    for parent, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
-        paths += [
-            Path(parent, name)
-            for name in names
-            if name.endswith(".py") and not _TEST_FILE.match(name)
-        ]
-    for path in sorted(paths, key=lambda path: path.relative_to(root).parts):
-        yield from _module_docstrings(path.read_bytes())
+    return (found for found in docstrings_of(folder) if found.is_pair)
+
+
+def public_documents(directory: BeirDirectory) -> Iterator[Document]:
+    """Yields all public text of a corpus: its documents, and then ``public.jsonl``.
+
+    Args:
+      directory: what `build_pydocs` returned, or any other BEIR directory, which
+        has its documents alone unless such a file is put beside them.
+
+    Raises:
+      DataError: malformed lines; names file and line.
+    """
+    yield from directory.documents()
+    path = directory.path / PUBLIC_TEXT
+    if path.is_file():
+        for line, record in read_records(path):
+            yield Document(
+                text_field(path, line, record, "_id"),
+                "",
+                text_field(path, line, record, "text"),
+            )
+
+
+def refuse_queries(path: str | os.PathLike, benchmark: BeirDirectory) -> None:
+    """Refuses a file of public text that holds a query of the benchmark.
+
+    Args:
+      path: JSON Lines with "text" (and "title").
+      benchmark: what `build_pydocs` returned. For data of your own such a check
+        would be a private read.
+
+    Raises:
+      DataError: names the file, the line and the query.
+    """
+    refuse_recurring(path, Sentences(benchmark.queries().values()))
 
 
 def split_of(document_id: str) -> str:
     """Returns the split of a document: 10 % test, 10 % dev, 80 % train."""
     place = int(hashlib.sha1(document_id.encode()).hexdigest()[:8], 16) % 100
     return "test" if place < 10 else "dev" if place < 20 else "train"
-
-
-def _module_docstrings(source: bytes) -> Iterator[Docstring]:
-    # Parsing is nearly all of the cost, and a file without these has nothing.
-    if b'"""' not in source and b"'''" not in source:
-        return
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Invalid escapes in old sources.
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return  # Python 2 left-overs, templates.
-    for node in _owners(tree):
-        found = _split(ast.get_docstring(node) or "")
-        if found:
-            yield found
 
 
 @contextlib.contextmanager
@@ -221,34 +209,35 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _owners(
-    node: ast.AST,
-) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yields what can have a docstring, in order; far fewer nodes than ast.walk."""
-    if isinstance(
-        node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    ):
-        yield node
-    for block in ("body", "handlers", "orelse", "finalbody"):
-        children = getattr(node, block, ())
-        if isinstance(children, list):  # The body of a lambda is an expression.
-            for child in children:
-                yield from _owners(child)
-
-
-def _split(docstring: str) -> Docstring | None:
-    parts = _BLANK_LINE.split(docstring, maxsplit=1)
-    if len(parts) < 2:
-        return None
-    try:
-        docstring.encode("utf-8")
-    except UnicodeEncodeError:
-        return None  # An escaped lone surrogate: no text.
-    summary = parts[0].split()
-    body = "\n".join(line.rstrip() for line in parts[1].splitlines()).strip()
-    if len(summary) not in _QUERY_WORDS or len(body.split()) < _LEAST_DOCUMENT_WORDS:
-        return None
-    return Docstring(" ".join(summary), body)
+def _public_and_private(
+    docstrings: Iterable[Docstring],
+) -> tuple[list[Docstring], list[str]]:
+    """The pairs, and the bodies that make none; no query recurs in any body."""
+    docstrings = list(docstrings)
+    # A query that is some document, word for word, would be a gift to retrieval.
+    whole = {_letters_and_digits(d.body) for d in docstrings if d.is_document}
+    asked = {
+        found.summary
+        for found in docstrings
+        if found.is_pair and _letters_and_digits(found.summary) not in whole
+    }
+    # Those too that will make no pair, as their body is too short then: the set
+    # must not depend on what is removed because of it.
+    queries = Sentences(asked)
+    bodies = {
+        body: queries.without(body).strip()
+        for body in {found.body for found in docstrings}
+    }
+    cleaned = [Docstring(found.summary, bodies[found.body]) for found in docstrings]
+    pairs = _distinct(d for d in cleaned if d.is_pair and d.summary in asked)
+    seen = {_letters_and_digits(pair.body) for pair in pairs}
+    others = []
+    for found in cleaned:
+        key = _letters_and_digits(found.body)
+        if found.is_document and key not in seen:
+            seen.add(key)
+            others.append(found.body)
+    return pairs, others
 
 
 def _distinct(docstrings: Iterable[Docstring]) -> list[Docstring]:
@@ -260,7 +249,7 @@ def _distinct(docstrings: Iterable[Docstring]) -> list[Docstring]:
         if key and key not in queries:
             body = bodies.setdefault(_letters_and_digits(pair.body), pair.body)
             queries[key] = Docstring(pair.summary, body)
-    # A query that is some document, word for word, would be a gift to retrieval.
+    # Some documents have lost a sentence by now, and may be some query only so.
     return [pair for key, pair in queries.items() if key not in bodies]
 
 
@@ -272,7 +261,9 @@ def _identifier(text: str) -> str:
     return hashlib.sha1(_letters_and_digits(text).encode()).hexdigest()[:16]
 
 
-def _write(directory: Path, pairs: list[Docstring], versions: dict) -> None:
+def _write(
+    directory: Path, pairs: list[Docstring], others: list[str], versions: dict
+) -> None:
     documents: dict[str, Document] = {}
     queries: list[tuple[str, str]] = []
     qrels: dict[str, list] = {"train": [], "dev": [], "test": []}
@@ -289,6 +280,13 @@ def _write(directory: Path, pairs: list[Docstring], versions: dict) -> None:
         )
     # A split that stays empty (a tiny corpus) has no file, and readers say so.
     write_beir_files(directory, documents.values(), queries, qrels)
+    with open(directory / PUBLIC_TEXT, "w", encoding="utf-8") as file:
+        for text in others:
+            record = {"_id": f"pydocs-{_identifier(text)}", "text": text}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    sentences = Sentences(text for _, text in queries)
+    for name in ("corpus.jsonl", PUBLIC_TEXT):
+        refuse_recurring(directory / name, sentences)
     provenance = {
         "source": "docstrings: summary -> rest",
         "versions": versions,
@@ -297,6 +295,7 @@ def _write(directory: Path, pairs: list[Docstring], versions: dict) -> None:
             "queries": len(queries),
             "pairs": {split: len(rows) for split, rows in qrels.items()},
         },
+        "further_public_texts": len(others),
         "fingerprint": BeirDirectory(directory).fingerprint(),
     }
     atomic_write(

@@ -161,6 +161,27 @@ class Tokenizer(tf.Module):
         rows = self._run("tokenize", tf.convert_to_tensor(texts, tf.string))
         return np.split(rows.values.numpy(), rows.row_splits.numpy()[1:-1])
 
+    def common_ids(self, most: int) -> list[int]:
+        """The ids of the likeliest pieces of text, the likeliest first.
+
+        Args:
+          most: return so many, or as many as there are. Special pieces and single
+            bytes, which stand in for rare characters, are no pieces of text.
+        """
+        processor = sentencepiece.SentencePieceProcessor(model_proto=self._model)
+        special = (
+            processor.is_byte,
+            processor.is_control,
+            processor.is_unknown,
+            processor.is_unused,
+        )
+        ids = [
+            i
+            for i in range(self.vocabulary_size)
+            if not any(test(i) for test in special)
+        ]
+        return sorted(ids, key=processor.get_score, reverse=True)[:most]
+
     def decode(self, ids: tf.Tensor) -> tf.Tensor:
         """Turns ids back into texts.
 

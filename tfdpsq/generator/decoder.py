@@ -108,12 +108,16 @@ class CachedDecoder:
         """Keys and values of the encoder's states, in every layer.
 
         Args:
-          states: [D, L, hidden_dim].
-          mask: [D, L] int32, 1 for real tokens.
+          states: what the model's `encode` returned, [D, L, hidden_dim] and longer by
+            a soft prompt.
+          mask: [D, L] int32, 1 for real tokens of the document.
 
         Returns:
           What `step` needs of them.
         """
+        prompt = self.model.backbone.soft_prompt
+        if prompt is not None:
+            mask = prompt.longer(mask)
         keys: list[tf.Tensor] = []
         values: list[tf.Tensor] = []
         heads, width = self.heads

@@ -105,6 +105,11 @@ def generate(
             f"uniforms has {rows} rows for {count} documents; give each document as "
             "many rows as it gets queries."
         )
+    # With a soft prompt as without one, rows are as wide as what is rounded alike.
+    prompt = model.backbone.soft_prompt
+    if prompt is not None:
+        short = -prompt.length % ROWS_ROUNDED_ALIKE
+        document_ids = tf.pad(document_ids, [[0, 0], [0, short]])
     mask = tf.sequence_mask(document_lengths, tf.shape(document_ids)[1], tf.int32)
     decoder = decoder or CachedDecoder(model, length)
     documents = decoder.documents(model.encode(document_ids, mask), mask)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tfdpsq import validation
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.checkpoints import huggingface
 from tfdpsq.layers import T5Config, build_backbone, encoder_of
@@ -22,11 +23,16 @@ class T5QueryGenerator(tf.keras.Model):
     Attributes:
       config: the T5 shape.
       backbone: encoder and decoder; see `layers.build_backbone`.
-      encoder: the encoder alone, sharing its weights.
+      encoder: the encoder alone, sharing its weights; what it returns begins with the
+        states of the soft prompt, if there is one.
     """
 
     def __init__(
-        self, config: T5Config, dtype: str | None = None, rematerialize: bool = False
+        self,
+        config: T5Config,
+        dtype: str | None = None,
+        rematerialize: bool = False,
+        soft_prompt: int = 0,
     ):
         """Builds the model with random weights, float32 whatever it computes in.
 
@@ -34,14 +40,38 @@ class T5QueryGenerator(tf.keras.Model):
           config: the T5 shape.
           dtype: "float32" or "mixed_bfloat16"; see `layers.build_backbone`.
           rematerialize: train in less memory and more time; see there.
+          soft_prompt: how many trained vectors stand before every document, P; see
+            there. They start at random; see `start_soft_prompt`.
 
         Raises:
-          InputError: another dtype.
+          InputError: another dtype, or a soft prompt of a length that is none.
         """
         super().__init__()
         self.config = config
-        self.backbone = build_backbone(config, dtype, rematerialize)
+        self.backbone = build_backbone(config, dtype, rematerialize, soft_prompt)
         self.encoder = encoder_of(self.backbone)
+
+    def start_soft_prompt(self, token_ids: Sequence[int]) -> None:
+        """Makes the soft prompt the embeddings of words of the vocabulary.
+
+        Args:
+          token_ids: P ids.
+
+        Raises:
+          InputError: there is no soft prompt, or it is not of that length; or an id
+            has no embedding.
+        """
+        prompt = self.backbone.soft_prompt
+        length = 0 if prompt is None else prompt.length
+        if prompt is None or len(token_ids) != length:
+            raise validation.InputError(
+                f"{len(token_ids)} token ids were given for a soft prompt of {length} "
+                "vectors. Give one for each, to a generator that was made with one."
+            )
+        for token in token_ids:
+            validation.in_range("token id", token, 0, self.config.vocabulary_size - 1)
+        embeddings = self.backbone.token_embedding.embeddings
+        prompt.vectors.assign(tf.gather(embeddings, list(token_ids)))
 
     def head(self, hidden: tf.Tensor) -> tf.Tensor:
         """Decoder states to logits.
@@ -72,6 +102,21 @@ class T5QueryGenerator(tf.keras.Model):
         Returns:
           [B, T, vocabulary_size] float32; position t predicts query token t.
         """
+        return self.head(self.states(inputs, training)["decoder_sequence_output"])
+
+    def states(
+        self, inputs: Mapping[str, tf.Tensor], training: bool = False
+    ) -> dict[str, tf.Tensor]:
+        """What encoder and decoder end in, teacher-forced.
+
+        Args:
+          inputs: as for `call`.
+          training: whether dropout is on.
+
+        Returns:
+          "encoder_sequence_output" [B, L, hidden_dim], of the document's own tokens,
+          and "decoder_sequence_output" [B, T, hidden_dim].
+        """
         targets = inputs["query_ids"]
         # The decoder starts with the padding id, as T5 does.
         shifted = tf.pad(targets[:, :-1], [[0, 0], [1, 0]])
@@ -87,7 +132,11 @@ class T5QueryGenerator(tf.keras.Model):
             },
             training=training,
         )
-        return self.head(states["decoder_sequence_output"])
+        prompt = self.backbone.soft_prompt
+        if prompt is not None:
+            encoded = states["encoder_sequence_output"][:, prompt.length :]
+            states = {**states, "encoder_sequence_output": encoded}
+        return states
 
     def row_losses(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False
@@ -104,13 +153,7 @@ class T5QueryGenerator(tf.keras.Model):
         Returns:
           [B] float32, nats per token.
         """
-        logits = self(inputs, training=training)
-        token_losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-            labels=inputs["query_ids"], logits=logits
-        )
-        mask = tf.cast(_mask(inputs["query_ids"], inputs["query_lengths"]), tf.float32)
-        tokens = tf.maximum(tf.reduce_sum(mask, axis=1), 1.0)
-        return tf.reduce_sum(token_losses * mask, axis=1) / tokens
+        return row_losses_of(self(inputs, training=training), inputs)
 
     def encode(self, document_ids: tf.Tensor, document_mask: tf.Tensor) -> tf.Tensor:
         """Encoder states, without dropout.
@@ -120,7 +163,7 @@ class T5QueryGenerator(tf.keras.Model):
           document_mask: [B, L] int32, 1 for real tokens.
 
         Returns:
-          [B, L, hidden_dim].
+          [B, P + L, hidden_dim], the soft prompt's states first.
         """
         return self.encoder(
             {
@@ -138,7 +181,8 @@ class T5QueryGenerator(tf.keras.Model):
         """Writes the model in Hugging Face's layout, which `transformers` loads too.
 
         Args:
-          directory: an existing directory, for `config.json` and `model.safetensors`.
+          directory: an existing directory, for `config.json`, `model.safetensors`,
+            and `soft_prompt.safetensors`, which `transformers` knows nothing of.
           vocabulary: its SentencePiece model, to lie there as `spiece.model`.
 
         Raises:
@@ -152,6 +196,7 @@ class T5QueryGenerator(tf.keras.Model):
         directory: str | os.PathLike,
         dtype: str | None = None,
         rematerialize: bool = False,
+        soft_prompt: int | None = None,
     ) -> T5QueryGenerator:
         """Loads what `save` wrote, or any other T5 checkpoint.
 
@@ -159,14 +204,28 @@ class T5QueryGenerator(tf.keras.Model):
           directory: see `checkpoints.open_checkpoint`.
           dtype: see `__init__`.
           rematerialize: see `__init__`.
+          soft_prompt: how many vectors its soft prompt is to have, by default as many
+            as the checkpoint's. One that the checkpoint lacks starts at random.
 
         Raises:
-          InputError: no T5 checkpoint is there, or it is not complete.
+          InputError: no T5 checkpoint is there, or it is not complete; or it holds a
+            soft prompt of another length.
         """
         checkpoint = checkpoints.open_checkpoint(directory)
-        model = cls(checkpoint.config, dtype, rematerialize)
+        length = checkpoint.soft_prompt_length(soft_prompt)
+        model = cls(checkpoint.config, dtype, rematerialize, length)
         checkpoint.load_into(model.backbone)
         return model
+
+
+def row_losses_of(logits: tf.Tensor, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Each row's cross-entropy from logits; see `T5QueryGenerator.row_losses`."""
+    token_losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=inputs["query_ids"], logits=logits
+    )
+    mask = tf.cast(_mask(inputs["query_ids"], inputs["query_lengths"]), tf.float32)
+    tokens = tf.maximum(tf.reduce_sum(mask, axis=1), 1.0)
+    return tf.reduce_sum(token_losses * mask, axis=1) / tokens
 
 
 def _mask(ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:

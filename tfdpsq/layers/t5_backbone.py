@@ -12,6 +12,7 @@ from keras_nlp.src.models.t5.t5_layer_norm import T5LayerNorm
 from keras_nlp.src.utils.keras_utils import gelu_approximate
 
 from tfdpsq import validation
+from tfdpsq.layers.soft_prompt import SoftPrompt
 from tfdpsq.layers.t5 import T5Config
 from tfdpsq.layers.t5_layers import T5TransformerLayer
 
@@ -23,6 +24,7 @@ class T5Backbone(tf.keras.Model):
 
     Attributes:
       token_embedding: the embedding that both use; for T5 1.1 it holds the head, too.
+      soft_prompt: what stands before the encoder's texts, or `None`.
       encoder_transformer_layers: the encoder's layers.
       encoder_layer_norm: what comes after them.
       decoder_transformer_layers: the decoder's layers.
@@ -30,20 +32,31 @@ class T5Backbone(tf.keras.Model):
     """
 
     def __init__(
-        self, config: T5Config, dtype: str | None = None, rematerialize: bool = False
+        self,
+        config: T5Config,
+        dtype: str | None = None,
+        rematerialize: bool = False,
+        soft_prompt: int = 0,
     ):
         """Builds the model; see `build_backbone`."""
         embedding = _embedding(config, dtype, tied=config.tied)
         encoder = _Stack(config, "encoder", dtype, rematerialize)
         decoder = _Stack(config, "decoder", dtype, rematerialize)
         ids, mask = _inputs("encoder")
-        states = encoder(embedding(ids), mask)
+        prompt = None
+        embedded, seen = embedding(ids), mask
+        if soft_prompt:
+            prompt = SoftPrompt(
+                soft_prompt, dtype=embedding.dtype_policy, name="soft_prompt"
+            )
+            embedded, seen = prompt(embedded, seen)
+        states = encoder(embedded, seen)
         decoder_ids, decoder_mask = _inputs("decoder")
         output = decoder(
             embedding(decoder_ids),
             decoder_mask,
             encoder_hidden_states=states,
-            encoder_attention_mask=mask[:, tf.newaxis],
+            encoder_attention_mask=seen[:, tf.newaxis],
             use_causal_mask=True,
         )
         super().__init__(
@@ -52,6 +65,7 @@ class T5Backbone(tf.keras.Model):
             name="t5_backbone",
         )
         self.token_embedding = embedding
+        self.soft_prompt = prompt
         self.encoder_transformer_layers = encoder.layers
         self.encoder_layer_norm = encoder.norm
         self.decoder_transformer_layers = decoder.layers
@@ -143,7 +157,10 @@ def _deviation_one(shape, dtype=None) -> tf.Tensor:
 
 
 def build_backbone(
-    config: T5Config, dtype: str | None = None, rematerialize: bool = False
+    config: T5Config,
+    dtype: str | None = None,
+    rematerialize: bool = False,
+    soft_prompt: int = 0,
 ) -> T5Backbone:
     """T5's encoder and decoder in the shape of `config`, randomly initialised.
 
@@ -153,18 +170,20 @@ def build_backbone(
         softmax and norms in float32. `None` follows Keras's global policy.
       rematerialize: keep only each layer's inputs for the backward pass of training,
         and run the layer twice: less memory for about a third more time.
+      soft_prompt: how many trained vectors stand before the encoder's texts, P (see
+        `SoftPrompt`); the decoder attends to them, too.
 
     Returns:
       A functional model from `encoder_token_ids` [B, L], `encoder_padding_mask`
       [B, L], `decoder_token_ids` [B, T] and `decoder_padding_mask` [B, T], all
-      int32, to `encoder_sequence_output` [B, L, hidden_dim] and
+      int32, to `encoder_sequence_output` [B, P + L, hidden_dim] and
       `decoder_sequence_output` [B, T, hidden_dim].
 
     Raises:
-      InputError: another dtype.
+      InputError: another dtype, or a soft prompt of a length that is none.
     """
     validation.one_of("dtype", dtype, _DTYPES)
-    return T5Backbone(config, dtype, rematerialize)
+    return T5Backbone(config, dtype, rematerialize, soft_prompt)
 
 
 def encoder_of(backbone: T5Backbone) -> tf.keras.Model:
@@ -175,7 +194,7 @@ def encoder_of(backbone: T5Backbone) -> tf.keras.Model:
 
     Returns:
       A functional model from {"encoder_token_ids", "encoder_padding_mask"},
-      both [B, L] int32, to hidden states [B, L, hidden_dim].
+      both [B, L] int32, to hidden states [B, P + L, hidden_dim].
     """
     names = ("encoder_token_ids", "encoder_padding_mask")
     return tf.keras.Model(

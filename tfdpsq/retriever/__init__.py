@@ -4,7 +4,13 @@ from tfdpsq.retriever.direct_dp import naive_sensitivity_multiplier
 from tfdpsq.retriever.encoding import encode_texts
 from tfdpsq.retriever.index import ScannBruteForce, as_run, search
 from tfdpsq.retriever.losses import in_batch_losses
-from tfdpsq.retriever.model import RetrieverConfig, TwoTower, load, save
+from tfdpsq.retriever.model import (
+    RetrieverConfig,
+    TwoTower,
+    load,
+    save,
+    start_from,
+)
 from tfdpsq.retriever.training import (
     collate,
     content_key,
@@ -27,4 +33,5 @@ __all__ = [
     "naive_sensitivity_multiplier",
     "save",
     "search",
+    "start_from",
 ]

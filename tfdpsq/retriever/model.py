@@ -148,6 +148,29 @@ class TwoTower(tfrs.models.Model):
         return total / tf.maximum(tf.reduce_sum(real), 1)
 
 
+def start_from(model: TwoTower, encoder: tf.keras.Model) -> None:
+    """Gives both towers an encoder's weights; their projections stay as they are.
+
+    Args:
+      model: of the encoder's shape.
+      encoder: as `layers.build_encoder` makes it.
+
+    Raises:
+      InputError: the encoder is of another shape.
+    """
+    for tower in {id(t): t for t in (model.query_tower, model.document_tower)}.values():
+        own = tower.get_layer("t5_encoder")
+        shapes = [tuple(v.shape) for v in own.weights]
+        given = [tuple(v.shape) for v in encoder.weights]
+        if shapes != given:
+            raise validation.InputError(
+                f"the encoder's weights have shapes {given}, the tower's {shapes}. "
+                "Build the retriever with the encoder's own T5Config."
+            )
+        for mine, theirs in zip(own.weights, encoder.weights):
+            mine.assign(theirs)
+
+
 def save(model: TwoTower, path: str | os.PathLike) -> None:
     """Writes config and weights to a new directory, whole or not at all.
 
@@ -207,7 +230,12 @@ def _tower(config: RetrieverConfig, name: str) -> tf.keras.Model:
         encoder(inputs), mask=inputs["encoder_padding_mask"]
     )
     projected = tf.keras.layers.Dense(
-        config.embedding_dim, use_bias=False, name="projection"
+        config.embedding_dim,
+        use_bias=False,
+        # As wide as the encoder it begins as a rotation, which keeps every cosine: a
+        # pretrained encoder is then worth as much behind it.
+        kernel_initializer="orthogonal",
+        name="projection",
     )(pooled)
     return tf.keras.Model(inputs, projected, name=name)
 

@@ -8,7 +8,8 @@ as t5_small_multi. Every weight is accounted for: one that lacks, is one too man
 another shape or is no number ends the command, and nothing is written. The output
 appears whole or not at all. It gets the vocabulary that lies with the input (or is
 given by --vocabulary), and the certificate, if the input has one: a generator stays
-as private as it was.
+as private as it was. A soft prompt is carried along to `huggingface`, in a file of its
+own; the other formats have no place for one, and refuse.
 
 Exit status: 0 converted, 2 it was not, for the reason that is printed.
 """
@@ -100,6 +101,7 @@ def convert(
             name = certificates.FILE_NAME
             shutil.copyfile(directory / name, partial / name)
     count = sum(math.prod(slot.shape) for slot in checkpoint.slots)
+    prompt = checkpoint.soft_prompt_length()
     epsilon = (certificate or {}).get("guarantee", {}).get("epsilon")
     return "\n".join(
         [
@@ -110,6 +112,7 @@ def convert(
             f"  shape        {config.num_layers} layers, hidden {config.hidden_dim}, "
             f"feed-forward {config.intermediate_dim}, {config.num_heads} heads of "
             f"{config.key_value_dim}, {config.vocabulary_size} embeddings",
+            f"  soft prompt  {prompt} vectors" if prompt else "  soft prompt  none",
             f"  vocabulary   {pieces}",
             "  certificate  "
             + ("none" if certificate is None else f"carried along, epsilon {epsilon}"),

@@ -81,10 +81,13 @@ def shape_of(config: ml_collections.ConfigDict) -> T5Config:
     """The model's shape, read from `init`'s config where there is one.
 
     Raises:
-      InputError: a shape that is none, or no checkpoint at `init`.
+      InputError: a shape that is none, no checkpoint at `init`, or one with a soft
+        prompt of another length.
     """
     if config.init:
-        return checkpoints.open_checkpoint(config.init).config
+        checkpoint = checkpoints.open_checkpoint(config.init)
+        checkpoint.soft_prompt_length(config.soft_prompt.length)
+        return checkpoint.config
     return T5Config(**config.t5)
 
 
@@ -113,8 +116,10 @@ def trace(config: ml_collections.ConfigDict, shape: T5Config) -> Traced:
         specs[f"{text}_ids"] = tf.TensorSpec([rows, length], tf.int32)
         specs[f"{text}_lengths"] = tf.TensorSpec([rows], tf.int32)
     with tf.variable_creator_scope(_without_value):
-        model = T5QueryGenerator(shape, config.dtype, config.rematerialize)
-        finetune.add_lora(model, config)
+        model = T5QueryGenerator(
+            shape, config.dtype, config.rematerialize, config.soft_prompt.length
+        )
+        finetune.choose_trained(model, config)
         optimizer = privacy.make_optimizer(
             plan, config.learning_rate, config.optimizer, config.engine
         )

@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import RowStore, Tokenizer, write_rows
-from tfdpsq.generator import T5QueryGenerator, encode_pairs
-from tfdpsq.layers import T5Config, apply_lora
+from tfdpsq.generator import T5QueryGenerator, checkpoints, encode_pairs
+from tfdpsq.layers import T5Config, apply_lora, train_only
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
 from tfdpsq.run import command, private_training, sources, workdir
@@ -56,7 +56,8 @@ def default_config() -> ml_collections.ConfigDict:
             "split": "train",
             # By default the one that lies beside the weights in `init`.
             "vocabulary": "",
-            # A directory in any format that `convert` reads; "" starts at random.
+            # A directory in any format that `convert` reads, or a preset's name, such
+            # as "t5_tiny_pydocs"; "" starts at random.
             "init": "",
             "t5": {
                 "vocabulary_size": 32128,
@@ -75,6 +76,14 @@ def default_config() -> ml_collections.ConfigDict:
                 "alpha": 16.0,
                 "targets": ("*/query_projector", "*/value_projector"),
             },
+            # Train so many vectors only, which stand before every document (prompt
+            # tuning, see `layers.SoftPrompt`); 0 has none. Its authors took 20 to 100
+            # of them, and a learning rate of 0.3 with Adafactor.
+            "soft_prompt": {"length": 0},
+            # Which weights are trained where both are off, as patterns of their paths
+            # (see `layers.train_only`): "*decoder*" is the decoder, "*layer_norm*" and
+            # "*self_attention/embeddings" are all norms and position biases.
+            "trained": ("*",),
             # "mixed_bfloat16" multiplies in bfloat16; weights, softmax, norms and all
             # that concerns privacy stay in float32.
             "dtype": "float32",
@@ -100,30 +109,60 @@ def load_generator(
     """The generator to start from: `config.init`, or random weights by `config.t5`.
 
     Raises:
-      InputError: the vocabulary does not fit the model, or LoRA's settings do not.
+      InputError: the vocabulary does not fit the model, or what is to be trained does
+        not.
     """
     tf.keras.utils.set_random_seed(config.seed)
+    options = (config.dtype, config.rematerialize, config.soft_prompt.length)
+    tuned = 0
     if config.init:
-        model = T5QueryGenerator.load(config.init, config.dtype, config.rematerialize)
+        model = T5QueryGenerator.load(config.init, *options)
+        tuned = checkpoints.open_checkpoint(config.init).soft_prompt_length()
     else:
-        model = T5QueryGenerator(
-            T5Config(**config.t5), config.dtype, config.rematerialize
-        )
+        model = T5QueryGenerator(T5Config(**config.t5), *options)
     tokenizer.require_embeddings(model.config.vocabulary_size)
-    add_lora(model, config)
+    choose_trained(model, config)
+    if config.soft_prompt.length and not tuned:
+        model.start_soft_prompt(_first_words(config, tokenizer))
     return model
 
 
-def add_lora(model: T5QueryGenerator, config: ml_collections.ConfigDict) -> None:
-    """Makes a low-rank update all that is trained, if the config has a rank.
+def _first_words(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> list[int]:
+    """Draws the words that a soft prompt starts as, all different if there are enough.
+
+    From the 5,000 most common ones, as Lester et al. 2021 do (section 3.2, figure 3b).
+    """
+    common = tokenizer.common_ids(5000)
+    length = config.soft_prompt.length
+    random = np.random.default_rng(config.seed)
+    return random.choice(common, length, replace=length > len(common)).tolist()
+
+
+def choose_trained(model: T5QueryGenerator, config: ml_collections.ConfigDict) -> None:
+    """Freezes all but a low-rank update, a soft prompt, or a part of the weights.
 
     Raises:
-      InputError: LoRA's settings do not fit the model.
+      InputError: the settings do not fit the model, or two of them are given.
     """
-    if config.lora.rank:
-        apply_lora(
-            model, config.lora.rank, config.lora.alpha, list(config.lora.targets)
+    rank, length = config.lora.rank, config.soft_prompt.length
+    if rank and length:
+        raise validation.InputError(
+            f"lora.rank is {rank} and soft_prompt.length {length}: each freezes all "
+            "weights but its own. Set one of them to 0."
         )
+    if (rank or length) and list(config.trained) != ["*"]:
+        name, what = ("lora.rank", "LoRA") if rank else ("soft_prompt.length", "it")
+        raise validation.InputError(
+            f"{name} is {rank or length} and trained {list(config.trained)}: {what} "
+            f"freezes all weights but its own. Leave trained at ('*',), or set {name} "
+            "to 0."
+        )
+    if rank:
+        apply_lora(model, rank, config.lora.alpha, list(config.lora.targets))
+    elif length:
+        train_only(model, ["*soft_prompt/*"])
+    else:
+        train_only(model, list(config.trained))
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
@@ -140,7 +179,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         "vocabulary": tokenizer.fingerprint,
     }
     if config.init:
-        inputs["init"] = workdir.model_fingerprint(config.init)
+        inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = private_training.run_directory(config, directory)
     stage = workdir.run_stage(
         directory,
@@ -163,7 +202,7 @@ def _make(
     vocabulary: pathlib.Path,
 ) -> dict:
     source = sources.load_source(config.pairs, config.split)
-    parent = certificates.read_certificate(config.init) if config.init else None
+    parent = sources.certificate_of_model(config.init)
     _check_lineage(config, source, parent)
     units = private_training.units_of(config, source)
     plan = privacy.make_plan(private_training.spec_of(config, units))

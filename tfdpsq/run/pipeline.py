@@ -34,6 +34,7 @@ from tfdpsq.run import (
     evaluate,
     finetune,
     prepare,
+    pretrain,
     report,
     report_content,
     sources,
@@ -49,20 +50,23 @@ SECONDS_FILE = "seconds.json"
 def default_config() -> ml_collections.ConfigDict:
     """Every stage's settings, and which rows the table has.
 
-    `epsilons` are those of the generator (a row of the table each), and
-    `direct_epsilons` those of the retriever trained on private pairs directly. With
+    `init` is the public T5 that generators and retrievers start from: a directory, a
+    preset's name, or "" for random weights. With `pretrain.steps` it is first trained
+    on the documents. `epsilons` are those of the generator (a row of the table each),
+    and `direct_epsilons` those of the retriever trained on private pairs directly. With
     `strict` the job refuses: measuring what was kept reads private queries.
     Paths and ε inside the stages' own settings are filled in by the pipeline.
     """
     return ml_collections.ConfigDict(
         {
             "data": sources.PYDOCS,
+            "init": "t5_tiny_pydocs",
             "epsilons": (math.inf, 8.0),
             "direct_epsilons": (8.0,),
             "examples": 8,
             "strict": False,
             "prepare": prepare.default_config(),
-            "pretrain": finetune.default_config(),
+            "pretrain": pretrain.default_config(),
             "finetune": finetune.default_config(),
             "synthesize": synthesize.default_config(),
             "retriever": train_retriever.default_config(),
@@ -163,31 +167,39 @@ class _Job:
         return out
 
     def prepare(self) -> None:
-        """Vocabulary and public pairs."""
-        self.prepared = self._run(
-            (prepare, self.config.prepare), "prepare", True, {"data": self.config.data}
+        """Public pairs, the public T5 to start from, and its vocabulary."""
+        init = self.config.init
+        data = {"data": self.config.data}
+        settings = {**data, "vocabulary_size": 0} if init else data
+        prepared = self._run((prepare, self.config.prepare), "prepare", True, settings)
+        self.public_pairs = str(prepared / prepare.PUBLIC_PAIRS)
+        self.vocabulary = (
+            str(sources.vocabulary_file("", init))
+            if init
+            else str(prepared / prepare.VOCABULARY)
         )
-        self.vocabulary = str(self.prepared / prepare.VOCABULARY)
-        self.public_pairs = str(self.prepared / prepare.PUBLIC_PAIRS)
+        self.start = init
+        if self.config.pretrain.steps:
+            self.start = str(
+                self._run(
+                    (pretrain, self.config.pretrain),
+                    "public_model",
+                    True,
+                    {**data, "init": init, "vocabulary": self.vocabulary},
+                )
+            )
 
     def generators(self) -> dict[float, pathlib.Path]:
         """One generator per ε, all from the same publicly pretrained weights."""
-        common = {"vocabulary": self.vocabulary}
-        pretrained = self._run(
-            (finetune, self.config.pretrain),
-            "generator_public",
-            True,
-            {**common, "pairs": self.public_pairs, "epsilon": math.inf},
-        )
         return {
             epsilon: self._run(
                 (finetune, self.config.finetune),
                 f"generator_{epsilon_name(epsilon)}",
                 math.isfinite(epsilon),
                 {
-                    **common,
+                    "vocabulary": self.vocabulary,
                     "pairs": self.config.data,
-                    "init": str(pretrained),
+                    "init": self.start,
                     "epsilon": epsilon,
                 },
             )
@@ -219,7 +231,7 @@ class _Job:
         rows = [Row("bm25", "BM25", None, None)]
 
         def add(name, label, epsilon, config, free, settings):
-            settings["vocabulary"] = self.vocabulary
+            settings.update(vocabulary=self.vocabulary, init=self.start)
             path = self._run(
                 (train_retriever, config), f"retriever_{name}", free, settings
             )
@@ -252,7 +264,6 @@ class _Job:
                     "method": "naive",
                     "epsilon": epsilon,
                     "steps": plain.steps,
-                    "batch_size": plain.batch_size,
                 },
             )
         return rows
@@ -299,11 +310,12 @@ def _check(config: ml_collections.ConfigDict) -> None:
     validation.in_range("synthesize.top_p", synthesis.top_p, 0, 1, low_open=True)
     for stage in ("pretrain", "finetune", "synthesize", "retriever", "direct"):
         for field in ("document_length", "query_length", "batch_size"):
-            validation.positive_integer(f"{stage}.{field}", config[stage][field])
+            if field in config[stage]:
+                validation.positive_integer(f"{stage}.{field}", config[stage][field])
 
 
 def _check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
-    for stage in ("finetune", "retriever"):
+    for stage in ("finetune", "retriever", "direct"):
         if config[stage].batch_size > n:
             raise validation.InputError(
                 f"{stage}.batch_size {config[stage].batch_size} is larger than the "

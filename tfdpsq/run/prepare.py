@@ -30,6 +30,7 @@ def default_config() -> ml_collections.ConfigDict:
         {
             "data": sources.PYDOCS,
             "splits": ("train", "test"),
+            # 0 learns none: where a pretrained model brings its own.
             "vocabulary_size": 8192,
             "pseudo_queries_per_document": 1,
             "seed": 0,
@@ -50,12 +51,13 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     corpus = sources.corpus_fingerprint(config.data)
 
     def make(out: pathlib.Path) -> dict:
-        (out / VOCABULARY).parent.mkdir()
-        train_vocabulary(
-            (document.content for document in beir.documents()),
-            config.vocabulary_size,
-            out / VOCABULARY,
-        )
+        if config.vocabulary_size:
+            (out / VOCABULARY).parent.mkdir()
+            train_vocabulary(
+                (document.content for document in beir.documents()),
+                config.vocabulary_size,
+                out / VOCABULARY,
+            )
         rows = (
             SyntheticQuery(
                 f"genQ{number}", pair.query, pair.document_id, pair.document, 0

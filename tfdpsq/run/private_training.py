@@ -250,6 +250,8 @@ def training_facts(
             sum(np.prod(v.shape) for v in model.trainable_variables)
         ),
         "starting_weights": config.get("init") or "random",
+        "trained": list(config.get("trained", ["*"])),
         "lora": dict(config.lora) if config.get("lora", {}).get("rank") else "none",
+        "soft_prompt": config.get("soft_prompt", {}).get("length") or "none",
         "computed_in": config.get("dtype", "float32"),
     }

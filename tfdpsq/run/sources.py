@@ -26,6 +26,7 @@ from tfdpsq.data import (
 from tfdpsq.data.texts import Document, Pair
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import checkpoints
+from tfdpsq.privacy import read_certificate
 
 PYDOCS = "pydocs"
 
@@ -106,20 +107,29 @@ def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
 
     Args:
       given: a file, or "".
-      model: the directory of a T5 that may hold one, or "".
+      model: a T5 that may hold one, its directory or its name, or "".
 
     Raises:
       InputError: neither is there.
     """
     if given:
         return pathlib.Path(given)
-    beside = checkpoints.vocabulary_in(model) if model else None
+    beside = checkpoints.vocabulary_in(checkpoints.locate(model)) if model else None
     if beside is not None:
         return beside
     raise validation.InputError(
         f"no vocabulary was given, and {model or 'no model'} has no {VOCABULARY_FILE} "
         "beside its weights. Set vocabulary to the model's SentencePiece file."
     )
+
+
+def certificate_of_model(model: str) -> dict[str, Any] | None:
+    """The certificate beside a model's weights; `None` for public weights.
+
+    Args:
+      model: a directory, a preset's name, or "" for random weights.
+    """
+    return read_certificate(checkpoints.locate(model)) if model else None
 
 
 def is_free(path: str) -> bool:

@@ -20,9 +20,9 @@ from tfdpsq.generator import (
     SamplingConfig,
     SynthesisConfig,
     T5QueryGenerator,
+    checkpoints,
     synthesize,
 )
-from tfdpsq.privacy import read_certificate
 from tfdpsq.run import command, sources, workdir
 
 SET = "set"
@@ -32,7 +32,7 @@ def default_config() -> ml_collections.ConfigDict:
     """The stage's settings."""
     return ml_collections.ConfigDict(
         {
-            # A directory in any format that `convert` reads.
+            # A directory in any format that `convert` reads, or a preset's name.
             "generator": "",
             # By default the one that lies beside the generator's weights.
             "vocabulary": "",
@@ -70,7 +70,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
     )
     inputs = {
-        "generator": workdir.model_fingerprint(config.generator),
+        "generator": workdir.model_fingerprint(checkpoints.locate(config.generator)),
         "vocabulary": tokenizer.fingerprint,
         "corpus": sources.corpus_fingerprint(config.corpus),
     }
@@ -95,7 +95,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             out / SET,
             rows,
             provenance={"config": workdir.plain(config), "inputs": inputs},
-            certificate=read_certificate(config.generator),
+            certificate=sources.certificate_of_model(config.generator),
             shards=config.shards,
         )
         return {

@@ -23,8 +23,10 @@ import tensorflow as tf
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
+from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import accounting
+from tfdpsq.privacy import certificate as certificates
 from tfdpsq.run import command, private_training, sources, workdir
 from tfdpsq.run.progress import Progress
 
@@ -45,7 +47,11 @@ def default_config() -> ml_collections.ConfigDict:
         {
             "pairs": sources.PYDOCS,
             "split": "train",
+            # By default the one that lies beside the weights in `init`.
             "vocabulary": "",
+            # Where the encoder starts: a T5 in any format that `convert` reads, or a
+            # preset's name; `t5` is then not looked at. "" starts at random.
+            "init": "",
             "method": "plain",
             "t5": {
                 "vocabulary_size": 32128,
@@ -88,12 +94,14 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             f"epsilon is {config.epsilon} but method 'plain' adds no noise. Set "
             'epsilon to "inf", or method to "naive".'
         )
-    tokenizer = Tokenizer(config.vocabulary)
+    tokenizer = Tokenizer(sources.vocabulary_file(config.vocabulary, config.init))
     private = private_training.private_directory(config, directory)
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
     }
+    if config.init:
+        inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = private_training.run_directory(config, directory)
     stage = workdir.run_stage(
         directory,
@@ -113,19 +121,17 @@ def _make(
     own: pathlib.Path,
     inputs: dict[str, str],
 ) -> dict:
-    tf.keras.utils.set_random_seed(config.seed)
-    model = retriever.TwoTower(
-        retriever.RetrieverConfig(
-            t5=T5Config(**config.t5),
-            embedding_dim=config.embedding_dim,
-            scale=config.scale,
-            query_length=config.query_length,
-            document_length=config.document_length,
-            shared=config.shared,
+    parent = sources.certificate_of_model(config.init)
+    if parent is not None and config.method != "plain":
+        raise validation.InputError(
+            f"{config.init} was itself trained on private queries (epsilon "
+            f"{parent['guarantee']['epsilon']}), so epsilon {config.epsilon} would "
+            "not be all that was spent. Start from public weights."
         )
-    )
+    model = _untrained(config)
+    tokenizer.require_embeddings(model.config.t5.vocabulary_size)
     executed = 0
-    certificate = None
+    certificate = parent
     if config.steps:
         source = sources.load_source(config.pairs, config.split)
         if source.private and config.method == "plain" and not config.n_is_public:
@@ -134,6 +140,8 @@ def _make(
                 "says that nothing is protected, states their exact number. Set "
                 "n_is_public = True."
             )
+        if not source.private:  # By post-processing; before any training.
+            certificate = certificates.inherited_certificate(source.certificate, parent)
         reads = (
             private_training.record_losses(config, private) if source.private else []
         )
@@ -143,8 +151,6 @@ def _make(
         if config.method == "plain":
             _train_plainly(config, model, tokenizer, source, progress)
             executed = config.steps
-            # What it is trained on decides its guarantee, by post-processing.
-            certificate = source.certificate
             if source.private:
                 facts = _facts(config, model, inputs, reads)
                 certificate = _unprotected(config, len(source.pairs), facts)
@@ -170,6 +176,28 @@ def _make(
     retriever.save(model, out / MODEL)
     private_training.write_certificate(out, certificate)
     return {"steps_executed": executed}
+
+
+def _untrained(config) -> retriever.TwoTower:
+    """The retriever to start from: the encoder of `init`, or random weights by `t5`."""
+    tf.keras.utils.set_random_seed(config.seed)
+    if config.init:
+        t5, encoder = checkpoints.load_encoder(config.init)
+    else:
+        t5, encoder = T5Config(**config.t5), None
+    model = retriever.TwoTower(
+        retriever.RetrieverConfig(
+            t5=t5,
+            embedding_dim=config.embedding_dim,
+            scale=config.scale,
+            query_length=config.query_length,
+            document_length=config.document_length,
+            shared=config.shared,
+        )
+    )
+    if encoder is not None:
+        retriever.start_from(model, encoder)
+    return model
 
 
 def _train_plainly(config, model, tokenizer, source, progress) -> None:

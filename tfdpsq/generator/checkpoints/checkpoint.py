@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.generator.checkpoints import weights
+from tfdpsq.generator.checkpoints import prompt_file, weights
 from tfdpsq.generator.checkpoints.slots import Slot
-from tfdpsq.layers import T5Config
+from tfdpsq.layers import SoftPrompt, T5Config
 
 NOT_T5 = "Only T5 1.0, T5 1.1, FLAN-T5 and mT5 can be loaded."
 
@@ -43,6 +43,7 @@ class Checkpoint:
       slots: the weights to load; without the decoder's if only the encoder is wanted.
       copies: see `weights.check`.
       ignored: see `weights.check`.
+      soft_prompt: what lies beside the weights, or `None`.
 
     Raises:
       DataError: see `weights.check`.
@@ -54,6 +55,7 @@ class Checkpoint:
     slots: Sequence[Slot]
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ignored: Sequence[str] = ()
+    soft_prompt: prompt_file.StoredPrompt | None = None
 
     def __post_init__(self):
         """Checks the headers."""
@@ -62,10 +64,40 @@ class Checkpoint:
     def load_into(self, model: tf.keras.Model) -> None:
         """Assigns all values to a backbone (or an encoder) of `config`.
 
+        A soft prompt of the model's that the checkpoint lacks stays as it is.
+
         Raises:
+          InputError: the checkpoint has a soft prompt, the model none of its length.
           DataError: see `weights.load_into`. The model must then not be used.
         """
+        prompt = prompt_file.of(model)
+        self.soft_prompt_length(0 if prompt is None else prompt.length)
         weights.load_into(model, self.slots, self.source, self.copies, self.ignored)
+        if self.soft_prompt is not None and isinstance(prompt, SoftPrompt):
+            prompt.vectors.assign(self.soft_prompt.vectors)
+
+    def soft_prompt_length(self, wanted: int | None = None) -> int:
+        """How many vectors the soft prompt of a model has that this is loaded into.
+
+        Args:
+          wanted: that many, or 0 for no soft prompt; by default as many as are here.
+
+        Raises:
+          DataError: there is one here, of another length than is wanted.
+        """
+        found = 0 if self.soft_prompt is None else self.soft_prompt.length
+        if wanted is None:
+            return found
+        if self.soft_prompt is not None and wanted != found:
+            raise validation.DataError(
+                self.soft_prompt.path,
+                f"it is a soft prompt of {found} vectors, where one of {wanted} is "
+                "wanted",
+                f"Set the soft prompt's length to {found} to go on with this one, or "
+                "start from the model it was tuned for, which is a copy of this "
+                "directory without the file",
+            )
+        return wanted
 
     def read_value(self, slot: Slot) -> np.ndarray:
         """Reads one weight, wherever this checkpoint has it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
@@ -10,7 +11,13 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.data.tokenization import VOCABULARY_FILE
-from tfdpsq.generator.checkpoints import huggingface, keras_preset, t5x
+from tfdpsq.generator.checkpoints import (
+    huggingface,
+    keras_preset,
+    presets,
+    prompt_file,
+    t5x,
+)
 from tfdpsq.generator.checkpoints.checkpoint import Checkpoint
 from tfdpsq.layers import T5Config, build_backbone, build_encoder
 
@@ -30,11 +37,14 @@ def locate(path: str | os.PathLike) -> pathlib.Path:
     """
     text = os.fspath(path)
     if not os.path.exists(text):
+        if shipped := presets.directory_of(text):
+            return shipped
         if keras_preset.is_name(text):
             return keras_preset.download(text)
+        names = ", ".join([*presets.names(), *keras_preset.names()])
         raise validation.InputError(
             f"{text} does not exist. Give a directory with a T5 checkpoint, or the "
-            f"name of a keras-nlp preset ({', '.join(keras_preset.names())})."
+            f"name of a preset ({names})."
         )
     return pathlib.Path(path)
 
@@ -56,7 +66,8 @@ def open_checkpoint(
 
     Args:
       path: a directory of Hugging Face's, a keras-nlp preset, or a T5X checkpoint;
-        or the name of a preset for keras-nlp to download, such as "t5_small_multi".
+        or a name: "t5_tiny_pydocs", which comes with this package, or that of a preset
+        for keras-nlp to download, such as "t5_small_multi".
       encoder_only: whether the decoder and the head are to be left out, or are not
         there at all.
       ignore: see `t5x.open_checkpoint`; empty for the other formats.
@@ -67,9 +78,28 @@ def open_checkpoint(
     Raises:
       InputError: nothing there, or of no known format; or see `locate`.
       DataError: not a T5 that this project builds, or not complete; the message
-        names file, key or tensor, and both values or shapes.
+        names file, key or tensor, and both values or shapes. Or an encoder alone is
+        wanted of a model with a soft prompt.
     """
     path = locate(path)
+    checkpoint = _open_weights(path, encoder_only, ignore)
+    prompt = prompt_file.read(path, checkpoint.config)
+    if prompt is None:
+        return checkpoint
+    if encoder_only:
+        raise validation.DataError(
+            prompt.path,
+            f"the model has a soft prompt of {prompt.length} vectors, which an encoder "
+            "alone has no place for",
+            "Give the T5 that the prompt was tuned for, which is a copy of this "
+            "directory without the file",
+        )
+    return dataclasses.replace(checkpoint, soft_prompt=prompt)
+
+
+def _open_weights(
+    path: pathlib.Path, encoder_only: bool, ignore: Sequence[str]
+) -> Checkpoint:
     found = [form for form in _FORMATS if form.matches(path)]
     if not found:
         raise validation.InputError(
@@ -104,7 +134,9 @@ def load(
       DataError: see there and `weights.load_into`.
     """
     checkpoint = open_checkpoint(path)
-    backbone = build_backbone(checkpoint.config, dtype=dtype)
+    backbone = build_backbone(
+        checkpoint.config, dtype, soft_prompt=checkpoint.soft_prompt_length()
+    )
     checkpoint.load_into(backbone)
     return checkpoint.config, backbone
 

@@ -26,8 +26,8 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.data import files
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
+from tfdpsq.generator.checkpoints import prompt_file, weights
 from tfdpsq.generator.checkpoints import slots as t5_slots
-from tfdpsq.generator.checkpoints import weights
 from tfdpsq.generator.checkpoints.checkpoint import NOT_T5, Checkpoint, unlike_t5
 from tfdpsq.layers import T5Config
 
@@ -189,7 +189,8 @@ def save(
     """Writes a model so that `transformers` and `open_checkpoint` read it.
 
     The same weights give the same bytes. Values pass a block at a time. The config
-    is written last: without it, the directory is no checkpoint.
+    is written last: without it, the directory is no checkpoint. A soft prompt gets a
+    file of its own, which `transformers` does not read.
 
     Args:
       directory: an existing directory; files of these names in it are replaced.
@@ -201,11 +202,13 @@ def save(
 
     Raises:
       InputError: a weight is not finite in `dtype`; or the vocabulary has more
-        pieces than the model embeddings.
+        pieces than the model embeddings; or an encoder alone has a soft prompt.
       DataError: `vocabulary` is no SentencePiece model of a T5.
     """
     directory = pathlib.Path(directory)
     validation.one_of("dtype", dtype, weights.DTYPES)
+    if encoder_only:
+        prompt_file.refuse(model, "an encoder alone")
     eos_id = 1
     if vocabulary is not None:
         tokenizer = Tokenizer(vocabulary)
@@ -213,6 +216,7 @@ def save(
         eos_id = tokenizer.eos_id
     slots = sorted(_slots(config, encoder_only), key=lambda slot: slot.stored)
     _write_safetensors(directory / WEIGHTS_FILE, slots, model, dtype)
+    prompt_file.write(directory, model)
     if vocabulary is not None:
         target = directory / VOCABULARY_FILE
         if not (target.exists() and target.samefile(vocabulary)):

@@ -31,8 +31,8 @@ from keras_nlp.src.utils import preset_utils
 
 from tfdpsq import validation
 from tfdpsq.data import files
+from tfdpsq.generator.checkpoints import prompt_file, weights
 from tfdpsq.generator.checkpoints import slots as t5_slots
-from tfdpsq.generator.checkpoints import weights
 from tfdpsq.generator.checkpoints.checkpoint import NOT_T5, Checkpoint, unlike_t5
 from tfdpsq.layers import T5Config
 
@@ -213,9 +213,11 @@ def save(
       encoder_only: must be false, as presets are whole.
 
     Raises:
-      InputError: a weight is not finite, another dtype, or an encoder only.
+      InputError: a weight is not finite, another dtype, an encoder only, or the model
+        has a soft prompt.
     """
     check_options(dtype, encoder_only)
+    prompt_file.refuse(model, "a keras-nlp preset")
     directory = pathlib.Path(directory)
     slots = _slots(config, False)
     _write_weights(directory / WEIGHTS_FILE, slots, model)

@@ -28,8 +28,8 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.data.tokenization import VOCABULARY_FILE
+from tfdpsq.generator.checkpoints import prompt_file, t5x_arrays, weights
 from tfdpsq.generator.checkpoints import slots as t5_slots
-from tfdpsq.generator.checkpoints import t5x_arrays, weights
 from tfdpsq.generator.checkpoints.checkpoint import NOT_T5, Checkpoint
 from tfdpsq.generator.checkpoints.t5x_arrays import CHECKPOINT_FILE
 from tfdpsq.layers import T5Config
@@ -145,9 +145,11 @@ def save(
       encoder_only: whether to write the encoder alone.
 
     Raises:
-      InputError: a weight is not finite in `dtype`, or msgpack is not installed.
+      InputError: a weight is not finite in `dtype`, msgpack is not installed, or the
+        model has a soft prompt.
     """
     check_options(dtype, encoder_only)
+    prompt_file.refuse(model, "a T5X checkpoint")
     directory = pathlib.Path(directory)
     inline = (t5_slots.NORM, t5_slots.POSITIONS)  # as T5X has them
     arrays = (

@@ -1,0 +1,32 @@
+"""How to spend ε, chosen on public data: `python -m tfdpsq.run.grid ...`.
+
+The grid that quickstart's settings come from; its results are in the card of
+`t5_tiny_pydocs`.
+"""
+
+from tfdpsq.run import grid
+
+ATTENTION = ("*attention/query_projector", "*attention/value_projector")
+
+
+def get_config():
+    """Which weights, how fast; every point spends ε = 8 on the proxy."""
+    config = grid.default_config()
+    stage = config.finetune
+    stage.init = "t5_tiny_pydocs"
+    stage.epsilon = 8.0
+    stage.n_is_public = True
+    stage.accountant = "rdp"
+    stage.document_length, stage.query_length = 96, 24
+    stage.batch_size, stage.microbatch_size, stage.steps = 512, 64, 40
+    stage.clip_norm = 0.1
+    stage.lora.targets = ATTENTION
+    config.variants = {
+        "all": {},
+        "lora8": {"lora": {"rank": 8, "alpha": 8.0}},
+        "norms": {"trained": ("*layer_norm*", "*self_attention/embeddings")},
+        "decoder": {"trained": ("*decoder*",)},
+        "prompt": {"soft_prompt": {"length": 8}},
+    }
+    config.axes = (("learning_rate", (1e-3, 3e-3, 1e-2)),)
+    return config

@@ -1,0 +1,176 @@
+"""Queries that stand in public text again: where they are found, and taken out."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdpsq.data.recurrence import Sentences, refuse_recurring
+from tfdpsq.validation import DataError
+
+QUERY = "Return the value of x."
+
+
+def found(text, *sentences):
+    """What is found in a text of some sentences, as it stands there."""
+    spans = Sentences(sentences or [QUERY]).spans(text)
+    return [text[start:end] for start, end in spans]
+
+
+@pytest.mark.parametrize(
+    "text, there",
+    [
+        # Beginnings: of the text, of a line, of a sentence.
+        ("Return the value of x. Not y.", "Return the value of x."),
+        ("It counts\n  Return the value of x\nNot y.", "Return the value of x"),
+        ("It counts. Return the value of x. Not y.", "Return the value of x."),
+        ("Why? return the value of x!", "return the value of x!"),
+        ("get: return the value of x; set: not", "return the value of x;"),
+        # Line breaks, of any kind, and other white space.
+        ("Return the\n    value\tof\u00a0x.", "Return the\n    value\tof\u00a0x."),
+        ("Here\rReturn the value of x\r\nnow", "Return the value of x"),
+        ("Here\u2028Return the value of x\x0cnow", "Return the value of x"),
+        # Case, final stops, and marks around it.
+        ("RETURN THE VALUE OF X", "RETURN THE VALUE OF X"),
+        ("It does. 'Return the value of x.' Yes", "'Return the value of x.'"),
+        ("It does. `Return the value of ``x``...`", "`Return the value of ``x``...`"),
+        ("(See y.) (Return the value of x.) End", "(Return the value of x.)"),
+        (
+            "\u201cReturn the value of x\u201d. End",
+            "\u201cReturn the value of x\u201d.",
+        ),
+        ("** Return the value of x **", "Return the value of x **"),
+        ("Return the value of x . Not y", "Return the value of x ."),
+        ("Return the value of x.\n```\nx = 1", "Return the value of x."),
+        # Bullets and numbers of lists.
+        ("Steps - Return the value of x.", "Return the value of x."),
+        ("Steps\n 2) Return the value of x\n 3) Stop", "Return the value of x"),
+    ],
+)
+def test_it_is_found_where_it_stands_as_a_sentence(text, there):
+    expected = there
+    if "``x``" in there:
+        assert found(text, "Return the value of ``x``.") == [expected]
+    else:
+        assert found(text) == [expected]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "To return the value of x.",
+        "We return the value of x. Not y.",
+        "Return the value of x now.",
+        "Return the value of x, or of y.",
+        "Return the value of xs.",
+        "Return the values of x.",
+        "Return the value. Of x.",
+        "Return the\nbest value of x.",
+        "",
+        " \n ",
+        ". . .",
+    ],
+)
+def test_it_is_not_found_inside_a_longer_sentence_nor_changed(text):
+    assert found(text) == []
+    assert Sentences([QUERY]).without(text) == text
+
+
+def test_the_longest_of_several_is_found_and_none_overlap():
+    nested = ["Do it.", "Do it. Then stop", "then stop", "stop: now"]
+    assert found("Do it. Then stop. Then stop.", *nested) == [
+        "Do it. Then stop.",
+        "Then stop.",
+    ]
+    # Here the longest is not all there.
+    assert found("Do it. Then, stop: now", *nested) == ["Do it."]
+    # One word, beside others that begin with it.
+    assert found("Stop. Stop: now. Stop it.", "stop", *nested) == [
+        "Stop.",
+        "Stop: now.",
+    ]
+
+
+def test_sentences_of_the_same_words_are_one_and_nothing_is_none():
+    same = Sentences(["A b.", "a  B", "'a\nb'", "a b ."])
+    assert len(same) == 1
+    assert same.spans("a b") == [(0, 3)]
+    empty = Sentences(["", "...", "--- !"])
+    assert len(empty) == 0
+    assert empty.spans("... --- !\n\n...") == []
+
+
+def test_what_comes_together_when_one_is_taken_out_goes_too():
+    sentences = Sentences(["x y", "a b c."])
+    assert sentences.without("K. A\nx y\nb c. D.").split() == ["K.", "D."]
+
+
+# A naive checker, which knows nothing of `recurrence`: it cuts texts at stops and at
+# line ends, and compares whole sentences.
+
+
+def plain(sentence):
+    """Lower case, white space collapsed, no marks around it."""
+    text = " ".join(sentence.lower().split()).lstrip("\"'([{`*_ ")
+    return text.rstrip(".!?:;\"')]}`*_ ")
+
+
+def sentences_of(text):
+    for unit in [text, *text.split("\n\n"), *text.splitlines()]:
+        for sentence in re.split(r"(?<=[.!?:;])\s+", unit):
+            yield plain(sentence)
+
+
+def joined(words, gaps):
+    pairs = st.tuples(st.sampled_from(words), st.sampled_from(gaps))
+    return st.lists(pairs, max_size=14).map(
+        lambda parts: "".join(word + gap for word, gap in parts)
+    )
+
+
+_WORDS = ["a", "A", "b", "c", "a.", "b!", "b:", '"a', "(b", "c)", "c.'", "-", "1.", "."]
+_TEXTS = joined(_WORDS, [" ", " ", "  ", "\n", "\n\n", "\t"])
+_QUERIES = st.lists(joined(_WORDS, [" ", " ", "\n"]), min_size=1, max_size=4)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(_TEXTS, _QUERIES)
+def test_no_sentence_is_left_by_a_naive_checker_and_twice_is_as_once(text, queries):
+    sentences = Sentences(queries)
+    left = sentences.without(text)
+    unwanted = {plain(query) for query in queries if re.search(r"\w", plain(query))}
+    assert not unwanted & set(sentences_of(left))
+    assert sentences.without(left) == left
+    assert sentences.spans(left) == []
+    # What is left is what was there, in its order; a text without any is unchanged.
+    letters = iter(text)
+    assert all(letter in letters for letter in left)
+    if not sentences.spans(text):
+        assert left == text
+    for start, end in sentences.spans(text):
+        assert plain(text[start:end]) in {plain(query) for query in queries}
+
+
+def test_a_file_that_holds_one_is_refused_by_file_line_and_query(tmp_path):
+    path = tmp_path / "public.jsonl"
+    records = [
+        {"_id": "a", "text": "We return the value of x."},
+        {"_id": "b", "title": "It is", "text": "Short. return the\nvalue of X!"},
+        {"_id": "c", "title": QUERY, "text": ""},
+    ]
+
+    def write(kept):
+        path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+    write(records)
+    with pytest.raises(DataError) as error:
+        refuse_recurring(path, Sentences([QUERY]))
+    assert str(error.value).startswith(f"{path}:2: its text holds the query 'return ")
+    assert r"'return the\nvalue of X!'" in str(error.value)
+    write([records[0], records[2]])
+    with pytest.raises(DataError, match="jsonl:2: its title holds the query"):
+        refuse_recurring(path, Sentences([QUERY]))
+    write(records[:1])
+    refuse_recurring(path, Sentences([QUERY]))

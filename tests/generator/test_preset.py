@@ -1,0 +1,91 @@
+"""The T5 that is shipped: does it do what its card says?"""
+
+import json
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from tfdpsq.data import BeirDirectory, Tokenizer, build_pydocs
+from tfdpsq.data.pydocs import public_documents
+from tfdpsq.generator import T5QueryGenerator, checkpoints, pretraining
+from tfdpsq.generator.checkpoints import presets
+
+NAME = "t5_tiny_pydocs"
+
+
+@pytest.fixture(scope="module")
+def directory():
+    return checkpoints.locate(NAME)
+
+
+def test_it_is_small_and_complete(directory):
+    assert presets.names() == [NAME]
+    files = {path.name: path.stat().st_size for path in directory.iterdir()}
+    assert {"config.json", "model.safetensors", "spiece.model", "README.md"} <= set(
+        files
+    )
+    assert sum(files.values()) <= 20 * 2**20
+    # Public weights: a certificate here would say that private queries had a part.
+    assert "certificate.json" not in files
+    record = json.loads((directory / "pretraining.json").read_text())
+    assert record["steps"][-1] >= 5000
+
+
+def test_its_encoder_did_not_collapse_and_its_decoder_reads_the_document(directory):
+    corpus = build_pydocs()
+    held = [
+        document
+        for document in public_documents(corpus)
+        if pretraining.is_held_out(document.id)
+    ]
+    tokenizer = Tokenizer(checkpoints.vocabulary_in(directory))
+    chunks = list(pretraining.pair_rows(held, tokenizer, 96, 24, 1, seed=1))
+    rows = {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}
+    rows = {name: values[:: len(values) // 192][:192] for name, values in rows.items()}
+    found = pretraining.Watcher(T5QueryGenerator.load(directory), rows)()
+    assert found["token_cosine"] < 0.5
+    assert found["document_cosine"] < 0.5
+    assert found["gap"] >= 0.5
+    assert found["first"] > 0.2
+
+
+def test_it_knows_no_query_of_the_benchmark_by_its_vocabulary(directory):
+    # A piece that holds a whole query would have been learned from one.
+    texts = build_pydocs().queries().values()
+    queries = {" ".join(text.casefold().split()) for text in texts}
+    pieces = sentencepiece.SentencePieceProcessor(
+        model_file=str(checkpoints.vocabulary_in(directory))
+    )
+    known = {
+        pieces.id_to_piece(i).replace("\u2581", " ").strip().casefold()
+        for i in range(pieces.get_piece_size())
+    }
+    assert not queries & known
+
+
+@pytest.mark.slow
+def test_its_untrained_encoder_beats_random_weights(directory, tmp_path):
+    from tfdpsq import retriever
+    from tfdpsq.run import train_retriever
+
+    config = train_retriever.default_config()
+    config.init, config.steps, config.embedding_dim = NAME, 0, 192
+    config.document_length, config.query_length = 96, 24
+    train_retriever.run(config, tmp_path / "untrained")
+    model = retriever.load(tmp_path / "untrained" / "model")
+    tokenizer = Tokenizer(checkpoints.vocabulary_in(directory))
+    corpus: BeirDirectory = build_pydocs()
+    documents = list(corpus.documents())
+    place = {document.id: number for number, document in enumerate(documents)}
+    pairs = corpus.pairs("test")
+    encode = retriever.encode_texts
+    vectors = encode(model, [d.content for d in documents], tokenizer, "document")
+    queries = encode(model, [pair.query for pair in pairs], tokenizer, "query")
+    gains = []
+    for query, pair in zip(queries, pairs):
+        scores = vectors @ query
+        rank = int((scores > scores[place[pair.document_id]]).sum())
+        gains.append(1 / np.log2(rank + 2) if rank < 10 else 0.0)
+    # Each query has one document, so that its ideal gain is 1.
+    assert np.mean(gains) > 0.12

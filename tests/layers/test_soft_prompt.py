@@ -1,0 +1,123 @@
+"""The soft prompt: what it puts where, and that nothing else is trained."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.layers import SoftPrompt, T5Config, build_backbone, encoder_of, train_only
+from tfdpsq.validation import InputError
+
+keras = tf.keras
+_P, _B, _L, _D = 3, 4, 5, 6
+
+
+def _inputs():
+    random = np.random.default_rng(0)
+    embedded = random.normal(size=[_B, _L, _D]).astype(np.float32)
+    mask = (np.arange(_L) < np.array([[5], [1], [3], [2]])).astype(np.int32)
+    return tf.constant(embedded), tf.constant(mask)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_its_vectors_come_first_and_no_token_is_lost(mode):
+    embedded, mask = _inputs()
+    layer = SoftPrompt(_P)
+    layer(embedded, mask)
+    run = tf.function(layer, jit_compile=mode == "xla") if mode != "eager" else layer
+    prompted, longer = run(embedded, mask)
+    assert prompted.shape == [_B, _P + _L, _D] and longer.shape == [_B, _P + _L]
+    vectors = layer.vectors.numpy()
+    assert len(np.unique(vectors)) == _P * _D and np.abs(vectors).max() <= 0.5
+    for row in range(_B):
+        np.testing.assert_array_equal(prompted[row, :_P], vectors)
+        np.testing.assert_array_equal(longer[row, :_P], [1] * _P)
+    np.testing.assert_array_equal(prompted[:, _P:], embedded)
+    np.testing.assert_array_equal(longer[:, _P:], mask)
+    assert longer.dtype == tf.int32
+
+
+def test_any_number_of_texts_of_any_length():
+    layer = SoftPrompt(_P)
+    layer(*_inputs())
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, None, _D]),
+            tf.TensorSpec([None, None], tf.int32),
+        ]
+    )
+    def run(embedded, mask):
+        return layer(embedded, mask)
+
+    for rows, length in ((1, 1), (7, 2)):
+        prompted, longer = run(tf.ones([rows, length, _D]), tf.ones([rows, length], 3))
+        assert prompted.shape == [rows, _P + length, _D]
+        assert longer.shape == [rows, _P + length]
+
+
+def test_mixed_precision_keeps_float32_weights():
+    embedded, mask = _inputs()
+    layer = SoftPrompt(_P, dtype=keras.mixed_precision.Policy("mixed_bfloat16"))
+    prompted, _ = layer(embedded, mask)
+    assert prompted.dtype == tf.bfloat16 and layer.vectors.dtype == tf.float32
+    # Rounded to the nearest of 8 bits: off by half of the last one, 2^-9, at most.
+    np.testing.assert_allclose(
+        tf.cast(prompted[0, :_P], tf.float32), layer.vectors, rtol=2**-8
+    )
+
+
+def test_it_saves_and_loads_inside_a_model(tmp_path):
+    embedded, mask = _inputs()
+    inputs = [keras.Input([None, _D]), keras.Input([None], dtype="int32")]
+    model = keras.Model(inputs, SoftPrompt(_P, name="prompt")(*inputs))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one, other in zip(loaded([embedded, mask]), model([embedded, mask])):
+        np.testing.assert_array_equal(one, other)
+    copy = SoftPrompt.from_config(model.get_layer("prompt").get_config())
+    assert (copy.name, copy.length) == ("prompt", _P)
+
+
+@pytest.mark.parametrize("length", [0, -2, 1.5, True])
+def test_a_length_that_is_none_is_refused(length):
+    with pytest.raises(
+        InputError, match=f"soft prompt length is {length!r}; .*least 1"
+    ):
+        SoftPrompt(length)
+
+
+def test_a_backbone_without_one_is_as_it_was():
+    config = T5Config(30, 1, 2, 8, 12, 4, "1.1", dropout=0.0)
+    plain, prompted = build_backbone(config), build_backbone(config, soft_prompt=_P)
+    assert plain.soft_prompt is None
+    shapes = [v.shape for v in prompted.weights if "soft_prompt" not in v.name]
+    assert [v.shape for v in plain.weights] == shapes
+    assert len(prompted.weights) == len(plain.weights) + 1
+    with pytest.raises(InputError, match="soft prompt length is -1"):
+        build_backbone(config, soft_prompt=-1)
+
+
+def test_decoder_and_encoder_alone_see_it_and_it_alone_is_trained():
+    config = T5Config(30, 2, 2, 8, 12, 4, "1.1", dropout=0.0)
+    backbone = build_backbone(config, soft_prompt=_P)
+    ids = tf.constant([[4, 5, 6, 1], [7, 1, 0, 0]])
+    mask = tf.constant([[1, 1, 1, 1], [1, 1, 0, 0]])
+    inputs = {
+        "encoder_token_ids": ids,
+        "encoder_padding_mask": mask,
+        "decoder_token_ids": ids[:, :2],
+        "decoder_padding_mask": mask[:, :2],
+    }
+    before = backbone(inputs)
+    encoder = encoder_of(backbone)
+    alone = encoder({name: inputs[name] for name in encoder.input})
+    assert alone.shape == [2, _P + 4, 8]
+    np.testing.assert_array_equal(alone, before["encoder_sequence_output"])
+
+    paths = train_only(backbone, ["*soft_prompt/*"])
+    assert paths == ["soft_prompt/embedding/embeddings"]
+    assert [v.shape for v in backbone.trainable_variables] == [[_P, 8]]
+    backbone.soft_prompt.vectors.assign_add(tf.ones([_P, 8]) * np.arange(8))
+    after = backbone(inputs)
+    for name in before:
+        assert np.abs(after[name] - before[name]).max(axis=(1, 2)).min() > 0.05

@@ -1,0 +1,284 @@
+"""Training a part: what is frozen, what moves, and what DP-SGD then clips."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.layers import T5Config, train_only
+from tfdpsq.privacy import PrivacySpec, fast, make_optimizer, make_plan, train
+from tfdpsq.validation import InputError
+
+keras = tf.keras
+
+
+def _generator(version="1.1"):
+    keras.utils.set_random_seed(2)
+    return T5QueryGenerator(T5Config(23, 2, 2, 12, 20, 5, version, dropout=0.0))
+
+
+def _plain():
+    """A nested model: names "first", "block/inner", "block/norm", "last"."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    block = keras.Sequential(
+        [layers.Dense(4, "tanh", name="inner"), layers.LayerNormalization(name="norm")],
+        name="block",
+    )
+    model = keras.Sequential(
+        [layers.Dense(3, name="first"), block, layers.Dense(2, name="last")]
+    )
+    model.build([None, 5])
+    return model
+
+
+_PATHS = [
+    "first/kernel",
+    "first/bias",
+    "block/inner/kernel",
+    "block/inner/bias",
+    "block/norm/gamma",
+    "block/norm/beta",
+    "last/kernel",
+    "last/bias",
+]
+
+
+def _shapes(variables):
+    return [tuple(variable.shape) for variable in variables]
+
+
+@pytest.mark.parametrize(
+    "patterns, kept",
+    [
+        (["*"], range(8)),
+        (["*bias"], [1, 3, 7]),
+        (["block/*"], [2, 3, 4, 5]),
+        (["*norm*", "last/kernel"], [4, 5, 6]),
+        (("first/*", "*/kernel"), [0, 1, 2, 6]),
+        (["first/kernel"], [0]),
+        (["[fl]*st/b???"], [1, 7]),
+    ],
+)
+def test_the_patterns_choose_by_whole_paths(patterns, kept):
+    model = _plain()
+    everything = model.get_weights()
+    by_path = dict(zip(_PATHS, model.trainable_variables))
+    assert train_only(model, patterns) == [_PATHS[i] for i in kept]
+    trained = {id(variable) for variable in model.trainable_variables}
+    assert trained == {id(by_path[_PATHS[i]]) for i in kept}
+    assert len(model.trainable_variables) == len(kept)
+    assert len(model.non_trainable_variables) == 8 - len(kept)
+    assert sorted(map(np.shape, model.get_weights())) == sorted(
+        map(np.shape, everything)
+    )
+
+
+def test_what_is_frozen_stays_so_whatever_keras_is_told():
+    model = _plain()
+    train_only(model, ["block/*"])
+    model.trainable = True
+    assert _shapes(model.trainable_variables) == [(3, 4), (4,), (4,), (4,)]
+    # And once more, of what is left: nothing comes back.
+    assert train_only(model, ["*bias", "*beta"]) == [
+        "block/inner/bias",
+        "block/norm/beta",
+    ]
+    with pytest.raises(InputError, match=r"'first/\*', which matches no trainable"):
+        train_only(model, ["first/*"])
+    model.get_layer("block").get_layer("norm").trainable = False
+    assert train_only(model, ["*"]) == ["block/inner/bias"]
+
+
+def test_a_model_with_everything_frozen_has_nothing_to_choose():
+    model = _plain()
+    model.trainable = False
+    with pytest.raises(InputError, match="There are 0: none"):
+        train_only(model, ["*"])
+
+
+@pytest.mark.parametrize(
+    "patterns, message",
+    [
+        (
+            ["block/*", "blocks/*"],
+            r"trained holds 'blocks/\*', which matches no trainable weight. There are "
+            r"8: first/kernel, first/bias, .*last/bias\.",
+        ),
+        (["kernel"], "'kernel', which matches no"),
+        (["FIRST/kernel"], "'FIRST/kernel', which matches no"),
+        ("*", r"trained is '\*'; give a list"),
+        ([], r"trained is \[\]; give a list"),
+    ],
+)
+def test_bad_patterns_are_refused_and_change_nothing(patterns, message):
+    model = _plain()
+    before = [id(variable) for variable in model.trainable_variables]
+    with pytest.raises(InputError, match=message):
+        train_only(model, patterns)
+    assert [id(variable) for variable in model.trainable_variables] == before
+
+
+def test_of_many_paths_the_first_eight_are_shown():
+    with pytest.raises(InputError, match=r"There are 52: t5_backbone/.*, …\.") as error:
+        train_only(_generator(), ["decoder"])
+    assert str(error.value).count("t5_backbone/") == 8
+
+
+class _Shared(keras.Model):
+    """One layer in two places, and one weight that two layers hold."""
+
+    def __init__(self):
+        super().__init__()
+        dense = keras.layers.Dense
+        self.one = dense(4, use_bias=False, name="one")
+        self.two = dense(4, use_bias=False, name="two")
+        inner = dense(4, name="inner")
+        self.left = keras.Sequential([inner, dense(4, name="l")], name="left")
+        self.right = keras.Sequential([inner, dense(4, name="r")], name="right")
+
+    def build(self, shape):
+        for part in (self.one, self.two, self.left, self.right):
+            part.build(shape)
+        self.two.kernel = self.one.kernel
+        self.two._trainable_weights = [self.one.kernel]
+        self.built = True
+
+    def call(self, x):
+        return self.right(self.left(self.two(self.one(x))))
+
+
+def test_what_layers_share_has_its_first_path_and_is_frozen_everywhere():
+    model = _Shared()
+    model.build([None, 4])
+    everything = [
+        "one/kernel",
+        *(f"left/{name}" for name in ("inner/kernel", "inner/bias", "l/kernel")),
+        *("left/l/bias", "right/r/kernel", "right/r/bias"),
+    ]
+    assert train_only(model, ["*"]) == everything
+    assert len(model.trainable_variables) == 7
+    with pytest.raises(InputError, match="'two/kernel', which matches"):
+        train_only(model, ["two/kernel"])
+    # A weight that two layers hold once was frozen in the second alone, and trained.
+    assert train_only(model, ["right/*", "left/inner/*"]) == [
+        *everything[1:3],
+        *everything[5:],
+    ]
+    assert len(model.trainable_variables) == 4
+    assert not any(v is model.one.kernel for v in model.trainable_variables)
+    assert train_only(model, ["left/inner/kernel"]) == ["left/inner/kernel"]
+    assert model.trainable_variables[0] is model.left.layers[0].kernel
+
+
+def test_the_documented_parts_of_a_t5():
+    for version, head in (("1.0", []), ("1.1", ["reverse_embeddings"])):
+        model = _generator(version)
+        whole = len(model.trainable_variables)
+        decoder = train_only(model, ["*decoder*"])
+        assert all("decoder" in path for path in decoder)
+        backbone = model.backbone
+        parts = [*backbone.decoder_transformer_layers, backbone.decoder_layer_norm]
+        assert {id(v) for v in model.trainable_variables} == {
+            id(v) for part in parts for v in part.weights
+        }
+        assert whole > len(decoder)
+        model = _generator(version)
+        names = train_only(model, ["*layer_norm*", "*self_attention/embeddings"])
+        # 2 norms in an encoder layer, 3 in a decoder layer, one after each; and a bias
+        # in the first layer of each.
+        assert len(names) == 2 * 2 + 2 * 3 + 2 + 2
+        assert sum(v.shape.rank == 1 for v in model.trainable_variables) == 12
+        assert sum(v.shape == [32, 2] for v in model.trainable_variables) == 2
+        model = _generator(version)
+        names = train_only(model, ["t5_backbone/token_embedding/*"])
+        assert [n.rpartition("/")[2] for n in names] == ["embeddings", *head]
+
+
+# -- Under differential privacy ----------------------------------------------------
+
+ROWS = 6
+
+
+def _batch():
+    random = np.random.default_rng(3)
+    batch = {
+        "document_ids": random.integers(2, 23, [ROWS, 7]),
+        "document_lengths": random.integers(1, 8, ROWS),
+        "query_ids": random.integers(2, 23, [ROWS, 4]),
+        "query_lengths": random.integers(1, 5, ROWS),
+    }
+    return {name: values.astype(np.int32) for name, values in batch.items()}
+
+
+_PARTS = {
+    "norms": ["*layer_norm*", "*self_attention/embeddings"],
+    "decoder": ["*decoder*"],
+    "head": ["*token_embedding*"],
+}
+
+
+@pytest.mark.parametrize("part", _PARTS)
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_the_fast_clipped_sum_of_a_part_equals_a_naive_loop(part, version):
+    model, batch = _generator(version), _batch()
+    train_only(model, _PARTS[part])
+    variables = model.trainable_variables
+
+    def losses(rows=slice(None)):
+        return model.row_losses({n: tf.constant(v[rows]) for n, v in batch.items()})
+
+    each = []
+    for row in range(ROWS):
+        with tf.GradientTape() as tape:
+            loss = losses(slice(row, row + 1))[0]
+        gradients = tape.gradient(loss, variables)
+        each.append(
+            [tf.convert_to_tensor(g).numpy().astype(np.float64) for g in gradients]
+        )
+    norms = np.array([np.sqrt(sum((g**2).sum() for g in row)) for row in each])
+    clip_norm = float(np.median(norms))
+    found = fast.clipped_sum(losses, [model], variables, clip_norm)
+    # The norm is that of the part alone: of all weights it would be larger.
+    np.testing.assert_allclose(found.norms, norms, rtol=1e-4)
+    assert len(found.sums) == len(variables)
+    for index, total in enumerate(found.sums):
+        expected = sum(
+            min(1, clip_norm / norm) * row[index] for norm, row in zip(norms, each)
+        )
+        np.testing.assert_allclose(total, expected, rtol=1e-3, atol=1e-5 * clip_norm)
+    fast.check(losses, [model], variables)
+
+
+@pytest.mark.parametrize("engine", ["fast", "vectorized"])
+def test_the_chosen_weights_move_and_the_others_do_not(engine):
+    model, batch = _generator("1.0"), _batch()
+    train_only(model, _PARTS["norms"])
+    before = {id(v): v.numpy() for v in model.variables}
+    plan = make_plan(
+        PrivacySpec(
+            epsilon=2.0,
+            clip_norm=0.5,
+            n=ROWS,
+            n_is_public=True,
+            batch_size=3,
+            steps=2,
+            accountant="rdp",
+        )
+    )
+    executed = train(
+        plan,
+        model.row_losses,
+        model.trainable_variables,
+        make_optimizer(plan, 0.1, "adam", engine, noise_seed=4),
+        lambda rows: {name: values[rows] for name, values in batch.items()},
+        3,
+        layers=[model],
+        sampler_seed=1,
+    )
+    assert executed == 2
+    chosen = {id(v) for v in model.trainable_variables}
+    assert len(chosen) == 14
+    for variable in model.variables:
+        moved = np.any(variable.numpy() != before[id(variable)])
+        assert moved == (id(variable) in chosen), variable.name

@@ -1,0 +1,154 @@
+"""Choosing how to spend ε on public data: what is read, what is tried, what is told."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+from tfdpsq import validation
+from tfdpsq.data import BeirDirectory, Document, keyword_pairs, train_vocabulary
+from tfdpsq.privacy import read_certificate
+from tfdpsq.run import grid
+
+_HERE = pathlib.Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("grid")
+    _tiny.write_pairs(directory / "pairs", train=150, dev=5, test=5)
+    texts = (d.content for d in BeirDirectory(directory / "pairs").documents())
+    train_vocabulary(texts, 320, directory / "spiece.model")
+    return directory
+
+
+def _config(base, **changes):
+    config = grid.default_config()
+    config.data = str(base / "pairs")
+    stage = config.finetune
+    stage.update(
+        {
+            "vocabulary": str(base / "spiece.model"),
+            "document_length": 24,
+            "query_length": 10,
+            "epsilon": 8.0,
+            "n_is_public": True,
+            "accountant": "rdp",
+            "batch_size": 8,
+            "microbatch_size": 4,
+            "steps": 2,
+        }
+    )
+    stage.t5.update(
+        vocabulary_size=320,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=16,
+        intermediate_dim=24,
+        key_value_dim=8,
+        dropout=0.0,
+    )
+    config.variants = {
+        "lora": {"lora": {"rank": 2, "targets": ("*/query_projector",)}},
+        "norms": {"trained": ("*layer_norm*",)},
+    }
+    config.axes = (("learning_rate", (1e-3, 1e-2)),)
+    for field, value in changes.items():
+        config[field] = value
+    return config
+
+
+@pytest.fixture(scope="module")
+def finished(base):
+    return grid.run(_config(base), base / "work")
+
+
+def test_every_point_is_run_and_the_best_comes_first(finished, base):
+    assert [
+        (row["settings"]["variant"], row["settings"]["learning_rate"])
+        for row in sorted(finished, key=lambda row: row["name"])
+    ].count(("lora", 1e-3)) == 1
+    assert len(finished) == 4
+    losses = [row["own_loss"] for row in finished]
+    assert losses == sorted(losses) and 0 < losses[0] < 10
+    assert len(set(losses)) == 4
+    assert json.loads((base / "work" / grid.RESULTS_FILE).read_text()) == finished
+
+
+def test_each_point_spent_what_was_meant_on_the_weights_that_were_meant(finished, base):
+    for row in finished:
+        certificate = read_certificate(base / "work" / "points" / row["name"])
+        assert 7.5 < certificate["guarantee"]["epsilon"] <= 8.0
+        training = certificate["training"]
+        assert training["learning_rate"] == row["settings"]["learning_rate"]
+        if row["settings"]["variant"] == "norms":
+            assert training["trained"] == ["*layer_norm*"]
+            # 2 norms in an encoder layer, 3 in a decoder layer, one after each stack.
+            assert row["trained_parameters"] == 16 * (2 + 3 + 2)
+        else:
+            assert training["lora"]["rank"] == 2
+            # Query projectors: encoder, decoder, cross; A and B of rank 2 each.
+            assert row["trained_parameters"] == 3 * 2 * (16 + 16)
+
+
+def test_no_private_query_is_read(finished, base, tmp_path):
+    other = tmp_path / "pairs"
+    _tiny.write_pairs(other, train=150, dev=5, test=5)
+    lines = (other / "queries.jsonl").read_text().splitlines()
+    changed = [json.dumps({**json.loads(line), "text": "zebra"}) for line in lines]
+    (other / "queries.jsonl").write_text("\n".join(changed) + "\n")
+    config = _config(base, data=str(other), variants={}, axes=())
+    grid.run(config, tmp_path / "work")
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels/train.tsv", "qrels/dev.tsv"):
+        ours = base / "work" / "proxy" / "pairs" / name
+        assert ours.read_bytes() == (tmp_path / "work/proxy/pairs" / name).read_bytes()
+
+
+def test_a_finished_grid_is_not_redone(finished, base):
+    stages = list((base / "work" / "points").glob("*/stage.json"))
+    before = {path: path.stat().st_mtime_ns for path in stages}
+    assert len(before) == 4
+    assert grid.run(_config(base), base / "work") == finished
+    assert {path: path.stat().st_mtime_ns for path in stages} == before
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"axes": (("learning_rat", (1.0,)),)}, "'learning_rat' to 1.0"),
+        ({"axes": (("lora.rang", (1,)),)}, "'lora.rang' to 1"),
+        ({"axes": (("learning_rate", ("high",)),)}, "'learning_rate' to 'high'"),
+    ],
+)
+def test_a_setting_that_is_none_is_refused_before_anything_runs(
+    base, tmp_path, changes, message
+):
+    with pytest.raises(validation.InputError, match=message):
+        grid.run(_config(base, **changes), tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_keywords_are_the_rarest_words_of_a_sentence_in_their_order():
+    common = "the of a is here and then so on".split()
+    documents = [
+        Document(
+            f"d{i}",
+            "",
+            "The Zebra crosses the wide River and then is here. " + "So on. " * 12,
+        )
+        if i == 0
+        else Document(f"d{i}", "", " ".join(common) + ". " + "So on and on. " * 12)
+        for i in range(20)
+    ]
+    pairs = {p.document_id: p for p in keyword_pairs(lambda: documents, 0, 4)}
+    assert pairs["d0"].query == "zebra crosses wide river"
+    assert "Zebra" not in pairs["d0"].document
+
+
+def test_keywords_need_a_positive_number():
+    with pytest.raises(validation.InputError, match="most_words"):
+        list(keyword_pairs(lambda: [], 0, 0))

@@ -1,0 +1,245 @@
+"""Public pretraining as its users run it: it learns, is killed, goes on, refuses."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tfdpsq import validation
+from tfdpsq.data import Tokenizer, build_pydocs
+from tfdpsq.data.pydocs import PUBLIC_TEXT
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.run import pretrain, sources
+
+_HERE = pathlib.Path(__file__).parent
+_ROOT = _HERE.parents[1]
+_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+_T5 = {
+    "vocabulary_size": 460,
+    "num_layers": 1,
+    "num_heads": 2,
+    "hidden_dim": 16,
+    "intermediate_dim": 24,
+    "key_value_dim": 8,
+}
+
+
+def _config(data, **changes):
+    config = pretrain.default_config()
+    config.data = str(data)
+    config.t5.update(_T5)
+    config.update(
+        {
+            "document_length": 40,
+            "query_length": 16,
+            "pair_rows": 6,
+            "text_rows": 3,
+            "held_out_one_in": 8,
+            "steps": 12,
+            "watch_every": 6,
+            "save_every": 4,
+            "warmup": 2,
+            "stored": "float32",
+            **changes,
+        }
+    )
+    return config
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data") / "pairs"
+    _tiny.write_pairs(directory, train=150, dev=5, test=5)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def finished(pairs, tmp_path_factory):
+    """A run that was not interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "t5"
+    pretrain.run(_config(pairs), out)
+    return out
+
+
+def test_what_is_written_loads_as_any_t5(finished):
+    model = T5QueryGenerator.load(finished)
+    tokenizer = Tokenizer(sources.vocabulary_file("", str(finished)))
+    assert model.config.vocabulary_size == 460
+    assert tokenizer.vocabulary_size == 360  # the other hundred are sentinels
+    record = json.loads((finished / pretrain.CURVE_FILE).read_text())
+    assert record["steps"] == [6, 12]
+    assert set(record["watched"][0]) == {
+        "token_cosine",
+        "document_cosine",
+        "own_loss",
+        "wrong_loss",
+        "gap",
+        "first",
+    }
+    assert record["rows"]["held_out"] >= 2
+    assert not list(finished.parent.glob(".*state*"))  # nothing is left over
+
+
+def test_no_query_is_read(finished, pairs, tmp_path):
+    # The same documents under other queries: the same bytes.
+    other = tmp_path / "pairs"
+    _tiny.write_pairs(other, train=150, dev=5, test=5)
+    lines = (other / "queries.jsonl").read_text().splitlines()
+    changed = [json.dumps({**json.loads(line), "text": "zebra"}) for line in lines]
+    (other / "queries.jsonl").write_text("\n".join(changed) + "\n")
+    pretrain.run(_config(other), tmp_path / "t5")
+    _assert_same_weights(finished, tmp_path / "t5")
+    assert _file(finished, "spiece.model") == _file(tmp_path / "t5", "spiece.model")
+
+
+def test_killed_it_goes_on_to_the_same_weights(finished, pairs, tmp_path):
+    config = tmp_path / "config.py"
+    config.write_text(
+        "import importlib.util\n"
+        "def get_config():\n"
+        f"    spec = importlib.util.spec_from_file_location('t', {str(__file__)!r})\n"
+        "    module = importlib.util.module_from_spec(spec)\n"
+        "    spec.loader.exec_module(module)\n"
+        f"    return module._config({str(pairs)!r})\n"
+    )
+    out = tmp_path / "t5"
+    command = [
+        sys.executable,
+        "-m",
+        "tfdpsq.run.pretrain",
+        f"--config={config}",
+        f"--workdir={out}",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    first = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    state = tmp_path / ".t5.state" / "weights"
+    deadline = time.monotonic() + 300
+    while not (state / "checkpoint").is_file():
+        assert first.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert not out.exists()
+    again = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "going on after step" in again.stderr
+    _assert_same_weights(finished, out)
+    curve, whole = (
+        json.loads((path / pretrain.CURVE_FILE).read_text()) for path in (out, finished)
+    )
+    assert curve["steps"] == whole["steps"]
+    for ours, theirs in zip(curve["watched"], whole["watched"]):
+        assert ours == pytest.approx(theirs, abs=2e-3)
+
+
+def test_an_unfinished_run_of_another_config_is_not_gone_on_with(pairs, tmp_path):
+    state = tmp_path / ".t5.state"
+    state.mkdir()
+    (state / "run.json").write_text(json.dumps({"config": {}, "inputs": {}}))
+    with pytest.raises(validation.InputError, match="unfinished run with another"):
+        pretrain.run(_config(pairs), tmp_path / "t5")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"steps": 0}, "steps"),
+        ({"pair_rows": 0}, "pair_rows"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"stored": "int8"}, "stored"),
+        ({"t5": {"vocabulary_size": 90}}, "t5.vocabulary_size is 90; 100 of it"),
+        ({"t5": {"vocabulary_size": 30000}}, "no vocabulary of 29900 pieces"),
+        ({"held_out_one_in": 10**9}, "0 rows of held_out"),
+    ],
+)
+def test_bad_settings_are_refused(pairs, tmp_path, changes, message):
+    config = _config(pairs)
+    config.update(changes)
+    with pytest.raises(validation.InputError, match=message):
+        pretrain.run(config, tmp_path / "t5")
+    assert not (tmp_path / "t5").exists()
+
+
+def test_weights_that_saw_private_queries_are_not_public(pairs, finished, tmp_path):
+    private = tmp_path / "private"
+    private.mkdir()
+    for file in finished.iterdir():
+        (private / file.name).write_bytes(file.read_bytes())
+    (private / "certificate.json").write_text('{"private": true}')
+    with pytest.raises(validation.InputError, match="trained on private queries"):
+        pretrain.run(_config(pairs, init=str(private)), tmp_path / "t5")
+
+
+def test_text_with_a_query_of_the_benchmark_is_refused(tmp_path, monkeypatch):
+    small = build_pydocs(tmp_path / "cache", packages=["joblib"])
+    monkeypatch.setattr(sources, "build_pydocs", lambda: small)
+    query = next(iter(small.queries().values()))
+    text = tmp_path / "text.jsonl"
+    rows = [
+        {"_id": "0", "text": "Nothing of the kind."},
+        {"_id": "1", "text": f"Some words first.\n\n  {query.upper()}\n\nMore."},
+    ]
+    text.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    where = r"text\.jsonl:2: .*holds the query"
+    with pytest.raises(validation.DataError, match=where):
+        pretrain.run(_config("pydocs", texts=(str(text),)), tmp_path / "t5")
+
+
+def test_a_minute_of_it_moves_what_is_watched_the_right_way(tmp_path):
+    corpus = build_pydocs(tmp_path / "cache", packages=["numpy", "sklearn"])
+    assert (corpus.path / PUBLIC_TEXT).is_file()
+    config = _config(
+        corpus.path,
+        document_length=64,
+        query_length=20,
+        pair_rows=24,
+        text_rows=8,
+        held_out_one_in=16,
+        watched_rows=256,
+        steps=300,
+        watch_every=100,
+        save_every=1000,
+        warmup=30,
+        learning_rate=3e-2,
+    )
+    config.t5.update(
+        vocabulary_size=2100,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=64,
+        intermediate_dim=128,
+        key_value_dim=32,
+    )
+    pretrain.run(config, tmp_path / "t5")
+    record = json.loads((tmp_path / "t5" / pretrain.CURVE_FILE).read_text())
+    first, last = record["watched"][0], record["watched"][-1]
+    print(record)
+    assert last["own_loss"] < first["own_loss"] - 0.2
+    assert last["gap"] > max(0.03, first["gap"])
+    # 256 documents to choose from: chance is 0.004.
+    assert last["first"] > 0.1
+    assert last["token_cosine"] < 0.5 and last["document_cosine"] < 0.7
+    assert last["document_cosine"] < first["document_cosine"] + 0.05
+
+
+def _assert_same_weights(first, second):
+    ours, theirs = (load_file(path / "model.safetensors") for path in (first, second))
+    assert ours.keys() == theirs.keys()
+    for name, values in ours.items():
+        np.testing.assert_allclose(values, theirs[name], rtol=1e-4, atol=1e-5)
+
+
+def _file(directory, name):
+    return (directory / name).read_bytes()

@@ -1,0 +1,225 @@
+"""A retriever that starts from a T5's encoder: its weights, and what they cost."""
+
+import importlib.util
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import retriever
+from tfdpsq.data import read_manifest, train_vocabulary, write_synthetic
+from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.generator.checkpoints import presets
+from tfdpsq.layers import T5Config
+from tfdpsq.privacy import read_certificate
+from tfdpsq.run import finetune, train_retriever
+from tfdpsq.validation import InputError
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny", pathlib.Path(__file__).parent / "tiny.py"
+)
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Pairs, public and private T5s of another shape than any default."""
+    base = tmp_path_factory.mktemp("init")
+    queries = _tiny.write_pairs(base / "pairs")
+    train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
+    tf.keras.utils.set_random_seed(3)
+    (base / "public").mkdir()
+    config = T5Config(330, 1, 2, 16, 24, 8, "1.1", dropout=0.1)
+    T5QueryGenerator(config).save(base / "public", base / "spiece.model")
+    for name, epsilon in (("protected", 8.0), ("other", 4.0), ("open", math.inf)):
+        settings = finetune.default_config()
+        settings.update(
+            {
+                "pairs": str(base / "pairs"),
+                "init": str(base / "public"),
+                "document_length": 24,
+                "query_length": 10,
+                "batch_size": 8,
+                "microbatch_size": 4,
+                "steps": 1,
+                "accountant": "rdp",
+                "n_is_public": True,
+                "trained": ("*layer_norm*",),
+                "epsilon": epsilon,
+            }
+        )
+        finetune.run(settings, base / name)
+    for name, certificate in (
+        ("public_pairs", None),
+        ("other_pairs", read_certificate(base / "other")),
+    ):
+        write_synthetic(
+            base / name,
+            [
+                SyntheticQuery(
+                    f"genQ{i}", f"who sorts it {i}", f"d{i}", f"It sorts {i}.", 0
+                )
+                for i in range(12)
+            ],
+            provenance={},
+            certificate=certificate,
+        )
+    return base
+
+
+def _train(base, name, **options):
+    """The retriever that the stage makes, and its certificate."""
+    config = train_retriever.default_config()
+    config.update(
+        {
+            "pairs": str(base / "public_pairs"),
+            "init": str(base / "public"),
+            "document_length": 24,
+            "query_length": 10,
+            "embedding_dim": 16,
+            "batch_size": 4,
+            "steps": 2,
+            "accountant": "rdp",
+            "n_is_public": True,
+            **options,
+        }
+    )
+    train_retriever.run(config, base / name)
+    model = retriever.load(base / name / train_retriever.MODEL)
+    return model, read_certificate(base / name)
+
+
+def _encoder_weights(model):
+    return [
+        tower.get_layer("t5_encoder").get_weights()
+        for tower in (model.query_tower, model.document_tower)
+    ]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_it_starts_with_the_encoder_and_the_vocabulary_of_init(base, shared):
+    name = f"untrained_{shared}"
+    # `t5` is of another shape, and is not looked at.
+    model, certificate = _train(base, name, steps=0, shared=shared)
+    generator = T5QueryGenerator.load(base / "public")
+    assert model.config.t5 == generator.config
+    expected = [
+        # The head of T5 1.1 is no part of an encoder.
+        weight.numpy()
+        for weight in generator.encoder.weights
+        if "reverse_embeddings" not in weight.name
+    ]
+    for weights in _encoder_weights(model):
+        assert len(weights) == len(expected)
+        for one, other in zip(weights, expected):
+            np.testing.assert_array_equal(one, other)
+    assert certificate is None
+    stage = json.loads((base / name / "stage.json").read_text())
+    assert "init" in stage["inputs"] and stage["result"] == {"steps_executed": 0}
+    # And it scores as the pooled encoder does: its projection is a rotation.
+    ids, lengths = tf.constant([[5, 6, 7], [8, 9, 1]]), tf.constant([3, 2])
+    found = model.encode_queries(ids, lengths)
+    pooled = []
+    for row, length in zip(ids, lengths.numpy()):
+        row = row[tf.newaxis, :length]
+        pooled.append(generator.encode(row, tf.ones_like(row)).numpy()[0].mean(0))
+    cosine = pooled[0] @ pooled[1] / np.prod(np.linalg.norm(pooled, axis=1))
+    assert float(tf.tensordot(found[0], found[1], 1)) == pytest.approx(cosine, abs=1e-5)
+
+
+def test_training_goes_on_from_there(base):
+    start = _encoder_weights(_train(base, "start", steps=0)[0])[0]
+    model, certificate = _train(base, "trained", learning_rate=1e-4)
+    moved = [
+        np.abs(one - other).max()
+        for one, other in zip(_encoder_weights(model)[0], start)
+    ]
+    # Two steps of Adam, of 1e-4 each at most.
+    assert 0 < max(moved) < 3e-4
+    assert certificate is None
+
+
+def test_a_preset_is_a_place_to_start_from(base, monkeypatch):
+    monkeypatch.setattr(presets, "_FOLDER", base)
+    named, _ = _train(base, "named", init="public", steps=0)
+    by_path, _ = _train(base, "by_path", steps=0)
+    for one, other in zip(_encoder_weights(named)[0], _encoder_weights(by_path)[0]):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("init, steps", [("protected", 0), ("open", 2)])
+def test_what_init_cost_is_inherited(base, init, steps):
+    parent = read_certificate(base / init)
+    _, certificate = _train(
+        base, f"from_{init}_{steps}", init=str(base / init), steps=steps
+    )
+    assert certificate == parent
+    assert certificate["private"] == (init == "protected")
+
+
+def test_what_is_trained_on_counts_too(base):
+    other = read_manifest(base / "other_pairs")["certificate"]
+    pairs = str(base / "other_pairs")
+    assert _train(base, "set", pairs=pairs)[1] == other
+    # The same guarantee twice, one that is none, and one beside public pairs.
+    assert _train(base, "same", pairs=pairs, init=str(base / "other"))[1] == other
+    _, none = _train(base, "none", pairs=pairs, init=str(base / "open"))
+    assert none == read_certificate(base / "open") and none["private"] is False
+    beside = _train(base, "beside", init=str(base / "protected"))
+    assert beside[1] == read_certificate(base / "protected")
+    # What is not looked at costs nothing.
+    untrained = _train(base, "zero", pairs=pairs, init=str(base / "protected"), steps=0)
+    assert untrained[1] == read_certificate(base / "protected")
+
+
+def test_two_guarantees_are_refused_before_any_training(base, monkeypatch):
+    monkeypatch.setattr(
+        train_retriever, "_train_plainly", lambda *args: pytest.fail("trained")
+    )
+    with pytest.raises(InputError, match="epsilons would add up"):
+        _train(
+            base,
+            "two",
+            pairs=str(base / "other_pairs"),
+            init=str(base / "protected"),
+        )
+    assert not (base / "two").exists()
+
+
+def test_plain_training_on_private_pairs_protects_nothing_whatever_init(base):
+    _, certificate = _train(
+        base, "plain", pairs=str(base / "pairs"), init=str(base / "protected")
+    )
+    assert certificate["private"] is False
+    assert certificate["training"]["starting_weights"] == str(base / "protected")
+
+
+def test_naive_training_starts_from_public_weights_only(base):
+    private = {"pairs": str(base / "pairs"), "method": "naive", "epsilon": 8.0}
+    for init in ("protected", "open"):
+        with pytest.raises(InputError, match="was itself trained on private queries"):
+            _train(base, "naive", init=str(base / init), **private)
+        assert not (base / "naive").exists()
+        assert not list(base.glob("private/runs/naive/*"))  # nothing was spent
+    model, certificate = _train(base, "naive_public", **private)
+    assert certificate["guarantee"]["epsilon"] <= 8.0
+    assert certificate["training"]["starting_weights"] == str(base / "public")
+    start = _encoder_weights(_train(base, "naive_start", steps=0)[0])[0]
+    assert any(
+        np.any(one != other) for one, other in zip(_encoder_weights(model)[0], start)
+    )
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused(base, tmp_path):
+    lines = [f"w{i} x{i} y{i} z{i * 7} again and again" for i in range(300)]
+    train_vocabulary(lines, 340, tmp_path / "large.model")
+    with pytest.raises(InputError, match="has 340 pieces, the model 330 embeddings"):
+        _train(base, "large", vocabulary=str(tmp_path / "large.model"))
+    with pytest.raises(InputError, match="no vocabulary was given, and no model"):
+        _train(base, "large", init="")
+    assert not (base / "large").exists()

@@ -1,0 +1,85 @@
+"""Training a part of a model's weights: its norms and biases, say, or its decoder.
+
+Under differential privacy the noise's norm grows with the root of the number of trained
+weights, so that training few of them can be worth more than training all (for "norms
+and biases" see BitFit, Zaken et al. 2021, arXiv:2106.10199).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdpsq import validation
+
+
+def train_only(model: tf.keras.Model, patterns: Sequence[str]) -> list[str]:
+    """Freezes every weight but those that match; apply it before the first trace.
+
+    A weight's path is made of the names of the layers around it, the model's own left
+    out, and its own, such as
+    "t5_backbone/transformer_decoder_layer_0/self_attention/query_projector/kernel".
+
+    Args:
+      model: a built model; it is changed in place. What is frozen in it stays so.
+      patterns: of whole paths as in `fnmatch`: "*" is any text, "/" included, so that
+        "*layer_norm*" means all weights of all norms, and "*" everything. Give no
+        number of a norm inside a T5 layer: Keras counts those by process.
+
+    Returns:
+      The paths of what is trained. A weight that layers share has its first one.
+
+    Raises:
+      InputError: no patterns, or one that matches no trainable weight; the message
+        lists some paths. The model is then unchanged.
+    """
+    first: dict[int, str] = {}
+    owners: dict[int, list[tf.keras.layers.Layer]] = {}
+    for path, weight, layer in _walk(model):
+        first.setdefault(id(weight), path)
+        owners.setdefault(id(weight), []).append(layer)
+    paths = list(first.values())
+    if isinstance(patterns, str) or not patterns:
+        raise validation.InputError(
+            f"trained is {patterns!r}; give a list of patterns, such as "
+            "['*layer_norm*'], or ['*'] for all weights."
+        )
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(path, pattern) for path in paths):
+            shown = ", ".join(paths[:8]) + (", …" if len(paths) > 8 else "")
+            raise validation.InputError(
+                f"trained holds {pattern!r}, which matches no trainable weight. There "
+                f"are {len(paths)}: {shown or 'none'}."
+            )
+    kept = {
+        number
+        for number, path in first.items()
+        if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+    }
+    for number in first.keys() - kept:
+        for layer in owners[number]:
+            _freeze(layer, number)
+    return [path for number, path in first.items() if number in kept]
+
+
+def _freeze(layer: tf.keras.layers.Layer, number: int) -> None:
+    """Makes a layer's own weight non-trainable, by its `id`."""
+    trained = layer._trainable_weights
+    place = [id(weight) for weight in trained].index(number)
+    layer._non_trainable_weights.append(trained.pop(place))
+
+
+def _walk(
+    layer: tf.keras.layers.Layer, path: str = "", seen: set[int] | None = None
+) -> Iterator[tuple[str, tf.Variable, tf.keras.layers.Layer]]:
+    """(path, weight, its layer) of every trainable weight, each layer once."""
+    seen = set() if seen is None else seen
+    if id(layer) in seen or not layer.trainable:
+        return
+    seen.add(id(layer))
+    for weight in layer._trainable_weights:
+        yield f"{path}{weight.name.split('/')[-1].split(':')[0]}", weight, layer
+    for child in layer._flatten_layers(recursive=False, include_self=False):
+        yield from _walk(child, f"{path}{child.name}/", seen)

@@ -1,0 +1,382 @@
+"""Stage `pretrain`: a T5 from nothing but public documents.
+
+    python -m tfdpsq.run.pretrain --config=configs/pretrain.py --workdir=DIR
+
+Span corruption, pseudo-queries and a contrastive task for the encoder, in every batch
+(see `generator.pretraining`). No query is read. Writes the model with its vocabulary,
+and `pretraining.json` with the losses and what they hide. Interrupted, the same
+command goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import ml_collections
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.data import (
+    Document,
+    RowStore,
+    Tokenizer,
+    atomic_write,
+    train_vocabulary,
+    write_rows,
+)
+from tfdpsq.data.pydocs import public_documents, refuse_queries
+from tfdpsq.data.tokenization import VOCABULARY_FILE
+from tfdpsq.generator import T5QueryGenerator, checkpoints, pretraining
+from tfdpsq.generator.checkpoints import huggingface
+from tfdpsq.generator.span_corruption import SENTINELS
+from tfdpsq.layers import T5Config
+from tfdpsq.retriever.losses import in_batch_losses
+from tfdpsq.run import command, sources, workdir
+
+CURVE_FILE = "pretraining.json"
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """The stage's settings: those of the T5 that is shipped."""
+    return ml_collections.ConfigDict(
+        {
+            # A BEIR directory, of which only the documents are read, or "pydocs".
+            "data": sources.PYDOCS,
+            # Further public documents: JSON Lines files with "_id" and "text".
+            "texts": (),
+            "vocabulary": "",  # "" learns one of `t5.vocabulary_size` less sentinels
+            "init": "",  # any T5 checkpoint to go on from
+            "t5": {
+                "vocabulary_size": 8192,
+                "num_layers": 3,
+                "num_heads": 4,
+                "hidden_dim": 192,
+                "intermediate_dim": 512,
+                "key_value_dim": 48,
+                "version": "1.0",
+                "dropout": 0.0,
+            },
+            "document_length": 112,
+            "query_length": 28,
+            "pseudo_queries_per_passage": 2,
+            "pair_rows": 40,
+            "text_rows": 12,
+            "contrast_weight": 1.0,
+            "scale": 20.0,
+            "steps": 5000,
+            "optimizer": "adafactor",
+            "learning_rate": 2e-2,
+            "warmup": 200,
+            # One document in so many is not trained on but watched.
+            "held_out_one_in": 50,
+            "watched_rows": 512,
+            "watch_every": 250,
+            "save_every": 100,
+            "stored": "float16",
+            "jit_compile": False,
+            "seed": 0,
+        }
+    )
+
+
+def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+    """Runs the stage into `directory` unless it is finished there.
+
+    Raises:
+      InputError: bad settings, a corpus too small for the vocabulary asked for.
+      DataError: malformed documents; for "pydocs", further text that holds one of the
+        benchmark's queries. Names file and line.
+    """
+    _check(config)
+    beir = sources.open_beir(config.data)
+    for path in config.texts:
+        if config.data == sources.PYDOCS:
+            refuse_queries(path, beir)
+    inputs = {"documents": _fingerprint(config)}
+    if config.vocabulary:
+        inputs["vocabulary"] = Tokenizer(config.vocabulary).fingerprint
+    if config.init:
+        if sources.certificate_of_model(config.init) is not None:
+            raise validation.InputError(
+                f"{config.init} was trained on private queries, as its certificate "
+                "says: what is trained on from it is not public. Start from public "
+                "weights."
+            )
+        inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
+    own = directory.parent / f".{directory.name}.state"
+    stage = workdir.run_stage(
+        directory, config, inputs, lambda out: _make(config, out, own, inputs)
+    )
+    shutil.rmtree(own, ignore_errors=True)
+    return stage
+
+
+def _check(config) -> None:
+    for field in (
+        "pseudo_queries_per_passage",
+        "pair_rows",
+        "text_rows",
+        "held_out_one_in",
+        "steps",
+        "watch_every",
+        "save_every",
+    ):
+        validation.positive_integer(field, config[field])
+    validation.positive("learning_rate", config.learning_rate)
+    validation.positive("scale", config.scale)
+    validation.one_of("stored", config.stored, ("float32", "float16", "bfloat16"))
+    if not config.init and config.t5.vocabulary_size <= SENTINELS:
+        raise validation.InputError(
+            f"t5.vocabulary_size is {config.t5.vocabulary_size}; {SENTINELS} of it are "
+            "sentinels of span corruption. Raise it, to some thousands."
+        )
+
+
+def documents_of(config: ml_collections.ConfigDict) -> Iterator[Document]:
+    """All public text that the config names, in order."""
+    yield from public_documents(sources.open_beir(config.data))
+    for path in config.texts:
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                fields = json.loads(line)
+                yield Document(fields["_id"], fields.get("title") or "", fields["text"])
+
+
+def _fingerprint(config) -> str:
+    digest = hashlib.sha256()
+    for document in documents_of(config):
+        for part in (document.id, document.title, document.text):
+            digest.update(hashlib.sha256(part.encode()).digest())
+    return digest.hexdigest()
+
+
+def _make(config, out: pathlib.Path, own: pathlib.Path, inputs: dict) -> dict:
+    _open_state(own, config, inputs)
+    vocabulary = _vocabulary(config, own)
+    tokenizer = Tokenizer(vocabulary)
+    tf.keras.utils.set_random_seed(config.seed)
+    if config.init:
+        model = T5QueryGenerator.load(config.init, soft_prompt=0)
+    else:
+        model = T5QueryGenerator(T5Config(**config.t5))
+    stores = _rows(config, own, tokenizer)
+    batches = pretraining.Batches(
+        stores["pairs"],
+        stores["texts"],
+        tokenizer,
+        model.config.vocabulary_size,
+        config.pair_rows,
+        config.text_rows,
+        config.seed,
+    )
+    held = stores["held_out"]
+    # Spread over the corpus, which is sorted by package.
+    count = min(len(held), config.watched_rows)
+    watched = held.take(np.linspace(0, len(held) - 1, count).astype(np.int64))
+    record = _train(config, own, model, batches, watched)
+    if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
+        raise validation.InputError(
+            "training diverged: the weights hold NaN or infinity. Lower "
+            f"learning_rate (now {config.learning_rate})."
+        )
+    huggingface.save(
+        out, model.config, model.backbone, dtype=config.stored, vocabulary=vocabulary
+    )
+    record["rows"] = {name: len(store) for name, store in stores.items()}
+    atomic_write(out / CURVE_FILE, json.dumps(record, indent=1) + "\n")
+    return {"watched": record["watched"][-1], "hours": record["hours"]}
+
+
+def _open_state(own: pathlib.Path, config, inputs: dict) -> None:
+    """Keeps an unfinished run's state, if it is of the same config and documents."""
+    wanted = {"config": workdir.plain(config), "inputs": inputs}
+    path = own / "run.json"
+    if path.is_file():
+        changed = workdir.differences(workdir.read_json(path), wanted)
+        if changed:
+            raise validation.InputError(
+                f"{own} holds an unfinished run with another config or other "
+                f"documents ({'; '.join(changed)}). Delete it to start anew."
+            )
+    own.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, json.dumps(wanted))
+
+
+def _vocabulary(config, own: pathlib.Path) -> pathlib.Path:
+    if config.vocabulary or config.init:
+        return sources.vocabulary_file(config.vocabulary, config.init)
+    path = own / VOCABULARY_FILE
+    if not path.is_file():
+        train_vocabulary(
+            (document.content for document in documents_of(config)),
+            config.t5.vocabulary_size - SENTINELS,
+            path,
+        )
+    return path
+
+
+def _rows(config, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore]:
+    def documents(held_out: bool) -> Iterator[Document]:
+        return (
+            document
+            for document in documents_of(config)
+            if pretraining.is_held_out(document.id, config.held_out_one_in) == held_out
+        )
+
+    def pairs(held_out: bool):
+        return pretraining.pair_rows(
+            documents(held_out),
+            tokenizer,
+            config.document_length,
+            config.query_length,
+            config.pseudo_queries_per_passage,
+            config.seed,
+        )
+
+    stores = {}
+    for name, chunks in (
+        ("pairs", pairs(False)),
+        ("held_out", pairs(True)),
+        (
+            "texts",
+            pretraining.text_rows(documents(False), tokenizer, config.document_length),
+        ),
+    ):
+        path = own / "rows" / name
+        if not path.is_dir():
+            # Fewer than two are refused here: a row cannot be told from itself.
+            first = list(itertools.islice(chunks, 1))
+            count = len(next(iter(first[0].values()))) if first else 0
+            if count < 2:
+                raise validation.InputError(
+                    f"{config.data} gives {count} rows of {name}; pretraining needs "
+                    "hundreds of documents with sentences. Give more text (or, for "
+                    f"held_out, lower held_out_one_in, now {config.held_out_one_in})."
+                )
+            write_rows(path, itertools.chain(first, chunks))
+        stores[name] = RowStore(path)
+    return stores
+
+
+def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]:
+    schedule = _Schedule(config.learning_rate, config.warmup, config.steps)
+    if config.optimizer == "adam":
+        optimizer = tf.keras.optimizers.Adam(
+            schedule, global_clipnorm=1.0, jit_compile=False
+        )
+    else:
+        optimizer = tf.keras.optimizers.Adafactor(
+            schedule, relative_step=False, jit_compile=False
+        )
+    variables = model.trainable_variables
+    optimizer.build(variables)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    manager = tf.train.CheckpointManager(checkpoint, str(own / "weights"), 1)
+    record: dict[str, Any] = {"steps": [], "losses": [], "watched": [], "hours": 0.0}
+    start = 0
+    if manager.latest_checkpoint:
+        checkpoint.restore(manager.latest_checkpoint).assert_consumed()
+        start = int(optimizer.iterations)
+        record = json.loads((own / f"record-{start}.json").read_text())
+        logging.info("going on after step %d of %d", start, config.steps)
+
+    def contrast(queries, documents, keys):
+        return in_batch_losses(
+            queries,
+            documents,
+            keys,
+            tf.fill([tf.shape(keys)[0], 1], tf.constant(-1, keys.dtype)),
+            tf.ones(tf.shape(keys)[:1]),
+            config.scale,
+        )
+
+    @tf.function(jit_compile=config.jit_compile)
+    def step(batch):
+        with tf.GradientTape() as tape:
+            losses = pretraining.pretraining_losses(model, batch, contrast)
+            loss = losses["pseudo_queries"] * config.pair_rows
+            loss += losses["spans"] * config.text_rows
+            loss /= config.pair_rows + config.text_rows
+            loss += config.contrast_weight * losses["contrast"]
+        gradients = tape.gradient(loss, variables)
+        # The embedding's is part sparse (inputs), part dense (logits).
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        optimizer.apply_gradients(zip(gradients, variables))
+        return losses
+
+    watcher = pretraining.Watcher(model, watched)
+    sums: dict[str, float] = {}
+    count = 0
+    began = time.monotonic()
+    before = record["hours"]
+    for number in range(start, config.steps):
+        batch = {name: tf.constant(v) for name, v in batches(number).items()}
+        for name, value in step(batch).items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+        count += 1
+        done = number + 1
+        last = done == config.steps
+        if done % config.watch_every == 0 or last:
+            record["hours"] = before + (time.monotonic() - began) / 3600
+            record["steps"].append(done)
+            record["losses"].append({k: round(v / count, 4) for k, v in sums.items()})
+            found = watcher()
+            record["watched"].append({k: round(v, 4) for k, v in found.items()})
+            logging.info(
+                "step %d of %d, %.0f rows/s: %s; %s",
+                done,
+                config.steps,
+                (done - start)
+                * (config.pair_rows + config.text_rows)
+                / (time.monotonic() - began),
+                record["losses"][-1],
+                record["watched"][-1],
+            )
+            sums, count = {}, 0
+        if done % config.save_every == 0 or last:
+            record["hours"] = before + (time.monotonic() - began) / 3600
+            _save(own, manager, record, done)
+    return record
+
+
+def _save(own: pathlib.Path, manager, record: dict, done: int) -> None:
+    """The record first: a checkpoint is never there without its own."""
+    atomic_write(own / f"record-{done}.json", json.dumps(record))
+    manager.save(checkpoint_number=done)
+    for path in own.glob("record-*.json"):
+        if path.name != f"record-{done}.json":
+            os.remove(path)
+
+
+class _Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warmup, then a cosine down to a twentieth."""
+
+    def __init__(self, peak: float, warmup: int, steps: int):
+        self._peak, self._warmup, self._steps = peak, max(1, warmup), steps
+
+    def __call__(self, step):
+        step = tf.cast(step, tf.float32)
+        rising = (step + 1) / self._warmup
+        share = (step - self._warmup) / max(1, self._steps - self._warmup)
+        falling = 0.05 + 0.95 * 0.5 * (
+            1 + tf.cos(math.pi * tf.clip_by_value(share, 0.0, 1.0))
+        )
+        return self._peak * tf.minimum(rising, falling)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"peak": self._peak, "warmup": self._warmup, "steps": self._steps}
+
+
+if __name__ == "__main__":
+    command.main(run)
