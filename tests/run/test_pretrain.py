@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer, build_pydocs
 from tfdpsq.data.pydocs import PUBLIC_TEXT
 from tfdpsq.generator import T5QueryGenerator
@@ -177,7 +177,21 @@ def test_weights_that_saw_private_queries_are_not_public(pairs, finished, tmp_pa
     private.mkdir()
     for file in finished.iterdir():
         (private / file.name).write_bytes(file.read_bytes())
-    (private / "certificate.json").write_text('{"private": true}')
+    plan = privacy.make_plan(
+        privacy.PrivacySpec(
+            epsilon=8.0, clip_norm=1.0, n=100, n_is_public=True, batch_size=10, steps=2
+        )
+    )
+    certificate = privacy.make_certificate(
+        plan,
+        2,
+        description="A T5.",
+        sensitivity_argument="One row a query.",
+        training={},
+        fingerprints={},
+        private_reads=[],
+    )
+    (private / "certificate.json").write_text(json.dumps(certificate))
     with pytest.raises(validation.InputError, match="trained on private queries"):
         pretrain.run(_config(pairs, init=str(private)), tmp_path / "t5")
 
