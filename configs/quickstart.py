@@ -52,16 +52,16 @@ def get_config():
         }
     )
 
-    config.synthesize.max_documents = 9600
+    config.synthesize.max_documents = 6400  # as many as a retriever's steps read
     config.synthesize.query_length = 20
 
     for stage in (config.retriever, config.direct):
         stage.update(lengths)
         stage.embedding_dim = 192
         stage.scale = 20.0
-        stage.batch_size = 32
-        stage.steps = 200
+        stage.batch_size = 64
+        stage.steps = 100
         stage.learning_rate = 5e-4
     # A smaller batch: its sensitivity, and with it the noise, grows with the batch.
-    config.direct.batch_size = 8
+    config.direct.batch_size = 4
     return config

