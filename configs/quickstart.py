@@ -7,7 +7,8 @@ Data: the embedded pydocs corpus (docstrings; summaries are the private queries)
 Another BEIR directory: add --config.data=DIRECTORY, and --config.pretrain.steps=500 to
 train the public T5 on its documents first.
 
-How ε is spent was chosen on public data; see `configs/grid.py`.
+How ε is spent here was set by hand after trials on pydocs, whose private queries only
+play that part; for data of your own choose on public stand-ins (`configs/grid.py`).
 """
 
 import math

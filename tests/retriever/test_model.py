@@ -142,8 +142,9 @@ def test_both_towers_start_from_an_encoder(make_model, make_config, shared, vers
     towers = [model.query_tower, model.document_tower]
     kernels = [tower.get_layer("projection").kernel.numpy() for tower in towers]
     start_from(model, encoder)
-    for tower, kernel in zip(towers, kernels):
-        np.testing.assert_array_equal(tower.get_layer("projection").kernel, kernel)
+    for tower in towers:
+        # One projection for both: two rotations would make every cosine noise.
+        np.testing.assert_array_equal(tower.get_layer("projection").kernel, kernels[0])
         own = tower.get_layer("t5_encoder")
         for one, other in zip(own.get_weights(), before):
             np.testing.assert_array_equal(one, other)

@@ -8,6 +8,7 @@ import pathlib
 import pytest
 import tensorflow as tf
 
+from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, read_synthetic, verify
 from tfdpsq.privacy import accounting, read_certificate
 from tfdpsq.run import pipeline, workdir
@@ -67,6 +68,15 @@ def test_results_have_every_row_with_numbers_that_can_be_true(finished):
     assert 0.1 < results["peak_memory_gib"] < 24
     assert results["versions"]["tensorflow"].startswith("2.15")
     assert set(results["fingerprints"]) == {"corpus", "pairs", "code"}
+
+
+def test_weights_that_saw_private_queries_are_no_start(finished, tmp_path):
+    directory, _, _ = finished
+    config = _tiny.tiny_config(directory.parent / "pairs")
+    config.init = str(directory / "private" / "generator_inf")
+    with pytest.raises(validation.InputError, match="init is .* trained on private"):
+        pipeline.run(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
 
 
 def test_certificates_follow_from_the_steps_that_ran(finished):

@@ -140,8 +140,9 @@ def test_killed_it_goes_on_to_the_same_weights(finished, pairs, tmp_path):
         json.loads((path / pretrain.CURVE_FILE).read_text()) for path in (out, finished)
     )
     assert curve["steps"] == whole["steps"]
-    for ours, theirs in zip(curve["watched"], whole["watched"]):
-        assert ours == pytest.approx(theirs, abs=2e-3)
+    for name in ("watched", "losses"):
+        for ours, theirs in zip(curve[name], whole[name]):
+            assert ours == pytest.approx(theirs, abs=2e-3)
 
 
 def test_an_unfinished_run_of_another_config_is_not_gone_on_with(pairs, tmp_path):
@@ -159,6 +160,8 @@ def test_an_unfinished_run_of_another_config_is_not_gone_on_with(pairs, tmp_path
         ({"pair_rows": 0}, "pair_rows"),
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"stored": "int8"}, "stored"),
+        ({"optimizer": "adma"}, "optimizer"),
+        ({"contrast_weight": -1.0}, "contrast_weight"),
         ({"t5": {"vocabulary_size": 90}}, "t5.vocabulary_size is 90; 100 of it"),
         ({"t5": {"vocabulary_size": 30000}}, "no vocabulary of 29900 pieces"),
         ({"held_out_one_in": 10**9}, "0 rows of held_out"),
@@ -209,6 +212,28 @@ def test_text_with_a_query_of_the_benchmark_is_refused(tmp_path, monkeypatch):
     where = r"text\.jsonl:2: .*holds the query"
     with pytest.raises(validation.DataError, match=where):
         pretrain.run(_config("pydocs", texts=(str(text),)), tmp_path / "t5")
+
+
+def test_queries_and_synthetic_sets_are_no_public_text(pairs, tmp_path):
+    config = _config(pairs, texts=(str(pairs / "queries.jsonl"),))
+    with pytest.raises(validation.InputError, match="holds the queries of a BEIR"):
+        pretrain.run(config, tmp_path / "t5")
+    inside = tmp_path / "set" / "beir"
+    inside.mkdir(parents=True)
+    (tmp_path / "set" / "manifest.json").write_text("{}")
+    (inside / "queries.jsonl").write_text('{"_id": "1", "text": "some"}\n')
+    config = _config(pairs, texts=(str(inside / "queries.jsonl"),))
+    with pytest.raises(validation.InputError, match="part of a synthetic set"):
+        pretrain.run(config, tmp_path / "t5")
+    assert not (tmp_path / "t5").exists()
+
+
+@pytest.mark.parametrize("line", ["{", '{"text": "no id"}', '{"_id": "1", "text": 3}'])
+def test_bad_text_is_named_by_file_and_line(pairs, tmp_path, line):
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"_id": "1", "text": "some"}\n' + line + "\n")
+    with pytest.raises(validation.DataError, match=r"text\.jsonl:2: "):
+        pretrain.run(_config(pairs, texts=(str(text),)), tmp_path / "t5")
 
 
 def test_a_minute_of_it_moves_what_is_watched_the_right_way(tmp_path):

@@ -2,8 +2,9 @@
 
 The docstrings of the standard library and of the packages that tfdpsq requires:
 the summary sentence is the query (it plays the private part), the rest is the
-document (public). No query stands in a document or in the rest of the public text:
-where one recurs it is taken out. Sources are parsed, never imported.
+document (public). No query stands as a sentence of its own in a document or in the
+rest of the public text: where one recurs it is taken out. Sources are parsed, never
+imported.
 """
 
 from __future__ import annotations
@@ -169,12 +170,22 @@ def public_documents(directory: BeirDirectory) -> Iterator[Document]:
     yield from directory.documents()
     path = directory.path / PUBLIC_TEXT
     if path.is_file():
-        for line, record in read_records(path):
-            yield Document(
-                text_field(path, line, record, "_id"),
-                "",
-                text_field(path, line, record, "text"),
-            )
+        yield from read_documents(path)
+
+
+def read_documents(path: str | os.PathLike) -> Iterator[Document]:
+    """Yields the documents of one JSON Lines file.
+
+    Args:
+      path: one object a line with "_id", "text" and perhaps "title".
+
+    Raises:
+      DataError: a malformed line; names file and line.
+    """
+    file = Path(path)
+    for line, record in read_records(file):
+        title, text = (text_field(file, line, record, f) for f in ("title", "text"))
+        yield Document(record["_id"], title, text)
 
 
 def refuse_queries(path: str | os.PathLike, benchmark: BeirDirectory) -> None:

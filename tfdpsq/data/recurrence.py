@@ -8,11 +8,12 @@ queries would itself be a private read: there they may be counted, and no more.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
+from tfdpsq.data.beir_lines import read_records, text_field
 from tfdpsq.validation import DataError
 
 _WORD = re.compile(r"\S+")
@@ -139,22 +140,21 @@ def refuse_recurring(path: str | os.PathLike, sentences: Sentences) -> None:
       sentences: what must not be there.
 
     Raises:
-      DataError: the first line that holds one; names file, line and sentence.
+      DataError: the first line that holds one, or is no such object; names file,
+        line and sentence.
     """
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            fields = json.loads(line)
-            for name in ("title", "text"):
-                text = fields.get(name) or ""
-                for start, end in sentences.spans(text):
-                    raise DataError(
-                        path,
-                        f"its {name} holds the query {text[start:end]!r} of the "
-                        "benchmark",
-                        "A model trained on it would know what the benchmark takes "
-                        "for private: leave such sentences out of public text",
-                        line=number,
-                    )
+    file = Path(path)
+    for line, record in read_records(file):
+        for name in ("title", "text"):
+            text = text_field(file, line, record, name)
+            for start, end in sentences.spans(text):
+                raise DataError(
+                    path,
+                    f"its {name} holds the query {text[start:end]!r} of the benchmark",
+                    "A model trained on it would know what the benchmark takes for "
+                    "private: leave such sentences out of public text",
+                    line,
+                )
 
 
 def _begins(words: list[str], line_starts: set[int], number: int) -> bool:

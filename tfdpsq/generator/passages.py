@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from tfdpsq.data import Document
@@ -12,6 +13,8 @@ _PASSAGE = "#"
 def passages(document: Document, words: int) -> Iterator[Document]:
     """Cuts a document at line ends into passages of about so many words.
 
+    A line of more words than that is cut too, behind a sentence where one ends soon.
+
     Args:
       document: any.
       words: a passage ends with the line in which it comes to so many; a last one of
@@ -20,7 +23,11 @@ def passages(document: Document, words: int) -> Iterator[Document]:
     Yields:
       Documents whose ids end in "#0", "#1", ...; the first has the title.
     """
-    lines = document.text.splitlines(keepends=True)
+    lines = [
+        piece
+        for line in document.text.splitlines(keepends=True)
+        for piece in _pieces(line, words)
+    ]
     parts: list[list[str]] = [[]]
     count = 0
     left = sum(len(line.split()) for line in lines)
@@ -37,6 +44,19 @@ def passages(document: Document, words: int) -> Iterator[Document]:
             "" if number else document.title,
             "".join(part),
         )
+
+
+def _pieces(line: str, words: int) -> Iterator[str]:
+    """A line in pieces of at least so many words, and less than twice as many."""
+    start = count = 0
+    for word in re.finditer(r"\S+\s*", line):
+        count += 1
+        ended = word.group().rstrip().endswith((".", "!", "?"))
+        if count >= 2 * words - 1 or (count >= words and ended):
+            yield line[start : word.end()]
+            start, count = word.end(), 0
+    if start < len(line) or not line:
+        yield line[start:]
 
 
 def document_of(passage_id: str) -> str:

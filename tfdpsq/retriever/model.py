@@ -149,7 +149,10 @@ class TwoTower(tfrs.models.Model):
 
 
 def start_from(model: TwoTower, encoder: tf.keras.Model) -> None:
-    """Gives both towers an encoder's weights; their projections stay as they are.
+    """Gives both towers an encoder's weights, and one projection to begin with.
+
+    With a projection each they would begin as two rotations that have nothing to do
+    with each other, and a cosine across them would be noise.
 
     Args:
       model: of the encoder's shape.
@@ -169,6 +172,11 @@ def start_from(model: TwoTower, encoder: tf.keras.Model) -> None:
             )
         for mine, theirs in zip(own.weights, encoder.weights):
             mine.assign(theirs)
+    first, second = (
+        tower.get_layer("projection").kernel
+        for tower in (model.query_tower, model.document_tower)
+    )
+    second.assign(first)
 
 
 def save(model: TwoTower, path: str | os.PathLike) -> None:

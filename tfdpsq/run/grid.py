@@ -160,6 +160,11 @@ def _proxy(config, directory: pathlib.Path) -> pathlib.Path:
                 writer.add_query(pair.query_id, pair.query)
                 writer.add_judgement(split, pair.query_id, pair.document_id, 1)
                 counts[split] += 1
+        if counts["dev"] < 2:
+            raise validation.InputError(
+                f"{config.data} gives {counts['dev']} keyword queries to hold out of "
+                f"{sum(counts.values())}; a grid needs hundreds. Give more documents."
+            )
         return counts
 
     workdir.run_stage(
@@ -175,7 +180,10 @@ def _measure(config, proxy: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
     """What the model makes of held-out proxy queries."""
     stage = workdir.read_json(out / workdir.STAGE_FILE)["config"]
     vocabulary = sources.vocabulary_file(stage["vocabulary"], str(out))
-    pairs = BeirDirectory(proxy).pairs("dev")[: config.held_out]
+    pairs = BeirDirectory(proxy).pairs("dev")
+    # Spread over the corpus, which may be sorted.
+    count = min(len(pairs), config.held_out)
+    pairs = [pairs[i] for i in np.linspace(0, len(pairs) - 1, count).astype(int)]
     rows = encode_pairs(
         pairs, Tokenizer(vocabulary), stage["document_length"], stage["query_length"]
     )

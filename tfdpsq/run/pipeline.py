@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import atomic_write
+from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy import reads as privacy_reads
 from tfdpsq.run import (
     command,
@@ -57,7 +58,7 @@ def default_config() -> ml_collections.ConfigDict:
     `strict` the job refuses: measuring what was kept reads private queries.
     Paths and ε inside the stages' own settings are filled in by the pipeline.
     """
-    return ml_collections.ConfigDict(
+    config = ml_collections.ConfigDict(
         {
             "data": sources.PYDOCS,
             "init": "t5_tiny_pydocs",
@@ -74,6 +75,11 @@ def default_config() -> ml_collections.ConfigDict:
             "evaluate": evaluate.default_config(),
         }
     )
+    # The preset has seen pydocs' documents already.
+    config.pretrain.steps = 0
+    # Where a T5 is pretrained from random weights, it has sentinels besides.
+    config.prepare.vocabulary_size = config.pretrain.t5.vocabulary_size - SENTINELS
+    return config
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str, Any]:
@@ -306,6 +312,12 @@ def _check(config: ml_collections.ConfigDict) -> None:
                     f"{field} holds {epsilon!r}; every epsilon must be above 0 "
                     '(float("inf") trains without privacy).'
                 )
+    if sources.certificate_of_model(config.init) is not None:
+        raise validation.InputError(
+            f"init is {config.init}, which was trained on private queries, as its "
+            "certificate says: rows that are called public would start from it. Start "
+            "from public weights."
+        )
     synthesis = config.synthesize
     validation.in_range("synthesize.top_p", synthesis.top_p, 0, 1, low_open=True)
     for stage in ("pretrain", "finetune", "synthesize", "retriever", "direct"):

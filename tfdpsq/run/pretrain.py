@@ -3,14 +3,15 @@
     python -m tfdpsq.run.pretrain --config=configs/pretrain.py --workdir=DIR
 
 Span corruption, pseudo-queries and a contrastive task for the encoder, in every batch
-(see `generator.pretraining`). No query is read. Writes the model with its vocabulary,
-and `pretraining.json` with the losses and what they hide. Interrupted, the same
-command goes on where it was.
+(see `generator.pretraining`). No query is trained on, and none of your own is read
+("pydocs" compares further `texts` with its queries, to refuse them). Writes the model
+with its vocabulary, and `pretraining.json` with the losses and what they hide.
+Interrupted, the same command goes on where it was, to the same weights where dropout
+is 0.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -35,10 +36,11 @@ from tfdpsq.data import (
     train_vocabulary,
     write_rows,
 )
-from tfdpsq.data.pydocs import public_documents, refuse_queries
+from tfdpsq.data.pydocs import public_documents, read_documents, refuse_queries
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import T5QueryGenerator, checkpoints, pretraining
 from tfdpsq.generator.checkpoints import huggingface
+from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
 from tfdpsq.retriever.losses import in_batch_losses
@@ -74,7 +76,7 @@ def default_config() -> ml_collections.ConfigDict:
             "text_rows": 12,
             "contrast_weight": 1.0,
             "scale": 20.0,
-            "steps": 5000,
+            "steps": 7000,
             "optimizer": "adafactor",
             "learning_rate": 2e-2,
             "warmup": 200,
@@ -101,9 +103,10 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     _check(config)
     beir = sources.open_beir(config.data)
     for path in config.texts:
+        _refuse_private(pathlib.Path(path))
         if config.data == sources.PYDOCS:
             refuse_queries(path, beir)
-    inputs = {"documents": _fingerprint(config)}
+    inputs = {"documents": sources.documents_fingerprint(documents_of(config))}
     if config.vocabulary:
         inputs["vocabulary"] = Tokenizer(config.vocabulary).fingerprint
     if config.init:
@@ -122,8 +125,33 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     return stage
 
 
+def _refuse_private(path: pathlib.Path) -> None:
+    """Refuses text that is a query log, or was made from one.
+
+    Raises:
+      InputError: it is; weights trained on it would carry no certificate of it.
+    """
+    above = path.resolve().parents
+    if any(sources.is_free(str(folder)) for folder in above):
+        raise validation.InputError(
+            f"{path} is part of a synthetic set, whose guarantee a T5 trained on it "
+            "would have, and not tell. Give public documents."
+        )
+    if path.name.startswith("queries.jsonl") and list(above[0].glob("corpus.jsonl*")):
+        raise validation.InputError(
+            f"{path} holds the queries of a BEIR directory, not documents. Give "
+            f"{above[0]} as data: of it only the documents are read."
+        )
+
+
 def _check(config) -> None:
+    validation.one_of("optimizer", config.optimizer, ("adafactor", "adam"))
+    validation.in_range("contrast_weight", config.contrast_weight, 0, math.inf)
     for field in (
+        "document_length",
+        "query_length",
+        "warmup",
+        "watched_rows",
         "pseudo_queries_per_passage",
         "pair_rows",
         "text_rows",
@@ -133,8 +161,8 @@ def _check(config) -> None:
         "save_every",
     ):
         validation.positive_integer(field, config[field])
-    validation.positive("learning_rate", config.learning_rate)
-    validation.positive("scale", config.scale)
+    for field in ("learning_rate", "scale"):
+        validation.positive(field, config[field])
     validation.one_of("stored", config.stored, ("float32", "float16", "bfloat16"))
     if not config.init and config.t5.vocabulary_size <= SENTINELS:
         raise validation.InputError(
@@ -147,18 +175,7 @@ def documents_of(config: ml_collections.ConfigDict) -> Iterator[Document]:
     """All public text that the config names, in order."""
     yield from public_documents(sources.open_beir(config.data))
     for path in config.texts:
-        with open(path, encoding="utf-8") as file:
-            for line in file:
-                fields = json.loads(line)
-                yield Document(fields["_id"], fields.get("title") or "", fields["text"])
-
-
-def _fingerprint(config) -> str:
-    digest = hashlib.sha256()
-    for document in documents_of(config):
-        for part in (document.id, document.title, document.text):
-            digest.update(hashlib.sha256(part.encode()).digest())
-    return digest.hexdigest()
+        yield from read_documents(path)
 
 
 def _make(config, out: pathlib.Path, own: pathlib.Path, inputs: dict) -> dict:
@@ -194,6 +211,8 @@ def _make(config, out: pathlib.Path, own: pathlib.Path, inputs: dict) -> dict:
         out, model.config, model.backbone, dtype=config.stored, vocabulary=vocabulary
     )
     record["rows"] = {name: len(store) for name, store in stores.items()}
+    record["inputs"] = inputs
+    record["config"] = workdir.plain(config)
     atomic_write(out / CURVE_FILE, json.dumps(record, indent=1) + "\n")
     return {"watched": record["watched"][-1], "hours": record["hours"]}
 
@@ -270,7 +289,7 @@ def _rows(config, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore
 
 
 def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]:
-    schedule = _Schedule(config.learning_rate, config.warmup, config.steps)
+    schedule = WarmupCosine(config.learning_rate, config.warmup, config.steps)
     if config.optimizer == "adam":
         optimizer = tf.keras.optimizers.Adam(
             schedule, global_clipnorm=1.0, jit_compile=False
@@ -285,10 +304,13 @@ def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]
     manager = tf.train.CheckpointManager(checkpoint, str(own / "weights"), 1)
     record: dict[str, Any] = {"steps": [], "losses": [], "watched": [], "hours": 0.0}
     start = 0
+    sums: dict[str, float] = {}
+    count = 0
     if manager.latest_checkpoint:
         checkpoint.restore(manager.latest_checkpoint).assert_consumed()
         start = int(optimizer.iterations)
         record = json.loads((own / f"record-{start}.json").read_text())
+        sums, count = record.pop("sums"), record.pop("count")
         logging.info("going on after step %d of %d", start, config.steps)
 
     def contrast(queries, documents, keys):
@@ -316,8 +338,6 @@ def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]
         return losses
 
     watcher = pretraining.Watcher(model, watched)
-    sums: dict[str, float] = {}
-    count = 0
     began = time.monotonic()
     before = record["hours"]
     for number in range(start, config.steps):
@@ -346,7 +366,7 @@ def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]
             sums, count = {}, 0
         if done % config.save_every == 0 or last:
             record["hours"] = before + (time.monotonic() - began) / 3600
-            _save(own, manager, record, done)
+            _save(own, manager, {**record, "sums": sums, "count": count}, done)
     return record
 
 
@@ -357,25 +377,6 @@ def _save(own: pathlib.Path, manager, record: dict, done: int) -> None:
     for path in own.glob("record-*.json"):
         if path.name != f"record-{done}.json":
             os.remove(path)
-
-
-class _Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warmup, then a cosine down to a twentieth."""
-
-    def __init__(self, peak: float, warmup: int, steps: int):
-        self._peak, self._warmup, self._steps = peak, max(1, warmup), steps
-
-    def __call__(self, step):
-        step = tf.cast(step, tf.float32)
-        rising = (step + 1) / self._warmup
-        share = (step - self._warmup) / max(1, self._steps - self._warmup)
-        falling = 0.05 + 0.95 * 0.5 * (
-            1 + tf.cos(math.pi * tf.clip_by_value(share, 0.0, 1.0))
-        )
-        return self._peak * tf.minimum(rising, falling)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"peak": self._peak, "warmup": self._warmup, "steps": self._steps}
 
 
 if __name__ == "__main__":

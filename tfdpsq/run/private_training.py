@@ -241,6 +241,8 @@ def training_facts(
     config: ml_collections.ConfigDict, model: tf.keras.Model
 ) -> dict[str, Any]:
     """What the certificate records of the training, apart from privacy."""
+    lora = config.get("lora", {}).get("rank")
+    soft_prompt = config.get("soft_prompt", {}).get("length")
     return {
         "optimizer": config.optimizer,
         "learning_rate": config.learning_rate,
@@ -250,8 +252,10 @@ def training_facts(
             sum(np.prod(v.shape) for v in model.trainable_variables)
         ),
         "starting_weights": config.get("init") or "random",
-        "trained": list(config.get("trained", ["*"])),
-        "lora": dict(config.lora) if config.get("lora", {}).get("rank") else "none",
-        "soft_prompt": config.get("soft_prompt", {}).get("length") or "none",
+        "trained": "only the lora or soft_prompt named here"
+        if lora or soft_prompt
+        else list(config.get("trained", ["*"])),
+        "lora": dict(config.lora) if lora else "none",
+        "soft_prompt": soft_prompt or "none",
         "computed_in": config.get("dtype", "float32"),
     }

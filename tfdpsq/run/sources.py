@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import pathlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfdpsq import validation
@@ -69,8 +69,13 @@ def open_beir(path: str) -> BeirDirectory:
 
 def corpus_fingerprint(path: str) -> str:
     """SHA-256 of the documents of a corpus, which are public; no query enters."""
+    return documents_fingerprint(open_beir(path).documents())
+
+
+def documents_fingerprint(documents: Iterable[Document]) -> str:
+    """SHA-256 of documents in their order."""
     digest = hashlib.sha256()
-    for document in open_beir(path).documents():
+    for document in documents:
         for part in (document.id, document.title, document.text):
             digest.update(hashlib.sha256(part.encode()).digest())
     return digest.hexdigest()

@@ -191,7 +191,8 @@ def stage_fingerprint(directory: str | pathlib.Path) -> str:
 def model_fingerprint(directory: str | pathlib.Path) -> str:
     """What identifies a model: a finished stage, or a directory from elsewhere.
 
-    The latter is known by the SHA-256 over the names and bytes of all its files.
+    The latter is known by the SHA-256 over the names and bytes of all its files but
+    those that only tell of it: its card (`*.md`) and `pretraining.json`.
 
     Raises:
       InputError: no such directory, or it is empty.
@@ -199,7 +200,11 @@ def model_fingerprint(directory: str | pathlib.Path) -> str:
     directory = pathlib.Path(directory)
     if (directory / STAGE_FILE).is_file():
         return stage_fingerprint(directory)
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    paths = sorted(
+        path
+        for path in directory.rglob("*")
+        if path.is_file() and path.suffix != ".md" and path.name != "pretraining.json"
+    )
     if not paths:
         raise validation.InputError(
             f"{directory} holds no files. Give the directory of a model: what "
