@@ -55,8 +55,9 @@ def default_config() -> ml_collections.ConfigDict:
     preset's name, or "" for random weights. With `pretrain.steps` it is first trained
     on the documents. `epsilons` are those of the generator (a row of the table each),
     and `direct_epsilons` those of the retriever trained on private pairs directly. With
-    `strict` the job refuses: measuring what was kept reads private queries.
-    Paths and ε inside the stages' own settings are filled in by the pipeline.
+    `strict` the job refuses: measuring what was kept reads private queries. `seed` is
+    that of every stage before the evaluation; the noise is drawn afresh whatever it is.
+    Paths, ε and seed inside the stages' own settings are filled in by the pipeline.
     """
     config = ml_collections.ConfigDict(
         {
@@ -65,6 +66,7 @@ def default_config() -> ml_collections.ConfigDict:
             "epsilons": (math.inf, 8.0),
             "direct_epsilons": (8.0,),
             "examples": 8,
+            "seed": 0,
             "strict": False,
             "prepare": prepare.default_config(),
             "pretrain": pretrain.default_config(),
@@ -158,6 +160,8 @@ class _Job:
         config = config.copy_and_resolve_references()
         if "private_directory" in config:
             config.private_directory = str(self.private)
+        if module is not evaluate:
+            config.seed = self.config.seed
         with config.unlocked():
             config.update(settings)
         out = (self.release if free else self.private) / name

@@ -18,7 +18,7 @@ from tfdpsq.run import evaluate, sources, workdir
 
 _DESCRIPTIONS = {
     "bm25": "Words in common; nothing is trained.",
-    "untrained": "The encoder's random weights.",
+    "untrained": "The weights that every other row starts from.",
     "public_only": "Trained on sentences cut from public documents.",
     "original": "Trained on the private pairs without protection.",
     "synthetic": "Trained on synthetic queries only.",
@@ -96,7 +96,7 @@ def gather(
             f"{rules['gain']}; ties {rules['ties']}; recall {rules['recall']}; "
             f"{rules['missing_queries']}.",
             f"Every retriever was trained for {config.retriever.steps} steps of "
-            f"{config.retriever.batch_size} pairs from the same random weights "
+            f"{config.retriever.batch_size} pairs from the same weights "
             f"(scale {config.retriever.scale:g}).",
             "Synthetic queries were written for documents chosen from the whole "
             "corpus without looking at which of them have private queries.",

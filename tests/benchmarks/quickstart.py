@@ -1,0 +1,110 @@
+"""The quickstart job for several seeds, and how far its rows lie apart.
+
+    python tests/benchmarks/quickstart.py --workdir DIR --seeds 0 1 2 [-- FLAGS]
+
+runs `tfdpsq.run.pipeline` on configs/quickstart.py once for each seed, into DIR/seed0
+and so on, and prints one JSON line. A seed that is finished is not run again.
+
+A query's value is the mean of its NDCG@10 over seeds, and each pair of rows is compared
+by the paired bootstrap over queries; `by_seed` shows what training itself varies by.
+`share_of_original` is synthetic over original. `seconds` are the jobs' own stages.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+
+from tfdpsq import evaluation
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+METRIC = "ndcg@10"
+# What the project claims: (better, worse).
+CLAIMS = (
+    ("synthetic_eps8", "public_only"),
+    ("synthetic_eps8", "direct_eps8"),
+    ("synthetic_eps8", "untrained"),
+    ("synthetic_inf", "public_only"),
+    ("original", "public_only"),
+)
+
+
+def _values(workdir):
+    """{row: [queries] NDCG@10, in the order of the judgements} of one finished job."""
+    found = workdir / "private" / "evaluation"
+    qrels = evaluation.read_trec_qrels(found / "qrels.trec")
+    return {
+        path.stem: np.array(
+            evaluation.evaluate_run(
+                qrels, evaluation.read_trec_run(path), [METRIC]
+            ).values(METRIC)
+        )
+        for path in sorted((found / "runs").glob("*.trec"))
+    }
+
+
+def summary(workdirs):
+    """What is printed, from finished jobs."""
+    runs = [_values(workdir) for workdir in workdirs]
+    names = [name for name in runs[0] if all(name in run for run in runs)]
+    means = {name: np.mean([run[name] for run in runs], axis=0) for name in names}
+    compared = {}
+    for better, worse in CLAIMS:
+        if better in means and worse in means:
+            found = evaluation.paired_bootstrap(means[better], means[worse])
+            compared[f"{better} - {worse}"] = {
+                "difference": round(found.difference, 4),
+                "low": round(found.low, 4),
+                "high": round(found.high, 4),
+                "p": round(found.p_value, 4),
+                "by_seed": [
+                    round(float(run[better].mean() - run[worse].mean()), 4)
+                    for run in runs
+                ],
+            }
+    return {
+        METRIC: {name: round(float(means[name].mean()), 4) for name in names},
+        "by_seed": {
+            name: [round(float(run[name].mean()), 4) for run in runs] for name in names
+        },
+        "share_of_original": round(
+            float(means["synthetic_eps8"].mean() / means["original"].mean()), 3
+        ),
+        "compared": compared,
+        "seconds": [
+            round(
+                sum(
+                    json.loads(
+                        (workdir / "private" / "seconds.json").read_text("utf-8")
+                    ).values()
+                )
+            )
+            for workdir in workdirs
+        ],
+    }
+
+
+def main():
+    """Runs what is not finished and prints the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("flags", nargs="*", help="after --: flags of the pipeline")
+    options = parser.parse_args()
+    workdirs = []
+    for seed in options.seeds:
+        workdirs.append(options.workdir / f"seed{seed}")
+        command = [sys.executable, "-m", "tfdpsq.run.pipeline"]
+        command += [f"--config={ROOT / 'configs' / 'quickstart.py'}"]
+        command += [f"--workdir={workdirs[-1]}", f"--config.seed={seed}"]
+        subprocess.run(
+            [*command, *options.flags], check=True, cwd=ROOT, stdout=sys.stderr
+        )
+    print(json.dumps(summary(workdirs)))
+
+
+if __name__ == "__main__":
+    main()
