@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import pathlib
 
 import numpy as np
@@ -104,7 +105,9 @@ def _paths(model):
 
 def test_a_part_is_trained_certified_and_the_rest_left_as_it_was(base):
     patterns = ("*layer_norm*", "*decoder*/self_attention/*")
-    model, certificate = _finetune(base, "part", trained=patterns, epsilon=8.0)
+    options = {"trained": patterns, "epsilon": 8.0, "schedule": "cosine"}
+    model, certificate = _finetune(base, "part", **options)
+    assert certificate["training"]["schedule"] == "cosine"
     # 2·2 + 2·3 + 2 norms of 16; 2 layers with 4 kernels of 16·16, and a bias [32, 2].
     trained = 12 * 16 + 2 * 4 * 16 * 16 + 32 * 2
     assert certificate["training"]["trained"] == list(patterns)
@@ -128,6 +131,31 @@ def test_a_part_is_trained_certified_and_the_rest_left_as_it_was(base):
 def test_by_default_everything_is_trained_and_the_certificate_says_so(tuned):
     assert "only the lora" in tuned[1]["training"]["trained"]
     assert finetune.default_config().trained == ("*",)
+
+
+def test_the_rate_follows_the_schedule_over_the_steps_that_are_asked_for(base):
+    before = T5QueryGenerator.load(base / "public").backbone.weights
+    for schedule, share in (("constant", 1.0), ("cosine", 0.25)):
+        config = finetune.default_config()
+        config.update({"steps": 40, "schedule": schedule, "learning_rate": 0.1})
+        rate = finetune.learning_rate(config)
+        first = rate if schedule == "constant" else float(rate(0))
+        np.testing.assert_allclose(first, 0.1 * share, rtol=1e-6)
+        last = rate if schedule == "constant" else float(rate(39))
+        assert (last < 0.007) == (schedule == "cosine")
+    moved = {}
+    for schedule in ("constant", "cosine"):
+        model, _ = _finetune(
+            base, f"by_{schedule}", schedule=schedule, steps=20, epsilon=math.inf
+        )
+        moved[schedule] = np.sqrt(
+            sum(
+                float(np.sum((a.numpy() - b.numpy()) ** 2))
+                for a, b in zip(model.backbone.weights, before)
+            )
+        )
+    # Two steps rise, the others fall: about half as much in all.
+    assert moved["cosine"] < 0.8 * moved["constant"]
 
 
 def test_a_preset_is_a_place_to_start_from(base, monkeypatch):
@@ -192,6 +220,7 @@ def test_settings_that_cannot_be_are_refused(base):
             r"lora.rank is 2 and trained \['\*norm\*'\]: LoRA freezes all",
         ),
         ({"dtype": "float16"}, "dtype is 'float16'"),
+        ({"schedule": "linear"}, "schedule is 'linear'"),
         ({"init": str(base / "pairs")}, "holds no T5 checkpoint"),
         ({"init": "", "vocabulary": ""}, "no vocabulary was given"),
     ):

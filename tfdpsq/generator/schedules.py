@@ -1,4 +1,4 @@
-"""How the learning rate of pretraining goes up and down."""
+"""How a learning rate goes up and down."""
 
 from __future__ import annotations
 

@@ -246,6 +246,7 @@ def training_facts(
     return {
         "optimizer": config.optimizer,
         "learning_rate": config.learning_rate,
+        "schedule": config.get("schedule", "constant"),
         "engine": config.engine,
         "microbatch_size": config.get("microbatch_size", "the whole batch"),
         "trained_parameters": int(

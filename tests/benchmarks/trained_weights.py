@@ -1,0 +1,185 @@
+"""LoRA against all weights under DP: what each makes of the same ε.
+
+    python tests/benchmarks/trained_weights.py --workdir DIR --data pydocs \
+        --epsilons 3 8 16 --seeds 0 1 2
+
+For every way, ε and seed: fine-tune on the private pairs as configs/quickstart.py does
+but for the weights that are trained, write queries, train a retriever on them, measure.
+One JSON line a cell, as soon as it is there, in DIR/cells.jsonl too; a cell that is
+there is not made again, and one that was killed goes on. The last line has the means
+over seeds with their standard deviations.
+
+`own_loss` and `gap` (nats a token) are of held-out private queries given their own
+document, and how much more given another one; `bleu` compares synthetic queries with
+held-out ones of the same documents; `ndcg@10` is the retriever's on the test queries.
+"""
+
+import argparse
+import importlib.util
+import json
+import math
+import pathlib
+import statistics
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq.data import Tokenizer
+from tfdpsq.generator import T5QueryGenerator, encode_pairs
+from tfdpsq.generator.pretraining import Watcher
+from tfdpsq.run import evaluate, finetune, sources, synthesize, train_retriever
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WAYS = ("lora", "full")
+NO_LORA = {"lora": {"rank": 0}}
+MEASURED = ("own_loss", "gap", "bleu", "ndcg@10")
+HELD_OUT = 512
+
+
+def _quickstart():
+    """The config of quickstart, from its file."""
+    path = ROOT / "configs" / "quickstart.py"
+    spec = importlib.util.spec_from_file_location("quickstart", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config()
+
+
+def _config(stage, options, seed, **settings):
+    config = stage.copy_and_resolve_references()
+    config.seed = seed
+    if "private_directory" in config:
+        config.private_directory = str(options.workdir / "private")
+    with config.unlocked():
+        config.update(settings)
+    return config
+
+
+def _held_out(generator, data, config):
+    """Loss and gap of held-out private queries, spread over the corpus."""
+    tokenizer = Tokenizer(sources.vocabulary_file("", str(generator)))
+    pairs = sources.open_beir(data).pairs("dev")
+    count = min(HELD_OUT, len(pairs))
+    pairs = [pairs[i] for i in np.linspace(0, len(pairs) - 1, count).astype(int)]
+    rows = encode_pairs(pairs, tokenizer, config.document_length, config.query_length)
+    rows["document_key"] = np.arange(count)
+    found = Watcher(T5QueryGenerator.load(generator), rows)()
+    return {name: round(found[name], 4) for name in ("own_loss", "gap")}
+
+
+def cell(options, job, way, epsilon, seed):
+    """Runs, or goes on with, one cell of the table."""
+    started = time.time()
+    data = options.data
+    home = options.workdir / f"{way}-eps{epsilon:g}-seed{seed}"
+    settings = {"pairs": data, "init": job.init, "epsilon": epsilon}
+    if way == "full":
+        settings.update(NO_LORA, learning_rate=options.full_rate)
+    config = _config(job.finetune, options, seed, **settings)
+    vocabulary = str(sources.vocabulary_file("", job.init))
+    finetune.run(config, home / "generator")
+    trained_for = time.time() - started
+    tf.keras.backend.clear_session()
+    synthesize.run(
+        _config(
+            job.synthesize,
+            options,
+            seed,
+            generator=str(home / "generator"),
+            corpus=data,
+            max_documents=options.documents,
+        ),
+        home / "synthetic",
+    )
+    tf.keras.backend.clear_session()
+    train_retriever.run(
+        _config(
+            job.retriever,
+            options,
+            seed,
+            init=job.init,
+            pairs=str(home / "synthetic" / synthesize.SET),
+            steps=options.documents // job.retriever.batch_size,
+        ),
+        home / "retriever",
+    )
+    tf.keras.backend.clear_session()
+    evaluate.run(
+        _config(
+            job.evaluate,
+            options,
+            0,
+            data=data,
+            vocabulary=vocabulary,
+            systems={"synthetic": str(home / "retriever")},
+            synthetic={"synthetic": str(home / "synthetic" / synthesize.SET)},
+        ),
+        home / "evaluation",
+    )
+    metrics = json.loads((home / "evaluation" / evaluate.METRICS_FILE).read_text())
+    found = _held_out(home / "generator", data, config)
+    tf.keras.backend.clear_session()
+    return {
+        "way": way,
+        "epsilon": epsilon if math.isfinite(epsilon) else "inf",
+        "seed": seed,
+        **found,
+        "bleu": round(metrics["similarity"]["synthetic"]["bleu"], 3),
+        "ndcg@10": round(metrics["systems"]["synthetic"]["ndcg@10"], 4),
+        "seconds": round(time.time() - started),
+        "seconds_training": round(trained_for),
+    }
+
+
+def summary(cells):
+    """Means over seeds with standard deviations."""
+    table = {}
+    for way, epsilon in dict.fromkeys((c["way"], c["epsilon"]) for c in cells):
+        of_seeds = [c for c in cells if (c["way"], c["epsilon"]) == (way, epsilon)]
+        row = {"seeds": len(of_seeds)}
+        for name in MEASURED:
+            values = [c[name] for c in of_seeds]
+            row[name] = round(statistics.mean(values), 4)
+            if len(values) > 1:
+                row[f"{name}_sd"] = round(statistics.stdev(values), 4)
+        table[f"{way}, epsilon {epsilon}"] = row
+    return table
+
+
+def main():
+    """Makes the cells that are not there and prints them all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument("--data", default="pydocs", help="or a BEIR directory")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0, 16.0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--steps", type=int, help="of fine-tuning; as quickstart's")
+    parser.add_argument("--batch_size", type=int, help="the same")
+    parser.add_argument("--documents", type=int, default=6400)
+    parser.add_argument("--full_rate", type=float, default=1e-3)
+    options = parser.parse_args()
+    options.workdir.mkdir(parents=True, exist_ok=True)
+    job = _quickstart()
+    for field in ("steps", "batch_size"):
+        if getattr(options, field):
+            job.finetune[field] = getattr(options, field)
+    path = options.workdir / "cells.jsonl"
+    cells = [json.loads(line) for line in path.open()] if path.exists() else []
+    there = {(c["way"], float(c["epsilon"]), c["seed"]) for c in cells}
+    for seed in options.seeds:
+        for epsilon in options.epsilons:
+            for way in options.ways:
+                if (way, epsilon, seed) in there:
+                    continue
+                cells.append(cell(options, job, way, epsilon, seed))
+                line = json.dumps(cells[-1])
+                with path.open("a") as file:
+                    file.write(line + "\n")
+                print(line, flush=True)
+    print(json.dumps({"data": options.data, "rows": summary(cells)}))
+
+
+if __name__ == "__main__":
+    main()
