@@ -13,7 +13,7 @@ from tfdpsq.data import read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.checkpoints import presets
 from tfdpsq.layers import T5Config
-from tfdpsq.run import convert, finetune, sources, synthesize
+from tfdpsq.run import convert, finetune, private_training, sources, synthesize
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -138,7 +138,7 @@ def test_the_rate_follows_the_schedule_over_the_steps_that_are_asked_for(base):
     for schedule, share in (("constant", 1.0), ("cosine", 0.25)):
         config = finetune.default_config()
         config.update({"steps": 40, "schedule": schedule, "learning_rate": 0.1})
-        rate = finetune.learning_rate(config)
+        rate = private_training.learning_rate(config)
         first = rate if schedule == "constant" else float(rate(0))
         np.testing.assert_allclose(first, 0.1 * share, rtol=1e-6)
         last = rate if schedule == "constant" else float(rate(39))

@@ -20,7 +20,6 @@ import tensorflow as tf
 from tfdpsq import privacy, validation
 from tfdpsq.data import RowStore, Tokenizer, write_rows
 from tfdpsq.generator import T5QueryGenerator, checkpoints, encode_pairs
-from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.layers import T5Config, apply_lora, train_only
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
@@ -29,7 +28,6 @@ from tfdpsq.run.progress import Progress
 
 # Pairs tokenised at a time.
 _CHUNK = 1024
-SCHEDULES = ("constant", "cosine")
 
 SENSITIVITY_ARGUMENTS = {
     "query": (
@@ -50,7 +48,8 @@ SENSITIVITY_ARGUMENTS = {
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings; the paper's values where a full-size T5 is meant.
 
-    See `private_training.privacy_settings` for those that concern privacy.
+    See `private_training.privacy_settings` for those that concern privacy, and its
+    `learning_rate` for `schedule`.
     """
     return ml_collections.ConfigDict(
         {
@@ -99,7 +98,6 @@ def default_config() -> ml_collections.ConfigDict:
             "steps": 1000,
             "optimizer": "adam",
             "learning_rate": 1e-3,
-            # "cosine" rises over the first tenth of the steps and falls to a twentieth.
             "schedule": "constant",
             "jit_compile": False,
             "seed": 0,
@@ -140,19 +138,6 @@ def _first_words(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> lis
     length = config.soft_prompt.length
     random = np.random.default_rng(config.seed)
     return random.choice(common, length, replace=length > len(common)).tolist()
-
-
-def learning_rate(
-    config: ml_collections.ConfigDict,
-) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
-    """What the optimizer takes: the rate, or its course over all logical steps.
-
-    Raises:
-      InputError: unknown schedule.
-    """
-    if validation.one_of("schedule", config.schedule, SCHEDULES) == "constant":
-        return config.learning_rate
-    return WarmupCosine(config.learning_rate, config.steps // 10, config.steps)
 
 
 def choose_trained(model: T5QueryGenerator, config: ml_collections.ConfigDict) -> None:
@@ -225,7 +210,7 @@ def _make(
     plan = privacy.make_plan(private_training.spec_of(config, units))
     model = load_generator(config, tokenizer)
     optimizer = privacy.make_optimizer(
-        plan, learning_rate(config), config.optimizer, config.engine
+        plan, private_training.learning_rate(config), config.optimizer, config.engine
     )
     private_training.open_run(own, config, inputs)
     rows = _tokenised(own, source.pairs, tokenizer, config)

@@ -15,12 +15,14 @@ import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import atomic_write
+from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint, ledger, reads
 from tfdpsq.run import sources, workdir
 
 RUNS = "runs"
 RUN_FILE = "run.json"
+SCHEDULES = ("constant", "cosine")
 LOSS_READ = {
     "what": "the training loss of every step, averaged over its batch",
     "where": "the terminal, and logs/ under private/",
@@ -235,6 +237,21 @@ def write_certificate(
             directory / certificates.FILE_NAME,
             json.dumps(certificate, indent=2, sort_keys=True, allow_nan=False) + "\n",
         )
+
+
+def learning_rate(
+    config: ml_collections.ConfigDict,
+) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
+    """What the optimizer takes: the rate, or its course over all steps.
+
+    Schedule "cosine" rises over the first tenth of the steps and falls to a twentieth.
+
+    Raises:
+      InputError: unknown schedule.
+    """
+    if validation.one_of("schedule", config.schedule, SCHEDULES) == "constant":
+        return config.learning_rate
+    return WarmupCosine(config.learning_rate, config.steps // 10, config.steps)
 
 
 def training_facts(

@@ -72,6 +72,7 @@ def default_config() -> ml_collections.ConfigDict:
             "steps": 1000,
             "optimizer": "adam",
             "learning_rate": 1e-3,
+            "schedule": "constant",
             "seed": 0,
             "jit_compile": False,
             **private_training.privacy_settings(),
@@ -209,7 +210,7 @@ def _train_plainly(config, model, tokenizer, source, progress) -> None:
         config.document_length,
         config.seed,
     )
-    optimizer = tf.keras.optimizers.legacy.Adam(config.learning_rate)
+    optimizer = tf.keras.optimizers.legacy.Adam(private_training.learning_rate(config))
     variables = model.trainable_variables
     optimizer._create_all_weights(variables)
 
@@ -256,7 +257,10 @@ def _train_naively(
         source.pairs, tokenizer, config.query_length, config.document_length
     )
     optimizer = privacy.make_optimizer(
-        plan, config.learning_rate, config.optimizer, config.engine
+        plan,
+        private_training.learning_rate(config),
+        config.optimizer,
+        config.engine,
     )
     executed = privacy.train(
         plan,
