@@ -38,7 +38,7 @@ def get_config():
     config.pretrain.steps = 0
     config.pretrain.learning_rate = 5e-3
 
-    # The decoder alone: as good as all weights on the public stand-in, in half the time.
+    # The decoder alone: on the public stand-in as good as all, in half the time.
     config.finetune.trained = ("*decoder*",)
     config.finetune.batch_size = 512
     config.finetune.microbatch_size = 64
