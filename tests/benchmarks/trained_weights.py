@@ -31,8 +31,16 @@ from tfdpsq.generator.pretraining import Watcher
 from tfdpsq.run import evaluate, finetune, sources, synthesize, train_retriever
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-WAYS = ("lora", "full")
-NO_LORA = {"lora": {"rank": 0}}
+# Rates and LoRA's rank: the best on the public stand-in (configs/grid.py).
+WAYS = {
+    "lora": {
+        "lora": {"rank": 32, "alpha": 32.0, "targets": ("*projector",)},
+        "trained": ("*",),
+        "learning_rate": 3e-3,
+    },
+    "full": {"trained": ("*",), "learning_rate": 2e-3},
+    "decoder": {"trained": ("*decoder*",), "learning_rate": 2e-3},
+}
 MEASURED = ("own_loss", "gap", "bleu", "ndcg@10")
 HELD_OUT = 512
 
@@ -73,10 +81,15 @@ def cell(options, job, way, epsilon, seed):
     started = time.time()
     data = options.data
     home = options.workdir / f"{way}-eps{epsilon:g}-seed{seed}"
-    settings = {"pairs": data, "init": job.init, "epsilon": epsilon}
-    if way == "full":
-        settings.update(NO_LORA, learning_rate=options.full_rate)
-    config = _config(job.finetune, options, seed, **settings)
+    config = _config(
+        job.finetune,
+        options,
+        seed,
+        pairs=data,
+        init=job.init,
+        epsilon=epsilon,
+        **WAYS[way],
+    )
     vocabulary = str(sources.vocabulary_file("", job.init))
     finetune.run(config, home / "generator")
     trained_for = time.time() - started
@@ -154,11 +167,10 @@ def main():
     parser.add_argument("--data", default="pydocs", help="or a BEIR directory")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0, 16.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=("lora", "full"))
     parser.add_argument("--steps", type=int, help="of fine-tuning; as quickstart's")
     parser.add_argument("--batch_size", type=int, help="the same")
     parser.add_argument("--documents", type=int, default=6400)
-    parser.add_argument("--full_rate", type=float, default=1e-3)
     options = parser.parse_args()
     options.workdir.mkdir(parents=True, exist_ok=True)
     job = _quickstart()
