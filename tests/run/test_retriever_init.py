@@ -144,6 +144,19 @@ def test_training_goes_on_from_there(base):
     assert certificate is None
 
 
+def test_a_falling_rate_goes_less_far(base):
+    start = _encoder_weights(_train(base, "start", steps=0)[0])[0]
+    moved = {}
+    for schedule in ("constant", "cosine"):
+        options = {"schedule": schedule, "steps": 20, "learning_rate": 1e-3}
+        weights = _encoder_weights(_train(base, f"by_{schedule}", **options)[0])[0]
+        moved[schedule] = sum(
+            float(np.sum((one - other) ** 2)) for one, other in zip(weights, start)
+        )
+    # 2 steps rise, 18 fall: about half as far in all.
+    assert 0.1 < (moved["cosine"] / moved["constant"]) ** 0.5 < 0.75
+
+
 def test_a_preset_is_a_place_to_start_from(base, monkeypatch):
     monkeypatch.setattr(presets, "_FOLDER", base)
     named, _ = _train(base, "named", init="public", steps=0)
