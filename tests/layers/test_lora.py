@@ -190,7 +190,7 @@ def test_bad_targets_are_refused_and_change_nothing():
     model = _Gates()
     model(tf.ones([4, 5]))
     for targets, message in (
-        (["*/inner", "*/query"], r"'\*/query' matches no Dense.*4: gate_0/inner, "),
+        (["*/inner", "*/query"], r"'\*/query', which matches no Dense.*4: gate_0/in"),
         ("*/inner", "give a list of patterns"),
         ([], r"targets is \[\]"),
     ):

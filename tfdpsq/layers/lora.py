@@ -12,12 +12,12 @@ their number), which is why one wants this here.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.layers.patterns import matches, require_matches
 
 
 @tf.keras.utils.register_keras_serializable("tfdpsq")
@@ -162,22 +162,17 @@ def apply_lora(
     """
     found = list(_dense_attributes(model, "", set()))
     paths = [path for path, _, _ in found]
-    if isinstance(targets, str) or not targets:
-        raise validation.InputError(
-            f"targets is {targets!r}; give a list of patterns, such as "
-            "['*/query_projector', '*/value_projector']."
-        )
-    for target in targets:
-        if not any(fnmatch.fnmatchcase(path, target) for path in paths):
-            shown = ", ".join(paths[:8]) + (", …" if len(paths) > 8 else "")
-            raise validation.InputError(
-                f"target {target!r} matches no Dense layer that can be replaced. "
-                f"There are {len(paths)}: {shown or 'none'}."
-            )
+    require_matches(
+        "targets",
+        targets,
+        paths,
+        "Dense layer that can be replaced",
+        "['*/query_projector', '*/value_projector']",
+    )
     replacements: dict[int, LoRADense] = {}
     replaced = {}
     for path, owner, name in found:
-        if not any(fnmatch.fnmatchcase(path, target) for target in targets):
+        if not matches(path, targets):
             continue
         dense = getattr(owner, name)
         if id(dense) not in replacements:

@@ -7,12 +7,11 @@ and biases" see BitFit, Zaken et al. 2021, arXiv:2106.10199).
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from tfdpsq import validation
+from tfdpsq.layers.patterns import matches, require_matches
 
 
 def train_only(model: tf.keras.Model, patterns: Sequence[str]) -> list[str]:
@@ -41,23 +40,14 @@ def train_only(model: tf.keras.Model, patterns: Sequence[str]) -> list[str]:
         first.setdefault(id(weight), path)
         owners.setdefault(id(weight), []).append(layer)
     paths = list(first.values())
-    if isinstance(patterns, str) or not patterns:
-        raise validation.InputError(
-            f"trained is {patterns!r}; give a list of patterns, such as "
-            "['*layer_norm*'], or ['*'] for all weights."
-        )
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(path, pattern) for path in paths):
-            shown = ", ".join(paths[:8]) + (", …" if len(paths) > 8 else "")
-            raise validation.InputError(
-                f"trained holds {pattern!r}, which matches no trainable weight. There "
-                f"are {len(paths)}: {shown or 'none'}."
-            )
-    kept = {
-        number
-        for number, path in first.items()
-        if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
-    }
+    require_matches(
+        "trained",
+        patterns,
+        paths,
+        "trainable weight",
+        "['*layer_norm*'], or ['*'] for all weights",
+    )
+    kept = {number for number, path in first.items() if matches(path, patterns)}
     for number in first.keys() - kept:
         for layer in owners[number]:
             _freeze(layer, number)

@@ -295,12 +295,9 @@ def _check_lineage(config, source: sources.Source, parent: dict | None) -> None:
             'rows, so noise now would certify nothing: set epsilon to "inf". The '
             "result has the guarantee of the set."
         )
-    if parent is not None:
-        raise validation.InputError(
-            f"{config.init} was itself trained on private queries (epsilon "
-            f"{parent['guarantee']['epsilon']}), so epsilon {config.epsilon} would "
-            "not be all that was spent. Start from public weights."
-        )
+    sources.require_public(
+        config.init, f"epsilon {config.epsilon} would not be all that was spent"
+    )
 
 
 if __name__ == "__main__":

@@ -316,12 +316,9 @@ def _check(config: ml_collections.ConfigDict) -> None:
                     f"{field} holds {epsilon!r}; every epsilon must be above 0 "
                     '(float("inf") trains without privacy).'
                 )
-    if sources.certificate_of_model(config.init) is not None:
-        raise validation.InputError(
-            f"init is {config.init}, which was trained on private queries, as its "
-            "certificate says: rows that are called public would start from it. Start "
-            "from public weights."
-        )
+    sources.require_public(
+        config.init, "rows that are called public would start from it"
+    )
     synthesis = config.synthesize
     validation.in_range("synthesize.top_p", synthesis.top_p, 0, 1, low_open=True)
     for stage in ("pretrain", "finetune", "synthesize", "retriever", "direct"):

@@ -110,12 +110,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     if config.vocabulary:
         inputs["vocabulary"] = Tokenizer(config.vocabulary).fingerprint
     if config.init:
-        if sources.certificate_of_model(config.init) is not None:
-            raise validation.InputError(
-                f"{config.init} was trained on private queries, as its certificate "
-                "says: what is trained on from it is not public. Start from public "
-                "weights."
-            )
+        sources.require_public(config.init, "what is trained on from it is not public")
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = directory.parent / f".{directory.name}.state"
     stage = workdir.run_stage(

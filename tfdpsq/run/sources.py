@@ -137,6 +137,25 @@ def certificate_of_model(model: str) -> dict[str, Any] | None:
     return read_certificate(checkpoints.locate(model)) if model else None
 
 
+def require_public(init: str, consequence: str) -> None:
+    """Refuses weights that private queries had a part in, protected or not.
+
+    Args:
+      init: as in `certificate_of_model`.
+      consequence: what would be untrue of what is made from them.
+
+    Raises:
+      InputError: there is a certificate beside them.
+    """
+    parent = certificate_of_model(init)
+    if parent is not None:
+        raise validation.InputError(
+            f"init is {init}, which was itself trained on private queries (epsilon "
+            f"{parent['guarantee']['epsilon']}), as its certificate says: "
+            f"{consequence}. Start from public weights."
+        )
+
+
 def is_free(path: str) -> bool:
     """Whether a path holds a synthetic or public set rather than private pairs."""
     return path != PYDOCS and (pathlib.Path(path) / "manifest.json").is_file()

@@ -123,11 +123,9 @@ def _make(
     inputs: dict[str, str],
 ) -> dict:
     parent = sources.certificate_of_model(config.init)
-    if parent is not None and config.method != "plain":
-        raise validation.InputError(
-            f"{config.init} was itself trained on private queries (epsilon "
-            f"{parent['guarantee']['epsilon']}), so epsilon {config.epsilon} would "
-            "not be all that was spent. Start from public weights."
+    if config.method != "plain":
+        sources.require_public(
+            config.init, f"epsilon {config.epsilon} would not be all that was spent"
         )
     model = _untrained(config)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
