@@ -3,7 +3,8 @@
     python tests/benchmarks/quickstart.py --workdir DIR --seeds 0 1 2 [-- FLAGS]
 
 runs `tfdpsq.run.pipeline` on configs/quickstart.py once for each seed, into DIR/seed0
-and so on, and prints one JSON line. A seed that is finished is not run again.
+and so on, and prints one JSON line, and a table on stderr. A seed that is finished is
+not run again.
 
 A query's value is the mean of its NDCG@10 over seeds, and each pair of rows is compared
 by the paired bootstrap over queries; `by_seed` shows what training itself varies by.
@@ -22,13 +23,12 @@ from tfdpsq import evaluation
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 METRIC = "ndcg@10"
-# What the project claims: (better, worse).
-CLAIMS = (
-    ("synthetic_eps8", "public_only"),
+# Every row is compared with this one, and these pairs besides: (better, worse).
+REFERENCE = "public_only"
+PAIRS = (
     ("synthetic_eps8", "direct_eps8"),
     ("synthetic_eps8", "untrained"),
-    ("synthetic_inf", "public_only"),
-    ("original", "public_only"),
+    ("original", "synthetic_eps8"),
 )
 
 
@@ -52,7 +52,8 @@ def summary(workdirs):
     names = [name for name in runs[0] if all(name in run for run in runs)]
     means = {name: np.mean([run[name] for run in runs], axis=0) for name in names}
     compared = {}
-    for better, worse in CLAIMS:
+    pairs = [(name, REFERENCE) for name in names if name != REFERENCE]
+    for better, worse in [*pairs, *PAIRS]:
         if better in means and worse in means:
             found = evaluation.paired_bootstrap(means[better], means[worse])
             compared[f"{better} - {worse}"] = {
@@ -87,6 +88,22 @@ def summary(workdirs):
     }
 
 
+def markdown(found):
+    """The table of README."""
+    lines = [
+        "| row | NDCG@10, mean of seeds | by seed | over public-only (95 %) |",
+        "|---|---|---|---|",
+    ]
+    for name, mean in found[METRIC].items():
+        over = found["compared"].get(f"{name} - {REFERENCE}")
+        seeds = ", ".join(f"{value:.4f}" for value in found["by_seed"][name])
+        shown = "–"
+        if over:
+            shown = "{difference:+.4f} ({low:+.4f} to {high:+.4f})".format(**over)
+        lines.append(f"| {name} | {mean:.4f} | {seeds} | {shown} |")
+    return "\n".join(lines)
+
+
 def main():
     """Runs what is not finished and prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -103,7 +120,9 @@ def main():
         subprocess.run(
             [*command, *options.flags], check=True, cwd=ROOT, stdout=sys.stderr
         )
-    print(json.dumps(summary(workdirs)))
+    found = summary(workdirs)
+    sys.stderr.write(markdown(found) + "\n")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
