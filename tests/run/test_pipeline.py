@@ -112,6 +112,15 @@ def test_certificates_follow_from_the_steps_that_ran(finished):
     assert unprotected["guarantee"]["epsilon"] == "inf"
 
 
+def test_every_stage_before_the_evaluation_has_the_jobs_seed(finished):
+    seeds = {
+        path.parent.name: json.loads(path.read_text())["config"]["seed"]
+        for path in finished[0].glob("*/*/stage.json")
+    }
+    assert seeds.pop("evaluation") == 0
+    assert len(seeds) >= 11 and set(seeds.values()) == {5}
+
+
 def test_nothing_under_release_gives_a_private_query_away(finished):
     """Neither queries nor curves, seeds or a hash that guesses can be tested on."""
     directory, _, queries = finished

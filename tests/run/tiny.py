@@ -45,6 +45,7 @@ def tiny_config(data):
     config.epsilons = (math.inf, 8.0)
     config.direct_epsilons = (8.0,)
     config.examples = 2
+    config.seed = 5
     config.init = ""  # random weights, and a vocabulary of these documents
     config.prepare.vocabulary_size = 320
     lengths = {"document_length": 32, "query_length": 12}
