@@ -94,7 +94,7 @@ def markdown(found):
         "| row | NDCG@10, mean of seeds | by seed | over public-only (95 %) |",
         "|---|---|---|---|",
     ]
-    for name, mean in found[METRIC].items():
+    for name, mean in sorted(found[METRIC].items(), key=lambda row: -row[1]):
         over = found["compared"].get(f"{name} - {REFERENCE}")
         seeds = ", ".join(f"{value:.4f}" for value in found["by_seed"][name])
         shown = "–"

@@ -73,9 +73,10 @@ def test_what_says_nothing_is_refused(entry):
 
 
 @pytest.mark.parametrize("what", ["two\nlines", 'a "quoted" ε', "a\u2028b", "\ud800"])
-def test_any_text_makes_one_line(tmp_path, what):
+def test_any_text_makes_one_line(tmp_path, what, caplog):
     path = tmp_path / "private_reads.jsonl"
     PrivateReads(path).record(what, "the table")
+    assert "where: the table" in caplog.text.encode("utf-8").decode("utf-8")
     assert path.read_bytes().count(b"\n") == 1
     assert PrivateReads(path).entries == [{"what": what, "where": "the table"}]
 

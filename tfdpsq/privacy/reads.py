@@ -86,8 +86,10 @@ class PrivateReads:
         entry = {"what": what, "where": where}
         if entry not in self._warned:
             self._warned.append(entry)
+            # Half a surrogate pair is text to Python, but to few that take logs.
+            shown = f"{what} (where: {where})".encode("utf-8", "backslashreplace")
             logging.warning(
-                "private read, covered by no epsilon: %s (where: %s)", what, where
+                "private read, covered by no epsilon: %s", shown.decode("utf-8")
             )
         if self.path is not None:
             self._entries = _share(self.path, entry)
