@@ -13,6 +13,8 @@ import pytest
 from absl import logging
 
 LOGICAL_CPUS = 4
+# They share one finished job, which takes a minute to make.
+_OF_ONE_JOB = ("tests/run/test_pipeline.py", "tests/run/test_release_secrets.py")
 
 
 def pytest_configure() -> None:
@@ -40,6 +42,21 @@ def _split_the_cpu() -> None:
         )
     except RuntimeError:  # Too late: the fixture below tells who needs to know.
         pass
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `pytest -n`, a file's tests stay together, and those of one job."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        """Whole files, but for those that share more than a file's fixtures."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "job" if file.endswith(_OF_ONE_JOB) else file
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
