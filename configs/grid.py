@@ -1,6 +1,7 @@
 """How to spend ε, chosen on public data: `python -m tfdpsq.run.grid ...`.
 
-Which weights to train, and how fast. 18 points of two to four minutes on two cores.
+Which weights to train, and how fast: 18 points. Those that were timed took two to four
+minutes on two cores.
 """
 
 from tfdpsq.run import grid

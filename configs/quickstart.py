@@ -7,8 +7,8 @@ Data: the embedded pydocs corpus (docstrings; summaries are the private queries)
 Another BEIR directory: add --config.data=DIRECTORY, and --config.pretrain.steps=500 to
 train the public T5 on its documents first.
 
-Which weights to train and how fast was chosen on public stand-ins (`configs/grid.py`);
-the rest was set by hand after trials on pydocs, whose private queries only play that
+Which weights to train and how fast was chosen on public stand-ins (`run/grid.py`; the
+points are in the card of `t5_tiny_pydocs`); the rest was set by hand after trials on pydocs, whose private queries only play that
 part.
 """
 
