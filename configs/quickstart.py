@@ -8,8 +8,8 @@ Another BEIR directory: add --config.data=DIRECTORY, and --config.pretrain.steps
 train the public T5 on its documents first.
 
 Which weights to train and how fast was chosen on public stand-ins (`run/grid.py`; the
-points are in the card of `t5_tiny_pydocs`); the rest was set by hand after trials on pydocs, whose private queries only play that
-part.
+points are in the card of `t5_tiny_pydocs`); the rest was set by hand after trials on
+pydocs, whose private queries only play that part.
 """
 
 import math
