@@ -36,7 +36,7 @@ WAYS = {
     "lora": {
         "lora": {"rank": 32, "alpha": 32.0, "targets": ("*projector",)},
         "trained": ("*",),
-        "learning_rate": 3e-3,
+        "learning_rate": 6e-3,
     },
     "full": {"trained": ("*",), "learning_rate": 2e-3},
     "decoder": {"trained": ("*decoder*",), "learning_rate": 2e-3},
@@ -54,11 +54,12 @@ def _quickstart():
     return module.get_config()
 
 
-def _config(stage, options, seed, **settings):
+def _config(stage, home, seed, **settings):
     config = stage.copy_and_resolve_references()
     config.seed = seed
     if "private_directory" in config:
-        config.private_directory = str(options.workdir / "private")
+        # Of the cell alone: a run's ledger goes by its stage's name.
+        config.private_directory = str(home / "private")
     with config.unlocked():
         config.update(settings)
     return config
@@ -83,7 +84,7 @@ def cell(options, job, way, epsilon, seed):
     home = options.workdir / f"{way}-eps{epsilon:g}-seed{seed}"
     config = _config(
         job.finetune,
-        options,
+        home,
         seed,
         pairs=data,
         init=job.init,
@@ -97,7 +98,7 @@ def cell(options, job, way, epsilon, seed):
     synthesize.run(
         _config(
             job.synthesize,
-            options,
+            home,
             seed,
             generator=str(home / "generator"),
             corpus=data,
@@ -109,7 +110,7 @@ def cell(options, job, way, epsilon, seed):
     train_retriever.run(
         _config(
             job.retriever,
-            options,
+            home,
             seed,
             init=job.init,
             pairs=str(home / "synthetic" / synthesize.SET),
@@ -121,7 +122,7 @@ def cell(options, job, way, epsilon, seed):
     evaluate.run(
         _config(
             job.evaluate,
-            options,
+            home,
             0,
             data=data,
             vocabulary=vocabulary,

@@ -96,6 +96,31 @@ def test_dropout_is_seeded_in_secret_where_epsilon_is_finite():
     assert losses_of(public) == pytest.approx(losses_of(public), rel=1e-5)
 
 
+def test_a_loss_may_ask_tensors_in_pythons_words():
+    """The step is compiled without autograph, the caller's loss is not."""
+
+    def in_python(batch, layer):
+        losses = _linear(batch, layer)
+        if tf.reduce_max(batch["x"]) > 6.0:
+            losses = 2.0 * losses
+        for _ in tf.range(3):
+            losses = losses + 1.0
+        return losses
+
+    def in_operations(batch, layer):
+        twice = tf.cast(tf.reduce_max(batch["x"]) > 6.0, tf.float32)
+        return (1.0 + twice) * _linear(batch, layer) + 3.0
+
+    # A loss that doubles by what else is there: told to the plan, not tried out.
+    plan = _plan(epsilon=math.inf)
+    one, other = (
+        _run(plan, losses, sampler_seed=5, microbatch_size=None)
+        for losses in (in_python, in_operations)
+    )
+    np.testing.assert_allclose(one[1], other[1], rtol=1e-5)
+    assert np.abs(one[1]).min() > 0
+
+
 def test_an_optimizer_is_good_for_one_run():
     plan = _plan()
     optimizer = make_optimizer(plan, 0.1, "sgd")

@@ -267,7 +267,7 @@ class Watcher:
         self._rows, self._size = rows, batch_size
         self._wrong = _others(rows["document_key"])
 
-        @tf.function(reduce_retracing=True)
+        @tf.function(reduce_retracing=True, autograph=False)
         def measure(batch, wrong_ids, wrong_lengths):
             states = model.states(batch)
             logits = model.head(states["decoder_sequence_output"])

@@ -259,7 +259,9 @@ def _writer(
 
     # One graph serves documents of any width; XLA needs to know the width.
     @tf.function(
-        input_signature=None if jit_compile else signature, jit_compile=jit_compile
+        input_signature=None if jit_compile else signature,
+        jit_compile=jit_compile,
+        autograph=False,
     )
     def generated(ids, lengths, uniforms):
         return generate(

@@ -69,6 +69,7 @@ def encode_texts(
             tf.TensorSpec([batch_size], tf.int32),
         ],
         jit_compile=jit_compile,
+        autograph=False,
     )
     stream = iter(texts)
     parts = []

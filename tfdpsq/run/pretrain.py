@@ -318,7 +318,7 @@ def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]
             config.scale,
         )
 
-    @tf.function(jit_compile=config.jit_compile)
+    @tf.function(jit_compile=config.jit_compile, autograph=False)
     def step(batch):
         with tf.GradientTape() as tape:
             losses = pretraining.pretraining_losses(model, batch, contrast)

@@ -212,7 +212,7 @@ def _train_plainly(config, model, tokenizer, source, progress) -> None:
     variables = model.trainable_variables
     optimizer._create_all_weights(variables)
 
-    @tf.function(jit_compile=config.jit_compile)
+    @tf.function(jit_compile=config.jit_compile, autograph=False)
     def step(batch):
         with tf.GradientTape() as tape:
             loss = model.compute_loss(batch, training=True)
