@@ -1,5 +1,6 @@
 """Keras layers that other projects can import; they need TF and keras-nlp only."""
 
+from tfdpsq.layers.folded import Folded
 from tfdpsq.layers.lora import LoRADense, apply_lora
 from tfdpsq.layers.pooling import MaskedMeanPooling
 from tfdpsq.layers.soft_prompt import SoftPrompt
@@ -8,6 +9,7 @@ from tfdpsq.layers.t5_backbone import build_backbone, build_encoder, encoder_of
 from tfdpsq.layers.trained_part import train_only
 
 __all__ = [
+    "Folded",
     "LoRADense",
     "MaskedMeanPooling",
     "SoftPrompt",

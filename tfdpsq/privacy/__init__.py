@@ -16,6 +16,7 @@ from tfdpsq.privacy.reads import PrivateReads
 from tfdpsq.privacy.sampling import Groups, PoissonSampler
 from tfdpsq.privacy.spec import PrivacySpec
 from tfdpsq.privacy.step import make_logical_step
+from tfdpsq.privacy.terms import Terms
 from tfdpsq.privacy.training import train
 from tfdpsq.privacy.verification import Verification, verify_certificate
 
@@ -28,6 +29,7 @@ __all__ = [
     "PrivacySpec",
     "PrivateModel",
     "PrivateReads",
+    "Terms",
     "Verification",
     "calibrate_noise_multiplier",
     "choose_max_batch_size",

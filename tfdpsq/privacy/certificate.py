@@ -152,6 +152,7 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
             "sampling_probability": None if shuffled else plan.sampling_probability,
             "max_batch_size": plan.max_batch_size,
             "rows_per_unit": spec.rows_per_unit,
+            "clip_groups": spec.clip_groups,
         },
         "accounting": {
             "accountant": spec.accountant,
@@ -187,6 +188,12 @@ def _sampler_in_words(plan: PrivacyPlan) -> str:
         if spec.unit == "user"
         else ""
     )
+    if spec.clip_groups is not None:
+        rows = (
+            f" Each is then dealt, independently and uniformly, to one of "
+            f"{spec.clip_groups} groups, of which each keeps at most "
+            f"{plan.group_capacity}; clipped is the gradient of a group."
+        )
     if spec.sampler == "poisson":
         return (
             f"Every step draws each unit independently with probability "

@@ -24,6 +24,7 @@ def check_independence(
     row_losses: Callable[[Mapping[str, tf.Tensor]], tf.Tensor],
     batch: Mapping[str, np.ndarray],
     layers: Iterable[tf.Module] = (),
+    rows_per_unit: int = 1,
 ) -> None:
     """Replaces all rows but one by copies of that one: its loss must not move.
 
@@ -35,6 +36,8 @@ def check_independence(
       row_losses: as for `make_logical_step`.
       batch: at least two rows, "weights" included.
       layers: the model, for its random layers and its weights.
+      rows_per_unit: rows that are clipped together; they may depend on each other,
+        and not on those of other units.
 
     Raises:
       InputError: a loss changed; a weight changed; the same rows gave other losses;
@@ -76,8 +79,12 @@ def check_independence(
             rows,
         )
     for row in sorted({0, rows - 1}):
+        first = row - row % rows_per_unit
         alone = {
-            name: np.repeat(np.asarray(value)[row : row + 1], rows, axis=0)
+            name: np.concatenate(
+                [np.asarray(value)[first : first + rows_per_unit]]
+                * (rows // rows_per_unit)
+            )
             for name, value in batch.items()
         }
         if abs(losses(alone)[row] - before[row]) > allowed[row]:

@@ -28,6 +28,7 @@ from tfdpsq.privacy.jacobian import FiniteTape, require_rows
 from tfdpsq.privacy.noise import SeededGaussianSumQuery, as_words, derived_seed
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.sampling import fresh_seed
+from tfdpsq.privacy.terms import Losses, Terms, require_losses, total_of
 
 ENGINES = ("fast", "dpkeras", "vectorized")
 OPTIMIZERS = {
@@ -110,7 +111,7 @@ class LogicalStep:
 
     def clipped_sum(
         self,
-        row_losses: Callable[[], tf.Tensor],
+        row_losses: Callable[[], Losses],
         variables: Sequence[tf.Variable],
         layers: Iterable[tf.Module],
         weights: tf.Tensor,
@@ -118,7 +119,7 @@ class LogicalStep:
         """The sum over units of each unit's clipped gradient.
 
         Args:
-          row_losses: runs the model and returns one loss per row, [rows].
+          row_losses: runs the model and returns one loss per row, [rows], or `Terms`.
           variables: what to differentiate by.
           layers: the model or layers that hold `variables`; used by engine "fast".
           weights: [rows], 0 for padding rows, which contribute nothing.
@@ -212,18 +213,11 @@ def make_optimizer(
       optimizer where ε is finite.
 
     Raises:
-      InputError: unknown optimizer or engine, an engine that cannot clip the plan's
-        units, or an option that the plan decides.
+      InputError: unknown optimizer or engine, or an option that the plan decides.
     """
     base = OPTIMIZERS[validation.one_of("optimizer", optimizer, tuple(OPTIMIZERS))]
     validation.one_of("engine", engine, ENGINES)
     spec = plan.spec
-    if spec.rows_per_unit > 1 and engine != "fast":
-        raise validation.InputError(
-            f"engine {engine!r} clips row by row, but rows_per_unit is "
-            f"{spec.rows_per_unit}: a unit's rows must be clipped together. Use "
-            'engine "fast" or rows_per_unit 1.'
-        )
     for name in _OWN_OPTIONS:
         if name in options:
             raise validation.InputError(
@@ -270,7 +264,7 @@ def _fast_class(parent: Any) -> Callable[..., LogicalStep]:
                 variables,
                 spec.clip_norm,
                 weights=weights,
-                rows_per_unit=spec.rows_per_unit,
+                rows_per_unit=self.plan.rows_clipped_together,
             )
             return Clipped(result.sums, result.losses, True)
 
@@ -282,16 +276,24 @@ def _jacobian_class(parent: Any) -> Callable[..., LogicalStep]:
         """A tensorflow-privacy optimizer, taken apart into a logical step."""
 
         def clipped_sum(self, row_losses, variables, layers, weights):
+            engine, together = self.engine, self.plan.rows_clipped_together
             with tf.GradientTape() as tape:
+                found = row_losses()
+                if isinstance(found, Terms):
+                    raise validation.InputError(
+                        f"the loss is made of terms, and engine {engine!r} cannot "
+                        'weight what it has clipped. Use engine "fast".'
+                    )
                 # A padding row's loss is exactly zero, and so is its gradient;
                 # `where` rather than a product, as 0 · NaN would not be.
-                losses = tf.where(weights > 0, require_rows(row_losses()), 0.0)
+                losses = tf.where(weights > 0, require_rows(found), 0.0)
+                by_unit = tf.reduce_sum(tf.reshape(losses, [-1, together]), axis=1)
             finite_tape = FiniteTape(tape)
             averaged = parent._compute_gradients(
-                self, losses, variables, tape=finite_tape
+                self, by_unit, variables, tape=finite_tape
             )
-            # The parent divides by the number of rows; undo it exactly once.
-            sums = [gradient * float(losses.shape[0]) for gradient, _ in averaged]
+            # The parent divides by the number of units; undo it exactly once.
+            sums = [gradient * float(by_unit.shape[0]) for gradient, _ in averaged]
             return Clipped(sums, losses, finite_tape.all_finite)
 
     return JacobianOptimizer
@@ -303,8 +305,7 @@ def _non_private_class(base: Any) -> Callable[..., LogicalStep]:
 
         def clipped_sum(self, row_losses, variables, layers, weights):
             with tf.GradientTape() as tape:
-                losses = tf.where(weights > 0, require_rows(row_losses()), 0.0)
-                total = tf.reduce_sum(losses)
+                total, losses = total_of(require_losses(row_losses()), weights)
             gradients = tape.gradient(
                 total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )

@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 
 import dp_accounting
 
 from tfdpsq import validation
 from tfdpsq.privacy import accounting, calibration
 from tfdpsq.privacy.sampling import (
+    DealtSampler,
     Groups,
     PoissonSampler,
     Sampler,
@@ -42,8 +44,28 @@ class PrivacyPlan:
 
     @property
     def max_rows(self) -> int:
-        """R = M·k, rows of a padded logical batch."""
+        """R, rows of a padded logical batch: M·k, or those of all groups."""
+        if self.spec.clip_groups is not None:
+            return self.spec.clip_groups * self.group_capacity
         return self.max_batch_size * self.spec.rows_per_unit
+
+    @property
+    def group_capacity(self) -> int:
+        """Rows that one of the spec's `clip_groups` can hold; what is beyond waits.
+
+        Two deviations above the λ = B/G rows that are expected: of one per cent of
+        the rows or less.
+        """
+        expected = self.spec.batch_size / (self.spec.clip_groups or 1)
+        capacity = math.ceil(expected + 2 * math.sqrt(expected))
+        return min(self.max_batch_size, capacity)
+
+    @property
+    def rows_clipped_together(self) -> int:
+        """Neighbouring rows of a batch whose summed gradient is clipped to C."""
+        if self.spec.clip_groups is not None:
+            return self.group_capacity
+        return self.spec.rows_per_unit
 
     @property
     def sampling_probability(self) -> float:
@@ -130,6 +152,8 @@ class PrivacyPlan:
             chosen = PoissonSampler(
                 units, self.sampling_probability, self.max_batch_size, seed
             )
+        if spec.clip_groups is not None:
+            return DealtSampler(chosen, spec.clip_groups, self.group_capacity)
         if groups is None:
             return chosen
         return UserSampler(chosen, groups, spec.rows_per_unit)

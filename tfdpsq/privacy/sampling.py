@@ -10,6 +10,7 @@ data by itself, or a user who owns several.
 | `PoissonSampler` | each independently with probability q, at most M | amplification |
 | `ShuffledSampler` | exactly B, each at most once an epoch | once per epoch, no more |
 | `UserSampler` | one of the above; then k rows of each unit | as the sampler of units |
+| `DealtSampler` | the first, each dealt to one of G groups | as the first |
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from tfdpsq import validation
 
 # Streams of one seed that never meet: see `_generator`.
-_UNITS, _ROWS, _EPOCH = 0, 1, 2
+_UNITS, _ROWS, _EPOCH, _DEALT = 0, 1, 2, 3
 # Rounds of the shuffle. Hoang, Morris & Rogaway 2012 (theorem 2) ask for about
 # 6·log2(n), which is 128 for more units than anybody has.
 _ROUNDS = 128
@@ -272,8 +273,55 @@ class UserSampler:
         return Draw(indices.ravel(), weights.ravel(), users.count * self.rows_per_unit)
 
 
+class DealtSampler:
+    """Deals the units of a draw to G groups, each independently and uniformly.
+
+    Group g occupies places [g·c, (g + 1)·c). Of more than c units dealt to a group,
+    the first c of the draw's random order are kept.
+
+    *One unit more changes one group.* Which group a unit is dealt to depends on its
+    own throw alone, and which of a group's units are kept on those of that group
+    alone. So let x be drawn or not, all else being the same: the groups that x is
+    not dealt to hold exactly the same units in the same order. (Were a draw cut into
+    groups one after the other, x would push a unit out of every later group, and the
+    sum of G clipped gradients could move by 2·G·C.) The throws do not depend on the
+    data, so given them the step is a function f of the units drawn with
+    ‖f(S) − f(S + x)‖ ≤ 2C, and x is drawn with probability q independently of S: the
+    Poisson-subsampled Gaussian mechanism at sensitivity 2C. Averaging over the throws
+    keeps its guarantee, for hockey-stick divergence is jointly convex.
+    """
+
+    def __init__(self, units: PoissonSampler, groups: int, capacity: int):
+        """Prepares the sampler; nothing is drawn yet.
+
+        Args:
+          units: draws the units.
+          groups: G.
+          capacity: c, units that a group can hold.
+
+        Raises:
+          InputError: a number below 1.
+        """
+        self.groups = validation.positive_integer("groups", groups)
+        self.capacity = validation.positive_integer("capacity", capacity)
+        self.units = units
+
+    def draw(self, step: int) -> Draw:
+        """The rows of logical step `step`; the same for the same seed and step."""
+        drawn = self.units.draw(step)
+        random = _generator(self.units._seed, step, _DEALT)
+        shape = (self.groups, self.capacity)
+        indices, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+        dealt = random.integers(self.groups, size=drawn.count)
+        for group in range(self.groups):
+            own = drawn.indices[: drawn.count][dealt == group][: self.capacity]
+            indices[group, : len(own)] = own
+            weights[group, : len(own)] = 1
+        return Draw(indices.ravel(), weights.ravel(), indices.size)
+
+
 UnitSampler = Union[PoissonSampler, ShuffledSampler]
-Sampler = Union[PoissonSampler, ShuffledSampler, UserSampler]
+Sampler = Union[PoissonSampler, ShuffledSampler, UserSampler, DealtSampler]
 
 
 def _padded(chosen: np.ndarray, rows: int) -> Draw:

@@ -43,6 +43,10 @@ class PrivacySpec:
       n_is_public: declares that n is the exact count and may be known to all.
       rows_per_unit: k, rows of a sampled user that take part in one step, clipped
         together.
+      clip_groups: G: the rows drawn are dealt to G groups, each row independently and
+        uniformly, and what is clipped is the gradient of a group, whose rows may
+        depend on each other. One unit then moves one group's clipped gradient, by up
+        to 2C, which `sensitivity_multiplier` must say. `None`: no groups.
 
     Raises:
       InputError: a value out of range, or two values that contradict each other;
@@ -62,6 +66,7 @@ class PrivacySpec:
     sensitivity_multiplier: float = 1.0
     n_is_public: bool = False
     rows_per_unit: int = 1
+    clip_groups: int | None = None
 
     def __post_init__(self):
         """Checks every value, then those that must fit each other."""
@@ -79,6 +84,8 @@ class PrivacySpec:
         validation.one_of("accountant", self.accountant, ACCOUNTANTS)
         validation.positive("sensitivity_multiplier", self.sensitivity_multiplier)
         validation.positive_integer("rows_per_unit", self.rows_per_unit)
+        if self.clip_groups is not None:
+            validation.positive_integer("clip_groups", self.clip_groups)
         if not isinstance(self.n_is_public, bool):
             raise validation.InputError(
                 f"n_is_public is {self.n_is_public!r}; say True or False."
@@ -105,7 +112,10 @@ class PrivacySpec:
           can only be dealt out when the exact number of units is known, which the
           number of steps in an epoch then gives away;
         - one unit's clipped gradient has norm up to C, so no sum of such gradients
-          moves by less than C.
+          moves by less than C; and a group's, with the unit and without it, may
+          point in opposite directions;
+        - rows are dealt to groups one by one, and independently of how many others
+          were drawn, which is derived for Poisson draws of units of one row.
         """
         if self.batch_size > self.n:
             yield (
@@ -149,6 +159,29 @@ class PrivacySpec:
                 f"clip_norm is {self.clip_norm!r}: one unit's clipped gradient alone "
                 "moves the sum by up to clip_norm. Set sensitivity_multiplier to 1 or "
                 "more, and lower clip_norm if gradients are smaller."
+            )
+        if self.clip_groups is not None:
+            yield from self._clashes_of_groups()
+
+    def _clashes_of_groups(self):
+        for field, value in (("sampler", "poisson"), ("unit", "query")):
+            if getattr(self, field) != value:
+                yield (
+                    f"clip_groups is {self.clip_groups} and {field} "
+                    f"{getattr(self, field)!r}, for which the sensitivity of groups is "
+                    f"not derived. Set {field} to {value!r}, or leave clip_groups out."
+                )
+        if self.clip_groups > self.batch_size:
+            yield (
+                f"clip_groups is {self.clip_groups}, but batch_size {self.batch_size}: "
+                "most groups would be empty. Lower clip_groups."
+            )
+        if self.sensitivity_multiplier < 2:
+            yield (
+                f"clip_groups is {self.clip_groups} and sensitivity_multiplier "
+                f"{self.sensitivity_multiplier!r}: a unit more can turn its group's "
+                "clipped gradient around, which moves the sum by 2 clip norms. Set "
+                "sensitivity_multiplier to 2."
             )
 
     @property

@@ -7,37 +7,42 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.optimizers import Clipped, LogicalStep
 from tfdpsq.privacy.randomness import replayable
+from tfdpsq.privacy.terms import Losses, require_losses
 
 Batch = Mapping[str, tf.Tensor]
 
 
 def make_logical_step(
-    row_losses: Callable[[Batch], tf.Tensor],
+    row_losses: Callable[[Batch], Losses],
     variables: Sequence[tf.Variable],
     optimizer: LogicalStep,
     microbatch_size: int,
     layers: Iterable[tf.Module] = (),
     rows_are_independent: bool = True,
+    copies_are_separate: bool = False,
 ) -> Callable[[Batch, tf.Tensor], tf.Tensor]:
     """Builds the step: accumulate clipped sums, noise once, update once.
 
     Args:
       row_losses: maps a microbatch (a dict of tensors with `microbatch_size`
-        leading rows) to one loss per row, [microbatch_size] float32. It runs the
-        model in training mode.
+        leading rows) to one loss per row, [microbatch_size] float32, or to `Terms`.
+        It runs the model in training mode.
       variables: the trainable variables.
       optimizer: made by `make_optimizer`.
-      microbatch_size: rows differentiated at a time; a multiple of the spec's
-        `rows_per_unit`.
+      microbatch_size: rows differentiated at a time; a multiple of the plan's
+        `rows_clipped_together`.
       layers: the model, or the layers that hold `variables`. Engine "fast" needs
         them; with every engine their dropout draws from secret keys that a resumed
         run repeats (see `randomness`).
       rows_are_independent: whether row i's loss depends on row i alone. If not,
-        the plan's sensitivity must account for it, all rows of a logical batch
-        must form one microbatch, and the engine must be "dpkeras" or "vectorized".
+        the plan's sensitivity must account for it, and all rows of a logical batch
+        must form one microbatch.
+      copies_are_separate: for rows that are not independent and engine "fast", which
+        tells gradients apart by what a layer ran on: declares that every loss, or
+        value of `Terms`, runs the layers on copies of its own of all rows that it
+        reads. `fast.check` tests that, and `train` calls it.
 
     Returns:
       A function of (batch, count): a dict of tensors with M leading rows, M a
@@ -51,44 +56,47 @@ def make_logical_step(
       of its own; noise and result are then the same on all.
 
     Raises:
-      InputError: `microbatch_size` below one, or it does not divide M, or parts a
-        unit's rows; rows that are not independent with engine "fast".
+      InputError: `microbatch_size` below one, or it does not divide M, or parts
+        rows that are clipped together; rows that are not independent, nor separate
+        copies, with engine "fast".
     """
     validation.positive_integer("microbatch_size", microbatch_size)
     variables, layers = list(variables), list(layers)
     private = optimizer.plan.spec.private
-    per_unit = optimizer.plan.spec.rows_per_unit
-    if microbatch_size % per_unit:
+    together = optimizer.plan.rows_clipped_together
+    if microbatch_size % together:
         raise validation.InputError(
-            f"microbatch_size {microbatch_size} parts the rows of a unit, of which "
-            f"rows_per_unit says there are {per_unit}. Use a multiple of it."
+            f"microbatch_size {microbatch_size} parts the {together} rows that are "
+            "clipped together (rows_per_unit, or a clip group's). Use a multiple of it."
         )
-    if not rows_are_independent and private and optimizer.engine == "fast":
+    separate = rows_are_independent or copies_are_separate
+    if not separate and private and optimizer.engine == "fast":
         raise validation.InputError(
             'engine "fast" tells gradients apart by row, but here each loss depends '
-            'on several rows. Use engine "dpkeras" or "vectorized".'
+            'on several rows. Use engine "dpkeras" or "vectorized", or let every loss '
+            "run the layers on copies of its own (copies_are_separate)."
         )
     optimizer.prepare(variables)
 
     def differentiate(part: Batch, number: tf.Tensor) -> Clipped:
-        def losses() -> tf.Tensor:
+        def losses() -> Losses:
             seed = optimizer.dropout_seed
             with replayable(layers, seed, optimizer.iterations, number):
-                return require_rows(row_losses(part))
+                return require_losses(row_losses(part))
 
         return optimizer.clipped_sum(losses, variables, layers, part["weights"])
 
     def one_by_one(part: Batch, number: tf.Tensor) -> list[tf.Tensor]:
         def add(row, *sums):
-            # The microbatch's number again: the same draw, one row at a time.
-            clipped = differentiate(_slice(part, row, 1), number)
-            return row + 1, *_added(sums, clipped.sums)
+            # The microbatch's number again: the same draw, one unit at a time.
+            clipped = differentiate(_slice(part, row, together), number)
+            return row + together, *_added(sums, clipped.sums)
 
         _, *sums = tf.while_loop(
             lambda row, *_: row < microbatch_size,
             add,
             (tf.constant(0), *zero_sums()),
-            maximum_iterations=microbatch_size,
+            maximum_iterations=microbatch_size // together,
             parallel_iterations=1,
         )
         return sums
@@ -108,7 +116,7 @@ def make_logical_step(
         first = replica.replica_id_in_sync_group if replica is not None else 0
         first = tf.cast(first, tf.int64) * microbatches
 
-        def accumulate(index, loss_sum, *sums):
+        def accumulate(index, loss_sum, losses_counted, *sums):
             part = _slice(batch, index * microbatch_size, microbatch_size)
             number = first + tf.cast(index, tf.int64)
             clipped = differentiate(part, number)
@@ -126,20 +134,22 @@ def make_logical_step(
                 )
             counted = tf.math.is_finite(clipped.losses) & (part["weights"] > 0)
             total = tf.reduce_sum(tf.where(counted, clipped.losses, 0.0))
-            return index + 1, loss_sum + tf.cast(total, tf.float32), *_added(sums, new)
+            loss_sum += tf.cast(total, tf.float32)
+            losses_counted += tf.reduce_sum(tf.cast(counted, tf.float32))
+            return index + 1, loss_sum, losses_counted, *_added(sums, new)
 
         used = (count + microbatch_size - 1) // microbatch_size
-        _, loss_sum, *sums = tf.while_loop(
+        _, loss_sum, losses_counted, *sums = tf.while_loop(
             lambda index, *_: index < used,
             accumulate,
-            (tf.constant(0), tf.constant(0.0), *zero_sums()),
+            (tf.constant(0), tf.constant(0.0), tf.constant(0.0), *zero_sums()),
             maximum_iterations=microbatches,
             # Microbatches hardly wait for each other, and TensorFlow would run ten at
             # once: ten times the activations.
             parallel_iterations=1,
         )
         optimizer.update(optimizer.privatize(sums), variables)
-        losses = [loss_sum, tf.cast(count, tf.float32)]
+        losses = [loss_sum, losses_counted]
         if replica is not None and replica.num_replicas_in_sync > 1:
             losses = replica.all_reduce(tf.distribute.ReduceOp.SUM, losses)
         return losses[0] / tf.maximum(losses[1], 1.0)

@@ -29,6 +29,7 @@ from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.sampling import Groups, fresh_seed
 from tfdpsq.privacy.step import Batch, make_logical_step
+from tfdpsq.privacy.terms import Losses
 
 
 class _Kept(NamedTuple):
@@ -43,7 +44,7 @@ _TRIED = 4
 
 def train(
     plan: PrivacyPlan,
-    row_losses: Callable[[Batch], tf.Tensor],
+    row_losses: Callable[[Batch], Losses],
     variables: Sequence[tf.Variable],
     optimizer: LogicalStep,
     take: Take,
@@ -57,6 +58,8 @@ def train(
     sampler_seed: int | None = None,
     on_step: Callable[[int, float], bool | None] | None = None,
     jit_compile: bool = False,
+    before_step: Callable[[int], None] | None = None,
+    state: Sequence[tf.Variable] = (),
 ) -> int:
     """Runs every step of `plan`.
 
@@ -69,14 +72,16 @@ def train(
 
     Args:
       plan: sampler, noise scale, number of steps.
-      row_losses: maps a batch to one loss per row; see `make_logical_step`.
+      row_losses: maps a batch to one loss per row, or to `Terms`; see
+        `make_logical_step`.
       variables: what is trained.
       optimizer: made by `make_optimizer` from the same plan.
       take: maps row numbers [rows] int64 to a dict of arrays with `rows` leading
         rows, in that order.
       microbatch_size: rows differentiated at a time on one replica; `None` when
         rows depend on each other (an in-batch softmax) and must stay together. The
-        plan's sensitivity must then say so.
+        plan's sensitivity must then say so. Rows that depend on none but those they
+        are clipped together with (the spec's clip_groups) need no `None`.
       layers: the model, or the layers that hold `variables`; engine "fast" needs
         them, and so does dropout that a resumed run repeats.
       units: how many units the data have; `None` takes the spec's n.
@@ -91,6 +96,12 @@ def train(
         mean loss, a private measurement wherever the data are private. Training
         stops early if it returns `True`.
       jit_compile: compile the step with XLA.
+      before_step: called before each step with the number of steps executed, once
+        variables and `state` are what they are to be in it. It may set what the loss
+        reads besides rows and weights, such as negatives from public documents. It
+        must use nothing of the private rows but the weights, which are released
+        anyway: then it is post-processing, and costs nothing.
+      state: variables that `before_step` sets, kept and restored with the weights.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient
     would depend on its place in the batch, and so on who else was drawn. Where ε is
@@ -132,9 +143,14 @@ def train(
         )
     rows = len(groups.rows) if groups is not None else units or plan.spec.n
     declared = microbatch_size is None and plan.spec.sensitivity_multiplier != 1
-    batch = _first_rows(take, rows)
-    if plan.spec.private and rows > 1 and not declared:
-        _try_out(row_losses, batch, variables, layers, optimizer.engine)
+    together = plan.rows_clipped_together if plan.spec.clip_groups else 1
+    batch = _first_rows(take, rows, together)
+    if before_step is not None:
+        before_step(0)  # or what is tried would read what was never set
+    if plan.spec.private and rows > 1:
+        _try_out(
+            row_losses, batch, variables, layers, optimizer.engine, together, declared
+        )
     if units is not None or groups is not None:
         data_fingerprint = _with_units(data_fingerprint, units, groups)
     with _opened(plan, directory, data_fingerprint) as kept:
@@ -155,9 +171,11 @@ def train(
             plan, row_losses, variables, optimizer, microbatch_size, layers, jit_compile
         )
         take_step.build(batch)  # what cannot be built must fail before it is paid for
-        state = [*variables, *optimizer.state()]
+        state = [*variables, *optimizer.state(), *state]
         start = 0 if kept is None else _resumed(kept, state, secrets)
         for number in range(start, plan.spec.steps):
+            if before_step is not None:
+                before_step(number)
             if kept is not None:
                 kept.ledger.pay(number)
             draw = sampler.draw(number)
@@ -175,10 +193,15 @@ def train(
     return plan.spec.steps
 
 
-def _first_rows(take: Take, rows: int) -> dict[str, np.ndarray]:
-    """A few rows, whoever is drawn, for trying things before anything is spent."""
+def _first_rows(take: Take, rows: int, together: int) -> dict[str, np.ndarray]:
+    """A few rows, whoever is drawn, for trying things before anything is spent.
+
+    Two groups of them where rows are clipped together in groups.
+    """
+    tried = min(_TRIED, rows) if together == 1 else 2 * together
     # Spread, as neighbours are often alike; the last one, as it may not exist.
-    at = np.unique(np.linspace(0, rows - 1, min(_TRIED, rows)).astype(np.int64))
+    at = np.linspace(0, rows - 1, tried).astype(np.int64)
+    at = np.unique(at) if together == 1 else at
     try:
         batch = {name: np.asarray(values) for name, values in take(at).items()}
     except IndexError as error:
@@ -222,9 +245,16 @@ def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, s
     }
 
 
-def _try_out(row_losses, batch, variables, layers, engine) -> None:
-    """Tries model and loss; nothing of it leaves but an error."""
-    check_independence(row_losses, batch, layers)
+def _try_out(
+    row_losses, batch, variables, layers, engine, together, declared
+) -> None:
+    """Tries model and loss; nothing of it leaves but an error.
+
+    Whose rows depend on each other, and said so, is not tried for independence; but
+    the fast engine must then find every loss on copies of its own.
+    """
+    if not declared:
+        check_independence(row_losses, batch, layers, together)
     if engine == "fast" and layers:
         tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
         fast.check(
@@ -232,6 +262,7 @@ def _try_out(row_losses, batch, variables, layers, engine) -> None:
             layers,
             variables,
             tolerance=0.05 if computes_in_16_bits(layers) else 1e-4,
+            rows_per_unit=together,
         )
 
 
@@ -307,6 +338,7 @@ class _CompiledStep:
                 microbatch_size or rows,
                 layers=layers,
                 rows_are_independent=microbatch_size is not None,
+                copies_are_separate=True,  # `_try_out` has looked
             )
             if self._strategy.num_replicas_in_sync == 1:
                 return tf.function(step, jit_compile=jit_compile, autograph=False)
@@ -341,7 +373,7 @@ class _CompiledStep:
         if replicas == 1:
             tensors = {name: tf.convert_to_tensor(v) for name, v in batch.items()}
             return float(function(tensors, tf.constant(count, tf.int32)))
-        per_unit = self._plan.spec.rows_per_unit
+        per_unit = self._plan.rows_clipped_together
         values = [
             self._strategy.experimental_distribute_values_from_function(
                 lambda context, part=part: part(context.replica_id_in_sync_group)

@@ -3,12 +3,30 @@
 DP-SGD adds noise in proportion to the *sensitivity* of the sum of clipped
 gradients: the furthest it can move when one pair is added to, or removed from,
 the batch. For a loss that is a sum over pairs this is the clip norm C. The
-in-batch softmax is none: every pair is a negative of every other.
+in-batch softmax is none: every pair is a negative of every other. Four ways out,
+for neighbouring data sets of which one is the other plus one pair:
+
+| method | what is clipped to C | sensitivity | the step must draw |
+|---|---|---|---|
+| `naive` | the gradient of a row's in-batch loss | (2n − 1)·C | Poisson, at most n |
+| `microbatch` | that of a group's summed losses | 2·C | Poisson, then dealt to groups |
+| `logit_dp` | that of one score z_ij | up to (2 + 2e^{2s})·C | Poisson, at most n |
+| `public_negatives` | that of a row's loss among public documents | C | Poisson |
+
+The losses are in `direct_losses`. Each function here has the derivation, and the
+tests search for neighbours that come near the bound and beyond none.
+
+Source: Carranza et al. 2024 (`naive`, their direct DP-SGD baseline); Kong et al.
+2023, arXiv:2310.03104 (`logit_dp`); `microbatch` and `public_negatives` are ours.
 """
 
 from __future__ import annotations
 
-from tfdpsq.validation import positive_integer
+import math
+
+from tfdpsq.validation import positive, positive_integer
+
+METHODS = ("naive", "microbatch", "logit_dp", "public_negatives")
 
 
 def naive_sensitivity_multiplier(max_batch_size: int) -> int:
@@ -36,6 +54,9 @@ def naive_sensitivity_multiplier(max_batch_size: int) -> int:
     static maximum at which draws are truncated, never the realised size. Padding
     rows have loss 0 and are no one's negatives: they move nothing.
 
+    Neighbours that *replace* a pair instead move the sum by up to 2nC: both rows n
+    count, 2C, and the others 2(n − 1)C.
+
     What a row's loss reads besides the batch, its `positive_keys`, are the known
     positives of its *own* query. They belong to the row, and go with it.
 
@@ -52,3 +73,137 @@ def naive_sensitivity_multiplier(max_batch_size: int) -> int:
       2310.03104) discuss why in-batch losses need more noise than C.
     """
     return 2 * positive_integer("max_batch_size", max_batch_size) - 1
+
+
+def microbatch_sensitivity_multiplier() -> int:
+    """Sensitivity of the sum of clipped group gradients, in units of C: 2.
+
+    Every pair drawn is dealt to one of G groups by a throw of its own; the softmax
+    is that of the group, and what is clipped is the gradient h_g of the group's
+    summed losses. Let S + x be S and one pair more, dealt to group g. The other
+    groups hold the same pairs as before (`privacy.sampling.DealtSampler` shows that
+    dealing leaves them alone), and their losses read nothing else. So
+
+      ‖Σ_g clip(h_g(S + x)) − Σ_g clip(h_g(S))‖ = ‖clip(h_g(S + x)) − clip(h_g(S))‖
+                                                ≤ 2C,
+
+    which is reached when x turns its group's gradient around. If the group had one
+    pair or none before, it is C: one pair among none has loss 0. Replacing a pair moves the sum by 2C too, where both are dealt
+    alike. Inside a group anything may depend on anything: in-group masks, a row that
+    finds no place, even batch normalisation.
+
+    What would break it: to cut a shuffled batch into groups one after the other, for
+    a pair more shifts all later ones; or a softmax that reads another group.
+
+    Returns:
+      2.
+    """
+    return 2
+
+
+def logit_dp_sensitivity_multiplier(max_batch_size: int, scale: float) -> float:
+    r"""Sensitivity of the Logit-DP sum, in units of C; it depends on the temperature.
+
+    Let z_ij = s·cos(q_i, d_j), |z_ij| ≤ s, and G_ij = clip(∇z_ij, C). The gradient
+    of the in-batch loss is Σ_ij c_ij ∇z_ij with c_ij = p_ij − [i = j], p_i the
+    softmax of row i; Logit-DP sums c_ij G_ij instead. Removing pair n leaves every
+    G_ij with i, j < n as it is, for it reads pairs i and j alone, and makes
+    p'_ij = p_ij / (1 − p_in). So the sum moves by
+
+      Σ_{j≤n} c_nj G_nj  +  Σ_{i<n} [p_in G_in + Σ_{j<n} (p_ij − p'_ij) G_ij].
+
+    The first sum has norm at most C·Σ_j |c_nj| = 2(1 − p_nn)·C. In the bracket,
+    Σ_{j<n} (p'_ij − p_ij) = (1 − (1 − p_in)) = p_in, all of one sign: norm at most
+    2·p_in·C. With every z in [−s, s] and n columns in each softmax,
+
+      1 − p_nn ≤ (n − 1) / (n − 1 + e^{−2s}),   p_in ≤ 1 / (1 + (n − 1) e^{−2s}),
+
+    and altogether
+
+      L(n, s) = 2(n − 1) / (n − 1 + e^{−2s}) + 2(n − 1) / (1 + (n − 1) e^{−2s}).
+
+    Both terms grow with n, so the largest batch bounds every smaller one; L tends to
+    2 + 2e^{2s}. At s = 1 that is 16.8, however large the batch. But it grows as the
+    square of e^s, and is *vacuous*, no better than clipping whole rows (`naive`,
+    2n − 1), from about s = ½·ln(n) on: 3.5 for n = 1,024, 1.7 for n = 32, where
+    retrievers want 20 and more. `logit_dp_is_vacuous_above` says where exactly.
+
+    All n columns must stay in every softmax: a column that is masked for being the
+    row's own document again, or another known answer, leaves fewer to share the
+    probability, and p_in can be near 1 for every i. So nothing is masked but padding,
+    which is in no batch.
+
+    Args:
+      max_batch_size: n, the most pairs a batch can hold.
+      scale: s, what cosines are multiplied by; 1/temperature.
+
+    Returns:
+      L(n, s); 1 for n = 1, as no plan may have less.
+
+    Raises:
+      InputError: n below 1, or a scale that is not above 0.
+
+    Source: Kong et al. 2023 (arXiv:2310.03104), theorem 4.2. Their published code
+      leaves the temperature out.
+    """
+    others = positive_integer("max_batch_size", max_batch_size) - 1
+    spread = math.exp(-2.0 * positive("scale", scale))
+    own = others / (others + spread)
+    return max(1.0, 2 * own + 2 * others / (1 + others * spread))
+
+
+def logit_dp_is_vacuous_above(max_batch_size: int) -> float:
+    """The scale from which Logit-DP's bound is no better than 2n − 1.
+
+    Found by bisection to 1e-6; infinite for n = 1, where both are 1.
+
+    Raises:
+      InputError: n below 1.
+    """
+    naive = naive_sensitivity_multiplier(max_batch_size)
+    low, high = 1e-9, 50.0
+    if logit_dp_sensitivity_multiplier(max_batch_size, high) < naive:
+        return math.inf
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        below = logit_dp_sensitivity_multiplier(max_batch_size, middle) < naive
+        low, high = (middle, high) if below else (low, middle)
+    return high
+
+
+def public_negatives_sensitivity_multiplier() -> int:
+    """Sensitivity of the sum of clipped row gradients among public negatives: 1.
+
+    Documents are public. So row i is scored against its own document d_i and a set N
+    of documents from the public corpus, whose embeddings are constants to the
+    gradient: ℓ_i = −log softmax(s_ii; N(i)), with N(i) what is left of N without row
+    i's own document and its query's known answers. ℓ_i reads pair i, the weights and
+    N, and no other pair. The sum of clipped gradients is one over pairs:
+
+      ‖Σ_{i≤n} clip(∇ℓ_i) − Σ_{i<n} clip(∇ℓ_i)‖ = ‖clip(∇ℓ_n)‖ ≤ C,
+
+    at any batch size, scale and size of N: ordinary DP-SGD (replacing a pair: 2C).
+
+    *Amplification by Poisson sampling holds.* It needs that, all else given, the step
+    sees f(S) or, with probability q, f(S + x). What else is there: the weights θ,
+    which are the output of earlier steps; and N with its embeddings, made from θ (or
+    an earlier one), the public corpus and public random numbers. N is drawn without
+    looking at which rows are in the step, or in the data. So (θ, N) has one joint law
+    with the past outputs, whether x is in the data or not, except through those
+    outputs; given it, S and the throw for x are independent of it. The step is the
+    subsampled Gaussian mechanism conditionally on (θ, N), and adaptive composition
+    takes care of θ. N may be published.
+
+    What would break it: negatives from the sampled rows' documents (in-batch), or
+    from the documents that occur in the training pairs, a set which the private
+    queries decide; negatives that are mined for one row and shared with others (for
+    its own row alone they may depend on its query); a number of negatives that
+    follows the batch; embeddings refreshed by anything but released weights.
+
+    What the guarantee covers: the queries, and which document each is paired with.
+    Not the documents, which are public here.
+
+    Returns:
+      1.
+    """
+    return 1

@@ -1,7 +1,8 @@
-"""The in-batch softmax: every other document of the batch is a negative.
+"""Softmax losses: among a batch's documents, a group's, or public ones.
 
-Except where it is none: a batch may hold the row's own document twice, or another
-document known to answer its query, or padding. Those columns leave the softmax.
+Every other document is a negative, except where it is none: a batch may hold the
+row's own document twice, or another document known to answer its query, or padding.
+Those columns leave the softmax.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 # Far below any score (|score| ≤ scale), and finite: with -inf a gradient through
 # the softmax could be inf * 0.
-_NEVER = -1e30
+NEVER = -1e30
 
 
 def in_batch_losses(
@@ -32,28 +33,87 @@ def in_batch_losses(
     depends on all rows of the batch: see `tfdpsq.retriever.direct_dp` for what that
     costs under differential privacy.
 
+    All arguments may have the same leading dimensions: then each is a batch of its
+    own, and its rows depend on no other.
+
     Args:
-      query_embeddings: [B, D] float32, unit length for scores that are cosines.
-      document_embeddings: [B, D] float32.
-      document_key: [B] int64 ≥ 0, equal for equal document contents.
-      positive_keys: [B, P] int64, contents known to answer the row's query, padded
-        with -1.
-      weights: [B] float32, 0 for padding rows, whose loss is 0 and which are no
+      query_embeddings: [..., B, D] float32, unit length for scores that are cosines.
+      document_embeddings: [..., B, D] float32.
+      document_key: [..., B] int64 ≥ 0, equal for equal document contents.
+      positive_keys: [..., B, P] int64, contents known to answer the row's query,
+        padded with -1.
+      weights: [..., B] float32, 0 for padding rows, whose loss is 0 and which are no
         one's negative; rows above 0 all count alike.
       scale: what the inner product is multiplied by, the inverse of a temperature.
 
     Returns:
-      [B] float32 losses in nats, not averaged.
+      [..., B] float32 losses in nats, not averaged.
     """
     scores = scale * tf.matmul(query_embeddings, document_embeddings, transpose_b=True)
+    return losses_of_scores(scores, document_key, positive_keys, weights)
+
+
+def losses_of_scores(
+    scores: tf.Tensor,
+    document_key: tf.Tensor,
+    positive_keys: tf.Tensor,
+    weights: tf.Tensor,
+) -> tf.Tensor:
+    """`in_batch_losses` from scores, [..., B, B]: row i's query with document j."""
     real = weights > 0
-    same = document_key[:, tf.newaxis] == document_key[tf.newaxis, :]
-    known = tf.reduce_any(
-        positive_keys[:, :, tf.newaxis] == document_key[tf.newaxis, tf.newaxis, :],
-        axis=1,
-    )
-    own = tf.eye(tf.shape(scores)[0], dtype=tf.bool)
-    dropped = (same | known | ~real[tf.newaxis, :]) & ~own
-    kept = tf.where(dropped, tf.constant(_NEVER, scores.dtype), scores)
-    losses = tf.reduce_logsumexp(kept, axis=1) - tf.linalg.diag_part(scores)
+    same = document_key[..., :, tf.newaxis] == document_key[..., tf.newaxis, :]
+    known = _known(positive_keys, document_key[..., tf.newaxis, :])
+    own = tf.eye(tf.shape(scores)[-1], dtype=tf.bool)
+    dropped = (same | known | ~real[..., tf.newaxis, :]) & ~own
+    kept = tf.where(dropped, tf.constant(NEVER, scores.dtype), scores)
+    losses = tf.reduce_logsumexp(kept, axis=-1) - tf.linalg.diag_part(scores)
     return tf.where(real, losses, tf.zeros_like(losses))
+
+
+def losses_among(
+    query_embeddings: tf.Tensor,
+    document_embeddings: tf.Tensor,
+    document_key: tf.Tensor,
+    positive_keys: tf.Tensor,
+    weights: tf.Tensor,
+    negatives: tf.Tensor,
+    negative_keys: tf.Tensor,
+    scale: float,
+) -> tf.Tensor:
+    """Cross-entropy of each query's own document among negatives shared by all.
+
+    ℓ_i = log(exp(s_ii) + Σ_{m ∈ N(i)} exp(scale · <q_i, n_m>)) − s_ii, where N(i)
+    leaves out negatives whose content is the row's own document or a known positive
+    of its query. What N(i) leaves out depends on row i alone, and so does ℓ_i: the
+    other rows occur nowhere. The negatives are constants to the gradient.
+
+    Args:
+      query_embeddings: [B, D] float32.
+      document_embeddings: [B, D] float32.
+      document_key: [B] int64.
+      positive_keys: [B, P] int64, padded with -1.
+      weights: [B] float32, 0 for padding.
+      negatives: [K, D] float32, embeddings of documents.
+      negative_keys: [K] int64, what is in them.
+      scale: what the inner product is multiplied by.
+
+    Returns:
+      [B] float32 losses in nats; 0 for padding.
+    """
+    own = scale * tf.reduce_sum(query_embeddings * document_embeddings, axis=-1)
+    others = scale * tf.matmul(
+        query_embeddings, tf.stop_gradient(negatives), transpose_b=True
+    )
+    keys = negative_keys[tf.newaxis, :]
+    dropped = (document_key[:, tf.newaxis] == keys) | _known(positive_keys, keys)
+    kept = tf.where(dropped, tf.constant(NEVER, others.dtype), others)
+    every = tf.concat([own[:, tf.newaxis], kept], axis=1)
+    losses = tf.reduce_logsumexp(every, axis=1) - own
+    return tf.where(weights > 0, losses, tf.zeros_like(losses))
+
+
+def _known(positive_keys: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    """[..., B, K]: whether column k's content is a known positive of row i."""
+    return tf.reduce_any(
+        positive_keys[..., :, :, tf.newaxis] == keys[..., tf.newaxis, :], axis=-2
+    )

@@ -109,13 +109,13 @@ class TwoTower(tfrs.models.Model):
         Raises:
           InputError: run eagerly, a length of 0. (In a graph: a zero vector.)
         """
-        return _embed(self.query_tower, token_ids, lengths, training)
+        return embed(self.query_tower, token_ids, lengths, training)
 
     def encode_documents(
         self, token_ids: tf.Tensor, lengths: tf.Tensor, training: bool = False
     ) -> tf.Tensor:
         """Embeds documents; see `encode_queries`."""
-        return _embed(self.document_tower, token_ids, lengths, training)
+        return embed(self.document_tower, token_ids, lengths, training)
 
     def row_losses(self, batch: Batch, training: bool = False) -> tf.Tensor:
         """In-batch softmax loss of each row; see `in_batch_losses`.
@@ -248,12 +248,23 @@ def _tower(config: RetrieverConfig, name: str) -> tf.keras.Model:
     return tf.keras.Model(inputs, projected, name=name)
 
 
-def _embed(
-    tower: tf.keras.Model, token_ids: tf.Tensor, lengths: tf.Tensor, training: bool
+def embed(
+    tower: tf.keras.layers.Layer, token_ids: tf.Tensor, lengths: tf.Tensor, training: bool
 ) -> tf.Tensor:
+    """Unit vectors of texts; see `TwoTower.encode_queries`.
+
+    Args:
+      tower: one of the model's, or `layers.Folded` of one.
+      token_ids: [..., L] integers, with the dimensions that the tower takes.
+      lengths: [...] integers.
+      training: whether dropout is on.
+
+    Returns:
+      [..., D] float32.
+    """
     token_ids = tf.cast(token_ids, tf.int32)
-    positions = tf.range(tf.shape(token_ids)[1])
-    real = positions[tf.newaxis, :] < tf.cast(lengths, tf.int32)[:, tf.newaxis]
+    positions = tf.range(tf.shape(token_ids)[-1])
+    real = positions < tf.cast(lengths, tf.int32)[..., tf.newaxis]
     vectors = tower(
         {
             "encoder_token_ids": token_ids,

@@ -55,20 +55,50 @@ def encode_pairs(
     validation.positive_integer("document_length", document_length)
     if not len(rows):
         raise validation.InputError("there are no pairs to train on; give at least 1.")
-    arrays = {}
-    for name, length in (("query", query_length), ("document", document_length)):
-        parts = [
-            tokenizer.encode(
-                [getattr(row, name) for row in rows[start : start + _CHUNK]], length
-            )
-            for start in range(0, len(rows), _CHUNK)
-        ]
-        arrays[f"{name}_ids"] = np.concatenate([np.asarray(ids) for ids, _ in parts])
-        arrays[f"{name}_lengths"] = np.concatenate([np.asarray(n) for _, n in parts])
-    keys = [content_key(row.document) for row in rows]
-    arrays["document_key"] = np.array(keys, np.int64)
+    arrays = encode_documents([row.document for row in rows], tokenizer, document_length)
+    queries = _encoded([row.query for row in rows], tokenizer, query_length)
+    arrays["query_ids"], arrays["query_lengths"] = queries
+    keys = [int(key) for key in arrays["document_key"]]
     arrays["positive_keys"] = _positive_keys(rows, keys, positives or {})
     return arrays
+
+
+def encode_documents(
+    documents: Sequence[str], tokenizer: Encodes, length: int
+) -> dict[str, np.ndarray]:
+    """Tokenises documents: what `encode_pairs` makes of them, without queries.
+
+    Args:
+      documents: n texts.
+      tokenizer: the model's tokenizer.
+      length: tokens kept, EOS included.
+
+    Returns:
+      "document_ids" [n, length] int32, "document_lengths" [n] int32 and
+      "document_key" [n] int64.
+
+    Raises:
+      InputError: no documents, or a length below one.
+    """
+    validation.positive_integer("document_length", length)
+    if not len(documents):
+        raise validation.InputError("there are no documents; give at least 1.")
+    ids, lengths = _encoded(documents, tokenizer, length)
+    keys = np.array([content_key(document) for document in documents], np.int64)
+    return {"document_ids": ids, "document_lengths": lengths, "document_key": keys}
+
+
+def _encoded(
+    texts: Sequence[str], tokenizer: Encodes, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    parts = [
+        tokenizer.encode(texts[start : start + _CHUNK], length)
+        for start in range(0, len(texts), _CHUNK)
+    ]
+    ids, lengths = zip(*parts)
+    return np.concatenate([np.asarray(i) for i in ids]), np.concatenate(
+        [np.asarray(n) for n in lengths]
+    )
 
 
 def collate(

@@ -4,41 +4,38 @@
         --workdir=DIR
 
 `method = "plain"` is ordinary training: free of privacy cost on synthetic and
-public pairs, and without any guarantee on private ones. `method = "naive"` trains
-directly on private pairs by DP-SGD at the sensitivity of the in-batch softmax.
+public pairs, and without any guarantee on private ones. The other methods train
+directly on private pairs by DP-SGD: "naive", "microbatch", "logit_dp" and
+"public_negatives"; see `tfdpsq.retriever.direct_dp`.
 `steps = 0` writes the untrained model.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import pathlib
 from typing import Any
 
 import ml_collections
-import numpy as np
 import tensorflow as tf
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config
-from tfdpsq.privacy import accounting
 from tfdpsq.privacy import certificate as certificates
-from tfdpsq.run import command, private_training, sources, workdir
+from tfdpsq.run import (
+    command,
+    direct_training,
+    private_training,
+    sources,
+    workdir,
+)
 from tfdpsq.run.progress import Progress
 
-METHODS = ("plain", "naive")
+METHODS = ("plain", *retriever.METHODS)
 MODEL = "model"
-
-NAIVE_SENSITIVITY_ARGUMENT = (
-    "Each row's gradient is clipped to the clip norm C, but every row's in-batch "
-    "softmax reads all rows. Adding or removing one query changes its own row (C) "
-    "and can turn every other of at most M - 1 rows around (2C each): (2M - 1)C, "
-    "M being the static maximum batch size."
-)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -77,8 +74,7 @@ def default_config() -> ml_collections.ConfigDict:
             "jit_compile": False,
             **private_training.privacy_settings(),
             "epsilon": math.inf,
-            # Rows of an in-batch softmax depend on each other: no other engine.
-            "engine": "vectorized",
+            **direct_training.settings(),
         }
     )
 
@@ -93,7 +89,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     if config.method == "plain" and math.isfinite(config.epsilon):
         raise validation.InputError(
             f"epsilon is {config.epsilon} but method 'plain' adds no noise. Set "
-            'epsilon to "inf", or method to "naive".'
+            f'epsilon to "inf", or method to one of {retriever.METHODS}.'
         )
     tokenizer = Tokenizer(sources.vocabulary_file(config.vocabulary, config.init))
     private = private_training.private_directory(config, directory)
@@ -155,19 +151,19 @@ def _make(
                 certificate = _unprotected(config, len(source.pairs), facts)
         else:
             private_training.open_run(own, config, inputs)
-            plan, executed = _train_naively(
+            plan, executed = direct_training.train(
                 config, model, tokenizer, source, progress, own, inputs
             )
             certificate = privacy.make_certificate(
                 plan,
                 executed,
                 description="A two-tower retriever trained directly on private pairs.",
-                sensitivity_argument=NAIVE_SENSITIVITY_ARGUMENT,
+                sensitivity_argument=direct_training.ARGUMENTS[config.method],
                 ledger_head=private_training.ledger_head(own),
                 **_facts(config, model, inputs, reads),
             )
         progress.close()
-    if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
+    if not direct_training.finite(model):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
             f"learning_rate (now {config.learning_rate})."
@@ -224,60 +220,6 @@ def _train_plainly(config, model, tokenizer, source, progress) -> None:
         progress(number + 1, float(loss))
 
 
-def _train_naively(
-    config, model, tokenizer, source, progress, own, inputs
-) -> tuple[privacy.PrivacyPlan, int]:
-    if not source.private:
-        raise validation.InputError(
-            f"{config.pairs} holds no private queries: use method 'plain'."
-        )
-    for field, value in (("unit", "query"), ("sampler", "poisson")):
-        if config[field] != value:
-            raise validation.InputError(
-                f"method is 'naive' and {field} is {config[field]!r}, for which its "
-                f"sensitivity is not derived. Set {field} to {value!r}."
-            )
-    units = private_training.units_of(config, source)
-    validation.positive_integer("batch_size", config.batch_size)
-    # The spec checks its values; the sensitivity needs the largest batch first.
-    spec = private_training.spec_of(config, units)
-    maximum = accounting.choose_max_batch_size(
-        spec.n, spec.batch_size, spec.steps, spec.epsilon, spec.target_delta
-    )
-    plan = privacy.make_plan(
-        dataclasses.replace(
-            spec,
-            max_batch_size=maximum,
-            sensitivity_multiplier=retriever.naive_sensitivity_multiplier(maximum),
-        )
-    )
-    arrays = retriever.encode_pairs(
-        source.pairs, tokenizer, config.query_length, config.document_length
-    )
-    optimizer = privacy.make_optimizer(
-        plan,
-        private_training.learning_rate(config),
-        config.optimizer,
-        config.engine,
-    )
-    executed = privacy.train(
-        plan,
-        lambda batch: model.row_losses(batch, training=True),
-        model.trainable_variables,
-        optimizer,
-        lambda rows: {name: values[rows] for name, values in arrays.items()},
-        microbatch_size=None,
-        layers=[model],
-        units=units.count,
-        directory=own,
-        data_fingerprint=inputs["pairs"],
-        save_every=config.save_every,
-        on_step=progress,
-        jit_compile=config.jit_compile,
-    )
-    return plan, executed
-
-
 def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
     """The certificate of ordinary training on private pairs: that there is none."""
     plan = privacy.make_plan(
@@ -305,7 +247,7 @@ def _facts(config, model, inputs: dict[str, str], reads: list) -> dict[str, Any]
     if config.method == "plain":
         training.update(optimizer="adam", engine="none: one gradient of the mean loss")
     return {
-        "training": {**training, "method": config.method},
+        "training": {**training, **direct_training.facts(config)},
         "fingerprints": {**inputs, "code": workdir.code_fingerprint()},
         "private_reads": reads,
     }

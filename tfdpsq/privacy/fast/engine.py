@@ -21,7 +21,7 @@ from tfdpsq.privacy.fast import factored
 from tfdpsq.privacy.fast.capture import capture, flatten
 from tfdpsq.privacy.fast.recorder import Recorder, variable_key
 from tfdpsq.privacy.fast.rules import rule_for
-from tfdpsq.privacy.jacobian import require_rows
+from tfdpsq.privacy.terms import Terms, factors_of, require_losses
 
 
 class ClippedSum(NamedTuple):
@@ -70,7 +70,9 @@ def clipped_sum(
 
     Args:
       row_losses: runs the model, in training mode, and returns one loss per
-        example, [B] float, B static. Loss i must depend on example i alone.
+        example, [B] float, B static. Loss i must depend on example i alone. Or it
+        returns `Terms`; then the examples are their values, each clipped gradient
+        is multiplied by its coefficient, and `weights` are not looked at.
       layers: the model, or all layers, that hold `variables`.
       variables: the trainable variables.
       clip_norm: C, above 0.
@@ -92,9 +94,15 @@ def clipped_sum(
     with tf.GradientTape() as tape:
         recorder = Recorder(tape, variables)
         with capture(layers, recorder):
-            losses = row_losses()
-        rows = recorder.rows = _number_of(losses)
-        total = tf.reduce_sum(losses)
+            found = require_losses(row_losses())
+        values = found.values if isinstance(found, Terms) else found
+        rows = recorder.rows = values.shape[0]
+        total = tf.reduce_sum(values)
+    if isinstance(found, Terms) and rows_per_unit > 1:
+        raise validation.InputError(
+            f"the loss is made of terms, which are clipped one by one, but rows_per_"
+            f"unit is {rows_per_unit}. Return losses, or use units of one row."
+        )
     if rows % rows_per_unit:
         raise validation.InputError(
             f"there are {rows} losses, which do not make units of rows_per_unit = "
@@ -108,14 +116,14 @@ def clipped_sum(
     strays = [v for v, g in zip(read, gradients[count:]) if g is not None]
     for stray in (*strays, *recorder.strays):
         raise validation.InputError(_uncovered(stray, layers))
-    found = recorder.uses(gradients[:count])
+    by_rows = recorder.uses(gradients[:count])
     if rows_per_unit > 1:
-        found = {
+        by_rows = {
             key: [_of_units(use, rows_per_unit, weights) for use in uses]
-            for key, uses in found.items()
+            for key, uses in by_rows.items()
         }
         weights = None  # heeded: what is left of a unit without any rows is zero
-    uses = _merged(found, variables)
+    uses = _merged(by_rows, variables)
 
     squared = [factored.squared_norms(uses[key]) for key in uses]
     units = rows // rows_per_unit
@@ -123,8 +131,8 @@ def clipped_sum(
     finite = tf.math.is_finite(norms)
     scale = tf.minimum(tf.constant(clip_norm, norms.dtype) / norms, 1.0)  # C/0 = ∞
     factors = tf.where(finite, scale, tf.zeros([], norms.dtype))
-    if weights is not None:
-        factors = tf.where(weights > 0, factors, tf.zeros([], norms.dtype))
+    if (wanted_factors := factors_of(found, weights)) is not None:
+        factors *= tf.cast(wanted_factors, norms.dtype)
     # Copying every factor to clean it costs a few per cent of a step, and is hardly
     # ever needed: a factor that is not finite always makes its norm infinite.
     kept = list(uses.values())
@@ -143,6 +151,7 @@ def clipped_sum(
         else tf.zeros(v.shape, _sum_dtype(v))
         for v in variables
     ]
+    losses = found.losses if isinstance(found, Terms) else found
     return ClippedSum(sums, norms, losses)
 
 
@@ -151,6 +160,7 @@ def check(
     layers: Iterable[tf.Module],
     variables: Sequence[tf.Variable],
     tolerance: float = 1e-4,
+    rows_per_unit: int = 1,
 ) -> None:
     """Checks rules and model on one batch: run it once, eagerly, before training.
 
@@ -164,6 +174,7 @@ def check(
       layers: as for `clipped_sum`.
       variables: as for `clipped_sum`.
       tolerance: largest relative difference; 1e-4 suits float32, 0.05 bfloat16.
+      rows_per_unit: rows that are clipped together, and may depend on each other.
 
     Raises:
       InputError: one of the three fails (the message names the layer or weight), or
@@ -178,8 +189,9 @@ def check(
     with tf.GradientTape(persistent=True) as tape:
         recorder = Recorder(tape, variables, comparing=True)
         with capture(layers, recorder):
-            losses = row_losses()
-        rows = recorder.rows = _number_of(losses)
+            found = require_losses(row_losses())
+        losses = found.values if isinstance(found, Terms) else found
+        rows = recorder.rows = losses.shape[0]
         total = tf.reduce_sum(losses)
         one_row = {row: losses[row] for row in {0, rows - 1}}
     for name, difference in recorder.mismatches:
@@ -189,7 +201,7 @@ def check(
                 f"layer's own call: relative difference {float(difference):.2g}, "
                 f"allowed {tolerance}. Correct the rule."
             )
-    _check_rows(tape, recorder, one_row, rows)
+    _check_rows(tape, recorder, one_row, rows, rows_per_unit)
     # Under a strategy's scope, the copies that were read: those of the first replica.
     strategy = tf.distribute.get_strategy()
     read = [strategy.experimental_local_results(v)[0] for v in variables]
@@ -204,10 +216,10 @@ def check(
     overall = float(tf.linalg.global_norm([tf.cast(g, tf.float64) for g in expected]))
     for variable, plain in zip(variables, expected):
         key = variable_key(variable)
-        found = tf.zeros(variable.shape)
+        summed = tf.zeros(variable.shape)
         if key in merged:
-            found = factored.weighted_sum(merged[key], tf.ones([rows]), variable.shape)
-        off = float(tf.norm(tf.cast(found, tf.float64) - tf.cast(plain, tf.float64)))
+            summed = factored.weighted_sum(merged[key], tf.ones([rows]), variable.shape)
+        off = float(tf.norm(tf.cast(summed, tf.float64) - tf.cast(plain, tf.float64)))
         # Some gradients are zero but for rounding, hence the share of the whole.
         size = float(tf.norm(tf.cast(plain, tf.float64))) + 1e-3 * overall
         if not off <= tolerance * size:
@@ -222,6 +234,7 @@ def _check_rows(
     recorder: Recorder,
     one_row: dict[int, tf.Tensor],
     rows: int,
+    rows_per_unit: int,
 ) -> None:
     for row, loss in one_row.items():
         gradients = tape.gradient(loss, recorder.outputs)
@@ -231,7 +244,10 @@ def _check_rows(
                 continue
             values = tf.convert_to_tensor(gradient).numpy().astype(np.float64)
             whole = len(values) == rows * entry.folded
-            if not whole or np.any(np.delete(values.reshape([rows, -1]), row, axis=0)):
+            unit, units = row // rows_per_unit, rows // rows_per_unit
+            if not whole or np.any(
+                np.delete(values.reshape([units, -1]), unit, axis=0)
+            ):
                 raise validation.InputError(
                     f"the loss of example {row} depends on other rows of what layer "
                     f"{entry.layer!r} returns, so clipping by example bounds "
@@ -259,10 +275,6 @@ def _merged(
         for v in variables
         if variable_key(v) in uses
     }
-
-
-def _number_of(losses: tf.Tensor) -> int:
-    return require_rows(losses).shape[0]
 
 
 def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:

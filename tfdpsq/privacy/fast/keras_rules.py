@@ -137,6 +137,14 @@ def time_distributed(
         return call(layer, inputs, **options)
 
 
+def folded(
+    record: Recorder, layer: tf.keras.layers.Layer, inputs: Any, **options: Any
+) -> Any:
+    """Runs tfdpsq's `Folded`: [B, K, ...] through a layer as [B · K, ...]."""
+    with record.folding(tf.nest.flatten(inputs)[0].shape[1]):
+        return type(layer).call(layer, inputs, **options)
+
+
 def require_tensor(layer: tf.keras.layers.Layer, inputs: Any) -> None:
     """Checks that a layer got a dense tensor.
 

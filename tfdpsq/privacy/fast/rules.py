@@ -107,5 +107,6 @@ _NAMED: dict[str, Rule] = {
     f"{_NLP}.models.t5.t5_multi_head_attention.T5MultiHeadAttention": (
         keras_nlp_rules.t5_attention
     ),
+    "tfdpsq.layers.folded.Folded": keras_rules.folded,
     "tfdpsq.layers.t5_layers.T5MultiHeadAttention": keras_nlp_rules.t5_attention,
 }

@@ -1,0 +1,349 @@
+"""How far one pair can move each method's clipped sum: searched for, not assumed.
+
+The losses and the engine are the library's. The model is a projection of features
+that the search is free to choose, so that embeddings can be as extreme as they like.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import retriever
+from tfdpsq.layers import MaskedMeanPooling, T5Config
+from tfdpsq.privacy import Terms, fast
+from tfdpsq.retriever import (
+    GroupLosses,
+    LogitTerms,
+    NaiveLosses,
+    PublicNegatives,
+    logit_dp_is_vacuous_above,
+    logit_dp_sensitivity_multiplier,
+    microbatch_sensitivity_multiplier,
+    naive_sensitivity_multiplier,
+    public_negatives_sensitivity_multiplier,
+)
+from tfdpsq.validation import InputError
+
+_C = 1e-3
+_WIDTH = 3
+_NEGATIVES = 5
+
+
+class _Linear(retriever.TwoTower):
+    """Text number v embeds to the direction of features[v] · W."""
+
+    def __init__(self, texts, scale):
+        tf.keras.Model.__init__(self)
+        t5 = T5Config(8, 1, 1, 2, 2, 2)  # not looked at
+        self.config = retriever.RetrieverConfig(t5, _WIDTH, scale, 1, 1)
+        table = tf.keras.layers.Embedding(texts, _WIDTH)
+        inputs = {
+            "encoder_token_ids": tf.keras.Input([None], dtype=tf.int32),
+            "encoder_padding_mask": tf.keras.Input([None], dtype=tf.int32),
+        }
+        pooled = MaskedMeanPooling()(
+            table(inputs["encoder_token_ids"]), mask=inputs["encoder_padding_mask"]
+        )
+        dense = tf.keras.layers.Dense(
+            _WIDTH, use_bias=False, kernel_initializer="identity"
+        )
+        self.query_tower = tf.keras.Model(inputs, dense(pooled))
+        self.document_tower = self.query_tower
+        self.features, self.matrix = table.embeddings, dense.kernel
+
+
+class _Method:
+    """A method's clipped sum over batches of n pairs, as the engine makes it."""
+
+    def __init__(self, name, n, scale, capacity=None):
+        self.n, self.model = n, _Linear(2 * n + _NEGATIVES, scale)
+        self.loss, together = None, 1
+        if name == "naive":
+            self.loss = NaiveLosses(self.model)
+        elif name == "microbatch":
+            together = capacity or n
+            self.loss = GroupLosses(self.model, together)
+        elif name == "logit_dp":
+            terms = LogitTerms(self.model)
+            self.loss = lambda batch: Terms(*terms(batch))
+            self.loss.layers = terms.layers
+        else:
+            ids = np.arange(2 * n, 2 * n + _NEGATIVES, dtype=np.int32)[:, None]
+            corpus = {
+                "document_ids": ids,
+                "document_lengths": np.ones(_NEGATIVES, np.int32),
+                "document_key": 10_000 + np.arange(_NEGATIVES),
+            }
+            self.loss = PublicNegatives(self.model, corpus, _NEGATIVES, 0)
+
+        @tf.function(autograph=False)
+        def clipped_sum(weights):
+            batch = {
+                "query_ids": tf.range(n)[:, None],
+                "query_lengths": tf.ones([n], tf.int32),
+                "document_ids": tf.range(n, 2 * n)[:, None],
+                "document_lengths": tf.ones([n], tf.int32),
+                "document_key": tf.range(n, dtype=tf.int64),
+                "positive_keys": tf.fill([n, 1], tf.constant(-1, tf.int64)),
+                "weights": weights,
+            }
+            return fast.clipped_sum(
+                lambda: self.loss(batch),
+                self.loss.layers,
+                [self.model.matrix],
+                _C,
+                weights=weights,
+                rows_per_unit=together,
+            ).sums[0]
+
+        self._sum = clipped_sum
+
+    def __call__(self, queries, documents, present, negatives=None):
+        if negatives is None:
+            negatives = np.ones([_NEGATIVES, _WIDTH])
+        rows = np.concatenate([queries, documents, negatives])
+        self.model.features.assign(rows.astype(np.float32))
+        if isinstance(self.loss, PublicNegatives):
+            self.loss.refresh(0)
+        return self._sum(tf.constant(present, tf.float32)).numpy().astype(np.float64)
+
+
+def _bound(name, n, scale):
+    return {
+        "naive": lambda: naive_sensitivity_multiplier(n),
+        "microbatch": microbatch_sensitivity_multiplier,
+        "logit_dp": lambda: logit_dp_sensitivity_multiplier(n, scale),
+        "public_negatives": public_negatives_sensitivity_multiplier,
+    }[name]()
+
+
+def _turning(n, angle, draw):
+    """All queries alike; the last pair's document is on the other side of them."""
+    queries = np.tile([1.0, 0.5, 0.0], [n, 1])
+    queries[-1] *= draw.choice([-1.0, 1.0])
+    documents = np.tile([1.0, 0.0, 0.0], [n, 1])
+    documents[0] = [np.cos(angle), -np.sin(angle), 0.0]
+    documents[-1] = [np.cos(angle), np.sin(angle), 0.0]
+    return queries, documents
+
+
+def _candidate(n, trial, draw):
+    """Queries, documents: random, alike, turning, huge, tiny, opposite."""
+    queries, documents = draw.normal(size=(2, n, _WIDTH))
+    kind = trial % 6
+    if kind == 1:
+        queries = queries[:1] + 0.01 * queries
+    elif kind in (2, 3):
+        queries, documents = _turning(n, draw.uniform(0.05, 3.0), draw)
+        if kind == 3:
+            queries = queries + 0.05 * draw.normal(size=queries.shape)
+            documents = documents + 0.05 * draw.normal(size=documents.shape)
+    elif kind == 4:
+        queries *= 10.0 ** draw.uniform(-4, 4, size=[n, 1])
+        documents *= 10.0 ** draw.uniform(-4, 4, size=[n, 1])
+    elif kind == 5:
+        documents = -queries if draw.random() < 0.5 else queries.copy()
+    return queries, documents
+
+
+def _search(name, n, scale, trials, seed=0):
+    """The furthest that the sum moved: (one pair less or more, one replaced)."""
+    method, draw = _Method(name, n, scale), np.random.default_rng(seed)
+    worst = np.zeros(2)
+    for trial in range(trials):
+        queries, documents = _candidate(n, trial, draw)
+        negatives = draw.normal(size=(_NEGATIVES, _WIDTH))
+        held = int(draw.integers(2, n + 1))  # pairs that are there, the last among them
+        present = np.zeros(n)
+        present[: held - 1] = present[-1] = 1
+        fewer = present.copy()
+        fewer[-1] = 0
+        whole = method(queries, documents, present, negatives)
+        without = method(queries, documents, fewer, negatives)
+        other = documents.copy()
+        # The pair's document becomes another's, or anything.
+        other[-1] = documents[0] if trial % 2 else draw.normal(size=_WIDTH)
+        replaced = method(queries, other, present, negatives)
+        moved = [np.linalg.norm(whole - without), np.linalg.norm(whole - replaced)]
+        worst = np.maximum(worst, np.array(moved) / _C)
+    return worst
+
+
+@pytest.mark.parametrize("n", [2, 8, 64])
+@pytest.mark.parametrize(
+    "name, scale, close",
+    [
+        ("naive", 20.0, 0.0),
+        ("microbatch", 20.0, 0.8),
+        ("logit_dp", 1.0, 0.0),
+        ("logit_dp", 3.0, 0.0),
+        ("public_negatives", 20.0, 0.8),
+    ],
+)
+def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(
+    name, scale, close, n
+):
+    added, replaced = _search(name, n, scale, trials=60)
+    bound = _bound(name, n, scale)
+    rounding = 1 + 1e-4
+    assert added <= bound * rounding
+    # A pair replaced is one less, then one more.
+    assert replaced <= 2 * bound * rounding
+    if name == "microbatch" and n == 2:
+        return  # what is left is one row among none: loss 0, nothing to turn around
+    assert added >= close * bound
+    # C alone is not enough for any method but the last (and none may be too small).
+    assert added > (0.99 if name == "public_negatives" else 1.05)
+
+
+def test_another_groups_rows_do_not_move(make_rows, tokenizer, model):
+    """What is dealt to a group moves that group's clipped gradient alone."""
+    method, draw = _Method("microbatch", 8, 20.0, capacity=4), np.random.default_rng(1)
+    queries, documents = draw.normal(size=(2, 8, _WIDTH))
+    first = np.array([1, 1, 1, 1, 0, 0, 0, 0.0])
+    second = 1 - first
+    apart = method(queries, documents, first) + method(queries, documents, second)
+    both = method(queries, documents, first + second)
+    np.testing.assert_allclose(both, apart, rtol=1e-4, atol=1e-9)
+    # Each group's sum is one gradient, clipped as a whole.
+    for part in (first, second):
+        norm = np.linalg.norm(method(queries, documents, part))
+        assert norm == pytest.approx(_C, rel=1e-4)
+
+
+def test_the_logit_dp_sum_is_that_of_a_plain_loop():
+    n, scale = 4, 2.0
+    method, draw = _Method("logit_dp", n, scale), np.random.default_rng(3)
+    queries, documents = draw.normal(size=(2, n, _WIDTH))
+    present = np.array([1, 1, 1, 0.0])
+    found = method(queries, documents, present)
+    matrix = tf.Variable(np.eye(_WIDTH))
+    expected = np.zeros([_WIDTH, _WIDTH])
+    scores, gradients = np.zeros([3, 3]), np.zeros([3, 3, _WIDTH, _WIDTH])
+    for i in range(3):
+        for j in range(3):
+            with tf.GradientTape() as tape:
+                q = tf.math.l2_normalize(tf.constant(queries[i][None]) @ matrix)
+                d = tf.math.l2_normalize(tf.constant(documents[j][None]) @ matrix)
+                score = scale * tf.reduce_sum(q * d)
+            gradient = tape.gradient(score, matrix).numpy()
+            scores[i, j] = float(score)
+            gradients[i, j] = gradient * min(1, _C / np.linalg.norm(gradient))
+    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    for i in range(3):
+        for j in range(3):
+            expected += (shares[i, j] - (i == j)) * gradients[i, j]
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-8)
+
+
+def test_a_row_without_a_finite_embedding_costs_logit_dp_nothing():
+    method, draw = _Method("logit_dp", 4, 2.0), np.random.default_rng(4)
+    queries, documents = draw.normal(size=(2, 4, _WIDTH))
+    without = method(queries, documents, [1, 1, 1, 0])
+    for bad in (np.nan, np.inf):
+        spoilt = documents.copy()
+        spoilt[3] = bad
+        found = method(queries, spoilt, [1, 1, 1, 1])
+        np.testing.assert_allclose(found, without, rtol=1e-5, atol=1e-9)
+
+
+def test_the_naive_sum_over_copies_is_that_of_the_jacobian():
+    n = 5
+    method, draw = _Method("naive", n, 20.0), np.random.default_rng(5)
+    queries, documents = draw.normal(size=(2, n, _WIDTH))
+    found = method(queries, documents, np.ones(n))
+    matrix = tf.Variable(np.eye(_WIDTH))
+    with tf.GradientTape() as tape:
+        losses = retriever.in_batch_losses(
+            tf.math.l2_normalize(tf.constant(queries) @ matrix, -1),
+            tf.math.l2_normalize(tf.constant(documents) @ matrix, -1),
+            tf.range(n, dtype=tf.int64),
+            tf.fill([n, 1], tf.constant(-1, tf.int64)),
+            tf.ones([n], tf.float64),
+            20.0,
+        )
+    rows = tape.jacobian(losses, matrix).numpy().reshape([n, -1])
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    expected = (rows * np.minimum(1, _C / norms)).sum(0).reshape(_WIDTH, _WIDTH)
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-8)
+
+
+def test_logit_dps_bound_by_hand_and_where_it_is_vacuous():
+    # Batch 1,024: at scale 1 about 16.7, at 2 over 100, near 2n from 5 on.
+    at = [logit_dp_sensitivity_multiplier(1024, scale) for scale in (1, 2, 5)]
+    e = math.e
+    assert at[0] == pytest.approx(
+        2 * 1023 / (1023 + e**-2) + 2 * 1023 / (1 + 1023 * e**-2)
+    )
+    assert 16 < at[0] < 17 and 103 < at[1] < 107 and at[2] > 1900
+    sizes = [logit_dp_sensitivity_multiplier(n, 1.5) for n in range(1, 200)]
+    assert sizes == sorted(sizes) and sizes[-1] < 2 + 2 * e**3
+    for n in (8, 32, 1024):
+        scale = logit_dp_is_vacuous_above(n)
+        assert logit_dp_sensitivity_multiplier(n, scale) >= 2 * n - 1
+        assert logit_dp_sensitivity_multiplier(n, scale * 0.99) < 2 * n - 1
+    for bad in (0.0, -1.0, math.nan):
+        with pytest.raises(InputError, match="scale is"):
+            logit_dp_sensitivity_multiplier(8, bad)
+
+
+def test_public_negatives_are_drawn_by_step_and_kept_between_refreshes(
+    make_model, make_rows, tokenizer
+):
+    model = make_model()
+    texts = [row.document for row in make_rows(30)]
+    corpus = retriever.encode_documents(texts, tokenizer, 12)
+    losses = PublicNegatives(model, corpus, 6, seed=4, refresh_every=2)
+
+    def held(step):
+        losses.refresh(step)
+        embeddings, keys = (variable.numpy() for variable in losses.state)
+        return embeddings, keys
+
+    first, second, third = held(0), held(1), held(2)
+    np.testing.assert_array_equal(first[1], second[1])
+    assert set(first[1]) != set(third[1])
+    assert len(set(first[1])) == 6 and set(first[1]) <= set(corpus["document_key"])
+    again = PublicNegatives(model, corpus, 6, seed=4, refresh_every=2)
+    again.refresh(2)
+    np.testing.assert_array_equal(again.state[1].numpy(), third[1])
+    # The embeddings are those of the weights as they are now.
+    chosen = [int(np.flatnonzero(corpus["document_key"] == key)[0]) for key in third[1]]
+    expected = model.encode_documents(
+        corpus["document_ids"][chosen], corpus["document_lengths"][chosen]
+    )
+    np.testing.assert_allclose(third[0], expected, atol=1e-6)
+    with pytest.raises(InputError, match="negatives is 31, but there are 30"):
+        PublicNegatives(model, corpus, 31, seed=0)
+
+
+def test_what_public_negatives_leave_out_depends_on_the_row_alone(
+    make_model, make_rows, tokenizer
+):
+    model, rows = make_model(), make_rows(4)
+    corpus = retriever.encode_documents([row.document for row in rows], tokenizer, 12)
+    losses = PublicNegatives(model, corpus, 4, seed=0)
+    losses.refresh(0)
+    arrays = retriever.encode_pairs(rows, tokenizer, 6, 12)
+    batch = retriever.collate(arrays, np.arange(4))
+    found = losses({k: tf.constant(v) for k, v in batch.items()}).numpy()
+    queries, documents = (
+        np.asarray(encode(arrays[f"{side}_ids"], arrays[f"{side}_lengths"]))
+        for side, encode in (
+            ("query", model.encode_queries),
+            ("document", model.encode_documents),
+        )
+    )
+    scores = 20.0 * queries @ documents.T
+    # All four documents are negatives, but for each row's own: it stands once.
+    expected = np.log(np.exp(scores - scores.max()).sum(1)) + scores.max()
+    np.testing.assert_allclose(found, expected - np.diag(scores), rtol=1e-4)
+    # A row more, or one less, leaves the others' losses as they are.
+    alone = retriever.collate(arrays, np.array([2]))
+    np.testing.assert_allclose(
+        losses({k: tf.constant(v) for k, v in alone.items()}).numpy(),
+        found[2:3],
+        rtol=1e-4,
+    )

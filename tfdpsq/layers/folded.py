@@ -1,0 +1,68 @@
+"""Several texts of one example through a layer that knows of one."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdpsq.validation import InputError
+
+
+@tf.keras.utils.register_keras_serializable("tfdpsq")
+class Folded(tf.keras.layers.Layer):
+    """Runs a layer on [B, K, ...] as on [B · K, ...], example by example.
+
+    As Keras's TimeDistributed, but for any layer, a model with several inputs
+    included, and always as one call. An engine that clips by example knows from it
+    that all K rows are the example's (`privacy.fast`).
+    """
+
+    def __init__(self, layer: tf.keras.layers.Layer, **kwargs):
+        """Wraps a layer.
+
+        Args:
+          layer: maps [B · K, ...], or a structure of such, to one tensor [B · K, ...].
+          **kwargs: those of `tf.keras.layers.Layer`.
+        """
+        super().__init__(**kwargs)
+        self.layer = layer
+
+    def call(self, inputs, **kwargs) -> tf.Tensor:
+        """Folds, runs the layer, unfolds.
+
+        Args:
+          inputs: a structure of tensors [B, K, ...], K static and equal in all.
+          **kwargs: passed on, such as `training`.
+
+        Returns:
+          [B, K, ...].
+
+        Raises:
+          InputError: K is not static, or not the same in all.
+        """
+        parts = tf.nest.flatten(inputs)
+        positions = {part.shape[1] if part.shape.rank > 1 else None for part in parts}
+        if len(positions) != 1 or None in positions:
+            raise InputError(
+                f"inputs have shapes {[tuple(part.shape) for part in parts]}; they must "
+                "be [B, K, ...] with one and the same static K."
+            )
+        (count,) = positions
+        output = self.layer(tf.nest.map_structure(_fold, inputs), **kwargs)
+        return tf.reshape(output, [-1, count, *output.shape[1:]])
+
+    def get_config(self):
+        """The layer inside, and Keras's own."""
+        inner = tf.keras.layers.serialize(self.layer)
+        return {**super().get_config(), "layer": inner}
+
+    @classmethod
+    def from_config(cls, config):
+        """The layer that `get_config` described."""
+        inner = tf.keras.layers.deserialize(config["layer"])
+        return cls(inner, **{k: v for k, v in config.items() if k != "layer"})
+
+
+def _fold(values: tf.Tensor) -> tf.Tensor:
+    rows, count, *rest = values.shape.as_list()
+    first = -1 if rows is None else rows * count
+    return tf.reshape(values, [first, *(-1 if size is None else size for size in rest)])

@@ -1,0 +1,91 @@
+"""A gradient made of several that are clipped each by itself, then weighted.
+
+DP-SGD clips one gradient per row. A loss that reads several rows at once may be
+taken apart otherwise: into values v_r whose gradients are clipped one by one, and
+coefficients c_r that say how much each counts,
+
+    Σ_r c_r · clip(∇v_r, C).
+
+What one row can move in such a sum is for whoever chooses values and coefficients to
+derive, and to declare as `sensitivity_multiplier`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Union
+
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.privacy.jacobian import require_rows
+
+
+class Terms(NamedTuple):
+    """What a loss function returns in place of losses.
+
+    Attributes:
+      values: [R] float, R static; value r runs layers on inputs of its own alone.
+      coefficients: [R] float, constants to the gradient; where one is 0 or no finite
+        number the term contributes exactly zero, whatever its gradient.
+      losses: [rows] float, one per row of the batch, for reporting alone.
+    """
+
+    values: tf.Tensor
+    coefficients: tf.Tensor
+    losses: tf.Tensor
+
+
+# What `row_losses` functions return.
+Losses = Union[tf.Tensor, Terms]
+
+
+def require_losses(found: Losses) -> Losses:
+    """What a loss function returned, if it has the shapes that are needed.
+
+    Raises:
+      InputError: losses or values that are no vector of static length, or
+        coefficients of another.
+    """
+    if not isinstance(found, Terms):
+        return require_rows(found)
+    values, coefficients, losses = found
+    require_rows(losses)
+    if coefficients.shape != require_rows(values).shape:
+        raise validation.InputError(
+            f"there are coefficients of shape {coefficients.shape} for values of "
+            f"shape {values.shape}; give one for each."
+        )
+    return found
+
+
+def total_of(found: Losses, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The scalar whose plain gradient is the sum without clipping, and the losses.
+
+    Args:
+      found: what a loss function returned.
+      weights: [rows], 0 for padding.
+    """
+    if isinstance(found, Terms):
+        coefficients = _finite(found.coefficients)
+        # `where` and not a product alone, as 0 · NaN would not be 0.
+        values = tf.where(coefficients != 0, found.values, 0.0)
+        return tf.reduce_sum(coefficients * values), found.losses
+    losses = tf.where(weights > 0, found, 0.0)
+    return tf.reduce_sum(losses), losses
+
+
+def _finite(coefficients: tf.Tensor) -> tf.Tensor:
+    constants = tf.stop_gradient(coefficients)
+    return tf.where(tf.math.is_finite(constants), constants, 0.0)
+
+
+def factors_of(found: Losses, weights: tf.Tensor | None) -> tf.Tensor | None:
+    """What each clipped gradient is multiplied by; `None` for 1 throughout.
+
+    Args:
+      found: what a loss function returned.
+      weights: [rows], not above 0 for padding; `None` if there is none.
+    """
+    if isinstance(found, Terms):
+        return _finite(found.coefficients)
+    return None if weights is None else tf.where(weights > 0, 1.0, 0.0)

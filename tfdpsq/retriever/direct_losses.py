@@ -1,0 +1,254 @@
+"""The losses of direct DP training, each clipped as `direct_dp` presumes.
+
+An engine that clips by row tells gradients apart by what a layer ran on. Where one
+loss reads several rows, it therefore gets copies of its own of all of them (`naive`,
+`logit_dp`): n² texts to encode for a batch of n, which is what one gradient per row,
+or per score, costs in any case. The other two need no copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq.layers import Folded
+from tfdpsq.retriever.losses import (
+    NEVER,
+    in_batch_losses,
+    losses_among,
+    losses_of_scores,
+)
+from tfdpsq.retriever.model import Batch, TwoTower, embed
+from tfdpsq.validation import InputError, positive_integer
+
+
+class NaiveLosses:
+    """Each row's in-batch softmax loss, over copies of its own of all documents.
+
+    Attributes:
+      layers: what runs, for an engine that wants to know.
+    """
+
+    def __init__(self, model: TwoTower):
+        """Takes the model to be trained."""
+        self._model = model
+        self._documents = Folded(model.document_tower)
+        self.layers = [model, self._documents]
+
+    def __call__(self, batch: Batch) -> tf.Tensor:
+        """[B] losses in nats, of a batch as `TwoTower.row_losses` takes."""
+        model, (rows, length) = self._model, batch["document_ids"].shape
+        queries = model.encode_queries(
+            batch["query_ids"], batch["query_lengths"], training=True
+        )
+        documents = embed(
+            self._documents,
+            tf.broadcast_to(batch["document_ids"], [rows, rows, length]),
+            tf.broadcast_to(batch["document_lengths"], [rows, rows]),
+            training=True,
+        )
+        scores = model.config.scale * tf.einsum("id,ijd->ij", queries, documents)
+        return losses_of_scores(
+            scores, batch["document_key"], batch["positive_keys"], batch["weights"]
+        )
+
+
+class GroupLosses:
+    """Each row's softmax loss among the rows of its group, neighbours in the batch.
+
+    Attributes:
+      layers: what runs.
+    """
+
+    def __init__(self, model: TwoTower, capacity: int):
+        """Takes the model to be trained.
+
+        Args:
+          model: the model.
+          capacity: rows of a group, as the plan's `group_capacity` has it.
+
+        Raises:
+          InputError: capacity below 1.
+        """
+        self._model, self.layers = model, [model]
+        self._capacity = positive_integer("capacity", capacity)
+
+    def __call__(self, batch: Batch) -> tf.Tensor:
+        """[B] losses in nats; the groups are rows [0, c), [c, 2c), …, c dividing B."""
+
+        def by_group(values: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(values, [-1, self._capacity, *values.shape[1:]])
+
+        model = self._model
+        losses = in_batch_losses(
+            by_group(
+                model.encode_queries(
+                    batch["query_ids"], batch["query_lengths"], training=True
+                )
+            ),
+            by_group(
+                model.encode_documents(
+                    batch["document_ids"], batch["document_lengths"], training=True
+                )
+            ),
+            by_group(batch["document_key"]),
+            by_group(batch["positive_keys"]),
+            by_group(batch["weights"]),
+            model.config.scale,
+        )
+        return tf.reshape(losses, batch["weights"].shape)
+
+
+class LogitTerms:
+    """The scores of all pairs of rows, what each counts, and the rows' losses.
+
+    Attributes:
+      layers: what runs.
+    """
+
+    def __init__(self, model: TwoTower):
+        """Takes the model to be trained."""
+        self._model, self.layers = model, [model]
+
+    def __call__(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The gradient of the in-batch loss as a sum over scores.
+
+        Args:
+          batch: B rows, as `TwoTower.row_losses` takes; known positives and equal
+            documents are not looked at (`logit_dp_sensitivity_multiplier`).
+
+        Returns:
+          values: [B²] float32, z_ij at i·B + j.
+          coefficients: [B²] float32, p_ij − [i = j]; 0 where i or j is padding, or a
+            row without a finite embedding, which is as if it were not there.
+          losses: [B] float32 in nats.
+        """
+        model = self._model
+        rows, scale = batch["weights"].shape[0], model.config.scale
+        own = np.repeat(np.arange(rows), rows)
+        other = np.tile(np.arange(rows), rows)
+        queries, documents = (
+            encode(
+                tf.gather(batch[f"{side}_ids"], at),
+                tf.gather(batch[f"{side}_lengths"], at),
+                training=True,
+            )
+            for encode, side, at in (
+                (model.encode_queries, "query", own),
+                (model.encode_documents, "document", other),
+            )
+        )
+        values = scale * tf.reduce_sum(queries * documents, axis=-1)
+        scores = tf.stop_gradient(tf.reshape(values, [rows, rows]))
+        diagonal = tf.linalg.diag_part(scores)
+        real = (batch["weights"] > 0) & tf.math.is_finite(diagonal)
+        both = real[:, tf.newaxis] & real[tf.newaxis, :]
+        # A cosine is beyond 1 by rounding at most; the bound wants none.
+        scores = tf.clip_by_value(tf.where(both, scores, 0.0), -scale, scale)
+        logs = tf.nn.log_softmax(tf.where(both, scores, NEVER))
+        coefficients = tf.where(both, tf.exp(logs) - tf.eye(rows), 0.0)
+        losses = tf.where(real, -tf.linalg.diag_part(logs), 0.0)
+        return values, tf.reshape(coefficients, [-1]), losses
+
+
+class PublicNegatives:
+    """Losses among documents of the public corpus, and those documents.
+
+    Call `refresh` before every step. Which documents are drawn follows from `seed`
+    and the step's number; neither is secret.
+
+    Attributes:
+      layers: what runs.
+      state: the variables that hold the negatives, to be kept with the weights.
+    """
+
+    def __init__(
+        self,
+        model: TwoTower,
+        corpus: Mapping[str, np.ndarray],
+        count: int,
+        seed: int,
+        refresh_every: int = 1,
+    ):
+        """Draws nothing yet.
+
+        Args:
+          model: the model to be trained.
+          corpus: "document_ids" [N, L] int32, "document_lengths" [N] int32 and
+            "document_key" [N] int64 of public documents. Never only of those that
+            occur in the private pairs.
+          count: K, negatives of a step.
+          seed: of the draws.
+          refresh_every: steps for which the same negatives stay, with the embeddings
+            that they had.
+
+        Raises:
+          InputError: a number below 1, or more negatives than documents.
+        """
+        positive_integer("negatives", count)
+        self._every = positive_integer("refresh_every", refresh_every)
+        total = len(corpus["document_key"])
+        if count > total:
+            raise InputError(
+                f"negatives is {count}, but there are {total} public documents. Take "
+                f"at most {total}."
+            )
+        self._model, self._corpus, self._seed = model, corpus, seed
+        self.layers = [model]
+        self._embeddings = tf.Variable(
+            tf.zeros([count, model.config.embedding_dim]), trainable=False
+        )
+        self._keys = tf.Variable(tf.fill([count], tf.int64.min), trainable=False)
+        self.state = [self._embeddings, self._keys]
+        self._embed: Callable = tf.function(model.encode_documents, autograph=False)
+
+    def refresh(self, step: int) -> None:
+        """Sets the negatives of a step, from the weights as they are before it.
+
+        Args:
+          step: steps taken so far.
+        """
+        draw, stale = divmod(step, self._every)
+        if stale:
+            return
+        random = np.random.default_rng([self._seed, draw])
+        chosen = random.choice(
+            len(self._corpus["document_key"]), self._keys.shape[0], replace=False
+        )
+        parts = [
+            self._embed(
+                tf.constant(self._corpus["document_ids"][at]),
+                tf.constant(self._corpus["document_lengths"][at]),
+            )
+            for at in _parts(chosen)
+        ]
+        self._embeddings.assign(tf.concat(parts, axis=0))
+        self._keys.assign(self._corpus["document_key"][chosen])
+
+    def __call__(self, batch: Batch) -> tf.Tensor:
+        """[B] losses in nats, of a batch as `TwoTower.row_losses` takes."""
+        model = self._model
+        return losses_among(
+            model.encode_queries(
+                batch["query_ids"], batch["query_lengths"], training=True
+            ),
+            model.encode_documents(
+                batch["document_ids"], batch["document_lengths"], training=True
+            ),
+            batch["document_key"],
+            batch["positive_keys"],
+            batch["weights"],
+            self._embeddings,
+            self._keys,
+            model.config.scale,
+        )
+
+
+# Documents embedded at a time.
+_CHUNK = 128
+
+
+def _parts(rows: np.ndarray) -> Iterable[np.ndarray]:
+    return (rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK))
