@@ -130,10 +130,11 @@ def test_clipped_sums_equal_a_naive_float64_loop(engine):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
 
 
-def test_a_users_rows_are_clipped_together():
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_users_rows_are_clipped_together(engine):
     model, (x, y) = _Regression(), _linear_rows(5, 3, 12)
     plan = _plan(unit="user", rows_per_unit=3)
-    optimizer = make_optimizer(plan, 1.0, "sgd")
+    optimizer = make_optimizer(plan, 1.0, "sgd", engine)
     found = _clipped(model, optimizer, x, y)
     for got, want in zip(found, model.naive_clipped_sum(x, y, 0.5, per_unit=3)):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
@@ -141,9 +142,7 @@ def test_a_users_rows_are_clipped_together():
     x, y = np.repeat(x[:1], 3, 0), np.repeat(y[:1], 3, 0)
     alone = _clipped(model, optimizer, x, y)
     assert math.sqrt(sum((g**2).sum() for g in alone)) == pytest.approx(0.5, rel=1e-5)
-    with pytest.raises(ValueError, match="'dpkeras' clips row by row, but rows_per"):
-        make_optimizer(plan, 1.0, "sgd", "dpkeras")
-    with pytest.raises(ValueError, match="microbatch_size 4 parts the rows of a unit"):
+    with pytest.raises(ValueError, match="microbatch_size 4 parts the 3 rows that are"):
         make_logical_step(model.row_losses, model.variables, optimizer, 4)
 
 
@@ -172,6 +171,24 @@ def test_a_row_without_a_finite_gradient_costs_nobody_else(engine, jit):
         for found, alone, total in zip(update(x, y, 8), noise, expected):
             # The other seven rows, as if this one were not there.
             np.testing.assert_allclose(found - alone, -total / 16, rtol=1e-3, atol=2e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_unit_without_a_finite_gradient_costs_no_other_unit(engine):
+    x, y = _linear_rows(5, 3, 8)
+    plan = _plan(clip_groups=8, sensitivity_multiplier=2.0)
+    assert plan.rows_clipped_together == 5  # 2 expected, and 2 deviations
+    plan = _plan(clip_groups=16, sensitivity_multiplier=2.0, max_batch_size=60)
+    assert plan.rows_clipped_together == 3
+    plan = _plan(unit="user", rows_per_unit=2)
+    update = _first_step(engine, plan)
+    noise = update(x, y, 0)
+    expected = _Regression().naive_clipped_sum(
+        np.delete(x, [2, 3], 0), np.delete(y, [2, 3], 0), 0.5, per_unit=2
+    )
+    y[2, 1] = np.nan
+    for found, alone, total in zip(update(x, y, 8), noise, expected):
+        np.testing.assert_allclose(found - alone, -total / 16, rtol=1e-3, atol=2e-6)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tfdpsq.privacy.sampling import (
+    DealtSampler,
     Groups,
     PoissonSampler,
     ShuffledSampler,
@@ -24,6 +25,7 @@ def _samplers(seed):
     return {
         "poisson": PoissonSampler(50, 0.3, 20, seed),
         "shuffled": ShuffledSampler(50, 7, seed),
+        "dealt": DealtSampler(PoissonSampler(50, 0.3, 20, seed), 3, 8),
         "user": UserSampler(users, Groups.of(_LABELS), 2),
         "shuffled user": UserSampler(
             ShuffledSampler(4, 2, seed), Groups.of(_LABELS), 2
@@ -203,3 +205,21 @@ def test_a_sampling_probability_that_is_none_is_refused(probability):
 def test_what_does_not_fit_is_refused(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_dealt_rows_lie_in_their_group_and_a_full_group_keeps_its_first():
+    poisson = PoissonSampler(200, 0.3, 100, seed=2)
+    drawn = poisson.draw(4)
+    draw = DealtSampler(poisson, 5, 6).draw(4)
+    assert draw.indices.shape == draw.weights.shape == (30,) and draw.count == 30
+    weights = draw.weights.reshape(5, 6)
+    # In use from the front of each group; about 60 rows were drawn for 30 places.
+    assert (np.diff(weights, axis=1) <= 0).all() and weights.sum() == 30
+    kept = draw.indices[draw.weights > 0]
+    assert len(set(kept)) == len(kept)
+    order = {unit: place for place, unit in enumerate(drawn.indices[: drawn.count])}
+    for group in kept.reshape(5, 6):
+        places = [order[unit] for unit in group]
+        assert places == sorted(places)
+    with pytest.raises(InputError, match="capacity is 0"):
+        DealtSampler(poisson, 5, 0)

@@ -79,6 +79,26 @@ def test_bad_values_are_named_with_a_remedy(changes, message):
             ("sensitivity_multiplier is 0.5", "clip_norm is 0.1"),
             "Set sensitivity_multiplier to 1 or more",
         ),
+        (
+            dict(clip_groups=4),
+            ("clip_groups is 4", "sensitivity_multiplier 1.0"),
+            "Set sensitivity_multiplier to 2",
+        ),
+        (
+            dict(clip_groups=4, sensitivity_multiplier=2.0, **_SHUFFLED),
+            ("clip_groups is 4", "sampler 'shuffled'"),
+            "Set sampler to 'poisson'",
+        ),
+        (
+            dict(clip_groups=4, sensitivity_multiplier=2.0, unit="user"),
+            ("clip_groups is 4", "unit 'user'"),
+            "Set unit to 'query'",
+        ),
+        (
+            dict(clip_groups=33, sensitivity_multiplier=2.0),
+            ("clip_groups is 33", "batch_size 32"),
+            "Lower clip_groups",
+        ),
     ],
 )
 def test_two_values_that_clash_are_both_named_with_a_way_out(changes, both, remedy):

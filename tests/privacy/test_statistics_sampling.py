@@ -13,6 +13,7 @@ import pytest
 import scipy.stats
 
 from tfdpsq.privacy.sampling import (
+    DealtSampler,
     Groups,
     PoissonSampler,
     ShuffledSampler,
@@ -329,3 +330,58 @@ def test_what_a_shuffled_epoch_leaves_out_is_uniform():
     # (n-1)/n times the sum of squares is χ² with n-1 = 10 degrees.
     z = (drawn.sum(axis=0) - 600 * 8 / 11) / np.sqrt(600 * 8 / 11 * 3 / 11)
     assert _two_sided(scipy.stats.chi2(10), (z**2).sum() * 10 / 11) > _ACCEPTED
+
+
+# -- Dealt to groups -------------------------------------------------------------
+
+
+def _together(sampler_of):
+    """z of how often two drawn units share a group, and of how full group 0 is."""
+    groups, shared, pairs, first, drawn = 4, 0, 0, 0, 0
+    sampler = sampler_of(groups)
+    for step in range(3000):
+        draw = sampler.draw(step)
+        sizes = draw.weights.reshape(groups, -1).sum(axis=1)
+        total = sizes.sum()
+        shared += (sizes * (sizes - 1) / 2).sum()
+        pairs += total * (total - 1) / 2
+        first, drawn = first + sizes[0], drawn + total
+    chance = 1 / groups
+    # Pairs of independent throws coincide independently of each other, two by two.
+    return (
+        (shared - pairs * chance) / np.sqrt(pairs * chance * (1 - chance)),
+        (first - drawn * chance) / np.sqrt(drawn * chance * (1 - chance)),
+    )
+
+
+def test_units_are_dealt_independently_and_uniformly():
+    def dealt(groups):
+        return DealtSampler(PoissonSampler(40, 0.2, 40, seed=3), groups, 40)
+
+    assert np.abs(_together(dealt)).max() < 4
+
+    class CutInto(DealtSampler):
+        """A draw cut into groups one after the other: sizes as even as can be."""
+
+        def draw(self, step):
+            found = super().draw(step)
+            rows = found.indices[found.weights > 0]
+            weights = np.zeros([self.groups, self.capacity])
+            for group, part in enumerate(np.array_split(rows, self.groups)):
+                weights[group, : len(part)] = 1
+            return type(found)(found.indices, weights.ravel(), found.count)
+
+    def cut(groups):
+        return CutInto(PoissonSampler(40, 0.2, 40, seed=3), groups, 40)
+
+    assert _together(cut)[0] < -10
+
+
+def test_dealing_leaves_out_nothing_while_there_is_room():
+    poisson = PoissonSampler(40, 0.2, 40, seed=5)
+    for step in range(50):
+        drawn = poisson.draw(step)
+        dealt = DealtSampler(poisson, 3, 40).draw(step)
+        assert set(dealt.indices[dealt.weights > 0]) == set(
+            drawn.indices[: drawn.count]
+        )

@@ -12,7 +12,13 @@ import runpy
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[2]
 # By what they mistake; see each file.
-FILES = ("of_clipping.py", "of_noise.py", "of_sampling.py", "of_records.py")
+FILES = (
+    "of_clipping.py",
+    "of_noise.py",
+    "of_sampling.py",
+    "of_records.py",
+    "of_retrieval.py",
+)
 
 # Those that issue 3 names.
 ASKED_FOR = (

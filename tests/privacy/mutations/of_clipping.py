@@ -142,13 +142,9 @@ MUTATIONS = (
     },
     {
         "name": "padding_rows_counted",
-        "file": _FAST + "engine.py",
-        "old": """\
-    if weights is not None:
-        factors = tf.where(""",
-        "new": """\
-    if weights is None:
-        factors = tf.where(""",
+        "file": "tfdpsq/privacy/terms.py",
+        "old": "tf.where(weights > 0, 1.0, 0.0)",
+        "new": "tf.ones_like(weights)",
         "tests": (
             _TESTS + "test_optimizers.py::test_padding_rows_change_nothing[fast]",
         ),
@@ -159,10 +155,10 @@ MUTATIONS = (
         "file": "tfdpsq/privacy/optimizers.py",
         "old": """\
                 # `where` rather than a product, as 0 · NaN would not be.
-                losses = tf.where(weights > 0, require_rows(row_losses()), 0.0)
+                losses = tf.where(weights > 0, require_rows(found), 0.0)
 """,
         "new": """\
-                losses = require_rows(row_losses())
+                losses = require_rows(found)
 """,
         "tests": (
             _TESTS + "test_optimizers.py::test_padding_rows_change_nothing[dpkeras]",
@@ -185,15 +181,15 @@ MUTATIONS = (
         "file": "tfdpsq/privacy/optimizers.py",
         "old": """\
             averaged = parent._compute_gradients(
-                self, losses, variables, tape=finite_tape
+                self, by_unit, variables, tape=finite_tape
             )
-            # The parent divides by the number of rows; undo it exactly once.
-            sums = [gradient * float(losses.shape[0]) for gradient, _ in averaged]
+            # The parent divides by the number of units; undo it exactly once.
+            sums = [gradient * float(by_unit.shape[0]) for gradient, _ in averaged]
 """,
         "new": """\
-            self._num_microbatches = losses.shape[0] // 2
+            self._num_microbatches = by_unit.shape[0] // 2
             averaged = parent._compute_gradients(
-                self, losses, variables, tape=finite_tape
+                self, by_unit, variables, tape=finite_tape
             )
             sums = [
                 gradient * float(self._num_microbatches) for gradient, _ in averaged
@@ -208,7 +204,7 @@ MUTATIONS = (
     {
         "name": "rows_clipped_in_pairs_at_sensitivity_c",
         "file": "tfdpsq/privacy/optimizers.py",
-        "old": "                rows_per_unit=spec.rows_per_unit,\n",
+        "old": "                rows_per_unit=self.plan.rows_clipped_together,\n",
         "new": "                rows_per_unit=2,\n",
         "tests": (
             _TESTS + "test_optimizers.py::"
@@ -219,10 +215,10 @@ MUTATIONS = (
     {
         "name": "users_rows_clipped_separately",
         "file": "tfdpsq/privacy/optimizers.py",
-        "old": "                rows_per_unit=spec.rows_per_unit,\n",
+        "old": "                rows_per_unit=self.plan.rows_clipped_together,\n",
         "new": "",
         "tests": (
-            _TESTS + "test_optimizers.py::test_a_users_rows_are_clipped_together",
+            _TESTS + "test_optimizers.py::test_a_users_rows_are_clipped_together[fast]",
         ),
         "why": "a user of k rows moves the sum by k·C",
     },
@@ -250,8 +246,8 @@ MUTATIONS = (
     {
         "name": "dependent_rows_not_looked_for",
         "file": "tfdpsq/privacy/training.py",
-        "old": "    check_independence(row_losses, batch, layers)\n",
-        "new": "",
+        "old": "        check_independence(row_losses, batch, layers, together)\n",
+        "new": "        pass\n",
         "tests": (
             _TESTS + "test_independence.py::"
             "test_an_undeclared_in_batch_softmax_is_refused_before_a_step",

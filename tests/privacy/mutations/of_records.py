@@ -87,8 +87,8 @@ MUTATIONS = (
     {
         "name": "resume_without_optimizer_slots",
         "file": "tfdpsq/privacy/training.py",
-        "old": "        state = [*variables, *optimizer.state()]\n",
-        "new": "        state = [*variables]\n",
+        "old": "        state = [*variables, *optimizer.state(), *state]\n",
+        "new": "        state = [*variables, *state]\n",
         "tests": (_AGAIN,),
         "why": "iterations start anew, and with them noise keys repeat",
     },

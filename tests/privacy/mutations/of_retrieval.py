@@ -1,0 +1,72 @@
+"""Mistakes in training the retriever directly: bounds that are too small."""
+
+_TESTS = "tests/retriever/test_direct_methods.py::"
+_SEARCH = _TESTS + "test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity"
+_BOUNDS = "tfdpsq/retriever/direct_dp.py"
+
+MUTATIONS = (
+    {
+        "name": "naive_at_one_clip_norm_a_row",
+        "file": _BOUNDS,
+        "old": 'return 2 * positive_integer("max_batch_size", max_batch_size) - 1',
+        "new": 'return positive_integer("max_batch_size", max_batch_size)',
+        "tests": (
+            "tests/retriever/test_direct_dp.py::"
+            "test_one_pair_moves_almost_every_row_but_never_beyond_the_bound[64]",
+        ),
+        "why": "rows that one pair turns around move by two clip norms each",
+    },
+    {
+        "name": "groups_at_sensitivity_c",
+        "file": _BOUNDS,
+        "old": "    return 2\n",
+        "new": "    return 1\n",
+        "tests": (_SEARCH + "[microbatch-20.0-0.8-8]",),
+        "why": "a pair can turn its group's gradient around",
+    },
+    {
+        "name": "groups_planned_at_sensitivity_c",
+        "file": "tfdpsq/privacy/spec.py",
+        "old": "        if self.sensitivity_multiplier < 2:\n",
+        "new": "        if self.sensitivity_multiplier < 1:\n",
+        "tests": (
+            "tests/privacy/test_spec.py::"
+            "test_two_values_that_clash_are_both_named_with_a_way_out",
+        ),
+        "why": "noise would be made for half of what a pair can move",
+    },
+    {
+        "name": "temperature_left_out_of_logit_dp",
+        "file": _BOUNDS,
+        "old": '    spread = math.exp(-2.0 * positive("scale", scale))\n',
+        "new": '    spread = math.exp(-2.0) if positive("scale", scale) else 0.0\n',
+        "tests": (_TESTS + "test_logit_dps_bound_by_hand_and_where_it_is_vacuous",),
+        "why": "in published code; at a scale of 5 noise is a hundredth of what it "
+        "must be",
+    },
+    {
+        "name": "negatives_from_the_batch",
+        "file": "tfdpsq/retriever/direct_losses.py",
+        "old": "            self._embeddings,\n            self._keys,\n",
+        "new": """\
+            model.encode_documents(batch["document_ids"], batch["document_lengths"]),
+            batch["document_key"],
+""",
+        "tests": (
+            _SEARCH + "[public_negatives-20.0-0.8-8]",
+            _TESTS + "test_what_public_negatives_leave_out_depends_on_the_row_alone",
+        ),
+        "why": "every row's gradient would depend on who else was drawn",
+    },
+    {
+        "name": "draw_cut_into_groups",
+        "file": "tfdpsq/privacy/sampling.py",
+        "old": "        dealt = random.integers(self.groups, size=drawn.count)\n",
+        "new": "        dealt = np.arange(drawn.count) % self.groups\n",
+        "tests": (
+            "tests/privacy/test_statistics_sampling.py::"
+            "test_units_are_dealt_independently_and_uniformly",
+        ),
+        "why": "a pair more would shift all pairs after it into other groups",
+    },
+)
