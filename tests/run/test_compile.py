@@ -146,6 +146,50 @@ def test_direct_dp_training_of_the_retriever_compiles(engine):
     assert min(np.abs(a - b).max() for a, b in zip(results, start)) > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", retriever.METHODS)
+def test_every_method_of_direct_training_compiles(method):
+    """Static shapes, no host operations: what a TPU would run."""
+    model, arrays = _two_tower()
+    maximum = choose_max_batch_size(_N, 3, 2, 8.0, 0.5 / _N)
+    changes, options = {}, {"microbatch": None}
+    if method == "microbatch":
+        changes = {"clip_groups": 2, "sensitivity_multiplier": 2.0}
+    elif method != "public_negatives":
+        changes = {"sensitivity_multiplier": 2.0 * maximum, "max_batch_size": maximum}
+    plan = _plan(8.0, **changes)
+    if method == "naive":
+        loss = losses = retriever.NaiveLosses(model)
+    elif method == "logit_dp":
+        losses = retriever.LogitTerms(model)
+
+        def loss(batch):
+            return privacy.Terms(*losses(batch))
+
+    elif method == "microbatch":
+        loss = losses = retriever.GroupLosses(model, plan.group_capacity)
+        options["microbatch"] = plan.max_rows
+    else:
+        loss = losses = retriever.PublicNegatives(model, arrays, 6, seed=0)
+        options = {"microbatch": 4, "before_step": losses.refresh}
+    variables = model.trainable_variables
+    start = [v.numpy() for v in variables]
+    privacy.train(
+        plan,
+        loss,
+        variables,
+        privacy.make_optimizer(plan, 0.1, "sgd", noise_seed=1),
+        lambda rows: {name: value[rows] for name, value in arrays.items()},
+        options.pop("microbatch"),
+        layers=losses.layers,
+        sampler_seed=2,
+        jit_compile=True,
+        **options,
+    )
+    moved = [np.abs(v.numpy() - old).max() for v, old in zip(variables, start)]
+    assert np.isfinite(moved).all() and min(moved) > 0
+
+
 def test_plain_training_of_the_retriever_compiles():
     model, arrays = _two_tower()
     batch = retriever.collate(arrays, np.arange(8))

@@ -355,10 +355,13 @@ class _CompiledStep:
         return self._functions[rows]
 
     def build(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Traces the step for batches like this one, where their size is static."""
+        """Traces the step for batches like this one.
+
+        Rows that depend on each other come in several sizes: for the smallest.
+        """
         rows = padded_rows(self._plan, 1, self._microbatch_size)
         function = self._at(rows)
-        if self._strategy.num_replicas_in_sync == 1 and self._microbatch_size:
+        if self._strategy.num_replicas_in_sync == 1:
             shapes = {
                 name: tf.TensorSpec(
                     [rows, *values.shape[1:]], tf.convert_to_tensor(values[:1]).dtype

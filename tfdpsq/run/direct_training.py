@@ -65,13 +65,8 @@ def settings() -> dict[str, Any]:
     }
 
 
-def make_plan(config, units: private_training.Units) -> privacy.PrivacyPlan:
-    """The plan of the config's method: its sampler, its sensitivity.
-
-    Raises:
-      InputError: a sampler or unit that the method was not derived for; what
-        `PrivacySpec` raises.
-    """
+def _require_derived(config) -> None:
+    """Refuses a sampler or unit that the method was not derived for."""
     for field, value in (("unit", "query"), ("sampler", "poisson")):
         if config[field] != value:
             raise validation.InputError(
@@ -79,6 +74,16 @@ def make_plan(config, units: private_training.Units) -> privacy.PrivacyPlan:
                 f"which its sensitivity is not derived. Set {field} to {value!r}."
             )
     validation.positive("scale", config.scale)
+
+
+def make_plan(config, units: private_training.Units) -> privacy.PrivacyPlan:
+    """The plan of the config's method: its sampler, its sensitivity.
+
+    Raises:
+      InputError: a sampler or unit that the method was not derived for; what
+        `PrivacySpec` raises.
+    """
+    _require_derived(config)
     if config.method == "microbatch":
         spec = private_training.spec_of(
             config,
@@ -148,6 +153,7 @@ def train(
         raise validation.InputError(
             f"{config.pairs} holds no private queries: use method 'plain'."
         )
+    _require_derived(config)
     units = private_training.units_of(config, source)
     plan = make_plan(config, units)
     arrays = retriever.encode_pairs(

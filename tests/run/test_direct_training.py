@@ -1,0 +1,158 @@
+"""Direct DP training as its users run it: what is certified, what is refused."""
+
+import importlib.util
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import retriever
+from tfdpsq.data import train_vocabulary
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.layers import T5Config
+from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
+from tfdpsq.run import direct_training, private_training, train_retriever
+from tfdpsq.validation import InputError
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny", pathlib.Path(__file__).parent / "tiny.py"
+)
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Private pairs, and a public T5 with its vocabulary."""
+    base = tmp_path_factory.mktemp("direct")
+    queries = _tiny.write_pairs(base / "pairs")
+    train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
+    tf.keras.utils.set_random_seed(3)
+    (base / "public").mkdir()
+    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
+    T5QueryGenerator(config).save(base / "public", base / "spiece.model")
+    return base
+
+
+def _train(base, name, **options):
+    config = train_retriever.default_config()
+    config.update(
+        {
+            "pairs": str(base / "pairs"),
+            "init": str(base / "public"),
+            "document_length": 24,
+            "query_length": 10,
+            "embedding_dim": 16,
+            "batch_size": 8,
+            "steps": 2,
+            "epsilon": 8.0,
+            "accountant": "rdp",
+            "n_is_public": True,
+            "clip_groups": 2,
+            "negatives": 20,
+            "microbatch_size": 4,
+            **options,
+        }
+    )
+    train_retriever.run(config, base / name)
+    model = retriever.load(base / name / train_retriever.MODEL)
+    return model, read_certificate(base / name)
+
+
+@pytest.mark.parametrize("method", retriever.METHODS)
+def test_each_method_trains_and_certifies_the_sensitivity_it_derives(base, method):
+    scale = 1.0 if method == "logit_dp" else 20.0
+    model, certificate = _train(base, method, method=method, scale=scale)
+    assert certificate["training"]["method"] == method
+    assert certificate["training"]["engine"] == "fast"
+    assert 7.0 < certificate["guarantee"]["epsilon"] <= 8.0
+    assert verify_certificate(certificate).problems == ()
+    largest = certificate["sampler"]["max_batch_size"]
+    multiplier = {
+        "naive": 2 * largest - 1,
+        "microbatch": 2,
+        "logit_dp": retriever.logit_dp_sensitivity_multiplier(largest, scale),
+        "public_negatives": 1,
+    }[method]
+    sensitivity = certificate["mechanism"]["sensitivity"]
+    assert sensitivity == pytest.approx(0.1 * multiplier)
+    assert certificate["sampler"]["clip_groups"] == (
+        2 if method == "microbatch" else None
+    )
+    assert ("dealt" in certificate["sampler"]["in_words"]) == (method == "microbatch")
+    assert all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)
+    # An edited sensitivity, and groups that were not there, are noticed.
+    for section, field in (("mechanism", "sensitivity"), ("sampler", "clip_groups")):
+        edited = json.loads(json.dumps(certificate))
+        edited[section][field] = 0.05
+        assert verify_certificate(edited).problems
+
+
+@pytest.mark.parametrize("method", ["microbatch", "public_negatives"])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"sampler": "shuffled"}, "sampler is 'shuffled', for which its sensitivity"),
+        ({"unit": "user"}, "unit is 'user', for which its sensitivity"),
+        ({"scale": 0.0}, "scale is 0.0"),
+        ({"scale": -1.0}, "scale is -1.0"),
+    ],
+)
+def test_what_a_method_was_not_derived_for_is_refused(base, method, changes, message):
+    with pytest.raises(InputError, match=message):
+        _train(base, "refused", method=method, **changes)
+    assert not (base / "refused").exists()
+    assert not list(base.glob("private/runs/refused/ledger.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"method": "public_negatives", "negatives": 85}, "negatives is 85, but there"),
+        ({"method": "public_negatives", "refresh_every": 0}, "refresh_every is 0"),
+        ({"method": "microbatch", "clip_groups": 9}, "clip_groups is 9"),
+        ({"method": "logit_dp", "engine": "vectorized"}, "made of terms, and engine"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_spent(
+    base, changes, message
+):
+    with pytest.raises(InputError, match=message):
+        _train(base, "refused", scale=1.0, **changes)
+    assert not (base / "refused").exists()
+    ledger = base / "private" / "runs" / "refused" / "ledger.jsonl"
+    assert not ledger.exists() or read_ledger(ledger).steps_paid == 0
+
+
+def test_logit_dp_tells_when_its_bound_is_vacuous(caplog):
+    config = train_retriever.default_config()
+    config.update({"method": "logit_dp", "batch_size": 8, "steps": 2, "epsilon": 8.0})
+    config.update({"accountant": "rdp", "n_is_public": True})
+    units = private_training.Units(100, None, True)
+    for scale, told in ((1.0, False), (20.0, True)):
+        config.scale = scale
+        with caplog.at_level("WARNING"):
+            plan = direct_training.make_plan(config, units)
+        assert ("no better than naive's" in caplog.text) == told
+        assert plan.sensitivity < 0.1 * (2 * plan.max_batch_size + 1e-9)
+
+
+def test_the_negatives_are_drawn_from_all_documents_and_not_from_the_pairs(
+    base, monkeypatch
+):
+    seen = {}
+
+    def spy(model, corpus, *options):
+        seen["keys"] = set(corpus["document_key"])
+        raise InterruptedError
+
+    monkeypatch.setattr(retriever, "PublicNegatives", spy)
+    with pytest.raises(InterruptedError):
+        _train(base, "drawn", method="public_negatives")
+    lines = (base / "pairs" / "corpus.jsonl").read_text().splitlines()
+    texts = [json.loads(line) for line in lines]
+    contents = [f"{t.get('title', '')} {t['text']}".strip() for t in texts]
+    assert seen["keys"] == {retriever.content_key(text) for text in contents}
+    assert len(seen["keys"]) == 84  # those of dev and test queries, too
