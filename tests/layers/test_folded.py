@@ -58,7 +58,7 @@ def test_positions_must_be_static_and_alike():
     with pytest.raises(InputError, match="one and the same static K"):
         folded(tf.ones([3]))
     two = Folded(_two_inputs())
-    with pytest.raises(InputError, match=r"\(3, 5, 4\), \(3, 4, 1\)"):
+    with pytest.raises(InputError, match=r"\(3, 4, 1\), \(3, 5, 4\)"):
         two({"x": tf.ones([3, 5, 4]), "scale": tf.ones([3, 4, 1])})
 
 

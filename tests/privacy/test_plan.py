@@ -127,11 +127,16 @@ def test_the_fingerprint_is_of_all_that_decides_what_runs():
         sensitivity_multiplier=2.0,
         n_is_public=True,
         rows_per_unit=2,
+        clip_groups=3,
     )
     # Of the largest batch, what counts is the one that runs: see below.
     fields = {field.name for field in dataclasses.fields(PrivacySpec)}
     assert set(other) == fields - {"max_batch_size"}
-    needed = {"sampler": dict(n_is_public=True), "rows_per_unit": dict(unit="user")}
+    needed = {
+        "sampler": dict(n_is_public=True),
+        "rows_per_unit": dict(unit="user"),
+        "clip_groups": dict(sensitivity_multiplier=2.5),
+    }
     changed = [
         dataclasses.replace(
             plan,

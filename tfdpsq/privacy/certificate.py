@@ -8,7 +8,6 @@ follows from a few others, and `digest` from all of them, which is what
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -122,7 +121,7 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
     return {
         "private": spec.private,
         "spec": {
-            name: json_number(value) for name, value in dataclasses.asdict(spec).items()
+            name: json_number(value) for name, value in spec.recorded().items()
         },
         "plan": plan.fingerprint,
         "guarantee": {
@@ -152,7 +151,7 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
             "sampling_probability": None if shuffled else plan.sampling_probability,
             "max_batch_size": plan.max_batch_size,
             "rows_per_unit": spec.rows_per_unit,
-            "clip_groups": spec.clip_groups,
+            **({} if spec.clip_groups is None else {"clip_groups": spec.clip_groups}),
         },
         "accounting": {
             "accountant": spec.accountant,

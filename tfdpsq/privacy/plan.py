@@ -89,9 +89,8 @@ class PrivacyPlan:
     @property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of everything that decides what runs and what it costs."""
-        spec = dataclasses.asdict(self.spec)
         content = {
-            **spec,
+            **self.spec.recorded(),
             "delta": self.spec.target_delta,
             "max_batch_size": self.max_batch_size,
             "noise_multiplier": self.noise_multiplier,

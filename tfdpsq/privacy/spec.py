@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from absl import logging
 
@@ -183,6 +184,17 @@ class PrivacySpec:
                 "clipped gradient around, which moves the sum by 2 clip norms. Set "
                 "sensitivity_multiplier to 2."
             )
+
+    def recorded(self) -> dict[str, Any]:
+        """The fields as certificates and fingerprints have them.
+
+        `clip_groups` stands there only where there are some, so that what was recorded
+        before there were any stays true.
+        """
+        fields = dataclasses.asdict(self)
+        if self.clip_groups is None:
+            del fields["clip_groups"]
+        return fields
 
     @property
     def target_delta(self) -> float:
