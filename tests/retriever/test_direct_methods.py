@@ -11,13 +11,14 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq import retriever
-from tfdpsq.layers import MaskedMeanPooling, T5Config
+from tfdpsq.layers import MaskedMeanPooling, Scale, T5Config
 from tfdpsq.privacy import Terms, fast
 from tfdpsq.retriever import (
     GroupLosses,
     LogitTerms,
     NaiveLosses,
     PublicNegatives,
+    encode_pairs,
     logit_dp_is_vacuous_above,
     logit_dp_sensitivity_multiplier,
     microbatch_sensitivity_multiplier,
@@ -38,6 +39,7 @@ class _Linear(retriever.TwoTower):
         tf.keras.Model.__init__(self)
         t5 = T5Config(8, 1, 1, 2, 2, 2)  # not looked at
         self.config = retriever.RetrieverConfig(t5, _WIDTH, scale, 1, 1)
+        self.scaled = Scale(scale)
         table = tf.keras.layers.Embedding(texts, _WIDTH)
         inputs = {
             "encoder_token_ids": tf.keras.Input([None], dtype=tf.int32),
@@ -346,4 +348,41 @@ def test_what_public_negatives_leave_out_depends_on_the_row_alone(
         losses({k: tf.constant(v) for k, v in alone.items()}).numpy(),
         found[2:3],
         rtol=1e-4,
+    )
+
+
+def test_what_a_method_is_not_derived_for_is_refused(make_model, make_rows, tokenizer):
+    texts = [row.document for row in make_rows(4)]
+    corpus = retriever.encode_documents(texts, tokenizer, 12)
+    both = make_model(bidirectional=True)
+    for make in (
+        NaiveLosses,
+        LogitTerms,
+        lambda model: PublicNegatives(model, corpus, 2, seed=0),
+    ):
+        with pytest.raises(InputError, match="bidirectional is True, but"):
+            make(both)
+    with pytest.raises(InputError, match="learned_scale is True, but logit_dp"):
+        LogitTerms(make_model(learned_scale=True))
+
+
+@pytest.mark.parametrize("method", ["naive", "microbatch", "public_negatives"])
+def test_a_learned_scale_counts_in_the_norm(make_model, make_rows, tokenizer, method):
+    """The engine's rules hold for every method's own use of the scale."""
+    model = make_model(learned_scale=True)
+    arrays = encode_pairs(make_rows(4), tokenizer, 6, 12)
+    losses = {
+        "naive": lambda: NaiveLosses(model),
+        "microbatch": lambda: GroupLosses(model, 2),
+        "public_negatives": lambda: PublicNegatives(model, arrays, 3, seed=0),
+    }[method]()
+    if method == "public_negatives":
+        losses.refresh(0)
+    batch = retriever.collate(arrays, np.arange(4))
+    batch = {name: tf.constant(value) for name, value in batch.items()}
+    fast.check(
+        lambda: losses(batch),
+        losses.layers,
+        model.trainable_variables,
+        rows_per_unit=2 if method == "microbatch" else 1,
     )

@@ -83,6 +83,70 @@ def test_row_losses_equal_float64_arithmetic_on_the_embeddings(
     assert float(model.compute_loss(batch)) == pytest.approx(expected.mean(), rel=1e-5)
 
 
+def test_both_directions_equal_float64_arithmetic(make_model, make_rows, tokenizer):
+    model = make_model(scale=7.0, bidirectional=True)
+    rows = make_rows(6)
+    rows[4] = dataclasses.replace(rows[4], document=rows[1].document)
+    arrays = encode_pairs(rows, tokenizer, 6, 12)
+    # Row 2's query is answered by row 5's document as well.
+    arrays["positive_keys"][2, 0] = arrays["document_key"][5]
+    weights = np.array([1, 1, 1, 0, 1, 1], np.float32)
+    batch = collate(arrays, np.arange(6), weights)
+    batch = {name: tf.constant(array) for name, array in batch.items()}
+    q = model.encode_queries(batch["query_ids"], batch["query_lengths"])
+    d = model.encode_documents(batch["document_ids"], batch["document_lengths"])
+    scores = 7.0 * q.numpy().astype(np.float64) @ d.numpy().astype(np.float64).T
+    kept = np.ones([6, 6], bool)
+    kept[:, 3] = kept[3] = False
+    kept[1, 4] = kept[4, 1] = kept[2, 5] = False
+    shares = np.where(kept, np.exp(scores), 0)
+    for i in (0, 1, 2, 4, 5):
+        forward = np.log(shares[i].sum()) - scores[i, i]
+        backward = np.log(shares[:, i].sum()) - scores[i, i]
+        got = float(model.row_losses(batch)[i])
+        assert got == pytest.approx((forward + backward) / 2, rel=1e-5)
+    assert float(model.row_losses(batch)[3]) == 0
+
+
+def test_a_learned_scale_is_trained_and_saved(
+    make_model, make_rows, tokenizer, tmp_path
+):
+    model = make_model(scale=5.0, learned_scale=True)
+    batch = _batch(make_rows, tokenizer)
+    fixed = make_model(scale=5.0)
+    np.testing.assert_allclose(
+        model.row_losses(batch), fixed.row_losses(batch), rtol=1e-6
+    )
+    assert len(model.trainable_variables) == len(fixed.trainable_variables) + 1
+    model.compile(tf.keras.optimizers.Adam(3e-2))
+    data = tf.data.Dataset.from_tensors(batch).repeat()
+    model.fit(data, steps_per_epoch=10, verbose=0)
+    weight = float(model.scaled.log_scale)
+    assert weight > np.log(5.0) + 0.05  # sharper is better once it has learned
+    save(model, tmp_path / "learned")
+    loaded = load(tmp_path / "learned")
+    assert float(loaded.scaled.log_scale) == weight
+    np.testing.assert_allclose(loaded.row_losses(batch), model.row_losses(batch))
+
+
+def test_the_first_token_stands_for_its_text(make_model):
+    model = make_model(pooling="first")
+    ids, lengths = _ids([3, 6], 6), tf.constant([3, 6])
+    mask = tf.cast(tf.range(6)[None] < lengths[:, None], tf.int32)
+    tower = model.query_tower
+    states = tower.get_layer("t5_encoder")(
+        {"encoder_token_ids": ids, "encoder_padding_mask": mask}
+    )
+    expected = states.numpy()[:, 0] @ tower.get_layer("projection").kernel.numpy()
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    got = model.encode_queries(ids, lengths)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    with pytest.raises(InputError, match="row 1 of the mask holds padding only"):
+        model.encode_queries(ids, tf.constant([3, 0]))
+    inside = tf.function(model.encode_queries)(ids, tf.constant([3, 0]))
+    assert not np.any(inside[1])
+
+
 def test_loss_is_the_mean_over_real_rows(model, make_rows, tokenizer):
     weights = np.array([1, 1, 1, 1, 0, 0], np.float32)
     padded = _batch(make_rows, tokenizer, weights=weights)
@@ -282,6 +346,9 @@ def test_loading_says_what_is_wrong(make_model, make_config, tmp_path):
         ("query_length", 0),
         ("document_length", -5),
         ("shared", "yes"),
+        ("pooling", "max"),
+        ("learned_scale", 1.5),
+        ("bidirectional", "both"),
     ],
 )
 def test_bad_settings_are_named(make_config, field, value):

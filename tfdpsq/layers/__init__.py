@@ -2,16 +2,19 @@
 
 from tfdpsq.layers.folded import Folded
 from tfdpsq.layers.lora import LoRADense, apply_lora
-from tfdpsq.layers.pooling import MaskedMeanPooling
+from tfdpsq.layers.pooling import FirstTokenPooling, MaskedMeanPooling
+from tfdpsq.layers.scale import Scale
 from tfdpsq.layers.soft_prompt import SoftPrompt
 from tfdpsq.layers.t5 import T5Config
 from tfdpsq.layers.t5_backbone import build_backbone, build_encoder, encoder_of
 from tfdpsq.layers.trained_part import train_only
 
 __all__ = [
+    "FirstTokenPooling",
     "Folded",
     "LoRADense",
     "MaskedMeanPooling",
+    "Scale",
     "SoftPrompt",
     "T5Config",
     "apply_lora",

@@ -43,26 +43,7 @@ class MaskedMeanPooling(tf.keras.layers.Layer):
           InputError: shapes that do not fit each other; eagerly also a row
             without a real token.
         """
-        if mask is None:
-            raise InputError("mask is None; give [B, L], non-zero at real tokens.")
-        mask = tf.convert_to_tensor(mask)
-        if (
-            hidden.shape.rank != 3
-            or mask.shape.rank != 2
-            or not hidden.shape[:2].is_compatible_with(mask.shape)
-        ):
-            raise InputError(
-                f"hidden has shape {hidden.shape} and mask {mask.shape}; they must be "
-                "[B, L, D] and [B, L]."
-            )
-        real = tf.not_equal(mask, tf.zeros_like(mask))
-        if tf.executing_eagerly():
-            empty = tf.where(~tf.reduce_any(real, axis=1))
-            if len(empty):
-                raise InputError(
-                    f"row {int(empty[0, 0])} of the mask holds padding only; every "
-                    "text needs at least one token (an empty one has its EOS)."
-                )
+        real = _real_tokens(hidden, mask)
         # `where`, not a product: a NaN or Inf at padding would survive times 0.
         kept = tf.where(real[:, :, tf.newaxis], hidden, tf.zeros_like(hidden))
         count = tf.reduce_sum(tf.cast(real, hidden.dtype), axis=1, keepdims=True)
@@ -76,3 +57,65 @@ class MaskedMeanPooling(tf.keras.layers.Layer):
         """[B, L, D] gives [B, D]."""
         shape = tf.TensorShape(input_shape)
         return tf.TensorShape([shape[0], shape[2]])
+
+
+@tf.keras.utils.register_keras_serializable("tfdpsq")
+class FirstTokenPooling(tf.keras.layers.Layer):
+    """The hidden state of the first token; what a row of padding gives is as above."""
+
+    def __init__(self, **kwargs):
+        """Makes the layer; arguments are those of `tf.keras.layers.Layer`."""
+        kwargs.setdefault("dtype", "float32")
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def call(self, hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        """Takes the first along the second axis.
+
+        Args:
+          hidden: [B, L, D] floating point.
+          mask: [B, L] bool or number, non-zero where a token is real.
+
+        Returns:
+          [B, D] in the layer's compute dtype.
+
+        Raises:
+          InputError: as `MaskedMeanPooling`.
+        """
+        there = tf.reduce_any(_real_tokens(hidden, mask), axis=1, keepdims=True)
+        first = hidden[:, 0]
+        return tf.where(there, first, tf.zeros_like(first))
+
+    def compute_mask(self, inputs, mask=None) -> None:
+        """No mask: what comes out has no token axis."""
+        return None
+
+    def compute_output_shape(self, input_shape) -> tf.TensorShape:
+        """[B, L, D] gives [B, D]."""
+        shape = tf.TensorShape(input_shape)
+        return tf.TensorShape([shape[0], shape[2]])
+
+
+def _real_tokens(hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """[B, L] bool: where a token is real; raises what the layers say they raise."""
+    if mask is None:
+        raise InputError("mask is None; give [B, L], non-zero at real tokens.")
+    mask = tf.convert_to_tensor(mask)
+    if (
+        hidden.shape.rank != 3
+        or mask.shape.rank != 2
+        or not hidden.shape[:2].is_compatible_with(mask.shape)
+    ):
+        raise InputError(
+            f"hidden has shape {hidden.shape} and mask {mask.shape}; they must be "
+            "[B, L, D] and [B, L]."
+        )
+    real = tf.not_equal(mask, tf.zeros_like(mask))
+    if tf.executing_eagerly():
+        empty = tf.where(~tf.reduce_any(real, axis=1))
+        if len(empty):
+            raise InputError(
+                f"row {int(empty[0, 0])} of the mask holds padding only; every "
+                "text needs at least one token (an empty one has its EOS)."
+            )
+    return real

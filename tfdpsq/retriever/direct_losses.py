@@ -16,7 +16,6 @@ import tensorflow as tf
 from tfdpsq.layers import Folded
 from tfdpsq.retriever.losses import (
     NEVER,
-    in_batch_losses,
     losses_among,
     losses_of_scores,
 )
@@ -32,7 +31,12 @@ class NaiveLosses:
     """
 
     def __init__(self, model: TwoTower):
-        """Takes the model to be trained."""
+        """Takes the model to be trained.
+
+        Raises:
+          InputError: a bidirectional model, whose losses read more than copies hold.
+        """
+        _one_direction(model, "naive")
         self._model = model
         self._documents = Folded(model.document_tower)
         self.layers = [model, self._documents]
@@ -49,9 +53,11 @@ class NaiveLosses:
             tf.broadcast_to(batch["document_lengths"], [rows, rows]),
             training=True,
         )
-        scores = model.config.scale * tf.einsum("id,ijd->ij", queries, documents)
         return losses_of_scores(
-            scores, batch["document_key"], batch["positive_keys"], batch["weights"]
+            model.scaled(tf.einsum("id,ijd->ij", queries, documents)),
+            batch["document_key"],
+            batch["positive_keys"],
+            batch["weights"],
         )
 
 
@@ -82,21 +88,21 @@ class GroupLosses:
             return tf.reshape(values, [-1, self._capacity, *values.shape[1:]])
 
         model = self._model
-        losses = in_batch_losses(
-            by_group(
-                model.encode_queries(
-                    batch["query_ids"], batch["query_lengths"], training=True
-                )
-            ),
-            by_group(
-                model.encode_documents(
-                    batch["document_ids"], batch["document_lengths"], training=True
-                )
-            ),
+        queries = model.encode_queries(
+            batch["query_ids"], batch["query_lengths"], training=True
+        )
+        documents = model.encode_documents(
+            batch["document_ids"], batch["document_lengths"], training=True
+        )
+        cosines = tf.matmul(by_group(queries), by_group(documents), transpose_b=True)
+        # By row, as the layer's other inputs are.
+        scores = model.scaled(tf.reshape(cosines, [-1, self._capacity]))
+        losses = losses_of_scores(
+            by_group(scores),
             by_group(batch["document_key"]),
             by_group(batch["positive_keys"]),
             by_group(batch["weights"]),
-            model.config.scale,
+            model.config.bidirectional,
         )
         return tf.reshape(losses, batch["weights"].shape)
 
@@ -109,7 +115,18 @@ class LogitTerms:
     """
 
     def __init__(self, model: TwoTower):
-        """Takes the model to be trained."""
+        """Takes the model to be trained.
+
+        Raises:
+          InputError: a bidirectional model, or one that learns its scale: the bound is
+            for one softmax of a given scale.
+        """
+        _one_direction(model, "logit_dp")
+        if model.config.learned_scale:
+            raise InputError(
+                "learned_scale is True, but logit_dp's sensitivity follows from the "
+                "scale, which must stay what it is. Set learned_scale to False."
+            )
         self._model, self.layers = model, [model]
 
     def __call__(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -185,8 +202,10 @@ class PublicNegatives:
             that they had.
 
         Raises:
-          InputError: a number below 1, or more negatives than documents.
+          InputError: a number below 1, more negatives than documents, or a
+            bidirectional model: the other queries are private.
         """
+        _one_direction(model, "public_negatives")
         positive_integer("negatives", count)
         self._every = positive_integer("refresh_every", refresh_every)
         total = len(corpus["document_key"])
@@ -242,7 +261,7 @@ class PublicNegatives:
             batch["weights"],
             self._embeddings,
             self._keys,
-            model.config.scale,
+            model.scaled,
         )
 
 
@@ -252,3 +271,11 @@ _CHUNK = 128
 
 def _parts(rows: np.ndarray) -> Iterable[np.ndarray]:
     return (rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK))
+
+
+def _one_direction(model: TwoTower, method: str) -> None:
+    if model.config.bidirectional:
+        raise InputError(
+            f"bidirectional is True, but {method} is derived for queries that look for "
+            "documents. Set bidirectional to False."
+        )

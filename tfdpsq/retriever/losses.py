@@ -7,6 +7,8 @@ Those columns leave the softmax.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 # Far below any score (|score| ≤ scale), and finite: with -inf a gradient through
@@ -58,14 +60,36 @@ def losses_of_scores(
     document_key: tf.Tensor,
     positive_keys: tf.Tensor,
     weights: tf.Tensor,
+    bidirectional: bool = False,
 ) -> tf.Tensor:
-    """`in_batch_losses` from scores, [..., B, B]: row i's query with document j."""
+    """`in_batch_losses` from scores, [..., B, B]: row i's query with document j.
+
+    Bidirectional: the mean of that and of document i's loss among the queries, those
+    left out that are known to be answered by it.
+    """
     real = weights > 0
     same = document_key[..., :, tf.newaxis] == document_key[..., tf.newaxis, :]
     known = _known(positive_keys, document_key[..., tf.newaxis, :])
     own = tf.eye(tf.shape(scores)[-1], dtype=tf.bool)
-    dropped = (same | known | ~real[..., tf.newaxis, :]) & ~own
-    kept = tf.where(dropped, tf.constant(NEVER, scores.dtype), scores)
+    dropped = (same | known) & ~own
+    losses = _softmax_losses(scores, dropped, real)
+    if bidirectional:
+        backwards = _softmax_losses(
+            tf.linalg.matrix_transpose(scores),
+            tf.linalg.matrix_transpose(dropped),
+            real,
+        )
+        losses = (losses + backwards) / 2
+    return losses
+
+
+def _softmax_losses(
+    scores: tf.Tensor, dropped: tf.Tensor, real: tf.Tensor
+) -> tf.Tensor:
+    """[..., B]: −log softmax of the diagonal, over real columns that stay."""
+    own = tf.eye(tf.shape(scores)[-1], dtype=tf.bool)
+    out = dropped | (~real[..., tf.newaxis, :] & ~own)
+    kept = tf.where(out, tf.constant(NEVER, scores.dtype), scores)
     losses = tf.reduce_logsumexp(kept, axis=-1) - tf.linalg.diag_part(scores)
     return tf.where(real, losses, tf.zeros_like(losses))
 
@@ -78,11 +102,11 @@ def losses_among(
     weights: tf.Tensor,
     negatives: tf.Tensor,
     negative_keys: tf.Tensor,
-    scale: float,
+    scaled: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
     """Cross-entropy of each query's own document among negatives shared by all.
 
-    ℓ_i = log(exp(s_ii) + Σ_{m ∈ N(i)} exp(scale · <q_i, n_m>)) − s_ii, where N(i)
+    ℓ_i = log(exp(s_ii) + Σ_{m ∈ N(i)} exp(s_im)) − s_ii, where N(i)
     leaves out negatives whose content is the row's own document or a known positive
     of its query. What N(i) leaves out depends on row i alone, and so does ℓ_i: the
     other rows occur nowhere. The negatives are constants to the gradient.
@@ -95,20 +119,19 @@ def losses_among(
       weights: [B] float32, 0 for padding.
       negatives: [K, D] float32, embeddings of documents.
       negative_keys: [K] int64, what is in them.
-      scale: what the inner product is multiplied by.
+      scaled: inner products [B, K + 1] to scores.
 
     Returns:
       [B] float32 losses in nats; 0 for padding.
     """
-    own = scale * tf.reduce_sum(query_embeddings * document_embeddings, axis=-1)
-    others = scale * tf.matmul(
-        query_embeddings, tf.stop_gradient(negatives), transpose_b=True
-    )
+    own = tf.reduce_sum(query_embeddings * document_embeddings, -1, keepdims=True)
+    others = tf.matmul(query_embeddings, tf.stop_gradient(negatives), transpose_b=True)
+    scores = scaled(tf.concat([own, others], axis=1))
     keys = negative_keys[tf.newaxis, :]
     dropped = (document_key[:, tf.newaxis] == keys) | _known(positive_keys, keys)
-    kept = tf.where(dropped, tf.constant(NEVER, others.dtype), others)
-    every = tf.concat([own[:, tf.newaxis], kept], axis=1)
-    losses = tf.reduce_logsumexp(every, axis=1) - own
+    never = tf.constant(NEVER, scores.dtype)
+    kept = tf.where(tf.pad(dropped, [[0, 0], [1, 0]]), never, scores)
+    losses = tf.reduce_logsumexp(kept, axis=1) - scores[:, 0]
     return tf.where(weights > 0, losses, tf.zeros_like(losses))
 
 

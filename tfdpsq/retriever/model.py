@@ -1,8 +1,8 @@
 """The two-tower retriever: one T5 encoder for queries, one for documents.
 
-A tower is T5 encoder → masked mean → bias-free projection → unit length. The
-towers share their weights unless told otherwise, and a score is an explicit
-scale times the cosine: a softmax over bare cosines cannot fall below
+A tower is T5 encoder → masked mean (or first token) → bias-free projection → unit
+length. The towers share their weights unless told otherwise, and a score is an
+explicit scale, fixed or learned, times the cosine: a softmax over bare cosines cannot fall below
 log(1 + (B − 1)·e^-2), 4.94 nats at batch 1024, however good the model.
 """
 
@@ -19,13 +19,21 @@ import tensorflow_recommenders as tfrs
 
 from tfdpsq import validation
 from tfdpsq.data.files import atomic_directory
-from tfdpsq.layers import MaskedMeanPooling, T5Config, build_encoder
-from tfdpsq.retriever.losses import in_batch_losses
+from tfdpsq.layers import (
+    FirstTokenPooling,
+    MaskedMeanPooling,
+    Scale,
+    T5Config,
+    build_encoder,
+)
+from tfdpsq.retriever.losses import losses_of_scores
 
 _CONFIG = "config.json"
 _WEIGHTS = "weights"
 
 Batch = Mapping[str, tf.Tensor]
+
+_POOLINGS = {"mean": MaskedMeanPooling, "first": FirstTokenPooling}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +44,17 @@ class RetrieverConfig:
       t5: shape of the encoder.
       embedding_dim: width D of an embedding.
       scale: multiplies the cosine; t5x_retrieval uses 100, sentence-transformers
-        20, the paper none (1).
+        20, the paper none (1). Where it is learned, what it begins with.
       query_length: tokens of a query, EOS included.
       document_length: tokens of a document, EOS included.
       shared: one encoder and projection for both towers, or one each.
+      pooling: "mean" over real tokens, or the "first" token.
+      learned_scale: whether the scale is trained.
+      bidirectional: whether documents look for their query, too, in training.
 
     Raises:
-      InputError: a size below one, or a scale that is not above zero.
+      InputError: a size below one, a scale that is not above zero, or an unknown
+        pooling.
     """
 
     t5: T5Config
@@ -51,13 +63,18 @@ class RetrieverConfig:
     query_length: int
     document_length: int
     shared: bool = True
+    pooling: str = "mean"
+    learned_scale: bool = False
+    bidirectional: bool = False
 
     def __post_init__(self):
         """Checks every value."""
         for field in ("embedding_dim", "query_length", "document_length"):
             validation.positive_integer(field, getattr(self, field))
         validation.positive("scale", self.scale)
-        validation.one_of("shared", self.shared, (True, False))
+        for field in ("shared", "learned_scale", "bidirectional"):
+            validation.one_of(field, getattr(self, field), (True, False))
+        validation.one_of("pooling", self.pooling, tuple(_POOLINGS))
 
     def to_json(self) -> str:
         """The config as a JSON object."""
@@ -78,6 +95,7 @@ class TwoTower(tfrs.models.Model):
       query_tower: functional model from "encoder_token_ids" and
         "encoder_padding_mask", both [B, L] int32, to [B, D] before normalisation.
       document_tower: the same for documents; the same object when shared.
+      scaled: the layer that makes scores of cosines.
     """
 
     def __init__(self, config: RetrieverConfig):
@@ -92,6 +110,7 @@ class TwoTower(tfrs.models.Model):
         self.document_tower = (
             self.query_tower if config.shared else _tower(config, "document_tower")
         )
+        self.scaled = Scale(config.scale, config.learned_scale, name="scale")
 
     def encode_queries(
         self, token_ids: tf.Tensor, lengths: tf.Tensor, training: bool = False
@@ -130,15 +149,18 @@ class TwoTower(tfrs.models.Model):
         Returns:
           [B] float32 in nats; 0 for padding rows. Rows depend on each other.
         """
-        return in_batch_losses(
-            self.encode_queries(batch["query_ids"], batch["query_lengths"], training),
-            self.encode_documents(
-                batch["document_ids"], batch["document_lengths"], training
-            ),
+        queries = self.encode_queries(
+            batch["query_ids"], batch["query_lengths"], training
+        )
+        documents = self.encode_documents(
+            batch["document_ids"], batch["document_lengths"], training
+        )
+        return losses_of_scores(
+            self.scaled(tf.matmul(queries, documents, transpose_b=True)),
             batch["document_key"],
             batch["positive_keys"],
             batch["weights"],
-            self.config.scale,
+            self.config.bidirectional,
         )
 
     def compute_loss(self, inputs: Batch, training: bool = False) -> tf.Tensor:
@@ -228,13 +250,16 @@ def load(path: str | os.PathLike) -> TwoTower:
 
 
 def _checkpoint(model: TwoTower) -> tf.train.Checkpoint:
-    return tf.train.Checkpoint(query=model.query_tower, document=model.document_tower)
+    parts = {"query": model.query_tower, "document": model.document_tower}
+    if model.config.learned_scale:
+        parts["scale"] = model.scaled
+    return tf.train.Checkpoint(**parts)
 
 
 def _tower(config: RetrieverConfig, name: str) -> tf.keras.Model:
     encoder = build_encoder(config.t5)
     inputs = dict(encoder.input)
-    pooled = MaskedMeanPooling(name="pooling")(
+    pooled = _POOLINGS[config.pooling](name="pooling")(
         encoder(inputs), mask=inputs["encoder_padding_mask"]
     )
     projected = tf.keras.layers.Dense(

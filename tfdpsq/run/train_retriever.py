@@ -62,7 +62,10 @@ def default_config() -> ml_collections.ConfigDict:
             },
             "embedding_dim": 768,
             "scale": 20.0,
+            "learned_scale": False,
             "shared": True,
+            "pooling": "mean",
+            "bidirectional": False,
             "document_length": 384,
             "query_length": 128,
             "batch_size": 32,
@@ -188,6 +191,9 @@ def _untrained(config) -> retriever.TwoTower:
             query_length=config.query_length,
             document_length=config.document_length,
             shared=config.shared,
+            pooling=config.pooling,
+            learned_scale=config.learned_scale,
+            bidirectional=config.bidirectional,
         )
     )
     if encoder is not None:

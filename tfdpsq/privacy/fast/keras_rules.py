@@ -145,6 +145,19 @@ def folded(
         return type(layer).call(layer, inputs, **options)
 
 
+def scale(
+    record: Recorder, layer: tf.keras.layers.Layer, scores: tf.Tensor
+) -> tf.Tensor:
+    """Runs tfdpsq's `Scale`: exp(w) · scores, whose gradient by w is itself · g."""
+    output = tf.exp(record.read(layer.log_scale)) * scores
+
+    def per_example(gradient):
+        return sum_to(gradient * tf.cast(output, gradient.dtype), [])
+
+    record.direct(layer.log_scale, output, per_example)
+    return output
+
+
 def require_tensor(layer: tf.keras.layers.Layer, inputs: Any) -> None:
     """Checks that a layer got a dense tensor.
 

@@ -108,5 +108,6 @@ _NAMED: dict[str, Rule] = {
         keras_nlp_rules.t5_attention
     ),
     "tfdpsq.layers.folded.Folded": keras_rules.folded,
+    "tfdpsq.layers.scale.Scale": keras_rules.scale,
     "tfdpsq.layers.t5_layers.T5MultiHeadAttention": keras_nlp_rules.t5_attention,
 }
