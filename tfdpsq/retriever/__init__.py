@@ -15,7 +15,7 @@ from tfdpsq.retriever.direct_losses import (
     PublicNegatives,
 )
 from tfdpsq.retriever.encoding import encode_texts
-from tfdpsq.retriever.index import ScannBruteForce, as_run, search
+from tfdpsq.retriever.index import ScannBruteForce, ScannTree, as_run, search
 from tfdpsq.retriever.losses import in_batch_losses, losses_among
 from tfdpsq.retriever.model import (
     RetrieverConfig,
@@ -24,6 +24,8 @@ from tfdpsq.retriever.model import (
     save,
     start_from,
 )
+from tfdpsq.retriever.serving import SearchModel
+from tfdpsq.retriever.store import DocumentIndex, encoder_fingerprint
 from tfdpsq.retriever.training import (
     collate,
     content_key,
@@ -34,12 +36,15 @@ from tfdpsq.retriever.training import (
 
 __all__ = [
     "METHODS",
+    "DocumentIndex",
     "GroupLosses",
     "LogitTerms",
     "NaiveLosses",
     "PublicNegatives",
     "RetrieverConfig",
     "ScannBruteForce",
+    "ScannTree",
+    "SearchModel",
     "TwoTower",
     "as_run",
     "collate",
@@ -47,6 +52,7 @@ __all__ = [
     "encode_documents",
     "encode_pairs",
     "encode_texts",
+    "encoder_fingerprint",
     "in_batch_losses",
     "load",
     "logit_dp_is_vacuous_above",

@@ -2,7 +2,8 @@
 
 TFRS's own `ScaNN` layer always partitions and quantises. The paper searches with
 ScaNN's brute force, which `ScannBruteForce` gives as a layer of the same kind;
-TFRS's `BruteForce`, `Streaming` and `ScaNN` work on the same embeddings.
+`ScannTree` is ScaNN's partitioned, quantised search at settings that keep recall.
+TFRS's `BruteForce` and `Streaming` work on the same embeddings.
 """
 
 from __future__ import annotations
@@ -22,8 +23,16 @@ from tfdpsq.validation import InputError, one_of, positive_integer
 KINDS = ("scann_brute_force", "brute_force", "streaming", "scann")
 
 
-class ScannBruteForce(tfrs.layers.factorized_top_k.TopK):
-    """Exact top k by inner product through ScaNN, without quantisation."""
+class _Untracked:
+    """Holds what Keras must not look into: a resource of this process."""
+
+    def __init__(self, value: Any):
+        """Takes it."""
+        self.value = value
+
+
+class _Scann(tfrs.layers.factorized_top_k.TopK):
+    """Top k by inner product through ScaNN; how is for the subclasses to say."""
 
     def __init__(
         self,
@@ -46,7 +55,7 @@ class ScannBruteForce(tfrs.layers.factorized_top_k.TopK):
         super().__init__(k=positive_integer("k", k), name=name)
         _scann_ops()  # Fail here, not at the first search.
         self.query_model = query_model
-        self._searcher_state = None
+        self._searcher_state = self._searcher = None
         self._identifiers = None
         self._size = 0
 
@@ -82,10 +91,12 @@ class ScannBruteForce(tfrs.layers.factorized_top_k.TopK):
             )
         builder = _scann_ops().builder(candidates, min(self._k, size), "dot_product")
         # A name of its own, or two indexes would share one searcher.
-        searcher = builder.score_brute_force(quantize=False).build(
+        searcher = self._configured(builder, size).build(
             shared_name=f"{self.name}/{uuid.uuid4()}"
         )
         self._searcher_state = searcher.serialize_to_module()
+        # As it is saved, it is put together anew at every search: some milliseconds.
+        self._searcher = _Untracked(searcher)
         self._identifiers = tf.Variable(identifiers, trainable=False)
         self._size = size
         self._reset_tf_function_cache()
@@ -113,16 +124,71 @@ class ScannBruteForce(tfrs.layers.factorized_top_k.TopK):
         k = _at_most(positive_integer("k", self._k if k is None else k), self._size)
         if self.query_model is not None:
             queries = self.query_model(queries)
-        searcher = _scann_ops().searcher_from_module(self._searcher_state)
-        found = searcher.search_batched_parallel(queries, final_num_neighbors=k)
+        scores, rows = self.nearest(queries, k)
         shape = [queries.shape[0], k]
-        rows = tf.ensure_shape(found.indices, shape)
-        scores = tf.ensure_shape(found.distances, shape)
-        return scores, tf.gather(self._identifiers, rows)
+        rows = tf.ensure_shape(rows, shape)
+        return tf.ensure_shape(scores, shape), tf.gather(self._identifiers, rows)
+
+    def nearest(self, queries: tf.Tensor, k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `call`, for embeddings and a k that only running tells; gives rows.
+
+        Args:
+          queries: [Q, D] float32.
+          k: [] int32, at most N.
+
+        Returns:
+          [Q, k] float32 inner products, descending, and [Q, k] int32 row numbers.
+        """
+        searcher = (
+            self._searcher.value
+            if tf.executing_eagerly()
+            else _scann_ops().searcher_from_module(self._searcher_state)
+        )
+        found = searcher.search_batched_parallel(queries, final_num_neighbors=k)
+        return found.distances, found.indices
+
+    def _configured(self, builder: Any, size: int) -> Any:
+        raise NotImplementedError  # each class below has its own
+
+
+class ScannBruteForce(_Scann):
+    """Exact top k by inner product through ScaNN, without quantisation."""
+
+    def _configured(self, builder: Any, size: int) -> Any:
+        return builder.score_brute_force(quantize=False)
 
     def is_exact(self) -> bool:
         """True: every candidate is scored, in float32."""
         return True
+
+
+class ScannTree(_Scann):
+    """Approximate top k: ScaNN's partitions and 4-bit codes, the best scored anew.
+
+    N documents make 2√N leaves, of which a twentieth is searched (at least 16). Codes
+    are of two dimensions each, by anisotropic quantisation (Guo et al. 2020,
+    arXiv:1908.10396), and 20 times as many documents as asked for, at least 200, are
+    scored exactly. `tests/benchmarks/search.py` measures what that gives.
+    """
+
+    def _configured(self, builder: Any, size: int) -> Any:
+        leaves = max(1, min(size, 2 * math.isqrt(size)))
+        searched = min(leaves, max(16, leaves // 20))
+        again = min(size, max(20 * self._k, 200))
+        return (
+            builder.tree(
+                num_leaves=leaves,
+                num_leaves_to_search=searched,
+                training_sample_size=min(size, 100_000),
+                min_partition_size=1,
+            )
+            .score_ah(2, anisotropic_quantization_threshold=0.2)
+            .reorder(again)
+        )
+
+    def is_exact(self) -> bool:
+        """False: documents in leaves that are not searched are missed."""
+        return False
 
 
 def search(
@@ -141,7 +207,7 @@ def search(
       ids: N document ids, in the order of the embeddings.
       k: documents per query; if above N, all N come back and a warning is logged.
       kind: "scann_brute_force" (exact), "brute_force" and "streaming" (exact,
-        TFRS's), or "scann" (approximate: TFRS's partitioned, quantised ScaNN).
+        TFRS's), or "scann" (approximate: `ScannTree`).
       batch_size: queries at a time, or documents at a time for "streaming".
 
     Returns:
@@ -216,17 +282,7 @@ def _built(
     if kind == "brute_force":
         return layers.BruteForce(k=k).index(tf.constant(documents))
     if kind == "scann":
-        _scann_ops()
-        # The square root of N leaves of the square root of N documents each, a
-        # quarter of them searched, and the best rescored exactly.
-        leaves = max(1, math.isqrt(len(documents)))
-        layer = layers.ScaNN(
-            k=k,
-            num_leaves=leaves,
-            num_leaves_to_search=max(1, leaves // 4),
-            num_reordering_candidates=min(len(documents), max(10 * k, 100)),
-        )
-        return layer.index(tf.constant(documents))
+        return ScannTree(k=k).index(documents)
     return ScannBruteForce(k=k).index(documents)
 
 

@@ -1,0 +1,133 @@
+"""Embeddings on disk: streamed search is exact, adding is safe, damage is named."""
+
+import numpy as np
+import pytest
+
+from tfdpsq.retriever import DocumentIndex, encoder_fingerprint
+from tfdpsq.validation import DataError, InputError
+
+
+def _vectors(count, width=8, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
+
+
+@pytest.fixture
+def index(tmp_path):
+    made = DocumentIndex.create(tmp_path / "index", "print-a", 8)
+    made.add([f"d{i}" for i in range(50)], _vectors(50))
+    made.add(["é", "d50"], _vectors(2, seed=1))
+    return made
+
+
+@pytest.mark.parametrize("rows", [1, 7, 50, 1000])
+@pytest.mark.parametrize("k", [1, 10, 52, 90])
+def test_streamed_search_is_the_matrix_products_top_k(index, rows, k):
+    queries = _vectors(9, seed=2)
+    every = np.concatenate([_vectors(50), _vectors(2, seed=1)])
+    product = queries.astype(np.float64) @ every.astype(np.float64).T
+    expected = np.argsort(-product, axis=1, kind="stable")[:, :k]
+    scores, places = DocumentIndex(index.directory).search(queries, k, rows)
+    np.testing.assert_array_equal(places, expected)
+    np.testing.assert_allclose(
+        scores, np.take_along_axis(product, expected, axis=1), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_equal_scores_come_in_the_order_of_the_documents(tmp_path):
+    index = DocumentIndex.create(tmp_path / "index", "x", 2)
+    index.add(["a", "b", "c", "d"], np.ones([4, 2], np.float32))
+    _, places = index.search(np.ones([1, 2], np.float32), 3, rows=4)
+    np.testing.assert_array_equal(places, [[0, 1, 2]])
+
+
+def test_added_documents_are_there_when_opened_again(index):
+    again = DocumentIndex(index.directory, "print-a")
+    assert again.size == 52
+    assert list(again.ids()) == [*(f"d{i}" for i in range(50)), "é", "d50"]
+    np.testing.assert_array_equal(again.embeddings()[:50], _vectors(50))
+    again.verify()
+    before = [c.copy() for c in again.chunks(20)]
+    again.add(["late"], _vectors(1, seed=3))
+    after = list(DocumentIndex(index.directory).chunks(20))
+    for one, other in zip(before, after):
+        np.testing.assert_array_equal(one, other)
+    assert len(after) == len(before) + 1
+
+
+def test_an_interrupted_addition_leaves_the_index_as_it_was(index, monkeypatch):
+    monkeypatch.setattr(
+        "tfdpsq.retriever.store._write", lambda *a: pytest.fail("killed here")
+    )
+    with pytest.raises(pytest.fail.Exception):
+        index.add(["late"], _vectors(1))
+    monkeypatch.undo()
+    again = DocumentIndex(index.directory)
+    assert again.size == 52 and "late" not in set(again.ids())
+    again.add(["late"], _vectors(1))
+    assert again.size == 53
+    again.verify()
+
+
+@pytest.mark.parametrize(
+    "ids, vectors, message",
+    [
+        (["d3"], _vectors(1), "'d3' is there already"),
+        (["x", "x"], _vectors(2), "'x' is there already"),
+        (["x"], _vectors(2), r"shape \(2, 8\) for 1 ids"),
+        (["x"], _vectors(1, width=7), r"shape \(1, 7\) for 1 ids"),
+        ([], _vectors(0), "one document at least"),
+        (["x"], np.full([1, 8], np.nan), "embedding of 'x' is not finite"),
+    ],
+)
+def test_what_cannot_be_added_changes_nothing(index, ids, vectors, message):
+    with pytest.raises(InputError, match=message):
+        index.add(ids, vectors)
+    assert DocumentIndex(index.directory).size == 52
+
+
+def test_another_encoders_index_is_refused_by_both_fingerprints(index):
+    with pytest.raises(InputError, match="encoder print-a, but queries .* by print-b"):
+        DocumentIndex(index.directory, "print-b")
+    with pytest.raises(InputError, match="holds an index already"):
+        DocumentIndex.create(index.directory, "print-a", 8)
+
+
+def test_the_fingerprint_is_of_weights_config_and_vocabulary(make_model):
+    prints = {
+        encoder_fingerprint(make_model(0), "v"),
+        encoder_fingerprint(make_model(1), "v"),
+        encoder_fingerprint(make_model(0), "w"),
+        encoder_fingerprint(make_model(0, document_length=13), "v"),
+    }
+    assert len(prints) == 4
+    assert encoder_fingerprint(make_model(0), "v") in prints
+
+
+def test_damage_is_named(index):
+    directory = index.directory
+    path = directory / "shard-00000.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-16])
+    with pytest.raises(DataError, match="shard-00000.npy: cannot be read"):
+        DocumentIndex(directory)
+    np.save(path, _vectors(50, seed=9))
+    with pytest.raises(DataError, match="shard-00000.npy: holds other embeddings"):
+        DocumentIndex(directory).verify()
+    np.save(path, _vectors(49))
+    with pytest.raises(DataError, match=r"holds float32 \(49, 8\), not float32"):
+        DocumentIndex(directory)
+    path.write_bytes(whole)
+    ids = directory / "shard-00001.jsonl"
+    ids.write_text('"only one"\n')
+    with pytest.raises(DataError, match="shard-00001.jsonl: has 1 ids, not 2"):
+        DocumentIndex(directory).verify()
+    (directory / "index.json").write_text("{}")
+    with pytest.raises(DataError, match="index.json: no index"):
+        DocumentIndex(directory)
+
+
+def test_bad_queries_are_refused(index):
+    with pytest.raises(InputError, match=r"they must be \[Q, 8\]"):
+        index.search(_vectors(2, width=7), 3)
+    with pytest.raises(InputError, match="k is 0"):
+        index.search(_vectors(2), 0)

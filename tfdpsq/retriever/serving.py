@@ -1,0 +1,129 @@
+"""Retriever and index as one SavedModel: text in, documents out.
+
+    import scann, tensorflow_text  # their ops; scann only where the kind needs it
+    model = tf.saved_model.load(directory)
+    found = model.search(tf.constant(["how to sort"]), tf.constant(5))
+    found["ids"], found["scores"]                       # [1, 5]
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq.data import Tokenizer
+from tfdpsq.data.files import atomic_directory
+from tfdpsq.retriever.index import ScannBruteForce, ScannTree
+from tfdpsq.retriever.model import TwoTower
+from tfdpsq.validation import InputError, one_of
+
+KINDS = ("exact", "scann_brute_force", "scann")
+
+
+class SearchModel(tf.Module):
+    """Tokenizer, both towers and an index of documents.
+
+    Signatures, all for any number of texts:
+
+    | name | takes | gives |
+    |---|---|---|
+    | `search` | texts [Q] string, k [] int32 | ids [Q, k] string, scores [Q, k] float32 |
+    | `encode_queries` | texts [Q] string | embeddings [Q, D] float32 |
+    | `encode_documents` | texts [N] string | embeddings [N, D] float32 |
+
+    A k above the number of documents gives all of them. Kind "exact" is a matrix
+    product and needs no other library's ops than tensorflow-text's.
+    """
+
+    def __init__(
+        self,
+        model: TwoTower,
+        tokenizer: Tokenizer,
+        ids: Sequence[str],
+        embeddings: np.ndarray,
+        kind: str = "exact",
+    ):
+        """Builds the index.
+
+        Args:
+          model: the retriever.
+          tokenizer: its tokenizer.
+          ids: N document ids.
+          embeddings: [N, D] float32, by the model's document tower.
+          kind: "exact", "scann_brute_force" (exact) or "scann" (`ScannTree`).
+
+        Raises:
+          InputError: an unknown kind, shapes that do not fit, or no document.
+          ImportError: scann is needed and not installed.
+        """
+        super().__init__(name="search_model")
+        one_of("kind", kind, KINDS)
+        vectors = np.ascontiguousarray(embeddings, np.float32)
+        if vectors.shape != (len(ids), model.config.embedding_dim) or not len(ids):
+            raise InputError(
+                f"embeddings have shape {vectors.shape} for {len(ids)} ids; they must "
+                f"be [{len(ids)}, {model.config.embedding_dim}], of one document at "
+                "least."
+            )
+        self._config, self._tokenizer = model.config, tokenizer
+        self._query_tower, self._document_tower = model.query_tower, model.document_tower
+        self._encoders = model.encode_queries, model.encode_documents
+        self._ids = tf.Variable(list(ids), trainable=False)
+        self._layer = self._documents = None
+        if kind == "exact":
+            self._documents = tf.Variable(vectors, trainable=False)
+        else:
+            layer = ScannTree if kind == "scann" else ScannBruteForce
+            self._layer = layer(k=min(100, len(ids))).index(vectors)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+    def encode_queries(self, texts: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Texts [Q] to embeddings [Q, D] of unit length."""
+        return {"embeddings": self._embedded(texts, 0, self._config.query_length)}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+    def encode_documents(self, texts: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Texts [N] to embeddings [N, D] of unit length."""
+        return {"embeddings": self._embedded(texts, 1, self._config.document_length)}
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None], tf.string),
+            tf.TensorSpec([], tf.int32),
+        ],
+        autograph=False,
+    )
+    def search(self, texts: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Texts [Q] to the k best documents of each; see the class."""
+        queries = self._embedded(texts, 0, self._config.query_length)
+        k = tf.clip_by_value(k, 1, tf.shape(self._ids)[0])
+        if self._documents is not None:
+            product = tf.matmul(queries, self._documents, transpose_b=True)
+            scores, rows = tf.math.top_k(product, k)
+        else:
+            scores, rows = self._layer.nearest(queries, k)
+        return {"ids": tf.gather(self._ids, rows), "scores": scores}
+
+    def export(self, directory: str | os.PathLike) -> None:
+        """Writes a SavedModel, whole or not at all.
+
+        Args:
+          directory: it must not exist, or be empty.
+
+        Raises:
+          InputError: it is taken or cannot be written.
+        """
+        names = ("search", "encode_queries", "encode_documents")
+        with atomic_directory(directory) as partial:
+            tf.saved_model.save(
+                self,
+                os.fspath(partial),
+                signatures={name: getattr(self, name) for name in names},
+                options=tf.saved_model.SaveOptions(namespace_whitelist=["Scann"]),
+            )
+
+    def _embedded(self, texts: tf.Tensor, side: int, length: int) -> tf.Tensor:
+        return self._encoders[side](*self._tokenizer.encode(texts, length))

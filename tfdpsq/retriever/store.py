@@ -1,0 +1,284 @@
+"""Document embeddings on disk: searched in chunks, added to without retraining.
+
+    DIR/index.json           encoder's fingerprint, width, shards
+    DIR/shard-00000.npy      [n, D] float32, read by memory map
+    DIR/shard-00000.jsonl    n ids, a JSON string a line
+
+A shard is whole or not there, and never changes. Adding documents writes another shard
+and then, in one rename, the list that names it.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfdpsq import validation
+from tfdpsq.data.files import atomic_write
+from tfdpsq.retriever.model import TwoTower
+
+_FILE = "index.json"
+_FORMAT = "tfdpsq-index/1"
+_REMEDY = "Make the index again with run.index."
+
+
+def encoder_fingerprint(model: TwoTower, vocabulary: str) -> str:
+    """SHA-256, in hex, of all that decides what a document's embedding is.
+
+    Args:
+      model: the retriever.
+      vocabulary: the tokenizer's fingerprint.
+    """
+    digest = hashlib.sha256(f"{vocabulary}\n{model.config.to_json()}".encode())
+    for weight in model.document_tower.weights + model.query_tower.weights:
+        digest.update(np.ascontiguousarray(weight.numpy()).tobytes())
+    return digest.hexdigest()
+
+
+class DocumentIndex:
+    """Embeddings of documents and their ids, in shards on disk.
+
+    Attributes:
+      directory: where they lie.
+      encoder: fingerprint of what embedded them.
+      width: D.
+      size: N, documents.
+    """
+
+    def __init__(self, directory: str | os.PathLike, encoder: str | None = None):
+        """Opens what `create` made.
+
+        Args:
+          directory: the index.
+          encoder: fingerprint of the encoder that will embed queries, if there is one.
+
+        Raises:
+          DataError: no index, or a shard that is missing or damaged.
+          InputError: documents embedded by another encoder: inner products with its
+            queries would mean nothing.
+        """
+        self.directory = Path(directory)
+        content = self._content()
+        self.encoder, self.width = content["encoder"], content["width"]
+        self._shards = content["shards"]
+        if encoder is not None and encoder != self.encoder:
+            raise validation.InputError(
+                f"{directory} was made by the encoder {self.encoder}, but queries would "
+                f"be embedded by {encoder}: their inner products mean nothing. Use the "
+                "retriever that made the index, or make the index again."
+            )
+        self.size = sum(shard["count"] for shard in self._shards)
+        self._hashes = np.zeros(0, np.uint64)  # of the ids, once they are asked for
+        for shard in self._shards:
+            self._embeddings(shard)
+
+    @classmethod
+    def create(
+        cls, directory: str | os.PathLike, encoder: str, width: int
+    ) -> DocumentIndex:
+        """Makes an index without documents.
+
+        Raises:
+          InputError: there is one already, or a width below 1.
+        """
+        directory = Path(directory)
+        if (directory / _FILE).exists():
+            raise validation.InputError(
+                f"{directory} holds an index already. Add to it, or choose another "
+                "directory."
+            )
+        validation.positive_integer("width", width)
+        directory.mkdir(parents=True, exist_ok=True)
+        _write(directory, {"encoder": encoder, "width": width, "shards": []})
+        return cls(directory)
+
+    def add(self, ids: Iterable[str], embeddings: np.ndarray) -> None:
+        """Adds documents, as one shard.
+
+        Args:
+          ids: n of them, none of which is there already.
+          embeddings: [n, D] float32.
+
+        Raises:
+          InputError: shapes that do not fit, an id twice, or numbers that are none.
+        """
+        names = list(ids)
+        vectors = np.ascontiguousarray(embeddings, np.float32)
+        if vectors.shape != (len(names), self.width) or not names:
+            raise validation.InputError(
+                f"embeddings have shape {vectors.shape} for {len(names)} ids; they must "
+                f"be [{len(names)}, {self.width}], of one document at least."
+            )
+        if not np.isfinite(vectors).all():
+            row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
+            raise validation.InputError(
+                f"the embedding of {names[row]!r} is not finite; its rank would mean "
+                "nothing."
+            )
+        hashes = self._require_new(names)
+        stem = f"shard-{len(self._shards):05d}"
+        texts = "".join(json.dumps(name) + "\n" for name in names)
+        partial = self.directory / f".{stem}.partial"
+        with partial.open("wb") as file:
+            np.save(file, vectors)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, self.directory / f"{stem}.npy")
+        atomic_write(self.directory / f"{stem}.jsonl", texts)
+        digest = hashlib.sha256(vectors.tobytes()).hexdigest()
+        shard = {"name": stem, "count": len(names), "sha256": digest}
+        self._shards = [*self._shards, shard]
+        self._hashes = np.concatenate([self._hashes, hashes])
+        self.size += len(names)
+        content = {"encoder": self.encoder, "width": self.width}
+        _write(self.directory, {**content, "shards": self._shards})
+
+    def ids(self) -> Iterator[str]:
+        """All ids, in the order of the embeddings."""
+        for shard in self._shards:
+            path = self.directory / f"{shard['name']}.jsonl"
+            count = 0
+            try:
+                with path.open(encoding="utf-8") as lines:
+                    for count, line in enumerate(lines, 1):
+                        yield json.loads(line)
+            except (OSError, ValueError) as error:
+                raise validation.DataError(
+                    path, f"cannot be read ({error})", _REMEDY
+                ) from error
+            if count != shard["count"]:
+                raise validation.DataError(
+                    path, f"has {count} ids, not {shard['count']}", _REMEDY
+                )
+
+    def chunks(self, rows: int) -> Iterator[np.ndarray]:
+        """Embeddings [at most `rows`, D], in order, off the disk."""
+        validation.positive_integer("rows", rows)
+        for shard in self._shards:
+            vectors = self._embeddings(shard)
+            for start in range(0, len(vectors), rows):
+                yield np.asarray(vectors[start : start + rows])
+
+    def embeddings(self) -> np.ndarray:
+        """[N, D] float32, all in memory."""
+        parts = [self._embeddings(shard) for shard in self._shards]
+        return np.concatenate([np.zeros([0, self.width], np.float32), *parts])
+
+    def search(
+        self, queries: np.ndarray, k: int, rows: int = 65_536
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The k best of each query by inner product, exactly, in flat memory.
+
+        Args:
+          queries: [Q, D] float32.
+          k: documents a query; if above N, all N come back.
+          rows: documents in memory at a time.
+
+        Returns:
+          scores: [Q, k] float32, best first; of equal ones the earlier document's
+            first.
+          places: [Q, k] int64, positions in the order of `ids`.
+
+        Raises:
+          InputError: another width, or k below 1.
+        """
+        queries = np.ascontiguousarray(queries, np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.width:
+            raise validation.InputError(
+                f"queries have shape {queries.shape}; they must be [Q, {self.width}]."
+            )
+        k = min(validation.positive_integer("k", k), self.size)
+        scores = np.full([len(queries), 0], -np.inf, np.float32)
+        places = np.zeros([len(queries), 0], np.int64)
+        start = 0
+        for vectors in self.chunks(rows):
+            found = queries @ vectors.T
+            at = np.broadcast_to(np.arange(start, start + len(vectors)), found.shape)
+            if len(vectors) > k:
+                # What is not among this chunk's k best is among no k best.
+                best = np.argpartition(-found, k - 1, axis=1)[:, :k]
+                found = np.take_along_axis(found, best, axis=1)
+                at = np.take_along_axis(at, best, axis=1)
+            scores = np.concatenate([scores, found], axis=1)
+            places = np.concatenate([places, at], axis=1)
+            order = np.lexsort((places, -scores), axis=1)[:, :k]
+            scores = np.take_along_axis(scores, order, axis=1)
+            places = np.take_along_axis(places, order, axis=1)
+            start += len(vectors)
+        return scores, places
+
+    def verify(self) -> None:
+        """Reads every shard and compares it with what was written.
+
+        Raises:
+          DataError: one differs.
+        """
+        for shard in self._shards:
+            found = hashlib.sha256(self._embeddings(shard).tobytes()).hexdigest()
+            if found != shard["sha256"]:
+                path = self.directory / f"{shard['name']}.npy"
+                raise validation.DataError(path, "holds other embeddings", _REMEDY)
+        for _ in self.ids():
+            pass
+
+    def _require_new(self, names: list[str]) -> np.ndarray:
+        """Hashes of the names, none of which is there: eight bytes a document."""
+        if len(self._hashes) < self.size:
+            self._hashes = np.fromiter(map(_hash, self.ids()), np.uint64)
+        hashes = np.fromiter(map(_hash, names), np.uint64)
+        suspects = set(np.array(names, object)[np.isin(hashes, self._hashes)])
+        known = None
+        if suspects:
+            known = next((name for name in self.ids() if name in suspects), None)
+        if known is None and len(set(names)) < len(names):
+            known = collections.Counter(names).most_common(1)[0][0]
+        if known is not None:
+            raise validation.InputError(
+                f"document {known!r} is there already. Leave it out; to replace "
+                "documents, make the index again."
+            )
+        return hashes
+
+    def _content(self) -> dict[str, Any]:
+        path = self.directory / _FILE
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT:
+                raise ValueError(f"format {content['format']!r}, not {_FORMAT!r}")
+            return content
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise validation.DataError(path, f"no index ({error})", _REMEDY) from error
+
+    def _embeddings(self, shard: dict[str, Any]) -> np.ndarray:
+        path = self.directory / f"{shard['name']}.npy"
+        try:
+            vectors = np.load(path, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise validation.DataError(
+                path, f"cannot be read ({error})", _REMEDY
+            ) from error
+        wanted = (shard["count"], self.width)
+        if vectors.shape != wanted or vectors.dtype != np.float32:
+            raise validation.DataError(
+                path,
+                f"holds {vectors.dtype} {vectors.shape}, not float32 {wanted}",
+                _REMEDY,
+            )
+        return vectors
+
+
+def _hash(name: str) -> int:
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _write(directory: Path, content: dict[str, Any]) -> None:
+    text = json.dumps({"format": _FORMAT, **content}, indent=1, sort_keys=True)
+    atomic_write(directory / _FILE, text + "\n")
