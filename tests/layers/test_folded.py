@@ -44,7 +44,9 @@ def test_clipping_by_example_takes_all_positions_of_one_together():
     for row in range(3):
         with tf.GradientTape() as tape:
             loss = losses()[row]
-        gradients = [g.numpy().astype(np.float64) for g in tape.gradient(loss, variables)]
+        gradients = [
+            g.numpy().astype(np.float64) for g in tape.gradient(loss, variables)
+        ]
         norm = np.sqrt(sum((g**2).sum() for g in gradients))
         assert norm == pytest.approx(float(found.norms[row]), rel=1e-5)
         expected = [e + g * min(1, 0.5 / norm) for e, g in zip(expected, gradients)]

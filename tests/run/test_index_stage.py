@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfdpsq import retriever
 from tfdpsq.data import Document, Tokenizer, train_vocabulary, write_beir
-from tfdpsq.layers import T5Config
 from tfdpsq.run import index, train_retriever
 from tfdpsq.validation import InputError
 

@@ -43,8 +43,8 @@ class Folded(tf.keras.layers.Layer):
         positions = {part.shape[1] if part.shape.rank > 1 else None for part in parts}
         if len(positions) != 1 or None in positions:
             raise InputError(
-                f"inputs have shapes {[tuple(part.shape) for part in parts]}; they must "
-                "be [B, K, ...] with one and the same static K."
+                f"inputs have shapes {[tuple(part.shape) for part in parts]}; they "
+                "must be [B, K, ...] with one and the same static K."
             )
         (count,) = positions
         output = self.layer(tf.nest.map_structure(_fold, inputs), **kwargs)

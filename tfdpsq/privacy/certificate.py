@@ -120,9 +120,7 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
     shuffled = spec.sampler == "shuffled"
     return {
         "private": spec.private,
-        "spec": {
-            name: json_number(value) for name, value in spec.recorded().items()
-        },
+        "spec": {name: json_number(value) for name, value in spec.recorded().items()},
         "plan": plan.fingerprint,
         "guarantee": {
             "epsilon": json_number(epsilons[spec.accountant]),

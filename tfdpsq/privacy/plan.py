@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from typing import cast
 
 import dp_accounting
 
@@ -151,8 +152,10 @@ class PrivacyPlan:
             chosen = PoissonSampler(
                 units, self.sampling_probability, self.max_batch_size, seed
             )
-        if spec.clip_groups is not None:
-            return DealtSampler(chosen, spec.clip_groups, self.group_capacity)
+        if spec.clip_groups is not None:  # the spec lets it be for Poisson draws only
+            return DealtSampler(
+                cast(PoissonSampler, chosen), spec.clip_groups, self.group_capacity
+            )
         if groups is None:
             return chosen
         return UserSampler(chosen, groups, spec.rows_per_unit)

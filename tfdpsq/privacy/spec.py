@@ -162,9 +162,9 @@ class PrivacySpec:
                 "more, and lower clip_norm if gradients are smaller."
             )
         if self.clip_groups is not None:
-            yield from self._clashes_of_groups()
+            yield from self._clashes_of_groups(self.clip_groups)
 
-    def _clashes_of_groups(self):
+    def _clashes_of_groups(self, groups: int):
         for field, value in (("sampler", "poisson"), ("unit", "query")):
             if getattr(self, field) != value:
                 yield (
@@ -172,7 +172,7 @@ class PrivacySpec:
                     f"{getattr(self, field)!r}, for which the sensitivity of groups is "
                     f"not derived. Set {field} to {value!r}, or leave clip_groups out."
                 )
-        if self.clip_groups > self.batch_size:
+        if groups > self.batch_size:
             yield (
                 f"clip_groups is {self.clip_groups}, but batch_size {self.batch_size}: "
                 "most groups would be empty. Lower clip_groups."

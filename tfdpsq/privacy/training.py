@@ -245,9 +245,7 @@ def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, s
     }
 
 
-def _try_out(
-    row_losses, batch, variables, layers, engine, together, declared
-) -> None:
+def _try_out(row_losses, batch, variables, layers, engine, together, declared) -> None:
     """Tries model and loss; nothing of it leaves but an error.
 
     Whose rows depend on each other, and said so, is not tried for independence; but

@@ -88,9 +88,10 @@ def microbatch_sensitivity_multiplier() -> int:
                                                 ≤ 2C,
 
     which is reached when x turns its group's gradient around. If the group had one
-    pair or none before, it is C: one pair among none has loss 0. Replacing a pair moves the sum by 2C too, where both are dealt
-    alike. Inside a group anything may depend on anything: in-group masks, a row that
-    finds no place, even batch normalisation.
+    pair or none before, it is C: one pair among none has loss 0. Replacing a pair
+    moves the sum by 2C too, where both are dealt alike. Inside a group anything may
+    depend on anything: in-group masks, a row that finds no place, even batch
+    normalisation.
 
     What would break it: to cut a shuffled batch into groups one after the other, for
     a pair more shifts all later ones; or a softmax that reads another group.

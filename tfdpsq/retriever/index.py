@@ -55,7 +55,8 @@ class _Scann(tfrs.layers.factorized_top_k.TopK):
         super().__init__(k=positive_integer("k", k), name=name)
         _scann_ops()  # Fail here, not at the first search.
         self.query_model = query_model
-        self._searcher_state = self._searcher = None
+        self._searcher_state = None
+        self._searcher: Any = None
         self._identifiers = None
         self._size = 0
 

@@ -2,8 +2,8 @@
 
 A tower is T5 encoder → masked mean (or first token) → bias-free projection → unit
 length. The towers share their weights unless told otherwise, and a score is an
-explicit scale, fixed or learned, times the cosine: a softmax over bare cosines cannot fall below
-log(1 + (B − 1)·e^-2), 4.94 nats at batch 1024, however good the model.
+explicit scale, fixed or learned, times the cosine: a softmax over bare cosines cannot
+fall below log(1 + (B − 1)·e^-2), 4.94 nats at batch 1024, however good the model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
@@ -33,7 +34,7 @@ _WEIGHTS = "weights"
 
 Batch = Mapping[str, tf.Tensor]
 
-_POOLINGS = {"mean": MaskedMeanPooling, "first": FirstTokenPooling}
+_POOLINGS: dict[str, Any] = {"mean": MaskedMeanPooling, "first": FirstTokenPooling}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +275,10 @@ def _tower(config: RetrieverConfig, name: str) -> tf.keras.Model:
 
 
 def embed(
-    tower: tf.keras.layers.Layer, token_ids: tf.Tensor, lengths: tf.Tensor, training: bool
+    tower: tf.keras.layers.Layer,
+    token_ids: tf.Tensor,
+    lengths: tf.Tensor,
+    training: bool,
 ) -> tf.Tensor:
     """Unit vectors of texts; see `TwoTower.encode_queries`.
 

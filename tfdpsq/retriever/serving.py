@@ -1,15 +1,16 @@
 """Retriever and index as one SavedModel: text in, documents out.
 
-    import scann, tensorflow_text  # their ops; scann only where the kind needs it
-    model = tf.saved_model.load(directory)
-    found = model.search(tf.constant(["how to sort"]), tf.constant(5))
-    found["ids"], found["scores"]                       # [1, 5]
+import scann, tensorflow_text  # their ops; scann only where the kind needs it
+model = tf.saved_model.load(directory)
+found = model.search(tf.constant(["how to sort"]), tf.constant(5))
+found["ids"], found["scores"]                       # [1, 5]
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +31,7 @@ class SearchModel(tf.Module):
 
     | name | takes | gives |
     |---|---|---|
-    | `search` | texts [Q] string, k [] int32 | ids [Q, k] string, scores [Q, k] float32 |
+    | `search` | texts [Q] string, k [] int32 | ids [Q, k] string, scores [Q, k] |
     | `encode_queries` | texts [Q] string | embeddings [Q, D] float32 |
     | `encode_documents` | texts [N] string | embeddings [N, D] float32 |
 
@@ -69,10 +70,14 @@ class SearchModel(tf.Module):
                 "least."
             )
         self._config, self._tokenizer = model.config, tokenizer
-        self._query_tower, self._document_tower = model.query_tower, model.document_tower
+        self._query_tower, self._document_tower = (
+            model.query_tower,
+            model.document_tower,
+        )
         self._encoders = model.encode_queries, model.encode_documents
         self._ids = tf.Variable(list(ids), trainable=False)
-        self._layer = self._documents = None
+        self._layer: Any = None
+        self._documents = None
         if kind == "exact":
             self._documents = tf.Variable(vectors, trainable=False)
         else:

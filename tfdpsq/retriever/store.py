@@ -70,9 +70,9 @@ class DocumentIndex:
         self._shards = content["shards"]
         if encoder is not None and encoder != self.encoder:
             raise validation.InputError(
-                f"{directory} was made by the encoder {self.encoder}, but queries would "
-                f"be embedded by {encoder}: their inner products mean nothing. Use the "
-                "retriever that made the index, or make the index again."
+                f"{directory} was made by the encoder {self.encoder}, but queries "
+                f"would be embedded by {encoder}: their inner products mean nothing. "
+                "Use the retriever that made the index, or make the index again."
             )
         self.size = sum(shard["count"] for shard in self._shards)
         self._hashes = np.zeros(0, np.uint64)  # of the ids, once they are asked for
@@ -113,8 +113,8 @@ class DocumentIndex:
         vectors = np.ascontiguousarray(embeddings, np.float32)
         if vectors.shape != (len(names), self.width) or not names:
             raise validation.InputError(
-                f"embeddings have shape {vectors.shape} for {len(names)} ids; they must "
-                f"be [{len(names)}, {self.width}], of one document at least."
+                f"embeddings have shape {vectors.shape} for {len(names)} ids; they "
+                f"must be [{len(names)}, {self.width}], of one document at least."
             )
         if not np.isfinite(vectors).all():
             row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
@@ -147,8 +147,9 @@ class DocumentIndex:
             count = 0
             try:
                 with path.open(encoding="utf-8") as lines:
-                    for count, line in enumerate(lines, 1):
+                    for line in lines:
                         yield json.loads(line)
+                        count += 1
             except (OSError, ValueError) as error:
                 raise validation.DataError(
                     path, f"cannot be read ({error})", _REMEDY

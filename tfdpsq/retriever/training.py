@@ -55,7 +55,9 @@ def encode_pairs(
     validation.positive_integer("document_length", document_length)
     if not len(rows):
         raise validation.InputError("there are no pairs to train on; give at least 1.")
-    arrays = encode_documents([row.document for row in rows], tokenizer, document_length)
+    arrays = encode_documents(
+        [row.document for row in rows], tokenizer, document_length
+    )
     queries = _encoded([row.query for row in rows], tokenizer, query_length)
     arrays["query_ids"], arrays["query_lengths"] = queries
     keys = [int(key) for key in arrays["document_key"]]

@@ -113,9 +113,7 @@ def _make(config, out: pathlib.Path, tokenizer: Tokenizer) -> dict[str, Any]:
     return {"documents": index.size, "taken_over": taken_over}
 
 
-def _new_documents(
-    corpus: str, index: retriever.DocumentIndex
-) -> Iterator[Document]:
+def _new_documents(corpus: str, index: retriever.DocumentIndex) -> Iterator[Document]:
     documents = sources.open_beir(corpus).documents()
     if not index.size:
         return iter(documents)
