@@ -63,7 +63,10 @@ def parts(tmp_path_factory):
     return model, tokenizer, [f"d{i}" for i in range(len(_DOCUMENTS))], vectors
 
 
-@pytest.mark.parametrize("kind", ["exact", "scann_brute_force", "scann"])
+@pytest.mark.parametrize(
+    "kind",
+    ["exact", "scann", pytest.param("scann_brute_force", marks=pytest.mark.slow)],
+)
 def test_it_loads_and_searches_in_a_new_process(parts, tmp_path, kind):
     model, tokenizer, ids, vectors = parts
     SearchModel(*parts, kind=kind).export(tmp_path / "search")
