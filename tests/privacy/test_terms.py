@@ -187,6 +187,68 @@ def test_coupled_rows_without_copies_are_refused_before_a_step():
     assert not taken
 
 
+def test_groups_must_be_told_from_one_another():
+    """Undivided, a loss over all rows would be clipped as if it kept to its group."""
+    layer, x = _layer(), _rows(40)
+    plan = _plan(clip_groups=2, sensitivity_multiplier=2.0)
+
+    def coupled(batch):
+        scores = layer(batch["x"])[:, 0]
+        return tf.square(scores - tf.reduce_mean(scores))
+
+    def run(microbatch_size):
+        train(
+            plan,
+            coupled,
+            [layer.kernel],
+            make_optimizer(plan, 0.1, "sgd", "vectorized"),
+            lambda rows: {"x": x[rows]},
+            microbatch_size,
+            layers=[layer],
+        )
+
+    with pytest.raises(InputError, match="microbatch_size is None and clip_groups 2"):
+        run(None)
+    with pytest.raises(InputError, match="the loss of a row is another one among"):
+        run(plan.max_rows)
+
+
+@pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
+def test_units_taken_one_by_one_have_dropout_of_their_own(engine):
+    """Else whoever spoils the batch gives all others one mask, and their sum grows."""
+    dropout = tf.keras.layers.Dropout(0.5)
+    layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    layer.build([None, 64])
+    plan = _plan(clip_norm=0.01)
+    optimizer = make_optimizer(plan, 1.0, "sgd", engine, noise_seed=4)
+    step = tf.function(
+        make_logical_step(
+            lambda batch: layer(dropout(batch["x"], training=True))[:, 0],
+            [layer.kernel],
+            optimizer,
+            8,
+            layers=[dropout, layer],
+        )
+    )
+
+    def update(x, count):
+        layer.kernel.assign(np.ones([64, 1]))
+        optimizer.iterations.assign(0)
+        weights = (np.arange(8) < count).astype(np.float32)
+        batch = {"x": tf.constant(x), "weights": tf.constant(weights)}
+        step(batch, tf.constant(count))
+        return layer.kernel.numpy() - 1
+
+    x = np.ones([8, 64], np.float32)
+    noise = update(x, 0)
+    whole = np.linalg.norm(update(x, 8) - noise) * 6 / 0.01
+    x[7] = np.nan
+    spoilt = np.linalg.norm(update(x, 8) - noise) * 6 / 0.01
+    # Two masks of one half share half of what they keep: √(m + m(m - 1)/2), not m.
+    assert whole == pytest.approx(math.sqrt(8 + 28), rel=0.1)
+    assert spoilt == pytest.approx(math.sqrt(7 + 21), rel=0.1)
+
+
 def test_what_is_set_before_a_step_is_set_again_and_restored(tmp_path):
     """`before_step` sees every step once its state is there, after a resume too."""
     x = _rows(40)

@@ -33,11 +33,12 @@ def test_streamed_search_is_the_matrix_products_top_k(index, rows, k):
     )
 
 
-def test_equal_scores_come_in_the_order_of_the_documents(tmp_path):
+@pytest.mark.parametrize("rows", [1000, 300, 4])
+def test_equal_scores_come_in_the_order_of_the_documents(tmp_path, rows):
     index = DocumentIndex.create(tmp_path / "index", "x", 2)
-    index.add(["a", "b", "c", "d"], np.ones([4, 2], np.float32))
-    _, places = index.search(np.ones([1, 2], np.float32), 3, rows=4)
-    np.testing.assert_array_equal(places, [[0, 1, 2]])
+    index.add([f"d{i}" for i in range(1000)], np.ones([1000, 2], np.float32))
+    _, places = index.search(np.ones([1, 2], np.float32), 10, rows)
+    np.testing.assert_array_equal(places, [np.arange(10)])
 
 
 def test_added_documents_are_there_when_opened_again(index):
@@ -116,11 +117,21 @@ def test_damage_is_named(index):
     np.save(path, _vectors(49))
     with pytest.raises(DataError, match=r"holds float32 \(49, 8\), not float32"):
         DocumentIndex(directory)
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match="shard-00000.npy: cannot be read"):
+        DocumentIndex(directory)
     path.write_bytes(whole)
     ids = directory / "shard-00001.jsonl"
+    ids.write_text("".join(reversed(ids.read_text().splitlines(keepends=True))))
+    with pytest.raises(DataError, match="shard-00001.jsonl: holds other ids"):
+        DocumentIndex(directory).verify()
     ids.write_text('"only one"\n')
     with pytest.raises(DataError, match="shard-00001.jsonl: has 1 ids, not 2"):
-        DocumentIndex(directory).verify()
+        list(DocumentIndex(directory).ids())
+    text = (directory / "index.json").read_text()
+    (directory / "index.json").write_text(text.replace("ids_sha256", "other"))
+    with pytest.raises(DataError, match="index.json: no index .'ids_sha256'"):
+        DocumentIndex(directory)
     (directory / "index.json").write_text("{}")
     with pytest.raises(DataError, match="index.json: no index"):
         DocumentIndex(directory)

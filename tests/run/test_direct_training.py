@@ -13,6 +13,7 @@ from tfdpsq.data import train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
+from tfdpsq.privacy.certificate import digest_of
 from tfdpsq.run import direct_training, private_training, train_retriever
 from tfdpsq.validation import InputError
 
@@ -67,6 +68,9 @@ def test_each_method_trains_and_certifies_the_sensitivity_it_derives(base, metho
     model, certificate = _train(base, method, method=method, scale=scale)
     assert certificate["training"]["method"] == method
     assert certificate["training"]["engine"] == "fast"
+    assert certificate["training"]["microbatch_size"] == (
+        4 if method == "public_negatives" else "the whole batch"
+    )
     assert 7.0 < certificate["guarantee"]["epsilon"] <= 8.0
     assert verify_certificate(certificate).problems == ()
     largest = certificate["sampler"]["max_batch_size"]
@@ -87,6 +91,7 @@ def test_each_method_trains_and_certifies_the_sensitivity_it_derives(base, metho
     for section, field in (("mechanism", "sensitivity"), ("sampler", "clip_groups")):
         edited = json.loads(json.dumps(certificate))
         edited[section][field] = 0.05
+        edited["digest"] = digest_of(edited)  # as whoever edits it would
         assert verify_certificate(edited).problems
 
 
@@ -112,6 +117,8 @@ def test_what_a_method_was_not_derived_for_is_refused(base, method, changes, mes
     [
         ({"method": "public_negatives", "negatives": 85}, "negatives is 85, but there"),
         ({"method": "public_negatives", "refresh_every": 0}, "refresh_every is 0"),
+        ({"method": "public_negatives", "microbatch_size": 0}, "microbatch_size is 0"),
+        ({"method": "public_negatives", "most_documents": 0}, "most_documents is 0"),
         ({"method": "microbatch", "clip_groups": 9}, "clip_groups is 9"),
         ({"method": "logit_dp", "engine": "vectorized"}, "made of terms, and engine"),
     ],

@@ -189,7 +189,8 @@ def _sampler_in_words(plan: PrivacyPlan) -> str:
         rows = (
             f" Each is then dealt, independently and uniformly, to one of "
             f"{spec.clip_groups} groups, of which each keeps at most "
-            f"{plan.group_capacity}; clipped is the gradient of a group."
+            f"{plan.group_capacity}"
+            + ("; clipped is the gradient of a group." if spec.private else ".")
         )
     if spec.sampler == "poisson":
         return (

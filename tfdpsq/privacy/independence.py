@@ -18,6 +18,7 @@ from tfdpsq import validation
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.randomness import replayable
+from tfdpsq.privacy.terms import Terms
 
 
 def check_independence(
@@ -50,7 +51,14 @@ def check_independence(
         tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
         tf.random.set_seed(1)  # for random numbers that a model draws by itself
         with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
-            found = require_rows(row_losses(tensors))
+            found = row_losses(tensors)
+        if isinstance(found, Terms):
+            raise validation.InputError(
+                "the loss is made of terms, of which it cannot be told by row what "
+                "they depend on. Declare their sensitivity (sensitivity_multiplier in "
+                "the spec, above 1) and set microbatch_size to None."
+            )
+        require_rows(found)
         if found.shape[0] != rows:
             raise validation.InputError(
                 f"there are {found.shape[0]} losses for {rows} rows. Return exactly "

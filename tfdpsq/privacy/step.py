@@ -88,8 +88,11 @@ def make_logical_step(
 
     def one_by_one(part: Batch, number: tf.Tensor) -> list[tf.Tensor]:
         def add(row, *sums):
-            # The microbatch's number again: the same draw, one unit at a time.
-            clipped = differentiate(_slice(part, row, together), number)
+            # Dropout of its own for every unit, as in the batch: with the microbatch's
+            # number again all units would share one draw, which whoever spoilt the
+            # batch would have brought about.
+            own = (1 + tf.cast(row // together, tf.int64)) * (1 << 32)
+            clipped = differentiate(_slice(part, row, together), own + number)
             return row + together, *_added(sums, clipped.sums)
 
         _, *sums = tf.while_loop(

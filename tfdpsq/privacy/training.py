@@ -97,7 +97,8 @@ def train(
         stops early if it returns `True`.
       jit_compile: compile the step with XLA.
       before_step: called before each step with the number of steps executed, once
-        variables and `state` are what they are to be in it. It may set what the loss
+        variables and `state` are what they are to be in it; and with 0 before anything
+        is tried or restored. It may set what the loss
         reads besides rows and weights, such as negatives from public documents. It
         must use nothing of the private rows but the weights, which are released
         anyway: then it is post-processing, and costs nothing.
@@ -143,7 +144,16 @@ def train(
         )
     rows = len(groups.rows) if groups is not None else units or plan.spec.n
     declared = microbatch_size is None and plan.spec.sensitivity_multiplier != 1
-    together = plan.rows_clipped_together if plan.spec.clip_groups else 1
+    together = 1
+    if plan.spec.clip_groups is not None:
+        # What these declare is that groups are independent of each other.
+        declared, together = False, plan.rows_clipped_together
+        if microbatch_size is None:
+            raise validation.InputError(
+                f"microbatch_size is None and clip_groups {plan.spec.clip_groups}: a "
+                "loss over all rows would be clipped as if it kept to its group. Set "
+                f"microbatch_size to a multiple of the {together} rows of a group."
+            )
     batch = _first_rows(take, rows, together)
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set

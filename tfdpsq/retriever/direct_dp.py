@@ -57,8 +57,10 @@ def naive_sensitivity_multiplier(max_batch_size: int) -> int:
     Neighbours that *replace* a pair instead move the sum by up to 2nC: both rows n
     count, 2C, and the others 2(n − 1)C.
 
-    What a row's loss reads besides the batch, its `positive_keys`, are the known
-    positives of its *own* query. They belong to the row, and go with it.
+    What a row's loss reads besides the batch, its `positive_keys`, must be known from
+    the row alone. So train on one pair a query, as `BeirDirectory.pairs` gives, without
+    `encode_pairs`'s `positives`: those it finds among the *other* pairs, so that a pair
+    would change rows of batches that it is not in.
 
     Args:
       max_batch_size: n, the most pairs a batch can hold.
@@ -125,9 +127,10 @@ def logit_dp_sensitivity_multiplier(max_batch_size: int, scale: float) -> float:
 
     Both terms grow with n, so the largest batch bounds every smaller one; L tends to
     2 + 2e^{2s}. At s = 1 that is 16.8, however large the batch. But it grows as the
-    square of e^s, and is *vacuous*, no better than clipping whole rows (`naive`,
-    2n − 1), from about s = ½·ln(n) on: 3.5 for n = 1,024, 1.7 for n = 32, where
-    retrievers want 20 and more. `logit_dp_is_vacuous_above` says where exactly.
+    square of e^s: at s = ½·ln(n) it is n already, half of what clipping whole rows has
+    (`naive`, 2n − 1), and from about s = ln(n) + 0.35 on it is *vacuous*, no better
+    than that: 7.3 for n = 1,024, 3.8 for n = 32, where retrievers want 20 and more.
+    `logit_dp_is_vacuous_above` says where exactly.
 
     All n columns must stay in every softmax: a column that is masked for being the
     row's own document again, or another known answer, leaves fewer to share the
@@ -144,8 +147,8 @@ def logit_dp_sensitivity_multiplier(max_batch_size: int, scale: float) -> float:
     Raises:
       InputError: n below 1, or a scale that is not above 0.
 
-    Source: Kong et al. 2023 (arXiv:2310.03104), theorem 4.2. Their published code
-      leaves the temperature out.
+    Source: the method of Kong et al. 2023 (arXiv:2310.03104); the bound is derived
+      here. Their published code leaves the temperature out.
     """
     others = positive_integer("max_batch_size", max_batch_size) - 1
     spread = math.exp(-2.0 * positive("scale", scale))
@@ -156,15 +159,13 @@ def logit_dp_sensitivity_multiplier(max_batch_size: int, scale: float) -> float:
 def logit_dp_is_vacuous_above(max_batch_size: int) -> float:
     """The scale from which Logit-DP's bound is no better than 2n − 1.
 
-    Found by bisection to 1e-6; infinite for n = 1, where both are 1.
+    Found by bisection to 1e-6; next to 0 for n = 1, where both are 1.
 
     Raises:
       InputError: n below 1.
     """
     naive = naive_sensitivity_multiplier(max_batch_size)
-    low, high = 1e-9, 50.0
-    if logit_dp_sensitivity_multiplier(max_batch_size, high) < naive:
-        return math.inf
+    low, high = 1e-9, 50.0  # at 50, L is 2n for every n below e^100
     while high - low > 1e-6:
         middle = (low + high) / 2
         below = logit_dp_sensitivity_multiplier(max_batch_size, middle) < naive
@@ -184,6 +185,8 @@ def public_negatives_sensitivity_multiplier() -> int:
       ‖Σ_{i≤n} clip(∇ℓ_i) − Σ_{i<n} clip(∇ℓ_i)‖ = ‖clip(∇ℓ_n)‖ ≤ C,
 
     at any batch size, scale and size of N: ordinary DP-SGD (replacing a pair: 2C).
+    Known answers must come with the row, not be looked up among the other pairs: see
+    `naive_sensitivity_multiplier`.
 
     *Amplification by Poisson sampling holds.* It needs that, all else given, the step
     sees f(S) or, with probability q, f(S + x). What else is there: the weights θ,

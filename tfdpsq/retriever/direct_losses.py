@@ -162,8 +162,11 @@ class LogitTerms:
         diagonal = tf.linalg.diag_part(scores)
         real = (batch["weights"] > 0) & tf.math.is_finite(diagonal)
         both = real[:, tf.newaxis] & real[tf.newaxis, :]
-        # A cosine is beyond 1 by rounding at most; the bound wants none.
-        scores = tf.clip_by_value(tf.where(both, scores, 0.0), -scale, scale)
+        # The bound wants every score within the scale: a cosine may be beyond 1 by
+        # rounding, and one copy of a pair no number where another, under other
+        # dropout, is one; it must not take its row's softmax with it.
+        sound = both & tf.math.is_finite(scores)
+        scores = tf.clip_by_value(tf.where(sound, scores, 0.0), -scale, scale)
         logs = tf.nn.log_softmax(tf.where(both, scores, NEVER))
         coefficients = tf.where(both, tf.exp(logs) - tf.eye(rows), 0.0)
         losses = tf.where(real, -tf.linalg.diag_part(logs), 0.0)

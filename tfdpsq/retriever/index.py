@@ -116,6 +116,8 @@ class _Scann(tfrs.layers.factorized_top_k.TopK):
         Returns:
           scores: [Q, k] float32 inner products, descending.
           identifiers: [Q, k]. Which of equal scores comes first is not defined.
+            `ScannTree` may find fewer than k: such places have score NaN, and what
+            identifier they have means nothing.
 
         Raises:
           InputError: `index` was not called, or k below 1.

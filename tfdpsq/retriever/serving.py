@@ -35,8 +35,9 @@ class SearchModel(tf.Module):
     | `encode_queries` | texts [Q] string | embeddings [Q, D] float32 |
     | `encode_documents` | texts [N] string | embeddings [N, D] float32 |
 
-    A k above the number of documents gives all of them. Kind "exact" is a matrix
-    product and needs no other library's ops than tensorflow-text's.
+    A k above the number of documents gives all of them. Kind "scann" alone may find
+    fewer than k: such places hold the id "" and the score -inf. Kind "exact" is a
+    matrix product and needs no other library's ops than tensorflow-text's.
     """
 
     def __init__(
@@ -110,7 +111,13 @@ class SearchModel(tf.Module):
             scores, rows = tf.math.top_k(product, k)
         else:
             scores, rows = self._layer.nearest(queries, k)
-        return {"ids": tf.gather(self._ids, rows), "scores": scores}
+        # ScaNN marks a place that it could not fill by NaN.
+        there = tf.math.is_finite(scores)
+        names = tf.gather(self._ids, tf.where(there, rows, 0))
+        return {
+            "ids": tf.where(there, names, ""),
+            "scores": tf.where(there, scores, -np.inf),
+        }
 
     def export(self, directory: str | os.PathLike) -> None:
         """Writes a SavedModel, whole or not at all.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -21,11 +22,13 @@ from typing import Any
 import numpy as np
 
 from tfdpsq import validation
-from tfdpsq.data.files import atomic_write
+from tfdpsq.data.files import atomic_write, sha256_of_file
 from tfdpsq.retriever.model import TwoTower
 
 _FILE = "index.json"
 _FORMAT = "tfdpsq-index/1"
+_INDEX = ("encoder", "width")
+_SHARD = ("name", "count", "sha256", "ids_sha256")
 _REMEDY = "Make the index again with run.index."
 
 
@@ -60,7 +63,8 @@ class DocumentIndex:
           encoder: fingerprint of the encoder that will embed queries, if there is one.
 
         Raises:
-          DataError: no index, or a shard that is missing or damaged.
+          DataError: no index, or embeddings that are missing or of another shape
+            (`verify` reads them).
           InputError: documents embedded by another encoder: inner products with its
             queries would mean nothing.
         """
@@ -125,20 +129,22 @@ class DocumentIndex:
         hashes = self._require_new(names)
         stem = f"shard-{len(self._shards):05d}"
         texts = "".join(json.dumps(name) + "\n" for name in names)
-        partial = self.directory / f".{stem}.partial"
-        with partial.open("wb") as file:
-            np.save(file, vectors)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self.directory / f"{stem}.npy")
+        file = io.BytesIO()
+        np.save(file, vectors)
+        atomic_write(self.directory / f"{stem}.npy", file.getvalue())
         atomic_write(self.directory / f"{stem}.jsonl", texts)
         digest = hashlib.sha256(vectors.tobytes()).hexdigest()
-        shard = {"name": stem, "count": len(names), "sha256": digest}
+        shard = {
+            "name": stem,
+            "count": len(names),
+            "sha256": digest,
+            "ids_sha256": hashlib.sha256(texts.encode()).hexdigest(),
+        }
+        content = {"encoder": self.encoder, "width": self.width}
+        _write(self.directory, {**content, "shards": [*self._shards, shard]})
         self._shards = [*self._shards, shard]
         self._hashes = np.concatenate([self._hashes, hashes])
         self.size += len(names)
-        content = {"encoder": self.encoder, "width": self.width}
-        _write(self.directory, {**content, "shards": self._shards})
 
     def ids(self) -> Iterator[str]:
         """All ids, in the order of the embeddings."""
@@ -203,8 +209,9 @@ class DocumentIndex:
             found = queries @ vectors.T
             at = np.broadcast_to(np.arange(start, start + len(vectors)), found.shape)
             if len(vectors) > k:
-                # What is not among this chunk's k best is among no k best.
-                best = np.argpartition(-found, k - 1, axis=1)[:, :k]
+                # What is not among this chunk's k best is among no k best. Stable:
+                # of equal scores the earlier document's stays.
+                best = np.argsort(-found, axis=1, kind="stable")[:, :k]
                 found = np.take_along_axis(found, best, axis=1)
                 at = np.take_along_axis(at, best, axis=1)
             scores = np.concatenate([scores, found], axis=1)
@@ -226,8 +233,9 @@ class DocumentIndex:
             if found != shard["sha256"]:
                 path = self.directory / f"{shard['name']}.npy"
                 raise validation.DataError(path, "holds other embeddings", _REMEDY)
-        for _ in self.ids():
-            pass
+            path = self.directory / f"{shard['name']}.jsonl"
+            if sha256_of_file(path) != shard["ids_sha256"]:
+                raise validation.DataError(path, "holds other ids", _REMEDY)
 
     def _require_new(self, names: list[str]) -> np.ndarray:
         """Hashes of the names, none of which is there: eight bytes a document."""
@@ -253,7 +261,10 @@ class DocumentIndex:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise ValueError(f"format {content['format']!r}, not {_FORMAT!r}")
-            return content
+            shards = [
+                {name: shard[name] for name in _SHARD} for shard in content["shards"]
+            ]
+            return {**{name: content[name] for name in _INDEX}, "shards": shards}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise validation.DataError(path, f"no index ({error})", _REMEDY) from error
 
@@ -261,7 +272,7 @@ class DocumentIndex:
         path = self.directory / f"{shard['name']}.npy"
         try:
             vectors = np.load(path, mmap_mode="r")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise validation.DataError(
                 path, f"cannot be read ({error})", _REMEDY
             ) from error

@@ -186,8 +186,8 @@ def train(
 def _loss(config, model, tokenizer, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
     """The method's loss, and what else `privacy.train` is to be given for it."""
     if config.method == "naive":
-        if config.engine != "fast":
-            # These engines take one gradient per row anyway, and need no copies.
+        if config.engine != "fast" or not plan.spec.private:
+            # One gradient per row, or one in all, needs no copies.
             return (
                 lambda batch: model.row_losses(batch, training=True),
                 {"microbatch_size": None, "layers": [model]},
@@ -203,6 +203,8 @@ def _loss(config, model, tokenizer, plan: privacy.PrivacyPlan) -> tuple[Any, dic
     if config.method == "microbatch":
         loss = retriever.GroupLosses(model, plan.group_capacity)
         return loss, {"microbatch_size": plan.max_rows, "layers": loss.layers}
+    for field in ("most_documents", "microbatch_size"):
+        validation.positive_integer(field, config[field])
     documents = sources.sampled_documents(config.pairs, config.most_documents)
     loss = retriever.PublicNegatives(
         model,
@@ -225,13 +227,18 @@ def _loss(config, model, tokenizer, plan: privacy.PrivacyPlan) -> tuple[Any, dic
 
 def facts(config) -> dict[str, Any]:
     """What the certificate says of the method, beside the mechanism's own numbers."""
-    found: dict[str, Any] = {"method": config.method, "scale": config.scale}
-    if config.method == "public_negatives":
-        found["negatives"] = config.negatives
-        found["negatives_drawn_from"] = (
-            "the public corpus, uniformly, by a public seed; "
-            f"embedded anew every {config.refresh_every} steps"
-        )
+    found: dict[str, Any] = {
+        name: config[name]
+        for name in ("method", "scale", "learned_scale", "pooling", "bidirectional")
+    }
+    if config.method != "public_negatives":
+        return {**found, "microbatch_size": "the whole batch"}
+    found["negatives"] = config.negatives
+    found["negatives_drawn_from"] = (
+        f"the public corpus (at most {config.most_documents} documents, evenly spread "
+        "over it), uniformly, by a public seed; anew every "
+        f"{config.refresh_every} steps"
+    )
     return found
 
 

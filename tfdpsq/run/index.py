@@ -6,7 +6,8 @@ Writes `documents/`, embeddings in shards that are searched off the disk (see
 `retriever.DocumentIndex`), and, unless `kind` is "streamed", `search/`: encoder and
 index as one SavedModel, text in, ids and scores out (`retriever.SearchModel`).
 `--config.base=INDEX` takes over all documents of another index of the same retriever
-and embeds only those that it lacks.
+and embeds those whose ids it lacks: documents that were changed or taken away since are
+not noticed.
 
 Documents are public, so the index costs no privacy; but what private queries made of
 the retriever shows in it. It carries the retriever's certificate.
@@ -73,6 +74,12 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         "corpus": sources.corpus_fingerprint(config.corpus),
         "vocabulary": tokenizer.fingerprint,
     }
+    used = workdir.read_json(pathlib.Path(config.retriever) / workdir.STAGE_FILE)
+    if used["inputs"]["vocabulary"] != tokenizer.fingerprint:
+        raise validation.InputError(
+            f"vocabulary is {config.vocabulary}, which is not what {config.retriever} "
+            "was trained with. Give the SentencePiece file that it was."
+        )
     if config.base:
         inputs["base"] = workdir.stage_fingerprint(config.base)
     return workdir.run_stage(

@@ -205,7 +205,7 @@ def sampled_documents(path: str, most: int | None) -> Iterator[Document]:
     if most is None:
         yield from beir.documents()
         return
-    validation.positive_integer("max_documents", most)
+    validation.positive_integer("the number of documents", most)
     total = sum(1 for _ in beir.documents())
     for number, document in enumerate(beir.documents()):
         # Every document whose share of the quota has just become due.

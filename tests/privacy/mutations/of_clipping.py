@@ -287,4 +287,23 @@ MUTATIONS = (
         ),
         "why": "a gradient that is long in another weight is not clipped",
     },
+    {
+        "name": "one_dropout_for_units_taken_one_by_one",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "_slice(part, row, together), own + number)",
+        "new": "_slice(part, row, together), number)",
+        "tests": (
+            _TESTS + "test_terms.py::"
+            "test_units_taken_one_by_one_have_dropout_of_their_own[dpkeras]",
+        ),
+        "why": "whoever spoils a batch gives all others one mask, and their sum grows",
+    },
+    {
+        "name": "undivided_loss_over_groups",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        if microbatch_size is None:\n            raise",
+        "new": "        if microbatch_size == 0:\n            raise",
+        "tests": (_TESTS + "test_terms.py::test_groups_must_be_told_from_one_another",),
+        "why": "a softmax over all groups would be noised for one of them",
+    },
 )
