@@ -26,6 +26,11 @@ def _losses(batch, layer):
     return layer(batch["x"])[:, 0]
 
 
+def _coupled(batch, layer):
+    losses = _losses(batch, layer)
+    return losses - tf.reduce_mean(losses)
+
+
 def _train(directory, spec, data=None, microbatch=4, losses=_losses, **options):
     plan = make_plan(spec)
     layer = tf.keras.layers.Dense(1, use_bias=False)
@@ -56,10 +61,14 @@ def _unpaid(directory):
         (
             _spec(unit="user", rows_per_unit=3, n=6),
             dict(groups=Groups.of(np.arange(12) // 2), microbatch=8),
-            "parts the rows of a unit",
+            "parts the 3 rows that are clipped together",
         ),
         (_spec(n=20), {}, "Pass units"),
-        (_spec(), dict(microbatch=None), "tells gradients apart by row"),
+        (
+            _spec(),
+            dict(microbatch=None, losses=_coupled),
+            "the loss of a row is another one among",
+        ),
         (_spec(), dict(data=np.array([[1, 2, 3]] * 12, object)), "Python objects"),
     ],
 )
@@ -70,6 +79,7 @@ def test_nothing_is_paid_for_what_cannot_run(tmp_path, spec, options, message):
     # Mended, the same directory serves.
     good = dict(options, microbatch=3 if "groups" in options else 4)
     good.pop("data", None)
+    good.pop("losses", None)
     if message == "Pass units":
         good["units"] = 12
     assert _train(tmp_path, spec, **good) == 3

@@ -18,7 +18,6 @@ from tfdpsq.retriever import (
     LogitTerms,
     NaiveLosses,
     PublicNegatives,
-    encode_pairs,
     logit_dp_is_vacuous_above,
     logit_dp_sensitivity_multiplier,
     microbatch_sensitivity_multiplier,
@@ -344,100 +343,3 @@ def test_logit_dps_bound_by_hand_and_where_it_is_vacuous():
     for bad in (0.0, -1.0, math.nan):
         with pytest.raises(InputError, match="scale is"):
             logit_dp_sensitivity_multiplier(8, bad)
-
-
-def test_public_negatives_are_drawn_by_step_and_kept_between_refreshes(
-    make_model, make_rows, tokenizer
-):
-    model = make_model()
-    texts = [row.document for row in make_rows(30)]
-    corpus = retriever.encode_documents(texts, tokenizer, 12)
-    losses = PublicNegatives(model, corpus, 6, seed=4, refresh_every=2)
-
-    def held(step):
-        losses.refresh(step)
-        embeddings, keys = (variable.numpy() for variable in losses.state)
-        return embeddings, keys
-
-    first, second, third = held(0), held(1), held(2)
-    np.testing.assert_array_equal(first[1], second[1])
-    assert set(first[1]) != set(third[1])
-    assert len(set(first[1])) == 6 and set(first[1]) <= set(corpus["document_key"])
-    again = PublicNegatives(model, corpus, 6, seed=4, refresh_every=2)
-    again.refresh(2)
-    np.testing.assert_array_equal(again.state[1].numpy(), third[1])
-    # The embeddings are those of the weights as they are now.
-    chosen = [int(np.flatnonzero(corpus["document_key"] == key)[0]) for key in third[1]]
-    expected = model.encode_documents(
-        corpus["document_ids"][chosen], corpus["document_lengths"][chosen]
-    )
-    np.testing.assert_allclose(third[0], expected, atol=1e-6)
-    with pytest.raises(InputError, match="negatives is 31, but there are 30"):
-        PublicNegatives(model, corpus, 31, seed=0)
-
-
-def test_what_public_negatives_leave_out_depends_on_the_row_alone(
-    make_model, make_rows, tokenizer
-):
-    model, rows = make_model(), make_rows(4)
-    corpus = retriever.encode_documents([row.document for row in rows], tokenizer, 12)
-    losses = PublicNegatives(model, corpus, 4, seed=0)
-    losses.refresh(0)
-    arrays = retriever.encode_pairs(rows, tokenizer, 6, 12)
-    batch = retriever.collate(arrays, np.arange(4))
-    found = losses({k: tf.constant(v) for k, v in batch.items()}).numpy()
-    queries, documents = (
-        np.asarray(encode(arrays[f"{side}_ids"], arrays[f"{side}_lengths"]))
-        for side, encode in (
-            ("query", model.encode_queries),
-            ("document", model.encode_documents),
-        )
-    )
-    scores = 20.0 * queries @ documents.T
-    # All four documents are negatives, but for each row's own: it stands once.
-    expected = np.log(np.exp(scores - scores.max()).sum(1)) + scores.max()
-    np.testing.assert_allclose(found, expected - np.diag(scores), rtol=1e-4)
-    # A row more, or one less, leaves the others' losses as they are.
-    alone = retriever.collate(arrays, np.array([2]))
-    np.testing.assert_allclose(
-        losses({k: tf.constant(v) for k, v in alone.items()}).numpy(),
-        found[2:3],
-        rtol=1e-4,
-    )
-
-
-def test_what_a_method_is_not_derived_for_is_refused(make_model, make_rows, tokenizer):
-    texts = [row.document for row in make_rows(4)]
-    corpus = retriever.encode_documents(texts, tokenizer, 12)
-    both = make_model(bidirectional=True)
-    for make in (
-        NaiveLosses,
-        LogitTerms,
-        lambda model: PublicNegatives(model, corpus, 2, seed=0),
-    ):
-        with pytest.raises(InputError, match="bidirectional is True, but"):
-            make(both)
-    with pytest.raises(InputError, match="learned_scale is True, but logit_dp"):
-        LogitTerms(make_model(learned_scale=True))
-
-
-@pytest.mark.parametrize("method", ["naive", "microbatch", "public_negatives"])
-def test_a_learned_scale_counts_in_the_norm(make_model, make_rows, tokenizer, method):
-    """The engine's rules hold for every method's own use of the scale."""
-    model = make_model(learned_scale=True)
-    arrays = encode_pairs(make_rows(4), tokenizer, 6, 12)
-    losses = {
-        "naive": lambda: NaiveLosses(model),
-        "microbatch": lambda: GroupLosses(model, 2),
-        "public_negatives": lambda: PublicNegatives(model, arrays, 3, seed=0),
-    }[method]()
-    if method == "public_negatives":
-        losses.refresh(0)
-    batch = retriever.collate(arrays, np.arange(4))
-    batch = {name: tf.constant(value) for name, value in batch.items()}
-    fast.check(
-        lambda: losses(batch),
-        losses.layers,
-        model.trainable_variables,
-        rows_per_unit=2 if method == "microbatch" else 1,
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfdpsq.validation import InputError
@@ -50,13 +52,13 @@ class Folded(tf.keras.layers.Layer):
         output = self.layer(tf.nest.map_structure(_fold, inputs), **kwargs)
         return tf.reshape(output, [-1, count, *output.shape[1:]])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """The layer inside, and Keras's own."""
         inner = tf.keras.layers.serialize(self.layer)
         return {**super().get_config(), "layer": inner}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Folded:
         """The layer that `get_config` described."""
         inner = tf.keras.layers.deserialize(config["layer"])
         return cls(inner, **{k: v for k, v in config.items() if k != "layer"})

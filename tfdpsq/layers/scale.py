@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -45,7 +46,7 @@ class Scale(tf.keras.layers.Layer):
             return self.initial * scores
         return tf.exp(self.log_scale) * scores
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Initial scale, whether it is learned, and Keras's own."""
         own = {"initial": self.initial, "learned": self.learned}
         return {**super().get_config(), **own}

@@ -10,6 +10,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
+import ml_collections
 import numpy as np
 from absl import logging
 
@@ -17,6 +18,7 @@ from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.privacy import plan as plans
 from tfdpsq.run import private_training, sources
+from tfdpsq.run.progress import Progress
 
 ARGUMENTS = {
     "naive": (
@@ -76,7 +78,9 @@ def _require_derived(config) -> None:
     validation.positive("scale", config.scale)
 
 
-def make_plan(config, units: private_training.Units) -> privacy.PrivacyPlan:
+def make_plan(
+    config: ml_collections.ConfigDict, units: private_training.Units
+) -> privacy.PrivacyPlan:
     """The plan of the config's method: its sampler, its sensitivity.
 
     Raises:
@@ -123,11 +127,11 @@ def make_plan(config, units: private_training.Units) -> privacy.PrivacyPlan:
 
 
 def train(
-    config,
+    config: ml_collections.ConfigDict,
     model: retriever.TwoTower,
     tokenizer: Tokenizer,
     source: sources.Source,
-    progress,
+    progress: Progress,
     own: pathlib.Path,
     inputs: dict[str, str],
 ) -> tuple[privacy.PrivacyPlan, int]:
@@ -225,7 +229,7 @@ def _loss(config, model, tokenizer, plan: privacy.PrivacyPlan) -> tuple[Any, dic
     }
 
 
-def facts(config) -> dict[str, Any]:
+def facts(config: ml_collections.ConfigDict) -> dict[str, Any]:
     """What the certificate says of the method, beside the mechanism's own numbers."""
     found: dict[str, Any] = {
         name: config[name]

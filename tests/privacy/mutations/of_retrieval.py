@@ -54,7 +54,8 @@ MUTATIONS = (
 """,
         "tests": (
             _SEARCH + "[public_negatives-20.0-0.8-8]",
-            _TESTS + "test_what_public_negatives_leave_out_depends_on_the_row_alone",
+            "tests/retriever/test_direct_losses.py::"
+            "test_what_public_negatives_leave_out_depends_on_the_row_alone",
         ),
         "why": "every row's gradient would depend on who else was drawn",
     },
