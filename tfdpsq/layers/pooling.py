@@ -7,8 +7,27 @@ import tensorflow as tf
 from tfdpsq.validation import InputError
 
 
+class _Pooling(tf.keras.layers.Layer):
+    """Takes hidden states [B, L, D] and a mask [B, L], gives [B, D]."""
+
+    def __init__(self, **kwargs):
+        """Makes the layer; arguments are those of `tf.keras.layers.Layer`."""
+        kwargs.setdefault("dtype", "float32")
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def compute_mask(self, inputs, mask=None) -> None:
+        """No mask: what comes out has no token axis."""
+        return None
+
+    def compute_output_shape(self, input_shape) -> tf.TensorShape:
+        """[B, L, D] gives [B, D]."""
+        shape = tf.TensorShape(input_shape)
+        return tf.TensorShape([shape[0], shape[2]])
+
+
 @tf.keras.utils.register_keras_serializable("tfdpsq")
-class MaskedMeanPooling(tf.keras.layers.Layer):
+class MaskedMeanPooling(_Pooling):
     """Mean of the hidden states of real tokens; padding has no part in it.
 
     | a row of the mask  | result                                              |
@@ -22,12 +41,6 @@ class MaskedMeanPooling(tf.keras.layers.Layer):
     The mean is taken in float32 whatever the global policy: a sum over hundreds
     of tokens loses digits in bfloat16. Pass `dtype` to decide otherwise.
     """
-
-    def __init__(self, **kwargs):
-        """Makes the layer; arguments are those of `tf.keras.layers.Layer`."""
-        kwargs.setdefault("dtype", "float32")
-        super().__init__(**kwargs)
-        self.supports_masking = True
 
     def call(self, hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
         """Pools over the second axis.
@@ -49,25 +62,10 @@ class MaskedMeanPooling(tf.keras.layers.Layer):
         count = tf.reduce_sum(tf.cast(real, hidden.dtype), axis=1, keepdims=True)
         return tf.reduce_sum(kept, axis=1) / tf.maximum(count, 1)
 
-    def compute_mask(self, inputs, mask=None) -> None:
-        """No mask: what comes out has no token axis."""
-        return None
-
-    def compute_output_shape(self, input_shape) -> tf.TensorShape:
-        """[B, L, D] gives [B, D]."""
-        shape = tf.TensorShape(input_shape)
-        return tf.TensorShape([shape[0], shape[2]])
-
 
 @tf.keras.utils.register_keras_serializable("tfdpsq")
-class FirstTokenPooling(tf.keras.layers.Layer):
+class FirstTokenPooling(_Pooling):
     """The hidden state of the first token; what a row of padding gives is as above."""
-
-    def __init__(self, **kwargs):
-        """Makes the layer; arguments are those of `tf.keras.layers.Layer`."""
-        kwargs.setdefault("dtype", "float32")
-        super().__init__(**kwargs)
-        self.supports_masking = True
 
     def call(self, hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
         """Takes the first along the second axis.
@@ -85,15 +83,6 @@ class FirstTokenPooling(tf.keras.layers.Layer):
         there = tf.reduce_any(_real_tokens(hidden, mask), axis=1, keepdims=True)
         first = hidden[:, 0]
         return tf.where(there, first, tf.zeros_like(first))
-
-    def compute_mask(self, inputs, mask=None) -> None:
-        """No mask: what comes out has no token axis."""
-        return None
-
-    def compute_output_shape(self, input_shape) -> tf.TensorShape:
-        """[B, L, D] gives [B, D]."""
-        shape = tf.TensorShape(input_shape)
-        return tf.TensorShape([shape[0], shape[2]])
 
 
 def _real_tokens(hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
