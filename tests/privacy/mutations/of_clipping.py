@@ -11,7 +11,7 @@ MUTATIONS = (
     squared = [factored.squared_norms(uses[key]) for key in uses]
 """,
         "new": """\
-    squared = [factored.squared_norms([use]) for key in found for use in found[key]]
+    squared = [factored.squared_norms([use]) for key in by_rows for use in by_rows[key]]
 """,
         "tests": (
             _TESTS + "test_fast_layers.py::"
