@@ -80,8 +80,8 @@ def train(
         rows, in that order.
       microbatch_size: rows differentiated at a time on one replica; `None` when
         rows depend on each other (an in-batch softmax) and must stay together. The
-        plan's sensitivity must then say so. Rows that depend on none but those they
-        are clipped together with (the spec's clip_groups) need no `None`.
+        plan's sensitivity must then say so. Where rows depend only on those that
+        they are clipped together with (the spec's clip_groups), a multiple of a group.
       layers: the model, or the layers that hold `variables`; engine "fast" needs
         them, and so does dropout that a resumed run repeats.
       units: how many units the data have; `None` takes the spec's n.
@@ -98,10 +98,10 @@ def train(
       jit_compile: compile the step with XLA.
       before_step: called before each step with the number of steps executed, once
         variables and `state` are what they are to be in it; and with 0 before anything
-        is tried or restored. It may set what the loss
-        reads besides rows and weights, such as negatives from public documents. It
-        must use nothing of the private rows but the weights, which are released
-        anyway: then it is post-processing, and costs nothing.
+        is tried or restored. It may set what the loss reads besides rows and weights,
+        such as negatives from public documents. It must use nothing of the private
+        rows but the weights, which are released anyway: then it is post-processing,
+        and costs nothing.
       state: variables that `before_step` sets, kept and restored with the weights.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient

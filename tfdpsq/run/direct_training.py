@@ -11,7 +11,6 @@ import pathlib
 from typing import Any
 
 import ml_collections
-import numpy as np
 from absl import logging
 
 from tfdpsq import privacy, retriever, validation
@@ -244,8 +243,3 @@ def facts(config: ml_collections.ConfigDict) -> dict[str, Any]:
         f"{config.refresh_every} steps"
     )
     return found
-
-
-def finite(model: retriever.TwoTower) -> bool:
-    """Whether every weight is a number."""
-    return all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)

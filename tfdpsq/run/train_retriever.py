@@ -18,6 +18,7 @@ import pathlib
 from typing import Any
 
 import ml_collections
+import numpy as np
 import tensorflow as tf
 
 from tfdpsq import privacy, retriever, validation
@@ -166,7 +167,7 @@ def _make(
                 **_facts(config, model, inputs, reads),
             )
         progress.close()
-    if not direct_training.finite(model):
+    if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
             f"learning_rate (now {config.learning_rate})."
