@@ -236,3 +236,54 @@ def test_a_vocabulary_that_does_not_fit_is_refused(base, tmp_path):
     with pytest.raises(InputError, match="no vocabulary was given, and no model"):
         _train(base, "large", init="")
     assert not (base / "large").exists()
+
+
+def test_a_retriever_goes_on_where_another_stopped(base):
+    vocabulary = str(base / "public" / "spiece.model")
+    before, _ = _train(base, "first", learning_rate=1e-2)
+    options = {"init": str(base / "first"), "vocabulary": vocabulary}
+    after, _ = _train(base, "goes_on", steps=0, scale=5.0, **options)
+    for one, other in zip(
+        after.query_tower.get_weights(), before.query_tower.get_weights()
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert after.config.scale == 5.0
+    for field, value in (("embedding_dim", 8), ("pooling", "first"), ("shared", False)):
+        with pytest.raises(InputError, match=f"{field} is {value}"):
+            _train(base, f"other_{field}", **options, **{field: value})
+
+
+def test_what_a_retriever_cost_is_inherited(base):
+    vocabulary = str(base / "public" / "spiece.model")
+    _train(base, "costly", init=str(base / "protected"))
+    options = {"init": str(base / "costly"), "vocabulary": vocabulary}
+    assert _train(base, "heir", **options)[1] == read_certificate(base / "protected")
+    with pytest.raises(InputError, match="itself trained on private queries"):
+        _train(base, "twice", pairs=str(base / "pairs"), method="naive", **options)
+
+
+def test_only_what_matches_is_trained(base):
+    start, _ = _train(base, "part_start", steps=0)
+    for method, pairs in (("plain", "public_pairs"), ("public_negatives", "pairs")):
+        model, certificate = _train(
+            base,
+            f"part_{method}",
+            pairs=str(base / pairs),
+            method=method,
+            negatives=8,
+            epsilon=math.inf if method == "plain" else 8.0,
+            trained=("*projection/kernel",),
+        )
+        moved = {
+            weight.name
+            for weight, before in zip(
+                model.query_tower.weights, start.query_tower.weights
+            )
+            if np.any(weight.numpy() != before.numpy())
+        }
+        assert moved == {"projection/kernel:0"}
+        if certificate is not None:
+            assert certificate["training"]["trained"] == ["*projection/kernel"]
+            assert certificate["training"]["trained_parameters"] == 16 * 16
+    with pytest.raises(InputError, match="nothing_like_it"):
+        _train(base, "no_part", trained=("*nothing_like_it",))

@@ -20,6 +20,7 @@ from tfdpsq.retriever.losses import in_batch_losses, losses_among
 from tfdpsq.retriever.model import (
     RetrieverConfig,
     TwoTower,
+    go_on_from,
     load,
     save,
     start_from,
@@ -53,6 +54,7 @@ __all__ = [
     "encode_pairs",
     "encode_texts",
     "encoder_fingerprint",
+    "go_on_from",
     "in_batch_losses",
     "load",
     "logit_dp_is_vacuous_above",

@@ -202,6 +202,33 @@ def start_from(model: TwoTower, encoder: tf.keras.Model) -> None:
     second.assign(first)
 
 
+def go_on_from(model: TwoTower, trained: TwoTower) -> None:
+    """Gives a retriever another one's weights: both towers, projections included.
+
+    Scale, lengths and direction are of training and may differ; a learned scale begins
+    with the model's own.
+
+    Args:
+      model: takes the weights.
+      trained: has them; of the same T5, embedding_dim, pooling and towers.
+
+    Raises:
+      InputError: the two are not of one shape.
+    """
+    for field in ("t5", "embedding_dim", "pooling", "shared"):
+        mine, theirs = (getattr(m.config, field) for m in (model, trained))
+        if mine != theirs:
+            raise validation.InputError(
+                f"{field} is {mine}, but the retriever to start from has {theirs}. "
+                f"Set {field} to that, or start from an encoder."
+            )
+    for mine, theirs in (
+        (model.query_tower, trained.query_tower),
+        (model.document_tower, trained.document_tower),
+    ):
+        mine.set_weights(theirs.get_weights())
+
+
 def save(model: TwoTower, path: str | os.PathLike) -> None:
     """Writes config and weights to a new directory, whole or not at all.
 

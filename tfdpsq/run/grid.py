@@ -5,8 +5,10 @@
 Which weights to train, how fast, clipped where: had these been chosen by results on the
 private pairs, every trial would be a private read. So a *proxy* is made of the public
 documents alone, keyword queries that play the private part (`data.keyword_pairs`), and
-every point of the grid is a run of `finetune` on it at the ε that is meant. What counts
-is the loss of held-out proxy queries. Writes `grid.json`; interrupted, it goes on.
+every point of the grid is a run of `finetune` on it at the ε that is meant, or, to train
+a retriever on private pairs directly, of `train_retriever`. What counts of held-out
+proxy queries is their loss, or where the retriever ranks their documents. Writes
+`grid.json`; interrupted, it goes on.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ import ml_collections
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq import validation
+from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data import (
     BeirDirectory,
     Document,
+    Pair,
     Tokenizer,
     atomic_write,
     keyword_pairs,
@@ -37,13 +40,13 @@ from tfdpsq.data.pydocs import split_of
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.generator.pretraining import Watcher
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import command, finetune, sources, workdir
+from tfdpsq.run import command, finetune, sources, train_retriever, workdir
 
 RESULTS_FILE = "grid.json"
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The settings: a proxy, and what is varied in `finetune`.
+    """The settings: a proxy, and what is varied of a stage.
 
     Every variant is run with every combination of the axes' values.
     """
@@ -53,10 +56,13 @@ def default_config() -> ml_collections.ConfigDict:
             "pairs": 0,  # proxy pairs to train on at most; 0 takes all
             "held_out": 512,
             "seed": 0,
+            # Which of the two is varied.
+            "stage": "finetune",
             "finetune": finetune.default_config(),
-            # A name -> settings of `finetune`, such as {"lora": {"rank": 8}}.
+            "train_retriever": train_retriever.default_config(),
+            # A name -> settings of the stage, such as {"lora": {"rank": 8}}.
             "variants": {"all": {}},
-            # (field of `finetune`, values), such as ("lora.rank", (4, 8)).
+            # (field of the stage, values), such as ("lora.rank", (4, 8)).
             "axes": (("learning_rate", (1e-3,)),),
         }
     )
@@ -80,38 +86,51 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
         with stage_config.unlocked():
             stage_config.pairs = str(proxy)
             stage_config.private_directory = str(directory / "private")
-        stage = finetune.run(stage_config, out)
+        stage = _STAGES[config.stage].run(stage_config, out)
         result = directory / "results" / f"{name}.json"
         if not result.is_file():
-            row = {"name": name, "settings": settings, **_measure(config, proxy, out)}
+            measure = _measure if config.stage == "finetune" else _rank
+            row = {"name": name, "settings": settings, **measure(config, proxy, out)}
+            certificate = read_certificate(out)
+            training = {} if certificate is None else certificate["training"]
+            row["trained_parameters"] = training.get("trained_parameters")
             row["seconds"] = stage.get("seconds")
             atomic_write(result, json.dumps(row))
         results.append(json.loads(result.read_text("utf-8")))
-        results.sort(key=lambda row: row["own_loss"])
+        results.sort(key=_order)
         atomic_write(directory / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
         tf.keras.backend.clear_session()
     for row in results:
-        sys.stdout.write(
-            f"{row['own_loss']:.4f} nats, gap {row['gap']:.4f}: {row['settings']}\n"
+        found = (
+            f"NDCG@10 {row['ndcg@10']:.4f}"
+            if "ndcg@10" in row
+            else f"{row['own_loss']:.4f} nats, gap {row['gap']:.4f}"
         )
+        sys.stdout.write(f"{found}: {row['settings']}\n")
     return results
+
+
+def _order(row: Mapping[str, Any]) -> float:
+    """Less is better."""
+    return -row["ndcg@10"] if "ndcg@10" in row else row["own_loss"]
 
 
 def points_of(
     config: ml_collections.ConfigDict,
 ) -> Iterator[tuple[str, dict[str, Any], ml_collections.ConfigDict]]:
-    """(name, settings, finetune's config) of every point.
+    """(name, settings, the stage's config) of every point.
 
     Raises:
-      InputError: a setting that `finetune` does not have.
+      InputError: an unknown stage, or a setting that it does not have.
     """
+    validation.one_of("stage", config.stage, tuple(_STAGES))
     fields = [field for field, _ in config.axes]
     for variant, own in config.variants.to_dict().items():
         for values in itertools.product(*(values for _, values in config.axes)):
             settings = {**_flat(own), **dict(zip(fields, values))}
-            stage = config.finetune.copy_and_resolve_references()
+            stage = config[config.stage].copy_and_resolve_references()
             for field, value in settings.items():
-                _set(stage, field, value)
+                _set(stage, field, value, config.stage)
             text = json.dumps(workdir.plain(stage), sort_keys=True)
             digest = hashlib.sha256(text.encode()).hexdigest()[:8]
             yield f"{variant}-{digest}", {"variant": variant, **settings}, stage
@@ -128,7 +147,9 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-def _set(config: ml_collections.ConfigDict, field: str, value: Any) -> None:
+def _set(
+    config: ml_collections.ConfigDict, field: str, value: Any, stage: str
+) -> None:
     *path, last = field.split(".")
     node = config
     try:
@@ -139,7 +160,7 @@ def _set(config: ml_collections.ConfigDict, field: str, value: Any) -> None:
         node[last] = value
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise validation.InputError(
-            f"the grid sets {field!r} to {value!r}, which finetune does not take "
+            f"the grid sets {field!r} to {value!r}, which {stage} does not take "
             f"({error}). Its fields: {', '.join(sorted(config))}."
         ) from error
 
@@ -176,25 +197,55 @@ def _proxy(config, directory: pathlib.Path) -> pathlib.Path:
     return directory / "pairs"
 
 
+def _held_out(config, proxy: pathlib.Path) -> list[Pair]:
+    """Pairs that no point was trained on, spread over the corpus, which may be sorted."""
+    pairs = BeirDirectory(proxy).pairs("dev")
+    count = min(len(pairs), config.held_out)
+    return [pairs[i] for i in np.linspace(0, len(pairs) - 1, count).astype(int)]
+
+
 def _measure(config, proxy: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
     """What the model makes of held-out proxy queries."""
     stage = workdir.read_json(out / workdir.STAGE_FILE)["config"]
     vocabulary = sources.vocabulary_file(stage["vocabulary"], str(out))
-    pairs = BeirDirectory(proxy).pairs("dev")
-    # Spread over the corpus, which may be sorted.
-    count = min(len(pairs), config.held_out)
-    pairs = [pairs[i] for i in np.linspace(0, len(pairs) - 1, count).astype(int)]
+    pairs = _held_out(config, proxy)
     rows = encode_pairs(
         pairs, Tokenizer(vocabulary), stage["document_length"], stage["query_length"]
     )
     rows["document_key"] = np.arange(len(pairs))
     found = Watcher(T5QueryGenerator.load(out), rows)()
-    certificate = read_certificate(out)
-    training = {} if certificate is None else certificate["training"]
-    return {
-        **{name: found[name] for name in ("own_loss", "gap")},
-        "trained_parameters": training.get("trained_parameters"),
-    }
+    return {name: found[name] for name in ("own_loss", "gap")}
+
+
+def _rank(config, proxy: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
+    """Where a retriever ranks the documents of held-out proxy queries.
+
+    Among all documents that were held out.
+    """
+    stage = workdir.read_json(out / workdir.STAGE_FILE)["config"]
+    tokenizer = Tokenizer(sources.vocabulary_file(stage["vocabulary"], stage["init"]))
+    model = retriever.load(out / train_retriever.MODEL)
+    pairs = _held_out(config, proxy)
+    beir = BeirDirectory(proxy)
+    texts = {p.document_id: p.document for s in ("dev", "test") for p in beir.pairs(s)}
+    documents = retriever.encode_texts(
+        model, texts.values(), tokenizer, "document", progress=False
+    )
+    queries = retriever.encode_texts(
+        model, [pair.query for pair in pairs], tokenizer, "query", progress=False
+    )
+    scores, found = retriever.search(
+        queries, documents, list(texts), min(10, len(texts))
+    )
+    result = evaluation.evaluate_run(
+        {pair.query_id: {pair.document_id: 1} for pair in pairs},
+        retriever.as_run([pair.query_id for pair in pairs], scores, found),
+        ["ndcg@10"],
+    )
+    return {"ndcg@10": float(np.mean(result.values("ndcg@10")))}
+
+
+_STAGES: Mapping[str, Any] = {"finetune": finetune, "train_retriever": train_retriever}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
-from tfdpsq.layers import T5Config
+from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.run import (
     command,
@@ -47,9 +47,13 @@ def default_config() -> ml_collections.ConfigDict:
             "split": "train",
             # By default the one that lies beside the weights in `init`.
             "vocabulary": "",
-            # Where the encoder starts: a T5 in any format that `convert` reads, or a
-            # preset's name; `t5` is then not looked at. "" starts at random.
+            # Where the encoder starts: a T5 in any format that `convert` reads, a
+            # preset's name, or what this stage wrote; `t5` is then not looked at. ""
+            # starts at random.
             "init": "",
+            # Which weights are trained, as patterns of their paths (`train_only`):
+            # "*layer_norm*", "*projection/kernel", "*transformer_encoder_layer_2*".
+            "trained": ("*",),
             "method": "plain",
             "t5": {
                 "vocabulary_size": 32128,
@@ -178,12 +182,17 @@ def _make(
 
 
 def _untrained(config) -> retriever.TwoTower:
-    """The retriever to start from: the encoder of `init`, or random weights by `t5`."""
+    """The retriever to start from: of `init`, with its encoder, or random by `t5`."""
     tf.keras.utils.set_random_seed(config.seed)
-    if config.init:
+    trained = pathlib.Path(config.init) / MODEL
+    before = retriever.load(trained) if config.init and trained.is_dir() else None
+    encoder = None
+    if before is not None:
+        t5 = before.config.t5
+    elif config.init:
         t5, encoder = checkpoints.load_encoder(config.init)
     else:
-        t5, encoder = T5Config(**config.t5), None
+        t5 = T5Config(**config.t5)
     model = retriever.TwoTower(
         retriever.RetrieverConfig(
             t5=t5,
@@ -197,8 +206,11 @@ def _untrained(config) -> retriever.TwoTower:
             bidirectional=config.bidirectional,
         )
     )
-    if encoder is not None:
+    if before is not None:
+        retriever.go_on_from(model, before)
+    elif encoder is not None:
         retriever.start_from(model, encoder)
+    train_only(model, list(config.trained))
     return model
 
 
