@@ -1,28 +1,51 @@
-"""How to train on private pairs directly, chosen on public stand-ins.
+"""How to train a retriever on private pairs directly, chosen on public stand-ins.
 
     python -m tfdpsq.run.grid --config=configs/grid_retriever.py --workdir=DIR
 
-`public_negatives`: which weights, how fast, how many rows and negatives.
+`get_config` has the points for `public_negatives`; `settings` what was chosen, for
+each method.
 """
 
-from tfdpsq.run import grid
+from tfdpsq.run import grid, train_retriever
+
+# What differs from the settings that all methods share.
+CHOSEN = {
+    # Few rows: these sensitivities, and with them the noise, grow with the batch.
+    "naive": {"batch_size": 4, "learning_rate": 5e-4},
+    "logit_dp": {"batch_size": 4, "learning_rate": 5e-4},
+    "microbatch": {"batch_size": 256, "clip_groups": 32, "learning_rate": 5e-4},
+    "public_negatives": {"batch_size": 256, "negatives": 256, "learning_rate": 5e-4},
+}
+
+
+def settings(method):
+    """The config of `train_retriever` for one method, at ε = 8 and 50 steps."""
+    config = train_retriever.default_config()
+    config.method = method
+    config.init = "t5_tiny_pydocs"
+    config.epsilon = 8.0
+    config.n_is_public = True
+    config.document_length, config.query_length = 96, 24
+    config.embedding_dim, config.scale = 192, 20.0
+    config.steps = 50
+    config.schedule = "cosine"
+    config.microbatch_size = 64
+    config.update(CHOSEN[method])
+    return config
 
 
 def get_config():
-    """Every point spends ε = 8 on the proxy."""
+    """Which weights, how fast, how many negatives; every point spends ε = 8."""
     config = grid.default_config()
     config.stage = "train_retriever"
-    stage = config.train_retriever
-    stage.init = "t5_tiny_pydocs"
-    stage.method = "public_negatives"
-    stage.epsilon = 8.0
-    stage.n_is_public = True
-    stage.document_length, stage.query_length = 96, 24
-    stage.embedding_dim, stage.scale = 192, 20.0
-    stage.batch_size, stage.steps = 256, 50
-    stage.negatives = 256
-    stage.microbatch_size = 64
-    stage.schedule = "cosine"
-    config.variants = {"all": {}}
-    config.axes = (("learning_rate", (1e-4, 5e-4, 2e-3)),)
+    config.train_retriever = settings("public_negatives")
+    last = ("*transformer_encoder_layer_2*", "*projection/kernel")
+    config.variants = {
+        "all": {},
+        "all, 1024 negatives": {"negatives": 1024},
+        "last layer": {"trained": last},
+        "norms": {"trained": ("*layer_norm*", "*projection/kernel")},
+        "projection": {"trained": ("*projection/kernel",)},
+    }
+    config.axes = (("learning_rate", (5e-4, 2e-3, 5e-3)),)
     return config

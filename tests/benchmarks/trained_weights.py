@@ -45,7 +45,7 @@ MEASURED = ("own_loss", "gap", "bleu", "ndcg@10")
 HELD_OUT = 512
 
 
-def _quickstart():
+def quickstart():
     """The config of quickstart, from its file."""
     path = ROOT / "configs" / "quickstart.py"
     spec = importlib.util.spec_from_file_location("quickstart", path)
@@ -54,7 +54,7 @@ def _quickstart():
     return module.get_config()
 
 
-def _config(stage, home, seed, **settings):
+def config_of(stage, home, seed, **settings):
     config = stage.copy_and_resolve_references()
     config.seed = seed
     if "private_directory" in config:
@@ -77,38 +77,49 @@ def _held_out(generator, data, config):
     return {name: round(found[name], 4) for name in ("own_loss", "gap")}
 
 
-def cell(options, job, way, epsilon, seed):
-    """Runs, or goes on with, one cell of the table."""
+def synthetic_set(options, job, way, epsilon, seed):
+    """Trains a generator and writes its queries, or goes on with that.
+
+    Returns:
+      The directory of the cell, in which the set is, and the seconds of training.
+    """
     started = time.time()
-    data = options.data
     home = options.workdir / f"{way}-eps{epsilon:g}-seed{seed}"
-    config = _config(
+    config = config_of(
         job.finetune,
         home,
         seed,
-        pairs=data,
+        pairs=options.data,
         init=job.init,
         epsilon=epsilon,
         **WAYS[way],
     )
-    vocabulary = str(sources.vocabulary_file("", job.init))
     finetune.run(config, home / "generator")
     trained_for = time.time() - started
     tf.keras.backend.clear_session()
     synthesize.run(
-        _config(
+        config_of(
             job.synthesize,
             home,
             seed,
             generator=str(home / "generator"),
-            corpus=data,
+            corpus=options.data,
             max_documents=options.documents,
         ),
         home / "synthetic",
     )
+    return home, trained_for
+
+
+def cell(options, job, way, epsilon, seed):
+    """Runs, or goes on with, one cell of the table."""
+    started = time.time()
+    data = options.data
+    home, trained_for = synthetic_set(options, job, way, epsilon, seed)
+    vocabulary = str(sources.vocabulary_file("", job.init))
     tf.keras.backend.clear_session()
     train_retriever.run(
-        _config(
+        config_of(
             job.retriever,
             home,
             seed,
@@ -120,7 +131,7 @@ def cell(options, job, way, epsilon, seed):
     )
     tf.keras.backend.clear_session()
     evaluate.run(
-        _config(
+        config_of(
             job.evaluate,
             home,
             0,
@@ -132,7 +143,7 @@ def cell(options, job, way, epsilon, seed):
         home / "evaluation",
     )
     metrics = json.loads((home / "evaluation" / evaluate.METRICS_FILE).read_text())
-    found = _held_out(home / "generator", data, config)
+    found = _held_out(home / "generator", data, job.finetune)
     tf.keras.backend.clear_session()
     return {
         "way": way,
@@ -174,7 +185,7 @@ def main():
     parser.add_argument("--documents", type=int, default=6400)
     options = parser.parse_args()
     options.workdir.mkdir(parents=True, exist_ok=True)
-    job = _quickstart()
+    job = quickstart()
     for field in ("steps", "batch_size"):
         if getattr(options, field):
             job.finetune[field] = getattr(options, field)

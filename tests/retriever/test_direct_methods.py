@@ -29,6 +29,8 @@ from tfdpsq.validation import InputError
 _C = 1e-3
 _WIDTH = 3
 _NEGATIVES = 5
+# Hard negatives of each row, where it has any.
+_HARD = 2
 
 
 class _Linear(retriever.TwoTower):
@@ -59,7 +61,7 @@ class _Method:
     """A method's clipped sum over batches of n pairs, as the engine makes it."""
 
     def __init__(self, name, n, scale, capacity=None):
-        self.n, self.model = n, _Linear(2 * n + _NEGATIVES, scale)
+        self.n, self.model = n, _Linear(2 * n + _NEGATIVES + _HARD * n, scale)
         self.loss, together = None, 1
         if name == "naive":
             self.loss = NaiveLosses(self.model)
@@ -90,6 +92,12 @@ class _Method:
                 "positive_keys": tf.fill([n, 1], tf.constant(-1, tf.int64)),
                 "weights": weights,
             }
+            if name == "own_negatives":
+                first = 2 * n + _NEGATIVES
+                ids = tf.reshape(tf.range(first, first + _HARD * n), [n, _HARD, 1])
+                batch["negative_ids"] = ids
+                batch["negative_lengths"] = tf.ones([n, _HARD], tf.int32)
+                batch["negative_keys"] = 20_000 + tf.cast(ids[..., 0], tf.int64)
             return fast.clipped_sum(
                 lambda: self.loss(batch),
                 self.loss.layers,
@@ -101,10 +109,12 @@ class _Method:
 
         self._sum = clipped_sum
 
-    def __call__(self, queries, documents, present, negatives=None):
+    def __call__(self, queries, documents, present, negatives=None, hard=None):
         if negatives is None:
             negatives = np.ones([_NEGATIVES, _WIDTH])
-        rows = np.concatenate([queries, documents, negatives])
+        if hard is None:
+            hard = np.ones([_HARD * self.n, _WIDTH])
+        rows = np.concatenate([queries, documents, negatives, hard])
         self.model.features.assign(rows.astype(np.float32))
         if isinstance(self.loss, PublicNegatives):
             self.loss.refresh(0)
@@ -117,6 +127,7 @@ def _bound(name, n, scale):
         "microbatch": microbatch_sensitivity_multiplier,
         "logit_dp": lambda: logit_dp_sensitivity_multiplier(n, scale),
         "public_negatives": public_negatives_sensitivity_multiplier,
+        "own_negatives": public_negatives_sensitivity_multiplier,
     }[name]()
 
 
@@ -171,18 +182,20 @@ def _search(name, n, scale, trials, seed=0):
     for trial in range(trials):
         queries, documents = _candidate(n, trial, draw)
         negatives = draw.normal(size=(_NEGATIVES, _WIDTH))
+        hard = draw.normal(size=(_HARD * n, _WIDTH))
         # Pairs that are there, the last among them: all, or some.
         held = n if trial % 3 else int(draw.integers(2, n + 1))
         present = np.zeros(n)
         present[: held - 1] = present[-1] = 1
         fewer = present.copy()
         fewer[-1] = 0
-        whole = method(queries, documents, present, negatives)
-        without = method(queries, documents, fewer, negatives)
+        whole = method(queries, documents, present, negatives, hard)
+        without = method(queries, documents, fewer, negatives, hard)
         other = documents.copy()
         # The pair's document becomes another's, or anything.
         other[-1] = documents[0] if trial % 2 else draw.normal(size=_WIDTH)
-        replaced = method(queries, other, present, negatives)
+        hard[-_HARD:] = draw.normal(size=(_HARD, _WIDTH))  # and what is mined for it
+        replaced = method(queries, other, present, negatives, hard)
         moved = [np.linalg.norm(whole - without), np.linalg.norm(whole - replaced)]
         worst = np.maximum(worst, np.array(moved) / _C)
     return worst
@@ -197,6 +210,7 @@ def _search(name, n, scale, trials, seed=0):
         ("logit_dp", 1.0, 0.8),
         ("logit_dp", 3.0, 0.8),
         ("public_negatives", 20.0, 0.8),
+        ("own_negatives", 20.0, 0.8),
     ],
 )
 def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(
@@ -212,7 +226,7 @@ def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(
         return  # what is left is one row among none: loss 0, nothing to turn around
     assert added >= close * bound
     # C alone is not enough for any method but the last (and none may be too small).
-    assert added > (0.99 if name == "public_negatives" else 1.05)
+    assert added > (0.99 if name in ("public_negatives", "own_negatives") else 1.05)
 
 
 def test_another_groups_rows_do_not_move(make_rows, tokenizer, model):

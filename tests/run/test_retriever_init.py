@@ -16,7 +16,7 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.checkpoints import presets
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import finetune, train_retriever
+from tfdpsq.run import finetune, plain_training, train_retriever
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -192,7 +192,7 @@ def test_what_is_trained_on_counts_too(base):
 
 def test_two_guarantees_are_refused_before_any_training(base, monkeypatch):
     monkeypatch.setattr(
-        train_retriever, "_train_plainly", lambda *args: pytest.fail("trained")
+        plain_training, "train", lambda *args: pytest.fail("trained")
     )
     with pytest.raises(InputError, match="epsilons would add up"):
         _train(

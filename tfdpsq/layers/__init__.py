@@ -4,6 +4,7 @@ from tfdpsq.layers.folded import Folded
 from tfdpsq.layers.lora import LoRADense, apply_lora
 from tfdpsq.layers.pooling import FirstTokenPooling, MaskedMeanPooling
 from tfdpsq.layers.scale import Scale
+from tfdpsq.layers.seeded_dropout import SeededDropout, dropout_seed
 from tfdpsq.layers.soft_prompt import SoftPrompt
 from tfdpsq.layers.t5 import T5Config
 from tfdpsq.layers.t5_backbone import build_backbone, build_encoder, encoder_of
@@ -15,11 +16,13 @@ __all__ = [
     "LoRADense",
     "MaskedMeanPooling",
     "Scale",
+    "SeededDropout",
     "SoftPrompt",
     "T5Config",
     "apply_lora",
     "build_backbone",
     "build_encoder",
+    "dropout_seed",
     "encoder_of",
     "train_only",
 ]

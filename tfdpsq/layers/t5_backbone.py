@@ -12,6 +12,7 @@ from keras_nlp.src.models.t5.t5_layer_norm import T5LayerNorm
 from keras_nlp.src.utils.keras_utils import gelu_approximate
 
 from tfdpsq import validation
+from tfdpsq.layers.seeded_dropout import SeededDropout
 from tfdpsq.layers.soft_prompt import SoftPrompt
 from tfdpsq.layers.t5 import T5Config
 from tfdpsq.layers.t5_layers import T5TransformerLayer
@@ -81,8 +82,7 @@ class _Stack:
         policy = tf.keras.mixed_precision.Policy(
             dtype or tf.keras.mixed_precision.global_policy().name
         )
-        dropout = tf.keras.layers.Dropout
-        self.before = dropout(
+        self.before = SeededDropout(
             config.dropout, dtype=policy, name=f"{name}_embedding_dropout"
         )
         self.layers = [
@@ -106,7 +106,7 @@ class _Stack:
             dtype=policy.variable_dtype, name=f"{name}_output_layer_norm"
         )
         # What goes on to the head stays as exact as the norm made it.
-        self.after = dropout(
+        self.after = SeededDropout(
             config.dropout,
             dtype=policy if name == "encoder" else policy.variable_dtype,
             name=f"{name}_output_dropout",

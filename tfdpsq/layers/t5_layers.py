@@ -18,6 +18,7 @@ from keras_nlp.src.models.t5 import t5_multi_head_attention as keras_nlp_attenti
 from keras_nlp.src.models.t5 import t5_transformer_layer as keras_nlp_layer
 from keras_nlp.src.models.t5.t5_layer_norm import T5LayerNorm
 
+from tfdpsq.layers.seeded_dropout import next_dropout_seed
 from tfdpsq.rematerialization import rematerialized
 
 _MASKED = -1e9
@@ -252,7 +253,9 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         """One seed for each dropout, from where the dropout layers have theirs."""
         if not self.dropout_layer.rate:
             return None
-        seed = self.dropout_layer._random_generator.make_seed_for_stateless_op()
+        seed = next_dropout_seed()
+        if seed is None:
+            seed = self.dropout_layer._random_generator.make_seed_for_stateless_op()
         if seed is None:  # Keras draws from TensorFlow's global generator.
             seed = tf.random.uniform([2], maxval=tf.int64.max, dtype=tf.int64)
         shape = [_DROPOUTS, 2]
@@ -266,6 +269,8 @@ def _dropped(
     training: bool,
 ) -> tf.Tensor:
     """Dropout as the layer would do it, from a seed where there is one."""
+    if seed is None and training and layer.rate:
+        seed = next_dropout_seed()
     if seed is None:
         return layer(x, training=training)
     return tf.nn.experimental.stateless_dropout(x, rate=layer.rate, seed=seed)

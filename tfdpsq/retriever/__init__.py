@@ -1,5 +1,6 @@
 """Query ↔ document: the two-tower model, its batches, its losses, its index."""
 
+from tfdpsq.retriever.caching import cached_gradients
 from tfdpsq.retriever.direct_dp import (
     METHODS,
     logit_dp_is_vacuous_above,
@@ -16,7 +17,12 @@ from tfdpsq.retriever.direct_losses import (
 )
 from tfdpsq.retriever.encoding import encode_texts
 from tfdpsq.retriever.index import ScannBruteForce, ScannTree, as_run, search
-from tfdpsq.retriever.losses import in_batch_losses, losses_among
+from tfdpsq.retriever.losses import (
+    Embeddings,
+    batch_losses,
+    in_batch_losses,
+    losses_among,
+)
 from tfdpsq.retriever.model import (
     RetrieverConfig,
     TwoTower,
@@ -31,6 +37,7 @@ from tfdpsq.retriever.training import (
     collate,
     content_key,
     encode_documents,
+    encode_negatives,
     encode_pairs,
     make_batches,
 )
@@ -38,6 +45,7 @@ from tfdpsq.retriever.training import (
 __all__ = [
     "METHODS",
     "DocumentIndex",
+    "Embeddings",
     "GroupLosses",
     "LogitTerms",
     "NaiveLosses",
@@ -48,9 +56,12 @@ __all__ = [
     "SearchModel",
     "TwoTower",
     "as_run",
+    "batch_losses",
+    "cached_gradients",
     "collate",
     "content_key",
     "encode_documents",
+    "encode_negatives",
     "encode_pairs",
     "encode_texts",
     "encoder_fingerprint",

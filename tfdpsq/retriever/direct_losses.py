@@ -218,7 +218,8 @@ class PublicNegatives:
                 f"at most {total}."
             )
         self._model, self._corpus, self._seed = model, corpus, seed
-        self.layers = [model]
+        self._folded = Folded(model.document_tower)
+        self.layers = [model, self._folded]
         self._embeddings = tf.Variable(
             tf.zeros([count, model.config.embedding_dim]), trainable=False
         )
@@ -250,21 +251,45 @@ class PublicNegatives:
         self._keys.assign(self._corpus["document_key"][chosen])
 
     def __call__(self, batch: Batch) -> tf.Tensor:
-        """[B] losses in nats, of a batch as `TwoTower.row_losses` takes."""
-        model = self._model
+        """[B] losses in nats, of a batch as `TwoTower.row_losses` takes.
+
+        A row's hard negatives, if there are any, must follow from its own query and
+        public data; no other row looks at them.
+        """
+        model, own = self._model, ()
+        if "negative_ids" not in batch:
+            documents = model.encode_documents(
+                batch["document_ids"], batch["document_lengths"], training=True
+            )
+        else:
+            # As one example's texts, so that the engine clips them together.
+            folded = embed(
+                self._folded,
+                *(
+                    tf.concat(
+                        [batch[f"document_{what}"][:, tf.newaxis], negative], axis=1
+                    )
+                    for what, negative in (
+                        ("ids", batch["negative_ids"]),
+                        ("lengths", batch["negative_lengths"]),
+                    )
+                ),
+                training=True,
+            )
+            documents = folded[:, 0]
+            own = (folded[:, 1:], batch["negative_keys"])
         return losses_among(
             model.encode_queries(
                 batch["query_ids"], batch["query_lengths"], training=True
             ),
-            model.encode_documents(
-                batch["document_ids"], batch["document_lengths"], training=True
-            ),
+            documents,
             batch["document_key"],
             batch["positive_keys"],
             batch["weights"],
             self._embeddings,
             self._keys,
             model.scaled,
+            *own,
         )
 
 

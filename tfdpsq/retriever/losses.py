@@ -7,7 +7,8 @@ Those columns leave the softmax.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -83,6 +84,114 @@ def losses_of_scores(
     return losses
 
 
+class Embeddings(NamedTuple):
+    """What a batch's texts are made into.
+
+    Attributes:
+      queries: [B, D] float32.
+      documents: [B, D] float32.
+      negatives: [B, H, D] float32, each row's hard negatives, or `None`.
+    """
+
+    queries: tf.Tensor
+    documents: tf.Tensor
+    negatives: tf.Tensor | None = None
+
+
+def batch_losses(
+    embeddings: Embeddings,
+    batch: Mapping[str, tf.Tensor],
+    scaled: Callable[[tf.Tensor], tf.Tensor],
+    bidirectional: bool = False,
+) -> tf.Tensor:
+    """`in_batch_losses` of a whole batch, wherever its rows and negatives are.
+
+    A row's columns are the documents of all rows and the hard negatives of all rows
+    (Karpukhin et al. 2020, arXiv:2004.04906, section 3.2), each left out where it is
+    the row's own document again, a known positive of its query, or padding. Called in
+    a replica of a `tf.distribute.Strategy`, they are those of all replicas, and
+    gradients go back to where an embedding came from: the sum of the replicas' losses
+    is that of one replica with all rows.
+
+    Args:
+      embeddings: of the B rows of this replica.
+      batch: "document_key" [B] int64, "positive_keys" [B, P] int64, "weights" [B], as
+        in `in_batch_losses`; and with hard negatives "negative_keys" [B, H] int64, -1
+        for none.
+      scaled: cosines [B, M] to scores.
+      bidirectional: as in `losses_of_scores`; hard negatives are no one's query and
+        look for none.
+
+    Returns:
+      [B] float32 losses in nats; 0 for padding.
+    """
+    keys, known, real = (
+        batch["document_key"],
+        batch["positive_keys"],
+        batch["weights"] > 0,
+    )
+    all_keys, all_real = everywhere(keys), everywhere(batch["weights"]) > 0
+    rows = tf.shape(keys)[0]
+    replica = tf.distribute.get_replica_context()
+    number = 0 if replica is None else replica.replica_id_in_sync_group
+    own = tf.one_hot(
+        number * rows + tf.range(rows), tf.shape(all_keys)[0], True, False, -1, tf.bool
+    )
+    same = keys[:, tf.newaxis] == all_keys[tf.newaxis, :]
+
+    def losses(cosines: tf.Tensor, dropped: tf.Tensor) -> tf.Tensor:
+        """Of columns whose first are all rows; own ones stay whatever is dropped."""
+        scores = scaled(cosines)
+        more = tf.shape(cosines)[1] - tf.shape(own)[1]
+        mine = tf.pad(own, [[0, 0], [0, more]])
+        kept = tf.where(dropped & ~mine, tf.constant(NEVER, scores.dtype), scores)
+        found = tf.reduce_logsumexp(kept, axis=1) - tf.reduce_sum(
+            tf.where(mine, scores, tf.zeros_like(scores)), axis=1
+        )
+        return tf.where(real, found, tf.zeros_like(found))
+
+    columns = everywhere(embeddings.documents)
+    dropped = same | _known(known, all_keys[tf.newaxis, :]) | ~all_real
+    if embeddings.negatives is not None:
+        width = embeddings.negatives.shape[-1]
+        columns = tf.concat(
+            [columns, tf.reshape(everywhere(embeddings.negatives), [-1, width])], axis=0
+        )
+        theirs = everywhere(batch["negative_keys"])
+        none = (theirs < 0) | ~all_real[:, tf.newaxis]
+        theirs = tf.reshape(theirs, [1, -1])
+        out = keys[:, tf.newaxis] == theirs
+        out |= _known(known, theirs) | tf.reshape(none, [1, -1])
+        dropped = tf.concat([dropped, out], axis=1)
+    forwards = losses(tf.matmul(embeddings.queries, columns, transpose_b=True), dropped)
+    if not bidirectional:
+        return forwards
+    # Document i's columns are queries; j is dropped where i answers it.
+    answered = tf.reduce_any(
+        everywhere(known)[tf.newaxis, :, :] == keys[:, tf.newaxis, tf.newaxis], axis=-1
+    )
+    backwards = losses(
+        tf.matmul(embeddings.documents, everywhere(embeddings.queries), transpose_b=True),
+        same | answered | ~all_real,
+    )
+    return (forwards + backwards) / 2
+
+
+def everywhere(values: tf.Tensor) -> tf.Tensor:
+    """The values of all replicas one after the other; gradients go back to each.
+
+    Args:
+      values: [B, ...], not boolean, of one shape on all replicas.
+
+    Returns:
+      [replicas · B, ...], the same everywhere; `values` itself outside of replicas.
+    """
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return values
+    return replica.all_gather(values, axis=0)
+
+
 def _softmax_losses(
     scores: tf.Tensor, dropped: tf.Tensor, real: tf.Tensor
 ) -> tf.Tensor:
@@ -103,13 +212,16 @@ def losses_among(
     negatives: tf.Tensor,
     negative_keys: tf.Tensor,
     scaled: Callable[[tf.Tensor], tf.Tensor],
+    own_negatives: tf.Tensor | None = None,
+    own_negative_keys: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Cross-entropy of each query's own document among negatives shared by all.
 
     ℓ_i = log(exp(s_ii) + Σ_{m ∈ N(i)} exp(s_im)) − s_ii, where N(i)
     leaves out negatives whose content is the row's own document or a known positive
     of its query. What N(i) leaves out depends on row i alone, and so does ℓ_i: the
-    other rows occur nowhere. The negatives are constants to the gradient.
+    other rows occur nowhere. The negatives are constants to the gradient; a row's own
+    hard negatives, which only that row looks at, are not.
 
     Args:
       query_embeddings: [B, D] float32.
@@ -119,18 +231,27 @@ def losses_among(
       weights: [B] float32, 0 for padding.
       negatives: [K, D] float32, embeddings of documents.
       negative_keys: [K] int64, what is in them.
-      scaled: inner products [B, K + 1] to scores.
+      scaled: inner products [B, K + 1 + H] to scores.
+      own_negatives: [B, H, D] float32, hard negatives of each row, or `None`.
+      own_negative_keys: [B, H] int64, what is in them; -1 for none.
 
     Returns:
       [B] float32 losses in nats; 0 for padding.
     """
     own = tf.reduce_sum(query_embeddings * document_embeddings, -1, keepdims=True)
     others = tf.matmul(query_embeddings, tf.stop_gradient(negatives), transpose_b=True)
-    scores = scaled(tf.concat([own, others], axis=1))
     keys = negative_keys[tf.newaxis, :]
     dropped = (document_key[:, tf.newaxis] == keys) | _known(positive_keys, keys)
+    cosines, out = [own, others], [tf.zeros_like(own, tf.bool), dropped]
+    if own_negatives is not None:
+        cosines.append(tf.einsum("id,ihd->ih", query_embeddings, own_negatives))
+        again = document_key[:, tf.newaxis] == own_negative_keys
+        out.append(
+            again | (own_negative_keys < 0) | _known(positive_keys, own_negative_keys)
+        )
+    scores = scaled(tf.concat(cosines, axis=1))
     never = tf.constant(NEVER, scores.dtype)
-    kept = tf.where(tf.pad(dropped, [[0, 0], [1, 0]]), never, scores)
+    kept = tf.where(tf.concat(out, axis=1), never, scores)
     losses = tf.reduce_logsumexp(kept, axis=1) - scores[:, 0]
     return tf.where(weights > 0, losses, tf.zeros_like(losses))
 

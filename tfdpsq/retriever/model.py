@@ -27,7 +27,7 @@ from tfdpsq.layers import (
     T5Config,
     build_encoder,
 )
-from tfdpsq.retriever.losses import losses_of_scores
+from tfdpsq.retriever.losses import Embeddings, batch_losses
 
 _CONFIG = "config.json"
 _WEIGHTS = "weights"
@@ -138,31 +138,45 @@ class TwoTower(tfrs.models.Model):
         return embed(self.document_tower, token_ids, lengths, training)
 
     def row_losses(self, batch: Batch, training: bool = False) -> tf.Tensor:
-        """In-batch softmax loss of each row; see `in_batch_losses`.
+        """In-batch softmax loss of each row; see `batch_losses`.
 
         Args:
           batch: "query_ids" [B, Lq] int32, "query_lengths" [B] int32,
             "document_ids" [B, Ld] int32, "document_lengths" [B] int32,
             "document_key" [B] int64, "positive_keys" [B, P] int64 padded with -1,
-            "weights" [B] float32, 0 for padding rows.
+            "weights" [B] float32, 0 for padding rows; and, where there are hard
+            negatives, "negative_ids" [B, H, Ld] int32, "negative_lengths" [B, H]
+            int32 and "negative_keys" [B, H] int64, -1 for none.
           training: whether dropout is on.
 
         Returns:
           [B] float32 in nats; 0 for padding rows. Rows depend on each other.
         """
-        queries = self.encode_queries(
-            batch["query_ids"], batch["query_lengths"], training
+        return self.losses_of(self.encode(batch, training), batch)
+
+    def encode(self, batch: Batch, training: bool = False) -> Embeddings:
+        """All texts of a batch, as `row_losses` takes, embedded."""
+        negatives = None
+        if "negative_ids" in batch:
+            ids, lengths = batch["negative_ids"], batch["negative_lengths"]
+            rows, count, length = ids.shape
+            negatives = tf.reshape(
+                self.encode_documents(
+                    tf.reshape(ids, [-1, length]), tf.reshape(lengths, [-1]), training
+                ),
+                [-1 if rows is None else rows, count, self.config.embedding_dim],
+            )
+        return Embeddings(
+            self.encode_queries(batch["query_ids"], batch["query_lengths"], training),
+            self.encode_documents(
+                batch["document_ids"], batch["document_lengths"], training
+            ),
+            negatives,
         )
-        documents = self.encode_documents(
-            batch["document_ids"], batch["document_lengths"], training
-        )
-        return losses_of_scores(
-            self.scaled(tf.matmul(queries, documents, transpose_b=True)),
-            batch["document_key"],
-            batch["positive_keys"],
-            batch["weights"],
-            self.config.bidirectional,
-        )
+
+    def losses_of(self, embeddings: Embeddings, batch: Batch) -> tf.Tensor:
+        """[B] losses of what `encode` made of a batch; see `batch_losses`."""
+        return batch_losses(embeddings, batch, self.scaled, self.config.bidirectional)
 
     def compute_loss(self, inputs: Batch, training: bool = False) -> tf.Tensor:
         """Mean of `row_losses` over real rows, a scalar in nats, for TFRS's `fit`."""

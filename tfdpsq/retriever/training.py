@@ -90,6 +90,49 @@ def encode_documents(
     return {"document_ids": ids, "document_lengths": lengths, "document_key": keys}
 
 
+def encode_negatives(
+    rows: Sequence[Pair],
+    negatives: Mapping[str, Sequence[str]],
+    tokenizer: Encodes,
+    document_length: int,
+    count: int,
+) -> dict[str, np.ndarray]:
+    """Tokenises hard negatives, to go with what `encode_pairs` made of the rows.
+
+    Args:
+      rows: the n pairs.
+      negatives: query id -> documents that do not answer it, hardest first; what is
+        beyond `count` is left, and a query may have fewer, or none.
+      tokenizer: the model's tokenizer.
+      document_length: tokens kept of a document, EOS included.
+      count: H, hard negatives of a row.
+
+    Returns:
+      "negative_ids" [n, H, document_length] int32, "negative_lengths" [n, H] int32 and
+      "negative_keys" [n, H] int64; where there is no negative the key is -1 and the
+      text one that nothing depends on.
+
+    Raises:
+      InputError: count or length below 1.
+    """
+    validation.positive_integer("count", count)
+    numbers: dict[str, int] = {}
+    chosen = np.full([len(rows), count], -1, np.int64)
+    for row, pair in enumerate(rows):
+        for place, text in enumerate(negatives.get(pair.query_id, ())[:count]):
+            chosen[row, place] = numbers.setdefault(text, len(numbers))
+    found = encode_documents(list(numbers) or [""], tokenizer, document_length)
+    at, none = np.maximum(chosen, 0), chosen < 0
+    return {
+        "negative_ids": found["document_ids"][at],
+        # A mean over no tokens would be no number.
+        "negative_lengths": np.where(none, 1, found["document_lengths"][at]).astype(
+            np.int32
+        ),
+        "negative_keys": np.where(none, -1, found["document_key"][at]),
+    }
+
+
 def _encoded(
     texts: Sequence[str], tokenizer: Encodes, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -140,6 +183,7 @@ def make_batches(
     document_length: int,
     seed: int,
     positives: Mapping[str, Set[str]] | None = None,
+    negatives: Arrays | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Shuffled epochs without end, all batches of one shape.
 
@@ -155,6 +199,7 @@ def make_batches(
       document_length: tokens kept of a document, EOS included.
       seed: the same seed gives the same batches.
       positives: query id -> ids of documents known to answer it.
+      negatives: what `encode_negatives` made of the rows.
 
     Returns:
       An iterator over batches for `TwoTower.row_losses`.
@@ -170,6 +215,7 @@ def make_batches(
             "as many."
         )
     arrays = encode_pairs(rows, tokenizer, query_length, document_length, positives)
+    arrays.update(negatives or {})
     return _epochs(arrays, len(rows), batch_size, seed)
 
 

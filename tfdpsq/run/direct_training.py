@@ -16,7 +16,7 @@ from absl import logging
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.privacy import plan as plans
-from tfdpsq.run import private_training, sources
+from tfdpsq.run import hard_negatives, private_training, sources
 from tfdpsq.run.progress import Progress
 
 ARGUMENTS = {
@@ -42,8 +42,10 @@ ARGUMENTS = {
     "public_negatives": (
         "Each row's loss is a softmax over its own document and documents drawn from "
         "the public corpus independently of which rows are drawn, embedded with "
-        "weights that earlier steps released. It reads no other row, and its gradient "
-        "is clipped to C: one query moves the sum by at most C."
+        "weights that earlier steps released, and among hard negatives of its own if "
+        "there are any, which follow from its query and public data alone. It reads no "
+        "other row, and its gradient is clipped to C: one query moves the sum by at "
+        "most C."
     ),
 }
 
@@ -157,11 +159,19 @@ def train(
             f"{config.pairs} holds no private queries: use method 'plain'."
         )
     _require_derived(config)
+    if config.hard_negatives.run and config.method != "public_negatives":
+        raise validation.InputError(
+            f"hard_negatives.run is {config.hard_negatives.run!r}, but the sensitivity "
+            f"of {config.method!r} is derived for in-batch negatives alone. Set it to "
+            "'', or method to 'public_negatives'."
+        )
     units = private_training.units_of(config, source)
     plan = make_plan(config, units)
     arrays = retriever.encode_pairs(
         source.pairs, tokenizer, config.query_length, config.document_length
     )
+    if config.hard_negatives.run:
+        arrays.update(hard_negatives.arrays(config, source, tokenizer))
     loss, options = _loss(config, model, tokenizer, plan)
     optimizer = privacy.make_optimizer(
         plan,

@@ -12,7 +12,6 @@ directly on private pairs by DP-SGD: "naive", "microbatch", "logit_dp" and
 
 from __future__ import annotations
 
-import itertools
 import math
 import pathlib
 from typing import Any
@@ -29,6 +28,8 @@ from tfdpsq.privacy import certificate as certificates
 from tfdpsq.run import (
     command,
     direct_training,
+    hard_negatives,
+    plain_training,
     private_training,
     sources,
     workdir,
@@ -78,6 +79,10 @@ def default_config() -> ml_collections.ConfigDict:
             "optimizer": "adam",
             "learning_rate": 1e-3,
             "schedule": "constant",
+            # Method "plain": rows embedded at a time where a batch is larger than
+            # memory; 0 embeds all at once.
+            "rows_at_a_time": 0,
+            **hard_negatives.settings(),
             "seed": 0,
             "jit_compile": False,
             **private_training.privacy_settings(),
@@ -107,6 +112,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     }
     if config.init:
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
+    if config.hard_negatives.run:
+        inputs["hard_negatives"] = hard_negatives.fingerprint(config, private)
     own = private_training.run_directory(config, directory)
     stage = workdir.run_stage(
         directory,
@@ -143,6 +150,7 @@ def _make(
                 "says that nothing is protected, states their exact number. Set "
                 "n_is_public = True."
             )
+        mined = hard_negatives.origin(config, source)
         if not source.private:  # By post-processing; before any training.
             certificate = certificates.inherited_certificate(source.certificate, parent)
         reads = (
@@ -152,10 +160,10 @@ def _make(
             private / "logs", own.name, config.steps, losses=not config.strict
         )
         if config.method == "plain":
-            _train_plainly(config, model, tokenizer, source, progress)
+            plain_training.train(config, model, tokenizer, source, progress)
             executed = config.steps
             if source.private:
-                facts = _facts(config, model, inputs, reads)
+                facts = _facts(config, model, inputs, reads, mined)
                 certificate = _unprotected(config, len(source.pairs), facts)
         else:
             private_training.open_run(own, config, inputs)
@@ -168,7 +176,7 @@ def _make(
                 description="A two-tower retriever trained directly on private pairs.",
                 sensitivity_argument=direct_training.ARGUMENTS[config.method],
                 ledger_head=private_training.ledger_head(own),
-                **_facts(config, model, inputs, reads),
+                **_facts(config, model, inputs, reads, mined),
             )
         progress.close()
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
@@ -214,31 +222,6 @@ def _untrained(config) -> retriever.TwoTower:
     return model
 
 
-def _train_plainly(config, model, tokenizer, source, progress) -> None:
-    batches = retriever.make_batches(
-        source.pairs,
-        tokenizer,
-        config.batch_size,
-        config.query_length,
-        config.document_length,
-        config.seed,
-    )
-    optimizer = tf.keras.optimizers.legacy.Adam(private_training.learning_rate(config))
-    variables = model.trainable_variables
-    optimizer._create_all_weights(variables)
-
-    @tf.function(jit_compile=config.jit_compile, autograph=False)
-    def step(batch):
-        with tf.GradientTape() as tape:
-            loss = model.compute_loss(batch, training=True)
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-        return loss
-
-    for number, batch in enumerate(itertools.islice(batches, config.steps)):
-        loss = step({name: tf.constant(value) for name, value in batch.items()})
-        progress(number + 1, float(loss))
-
-
 def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
     """The certificate of ordinary training on private pairs: that there is none."""
     plan = privacy.make_plan(
@@ -261,12 +244,18 @@ def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
     )
 
 
-def _facts(config, model, inputs: dict[str, str], reads: list) -> dict[str, Any]:
+def _facts(
+    config, model, inputs: dict[str, str], reads: list, mined: str
+) -> dict[str, Any]:
     training = private_training.training_facts(config, model)
     if config.method == "plain":
         training.update(optimizer="adam", engine="none: one gradient of the mean loss")
     return {
-        "training": {**training, **direct_training.facts(config)},
+        "training": {
+            **training,
+            **direct_training.facts(config),
+            "hard_negatives": mined,
+        },
         "fingerprints": {**inputs, "code": workdir.code_fingerprint()},
         "private_reads": reads,
     }

@@ -45,6 +45,23 @@ MUTATIONS = (
         "must be",
     },
     {
+        "name": "hard_negatives_shared_by_rows",
+        "file": "tfdpsq/retriever/losses.py",
+        "old": """\
+        cosines.append(tf.einsum("id,ihd->ih", query_embeddings, own_negatives))
+""",
+        "new": """\
+        everyones = tf.reduce_mean(own_negatives, axis=0)
+        cosines.append(tf.einsum("id,hd->ih", query_embeddings, everyones))
+""",
+        "tests": (
+            _SEARCH + "[own_negatives-20.0-0.8-8]",
+            "tests/retriever/test_hard_negatives.py::"
+            "test_a_rows_own_negatives_are_no_others",
+        ),
+        "why": "what is mined for one private query would reach every row's gradient",
+    },
+    {
         "name": "negatives_from_the_batch",
         "file": "tfdpsq/retriever/direct_losses.py",
         "old": "            self._embeddings,\n            self._keys,\n",

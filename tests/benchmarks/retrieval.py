@@ -1,0 +1,231 @@
+"""Direct DP training against synthetic queries: what each keeps at the same ε.
+
+    python tests/benchmarks/retrieval.py --workdir DIR --data pydocs
+
+For every seed: BM25, the encoder as it is, a retriever trained on public
+pseudo-queries, on the private pairs unprotected, on synthetic queries at ε = ∞ and at
+each ε, and on the private pairs directly by each method of `retriever.METHODS` at each
+ε, starting from the encoder ("naive") and from the public-only retriever
+("warm_naive"). All take the same number of steps. A row that is there is not made
+again, and one that was killed goes on.
+
+Prints one JSON line, and a table on stderr. A query's value is the mean of its NDCG@10
+over seeds; rows are compared by the paired bootstrap over queries, and `by_seed` shows
+what training itself varies by. How each method is trained was chosen on public
+stand-ins (configs/grid_retriever.py).
+"""
+
+import argparse
+import importlib.util
+import json
+import math
+import pathlib
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import evaluation
+from tfdpsq.run import evaluate, prepare, sources, synthesize, train_retriever
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+METRIC = "ndcg@10"
+METHODS = ("naive", "microbatch", "logit_dp", "public_negatives")
+
+
+def _module(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+weights = _module(ROOT / "tests" / "benchmarks" / "trained_weights.py")
+grid = _module(ROOT / "configs" / "grid_retriever.py")
+
+
+def label(epsilon):
+    """As in the names of rows: "inf" or "eps8"."""
+    return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
+
+
+class Seed:
+    """One seed's rows, each made when it is asked for."""
+
+    def __init__(self, options, seed):
+        """Takes the arguments; makes nothing yet."""
+        self.options, self.seed = options, seed
+        self.job = weights.quickstart()
+        self.home = options.workdir / f"seed{seed}"
+        self.vocabulary = str(sources.vocabulary_file("", self.job.init))
+
+    def rows(self):
+        """Names of all rows, the ones that others start from first."""
+        epsilons = self.options.epsilons
+        yield from ("bm25", "untrained", "public_only", "original")
+        yield from (f"synthetic_{label(e)}" for e in (math.inf, *epsilons))
+        for epsilon in epsilons:
+            yield from (f"{method}_{label(epsilon)}" for method in METHODS)
+        for epsilon in self.options.warm_epsilons:
+            yield from (f"warm_{method}_{label(epsilon)}" for method in METHODS)
+
+    def values(self, name):
+        """[queries] NDCG@10 of a row, in the order of the judgements."""
+        out = self.home / "evaluation" / name
+        if not (out / evaluate.METRICS_FILE).is_file():
+            started = time.time()
+            system = evaluate.BM25 if name == "bm25" else str(self._retriever(name))
+            self._run(
+                evaluate,
+                self.job.evaluate,
+                out,
+                seed=0,
+                data=self.options.data,
+                vocabulary=self.vocabulary,
+                systems={name: system},
+            )
+            seconds = round(time.time() - started)
+            sys.stderr.write(f"seed {self.seed}, {name}: {seconds} s\n")
+        return np.array(
+            evaluation.evaluate_run(
+                evaluation.read_trec_qrels(out / "qrels.trec"),
+                evaluation.read_trec_run(out / "runs" / f"{name}.trec"),
+                [METRIC],
+            ).values(METRIC)
+        )
+
+    def _run(self, module, stage, out, seed=None, **settings):
+        config = weights.config_of(
+            stage, self.home, self.seed if seed is None else seed, **settings
+        )
+        module.run(config, out)
+        tf.keras.backend.clear_session()
+        return out
+
+    def _retriever(self, name):
+        out = self.home / "retrievers" / name
+        warm = name.startswith("warm_")
+        kind, _, epsilon = name.removeprefix("warm_").rpartition("_")
+        start = {"vocabulary": self.vocabulary, "init": self.job.init}
+        if warm:
+            start["init"] = str(self._retriever("public_only"))
+        steps = self.options.steps
+        if kind in METHODS:
+            return self._run(
+                train_retriever,
+                grid.settings(kind),
+                out,
+                pairs=self.options.data,
+                epsilon=float(epsilon.removeprefix("eps")),
+                steps=steps,
+                **start,
+            )
+        pairs = self.options.data
+        if name in ("untrained", "public_only"):
+            prepared = self._run(
+                prepare,
+                self.job.prepare,
+                self.home / "prepare",
+                data=pairs,
+                vocabulary_size=0,
+            )
+            pairs = str(prepared / prepare.PUBLIC_PAIRS)
+        elif kind == "synthetic":
+            found, _ = weights.synthetic_set(
+                self.options,
+                self.job,
+                "full",
+                float(epsilon.removeprefix("eps")),
+                self.seed,
+            )
+            pairs = str(found / "synthetic" / synthesize.SET)
+        return self._run(
+            train_retriever,
+            self.job.retriever,
+            out,
+            pairs=pairs,
+            steps=0 if name == "untrained" else steps,
+            **start,
+        )
+
+
+def compared(means, runs, better, worse):
+    """How far one row lies above another."""
+    found = evaluation.paired_bootstrap(means[better], means[worse])
+    return {
+        "difference": round(found.difference, 4),
+        "low": round(found.low, 4),
+        "high": round(found.high, 4),
+        "p": round(found.p_value, 4),
+        "by_seed": [
+            round(float(run[better].mean() - run[worse].mean()), 4) for run in runs
+        ],
+    }
+
+
+def summary(runs):
+    """What is printed, of {row: [queries] NDCG@10} of each seed."""
+    names = [name for name in runs[0] if all(name in run for run in runs)]
+    means = {name: np.mean([run[name] for run in runs], axis=0) for name in names}
+    pairs = [(name, "public_only") for name in names if name != "public_only"]
+    for name in names:
+        kind, _, epsilon = name.rpartition("_")
+        synthetic = f"synthetic_{epsilon}"
+        if kind.removeprefix("warm_") in METHODS and synthetic in means:
+            pairs.append((synthetic, name))
+    return {
+        "seeds": len(runs),
+        METRIC: {name: round(float(means[name].mean()), 4) for name in names},
+        "by_seed": {
+            name: [round(float(run[name].mean()), 4) for run in runs] for name in names
+        },
+        "compared": {
+            f"{better} - {worse}": compared(means, runs, better, worse)
+            for better, worse in pairs
+            if better in means and worse in means
+        },
+    }
+
+
+def markdown(found):
+    """The table of a data set."""
+    lines = [
+        "| row | NDCG@10, mean of seeds | by seed | over public-only (95 %) |",
+        "|---|---|---|---|",
+    ]
+    for name, mean in found[METRIC].items():
+        over = found["compared"].get(f"{name} - public_only")
+        seeds = ", ".join(f"{value:.4f}" for value in found["by_seed"][name])
+        shown = "–"
+        if over:
+            shown = "{difference:+.4f} ({low:+.4f} to {high:+.4f})".format(**over)
+        lines.append(f"| {name} | {mean:.4f} | {seeds} | {shown} |")
+    return "\n".join(lines)
+
+
+def main():
+    """Makes the rows that are not there and prints the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument("--data", default="pydocs", help="or a BEIR directory")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0, 16.0])
+    parser.add_argument("--warm_epsilons", type=float, nargs="*", default=[8.0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=50, help="of every retriever")
+    parser.add_argument("--generator_steps", type=int, default=24)
+    parser.add_argument("--only", nargs="*", help="rows; all by default")
+    options = parser.parse_args()
+    runs = []
+    for number in options.seeds:
+        seed = Seed(options, number)
+        seed.job.finetune.steps = options.generator_steps
+        options.documents = options.steps * seed.job.retriever.batch_size
+        wanted = [n for n in seed.rows() if not options.only or n in options.only]
+        runs.append({name: seed.values(name) for name in wanted})
+        sys.stderr.write(markdown(summary(runs)) + "\n")
+    print(json.dumps({"data": options.data, **summary(runs)}))
+
+
+if __name__ == "__main__":
+    main()

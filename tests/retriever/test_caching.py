@@ -1,0 +1,137 @@
+"""Batches in parts: gradient caching equals the plain gradient."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import retriever
+from tfdpsq.layers import T5Config, dropout_seed
+from tfdpsq.retriever import cached_gradients
+from tfdpsq.validation import InputError
+
+
+def _model(dropout=0.0, **options):
+    tf.keras.utils.set_random_seed(1)
+    t5 = T5Config(30, 2, 2, 8, 12, 4, "1.1", dropout=dropout)
+    return retriever.TwoTower(
+        retriever.RetrieverConfig(t5, 6, 10.0, 4, 5, **options)
+    )
+
+
+def _batch(rows=8, hard=2, seed=0):
+    draw = np.random.default_rng(seed)
+    batch = {
+        "document_key": draw.integers(0, 6, rows).astype(np.int64),
+        "positive_keys": draw.integers(-1, 6, (rows, 2)).astype(np.int64),
+        "weights": draw.choice([0.0, 1.0, 1.0], rows).astype(np.float32),
+    }
+    for name, shape, length in (
+        ("query", [rows], 4),
+        ("document", [rows], 5),
+        ("negative", [rows, hard], 5),
+    ):
+        batch[f"{name}_ids"] = draw.integers(2, 30, (*shape, length)).astype(np.int32)
+        batch[f"{name}_lengths"] = draw.integers(1, length + 1, shape).astype(np.int32)
+    batch["negative_keys"] = draw.integers(-1, 9, (rows, hard)).astype(np.int64)
+    return {name: tf.constant(values) for name, values in batch.items()}
+
+
+def _without_negatives(batch):
+    return {n: v for n, v in batch.items() if not n.startswith("negative")}
+
+
+def _plain(model, batch, training=False):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model.row_losses(batch, training))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    return loss, [tf.convert_to_tensor(g) for g in gradients]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shared": False, "learned_scale": True, "bidirectional": True}],
+)
+@pytest.mark.parametrize("hard", [True, False])
+def test_it_equals_the_plain_gradient(rows, options, hard):
+    model, batch = _model(**options), _batch()
+    if not hard:
+        batch = _without_negatives(batch)
+    variables = model.trainable_variables
+    step = tf.function(lambda b: cached_gradients(model, b, variables, rows, False))
+    loss, gradients = step(batch)
+    expected, wanted = _plain(model, batch)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    assert sum(float(tf.reduce_sum(tf.abs(g))) for g in wanted) > 1
+    for one, other in zip(gradients, wanted):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
+
+
+def test_both_passes_drop_the_same_units():
+    """With dropout, it is the gradient of the very loss that is returned.
+
+    The loss of other weights under the same dropout gives the slope to compare with.
+    """
+    model, batch = _model(dropout=0.3), _batch()
+    (kernel,) = [v for v in model.trainable_variables if "projection/kernel" in v.name]
+    direction = tf.random.stateless_normal(kernel.shape, [1, 2])
+
+    @tf.function
+    def step():
+        return cached_gradients(model, batch, [kernel], 4, True)
+
+    def seeded(shift):
+        kernel.assign_add(shift * direction)
+        tf.random.set_seed(7)  # the draws of a function start anew
+        loss, (gradient,) = step()
+        kernel.assign_add(-shift * direction)
+        return float(loss), float(tf.reduce_sum(gradient * direction))
+
+    (up, _), (down, _), (_, slope) = seeded(1e-2), seeded(-1e-2), seeded(0.0)
+    assert (up - down) / 2e-2 == pytest.approx(slope, rel=2e-2)
+    # And dropout is on: another draw, another loss.
+    losses = {round(float(step()[0]), 5) for _ in range(3)}
+    assert len(losses) == 3
+
+
+def test_a_seed_fixes_dropout_and_its_absence_does_not():
+    model, batch = _model(dropout=0.3), _batch()
+
+    def queries(seed):
+        with dropout_seed(tf.constant([seed, 1])):
+            return model.encode_queries(
+                batch["query_ids"], batch["query_lengths"], True
+            ).numpy()
+
+    np.testing.assert_array_equal(queries(3), queries(3))
+    assert np.abs(queries(3) - queries(4)).max() > 1e-3
+    free = [
+        model.encode_queries(batch["query_ids"], batch["query_lengths"], True).numpy()
+        for _ in range(2)
+    ]
+    assert np.abs(free[0] - free[1]).max() > 1e-3
+    # As many are dropped as without it, and what stays is scaled up for them.
+    layer = model.query_tower.get_layer("t5_encoder").get_layer(
+        "encoder_embedding_dropout"
+    )
+    with dropout_seed(tf.constant([5, 6])):
+        found = layer(tf.ones([200, 500]), training=True).numpy()
+    assert set(np.unique(found)) == {0, np.float32(1 / 0.7)}
+    assert (found == 0).mean() == pytest.approx(0.3, abs=0.01)
+
+
+def test_it_compiles_with_static_shapes():
+    model, batch = _model(dropout=0.1), _batch()
+    variables = model.trainable_variables
+    step = tf.function(
+        lambda b: cached_gradients(model, b, variables, 4), jit_compile=True
+    )
+    loss, gradients = step(batch)
+    assert np.isfinite(float(loss)) and len(gradients) == len(variables)
+
+
+@pytest.mark.parametrize("rows", [3, 0])
+def test_parts_must_divide_the_batch(rows):
+    model, batch = _model(), _batch()
+    with pytest.raises(InputError, match="rows"):
+        cached_gradients(model, batch, model.trainable_variables, rows)

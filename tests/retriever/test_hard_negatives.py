@@ -1,0 +1,209 @@
+"""Losses among hard negatives, against loops in float64; and over replicas."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import retriever
+from tfdpsq.retriever import Embeddings, batch_losses, losses_among
+
+
+def _unit(*shape, draw):
+    values = draw.normal(size=shape)
+    values /= np.linalg.norm(values, axis=-1, keepdims=True)
+    return values.astype(np.float32)
+
+
+def _case(seed, rows=8, hard=2, width=4):
+    draw = np.random.default_rng(seed)
+    keys = draw.integers(0, 5, rows)
+    batch = {
+        "document_key": keys.astype(np.int64),
+        "positive_keys": draw.choice([-1, -1, *keys], (rows, 2)).astype(np.int64),
+        "weights": draw.choice([0, 1, 1], rows).astype(np.float32),
+        "negative_keys": draw.choice([-1, 0, 1, 7, 8, 9], (rows, hard)),
+    }
+    embeddings = Embeddings(
+        _unit(rows, width, draw=draw),
+        _unit(rows, width, draw=draw),
+        _unit(rows, hard, width, draw=draw),
+    )
+    return embeddings, batch
+
+
+def _log_sum(scores):
+    top = max(scores)
+    return top + math.log(sum(math.exp(score - top) for score in scores))
+
+
+def _by_loop(embeddings, batch, scale, bidirectional=False):
+    """Row by row, column by column, in Python's floats."""
+    q, d, h = (
+        None if values is None else np.asarray(values, np.float64)
+        for values in embeddings
+    )
+    keys, known, real = (
+        batch["document_key"],
+        batch["positive_keys"],
+        batch["weights"] > 0,
+    )
+    losses = []
+    for i in range(len(q)):
+        if not real[i]:
+            losses.append(0.0)
+            continue
+        own = scale * q[i] @ d[i]
+        forwards, backwards = [own], [own]
+        for j in range(len(q)):
+            if not real[j]:
+                continue
+            if j != i and keys[j] != keys[i]:
+                if keys[j] not in known[i]:
+                    forwards.append(scale * q[i] @ d[j])
+                if keys[i] not in known[j]:
+                    backwards.append(scale * q[j] @ d[i])
+            for m in range(0 if h is None else h.shape[1]):
+                key = batch["negative_keys"][j, m]
+                if key >= 0 and key != keys[i] and key not in known[i]:
+                    forwards.append(scale * q[i] @ h[j, m])
+        loss = _log_sum(forwards) - own
+        if bidirectional:
+            loss = (loss + _log_sum(backwards) - own) / 2
+        losses.append(loss)
+    return losses
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("hard", [True, False])
+def test_all_rows_and_their_hard_negatives_are_columns(hard, bidirectional):
+    compiled = tf.function(
+        lambda e, b: batch_losses(e, b, lambda cosines: 20.0 * cosines, bidirectional),
+        jit_compile=True,
+    )
+    for seed in range(6):
+        embeddings, batch = _case(seed)
+        if not hard:
+            embeddings = embeddings._replace(negatives=None)
+        found = compiled(
+            Embeddings(*(v if v is None else tf.constant(v) for v in embeddings)),
+            {name: tf.constant(values) for name, values in batch.items()},
+        )
+        expected = _by_loop(embeddings, batch, 20.0, bidirectional)
+        assert max(expected) > 1
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def _among(embeddings, batch, shared, shared_keys):
+    return losses_among(
+        embeddings.queries,
+        embeddings.documents,
+        batch["document_key"],
+        batch["positive_keys"],
+        batch["weights"],
+        shared,
+        shared_keys,
+        lambda cosines: 20.0 * cosines,
+        embeddings.negatives,
+        batch["negative_keys"],
+    ).numpy()
+
+
+def test_a_rows_own_negatives_are_no_others():
+    draw = np.random.default_rng(9)
+    shared, shared_keys = _unit(5, 4, draw=draw), np.arange(3, 8)
+    for seed in range(6):
+        embeddings, batch = _case(seed)
+        found = _among(embeddings, batch, shared, shared_keys)
+        for i in np.flatnonzero(batch["weights"]):
+            own, known = batch["document_key"][i], batch["positive_keys"][i]
+            keys = [*shared_keys, *batch["negative_keys"][i]]
+            vectors = [*shared, *embeddings.negatives[i]]
+            mine = 20.0 * float(embeddings.queries[i] @ embeddings.documents[i])
+            scores = [mine] + [
+                20.0 * float(embeddings.queries[i] @ vector)
+                for key, vector in zip(keys, vectors)
+                if key >= 0 and key != own and key not in known
+            ]
+            assert found[i] == pytest.approx(_log_sum(scores) - mine, abs=1e-4)
+        changed = embeddings._replace(negatives=embeddings.negatives.copy())
+        changed.negatives[0] = _unit(2, 4, draw=draw)
+        moved = _among(changed, batch, shared, shared_keys)
+        np.testing.assert_array_equal(moved[1:], found[1:])
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_replicas_see_each_others_rows(logical_cpus, replicas, bidirectional):
+    """Losses, and gradients of embeddings, are those of one replica with all rows."""
+    embeddings, batch = _case(3)
+    # Collectives cannot be had for two numbers of replicas in one process.
+    strategy = tf.distribute.MirroredStrategy(
+        logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
+    )
+    share = len(batch["weights"]) // replicas
+
+    def gradient(parts, batch):
+        with tf.GradientTape() as tape:
+            tape.watch(parts)
+            losses = batch_losses(
+                Embeddings(*parts), batch, lambda cosines: 20.0 * cosines, bidirectional
+            )
+            total = tf.reduce_sum(losses)
+        return losses, tape.gradient(total, parts)
+
+    def part_of(number):
+        rows = slice(number * share, (number + 1) * share)
+        return (
+            [tf.constant(values[rows]) for values in embeddings],
+            {name: tf.constant(values[rows]) for name, values in batch.items()},
+        )
+
+    given = strategy.experimental_distribute_values_from_function(
+        lambda context: part_of(context.replica_id_in_sync_group)
+    )
+    losses, gradients = tf.function(
+        lambda given: strategy.run(gradient, args=given), autograph=False
+    )(given)
+    losses, *gradients = (
+        np.concatenate(strategy.experimental_local_results(values))
+        for values in (losses, *gradients)
+    )
+    expected, wanted = gradient(
+        [tf.constant(values) for values in embeddings],
+        {name: tf.constant(values) for name, values in batch.items()},
+    )
+    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-6)
+    for one, other in zip(gradients, wanted):
+        assert np.abs(other).max() > 0.1
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+class _Words:
+    """One token a word, its length."""
+
+    def encode(self, texts, length):
+        rows = [[2 + len(word) for word in text.split()][:length] for text in texts]
+        ids = np.zeros([len(rows), length], np.int32)
+        for row, tokens in zip(ids, rows):
+            row[: len(tokens)] = tokens
+        return ids, np.array([len(row) for row in rows], np.int32)
+
+
+def test_negatives_are_as_many_as_there_are_up_to_the_count(make_rows):
+    rows = make_rows(3)
+    negatives = {
+        rows[0].query_id: ["a bb", "ccc", "dddd"],
+        rows[1].query_id: ["ccc"],
+    }
+    arrays = retriever.encode_negatives(rows, negatives, _Words(), 4, 2)
+    assert arrays["negative_ids"].shape == (3, 2, 4)
+    key = retriever.content_key
+    np.testing.assert_array_equal(
+        arrays["negative_keys"],
+        [[key("a bb"), key("ccc")], [key("ccc"), -1], [-1, -1]],
+    )
+    np.testing.assert_array_equal(arrays["negative_lengths"], [[2, 1], [1, 1], [1, 1]])
+    np.testing.assert_array_equal(arrays["negative_ids"][0, 0], [3, 4, 0, 0])
+    np.testing.assert_array_equal(arrays["negative_ids"][1, 0], [5, 0, 0, 0])

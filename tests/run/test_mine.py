@@ -1,0 +1,289 @@
+"""Hard negatives as users come by them: mined or given, used or refused."""
+
+import importlib.util
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import retriever
+from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary, write_synthetic
+from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.evaluation import read_trec_run, write_trec_run
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.layers import T5Config
+from tfdpsq.privacy import read_certificate, verify_certificate
+from tfdpsq.run import hard_negatives, mine, plain_training, sources, train_retriever
+from tfdpsq.validation import DataError, InputError
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny", pathlib.Path(__file__).parent / "tiny.py"
+)
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Private and public pairs, a public T5, and what is mined for both."""
+    base = tmp_path_factory.mktemp("mine")
+    queries = _tiny.write_pairs(base / "pairs")
+    train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
+    tf.keras.utils.set_random_seed(3)
+    (base / "public").mkdir()
+    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
+    T5QueryGenerator(config).save(base / "public", base / "spiece.model")
+    documents = list(BeirDirectory(base / "pairs").documents())
+    write_synthetic(
+        base / "public_pairs",
+        [
+            SyntheticQuery(f"genQ{i}", "who sorts the array", d.id, d.content, 0)
+            for i, d in enumerate(documents[:16])
+        ],
+        provenance={},
+        certificate=None,
+    )
+    _mine(base, "private/mined", pairs=str(base / "pairs"), k=5)
+    pairs = {"pairs": str(base / "public_pairs"), "corpus": str(base / "pairs")}
+    _mine(base, "mined_public", **pairs)
+    return base
+
+
+def _mine(base, name, **options):
+    config = mine.default_config()
+    config.update({"private_directory": str(base / "private"), **options})
+    return mine.run(config, base / name)
+
+
+def _config(base, **options):
+    config = train_retriever.default_config()
+    config.update(
+        {
+            "pairs": str(base / "public_pairs"),
+            "init": str(base / "public"),
+            "private_directory": str(base / "private"),
+            "document_length": 24,
+            "query_length": 10,
+            "embedding_dim": 16,
+            "batch_size": 4,
+            "steps": 2,
+            "accountant": "rdp",
+            "n_is_public": True,
+            "negatives": 20,
+            "microbatch_size": 4,
+        }
+    )
+    given = options.pop("hard_negatives", {})
+    config.update(options)
+    config.hard_negatives.update(given)
+    return config
+
+
+def _train(base, name, **options):
+    train_retriever.run(_config(base, **options), base / name)
+    return read_certificate(base / name)
+
+
+def test_what_is_mined_shares_words_and_depends_on_its_own_query_alone(base, tmp_path):
+    found = read_trec_run(base / "private" / "mined" / mine.RUN_FILE)
+    queries = BeirDirectory(base / "pairs").queries()
+    train = [p.query_id for p in BeirDirectory(base / "pairs").pairs("train")]
+    assert found.keys() == set(train) and {len(f) for f in found.values()} == {5}
+    texts = {d.id: d.content for d in BeirDirectory(base / "pairs").documents()}
+    for query, documents in found.items():
+        words = set(queries[query].split())
+        assert all(words & set(texts[d].split()) for d in documents)
+    # Another private query: the others' documents are as they were.
+    other = tmp_path / "pairs"
+    _tiny.write_pairs(other)
+    lines = (other / "queries.jsonl").read_text().splitlines()
+    lines[0] = json.dumps({**json.loads(lines[0]), "text": "graph graph joins"})
+    (other / "queries.jsonl").write_text("\n".join(lines) + "\n")
+    _mine(tmp_path, "mined", pairs=str(other), k=5)
+    changed = read_trec_run(tmp_path / "mined" / mine.RUN_FILE)
+    assert changed.pop("q0") != found["q0"]
+    assert changed == {q: d for q, d in found.items() if q != "q0"}
+
+
+def test_mining_for_private_queries_is_a_recorded_read(base, tmp_path):
+    entries = (base / "private" / "private_reads.jsonl").read_text().splitlines()
+    (entry,) = [e for e in map(json.loads, entries) if "BM25" in e["what"]]
+    assert entry["where"] == "mined/run.trec"
+    with pytest.raises(InputError, match="strict"):
+        _mine(tmp_path, "mined", pairs=str(base / "pairs"), strict=True)
+    assert not (tmp_path / "mined").exists()
+    origin = json.loads((base / "mined_public" / "mining.json").read_text())
+    assert origin["private"] is False and origin["by"] == "bm25"
+
+
+def test_a_set_of_pairs_needs_a_corpus(base, tmp_path):
+    with pytest.raises(InputError, match="corpus is not set"):
+        _mine(tmp_path, "mined", pairs=str(base / "public_pairs"))
+    with pytest.raises(InputError, match="k is 0"):
+        _mine(tmp_path, "mined", pairs=str(base / "pairs"), k=0)
+
+
+def test_the_rows_have_the_best_documents_that_are_no_answers(base):
+    config = _config(
+        base,
+        pairs=str(base / "pairs"),
+        hard_negatives={"run": str(base / "private" / "mined"), "count": 2, "skip": 1},
+    )
+    tokenizer = Tokenizer(base / "spiece.model")
+    source = sources.load_source(config.pairs, "train")
+    arrays = hard_negatives.arrays(config, source, tokenizer)
+    found = read_trec_run(base / "private" / "mined" / mine.RUN_FILE)
+    texts = {d.id: d.content for d in BeirDirectory(base / "pairs").documents()}
+    for row, pair in enumerate(source.pairs):
+        others = [d for d in found[pair.query_id] if d != pair.document_id]
+        wanted = [retriever.content_key(texts[d]) for d in others[1:3]]
+        assert arrays["negative_keys"][row].tolist() == wanted
+    assert arrays["negative_ids"].shape == (60, 2, 24)
+
+
+def test_judgements_of_zero_are_negatives_from_the_data(base, tmp_path):
+    pairs = tmp_path / "pairs"
+    _tiny.write_pairs(pairs)
+    with open(pairs / "qrels" / "train.tsv", "a") as file:
+        file.write("q3\td70\t0\nq3\td71\t2\n")
+    config = _config(base, pairs=str(pairs), hard_negatives={"run": "judged"})
+    source = sources.load_source(str(pairs), "train")
+    arrays = hard_negatives.arrays(config, source, Tokenizer(base / "spiece.model"))
+    (row,) = np.flatnonzero(arrays["negative_keys"][:, 0] >= 0)
+    assert source.pairs[row].query_id == "q3"
+    text = {d.id: d.content for d in BeirDirectory(pairs).documents()}["d70"]
+    assert arrays["negative_keys"][row, 0] == retriever.content_key(text)
+
+
+def test_plain_training_takes_them_and_parts_of_a_batch(base):
+    mined = {"run": str(base / "mined_public"), "corpus": str(base / "pairs")}
+    weights = {}
+    for name, options in {
+        "without": {},
+        "with": {"hard_negatives": mined},
+        "in_parts": {"hard_negatives": mined, "rows_at_a_time": 2},
+    }.items():
+        t5 = {"init": "", "vocabulary": str(base / "spiece.model")}
+        config = _config(base, **t5, **options)
+        config.t5.update(
+            vocabulary_size=330,
+            num_layers=1,
+            num_heads=2,
+            hidden_dim=16,
+            intermediate_dim=24,
+            key_value_dim=8,
+            dropout=0.0,
+        )
+        config.optimizer = "adam"
+        train_retriever.run(config, base / name)
+        model = retriever.load(base / name / train_retriever.MODEL)
+        weights[name] = model.query_tower.get_layer("projection").get_weights()[0]
+    assert np.abs(weights["with"] - weights["without"]).max() > 1e-5
+    # Adam's first steps go by the gradient's sign; a few are next to 0.
+    apart = np.abs(weights["in_parts"] - weights["with"])
+    assert np.median(apart) < 1e-6 and apart.mean() < 1e-5
+
+
+def test_public_negatives_take_a_rows_own_and_say_so(base):
+    certificate = _train(
+        base,
+        "direct",
+        pairs=str(base / "pairs"),
+        method="public_negatives",
+        epsilon=8.0,
+        hard_negatives={"run": str(base / "private" / "mined"), "count": 2},
+    )
+    assert certificate["mechanism"]["sensitivity"] == pytest.approx(0.1)
+    assert certificate["training"]["hard_negatives"] == (
+        "mined by bm25 from each query and public data alone"
+    )
+    assert certificate["fingerprints"]["hard_negatives"].startswith("keyed:")
+    assert verify_certificate(certificate).problems == ()
+    assert "BM25" in json.dumps(certificate["private_reads"])
+
+
+@pytest.mark.parametrize("method", ["naive", "microbatch", "logit_dp"])
+def test_other_methods_are_not_derived_for_them(base, method):
+    with pytest.raises(InputError, match="derived for in-batch negatives alone"):
+        _train(
+            base,
+            "refused",
+            pairs=str(base / "pairs"),
+            method=method,
+            epsilon=8.0,
+            hard_negatives={"run": str(base / "private" / "mined")},
+        )
+    assert not (base / "refused").exists()
+
+
+def test_what_negatives_follow_from_must_be_known(base, tmp_path):
+    run = tmp_path / "dense.trec"
+    write_trec_run(run, {"genQ0": {"d3": 2.0}})
+    given = {"run": str(run), "corpus": str(base / "pairs")}
+    with pytest.raises(InputError, match="made_from is '', and there is no mining"):
+        _train(base, "refused", hard_negatives=given)
+    given["made_from"] = hard_negatives.BY_QUERY
+    _train(base, "declared", hard_negatives=given)
+    private = {"run": str(base / "private" / "mined"), "corpus": str(base / "pairs")}
+    with pytest.raises(InputError, match="was mined for private queries"):
+        _train(base, "refused", hard_negatives=private)
+    assert not (base / "refused").exists()
+
+
+def test_bad_runs_are_told_apart(base, tmp_path):
+    def given(hits, **options):
+        run = tmp_path / f"run{len(list(tmp_path.iterdir()))}.trec"
+        write_trec_run(run, hits)
+        own = {"run": str(run), "corpus": str(base / "pairs"), **options}
+        return {"made_from": hard_negatives.BY_QUERY, **own}
+
+    for bad, error, message in (
+        (given({"q99": {"d3": 1.0}}), InputError, "no document for any query"),
+        (given({"genQ0": {"d999": 1.0}}), DataError, "'d999' is not in"),
+        (given({"genQ0": {"d3": 1.0}}, count=0), InputError, "count is 0"),
+        (given({"genQ0": {"d3": 1.0}}, skip=-1), InputError, "skip is -1"),
+        ({"run": str(tmp_path / "none.trec")}, InputError, "there is no file"),
+    ):
+        with pytest.raises(error, match=message):
+            _train(base, "refused", hard_negatives=bad)
+    assert not (base / "refused").exists()
+
+
+@pytest.mark.parametrize("rows_at_a_time", [0, 2])
+def test_two_replicas_take_the_step_of_one(logical_cpus, rows_at_a_time):
+    """Also where each replica embeds its rows in parts."""
+    draw = np.random.default_rng(0)
+    rows, hard = 8, 2
+    batch = {
+        "document_key": np.arange(rows),
+        "positive_keys": np.full([rows, 1], -1),
+        "weights": np.array([1, 1, 1, 1, 1, 1, 1, 0], np.float32),
+        "negative_keys": 100 + np.arange(rows * hard).reshape(rows, hard),
+    }
+    for name, shape in (
+        ("query", [rows]),
+        ("document", [rows]),
+        ("negative", [rows, hard]),
+    ):
+        batch[f"{name}_ids"] = draw.integers(2, 30, (*shape, 4)).astype(np.int32)
+        batch[f"{name}_lengths"] = draw.integers(1, 5, shape).astype(np.int32)
+    found = {}
+    for replicas in (1, 2):
+        strategy = tf.distribute.MirroredStrategy(
+            logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
+        )
+        with strategy.scope():
+            tf.keras.utils.set_random_seed(4)
+            t5 = T5Config(30, 1, 2, 8, 12, 4, dropout=0.0)
+            model = retriever.TwoTower(retriever.RetrieverConfig(t5, 6, 10.0, 4, 4))
+            step = plain_training.make_step(model, 1e-2, rows_at_a_time)
+            losses = [step(batch) for _ in range(3)]
+        found[replicas] = (losses, [v.numpy() for v in model.trainable_variables])
+        assert losses[-1] < losses[0] and math.isfinite(losses[-1])
+    for replicas in (2,):
+        np.testing.assert_allclose(found[replicas][0], found[1][0], rtol=1e-5)
+        for one, other in zip(found[replicas][1], found[1][1]):
+            np.testing.assert_allclose(one, other, atol=2e-4)

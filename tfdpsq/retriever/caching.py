@@ -1,0 +1,120 @@
+"""Gradients of a contrastive batch larger than memory.
+
+A row's loss reads all rows' embeddings, so a batch cannot simply be cut. But given the
+gradient with respect to the embeddings, each text's part of it needs that text alone
+(Gao et al. 2021, arXiv:2101.06983): embed a few rows at a time and keep nothing but
+embeddings, differentiate the loss by those, then embed the same rows again, a few at a
+time, and pull their gradients back. One more forward pass, activations of few rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfdpsq.layers import dropout_seed
+from tfdpsq.retriever.losses import Embeddings
+from tfdpsq.retriever.model import TwoTower
+from tfdpsq.validation import InputError, positive_integer
+
+# What is encoded of a batch; the rest concerns the loss.
+_TEXTS = ("query", "document", "negative")
+
+
+def cached_gradients(
+    model: TwoTower,
+    batch: Mapping[str, tf.Tensor],
+    variables: Sequence[tf.Variable],
+    rows: int,
+    training: bool = True,
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """The batch's summed loss and its gradient, some rows at a time.
+
+    Dropout, too, is the same in both passes (`layers.dropout_seed`), so that it is
+    the gradient of the loss that is returned. Within a replica of a
+    `tf.distribute.Strategy` both are those of the replica's rows among all rows.
+
+    Args:
+      model: the retriever.
+      batch: B rows, as `TwoTower.row_losses` takes, B static.
+      variables: to differentiate by.
+      rows: how many rows are encoded at a time; it divides B.
+      training: whether dropout is on.
+
+    Returns:
+      The sum of `row_losses`, a scalar, and a dense gradient for each variable.
+
+    Raises:
+      InputError: `rows` does not divide the batch, or is below 1.
+    """
+    positive_integer("rows", rows)
+    total = batch["weights"].shape[0]
+    if total is None or total % rows:
+        raise InputError(
+            f"{rows} rows at a time do not divide a batch of {total}. Choose a divisor "
+            "of the batch size."
+        )
+    parts = {
+        name: tf.reshape(values, [total // rows, rows, *values.shape[1:]])
+        for name, values in batch.items()
+        if name.rpartition("_")[0] in _TEXTS and not name.endswith("_key")
+    }
+    # One for each part; drawn once, so that both passes drop the same.
+    seeds = tf.random.uniform([total // rows, 2], maxval=tf.int64.max, dtype=tf.int64)
+
+    def encode(number: tf.Tensor) -> list[tf.Tensor]:
+        with dropout_seed(seeds[number]):
+            part = {name: values[number] for name, values in parts.items()}
+            found = model.encode(part, training)
+        return [values for values in found if values is not None]
+
+    width = model.config.embedding_dim
+    shapes = [[rows, width]] * 2
+    if "negative_ids" in batch:
+        shapes.append([rows, batch["negative_ids"].shape[1], width])
+    # One part at a time: in parallel they would all be in memory.
+    vectors = tf.map_fn(
+        encode,
+        tf.range(total // rows),
+        parallel_iterations=1,
+        fn_output_signature=[tf.TensorSpec(shape) for shape in shapes],
+    )
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(vectors)
+        whole = [tf.reshape(v, [total, *v.shape[2:]]) for v in vectors]
+        losses = model.losses_of(Embeddings(*whole), batch)
+        loss = tf.reduce_sum(losses)
+    cached = tape.gradient(loss, vectors)
+    direct = [_dense(tape.gradient(loss, v), v) for v in variables]
+    del tape
+
+    def pull_back(number: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.GradientTape() as tape:
+            product = tf.add_n(
+                [
+                    tf.reduce_sum(values * wanted[number])
+                    for values, wanted in zip(encode(number), cached)
+                ]
+            )
+        found = tape.gradient(product, variables)
+        return (
+            number + 1,
+            *(s + _dense(g, v) for s, g, v in zip(sums, found, variables)),
+        )
+
+    _, *gradients = tf.while_loop(
+        lambda number, *_: number < total // rows,
+        pull_back,
+        [tf.constant(0), *direct],
+        parallel_iterations=1,
+        maximum_iterations=total // rows,
+    )
+    return loss, gradients
+
+
+def _dense(gradient, variable: tf.Variable) -> tf.Tensor:
+    """A gradient as a tensor: zeros where there is none, and no slices."""
+    if gradient is None:
+        return tf.zeros(variable.shape, variable.dtype)
+    return tf.convert_to_tensor(gradient)

@@ -1,0 +1,85 @@
+"""Stage `mine`: documents that look like answers, to train against.
+
+    python -m tfdpsq.run.mine --config=configs/mine.py --workdir=DIR
+
+Ranks the public documents for every query of a set of pairs by BM25 and writes
+`run.trec`, which `train_retriever` takes as `hard_negatives.run`. Each query is looked
+at by itself: what is mined for it depends on it and the public documents alone.
+
+Mining for private queries is a read of them that no ε covers, for whoever sees the
+file: it names documents that share words with each query. It is recorded as such, and
+the output belongs under `private/`.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import ml_collections
+
+from tfdpsq import evaluation, validation
+from tfdpsq.data import atomic_write
+from tfdpsq.run import command, hard_negatives, private_training, sources, workdir
+
+RUN_FILE = "run.trec"
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """The stage's settings.
+
+    `corpus` holds the documents to choose from; "" is the pairs' own. `k` documents
+    are kept of each query, its answers among them.
+    """
+    return ml_collections.ConfigDict(
+        {
+            "pairs": sources.PYDOCS,
+            "split": "train",
+            "corpus": "",
+            "k": 50,
+            "strict": False,
+            "private_directory": "",
+        }
+    )
+
+
+def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+    """Runs the stage into `directory` unless it is finished there.
+
+    Raises:
+      InputError: bad settings, a synthetic set without a corpus, or private pairs in
+        strict mode.
+      DataError: malformed data.
+    """
+    private = private_training.private_directory(config, directory)
+    validation.positive_integer("k", config.k)
+    corpus = hard_negatives.corpus_of(config.corpus, config.pairs)
+    source = sources.load_source(config.pairs, config.split)
+    if source.private:
+        private_training.reads_of(config, private).record(
+            f"BM25's best documents for each query of split {config.split!r}",
+            f"{directory.name}/{RUN_FILE}",
+        )
+    inputs = {
+        "pairs": sources.source_fingerprint(config.pairs, private),
+        "corpus": sources.corpus_fingerprint(corpus),
+    }
+
+    def make(out: pathlib.Path) -> dict:
+        documents = sources.open_beir(corpus).documents()
+        index = evaluation.BM25((d.id, d.content) for d in documents)
+        queries = {pair.query_id: pair.query for pair in source.pairs}
+        found = index.search(queries, config.k, progress=True)
+        evaluation.write_trec_run(out / RUN_FILE, found, tag="bm25")
+        origin = {"by": "bm25", "settings": index.settings, "private": source.private}
+        atomic_write(
+            out / hard_negatives.ORIGIN_FILE,
+            json.dumps(origin, indent=2, sort_keys=True) + "\n",
+        )
+        return {}
+
+    return workdir.run_stage(directory, config, inputs, make)
+
+
+if __name__ == "__main__":
+    command.main(run)

@@ -1,0 +1,140 @@
+"""Ordinary training of a retriever: whole batches, on one replica or several.
+
+Runs under the distribution strategy in whose scope it is called: each replica embeds
+its share of a batch, and every row's softmax is over the documents of all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_collections
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import retriever, validation
+from tfdpsq.data import Tokenizer
+from tfdpsq.run import hard_negatives, private_training, sources
+from tfdpsq.run.progress import Progress
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    model: retriever.TwoTower,
+    tokenizer: Tokenizer,
+    source: sources.Source,
+    progress: Progress,
+) -> None:
+    """Trains for `config.steps` steps.
+
+    Args:
+      config: the stage's.
+      model: to be trained; made in the strategy's scope.
+      tokenizer: the model's.
+      source: the pairs.
+      progress: called after each step.
+
+    Raises:
+      InputError: replicas, or `rows_at_a_time`, that do not divide the batch; bad hard
+        negatives.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if config.batch_size % replicas:
+        raise validation.InputError(
+            f"batch_size is {config.batch_size}, which {replicas} replicas cannot "
+            "share. Make it a multiple."
+        )
+    negatives = (
+        hard_negatives.arrays(config, source, tokenizer)
+        if config.hard_negatives.run
+        else None
+    )
+    batches = retriever.make_batches(
+        source.pairs,
+        tokenizer,
+        config.batch_size,
+        config.query_length,
+        config.document_length,
+        config.seed,
+        negatives=negatives,
+    )
+    step = make_step(
+        model,
+        private_training.learning_rate(config),
+        config.rows_at_a_time,
+        config.jit_compile,
+    )
+    for number, batch in enumerate(itertools.islice(batches, config.steps)):
+        progress(number + 1, step(batch))
+
+
+def make_step(
+    model: retriever.TwoTower,
+    learning_rate: Any,
+    rows_at_a_time: int = 0,
+    jit_compile: bool = False,
+) -> Callable[[Mapping[str, np.ndarray]], float]:
+    """A step of Adam on the mean loss of a batch.
+
+    Args:
+      model: the retriever.
+      learning_rate: a number or a schedule.
+      rows_at_a_time: of a replica's rows, how many are embedded at a time
+        (`retriever.cached_gradients`); 0 for all.
+      jit_compile: compile with XLA; in a strategy's scope left to the strategy.
+
+    Returns:
+      Takes a whole batch, applies its gradient, returns its mean loss in nats.
+    """
+    strategy = tf.distribute.get_strategy()
+    replicas = strategy.num_replicas_in_sync
+    optimizer = tf.keras.optimizers.legacy.Adam(learning_rate)
+    variables = model.trainable_variables
+    optimizer._create_all_weights(variables)
+
+    def step(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        count = tf.reduce_sum(tf.cast(batch["weights"] > 0, tf.float32))
+        if replicas > 1:
+            context = tf.distribute.get_replica_context()
+            count = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
+        if rows_at_a_time:
+            total, gradients = retriever.cached_gradients(
+                model, batch, variables, rows_at_a_time
+            )
+        else:
+            with tf.GradientTape() as tape:
+                total = tf.reduce_sum(model.row_losses(batch, training=True))
+            gradients = tape.gradient(total, variables)
+        count = tf.maximum(count, 1)
+        # The optimizer adds up what the replicas give it.
+        optimizer.apply_gradients(
+            (None if g is None else g / count, v) for g, v in zip(gradients, variables)
+        )
+        return total / count
+
+    if not tf.distribute.has_strategy():
+        function = tf.function(step, jit_compile=jit_compile, autograph=False)
+        return lambda batch: float(
+            function({name: tf.constant(value) for name, value in batch.items()})
+        )
+    function = tf.function(
+        lambda batch: strategy.run(step, args=(batch,)), autograph=False
+    )
+
+    def on_replicas(batch: Mapping[str, np.ndarray]) -> float:
+        share = len(batch["weights"]) // replicas
+
+        def of(context) -> dict[str, tf.Tensor]:
+            first = context.replica_id_in_sync_group * share
+            return {
+                name: tf.constant(value[first : first + share])
+                for name, value in batch.items()
+            }
+
+        given = strategy.experimental_distribute_values_from_function(of)
+        parts = strategy.experimental_local_results(function(given))
+        return float(sum(float(part) for part in parts))
+
+    return on_replicas
