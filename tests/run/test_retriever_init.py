@@ -191,9 +191,7 @@ def test_what_is_trained_on_counts_too(base):
 
 
 def test_two_guarantees_are_refused_before_any_training(base, monkeypatch):
-    monkeypatch.setattr(
-        plain_training, "train", lambda *args: pytest.fail("trained")
-    )
+    monkeypatch.setattr(plain_training, "train", lambda *args: pytest.fail("trained"))
     with pytest.raises(InputError, match="epsilons would add up"):
         _train(
             base,

@@ -256,26 +256,25 @@ class PublicNegatives:
         A row's hard negatives, if there are any, must follow from its own query and
         public data; no other row looks at them.
         """
-        model, own = self._model, ()
+        model = self._model
+        own: tuple[tf.Tensor, ...] = ()
         if "negative_ids" not in batch:
             documents = model.encode_documents(
                 batch["document_ids"], batch["document_lengths"], training=True
             )
         else:
             # As one example's texts, so that the engine clips them together.
-            folded = embed(
-                self._folded,
-                *(
-                    tf.concat(
-                        [batch[f"document_{what}"][:, tf.newaxis], negative], axis=1
-                    )
-                    for what, negative in (
-                        ("ids", batch["negative_ids"]),
-                        ("lengths", batch["negative_lengths"]),
-                    )
-                ),
-                training=True,
+            ids, lengths = (
+                tf.concat(
+                    [
+                        batch[f"document_{what}"][:, tf.newaxis],
+                        batch[f"negative_{what}"],
+                    ],
+                    axis=1,
+                )
+                for what in ("ids", "lengths")
             )
+            folded = embed(self._folded, ids, lengths, training=True)
             documents = folded[:, 0]
             own = (folded[:, 1:], batch["negative_keys"])
         return losses_among(

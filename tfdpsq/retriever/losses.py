@@ -171,7 +171,9 @@ def batch_losses(
         everywhere(known)[tf.newaxis, :, :] == keys[:, tf.newaxis, tf.newaxis], axis=-1
     )
     backwards = losses(
-        tf.matmul(embeddings.documents, everywhere(embeddings.queries), transpose_b=True),
+        tf.matmul(
+            embeddings.documents, everywhere(embeddings.queries), transpose_b=True
+        ),
         same | answered | ~all_real,
     )
     return (forwards + backwards) / 2
@@ -187,9 +189,10 @@ def everywhere(values: tf.Tensor) -> tf.Tensor:
       [replicas · B, ...], the same everywhere; `values` itself outside of replicas.
     """
     replica = tf.distribute.get_replica_context()
-    if replica is None or replica.num_replicas_in_sync == 1:
+    if replica is None:
         return values
-    return replica.all_gather(values, axis=0)
+    alone = replica.num_replicas_in_sync == 1
+    return values if alone else replica.all_gather(values, axis=0)
 
 
 def _softmax_losses(
@@ -243,7 +246,7 @@ def losses_among(
     keys = negative_keys[tf.newaxis, :]
     dropped = (document_key[:, tf.newaxis] == keys) | _known(positive_keys, keys)
     cosines, out = [own, others], [tf.zeros_like(own, tf.bool), dropped]
-    if own_negatives is not None:
+    if own_negatives is not None and own_negative_keys is not None:
         cosines.append(tf.einsum("id,ihd->ih", query_embeddings, own_negatives))
         again = document_key[:, tf.newaxis] == own_negative_keys
         out.append(

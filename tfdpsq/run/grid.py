@@ -5,10 +5,10 @@
 Which weights to train, how fast, clipped where: had these been chosen by results on the
 private pairs, every trial would be a private read. So a *proxy* is made of the public
 documents alone, keyword queries that play the private part (`data.keyword_pairs`), and
-every point of the grid is a run of `finetune` on it at the ε that is meant, or, to train
-a retriever on private pairs directly, of `train_retriever`. What counts of held-out
-proxy queries is their loss, or where the retriever ranks their documents. Writes
-`grid.json`; interrupted, it goes on.
+every point of the grid is a run of `finetune` on it at the ε that is meant, or of
+`train_retriever`, to train a retriever on private pairs directly. What counts of
+held-out proxy queries is their loss, or where the retriever ranks their documents.
+Writes `grid.json`; interrupted, it goes on.
 """
 
 from __future__ import annotations
@@ -147,9 +147,7 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-def _set(
-    config: ml_collections.ConfigDict, field: str, value: Any, stage: str
-) -> None:
+def _set(config: ml_collections.ConfigDict, field: str, value: Any, stage: str) -> None:
     *path, last = field.split(".")
     node = config
     try:
@@ -198,7 +196,7 @@ def _proxy(config, directory: pathlib.Path) -> pathlib.Path:
 
 
 def _held_out(config, proxy: pathlib.Path) -> list[Pair]:
-    """Pairs that no point was trained on, spread over the corpus, which may be sorted."""
+    """Pairs that no point was trained on, over all the corpus."""
     pairs = BeirDirectory(proxy).pairs("dev")
     count = min(len(pairs), config.held_out)
     return [pairs[i] for i in np.linspace(0, len(pairs) - 1, count).astype(int)]

@@ -80,8 +80,8 @@ def origin(config: ml_collections.ConfigDict, source: sources.Source) -> str:
         found = json.loads(beside.read_text("utf-8"))
         if found["private"] and not source.private:
             raise validation.InputError(
-                f"hard_negatives.run {_path(config)} was mined for private queries, but "
-                f"{config.pairs} is free of them. Mine for these pairs instead."
+                f"hard_negatives.run {_path(config)} was mined for private queries, "
+                f"but {config.pairs} is free of them. Mine for these pairs instead."
             )
         return f"mined by {found['by']} from {BY_QUERY}"
     if declared != BY_QUERY:
