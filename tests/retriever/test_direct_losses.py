@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq import retriever
+from tfdpsq.layers import train_only
 from tfdpsq.privacy import fast
 from tfdpsq.retriever import (
     GroupLosses,
@@ -111,3 +112,35 @@ def test_a_learned_scale_counts_in_the_norm(make_model, make_rows, tokenizer, me
         model.trainable_variables,
         rows_per_unit=2 if method == "microbatch" else 1,
     )
+
+
+def test_documents_that_stay_are_embedded_once(make_model, make_rows, tokenizer):
+    """The losses are those of encoding them anew, hard negatives included."""
+    model = make_model(shared=False)
+    train_only(model, ["query_tower/*"])
+    rows = make_rows(30)
+    arrays = retriever.encode_pairs(rows, tokenizer, 6, 12)
+    hard = {row.query_id: [rows[3].document, rows[7].document] for row in rows[:20]}
+    arrays.update(retriever.encode_negatives(rows, hard, tokenizer, 12, 2))
+    corpus = {n: v for n, v in arrays.items() if n.startswith("document")}
+    found = []
+    for prepare in (lambda values: values, lambda v: retriever.with_vectors(model, v)):
+        losses = PublicNegatives(model, prepare(corpus), 6, seed=4)
+        losses.refresh(3)
+        batch = retriever.collate(prepare(arrays), np.arange(10))
+        batch = {name: tf.constant(values) for name, values in batch.items()}
+        with tf.GradientTape() as tape:
+            loss = losses(batch)
+        found.append([loss, *tape.gradient(loss, model.trainable_variables)])
+        in_batch = model.row_losses(batch)
+        found[-1].append(in_batch)
+        batch = {n: v for n, v in batch.items() if not n.startswith("negative")}
+        for method in (NaiveLosses(model), GroupLosses(model, 5)):
+            with tf.GradientTape() as tape:
+                loss = method(batch)
+            found[-1] += [loss, *tape.gradient(loss, model.trainable_variables)]
+    for one, other in zip(*found):
+        one, other = (tf.convert_to_tensor(values) for values in (one, other))
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    with pytest.raises(InputError, match="Train the query tower alone"):
+        retriever.with_vectors(make_model(), corpus)

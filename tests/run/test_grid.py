@@ -132,6 +132,26 @@ def test_a_setting_that_is_none_is_refused_before_anything_runs(
     assert not (tmp_path / "work").exists()
 
 
+def test_a_retrievers_points_are_ranked_by_where_it_ranks(base, tmp_path):
+    config = _config(base, stage="train_retriever", axes=())
+    stage = config.train_retriever
+    for field in ("vocabulary", "document_length", "query_length", "epsilon"):
+        stage[field] = config.finetune[field]
+    stage.t5.update(config.finetune.t5)
+    stage.update(method="public_negatives", n_is_public=True, accountant="rdp")
+    stage.update(embedding_dim=16, batch_size=8, negatives=8, steps=2)
+    config.variants = {"fast": {"learning_rate": 1e-2}, "untrained": {"steps": 0}}
+    found = grid.run(config, tmp_path / "work")
+    assert {row["settings"]["variant"] for row in found} == {"fast", "untrained"}
+    assert found[0]["ndcg@10"] >= found[1]["ndcg@10"] > 0
+    parameters = {r["settings"]["variant"]: r["trained_parameters"] for r in found}
+    assert parameters["untrained"] is None and parameters["fast"] > 320 * 16
+    with pytest.raises(validation.InputError, match="which train_retriever does not"):
+        grid.run(_config(base, stage="train_retriever"), tmp_path / "other")
+    with pytest.raises(validation.InputError, match="stage is 'synthesize'"):
+        grid.run(_config(base, stage="synthesize"), tmp_path / "other")
+
+
 def test_keywords_are_the_rarest_words_of_a_sentence_in_their_order():
     common = "the of a is here and then so on".split()
     documents = [

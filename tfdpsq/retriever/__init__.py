@@ -15,7 +15,7 @@ from tfdpsq.retriever.direct_losses import (
     NaiveLosses,
     PublicNegatives,
 )
-from tfdpsq.retriever.encoding import encode_texts
+from tfdpsq.retriever.encoding import encode_texts, with_vectors
 from tfdpsq.retriever.index import ScannBruteForce, ScannTree, as_run, search
 from tfdpsq.retriever.losses import (
     Embeddings,
@@ -78,4 +78,5 @@ __all__ = [
     "save",
     "search",
     "start_from",
+    "with_vectors",
 ]

@@ -55,6 +55,11 @@ def cached_gradients(
             f"{rows} rows at a time do not divide a batch of {total}. Choose a divisor "
             "of the batch size."
         )
+    if "document_vectors" in batch:
+        raise InputError(
+            "the batch holds documents' embeddings, which need no parts: embed all "
+            "rows at once."
+        )
     parts = {
         name: tf.reshape(values, [total // rows, rows, *values.shape[1:]])
         for name, values in batch.items()

@@ -43,16 +43,22 @@ class NaiveLosses:
 
     def __call__(self, batch: Batch) -> tf.Tensor:
         """[B] losses in nats, of a batch as `TwoTower.row_losses` takes."""
-        model, (rows, length) = self._model, batch["document_ids"].shape
+        model = self._model
         queries = model.encode_queries(
             batch["query_ids"], batch["query_lengths"], training=True
         )
-        documents = embed(
-            self._documents,
-            tf.broadcast_to(batch["document_ids"], [rows, rows, length]),
-            tf.broadcast_to(batch["document_lengths"], [rows, rows]),
-            training=True,
-        )
+        if "document_vectors" in batch:  # constants, which no gradient goes into
+            vectors = batch["document_vectors"]
+            rows, width = vectors.shape
+            documents = tf.broadcast_to(vectors, [rows, rows, width])
+        else:
+            rows, length = batch["document_ids"].shape
+            documents = embed(
+                self._documents,
+                tf.broadcast_to(batch["document_ids"], [rows, rows, length]),
+                tf.broadcast_to(batch["document_lengths"], [rows, rows]),
+                training=True,
+            )
         return losses_of_scores(
             model.scaled(tf.einsum("id,ijd->ij", queries, documents)),
             batch["document_key"],
@@ -88,12 +94,7 @@ class GroupLosses:
             return tf.reshape(values, [-1, self._capacity, *values.shape[1:]])
 
         model = self._model
-        queries = model.encode_queries(
-            batch["query_ids"], batch["query_lengths"], training=True
-        )
-        documents = model.encode_documents(
-            batch["document_ids"], batch["document_lengths"], training=True
-        )
+        queries, documents, _ = model.encode(batch, training=True)
         cosines = tf.matmul(by_group(queries), by_group(documents), transpose_b=True)
         # By row, as the layer's other inputs are.
         scores = model.scaled(tf.reshape(cosines, [-1, self._capacity]))
@@ -198,7 +199,8 @@ class PublicNegatives:
           model: the model to be trained.
           corpus: "document_ids" [N, L] int32, "document_lengths" [N] int32 and
             "document_key" [N] int64 of public documents. Never only of those that
-            occur in the private pairs.
+            occur in the private pairs. Or, where the document tower trains nothing,
+            what `with_vectors` makes of these, and the batches' documents, too.
           count: K, negatives of a step.
           seed: of the draws.
           refresh_every: steps for which the same negatives stay, with the embeddings
@@ -240,6 +242,10 @@ class PublicNegatives:
         chosen = random.choice(
             len(self._corpus["document_key"]), self._keys.shape[0], replace=False
         )
+        self._keys.assign(self._corpus["document_key"][chosen])
+        if "document_vectors" in self._corpus:
+            self._embeddings.assign(self._corpus["document_vectors"][chosen])
+            return
         parts = [
             self._embed(
                 tf.constant(self._corpus["document_ids"][at]),
@@ -248,7 +254,6 @@ class PublicNegatives:
             for at in _parts(chosen)
         ]
         self._embeddings.assign(tf.concat(parts, axis=0))
-        self._keys.assign(self._corpus["document_key"][chosen])
 
     def __call__(self, batch: Batch) -> tf.Tensor:
         """[B] losses in nats, of a batch as `TwoTower.row_losses` takes.
@@ -258,7 +263,11 @@ class PublicNegatives:
         """
         model = self._model
         own: tuple[tf.Tensor, ...] = ()
-        if "negative_ids" not in batch:
+        if "document_vectors" in batch:
+            documents = batch["document_vectors"]
+            if "negative_vectors" in batch:
+                own = (batch["negative_vectors"], batch["negative_keys"])
+        elif "negative_ids" not in batch:
             documents = model.encode_documents(
                 batch["document_ids"], batch["document_lengths"], training=True
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -88,6 +88,55 @@ def encode_texts(
     if not parts:
         raise InputError(f"there is no {kind} to embed; give at least one text.")
     return np.concatenate(parts)
+
+
+def with_vectors(
+    model: TwoTower, arrays: Mapping[str, np.ndarray], batch_size: int = 128
+) -> dict[str, np.ndarray]:
+    """Embeds the documents of training data once, for a tower that trains nothing.
+
+    Args:
+      model: the retriever; its document tower has no trainable weights.
+      arrays: what `encode_pairs`, `encode_negatives` or `encode_documents` made.
+      batch_size: texts at a time.
+
+    Returns:
+      The arrays, but "document_vectors" [n, D] float32 instead of "document_ids" and
+      "document_lengths", and the same for "negative_…", [n, H, D].
+
+    Raises:
+      InputError: the document tower is trained, or is the query tower.
+    """
+    trained = len(model.document_tower.trainable_weights)
+    if trained:
+        raise InputError(
+            f"the document tower has {trained} trainable weights: what it makes of a "
+            "document does not stay. Train the query tower alone, with shared=False."
+        )
+    found = dict(arrays)
+    for name in ("document", "negative"):
+        if f"{name}_ids" not in arrays:
+            continue
+        ids, lengths = found.pop(f"{name}_ids"), found.pop(f"{name}_lengths")
+        rows = _Rows(ids.reshape([-1, ids.shape[-1]]), lengths.reshape([-1]))
+        numbers = map(str, range(len(rows.lengths)))
+        vectors = encode_texts(
+            model, numbers, rows, "document", batch_size, progress=False
+        )
+        found[f"{name}_vectors"] = vectors.reshape([*lengths.shape, -1])
+    return found
+
+
+class _Rows:
+    """Texts that are tokenised already, called by their numbers."""
+
+    def __init__(self, ids: np.ndarray, lengths: np.ndarray):
+        self.ids, self.lengths = ids, lengths
+
+    def encode(self, texts: Sequence[str], length: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Encodes`; they were cut to the length before."""
+        rows = [int(text) for text in texts]
+        return self.ids[rows], self.lengths[rows]
 
 
 def _batches(

@@ -146,7 +146,9 @@ class TwoTower(tfrs.models.Model):
             "document_key" [B] int64, "positive_keys" [B, P] int64 padded with -1,
             "weights" [B] float32, 0 for padding rows; and, where there are hard
             negatives, "negative_ids" [B, H, Ld] int32, "negative_lengths" [B, H]
-            int32 and "negative_keys" [B, H] int64, -1 for none.
+            int32 and "negative_keys" [B, H] int64, -1 for none. Instead of the ids and
+            lengths of documents and negatives their embeddings, as `with_vectors`
+            makes them, where the document tower trains nothing.
           training: whether dropout is on.
 
         Returns:
@@ -156,6 +158,13 @@ class TwoTower(tfrs.models.Model):
 
     def encode(self, batch: Batch, training: bool = False) -> Embeddings:
         """All texts of a batch, as `row_losses` takes, embedded."""
+        queries = self.encode_queries(
+            batch["query_ids"], batch["query_lengths"], training
+        )
+        if "document_vectors" in batch:
+            return Embeddings(
+                queries, batch["document_vectors"], batch.get("negative_vectors")
+            )
         negatives = None
         if "negative_ids" in batch:
             ids, lengths = batch["negative_ids"], batch["negative_lengths"]
@@ -167,7 +176,7 @@ class TwoTower(tfrs.models.Model):
                 [-1 if rows is None else rows, count, self.config.embedding_dim],
             )
         return Embeddings(
-            self.encode_queries(batch["query_ids"], batch["query_lengths"], training),
+            queries,
             self.encode_documents(
                 batch["document_ids"], batch["document_lengths"], training
             ),

@@ -9,7 +9,8 @@ import numpy as np
 
 from tfdpsq import validation
 from tfdpsq.data.beir import Pair
-from tfdpsq.retriever.encoding import Encodes
+from tfdpsq.retriever.encoding import Encodes, with_vectors
+from tfdpsq.retriever.model import TwoTower
 
 # Texts tokenised at a time.
 _CHUNK = 1024
@@ -184,6 +185,7 @@ def make_batches(
     seed: int,
     positives: Mapping[str, Set[str]] | None = None,
     negatives: Arrays | None = None,
+    model: TwoTower | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Shuffled epochs without end, all batches of one shape.
 
@@ -200,6 +202,8 @@ def make_batches(
       seed: the same seed gives the same batches.
       positives: query id -> ids of documents known to answer it.
       negatives: what `encode_negatives` made of the rows.
+      model: one whose document tower trains nothing, to embed documents once; see
+        `with_vectors`.
 
     Returns:
       An iterator over batches for `TwoTower.row_losses`.
@@ -216,6 +220,8 @@ def make_batches(
         )
     arrays = encode_pairs(rows, tokenizer, query_length, document_length, positives)
     arrays.update(negatives or {})
+    if model is not None:
+        arrays = with_vectors(model, arrays)
     return _epochs(arrays, len(rows), batch_size, seed)
 
 

@@ -172,6 +172,9 @@ def train(
     )
     if config.hard_negatives.run:
         arrays.update(hard_negatives.arrays(config, source, tokenizer))
+    # Each score of logit_dp is made from its own copies of both texts.
+    if config.method != "logit_dp" and _documents_stay(model):
+        arrays = retriever.with_vectors(model, arrays)
     loss, options = _loss(config, model, tokenizer, plan)
     optimizer = privacy.make_optimizer(
         plan,
@@ -194,6 +197,11 @@ def train(
         **options,
     )
     return plan, executed
+
+
+def _documents_stay(model: retriever.TwoTower) -> bool:
+    """Whether training leaves the documents' embeddings as they are."""
+    return not model.document_tower.trainable_weights
 
 
 def _loss(config, model, tokenizer, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
@@ -219,13 +227,14 @@ def _loss(config, model, tokenizer, plan: privacy.PrivacyPlan) -> tuple[Any, dic
     for field in ("most_documents", "microbatch_size"):
         validation.positive_integer(field, config[field])
     documents = sources.sampled_documents(config.pairs, config.most_documents)
+    corpus = retriever.encode_documents(
+        [document.content for document in documents],
+        tokenizer,
+        config.document_length,
+    )
     loss = retriever.PublicNegatives(
         model,
-        retriever.encode_documents(
-            [document.content for document in documents],
-            tokenizer,
-            config.document_length,
-        ),
+        retriever.with_vectors(model, corpus) if _documents_stay(model) else corpus,
         config.negatives,
         config.seed,
         config.refresh_every,

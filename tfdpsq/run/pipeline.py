@@ -26,7 +26,7 @@ from typing import Any
 import ml_collections
 import tensorflow as tf
 
-from tfdpsq import privacy, validation
+from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy import reads as privacy_reads
@@ -53,16 +53,19 @@ def default_config() -> ml_collections.ConfigDict:
 
     `init` is the public T5 that generators and retrievers start from: a directory, a
     preset's name, or "" for random weights. With `pretrain.steps` it is first trained
-    on the documents. `epsilons` are those of the generator (a row of the table each),
-    and `direct_epsilons` those of the retriever trained on private pairs directly. With
-    `strict` the job refuses: measuring what was kept reads private queries. `seed` is
-    that of every stage before the evaluation; the noise is drawn afresh whatever it is.
-    Paths, ε and seed inside the stages' own settings are filled in by the pipeline.
+    on the documents. `retriever_init` is another one for retrievers, with the same
+    vocabulary. `epsilons` are those of the generator (a row of the table each), and
+    `direct_epsilons` those of the retriever trained on private pairs directly, by
+    `direct.method`. With `strict` the job refuses: measuring what was kept reads
+    private queries. `seed` is that of every stage before the evaluation; the noise is
+    drawn afresh whatever it is. Paths, ε and seed inside the stages' own settings are
+    filled in by the pipeline.
     """
     config = ml_collections.ConfigDict(
         {
             "data": sources.PYDOCS,
             "init": "t5_tiny_pydocs",
+            "retriever_init": "",
             "epsilons": (math.inf, 8.0),
             "direct_epsilons": (8.0,),
             "examples": 8,
@@ -79,6 +82,7 @@ def default_config() -> ml_collections.ConfigDict:
     )
     # The preset has seen pydocs' documents already.
     config.pretrain.steps = 0
+    config.direct.method = "naive"  # the paper's
     # Where a T5 is pretrained from random weights, it has sentinels besides.
     config.prepare.vocabulary_size = config.pretrain.t5.vocabulary_size - SENTINELS
     return config
@@ -241,7 +245,8 @@ class _Job:
         rows = [Row("bm25", "BM25", None, None)]
 
         def add(name, label, epsilon, config, free, settings):
-            settings.update(vocabulary=self.vocabulary, init=self.start)
+            start = self.config.retriever_init or self.start
+            settings.update(vocabulary=self.vocabulary, init=start)
             path = self._run(
                 (train_retriever, config), f"retriever_{name}", free, settings
             )
@@ -271,7 +276,6 @@ class _Job:
                 math.isfinite(epsilon),
                 {
                     **private,
-                    "method": "naive",
                     "epsilon": epsilon,
                     "steps": plain.steps,
                 },
@@ -316,9 +320,9 @@ def _check(config: ml_collections.ConfigDict) -> None:
                     f"{field} holds {epsilon!r}; every epsilon must be above 0 "
                     '(float("inf") trains without privacy).'
                 )
-    sources.require_public(
-        config.init, "rows that are called public would start from it"
-    )
+    for init in (config.init, config.retriever_init):
+        sources.require_public(init, "rows that are called public would start from it")
+    validation.one_of("direct.method", config.direct.method, retriever.METHODS)
     synthesis = config.synthesize
     validation.in_range("synthesize.top_p", synthesis.top_p, 0, 1, low_open=True)
     for stage in ("pretrain", "finetune", "synthesize", "retriever", "direct"):

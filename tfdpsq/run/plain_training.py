@@ -59,6 +59,7 @@ def train(
         config.document_length,
         config.seed,
         negatives=negatives,
+        model=None if model.document_tower.trainable_weights else model,
     )
     step = make_step(
         model,

@@ -22,7 +22,7 @@ _DESCRIPTIONS = {
     "public_only": "Trained on sentences cut from public documents.",
     "original": "Trained on the private pairs without protection.",
     "synthetic": "Trained on synthetic queries only.",
-    "direct": "Trained on the private pairs by DP-SGD, noise for the whole batch.",
+    "direct": "Trained on the private pairs by DP-SGD.",
 }
 # ε is shown at so many points of a run: each takes a second or two of accounting.
 _EPSILON_POINTS = 6

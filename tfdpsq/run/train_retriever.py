@@ -54,6 +54,8 @@ def default_config() -> ml_collections.ConfigDict:
             "init": "",
             # Which weights are trained, as patterns of their paths (`train_only`):
             # "*layer_norm*", "*projection/kernel", "*transformer_encoder_layer_2*".
+            # ("query_tower/*",), with shared = False, leaves the documents' embeddings
+            # as they are: each is computed once, and an index of them stays valid.
             "trained": ("*",),
             "method": "plain",
             "t5": {
