@@ -8,13 +8,23 @@ each method.
 
 from tfdpsq.run import grid, train_retriever
 
+# The query tower but for its embeddings; documents stay as the encoder has them.
+QUERY_LAYERS = ("query_tower/*transformer*", "query_tower/projection/kernel")
+
 # What differs from the settings that all methods share.
 CHOSEN = {
     # Few rows: these sensitivities, and with them the noise, grow with the batch.
     "naive": {"batch_size": 4, "learning_rate": 5e-4},
     "logit_dp": {"batch_size": 4, "learning_rate": 5e-4},
     "microbatch": {"batch_size": 256, "clip_groups": 32, "learning_rate": 5e-4},
-    "public_negatives": {"batch_size": 256, "negatives": 256, "learning_rate": 5e-4},
+    "public_negatives": {
+        "shared": False,
+        "trained": QUERY_LAYERS,
+        "batch_size": 1024,
+        "microbatch_size": 128,
+        "negatives": 4096,
+        "learning_rate": 1e-3,
+    },
 }
 
 

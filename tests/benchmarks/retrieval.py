@@ -4,10 +4,11 @@
 
 For every seed: BM25, the encoder as it is, a retriever trained on public
 pseudo-queries, on the private pairs unprotected, on synthetic queries at ε = ∞ and at
-each ε, and on the private pairs directly by each method of `retriever.METHODS` at each
-ε, starting from the encoder ("naive") and from the public-only retriever
-("warm_naive"). All take the same number of steps. A row that is there is not made
-again, and one that was killed goes on.
+each ε ("query_…": these with the query tower trained alone, documents staying as the
+encoder has them), and on the private pairs directly by each method of
+`retriever.METHODS` at each ε, starting from the encoder ("naive") and from the
+public-only retriever ("warm_naive"). All take the same number of steps. A row that is
+there is not made again, and one that was killed goes on.
 
 Prints one JSON line, and a table on stderr. A query's value is the mean of its NDCG@10
 over seeds; rows are compared by the paired bootstrap over queries, and `by_seed` shows
@@ -63,19 +64,28 @@ class Seed:
     def rows(self):
         """Names of all rows, the ones that others start from first."""
         epsilons = self.options.epsilons
-        yield from ("bm25", "untrained", "public_only", "original")
-        yield from (f"synthetic_{label(e)}" for e in (math.inf, *epsilons))
+        plain = ["public_only", "original"]
+        plain += [f"synthetic_{label(e)}" for e in (math.inf, *epsilons)]
+        yield from ("bm25", "untrained", *plain)
+        yield from (f"query_{name}" for name in plain)
         for epsilon in epsilons:
             yield from (f"{method}_{label(epsilon)}" for method in METHODS)
         for epsilon in self.options.warm_epsilons:
             yield from (f"warm_{method}_{label(epsilon)}" for method in METHODS)
 
-    def values(self, name):
-        """[queries] NDCG@10 of a row, in the order of the judgements."""
-        out = self.home / "evaluation" / name
-        if not (out / evaluate.METRICS_FILE).is_file():
-            started = time.time()
-            system = evaluate.BM25 if name == "bm25" else str(self._retriever(name))
+    def values(self, names):
+        """{row: [queries] NDCG@10, in the order of the judgements}."""
+        started = time.time()
+        systems = {}
+        for name in names:
+            found = evaluate.BM25 if name == "bm25" else str(self._retriever(name))
+            if not self._evaluated(name):
+                systems[name] = found
+            seconds = round(time.time() - started)
+            sys.stderr.write(f"seed {self.seed}, {name}: {seconds} s\n")
+        if systems:
+            # Together, so that systems with one document tower share embeddings.
+            out = self.home / "evaluation" / f"of_{len(systems)}_{list(systems)[-1]}"
             self._run(
                 evaluate,
                 self.job.evaluate,
@@ -83,10 +93,16 @@ class Seed:
                 seed=0,
                 data=self.options.data,
                 vocabulary=self.vocabulary,
-                systems={name: system},
+                systems=systems,
             )
-            seconds = round(time.time() - started)
-            sys.stderr.write(f"seed {self.seed}, {name}: {seconds} s\n")
+        return {name: self._values(self._evaluated(name), name) for name in names}
+
+    def _evaluated(self, name):
+        """Where a row was evaluated, or `None`."""
+        runs = sorted((self.home / "evaluation").glob(f"*/runs/{name}.trec"))
+        return runs[0].parents[1] if runs else None
+
+    def _values(self, out, name):
         return np.array(
             evaluation.evaluate_run(
                 evaluation.read_trec_qrels(out / "qrels.trec"),
@@ -109,7 +125,7 @@ class Seed:
         kind, _, epsilon = name.removeprefix("warm_").rpartition("_")
         start = {"vocabulary": self.vocabulary, "init": self.job.init}
         if warm:
-            start["init"] = str(self._retriever("public_only"))
+            start["init"] = str(self._retriever(f"{_alone(kind)}public_only"))
         steps = self.options.steps
         if kind in METHODS:
             return self._run(
@@ -122,6 +138,12 @@ class Seed:
                 **start,
             )
         pairs = self.options.data
+        stage = self.job.retriever
+        if name.startswith("query_"):
+            name = name.removeprefix("query_")
+            kind = kind.removeprefix("query_")
+            stage = stage.copy_and_resolve_references()
+            stage.update(shared=False, trained=("query_tower/*",))
         if name in ("untrained", "public_only"):
             prepared = self._run(
                 prepare,
@@ -142,12 +164,17 @@ class Seed:
             pairs = str(found / "synthetic" / synthesize.SET)
         return self._run(
             train_retriever,
-            self.job.retriever,
+            stage,
             out,
             pairs=pairs,
             steps=0 if name == "untrained" else steps,
             **start,
         )
+
+
+def _alone(method):
+    """"query_" where a method trains the query tower alone."""
+    return "" if grid.settings(method).shared else "query_"
 
 
 def compared(means, runs, better, worse):
@@ -222,7 +249,7 @@ def main():
         seed.job.finetune.steps = options.generator_steps
         options.documents = options.steps * seed.job.retriever.batch_size
         wanted = [n for n in seed.rows() if not options.only or n in options.only]
-        runs.append({name: seed.values(name) for name in wanted})
+        runs.append(seed.values(wanted))
         sys.stderr.write(markdown(summary(runs)) + "\n")
     print(json.dumps({"data": options.data, **summary(runs)}))
 

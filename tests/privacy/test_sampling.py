@@ -10,6 +10,7 @@ import pytest
 
 from tfdpsq.privacy.sampling import (
     DealtSampler,
+    Draw,
     Groups,
     PoissonSampler,
     ShuffledSampler,
@@ -223,3 +224,38 @@ def test_dealt_rows_lie_in_their_group_and_a_full_group_keeps_its_first():
         assert places == sorted(places)
     with pytest.raises(InputError, match="capacity is 0"):
         DealtSampler(poisson, 5, 0)
+
+
+@pytest.mark.parametrize("capacity", [3, 40])
+def test_one_unit_more_leaves_the_other_groups_as_they_were(capacity):
+    """What 2C rests on: a unit changes the group that it is dealt to, and no other."""
+
+    class Given(PoissonSampler):
+        """Draws the units it is given, the last of them after all others."""
+
+        def __init__(self, units):
+            super().__init__(100, 0.3, 100, seed=8)
+            self._given = np.array(units)
+
+        def draw(self, step):
+            return Draw(self._given, np.ones(len(self._given)), len(self._given))
+
+    touched = set()
+    for step in range(60):
+        units = np.random.default_rng(step).choice(99, 20, replace=False)
+        without, with_it = (
+            DealtSampler(Given(drawn), 6, capacity).draw(step)
+            for drawn in (units, [*units, 99])
+        )
+        changed = {
+            group
+            for group in range(6)
+            for values in ("indices", "weights")
+            if not np.array_equal(
+                getattr(without, values).reshape(6, -1)[group],
+                getattr(with_it, values).reshape(6, -1)[group],
+            )
+        }
+        assert len(changed) <= 1  # none where its group is full
+        touched |= changed
+    assert len(touched) > 3

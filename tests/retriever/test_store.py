@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdpsq.retriever import DocumentIndex, encoder_fingerprint
 from tfdpsq.validation import DataError, InputError
@@ -142,3 +143,22 @@ def test_bad_queries_are_refused(index):
         index.search(_vectors(2, width=7), 3)
     with pytest.raises(InputError, match="k is 0"):
         index.search(_vectors(2), 0)
+
+
+def test_a_trained_query_tower_searches_the_index_there_is(make_model):
+    """What decides about documents is their own tower, and what they are cut to."""
+    model = make_model(shared=False)
+    before = encoder_fingerprint(model, "v")
+    for weight in model.query_tower.weights:
+        weight.assign(weight + 1)
+    assert encoder_fingerprint(model, "v") == before
+    assert encoder_fingerprint(make_model(shared=False, scale=1.0), "v") == before
+    assert encoder_fingerprint(model, "w") != before
+    changes = ({"document_length": 11}, {"pooling": "first"})
+    for changed in changes:
+        other = make_model(shared=False, **changed)
+        assert encoder_fingerprint(other, "v") != before
+    model.document_tower.weights[-1].assign_add(
+        tf.fill(model.document_tower.weights[-1].shape, 1e-6)
+    )
+    assert encoder_fingerprint(model, "v") != before

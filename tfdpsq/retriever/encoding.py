@@ -91,7 +91,10 @@ def encode_texts(
 
 
 def with_vectors(
-    model: TwoTower, arrays: Mapping[str, np.ndarray], batch_size: int = 128
+    model: TwoTower,
+    arrays: Mapping[str, np.ndarray],
+    batch_size: int = 128,
+    known: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
     """Embeds the documents of training data once, for a tower that trains nothing.
 
@@ -99,6 +102,8 @@ def with_vectors(
       model: the retriever; its document tower has no trainable weights.
       arrays: what `encode_pairs`, `encode_negatives` or `encode_documents` made.
       batch_size: texts at a time.
+      known: what this function made of other documents, by the same model; those that
+        come again are not embedded again.
 
     Returns:
       The arrays, but "document_vectors" [n, D] float32 instead of "document_ids" and
@@ -114,16 +119,37 @@ def with_vectors(
             "document does not stay. Train the query tower alone, with shared=False."
         )
     found = dict(arrays)
+    places: dict[int, int] = {}
+    vectors = [np.empty([0, model.config.embedding_dim], np.float32)]
+    if known is not None:
+        places.update(zip(known["document_key"].tolist(), itertools.count()))
+        vectors = [known["document_vectors"]]
     for name in ("document", "negative"):
         if f"{name}_ids" not in arrays:
             continue
         ids, lengths = found.pop(f"{name}_ids"), found.pop(f"{name}_lengths")
-        rows = _Rows(ids.reshape([-1, ids.shape[-1]]), lengths.reshape([-1]))
-        numbers = map(str, range(len(rows.lengths)))
-        vectors = encode_texts(
-            model, numbers, rows, "document", batch_size, progress=False
-        )
-        found[f"{name}_vectors"] = vectors.reshape([*lengths.shape, -1])
+        keys = arrays[f"{name}_key" if name == "document" else f"{name}_keys"]
+        flat = ids.reshape([-1, ids.shape[-1]])
+        first = sum(map(len, vectors))
+        new: dict[int, int] = {}
+        for row, key in enumerate(keys.ravel().tolist()):
+            if key not in places:
+                places[key] = first + len(new)
+                new[key] = row
+        if new:
+            rows = list(new.values())
+            texts = _Rows(flat[rows], lengths.ravel()[rows])
+            numbers = map(str, range(len(rows)))
+            vectors.append(
+                encode_texts(
+                    model, numbers, texts, "document", batch_size, progress=False
+                )
+            )
+        everything = np.concatenate(vectors)
+        vectors = [everything]
+        found[f"{name}_vectors"] = everything[
+            np.reshape([places[key] for key in keys.ravel().tolist()], keys.shape)
+        ]
     return found
 
 

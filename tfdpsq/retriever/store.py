@@ -35,12 +35,18 @@ _REMEDY = "Make the index again with run.index."
 def encoder_fingerprint(model: TwoTower, vocabulary: str) -> str:
     """SHA-256, in hex, of all that decides what a document's embedding is.
 
+    The query tower is no part of it where it is another one: retrievers that differ in
+    that alone search the same index.
+
     Args:
       model: the retriever.
       vocabulary: the tokenizer's fingerprint.
     """
-    digest = hashlib.sha256(f"{vocabulary}\n{model.config.to_json()}".encode())
-    for weight in model.document_tower.weights + model.query_tower.weights:
+    config = json.loads(model.config.to_json())
+    fields = ("t5", "embedding_dim", "pooling", "document_length")
+    shape = json.dumps([config[field] for field in fields], sort_keys=True)
+    digest = hashlib.sha256(f"{vocabulary}\n{shape}".encode())
+    for weight in model.document_tower.weights:
         digest.update(np.ascontiguousarray(weight.numpy()).tobytes())
     return digest.hexdigest()
 

@@ -11,6 +11,7 @@ import pathlib
 from typing import Any
 
 import ml_collections
+import numpy as np
 from absl import logging
 
 from tfdpsq import privacy, retriever, validation
@@ -172,10 +173,13 @@ def train(
     )
     if config.hard_negatives.run:
         arrays.update(hard_negatives.arrays(config, source, tokenizer))
+    corpus = None
+    if config.method == "public_negatives":
+        corpus = _corpus(config, model, tokenizer)
     # Each score of logit_dp is made from its own copies of both texts.
     if config.method != "logit_dp" and _documents_stay(model):
-        arrays = retriever.with_vectors(model, arrays)
-    loss, options = _loss(config, model, tokenizer, plan)
+        arrays = retriever.with_vectors(model, arrays, known=corpus)
+    loss, options = _loss(config, model, corpus, plan)
     optimizer = privacy.make_optimizer(
         plan,
         private_training.learning_rate(config),
@@ -204,7 +208,20 @@ def _documents_stay(model: retriever.TwoTower) -> bool:
     return not model.document_tower.trainable_weights
 
 
-def _loss(config, model, tokenizer, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
+def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """The public documents that negatives are drawn from, as the loss takes them."""
+    for field in ("most_documents", "microbatch_size"):
+        validation.positive_integer(field, config[field])
+    documents = sources.sampled_documents(config.pairs, config.most_documents)
+    corpus = retriever.encode_documents(
+        [document.content for document in documents],
+        tokenizer,
+        config.document_length,
+    )
+    return retriever.with_vectors(model, corpus) if _documents_stay(model) else corpus
+
+
+def _loss(config, model, corpus, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
     """The method's loss, and what else `privacy.train` is to be given for it."""
     if config.method == "naive":
         if config.engine != "fast" or not plan.spec.private:
@@ -224,20 +241,8 @@ def _loss(config, model, tokenizer, plan: privacy.PrivacyPlan) -> tuple[Any, dic
     if config.method == "microbatch":
         loss = retriever.GroupLosses(model, plan.group_capacity)
         return loss, {"microbatch_size": plan.max_rows, "layers": loss.layers}
-    for field in ("most_documents", "microbatch_size"):
-        validation.positive_integer(field, config[field])
-    documents = sources.sampled_documents(config.pairs, config.most_documents)
-    corpus = retriever.encode_documents(
-        [document.content for document in documents],
-        tokenizer,
-        config.document_length,
-    )
     loss = retriever.PublicNegatives(
-        model,
-        retriever.with_vectors(model, corpus) if _documents_stay(model) else corpus,
-        config.negatives,
-        config.seed,
-        config.refresh_every,
+        model, corpus, config.negatives, config.seed, config.refresh_every
     )
     return loss, {
         "microbatch_size": config.microbatch_size,

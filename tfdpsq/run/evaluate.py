@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
+import numpy as np
 
 from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data import BeirDirectory, Tokenizer, atomic_write, read_synthetic
@@ -86,13 +87,14 @@ def _make(config, out: pathlib.Path) -> dict[str, Any]:
     evaluation.write_trec_qrels(out / "qrels.trec", qrels)
     results = {}
     notes: dict[str, Any] = {}
+    embedded: dict[str, np.ndarray] = {}
     for name, path in config.systems.items():
         if path == BM25:
             index = evaluation.BM25((d.id, d.content) for d in beir.documents())
             found = index.search(queries, config.k, progress=True)
             notes[name] = index.settings
         else:
-            found = _dense_run(config, beir, queries, path)
+            found = _dense_run(config, beir, queries, path, embedded)
         evaluation.write_trec_run(out / "runs" / f"{name}.trec", found, tag=name)
         results[name] = evaluation.evaluate_run(
             qrels, found, METRICS, config.ignore_identical_ids
@@ -119,8 +121,17 @@ def _make(config, out: pathlib.Path) -> dict[str, Any]:
 
 
 def _dense_run(
-    config, beir: BeirDirectory, queries: Mapping[str, str], path: str
+    config,
+    beir: BeirDirectory,
+    queries: Mapping[str, str],
+    path: str,
+    embedded: dict[str, np.ndarray],
 ) -> dict[str, dict[str, float]]:
+    """A retriever's run.
+
+    `embedded` holds the documents' embeddings of the system before, by what made them:
+    systems that differ in their query towers alone share one.
+    """
     model = retriever.load(pathlib.Path(path) / "model")
     tokenizer = Tokenizer(config.vocabulary)
     ids: list[str] = []
@@ -130,9 +141,16 @@ def _dense_run(
             ids.append(document.id)
             yield document.content
 
-    documents = retriever.encode_texts(
-        model, contents(), tokenizer, "document", config.batch_size
-    )
+    maker = retriever.encoder_fingerprint(model, tokenizer.fingerprint)
+    documents = embedded.get(maker)
+    if documents is None:
+        documents = retriever.encode_texts(
+            model, contents(), tokenizer, "document", config.batch_size
+        )
+        embedded.clear()  # one corpus in memory is enough
+        embedded[maker] = documents
+    else:
+        ids.extend(document.id for document in beir.documents())
     vectors = retriever.encode_texts(
         model, queries.values(), tokenizer, "query", config.batch_size
     )
