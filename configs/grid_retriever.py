@@ -14,9 +14,15 @@ QUERY_LAYERS = ("query_tower/*transformer*", "query_tower/projection/kernel")
 # What differs from the settings that all methods share.
 CHOSEN = {
     # Few rows: these sensitivities, and with them the noise, grow with the batch.
-    "naive": {"batch_size": 4, "learning_rate": 5e-4},
-    "logit_dp": {"batch_size": 4, "learning_rate": 5e-4},
-    "microbatch": {"batch_size": 256, "clip_groups": 32, "learning_rate": 5e-4},
+    "naive": {"batch_size": 4, "learning_rate": 2e-4},
+    "logit_dp": {"batch_size": 4, "learning_rate": 2e-4},
+    "microbatch": {
+        "shared": False,
+        "trained": QUERY_LAYERS,
+        "batch_size": 1024,
+        "clip_groups": 128,
+        "learning_rate": 5e-4,
+    },
     "public_negatives": {
         "shared": False,
         "trained": QUERY_LAYERS,
