@@ -78,9 +78,10 @@ class Seed:
         started = time.time()
         systems = {}
         for name in names:
-            found = evaluate.BM25 if name == "bm25" else str(self._retriever(name))
-            if not self._evaluated(name):
-                systems[name] = found
+            if self._evaluated(name):
+                continue
+            bm25 = name == "bm25"
+            systems[name] = evaluate.BM25 if bm25 else str(self._retriever(name))
             seconds = round(time.time() - started)
             sys.stderr.write(f"seed {self.seed}, {name}: {seconds} s\n")
         if systems:
@@ -173,7 +174,7 @@ class Seed:
 
 
 def _alone(method):
-    """"query_" where a method trains the query tower alone."""
+    """ "query_" where a method trains the query tower alone."""
     return "" if grid.settings(method).shared else "query_"
 
 

@@ -1,14 +1,9 @@
-"""Training the retriever directly, killed with SIGKILL: it goes on to the same bytes."""
+"""Training the retriever directly, killed with SIGKILL, to the same weights."""
 
 import importlib.util
 import json
-import os
 import pathlib
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -17,11 +12,16 @@ from tfdpsq import retriever
 from tfdpsq.data import train_vocabulary
 from tfdpsq.run import train_retriever
 
-_HERE = pathlib.Path(__file__).parent
-_ROOT = _HERE.parents[1]
-_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
+
+def _module(name):
+    path = pathlib.Path(__file__).parent / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_tiny, _killing = _module("tiny"), _module("killing")
 
 _STEPS = 20
 _SETTINGS = {
@@ -49,75 +49,33 @@ _SETTINGS = {
 }
 
 
-def _start(base, **options):
-    settings = {
-        **_SETTINGS,
-        "pairs": base.parent / "pairs",
-        "vocabulary": base.parent / "spiece.model",
-        **options,
-    }
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tfdpsq.run.train_retriever",
-            "--config=configs/train_retriever.py",
-            f"--workdir={base / 'retriever'}",
-            *(f"--config.{key}={value}" for key, value in settings.items()),
-        ],
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _paid(base):
-    path = base / "private" / "runs" / "retriever" / "ledger.jsonl"
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")[1:-1]  # a torn last line is not yet one
-    return [json.loads(line)["step"] for line in lines]
-
-
-def _kill_after(base, steps):
-    child = _start(base)
-    while len(_paid(base)) < steps:
-        assert child.poll() is None, child.stderr.read()
-        time.sleep(0.002)
-    child.kill()
-    child.communicate()
-    assert child.returncode == -signal.SIGKILL
-    assert not (base / "retriever").exists()
-
-
-def _finish(base):
-    child = _start(base)
-    _, errors = child.communicate()
-    assert child.returncode == 0, errors[-3000:]
-
-
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_negatives_to_the_same_weights(tmp_path):
     queries = _tiny.write_pairs(tmp_path / "pairs")
     train_vocabulary(queries, 300, tmp_path / "spiece.model")  # made-up queries
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    _kill_after(killed, 1)
-    shutil.copytree(killed / "private", whole / "private")
+    settings = {
+        **_SETTINGS,
+        "pairs": tmp_path / "pairs",
+        "vocabulary": tmp_path / "spiece.model",
+    }
+    killed, whole = (
+        _killing.Run("train_retriever", tmp_path / name, "retriever", settings)
+        for name in ("killed", "whole")
+    )
+    killed.kill_after(1)
+    shutil.copytree(killed.base / "private", whole.base / "private")
     for steps in (7, 13):
-        _kill_after(killed, steps)
-    _finish(killed)
-    _finish(whole)
-    assert _paid(killed) == _paid(whole) == list(range(_STEPS))
+        killed.kill_after(steps)
+    killed.finish()
+    whole.finish()
+    assert killed.paid() == whole.paid() == list(range(_STEPS))
     certificates = [
-        json.loads((base / "retriever" / "certificate.json").read_text())
-        for base in (killed, whole)
+        json.loads((run.out / "certificate.json").read_text())
+        for run in (killed, whole)
     ]
     assert certificates[0] == certificates[1]
     models = [
-        retriever.load(base / "retriever" / train_retriever.MODEL)
-        for base in (killed, whole)
+        retriever.load(run.out / train_retriever.MODEL) for run in (killed, whole)
     ]
     for one, other in zip(*(model.get_weights() for model in models)):
         np.testing.assert_array_equal(one, other)

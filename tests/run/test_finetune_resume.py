@@ -5,18 +5,20 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
-import sys
-import time
 
 import pytest
 
-_HERE = pathlib.Path(__file__).parent
-_ROOT = _HERE.parents[1]
-_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
+
+def _module(name):
+    path = pathlib.Path(__file__).parent / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_tiny, _killing = _module("tiny"), _module("killing")
 
 _STEPS = 24
 _SETTINGS = {
@@ -38,101 +40,52 @@ _SETTINGS = {
 }
 
 
-def _start(base, **options):
-    settings = {
-        **_SETTINGS,
-        "pairs": base.parent / "pairs",
-        "vocabulary": base.parent / "prepare" / "vocabulary" / "spiece.model",
-        **options,
-    }
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tfdpsq.run.finetune",
-            "--config=configs/finetune.py",
-            f"--workdir={base / 'generator'}",
-            *(f"--config.{key}={value}" for key, value in settings.items()),
-        ],
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _paid(base):
-    path = base / "private" / "runs" / "generator" / "ledger.jsonl"
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")[1:-1]  # a torn last line is not yet one
-    return [json.loads(line)["step"] for line in lines]
-
-
-def _kill_after(base, steps):
-    child = _start(base)
-    while len(_paid(base)) < steps:
-        assert child.poll() is None, child.stderr.read()
-        time.sleep(0.002)
-    child.kill()
-    child.communicate()
-    assert child.returncode == -signal.SIGKILL
-    assert not (base / "generator").exists()  # nothing half-finished is released
-
-
-def _finish(base, status=0, **options):
-    child = _start(base, **options)
-    _, errors = child.communicate()
-    assert child.returncode == status, errors[-3000:]
-    return errors
-
-
 @pytest.mark.slow
 def test_a_killed_stage_goes_on_to_the_same_bytes(tmp_path):
     _tiny.write_pairs(tmp_path / "pairs")
+    prepare = {"data": tmp_path / "pairs", "vocabulary_size": 320}
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tfdpsq.run.prepare",
-            "--config=configs/prepare.py",
-            f"--workdir={tmp_path / 'prepare'}",
-            f"--config.data={tmp_path / 'pairs'}",
-            "--config.vocabulary_size=320",
-        ],
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        _killing.command("prepare", tmp_path / "prepare", prepare),
+        cwd=_killing.ROOT,
+        env={**os.environ, "PYTHONPATH": str(_killing.ROOT)},
         check=True,
         capture_output=True,
     )
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    _kill_after(killed, 1)
-    shutil.copytree(killed / "private", whole / "private")
+    settings = {
+        **_SETTINGS,
+        "pairs": tmp_path / "pairs",
+        "vocabulary": tmp_path / "prepare" / "vocabulary" / "spiece.model",
+    }
+    killed, whole = (
+        _killing.Run("finetune", tmp_path / name, "generator", settings)
+        for name in ("killed", "whole")
+    )
+    killed.kill_after(1)
+    shutil.copytree(killed.base / "private", whole.base / "private")
     # Another setting, other data: refused, and nothing is spent.
-    before = _paid(killed)
-    message = _finish(killed, status=2, learning_rate=0.5)
+    before = killed.paid()
+    message = killed.finish(status=2, learning_rate=0.5)
     assert "config.learning_rate: 0.001 there, 0.5 now" in message
     _tiny.write_pairs(tmp_path / "other", train=59)
-    message = _finish(killed, status=2, pairs=tmp_path / "other")
+    message = killed.finish(status=2, pairs=tmp_path / "other")
     assert "begun with another config or other data" in message
-    assert _paid(killed) == before
+    assert killed.paid() == before
     for steps in (9, 17):
-        _kill_after(killed, steps)
-    _finish(killed)
-    _finish(whole)
-    assert _paid(killed) == _paid(whole) == list(range(_STEPS))
+        killed.kill_after(steps)
+    killed.finish()
+    whole.finish()
+    assert killed.paid() == whole.paid() == list(range(_STEPS))
     for name in ("config.json", "certificate.json"):
-        one = json.loads((killed / "generator" / name).read_text())
-        assert one == json.loads((whole / "generator" / name).read_text())
+        one = json.loads((killed.out / name).read_text())
+        assert one == json.loads((whole.out / name).read_text())
     for name in ("model.safetensors", "spiece.model"):
-        one = (killed / "generator" / name).read_bytes()
-        assert one == (whole / "generator" / name).read_bytes()
+        one = (killed.out / name).read_bytes()
+        assert one == (whole.out / name).read_bytes()
     # The seeds are gone with the state; the ledger stays.
-    assert [p.name for p in (killed / "private/runs/generator").iterdir()] in (
+    assert [p.name for p in (killed.base / "private/runs/generator").iterdir()] in (
         ["ledger.jsonl", "run.json"],
         ["run.json", "ledger.jsonl"],
     )
     # The finished stage is not trained a second time, nor is it paid for again.
-    shutil.rmtree(killed / "generator")
-    assert "would spend the budget a second time" in _finish(killed, status=2)
+    shutil.rmtree(killed.out)
+    assert "would spend the budget a second time" in killed.finish(status=2)
