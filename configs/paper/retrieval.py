@@ -9,9 +9,9 @@ the private pairs directly. ROW is one of `ROWS`, such as "original",
 "synthetic-base-eps8" or "direct-eps8"; each job makes its controls (BM25, untrained,
 public-only, original) besides. `PAPER` has the numbers that were published.
 
-The weights are keras-nlp's multilingual-C4 presets ("t5_small_multi", …), which it
-downloads; T5-XL has none: give --config.init=DIRECTORY, one in any format that
-`convert` reads. What the paper leaves open is said beside each setting.
+The weights are keras-nlp's presets of T5 ("t5_small_multi", …), which it downloads;
+T5-XL has none: give --config.init=DIRECTORY, one in any format that `convert` reads.
+What the paper leaves open is said beside each setting.
 """
 
 import math

@@ -7,16 +7,19 @@ import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from tfdpsq.layers import build_encoder
+from tfdpsq.layers import build_encoder, train_only
 from tfdpsq.retriever import (
     TwoTower,
     collate,
     encode_pairs,
+    encoder_fingerprint,
+    go_on_from,
     load,
     make_batches,
     save,
     start_from,
 )
+from tfdpsq.retriever.model import ordered_weights
 from tfdpsq.validation import DataError, InputError
 
 
@@ -358,3 +361,26 @@ def test_bad_settings_are_named(make_config, field, value):
 
 def test_model_is_a_tfrs_model(make_config):
     assert issubclass(TwoTower, tfrs.models.Model)
+
+
+def test_what_is_frozen_changes_no_weights_place(make_model):
+    """A pattern may freeze a part of a layer, and Keras then lists its weights last."""
+    trained = make_model(1, shared=False)
+    frozen, start = make_model(1, shared=False), make_model(2, shared=False)
+    train_only(frozen, ["query_tower/*query_projector/kernel"])
+    train_only(start, ["query_tower/*value_projector/kernel"])
+    before = ordered_weights(trained.query_tower)
+    assert {id(w) for w in before} == {id(w) for w in trained.query_tower.weights}
+    ordered, after = ordered_weights(frozen.query_tower), frozen.query_tower.weights
+    assert {id(w) for w in ordered} == {id(w) for w in after}
+    assert [w.shape for w in ordered] == [w.shape for w in before]
+    assert [id(w) for w in ordered] != [id(w) for w in after]
+    prints = {encoder_fingerprint(model, "v") for model in (trained, frozen)}
+    assert len(prints) == 1
+    go_on_from(start, frozen)
+    for side in ("query_tower", "document_tower"):
+        for one, other in zip(
+            ordered_weights(getattr(start, side)),
+            ordered_weights(getattr(trained, side)),
+        ):
+            np.testing.assert_array_equal(one, other)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -115,8 +116,12 @@ def test_mining_for_private_queries_is_a_recorded_read(base, tmp_path):
     with pytest.raises(InputError, match="strict"):
         _mine(tmp_path, "mined", pairs=str(base / "pairs"), strict=True)
     assert not (tmp_path / "mined").exists()
-    origin = json.loads((base / "mined_public" / "mining.json").read_text())
-    assert origin["private"] is False and origin["by"] == "bm25"
+    # By itself it finds the same place as the stages beside `private/`.
+    config = mine.default_config()
+    config.pairs = str(base / "pairs")
+    mine.run(config, tmp_path / "private" / "mined")
+    (line,) = (tmp_path / "private" / "private_reads.jsonl").read_text().splitlines()
+    assert "BM25" in line and not (tmp_path / "private" / "private").exists()
 
 
 def test_a_set_of_pairs_needs_a_corpus(base, tmp_path):
@@ -198,7 +203,7 @@ def test_public_negatives_take_a_rows_own_and_say_so(base):
     )
     assert certificate["mechanism"]["sensitivity"] == pytest.approx(0.1)
     assert certificate["training"]["hard_negatives"] == (
-        "mined by bm25 from each query and public data alone"
+        "the 2 best after 0, mined by bm25 from each query and public data alone"
     )
     assert certificate["fingerprints"]["hard_negatives"].startswith("keyed:")
     assert verify_certificate(certificate).problems == ()
@@ -228,9 +233,70 @@ def test_what_negatives_follow_from_must_be_known(base, tmp_path):
     given["made_from"] = hard_negatives.BY_QUERY
     _train(base, "declared", hard_negatives=given)
     private = {"run": str(base / "private" / "mined"), "corpus": str(base / "pairs")}
-    with pytest.raises(InputError, match="was mined for private queries"):
+    with pytest.raises(InputError, match="was not mined for split 'train' of"):
         _train(base, "refused", hard_negatives=private)
+    # Nor for another set whose ids are the same: it may have cost something.
+    rows = [SyntheticQuery(f"genQ{i}", "other", "d0", "Other.", 0) for i in range(8)]
+    write_synthetic(tmp_path / "other", rows, provenance={}, certificate=None)
+    public = {"run": str(base / "mined_public"), "corpus": str(base / "pairs")}
+    with pytest.raises(InputError, match="was not mined for split"):
+        _train(base, "refused", pairs=str(tmp_path / "other"), hard_negatives=public)
+    # Nor is every file beside it the one it tells of.
+    shutil.copytree(base / "mined_public", tmp_path / "edited")
+    write_trec_run(tmp_path / "edited" / "run.trec", {"genQ0": {"d3": 2.0}})
+    edited = {**public, "run": str(tmp_path / "edited")}
+    with pytest.raises(InputError, match="is not the run that"):
+        _train(base, "refused", hard_negatives=edited)
+    (tmp_path / "edited" / "mining.json").write_text("{}")
+    with pytest.raises(DataError, match="not what `mine` writes"):
+        _train(base, "refused", hard_negatives=edited)
+    with pytest.raises(InputError, match="without judgements"):
+        _train(base, "refused", hard_negatives={**public, "run": "judged"})
     assert not (base / "refused").exists()
+
+
+def test_no_document_with_an_answers_text_is_a_negative(base, tmp_path):
+    pairs = tmp_path / "pairs"
+    _tiny.write_pairs(pairs)
+    texts = {d.id: d.content for d in BeirDirectory(pairs).documents()}
+    with open(pairs / "corpus.jsonl", "a") as file:
+        for name, like in (("twin", "d71"), ("same", "d3")):
+            row = {"_id": name, "title": "", "text": texts[like]}
+            file.write(json.dumps(row) + "\n")
+    with open(pairs / "qrels" / "train.tsv", "a") as file:
+        file.write("q3\td71\t1\n")
+    run = tmp_path / "run.trec"
+    hits = {"twin": 9.0, "same": 8.0, "d71": 7.0, "d3": 6.0, "d5": 5.0, "d6": 4.0}
+    write_trec_run(run, {"q3": hits})
+    config = _config(
+        base, pairs=str(pairs), hard_negatives={"run": str(run), "count": 2}
+    )
+    source = sources.load_source(str(pairs), "train")
+    arrays = hard_negatives.arrays(config, source, Tokenizer(base / "spiece.model"))
+    (row,) = [i for i, pair in enumerate(source.pairs) if pair.query_id == "q3"]
+    expected = [retriever.content_key(texts[name]) for name in ("d5", "d6")]
+    assert arrays["negative_keys"][row].tolist() == expected
+    # Rows without any hold nothing of it.
+    others = np.delete(arrays["negative_ids"], row, axis=0)
+    assert not others.any()
+
+
+def test_an_edited_corpus_is_another_run(base, tmp_path):
+    config = _config(
+        base,
+        pairs=str(base / "pairs"),
+        hard_negatives={"run": str(base / "private" / "mined")},
+    )
+    before = hard_negatives.inputs(config, tmp_path)
+    shutil.copytree(base / "pairs", tmp_path / "corpus")
+    config.hard_negatives.corpus = str(tmp_path / "corpus")
+    assert hard_negatives.inputs(config, tmp_path) == before
+    lines = (tmp_path / "corpus" / "corpus.jsonl").read_text()
+    (tmp_path / "corpus" / "corpus.jsonl").write_text(lines.replace("quickly", "fast"))
+    after = hard_negatives.inputs(config, tmp_path)
+    assert {name for name in after if after[name] != before[name]} == {
+        "hard_negatives_corpus"
+    }
 
 
 def test_bad_runs_are_told_apart(base, tmp_path):
@@ -245,7 +311,11 @@ def test_bad_runs_are_told_apart(base, tmp_path):
         (given({"genQ0": {"d999": 1.0}}), DataError, "'d999' is not in"),
         (given({"genQ0": {"d3": 1.0}}, count=0), InputError, "count is 0"),
         (given({"genQ0": {"d3": 1.0}}, skip=-1), InputError, "skip is -1"),
-        ({"run": str(tmp_path / "none.trec")}, InputError, "there is no file"),
+        (
+            {"run": str(tmp_path / "none.trec"), "corpus": str(base / "pairs")},
+            InputError,
+            "there is no file",
+        ),
     ):
         with pytest.raises(error, match=message):
             _train(base, "refused", hard_negatives=bad)

@@ -246,6 +246,12 @@ def test_a_retriever_goes_on_where_another_stopped(base):
     ):
         np.testing.assert_array_equal(one, other)
     assert after.config.scale == 5.0
+    other = base / "other.model"
+    if not other.exists():
+        words = (f"other words {i % 7} here {i % 11}" for i in range(400))
+        train_vocabulary(words, 60, other)
+    with pytest.raises(InputError, match="trained with the vocabulary"):
+        _train(base, "other_words", init=options["init"], vocabulary=str(other))
     for field, value in (("embedding_dim", 8), ("pooling", "first"), ("shared", False)):
         with pytest.raises(InputError, match=f"{field} is {value}"):
             _train(base, f"other_{field}", **options, **{field: value})
@@ -283,5 +289,7 @@ def test_only_what_matches_is_trained(base):
         if certificate is not None:
             assert certificate["training"]["trained"] == ["*projection/kernel"]
             assert certificate["training"]["trained_parameters"] == 16 * 16
+    with pytest.raises(InputError, match="Add 'scale/\\*'"):
+        _train(base, "no_scale", learned_scale=True, trained=("*projection/kernel",))
     with pytest.raises(InputError, match="nothing_like_it"):
         _train(base, "no_part", trained=("*nothing_like_it",))

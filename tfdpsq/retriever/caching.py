@@ -85,14 +85,14 @@ def cached_gradients(
         parallel_iterations=1,
         fn_output_signature=[tf.TensorSpec(shape) for shape in shapes],
     )
-    with tf.GradientTape(persistent=True) as tape:
+    with tf.GradientTape() as tape:
         tape.watch(vectors)
         whole = [tf.reshape(v, [total, *v.shape[2:]]) for v in vectors]
         losses = model.losses_of(Embeddings(*whole), batch)
         loss = tf.reduce_sum(losses)
-    cached = tape.gradient(loss, vectors)
-    direct = [_dense(tape.gradient(loss, v), v) for v in variables]
-    del tape
+    # Of the variables a learned scale alone has a part in it here.
+    cached, direct = tape.gradient(loss, (vectors, list(variables)))
+    direct = [_dense(g, v) for g, v in zip(direct, variables)]
 
     def pull_back(number: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with tf.GradientTape() as tape:

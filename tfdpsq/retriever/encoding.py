@@ -107,7 +107,8 @@ def with_vectors(
 
     Returns:
       The arrays, but "document_vectors" [n, D] float32 instead of "document_ids" and
-      "document_lengths", and the same for "negative_…", [n, H, D].
+      "document_lengths", and the same for "negative_…", [n, H, D]. A vector depends on
+      its own text, and by rounding (below 1e-6) on those that shared its batch.
 
     Raises:
       InputError: the document tower is trained, or is the query tower.

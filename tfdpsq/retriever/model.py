@@ -207,16 +207,17 @@ def start_from(model: TwoTower, encoder: tf.keras.Model) -> None:
     Raises:
       InputError: the encoder is of another shape.
     """
+    given_weights = ordered_weights(encoder)
     for tower in {id(t): t for t in (model.query_tower, model.document_tower)}.values():
-        own = tower.get_layer("t5_encoder")
-        shapes = [tuple(v.shape) for v in own.weights]
-        given = [tuple(v.shape) for v in encoder.weights]
+        own_weights = ordered_weights(tower.get_layer("t5_encoder"))
+        shapes = [tuple(v.shape) for v in own_weights]
+        given = [tuple(v.shape) for v in given_weights]
         if shapes != given:
             raise validation.InputError(
                 f"the encoder's weights have shapes {given}, the tower's {shapes}. "
                 "Build the retriever with the encoder's own T5Config."
             )
-        for mine, theirs in zip(own.weights, encoder.weights):
+        for mine, theirs in zip(own_weights, given_weights):
             mine.assign(theirs)
     first, second = (
         tower.get_layer("projection").kernel
@@ -249,7 +250,21 @@ def go_on_from(model: TwoTower, trained: TwoTower) -> None:
         (model.query_tower, trained.query_tower),
         (model.document_tower, trained.document_tower),
     ):
-        mine.set_weights(theirs.get_weights())
+        for one, other in zip(ordered_weights(mine), ordered_weights(theirs)):
+            one.assign(other)
+
+
+def ordered_weights(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
+    """All weights, layer by layer and by name in each: whatever is frozen.
+
+    Keras's own `weights` has the frozen ones last.
+    """
+    found: dict[int, tf.Variable] = {}
+    for part in layer._flatten_layers():
+        own = part._trainable_weights + part._non_trainable_weights
+        for weight in sorted(own, key=lambda weight: weight.name.split("/")[-1]):
+            found.setdefault(id(weight), weight)
+    return list(found.values())
 
 
 def save(model: TwoTower, path: str | os.PathLike) -> None:

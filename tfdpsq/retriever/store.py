@@ -23,10 +23,10 @@ import numpy as np
 
 from tfdpsq import validation
 from tfdpsq.data.files import atomic_write, sha256_of_file
-from tfdpsq.retriever.model import TwoTower
+from tfdpsq.retriever.model import TwoTower, ordered_weights
 
 _FILE = "index.json"
-_FORMAT = "tfdpsq-index/1"
+_FORMAT = "tfdpsq-index/2"
 _INDEX = ("encoder", "width")
 _SHARD = ("name", "count", "sha256", "ids_sha256")
 _REMEDY = "Make the index again with run.index."
@@ -46,7 +46,7 @@ def encoder_fingerprint(model: TwoTower, vocabulary: str) -> str:
     fields = ("t5", "embedding_dim", "pooling", "document_length")
     shape = json.dumps([config[field] for field in fields], sort_keys=True)
     digest = hashlib.sha256(f"{vocabulary}\n{shape}".encode())
-    for weight in model.document_tower.weights:
+    for weight in ordered_weights(model.document_tower):
         digest.update(np.ascontiguousarray(weight.numpy()).tobytes())
     return digest.hexdigest()
 

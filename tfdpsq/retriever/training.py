@@ -125,7 +125,8 @@ def encode_negatives(
     found = encode_documents(list(numbers) or [""], tokenizer, document_length)
     at, none = np.maximum(chosen, 0), chosen < 0
     return {
-        "negative_ids": found["document_ids"][at],
+        # Nothing of another row's.
+        "negative_ids": np.where(none[..., np.newaxis], 0, found["document_ids"][at]),
         # A mean over no tokens would be no number.
         "negative_lengths": np.where(none, 1, found["document_lengths"][at]).astype(
             np.int32

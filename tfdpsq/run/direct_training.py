@@ -177,7 +177,7 @@ def train(
     if config.method == "public_negatives":
         corpus = _corpus(config, model, tokenizer)
     # Each score of logit_dp is made from its own copies of both texts.
-    if config.method != "logit_dp" and _documents_stay(model):
+    if config.method != "logit_dp" and documents_stay(model):
         arrays = retriever.with_vectors(model, arrays, known=corpus)
     loss, options = _loss(config, model, corpus, plan)
     optimizer = privacy.make_optimizer(
@@ -203,7 +203,7 @@ def train(
     return plan, executed
 
 
-def _documents_stay(model: retriever.TwoTower) -> bool:
+def documents_stay(model: retriever.TwoTower) -> bool:
     """Whether training leaves the documents' embeddings as they are."""
     return not model.document_tower.trainable_weights
 
@@ -218,7 +218,7 @@ def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
         tokenizer,
         config.document_length,
     )
-    return retriever.with_vectors(model, corpus) if _documents_stay(model) else corpus
+    return retriever.with_vectors(model, corpus) if documents_stay(model) else corpus
 
 
 def _loss(config, model, corpus, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
@@ -252,12 +252,19 @@ def _loss(config, model, corpus, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
     }
 
 
-def facts(config: ml_collections.ConfigDict) -> dict[str, Any]:
+def facts(
+    config: ml_collections.ConfigDict, model: retriever.TwoTower
+) -> dict[str, Any]:
     """What the certificate says of the method, beside the mechanism's own numbers."""
     found: dict[str, Any] = {
         name: config[name]
         for name in ("method", "scale", "learned_scale", "pooling", "bidirectional")
     }
+    found["documents"] = (
+        "embedded by the starting weights, which stay"
+        if documents_stay(model)
+        else "embedded by weights that are trained"
+    )
     if config.method != "public_negatives":
         return {**found, "microbatch_size": "the whole batch"}
     found["negatives"] = config.negatives

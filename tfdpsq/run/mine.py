@@ -13,13 +13,11 @@ the output belongs under `private/`.
 
 from __future__ import annotations
 
-import json
 import pathlib
 
 import ml_collections
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import atomic_write
 from tfdpsq.run import command, hard_negatives, private_training, sources, workdir
 
 RUN_FILE = "run.trec"
@@ -71,11 +69,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         queries = {pair.query_id: pair.query for pair in source.pairs}
         found = index.search(queries, config.k, progress=True)
         evaluation.write_trec_run(out / RUN_FILE, found, tag="bm25")
-        origin = {"by": "bm25", "settings": index.settings, "private": source.private}
-        atomic_write(
-            out / hard_negatives.ORIGIN_FILE,
-            json.dumps(origin, indent=2, sort_keys=True) + "\n",
-        )
+        by = {"name": "bm25", "settings": index.settings}
+        hard_negatives.write_origin(out, out / RUN_FILE, config, inputs["pairs"], by)
         return {}
 
     return workdir.run_stage(directory, config, inputs, make)

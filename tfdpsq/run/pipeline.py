@@ -27,7 +27,8 @@ import ml_collections
 import tensorflow as tf
 
 from tfdpsq import privacy, retriever, validation
-from tfdpsq.data import atomic_write
+from tfdpsq.data import Tokenizer, atomic_write
+from tfdpsq.generator import checkpoints
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy import reads as privacy_reads
 from tfdpsq.run import (
@@ -239,8 +240,23 @@ class _Job:
             for epsilon, generator in generators.items()
         }
 
+    def _require_one_vocabulary(self) -> None:
+        """Refuses retrievers that start from a T5 with another vocabulary."""
+        init = self.config.retriever_init
+        beside = checkpoints.vocabulary_in(checkpoints.locate(init)) if init else None
+        if beside is None:
+            return
+        theirs, ours = (Tokenizer(p).fingerprint for p in (beside, self.vocabulary))
+        if theirs != ours:
+            raise validation.InputError(
+                f"retriever_init is {init}, whose vocabulary {beside} is not the one "
+                f"that everything else has, {self.vocabulary}. Give T5s of one "
+                "vocabulary."
+            )
+
     def retrievers(self, sets: dict[float, pathlib.Path]) -> list[report_content.Row]:
         """The rows of the table, every retriever trained for the same steps."""
+        self._require_one_vocabulary()
         Row = report_content.Row
         rows = [Row("bm25", "BM25", None, None)]
 

@@ -46,6 +46,12 @@ def train(
             f"batch_size is {config.batch_size}, which {replicas} replicas cannot "
             "share. Make it a multiple."
         )
+    stays = not model.document_tower.trainable_weights
+    if stays and config.rows_at_a_time:
+        raise validation.InputError(
+            f"rows_at_a_time is {config.rows_at_a_time}, but the documents stay as "
+            "they are and are embedded before training. Set it to 0."
+        )
     negatives = (
         hard_negatives.arrays(config, source, tokenizer)
         if config.hard_negatives.run
@@ -59,7 +65,7 @@ def train(
         config.document_length,
         config.seed,
         negatives=negatives,
-        model=None if model.document_tower.trainable_weights else model,
+        model=model if stays else None,
     )
     step = make_step(
         model,

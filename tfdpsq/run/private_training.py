@@ -155,7 +155,11 @@ def private_directory(
     config: ml_collections.ConfigDict, directory: pathlib.Path
 ) -> pathlib.Path:
     """Where a stage keeps what must not be released with its output."""
-    return pathlib.Path(config.private_directory or directory.parent / "private")
+    if config.private_directory:
+        return pathlib.Path(config.private_directory)
+    # A stage whose output is private itself shares what is private there.
+    beside = directory.parent
+    return beside if beside.name == "private" else beside / "private"
 
 
 def run_directory(

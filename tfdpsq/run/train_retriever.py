@@ -114,8 +114,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     }
     if config.init:
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
-    if config.hard_negatives.run:
-        inputs["hard_negatives"] = hard_negatives.fingerprint(config, private)
+        _require_vocabulary(config.init, tokenizer)
+    inputs.update(hard_negatives.inputs(config, private))
     own = private_training.run_directory(config, directory)
     stage = workdir.run_stage(
         directory,
@@ -152,7 +152,7 @@ def _make(
                 "says that nothing is protected, states their exact number. Set "
                 "n_is_public = True."
             )
-        mined = hard_negatives.origin(config, source)
+        mined = hard_negatives.origin(config, source, inputs["pairs"])
         if not source.private:  # By post-processing; before any training.
             certificate = certificates.inherited_certificate(source.certificate, parent)
         reads = (
@@ -221,7 +221,25 @@ def _untrained(config) -> retriever.TwoTower:
     elif encoder is not None:
         retriever.start_from(model, encoder)
     train_only(model, list(config.trained))
+    if config.learned_scale and not model.scaled.trainable_weights:
+        raise validation.InputError(
+            f"learned_scale is True, but trained is {list(config.trained)}, which "
+            "leaves the scale out. Add 'scale/*', or set learned_scale to False."
+        )
     return model
+
+
+def _require_vocabulary(init: str, tokenizer: Tokenizer) -> None:
+    """Refuses to go on from a retriever that was trained with another vocabulary."""
+    path = pathlib.Path(init) / workdir.STAGE_FILE
+    if not (pathlib.Path(init) / MODEL).is_dir() or not path.is_file():
+        return
+    theirs = workdir.read_json(path)["inputs"].get("vocabulary")
+    if theirs != tokenizer.fingerprint:
+        raise validation.InputError(
+            f"init is {init}, which was trained with the vocabulary {theirs}, but the "
+            f"one given is {tokenizer.fingerprint}. Set vocabulary to the former."
+        )
 
 
 def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
@@ -255,7 +273,7 @@ def _facts(
     return {
         "training": {
             **training,
-            **direct_training.facts(config),
+            **direct_training.facts(config, model),
             "hard_negatives": mined,
         },
         "fingerprints": {**inputs, "code": workdir.code_fingerprint()},
