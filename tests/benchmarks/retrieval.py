@@ -78,10 +78,11 @@ class Seed:
         started = time.time()
         systems = {}
         for name in names:
-            if self._evaluated(name):
-                continue
             bm25 = name == "bm25"
-            systems[name] = evaluate.BM25 if bm25 else str(self._retriever(name))
+            # One that is finished is not made again, but with other settings refused.
+            found = evaluate.BM25 if bm25 else str(self._retriever(name))
+            if not self._evaluated(name):
+                systems[name] = found
             seconds = round(time.time() - started)
             sys.stderr.write(f"seed {self.seed}, {name}: {seconds} s\n")
         if systems:
@@ -100,7 +101,7 @@ class Seed:
 
     def _evaluated(self, name):
         """Where a row was evaluated, or `None`."""
-        runs = sorted((self.home / "evaluation").glob(f"*/runs/{name}.trec"))
+        runs = sorted((self.home / "evaluation").glob(f"[!.]*/runs/{name}.trec"))
         return runs[0].parents[1] if runs else None
 
     def _values(self, out, name):

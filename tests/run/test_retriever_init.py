@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq import retriever
-from tfdpsq.data import read_manifest, train_vocabulary, write_synthetic
+from tfdpsq.data import BeirDirectory, read_manifest, train_vocabulary, write_synthetic
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.checkpoints import presets
@@ -248,8 +248,8 @@ def test_a_retriever_goes_on_where_another_stopped(base):
     assert after.config.scale == 5.0
     other = base / "other.model"
     if not other.exists():
-        words = (f"other words {i % 7} here {i % 11}" for i in range(400))
-        train_vocabulary(words, 60, other)
+        texts = (d.content for d in BeirDirectory(base / "pairs").documents())
+        train_vocabulary(texts, 320, other)
     with pytest.raises(InputError, match="trained with the vocabulary"):
         _train(base, "other_words", init=options["init"], vocabulary=str(other))
     for field, value in (("embedding_dim", 8), ("pooling", "first"), ("shared", False)):

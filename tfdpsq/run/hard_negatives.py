@@ -10,7 +10,7 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import evaluation, retriever, validation
-from tfdpsq.data import atomic_write
+from tfdpsq.data import Tokenizer, atomic_write
 from tfdpsq.data.files import sha256_of_file
 from tfdpsq.run import sources
 
@@ -160,7 +160,7 @@ def origin(
 
 
 def arrays(
-    config: ml_collections.ConfigDict, source: sources.Source, tokenizer
+    config: ml_collections.ConfigDict, source: sources.Source, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """The rows' hard negatives as `retriever.encode_negatives` makes them.
 
