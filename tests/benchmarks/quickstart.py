@@ -46,6 +46,20 @@ def _values(workdir):
     }
 
 
+def comparison(means, runs, better, worse):
+    """How far one row lies above another, over queries and by seed."""
+    found = evaluation.paired_bootstrap(means[better], means[worse])
+    return {
+        "difference": round(found.difference, 4),
+        "low": round(found.low, 4),
+        "high": round(found.high, 4),
+        "p": round(found.p_value, 4),
+        "by_seed": [
+            round(float(run[better].mean() - run[worse].mean()), 4) for run in runs
+        ],
+    }
+
+
 def summary(workdirs):
     """What is printed, from finished jobs."""
     runs = [_values(workdir) for workdir in workdirs]
@@ -55,17 +69,8 @@ def summary(workdirs):
     pairs = [(name, REFERENCE) for name in names if name != REFERENCE]
     for better, worse in [*pairs, *PAIRS]:
         if better in means and worse in means:
-            found = evaluation.paired_bootstrap(means[better], means[worse])
-            compared[f"{better} - {worse}"] = {
-                "difference": round(found.difference, 4),
-                "low": round(found.low, 4),
-                "high": round(found.high, 4),
-                "p": round(found.p_value, 4),
-                "by_seed": [
-                    round(float(run[better].mean() - run[worse].mean()), 4)
-                    for run in runs
-                ],
-            }
+            name = f"{better} - {worse}"
+            compared[name] = comparison(means, runs, better, worse)
     return {
         METRIC: {name: round(float(means[name].mean()), 4) for name in names},
         "by_seed": {

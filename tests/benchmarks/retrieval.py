@@ -42,6 +42,7 @@ def _module(path):
     return module
 
 
+quickstart = _module(ROOT / "tests" / "benchmarks" / "quickstart.py")
 weights = _module(ROOT / "tests" / "benchmarks" / "trained_weights.py")
 grid = _module(ROOT / "configs" / "grid_retriever.py")
 
@@ -179,20 +180,6 @@ def _alone(method):
     return "" if grid.settings(method).shared else "query_"
 
 
-def compared(means, runs, better, worse):
-    """How far one row lies above another."""
-    found = evaluation.paired_bootstrap(means[better], means[worse])
-    return {
-        "difference": round(found.difference, 4),
-        "low": round(found.low, 4),
-        "high": round(found.high, 4),
-        "p": round(found.p_value, 4),
-        "by_seed": [
-            round(float(run[better].mean() - run[worse].mean()), 4) for run in runs
-        ],
-    }
-
-
 def summary(runs):
     """What is printed, of {row: [queries] NDCG@10} of each seed."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
@@ -210,27 +197,11 @@ def summary(runs):
             name: [round(float(run[name].mean()), 4) for run in runs] for name in names
         },
         "compared": {
-            f"{better} - {worse}": compared(means, runs, better, worse)
+            f"{better} - {worse}": quickstart.comparison(means, runs, better, worse)
             for better, worse in pairs
             if better in means and worse in means
         },
     }
-
-
-def markdown(found):
-    """The table of a data set."""
-    lines = [
-        "| row | NDCG@10, mean of seeds | by seed | over public-only (95 %) |",
-        "|---|---|---|---|",
-    ]
-    for name, mean in found[METRIC].items():
-        over = found["compared"].get(f"{name} - public_only")
-        seeds = ", ".join(f"{value:.4f}" for value in found["by_seed"][name])
-        shown = "–"
-        if over:
-            shown = "{difference:+.4f} ({low:+.4f} to {high:+.4f})".format(**over)
-        lines.append(f"| {name} | {mean:.4f} | {seeds} | {shown} |")
-    return "\n".join(lines)
 
 
 def main():
@@ -252,7 +223,7 @@ def main():
         options.documents = options.steps * seed.job.retriever.batch_size
         wanted = [n for n in seed.rows() if not options.only or n in options.only]
         runs.append(seed.values(wanted))
-        sys.stderr.write(markdown(summary(runs)) + "\n")
+        sys.stderr.write(quickstart.markdown(summary(runs)) + "\n")
     print(json.dumps({"data": options.data, **summary(runs)}))
 
 

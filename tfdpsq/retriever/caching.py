@@ -18,9 +18,6 @@ from tfdpsq.retriever.losses import Embeddings
 from tfdpsq.retriever.model import TwoTower
 from tfdpsq.validation import InputError, positive_integer
 
-# What is encoded of a batch; the rest concerns the loss.
-_TEXTS = ("query", "document", "negative")
-
 
 def cached_gradients(
     model: TwoTower,
@@ -60,10 +57,11 @@ def cached_gradients(
             "the batch holds documents' embeddings, which need no parts: embed all "
             "rows at once."
         )
+    # The texts; what else a batch holds concerns the loss.
     parts = {
         name: tf.reshape(values, [total // rows, rows, *values.shape[1:]])
         for name, values in batch.items()
-        if name.rpartition("_")[0] in _TEXTS and not name.endswith("_key")
+        if name.endswith(("_ids", "_lengths"))
     }
     # One for each part; drawn once, so that both passes drop the same.
     seeds = tf.random.uniform([total // rows, 2], maxval=tf.int64.max, dtype=tf.int64)

@@ -113,11 +113,11 @@ def with_vectors(
     Raises:
       InputError: the document tower is trained, or is the query tower.
     """
-    trained = len(model.document_tower.trainable_weights)
-    if trained:
+    if not model.documents_stay:
         raise InputError(
-            f"the document tower has {trained} trainable weights: what it makes of a "
-            "document does not stay. Train the query tower alone, with shared=False."
+            f"the document tower has {len(model.document_tower.trainable_weights)} "
+            "trainable weights: what it makes of a document does not stay. Train the "
+            "query tower alone, with shared=False."
         )
     found = dict(arrays)
     places: dict[int, int] = {}

@@ -113,6 +113,11 @@ class TwoTower(tfrs.models.Model):
         )
         self.scaled = Scale(config.scale, config.learned_scale, name="scale")
 
+    @property
+    def documents_stay(self) -> bool:
+        """Whether training leaves the documents' embeddings as they are."""
+        return not self.document_tower.trainable_weights
+
     def encode_queries(
         self, token_ids: tf.Tensor, lengths: tf.Tensor, training: bool = False
     ) -> tf.Tensor:

@@ -171,13 +171,12 @@ def train(
     arrays = retriever.encode_pairs(
         source.pairs, tokenizer, config.query_length, config.document_length
     )
-    if config.hard_negatives.run:
-        arrays.update(hard_negatives.arrays(config, source, tokenizer))
+    arrays.update(hard_negatives.arrays(config, source, tokenizer))
     corpus = None
     if config.method == "public_negatives":
         corpus = _corpus(config, model, tokenizer)
     # Each score of logit_dp is made from its own copies of both texts.
-    if config.method != "logit_dp" and documents_stay(model):
+    if config.method != "logit_dp" and model.documents_stay:
         arrays = retriever.with_vectors(model, arrays, known=corpus)
     loss, options = _loss(config, model, corpus, plan)
     optimizer = privacy.make_optimizer(
@@ -203,11 +202,6 @@ def train(
     return plan, executed
 
 
-def documents_stay(model: retriever.TwoTower) -> bool:
-    """Whether training leaves the documents' embeddings as they are."""
-    return not model.document_tower.trainable_weights
-
-
 def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """The public documents that negatives are drawn from, as the loss takes them."""
     for field in ("most_documents", "microbatch_size"):
@@ -218,7 +212,7 @@ def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
         tokenizer,
         config.document_length,
     )
-    return retriever.with_vectors(model, corpus) if documents_stay(model) else corpus
+    return retriever.with_vectors(model, corpus) if model.documents_stay else corpus
 
 
 def _loss(config, model, corpus, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
@@ -262,7 +256,7 @@ def facts(
     }
     found["documents"] = (
         "embedded by the starting weights, which stay"
-        if documents_stay(model)
+        if model.documents_stay
         else "embedded by weights that are trained"
     )
     if config.method != "public_negatives":

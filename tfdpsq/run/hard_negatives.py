@@ -162,7 +162,7 @@ def origin(
 def arrays(
     config: ml_collections.ConfigDict, source: sources.Source, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """The rows' hard negatives as `retriever.encode_negatives` makes them.
+    """The rows' hard negatives as `retriever.encode_negatives` makes them, if any.
 
     A document is none where it, or another with the same content, is known to answer
     the query.
@@ -172,6 +172,8 @@ def arrays(
       DataError: a malformed run, or one that names a document the corpus lacks.
     """
     own = config.hard_negatives
+    if not own.run:
+        return {}
     validation.positive_integer("hard_negatives.count", own.count)
     validation.in_range("hard_negatives.skip", own.skip, 0, 10_000)
     answers: dict[str, set[str]] = {}

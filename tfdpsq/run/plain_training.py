@@ -46,17 +46,11 @@ def train(
             f"batch_size is {config.batch_size}, which {replicas} replicas cannot "
             "share. Make it a multiple."
         )
-    stays = not model.document_tower.trainable_weights
-    if stays and config.rows_at_a_time:
+    if model.documents_stay and config.rows_at_a_time:
         raise validation.InputError(
             f"rows_at_a_time is {config.rows_at_a_time}, but the documents stay as "
             "they are and are embedded before training. Set it to 0."
         )
-    negatives = (
-        hard_negatives.arrays(config, source, tokenizer)
-        if config.hard_negatives.run
-        else None
-    )
     batches = retriever.make_batches(
         source.pairs,
         tokenizer,
@@ -64,8 +58,8 @@ def train(
         config.query_length,
         config.document_length,
         config.seed,
-        negatives=negatives,
-        model=model if stays else None,
+        negatives=hard_negatives.arrays(config, source, tokenizer),
+        model=model if model.documents_stay else None,
     )
     step = make_step(
         model,
