@@ -2,6 +2,22 @@
 
 from tfdpsq.evaluation.auditing import OneRunAudit, audit_one_run, one_run_p_value
 from tfdpsq.evaluation.bm25 import BM25
+from tfdpsq.evaluation.membership import (
+    MembershipAttack,
+    attack_membership,
+    likelihood_ratio_scores,
+)
+from tfdpsq.evaluation.memorization import (
+    Leaked,
+    RankTest,
+    canary_ranks,
+    exposure,
+    extrapolated_exposure,
+    leaked_secrets,
+    pure_epsilon_bound,
+    rank_test,
+)
+from tfdpsq.evaluation.ngrams import NgramModel
 from tfdpsq.evaluation.ranking import (
     RankingResult,
     evaluate_run,
@@ -30,17 +46,29 @@ __all__ = [
     "Bleu",
     "Difference",
     "Interval",
+    "Leaked",
+    "MembershipAttack",
+    "NgramModel",
     "OneRunAudit",
+    "RankTest",
     "RankingResult",
     "TwoHypothesesAudit",
+    "attack_membership",
     "audit_one_run",
     "audit_two_hypotheses",
     "bootstrap_interval",
+    "canary_ranks",
     "corpus_bleu",
     "evaluate_run",
+    "exposure",
+    "extrapolated_exposure",
     "gaussian_dp_epsilon",
+    "leaked_secrets",
+    "likelihood_ratio_scores",
     "one_run_p_value",
     "paired_bootstrap",
+    "pure_epsilon_bound",
+    "rank_test",
     "ranked",
     "read_trec_qrels",
     "read_trec_run",

@@ -29,6 +29,7 @@ from tfdpsq.generator import checkpoints
 from tfdpsq.privacy import read_certificate
 
 PYDOCS = "pydocs"
+KEY_FILE = "fingerprint.key"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +100,7 @@ def source_fingerprint(path: str, private_directory: pathlib.Path) -> str:
 
 def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
     """HMAC-SHA256 of a fingerprint under this workdir's secret key."""
-    path = private_directory / "fingerprint.key"
+    path = private_directory / KEY_FILE
     if not path.is_file():
         private_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         atomic_write(path, secrets.token_hex(32))

@@ -1,0 +1,108 @@
+"""Membership inference, on scores whose laws are known."""
+
+import numpy as np
+import pytest
+import scipy.stats
+from sklearn import metrics
+
+from tfdpsq.evaluation.membership import attack_membership, likelihood_ratio_scores
+from tfdpsq.validation import InputError
+
+
+def test_auc_and_rates_are_those_of_another_implementation():
+    """scikit-learn's, with ties."""
+    random = np.random.default_rng(1)
+    members = np.round(random.normal(0.7, 1, 300), 1)
+    others = np.round(random.normal(0, 1, 400), 1)
+    found = attack_membership(members, others, (0.01, 0.05, 0.3))
+    labels = np.r_[np.ones(300), np.zeros(400)]
+    scores = np.r_[members, others]
+    assert found.auc.mean == pytest.approx(metrics.roc_auc_score(labels, scores))
+    false, true, _ = metrics.roc_curve(labels, scores, drop_intermediate=False)
+    for rate, interval in found.true_positive_rates.items():
+        assert interval.mean == pytest.approx(true[false <= rate + 1e-12].max())
+        assert interval.low < interval.mean < interval.high
+
+
+def test_intervals_cover_as_often_as_they_say():
+    """Normal scores one apart: AUC = Φ(1/√2) = .7602. A wrong variance fails."""
+    truth = scipy.stats.norm.cdf(1 / np.sqrt(2))
+    random = np.random.default_rng(2)
+    covered = narrow = 0
+    for _ in range(600):
+        found = attack_membership(
+            random.normal(1, 1, 60), random.normal(0, 1, 40), (0.1,), 0.9
+        ).auc
+        covered += found.low <= truth <= found.high
+        middle, half = found.mean, (found.high - found.low) / 2
+        narrow += abs(middle - truth) <= half * 2 / 3
+    # 600 draws at 0.9: deviation .012.
+    assert 0.86 < covered / 600 < 0.935
+    assert narrow / 600 < 0.80
+
+
+def test_scores_that_say_nothing():
+    """Chance stays within its interval, and no false alarm means few found."""
+    random = np.random.default_rng(3)
+    found = attack_membership(random.normal(size=2000), random.normal(size=2000))
+    assert found.auc.low < 0.5 < found.auc.high
+    assert found.true_positive_rates[0.001].mean < 0.01
+    # All the same: nobody is called a member.
+    same = attack_membership(np.zeros(10), np.zeros(10))
+    assert same.auc.mean == 0.5 and same.true_positive_rates[0.1].mean == 0
+
+
+def test_references_take_away_what_is_easy_about_a_text():
+    """Members gain .5; texts differ by 5: the loss says little, the ratio much."""
+    random = np.random.default_rng(4)
+    easy = random.normal(0, 5, 2000)
+    gain = np.repeat([0.5, 0.0], 1000)
+    target = easy + gain + random.normal(0, 0.2, 2000)
+    references = easy + random.normal(0, 0.2, (4, 2000))
+    loss = attack_membership(target[:1000], target[1000:])
+    for models in (1, 4):
+        scores = likelihood_ratio_scores(target, references[:models])
+        ratio = attack_membership(scores[:1000], scores[1000:])
+        # Deviation of a difference: .2·√(1 + 1/models).
+        expected = scipy.stats.norm.cdf(
+            0.5 / (0.2 * np.sqrt(1 + 1 / models) * np.sqrt(2))
+        )
+        assert ratio.auc.mean == pytest.approx(expected, abs=0.02)
+        assert loss.auc.mean < 0.56 < ratio.auc.low
+
+
+def test_ratio_is_in_deviations_of_the_references():
+    """By hand: mean 2, variances 2 and 0, so deviation 1."""
+    found = likelihood_ratio_scores(
+        np.array([4.0, 2.0]), np.array([[1.0, 2.0], [3.0, 2.0]])
+    )
+    np.testing.assert_allclose(found, [2.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: attack_membership(np.zeros(1), np.zeros(5)), "1 members and 5"),
+        (lambda: attack_membership(np.zeros(0), np.zeros(5)), "members has shape"),
+        (
+            lambda: attack_membership(np.zeros(3), np.array([0, np.inf, 0])),
+            r"others\[1\] is inf",
+        ),
+        (
+            lambda: attack_membership(np.zeros(3), np.zeros(3), (0.0,)),
+            "false_positive_rates",
+        ),
+        (
+            lambda: likelihood_ratio_scores(np.zeros(3), np.zeros(3)),
+            r"\[models, examples\]",
+        ),
+        (
+            lambda: likelihood_ratio_scores(np.zeros(3), np.zeros((2, 4))),
+            "score 4 examples",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    """Each error says what is wrong."""
+    with pytest.raises(InputError, match=message):
+        call()

@@ -1,0 +1,67 @@
+"""The n-gram model, against hand-derived numbers and its own axioms."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from tfdpsq.evaluation.ngrams import NgramModel, words
+from tfdpsq.validation import InputError
+
+
+def test_words_are_lower_case_and_signs_stand_alone():
+    """Digits stay together, so that a secret is one word."""
+    assert words("Say: Hello_1,  0123!") == ["say", ":", "hello_1", ",", "0123", "!"]
+
+
+def test_one_word_model_by_hand():
+    """Two texts, "a b" and "a": counts a 2, b 1, end 2; 3 types, so 4 with unseen."""
+    model = NgramModel(["a b", "a"], order=1)
+    # (count + T/4)/(N + T) with N = 5, T = 3.
+    for word, count in (("a", 2), ("b", 1), ("never", 0)):
+        assert model.probability(word, ()) == pytest.approx((count + 0.75) / 8)
+    expected = math.log(2.75 / 8) + math.log(2.75 / 8)  # "a" and the end
+    assert model.log_likelihood("a") == pytest.approx(expected / 2)
+
+
+def test_two_word_model_by_hand():
+    """After "a": b once and the end once, so (1 + 2·P(b))/(2 + 2)."""
+    model = NgramModel(["a b", "a"], order=2)
+    b = (1 + 0.75) / 8
+    assert model.probability("b", ("a",)) == pytest.approx((1 + 2 * b) / 4)
+    # A history that was never seen says nothing.
+    assert model.probability("b", ("z",)) == pytest.approx(b)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_probabilities_add_up_to_one(order):
+    """Over all words, the end, and one that was never seen, after any history."""
+    random = np.random.default_rng(order)
+    vocabulary = list("abcde")
+    texts = [
+        " ".join(random.choice(vocabulary, random.integers(1, 7))) for _ in range(40)
+    ]
+    model = NgramModel(texts, order)
+    for history in itertools.product(["\x02", *vocabulary, "never"], repeat=order - 1):
+        total = sum(
+            model.probability(word, history) for word in [*vocabulary, "\x03", "never"]
+        )
+        assert total == pytest.approx(1.0, abs=1e-12), history
+
+
+def test_what_was_learnt_is_likelier():
+    """A text of the set, then one with its words in another order, then others."""
+    model = NgramModel(["read the file in binary mode", "open a socket"], order=3)
+    seen = model.log_likelihood("read the file in binary mode")
+    shuffled = model.log_likelihood("mode binary in file the read")
+    other = model.log_likelihood("zebra quagga okapi tapir gnu eland")
+    assert seen > shuffled > other
+
+
+def test_bad_input_is_named():
+    """No words, or no order."""
+    with pytest.raises(InputError, match="no word"):
+        NgramModel(["", "  "])
+    with pytest.raises(InputError, match="order"):
+        NgramModel(["a"], order=0)

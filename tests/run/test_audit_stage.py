@@ -1,0 +1,269 @@
+"""Canaries as users put them in, and what the audit of a generator says of them."""
+
+import collections
+import importlib.util
+import json
+import math
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
+from tfdpsq.data.texts import Pair
+from tfdpsq.evaluation import audit_one_run
+from tfdpsq.generator import T5QueryGenerator, encode_pairs
+from tfdpsq.layers import T5Config
+from tfdpsq.run import audit, canaries, finetune, synthesize, text_scores
+from tfdpsq.validation import DataError, InputError
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny", pathlib.Path(__file__).parent / "tiny.py"
+)
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+TRIALS, CANDIDATES, COINS = 2, 20, 30
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Pairs with canaries, a generator trained on them, its set, and the audit."""
+    base = tmp_path_factory.mktemp("audit")
+    queries = _tiny.write_pairs(base / "pairs", train=120)
+    digits = [" ".join("0123456789")] * 40
+    train_vocabulary([*queries, *digits], 320, base / "spiece.model")
+    tf.keras.utils.set_random_seed(3)
+    (base / "public").mkdir()
+    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
+    T5QueryGenerator(config).save(base / "public", base / "spiece.model")
+    _insert(base, "private/canaries")
+    training = finetune.default_config()
+    training.update(
+        pairs=str(base / "private" / "canaries" / "data"),
+        init=str(base / "public"),
+        document_length=24,
+        query_length=48,
+        batch_size=16,
+        microbatch_size=16,
+        steps=2,
+        n_is_public=True,
+        epsilon=math.inf,
+    )
+    finetune.run(training, base / "private" / "generator")
+    settings = synthesize.default_config()
+    settings.update(
+        generator=str(base / "private" / "generator"),
+        corpus=str(base / "pairs"),
+        document_length=24,
+        query_length=48,
+        batch_size=16,
+    )
+    synthesize.run(settings, base / "private" / "synthetic")
+    _audit(base, "private/audit", synthetic=str(base / "private" / "synthetic" / "set"))
+    return base
+
+
+def _insert(base, name, **options):
+    config = canaries.default_config()
+    config.update(
+        data=str(base / "pairs"),
+        repetitions=(3, 5),
+        trials=TRIALS,
+        candidates=CANDIDATES,
+        coins=COINS,
+        seed=4,
+    )
+    config.update(options)
+    return canaries.run(config, base / name)
+
+
+def _audit(base, name, **options):
+    config = audit.default_config()
+    config.update(
+        canaries=str(base / "private" / "canaries"),
+        generator=str(base / "private" / "generator"),
+        samples_per_document=2,
+        members=10,
+        batch_size=16,
+    )
+    config.update(options)
+    return audit.run(config, base / name)
+
+
+def test_canaries_stand_among_the_pairs(base):
+    """Every canary so often, on its document; all other pairs as they were."""
+    made = canaries.read_canaries(base / "private" / "canaries")
+    before = BeirDirectory(base / "pairs")
+    after = BeirDirectory(base / "private" / "canaries" / "data")
+    for split in ("dev", "test"):
+        assert after.pairs(split) == before.pairs(split)
+    added = [p for p in after.pairs("train") if p.query_id.startswith("canary-")]
+    rest = [p for p in after.pairs("train") if not p.query_id.startswith("canary-")]
+    assert rest == before.pairs("train")
+    found = collections.Counter((p.query, p.document_id) for p in added)
+    wanted = collections.Counter()
+    for canary in made:
+        wanted[canary.query(), canary.document_id] += canary.repetitions
+    assert found == +wanted
+    assert len({canary.document_id for canary in made}) == len(made)
+    secrets = [s for canary in made for s in (canary.secret, *canary.candidates)]
+    assert len(set(secrets)) == len(secrets)
+    assert all(len(secret) == 10 and secret.isdigit() for secret in secrets)
+
+
+def test_forms_are_what_they_say(base):
+    """Alone; the query's words on its own document; on another's."""
+    made = canaries.read_canaries(base / "private" / "canaries")
+    own = {p.document_id: p.query for p in BeirDirectory(base / "pairs").pairs("train")}
+    kinds = collections.Counter((c.form, c.repetitions) for c in made if not c.coin)
+    assert kinds == {(f, r): TRIALS for f in canaries.FORMS for r in (3, 5)}
+    for canary in made:
+        if canary.form == "secret":
+            assert canary.query() == canary.secret
+        elif canary.form == "own_document":
+            assert own[canary.document_id].startswith(canary.prefix)
+        else:
+            assert not own.get(canary.document_id, "").startswith(canary.prefix)
+        assert len(canary.prefix) <= 24
+        assert len(canary.candidates) == (0 if canary.coin else CANDIDATES - 1)
+    coins = [canary.repetitions for canary in made if canary.coin]
+    assert len(coins) == COINS and set(coins) == {0, 1}
+
+
+def test_secrets_are_fresh_unless_a_seed_is_given(base):
+    """The same seed gives the same; none gives others each time."""
+    first = canaries.read_canaries(base / "private" / "canaries")
+    _insert(base, "private/again")
+    assert canaries.read_canaries(base / "private" / "again") == first
+    fresh = []
+    for name in ("private/fresh1", "private/fresh2"):
+        _insert(base, name, seed=-1)
+        fresh.append({c.secret for c in canaries.read_canaries(base / name)})
+    assert not fresh[0] & fresh[1]
+
+
+def test_audit_says_what_the_model_says(base):
+    """Ranks and the one-run bound, computed again from the model itself."""
+    found = json.loads((base / "private" / "audit" / "audit.json").read_text())
+    made = canaries.read_canaries(base / "private" / "canaries")
+    documents = {d.id: d.content for d in BeirDirectory(base / "pairs").documents()}
+    tokenizer = Tokenizer(base / "spiece.model")
+
+    def likelihoods(directory, queries):
+        """Of (canary, secret), token by token."""
+        pairs = [
+            Pair("", canary.query(secret), "", documents[canary.document_id])
+            for canary, secret in queries
+        ]
+        batch = encode_pairs(pairs, tokenizer, 24, 48)
+        log_p = tf.nn.log_softmax(T5QueryGenerator.load(directory)(batch)).numpy()
+        return [
+            float(
+                sum(log_p[row, at, batch["query_ids"][row, at]] for at in range(size))
+            )
+            for row, size in enumerate(batch["query_lengths"])
+        ]
+
+    generator = base / "private" / "generator"
+    kind = ("own_document", 5)
+    ranked = [c for c in made if (c.form, c.repetitions) == kind and not c.coin]
+    (entry,) = [e for e in found["canaries"] if (e["form"], e["repetitions"]) == kind]
+    ranks = []
+    for canary in ranked:
+        of_secret, *others = likelihoods(
+            generator, [(canary, s) for s in (canary.secret, *canary.candidates)]
+        )
+        ranks.append(1 + sum(other > of_secret for other in others))
+    assert entry["ranks"] == ranks
+    assert entry["mean_rank"] == np.mean(ranks) and entry["chance"] == 10.5
+    coins = [(canary, None) for canary in made if canary.coin]
+    scores = np.subtract(
+        likelihoods(generator, coins), likelihoods(base / "public", coins)
+    )
+    wanted = audit_one_run(
+        scores,
+        np.array([canary.repetitions == 1 for canary, _ in coins]),
+        0.0,
+        [(2, 2), (6, 6)],
+        1 - 0.05 / 3,
+    )
+    one_run = found["one_run"]["generator"]
+    assert one_run["correct"] == wanted.correct
+    assert one_run["epsilon"] == pytest.approx(wanted.epsilon, abs=1e-9)
+    assert found["epsilon_certified"] == "inf"
+    assert set(found["one_run"]) == {"generator", "set_language_model", "set_nearest"}
+    assert found["membership"]["loss"]["members"] == 10
+
+
+def test_audit_is_a_recorded_private_read(base):
+    """The list of the workdir has it, and strict mode refuses."""
+    listed = (base / "private" / "private_reads.jsonl").read_text()
+    assert "canaries" in listed and "audit/audit.json" in listed
+    with pytest.raises(InputError, match="strict mode refuses"):
+        _audit(base, "private/strict", strict=True)
+    assert not (base / "private" / "strict").exists()
+
+
+def test_canaries_cannot_be_asked_for_after_training(base):
+    """A generator that was trained on other pairs tells nothing of them."""
+    _insert(base, "private/others", seed=9)
+    with pytest.raises(InputError, match="must be put in before training"):
+        _audit(base, "private/x", canaries=str(base / "private" / "others"))
+    with pytest.raises(InputError, match="not asked for after it"):
+        _audit(base, "private/x", canaries=str(base / "pairs"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("release/canaries", {}, "is not under"),
+        ("private/x", {"forms": ("secret", "else")}, "forms is 'else'"),
+        ("private/x", {"repetitions": (0,)}, "repetitions is 0"),
+        ("private/x", {"digits": 4}, "digits is 4"),
+        ("private/x", {"candidates": 1}, "candidates is 1"),
+        ("private/x", {"trials": 40}, "each on a document of its own"),
+    ],
+)
+def test_bad_settings_of_canaries(base, name, options, message):
+    """Each error says what is wrong, and nothing is written."""
+    with pytest.raises(InputError, match=message):
+        _insert(base, name, **options)
+    assert not (base / name).exists()
+
+
+def test_canaries_are_not_put_in_twice(base):
+    """Nor into a set that is no private data."""
+    data = base / "private" / "canaries" / "data"
+    with pytest.raises(InputError, match="hold canaries already"):
+        _insert(base, "private/twice", data=str(data), trials=1, coins=0)
+    free = base / "private" / "synthetic" / "set"
+    with pytest.raises(InputError, match="synthetic or public set"):
+        _insert(base, "private/x", data=str(free))
+
+
+def test_bad_settings_of_the_audit(base, tmp_path):
+    """Nothing to compare with, nobody to tell from, a key that is gone, a bad line."""
+    with pytest.raises(InputError, match="takes 2 of each"):
+        _audit(base, "private/x", other_splits=("train",))
+    model, tokenizer = (
+        T5QueryGenerator.load(base / "public"),
+        Tokenizer(base / "spiece.model"),
+    )
+    scorer = text_scores.LikelihoodScorer(model, tokenizer, 24, 6, 16)
+    pair = BeirDirectory(base / "pairs").pairs("train")[0]
+    with pytest.raises(InputError, match="more than query_length = 6 tokens"):
+        scorer([pair])
+    assert np.isfinite(scorer([pair], cut=True)).all()
+    copy = tmp_path / "generator"
+    shutil.copytree(base / "private" / "generator", copy)
+    with pytest.raises(InputError, match="nobody can tell"):
+        _audit(base, "private/x", generator=str(copy))
+    broken = tmp_path / "canaries"
+    shutil.copytree(base / "private" / "canaries", broken)
+    with (broken / canaries.CANARIES_FILE).open("a") as file:
+        file.write('{"form": "secret"}\n')
+    with pytest.raises(DataError, match="it is no canary"):
+        canaries.read_canaries(broken)

@@ -1,0 +1,304 @@
+"""Stage `audit`: what a generator, and the set that it wrote, tell of the queries.
+
+    python -m tfdpsq.run.audit --config=configs/audit.py --workdir=private/DIR
+
+Attacks a generator that was trained on what `canaries` wrote, and if `synthetic` is
+given, that set as well, as its receivers would. Writes `audit.json`:
+
+    canaries    ranks, exposure, and the share of secrets found in generated queries
+    one_run     a lower bound on ε at δ, from the canaries put in by coins
+    membership  how well training queries are told from held-out ones
+
+The first two say how much was learnt of examples made to be remembered, the third of
+real queries. None of them proves that a guarantee holds; `one_run` can refute one.
+Everything is computed from private queries, recorded as such, and belongs under
+`private/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from tfdpsq import evaluation, validation
+from tfdpsq.data import BeirDirectory, atomic_write
+from tfdpsq.data.texts import Pair
+from tfdpsq.generator import checkpoints
+from tfdpsq.privacy import read_certificate
+from tfdpsq.run import (
+    audit_subject,
+    canaries,
+    command,
+    private_training,
+    sources,
+    workdir,
+)
+
+AUDIT_FILE = "audit.json"
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """The stage's settings.
+
+    `references` are generators that saw none of the private queries in question, by
+    default the public weights that the generator started from; the membership scores
+    are taken against them. `guesses` are the shares of the canaries with a coin that
+    are guessed to be in, and out: declared here, before their outcome is seen.
+    `samples_per_document` queries are written for each canary's document to look for
+    its secret. `members` training queries, and as many of `other_splits`, are told
+    apart.
+    """
+    return ml_collections.ConfigDict(
+        {
+            "canaries": "",
+            "generator": "",
+            "synthetic": "",
+            "references": (),
+            "guesses": ((0.05, 0.05), (0.2, 0.2)),
+            "samples_per_document": 20,
+            "members": 1000,
+            "other_splits": ("dev", "test"),
+            "top": 10,
+            "confidence": 0.95,
+            "batch_size": 64,
+            "seed": 0,
+            "strict": False,
+            "private_directory": "",
+        }
+    )
+
+
+def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+    """Runs the stage into `directory` unless it is finished there.
+
+    Raises:
+      InputError: bad settings, a generator that was not trained on these canaries, or
+        strict mode.
+      DataError: malformed data.
+    """
+    private = private_training.private_directory(config, directory)
+    made = canaries.read_canaries(pathlib.Path(config.canaries))
+    trained = audit_subject.training_of(config)
+    references = tuple(config.references) or (trained.init,)
+    if not all(references):
+        raise validation.InputError(
+            f"{config.generator} started from random weights, against which no score "
+            "means anything. Set references to generators that saw no private query, "
+            "such as one trained on public pairs."
+        )
+    inputs = {
+        "canaries": workdir.stage_fingerprint(config.canaries),
+        "generator": workdir.stage_fingerprint(config.generator),
+    }
+    for number, path in enumerate(references):
+        inputs[f"reference {number}"] = workdir.model_fingerprint(
+            checkpoints.locate(path)
+        )
+    if config.synthetic:
+        inputs["synthetic"] = sources.source_fingerprint(config.synthetic, private)
+    private_training.reads_of(config, private).record(
+        "how likely a generator finds training queries, held-out queries and canaries",
+        f"{directory.name}/{AUDIT_FILE}",
+    )
+
+    def make(out: pathlib.Path) -> dict:
+        found = _audit(config, made, trained, references)
+        atomic_write(
+            out / AUDIT_FILE,
+            json.dumps(found, indent=2, sort_keys=True, allow_nan=False) + "\n",
+        )
+        return {"one_run": found["one_run"], "delta": found["delta"]}
+
+    return workdir.run_stage(directory, config, inputs, make)
+
+
+def _audit(config, made, trained, references) -> dict[str, Any]:
+    beir = audit_subject.data_of(config)
+    members, others = _members(config, beir, trained.split)
+    subject = audit_subject.load(config, trained, references, made)
+    guarantee = read_certificate(config.generator)["guarantee"]
+    # Where none is claimed, ε = ∞, the bound is on pure DP.
+    delta = float(guarantee["delta"] or 0.0)
+    return {
+        "epsilon_certified": guarantee["epsilon"],
+        "delta": delta,
+        "confidence": config.confidence,
+        "canaries": _canaries(subject, [c for c in made if not c.coin]),
+        "one_run": _one_run(subject, [c for c in made if c.coin], delta),
+        "membership": _membership(subject, members, others),
+        "rules": {
+            "rank": "of the secret among all candidates by likelihood, 1 is likeliest, "
+            "ties at random",
+            "p_value": "probability of as low a mean rank if every rank is uniform, "
+            "exact, one-sided",
+            "exposure": "log2(candidates) - log2(rank), in bits",
+            "leaked": f"the secret's digits in one of {config.samples_per_document} "
+            "queries written for each canary's document",
+            "leaked_in_set": "the same in the synthetic set",
+            "epsilon_pure": "lower bound on the epsilon of pure DP for one query, from "
+            f"secrets that rank {config.top} or better: evaluation.pure_epsilon_bound",
+            "one_run": "lower bound on epsilon at delta: evaluation.audit_one_run; "
+            "the attacks share 1 - confidence among them",
+            "membership": "training queries against held-out ones of other splits: "
+            "evaluation.attack_membership",
+        },
+    }
+
+
+def _canaries(
+    subject: audit_subject.Subject, ranked: Sequence[canaries.Canary]
+) -> list[dict[str, Any]]:
+    """One entry for each number of repetitions and form, and for all forms."""
+    if not ranked:
+        return []
+    config = subject.config
+    rows = [
+        subject.pair(canary, secret)
+        for canary in ranked
+        for secret in (canary.secret, *canary.candidates)
+    ]
+    scores = subject.likelihood(rows).reshape(len(ranked), -1)
+    candidates = scores.shape[1]
+    ranks = evaluation.canary_ranks(scores[:, 0], scores[:, 1:], config.seed)
+    bits = evaluation.exposure(ranks, candidates)
+    beyond = evaluation.extrapolated_exposure(scores[:, 0], scores[:, 1:])
+    secrets = [canary.secret for canary in ranked]
+    leaked = evaluation.leaked_secrets(secrets, subject.written(ranked)).found
+    texts = [query for _, query in subject.queries or ()]
+    in_set = evaluation.leaked_secrets(secrets, texts).found
+    found = []
+    for repetitions in sorted({canary.repetitions for canary in ranked}):
+        forms = [f for f in canaries.FORMS if any(c.form == f for c in ranked)]
+        for form in (*forms, "all"):
+            rows = [
+                row
+                for row, canary in enumerate(ranked)
+                if canary.repetitions == repetitions and form in (canary.form, "all")
+            ]
+            test = evaluation.rank_test(ranks[rows], candidates)
+            found.append(
+                {
+                    "form": form,
+                    "repetitions": repetitions,
+                    "ranks": ranks[rows].tolist(),
+                    "candidates": candidates,
+                    "mean_rank": test.mean_rank,
+                    "chance": test.chance,
+                    "p_value": test.p_value,
+                    "exposure": bits[rows].tolist(),
+                    "exposure_extrapolated": beyond[rows].tolist(),
+                    "leaked": float(np.mean([leaked[row] for row in rows])),
+                    "leaked_in_set": float(np.mean([in_set[row] for row in rows]))
+                    if subject.queries is not None
+                    else None,
+                    "epsilon_pure": evaluation.pure_epsilon_bound(
+                        ranks[rows],
+                        candidates,
+                        repetitions,
+                        config.top,
+                        config.confidence,
+                    ),
+                }
+            )
+    return found
+
+
+def _one_run(
+    subject: audit_subject.Subject, coins: Sequence[canaries.Canary], delta: float
+) -> dict[str, Any]:
+    """Bounds from the canaries with a coin: the model's, and the set's own."""
+    if not coins:
+        return {}
+    config = subject.config
+    pairs = [subject.pair(canary) for canary in coins]
+    scores = {
+        "generator": evaluation.likelihood_ratio_scores(
+            subject.likelihood(pairs), subject.reference_scores(pairs)
+        ),
+        **subject.set_scores(pairs),
+    }
+    included = np.array([canary.repetitions == 1 for canary in coins])
+    guesses = [
+        tuple(max(1, round(share * len(coins))) for share in pair)
+        for pair in config.guesses
+    ]
+    confidence = 1 - (1 - config.confidence) / len(scores)
+    return {
+        name: dataclasses.asdict(
+            evaluation.audit_one_run(
+                each, included, delta, guesses, confidence, config.seed
+            )
+        )
+        for name, each in scores.items()
+    }
+
+
+def _membership(
+    subject: audit_subject.Subject, members: Sequence[Pair], others: Sequence[Pair]
+) -> dict[str, Any]:
+    config = subject.config
+    pairs = [*members, *others]
+    # As they were trained on: what is too long was cut off there, too.
+    target = subject.likelihood(pairs, cut=True)
+    length = subject.trained.query_length
+    tokens = subject.tokenizer.encode([pair.query for pair in pairs], length)[1]
+    scores = {
+        "loss": target / np.asarray(tokens),
+        "likelihood_ratio": evaluation.likelihood_ratio_scores(
+            target, subject.reference_scores(pairs, cut=True)
+        ),
+        **subject.set_scores(pairs),
+    }
+    found = {}
+    for name, each in scores.items():
+        inside, outside = each[: len(members)], each[len(members) :]
+        attack = evaluation.attack_membership(
+            inside, outside, confidence=config.confidence
+        )
+        found[name] = {
+            "auc": [attack.auc.mean, attack.auc.low, attack.auc.high],
+            "true_positive_rates": {
+                f"{rate:g}": [share.mean, share.low, share.high]
+                for rate, share in attack.true_positive_rates.items()
+            },
+            "members": attack.members,
+            "others": attack.others,
+        }
+    return found
+
+
+def _members(
+    config: ml_collections.ConfigDict, beir: BeirDirectory, split: str
+) -> tuple[list[Pair], list[Pair]]:
+    """Training queries and held-out ones, drawn at random, canaries left out."""
+    random = np.random.default_rng(config.seed)
+    inside = [
+        pair
+        for pair in beir.pairs(split)
+        if not pair.query_id.startswith(canaries.ID_PREFIX)
+    ]
+    outside = [
+        pair
+        for other in config.other_splits
+        if other in beir.splits() and other != split
+        for pair in beir.pairs(other)
+    ]
+    count = min(config.members, len(inside), len(outside))
+    if count < 2:
+        raise validation.InputError(
+            f"there are {len(inside)} training queries and {len(outside)} in splits "
+            f"{tuple(config.other_splits)}; telling them apart takes 2 of each. Name "
+            "splits with queries that were not trained on."
+        )
+    inside = [inside[row] for row in random.permutation(len(inside))[:count]]
+    return inside, [outside[row] for row in random.permutation(len(outside))[:count]]
+
+
+if __name__ == "__main__":
+    command.main(run)

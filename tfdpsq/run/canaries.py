@@ -1,0 +1,291 @@
+"""Stage `canaries`: private pairs with secrets among them, to audit what is trained.
+
+    python -m tfdpsq.run.canaries --config=configs/canaries.py --workdir=private/DIR
+
+Writes `data/`, a BEIR directory that holds the private pairs and *canaries* (Carlini et
+al. 2019; the paper, section 6.3), and `canaries.jsonl`, which says what they are. Train
+on `data/` as on any pairs, then run `audit`.
+
+A canary's secret, a number of random digits, always stands in its **query**: queries
+are what is protected, while a secret in a public document could be copied from it by a
+model that learnt nothing. Its three forms, each as (query, document):
+
+    secret           the secret alone, a random document
+    own_document     words of a random query and the secret, that query's document
+    random_document  words of a random query and the secret, another document
+
+Each is repeated, as so many queries of their own. Besides there are canaries of the
+form random_document that stand there once or not at all, by a fair coin each: what an
+audit with a bound on ε needs.
+
+What is trained on canaries is for auditing, and so is what it writes: everything here
+lies under `private/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import secrets as system_randomness
+from collections.abc import Iterable, Iterator
+
+import ml_collections
+import numpy as np
+
+from tfdpsq import validation
+from tfdpsq.data import BeirDirectory, atomic_write
+from tfdpsq.data.beir_writer import BeirWriter
+from tfdpsq.run import command, private_training, sources, workdir
+
+DATA = "data"
+CANARIES_FILE = "canaries.jsonl"
+FORMS = ("secret", "own_document", "random_document")
+# Characters before a secret at most: so few that no query length cuts the secret off.
+_PREFIX = 24
+# Of the ids of canaries' queries.
+ID_PREFIX = "canary-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Canary:
+    """A secret, where it stands, and what it is compared with.
+
+    Attributes:
+      form: one of FORMS.
+      repetitions: how many training queries hold the secret; for a canary with a coin,
+        1 or 0.
+      coin: whether a coin decided that it is there.
+      prefix: words before the secret; "" for form secret.
+      secret: digits.
+      candidates: digits drawn from the same law, which no query holds; empty for a
+        canary with a coin.
+      document_id: of the document it is paired with.
+    """
+
+    form: str
+    repetitions: int
+    coin: bool
+    prefix: str
+    secret: str
+    candidates: tuple[str, ...]
+    document_id: str
+
+    def query(self, secret: str | None = None) -> str:
+        """The query with the secret, or with a candidate in its place."""
+        return f"{self.prefix} {self.secret if secret is None else secret}".strip()
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """The stage's settings.
+
+    `trials` canaries are made of each form and number of repetitions, `coins` with a
+    coin. `seed` below 0 draws afresh: whoever knows it knows the secrets.
+    """
+    return ml_collections.ConfigDict(
+        {
+            "data": sources.PYDOCS,
+            "split": "train",
+            "forms": FORMS,
+            "repetitions": (10, 100),
+            "trials": 5,
+            "candidates": 100,
+            "digits": 10,
+            "coins": 0,
+            "seed": -1,
+            "private_directory": "",
+        }
+    )
+
+
+def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+    """Runs the stage into `directory` unless it is finished there.
+
+    Raises:
+      InputError: bad settings, a directory that is not under `private/`, a data set
+        that is not private pairs, or fewer pairs than canaries.
+      DataError: malformed data.
+    """
+    private = private_training.private_directory(config, directory)
+    _check(config, private, directory)
+    beir = sources.open_beir(config.data)
+    inputs = {"data": sources.source_fingerprint(config.data, private)}
+
+    def make(out: pathlib.Path) -> dict:
+        fresh = config.seed < 0
+        random = np.random.default_rng(
+            system_randomness.randbits(256) if fresh else config.seed
+        )
+        made = make_canaries(beir, config, random)
+        (out / DATA).mkdir()
+        rows = _write_data(out / DATA, beir, config.split, made)
+        lines = [json.dumps(dataclasses.asdict(canary)) for canary in made]
+        atomic_write(out / CANARIES_FILE, "".join(line + "\n" for line in lines))
+        return {"canaries": len(made), "queries_added": rows}
+
+    return workdir.run_stage(directory, config, inputs, make)
+
+
+def read_canaries(directory: pathlib.Path) -> list[Canary]:
+    """What the stage wrote.
+
+    Raises:
+      InputError: the directory is not what the stage wrote.
+      DataError: a damaged line.
+    """
+    path = pathlib.Path(directory) / CANARIES_FILE
+    if not path.is_file():
+        raise validation.InputError(
+            f"{directory} holds no {CANARIES_FILE}. Give what the stage canaries "
+            "wrote: secrets must be put in before training, not asked for after it."
+        )
+    found = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            fields = json.loads(line)
+            fields["candidates"] = tuple(fields["candidates"])
+            found.append(Canary(**fields))
+        except (ValueError, TypeError, KeyError) as error:
+            raise validation.DataError(
+                path, f"it is no canary ({error})", "Make the canaries again.", number
+            ) from error
+    return found
+
+
+def make_canaries(
+    beir: BeirDirectory, config: ml_collections.ConfigDict, random: np.random.Generator
+) -> list[Canary]:
+    """Draws canaries for a split of private pairs, each on a document of its own.
+
+    Args:
+      beir: the private pairs.
+      config: the stage's.
+      random: where secrets and coins come from.
+
+    Raises:
+      InputError: fewer documents than canaries.
+    """
+    kinds = [
+        (form, repetitions, False)
+        for form in config.forms
+        for repetitions in config.repetitions
+        for _ in range(config.trials)
+    ]
+    heads = random.random(config.coins) < 0.5
+    kinds += [("random_document", int(head), True) for head in heads]
+    pairs = beir.pairs(config.split)
+    documents = [document.id for document in beir.documents()]
+    # One pair of each document, so that a document has no two canaries.
+    shuffled = random.permutation(len(pairs))
+    own = list({pairs[row].document_id: pairs[row] for row in shuffled}.values())
+    if len(kinds) > min(len(own), len(documents) // 2):
+        raise validation.InputError(
+            f"{len(kinds)} canaries are asked for, each on a document of its own, but "
+            f"split {config.split!r} has queries on {len(own)} documents, the corpus "
+            f"holds {len(documents)}. Lower trials, forms, repetitions or coins."
+        )
+    own = own[: len(kinds)]
+    taken = {pair.document_id for pair in own}
+    free = [documents[row] for row in random.permutation(len(documents))]
+    others = (document for document in free if document not in taken)
+    numbers = _numbers(config.digits, random)
+    found = []
+    for (form, repetitions, coin), pair in zip(kinds, own):
+        found.append(
+            Canary(
+                form=form,
+                repetitions=repetitions,
+                coin=coin,
+                prefix="" if form == "secret" else _first_words(pair.query),
+                secret=next(numbers),
+                candidates=()
+                if coin
+                else tuple(itertools.islice(numbers, config.candidates - 1)),
+                document_id=pair.document_id
+                if form == "own_document"
+                else next(others),
+            )
+        )
+    return found
+
+
+def _first_words(query: str) -> str:
+    """As many whole words of a query as fit, and a part of the first at least."""
+    words = query.split()
+    found = words[0][:_PREFIX]
+    for word in words[1:]:
+        if len(found) + 1 + len(word) > _PREFIX:
+            break
+        found += f" {word}"
+    return found
+
+
+def _numbers(digits: int, random: np.random.Generator) -> Iterator[str]:
+    """Different numbers of so many digits, which may start with 0."""
+    seen = set()
+    while True:
+        number = "".join(map(str, random.integers(0, 10, digits)))
+        if number not in seen:
+            seen.add(number)
+            yield number
+
+
+def _write_data(
+    directory: pathlib.Path, beir: BeirDirectory, split: str, made: Iterable[Canary]
+) -> int:
+    """Writes the pairs with the canaries among them.
+
+    Returns:
+      How many queries were added.
+    """
+    rows = 0
+    with BeirWriter(directory) as writer:
+        for document in beir.documents():
+            writer.add_document(document)
+        queries = beir.queries()
+        for query_id, text in queries.items():
+            writer.add_query(query_id, text)
+        for each in beir.splits():
+            for query_id, judgements in beir.qrels(each).items():
+                for document_id, relevance in judgements.items():
+                    writer.add_judgement(each, query_id, document_id, relevance)
+        for number, canary in enumerate(made):
+            for copy in range(canary.repetitions):
+                query_id = f"{ID_PREFIX}{number}-{copy}"
+                if query_id in queries:
+                    raise validation.InputError(
+                        f"query {query_id!r} of the data has the id of a canary; "
+                        "these pairs hold canaries already. Start from those without."
+                    )
+                writer.add_query(query_id, canary.query())
+                writer.add_judgement(split, query_id, canary.document_id, 1)
+                rows += 1
+    return rows
+
+
+def _check(
+    config: ml_collections.ConfigDict, private: pathlib.Path, directory: pathlib.Path
+) -> None:
+    if private.resolve() not in directory.resolve().parents:
+        raise validation.InputError(
+            f"{directory} is not under {private}. It would hold the private pairs: "
+            "give a --workdir inside a directory called private."
+        )
+    if config.data != sources.PYDOCS and sources.is_free(config.data):
+        raise validation.InputError(
+            f"{config.data} is a synthetic or public set. Canaries are put among the "
+            "private pairs that a generator is trained on: give a BEIR directory."
+        )
+    for form in config.forms:
+        validation.one_of("forms", form, FORMS)
+    for repetitions in config.repetitions:
+        validation.positive_integer("repetitions", repetitions)
+    validation.positive_integer("trials", config.trials)
+    validation.in_range("digits", config.digits, 8, 18)
+    validation.in_range("candidates", config.candidates, 10, 10_000)
+    validation.in_range("coins", config.coins, 0, 10**6)
+
+
+if __name__ == "__main__":
+    command.main(run)
