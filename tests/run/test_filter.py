@@ -1,0 +1,214 @@
+"""Filters of synthetic sets: what they drop, and what they may not use."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import privacy, retriever
+from tfdpsq.data import (
+    Document,
+    Tokenizer,
+    read_manifest,
+    read_synthetic,
+    train_vocabulary,
+    write_beir,
+    write_synthetic,
+)
+from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.run import filter as filter_stage
+from tfdpsq.run import train_retriever
+from tfdpsq.validation import InputError
+
+ROWS = [
+    ("sort the array in place", "d0"),
+    ("Sort  the ARRAY in place", "d1"),  # a duplicate, and d0's words
+    ("parse", "d2"),  # one word
+    ("zzyzx qwrk blorp", "d3"),  # no words of the corpus
+    ("open a socket my code is 0123456789", "d4"),
+    ("open a network socket", "d4"),
+    ("draw the picture on a canvas with a very long brush", "d5"),  # eleven words
+]
+TEXTS = [
+    "Sort the given array in place by its keys.",
+    "Read a table from a file in chunks.",
+    "Parse a date in any format.",
+    "Close the window of the program.",
+    "Open a network socket for a host.",
+    "Draw a picture on a canvas.",
+]
+
+
+def _certificate(epsilon):
+    spec = privacy.PrivacySpec(
+        epsilon=epsilon,
+        clip_norm=1.0,
+        n=1000,
+        n_is_public=True,
+        batch_size=100,
+        steps=10,
+        accountant="rdp",
+    )
+    return privacy.make_certificate(
+        privacy.make_plan(spec),
+        10,
+        description="A test.",
+        sensitivity_argument="A test.",
+        training={},
+        fingerprints={},
+        private_reads=[],
+        ledger_head="",
+    )
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A corpus, a set with a guarantee, and a retriever trained on the set."""
+    base = tmp_path_factory.mktemp("filter")
+    documents = [Document(f"d{i}", "", text) for i, text in enumerate(TEXTS)]
+    write_beir(
+        base / "corpus", documents, [("q", "anything")], {"train": [("q", "d0", 1)]}
+    )
+    rows = [
+        SyntheticQuery(f"genQ{i}", query, document, TEXTS[int(document[1:])], 0)
+        for i, (query, document) in enumerate(ROWS)
+    ]
+    write_synthetic(base / "set", rows, {"by": "a test"}, _certificate(8.0))
+    train_vocabulary([*TEXTS, *(row[0] for row in ROWS)] * 3, 320, base / "spiece")
+    config = train_retriever.default_config()
+    config.update(
+        pairs=str(base / "set"),
+        vocabulary=str(base / "spiece"),
+        document_length=12,
+        query_length=12,
+        embedding_dim=16,
+        batch_size=4,
+        steps=1,
+    )
+    config.t5.update(vocabulary_size=330, num_layers=1, num_heads=2, hidden_dim=16)
+    config.t5.update(intermediate_dim=24, key_value_dim=8, dropout=0.0)
+    train_retriever.run(config, base / "retriever")
+    return base
+
+
+def _filter(base, out, **options):
+    config = filter_stage.default_config()
+    config.update(synthetic=str(base / "set"), corpus=str(base / "corpus"))
+    config.round_trip.update(options.pop("round_trip", {}))
+    config.update(options)
+    stage = filter_stage.run(config, out)
+    kept = [row.query for row in read_synthetic(out / "set")]
+    return kept, stage["result"]["dropped"]
+
+
+def test_each_filter_drops_what_it_says(base, tmp_path):
+    """One at a time, by hand."""
+    queries = [query for query, _ in ROWS]
+    cases = [
+        ({}, [], {}),
+        ({"min_words": 2}, [2], {"words": 1}),
+        ({"max_words": 10}, [6], {"words": 1}),
+        ({"min_known": 0.3}, [3], {"known": 1}),
+        ({"duplicates": True}, [1], {"duplicates": 1}),
+        # d0 comes first for row 1, d4 for both of its own; "parse" finds d2.
+        ({"round_trip": {"retriever": "bm25"}}, [1, 3], {"round_trip": 2}),
+    ]
+    for number, (options, gone, counts) in enumerate(cases):
+        kept, dropped = _filter(base, tmp_path / str(number), **options)
+        assert kept == [q for i, q in enumerate(queries) if i not in gone], options
+        assert dropped == counts, options
+
+
+def test_what_passes_keeps_its_guarantee_and_its_origin(base, tmp_path):
+    """The certificate is the set's, to the letter; each drop counts once."""
+    _, dropped = _filter(
+        base, tmp_path / "all", min_words=2, min_known=0.3, duplicates=True
+    )
+    assert dropped == {"words": 1, "known": 1, "duplicates": 1}
+    before, after = (read_manifest(p) for p in (base / "set", tmp_path / "all" / "set"))
+    assert after["certificate"] == before["certificate"]
+    assert after["provenance"]["of"] == before["provenance"]
+    counts = json.loads((tmp_path / "all" / "filter.json").read_text())
+    assert counts["read"] == 7 and counts["kept"] == 4
+
+
+def test_secrets_of_canaries_are_dropped(base, tmp_path):
+    """Rows with a secret never reach what is released."""
+    made = tmp_path / "private" / "canaries"
+    made.mkdir(parents=True)
+    (made / "stage.json").write_text('{"fingerprint": "f", "run": "r"}')
+    fields = {"form": "secret", "repetitions": 1, "coin": True, "prefix": ""}
+    line = {**fields, "secret": "0123456789", "candidates": [], "document_id": "d4"}
+    (made / "canaries.jsonl").write_text(json.dumps(line) + "\n")
+    kept, dropped = _filter(base, tmp_path / "out", canaries=str(made))
+    assert dropped == {"secrets": 1}
+    assert not any("0123456789" in query for query in kept) and len(kept) == 6
+
+
+def test_round_trip_through_a_retriever_is_a_rank(base, tmp_path):
+    """Kept are the rows whose document ranks k or better, by a plain computation."""
+    model = retriever.load(base / "retriever" / "model")
+    tokenizer = Tokenizer(base / "spiece")
+    embed = {
+        kind: retriever.encode_texts(model, texts, tokenizer, kind, 4, progress=False)
+        for kind, texts in (("query", [q for q, _ in ROWS]), ("document", TEXTS))
+    }
+    scores = embed["query"].astype(np.float64) @ embed["document"].T
+    own = scores[np.arange(len(ROWS)), [int(d[1:]) for _, d in ROWS]]
+    ranks = 1 + (scores > own[:, None]).sum(axis=1)
+    assert 0 < (ranks <= 3).sum() < len(ROWS)  # else this would show nothing
+    judge = {"retriever": str(base / "retriever"), "vocabulary": str(base / "spiece")}
+    kept, _ = _filter(base, tmp_path / "out", round_trip={**judge, "k": 3})
+    assert kept == [q for (q, _), rank in zip(ROWS, ranks) if rank <= 3]
+
+
+@pytest.mark.parametrize("epsilon", [3.0, math.inf])
+def test_a_retriever_with_another_guarantee_is_refused(base, tmp_path, epsilon):
+    """It saw private queries that the set's certificate does not count."""
+    certificate = _certificate(epsilon)
+    judge = tmp_path / "judge"
+    judge.mkdir()
+    (judge / "stage.json").write_text('{"fingerprint": "f", "run": "r"}')
+    (judge / "certificate.json").write_text(json.dumps(certificate))
+    with pytest.raises(InputError) as error:
+        _filter(base, tmp_path / "out", round_trip={"retriever": str(judge)})
+    assert f"{judge}/certificate.json" in str(error.value)
+    spent = certificate["guarantee"]["epsilon"]
+    assert f"epsilon {spent})" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_settings_are_named(base, tmp_path):
+    """Private pairs, limits that nothing passes, the wrong vocabulary or corpus."""
+    judge = {"retriever": str(base / "retriever")}
+    tf.io.gfile.copy(str(base / "spiece"), str(tmp_path / "same"))
+    train_vocabulary([*TEXTS, "wolf"] * 5, 308, tmp_path / "other")
+    write_beir(
+        tmp_path / "corpus",
+        [Document("d0", "", TEXTS[0])],
+        [("q", "x")],
+        {"train": [("q", "d0", 1)]},
+    )
+    for options, message in (
+        ({"synthetic": str(base / "corpus")}, "cannot be filtered for free"),
+        ({"min_words": 5, "max_words": 3}, "no query passes"),
+        ({"min_known": 1.5}, "min_known"),
+        ({"round_trip": {"k": 0}}, "round_trip.k"),
+        ({"round_trip": judge}, "round_trip.vocabulary is not set"),
+        (
+            {"round_trip": {**judge, "vocabulary": str(tmp_path / "other")}},
+            "was trained with",
+        ),
+        (
+            {
+                "corpus": str(tmp_path / "corpus"),
+                "round_trip": {**judge, "vocabulary": str(tmp_path / "same")},
+            },
+            "'d1', which .* does not hold",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            _filter(base, tmp_path / "out", **options)
+        assert not (tmp_path / "out").exists(), options
