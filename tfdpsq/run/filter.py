@@ -146,9 +146,9 @@ def require_same_guarantee(
     raise validation.InputError(
         f"{path}/certificate.json shows that private queries had a part in this "
         f"retriever (epsilon {found['guarantee']['epsilon']}), and not through {of} "
-        f"(epsilon {counted}): what it keeps would say of them what the set's certificate "
-        "does not count. Use one that was trained on this set or on public pairs, or "
-        '"bm25".'
+        f"(epsilon {counted}): what it keeps would say of them what the "
+        "certificate of the set does not count. Use one that was trained on this set "
+        'or on public pairs, or "bm25".'
     )
 
 

@@ -26,15 +26,18 @@ from typing import Any
 import ml_collections
 import tensorflow as tf
 
-from tfdpsq import privacy, retriever, validation
+from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer, atomic_write
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy import reads as privacy_reads
 from tfdpsq.run import (
+    audit,
+    canaries,
     command,
     evaluate,
     finetune,
+    pipeline_checks,
     prepare,
     pretrain,
     report,
@@ -59,8 +62,9 @@ def default_config() -> ml_collections.ConfigDict:
     `direct_epsilons` those of the retriever trained on private pairs directly, by
     `direct.method`. With `strict` the job refuses: measuring what was kept reads
     private queries. `seed` is that of every stage before the evaluation; the noise is
-    drawn afresh whatever it is. Paths, ε and seed inside the stages' own settings are
-    filled in by the pipeline.
+    drawn afresh whatever it is. For each of `audit_epsilons` one more generator is
+    trained, on pairs with canaries among them, and audited. Paths, ε and seed inside
+    the stages' own settings are filled in by the pipeline.
     """
     config = ml_collections.ConfigDict(
         {
@@ -69,6 +73,7 @@ def default_config() -> ml_collections.ConfigDict:
             "retriever_init": "",
             "epsilons": (math.inf, 8.0),
             "direct_epsilons": (8.0,),
+            "audit_epsilons": (),
             "examples": 8,
             "seed": 0,
             "strict": False,
@@ -79,6 +84,8 @@ def default_config() -> ml_collections.ConfigDict:
             "retriever": train_retriever.default_config(),
             "direct": train_retriever.default_config(),
             "evaluate": evaluate.default_config(),
+            "canaries": canaries.default_config(),
+            "audit": audit.default_config(),
         }
     )
     # The preset has seen pydocs' documents already.
@@ -99,11 +106,11 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
       InputError: bad settings or data; before any training where they can be told.
     """
     started = time.monotonic()
-    _check(config)
+    pipeline_checks.check_settings(config)
     directory = workdir.open_workdir(directory, config)
     beir = sources.open_beir(config.data)
     beir.validate(SPLITS)
-    _check_sizes(config, len(beir.pairs("train")))
+    pipeline_checks.check_sizes(config, len(beir.pairs("train")))
     job = _Job(config, directory)
     reads = privacy.PrivateReads(job.private / privacy_reads.FILE_NAME)
     if config.examples:
@@ -113,6 +120,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
     sets = job.synthetic_sets(generators)
     rows = job.retrievers(sets)
     job.evaluate(rows, sets)
+    job.audit()
     content = report_content.gather(
         config,
         directory,
@@ -165,7 +173,7 @@ class _Job:
         config = config.copy_and_resolve_references()
         if "private_directory" in config:
             config.private_directory = str(self.private)
-        if module is not evaluate:
+        if module not in (evaluate, canaries):  # whose seed would tell the secrets
             config.seed = self.config.seed
         with config.unlocked():
             config.update(settings)
@@ -298,6 +306,41 @@ class _Job:
             )
         return rows
 
+    def audit(self) -> None:
+        """Generators that were trained on canaries, and what leaks of them."""
+        if not self.config.audit_epsilons:
+            return
+        data = {"data": self.config.data}
+        made = self._run((canaries, self.config.canaries), "canaries", False, data)
+        for epsilon in self.config.audit_epsilons:
+            name = epsilon_name(epsilon)
+            training = {
+                "vocabulary": self.vocabulary,
+                "pairs": str(made / canaries.DATA),
+                "init": self.start,
+                "epsilon": epsilon,
+            }
+            generator = self._run(
+                (finetune, self.config.finetune), f"audited_{name}", False, training
+            )
+            writing = {
+                "vocabulary": self.vocabulary,
+                "generator": str(generator),
+                "corpus": self.config.data,
+            }
+            written = self._run(
+                (synthesize, self.config.synthesize),
+                f"audited_synthetic_{name}",
+                False,
+                writing,
+            )
+            found = {
+                "canaries": str(made),
+                "generator": str(generator),
+                "synthetic": str(written / synthesize.SET),
+            }
+            self._run((audit, self.config.audit), f"audit_{name}", False, found)
+
     def evaluate(
         self, rows: list[report_content.Row], sets: dict[float, pathlib.Path]
     ) -> None:
@@ -319,47 +362,6 @@ class _Job:
                 "baseline": "public_only",
             },
         )
-
-
-def _check(config: ml_collections.ConfigDict) -> None:
-    """What can be known to be wrong before the first stage."""
-    if config.strict:
-        raise validation.InputError(
-            "strict is True, but this job measures every row of its table on private "
-            "queries, which no epsilon covers. Run the stages finetune and synthesize "
-            "by themselves with --config.strict=True, or leave strict False."
-        )
-    for field in ("epsilons", "direct_epsilons"):
-        for epsilon in config[field]:
-            if not (isinstance(epsilon, (int, float)) and epsilon > 0):
-                raise validation.InputError(
-                    f"{field} holds {epsilon!r}; every epsilon must be above 0 "
-                    '(float("inf") trains without privacy).'
-                )
-    for init in (config.init, config.retriever_init):
-        sources.require_public(init, "rows that are called public would start from it")
-    validation.one_of("direct.method", config.direct.method, retriever.METHODS)
-    synthesis = config.synthesize
-    validation.in_range("synthesize.top_p", synthesis.top_p, 0, 1, low_open=True)
-    for stage in ("pretrain", "finetune", "synthesize", "retriever", "direct"):
-        for field in ("document_length", "query_length", "batch_size"):
-            if field in config[stage]:
-                validation.positive_integer(f"{stage}.{field}", config[stage][field])
-
-
-def _check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
-    for stage in ("finetune", "retriever", "direct"):
-        if config[stage].batch_size > n:
-            raise validation.InputError(
-                f"{stage}.batch_size {config[stage].batch_size} is larger than the "
-                f"data: split 'train' of {config.data} has {n} pairs. Lower it."
-            )
-        delta = config[stage].delta
-        if delta and delta >= 1 / n:
-            raise validation.InputError(
-                f"{stage}.delta is {delta}, but n is {n}: it must be below 1/n = "
-                f"{1 / n:.3g}; 1/(2n) = {0.5 / n:.3g} is the default."
-            )
 
 
 if __name__ == "__main__":

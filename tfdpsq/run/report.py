@@ -20,6 +20,8 @@ May be left out:
 - `certificates`: list of {name, certificate: of `tfdpsq.privacy`}, one for each
   training run on private queries
 - `similarity`: {run: {bleu, signature, …}}
+- `audits`: {generator: what the stage `audit` wrote}
+- `wins_and_losses`: see `report_comparison`; `label`, `against_label` if any
 - `seconds`: {stage: seconds}, `peak_memory_gib`: float
 - `versions`, `fingerprints`: {name: str}, `notes`: list of str
 """
@@ -34,7 +36,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq.data.files import atomic_write
-from tfdpsq.run import report_certificates, report_html, report_plots
+from tfdpsq.run import (
+    report_audit,
+    report_certificates,
+    report_comparison,
+    report_html,
+    report_plots,
+)
 from tfdpsq.run.report_html import epsilon_text, escape, section
 from tfdpsq.validation import InputError
 
@@ -63,6 +71,8 @@ def write_report(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
         [
             _header(report),
             _results(report),
+            report_comparison.wins_and_losses_html(report.get("wins_and_losses")),
+            report_audit.leaks(report.get("audits", {})),
             _certificates(report),
             _examples(report),
             _training(report),
@@ -258,6 +268,7 @@ def _results(report: Mapping[str, Any]) -> str:
             None if public is None else public[METRICS[0]],
         ),
         f'<p class="muted">{escape(legend + (dotted if public else ""))}</p>',
+        report_comparison.quality_against_epsilon(report["rows"], METRICS[0]),
     )
 
 

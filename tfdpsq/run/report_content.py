@@ -14,7 +14,7 @@ import ml_collections
 
 from tfdpsq.data import read_synthetic
 from tfdpsq.privacy import read_certificate, verification
-from tfdpsq.run import evaluate, sources, workdir
+from tfdpsq.run import audit, evaluate, report_comparison, sources, workdir
 
 _DESCRIPTIONS = {
     "bm25": "Words in common; nothing is trained.",
@@ -83,6 +83,8 @@ def gather(
             for path, certificate in trained.items()
         ],
         "similarity": metrics["similarity"],
+        "audits": _audits(private),
+        "wins_and_losses": _wins_and_losses(config, private / "evaluation", rows),
         "seconds": dict(seconds),
         "peak_memory_gib": round(workdir.peak_memory_gib(), 3),
         "versions": workdir.versions(),
@@ -146,6 +148,45 @@ def _trained_on_private(directory: pathlib.Path) -> dict[pathlib.Path, dict]:
         if certificate is not None:
             found[path] = certificate
     return found
+
+
+def _audits(private: pathlib.Path) -> dict[str, Any]:
+    """What the stage `audit` found of each generator that was trained on canaries."""
+    found = {}
+    for path in sorted(private.glob(f"audit_*/{audit.AUDIT_FILE}")):
+        name = path.parent.name.removeprefix("audit_")
+        epsilon = math.inf if name == "inf" else float(name.removeprefix("eps"))
+        label = f"Generator, ε = {epsilon_symbol(epsilon)}"
+        found[label] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def _wins_and_losses(
+    config: ml_collections.ConfigDict, directory: pathlib.Path, rows: Sequence[Row]
+) -> dict[str, Any] | None:
+    """The first protected synthetic row against the one that costs nothing."""
+    if not config.examples:
+        return None
+    protected = [
+        row
+        for row in rows
+        if row.name.startswith("synthetic") and math.isfinite(row.epsilon or math.inf)
+    ]
+    public = [row for row in rows if row.name == "public_only"]
+    if not protected or not public:
+        return None
+    beir = sources.open_beir(config.data)
+    qrels = beir.qrels(config.evaluate.split)
+    judged = {document for of_query in qrels.values() for document in of_query}
+    found = report_comparison.wins_and_losses(
+        directory,
+        beir.queries(),
+        {d.id: d.content for d in beir.documents() if d.id in judged},
+        protected[0].name,
+        public[0].name,
+        most=min(5, config.examples),
+    )
+    return {**found, "label": protected[0].label, "against_label": public[0].label}
 
 
 def _curves(logs: pathlib.Path) -> dict[str, Any]:

@@ -132,6 +132,99 @@ def intervals(
     return _figure_html(figure, title, [])
 
 
+def dots(
+    groups: Mapping[str, Sequence[float]],
+    title: str,
+    x_label: str,
+    most: float,
+    reference: float,
+    note: str,
+) -> str:
+    """Returns a figure with a line of dots for each group of values.
+
+    Args:
+      groups: values by name; equal ones are stacked.
+      title: what is shown.
+      x_label: the quantity and its unit.
+      most: where the axis, which starts at 0, ends.
+      reference: where to draw a vertical line.
+      note: below the title.
+    """
+    figure, axes = _figure(0.9 + 0.55 * len(groups))
+    for y, values in enumerate(groups.values()):
+        height: dict[float, int] = {}
+        for value in sorted(values):
+            near = round(value / most * 60)  # dots closer than this would overlap
+            height[near] = height.get(near, -1) + 1
+            axes.plot(
+                [value],
+                [y - min(0.4, 0.07 * height[near])],
+                "o",
+                color=_SERIES[y % len(_SERIES)],
+                markersize=6,
+                alpha=0.75,
+            )
+    axes.axvline(reference, color=_TEXT, linewidth=1, linestyle=":")
+    axes.set_yticks(range(len(groups)), [_plain(name) for name in groups])
+    axes.set_ylim(len(groups) - 0.5, -0.6)
+    axes.set_xlim(-0.02 * most, 1.04 * most)
+    axes.set_xlabel(_plain(x_label))
+    return _figure_html(figure, title, [note])
+
+
+def against_epsilon(
+    series: Mapping[str, Sequence[tuple[float, float, float, float]]],
+    controls: Mapping[str, float],
+    title: str,
+    y_label: str,
+) -> str:
+    """Returns a figure of a metric against ε, with intervals.
+
+    Args:
+      series: points (ε, value, low, high) by source; ε may be infinite, and is then
+        drawn right of all others.
+      controls: values that no ε belongs to, by name, as horizontal lines.
+      title: what is shown.
+      y_label: the metric.
+    """
+    finite = {e for points in series.values() for e, *_ in points if math.isfinite(e)}
+    right = 2 * max(finite, default=1.0)
+    figure, axes = _figure(3.6)
+    for i, (name, points) in enumerate(series.items()):
+        points = sorted(points)
+        x = [epsilon if math.isfinite(epsilon) else right for epsilon, *_ in points]
+        color = _SERIES[i % len(_SERIES)]
+        values = [value for _, value, _, _ in points]
+        axes.plot(x, values, "-o", color=color, linewidth=1.8, label=_plain(name))
+        for at, (_, _, low, high) in zip(x, points):
+            axes.plot([at, at], [low, high], color=color, linewidth=1.2)
+    for i, (name, value) in enumerate(controls.items()):
+        axes.axhline(
+            value,
+            color=_TEXT,
+            linewidth=1,
+            linestyle=(":", "--", "-.")[i % 3],
+            label=_plain(name),
+        )
+    axes.set_xscale("log")
+    ticks = sorted(finite)
+    infinite = any(math.isinf(e) for points in series.values() for e, *_ in points)
+    labels = [f"{tick:.3g}" for tick in ticks] + (["∞"] if infinite else [])
+    axes.set_xticks(ticks + ([right] if infinite else []), labels)
+    axes.minorticks_off()
+    axes.set_xlabel("ε spent")
+    axes.set_ylabel(_plain(y_label))
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=2,
+        frameon=False,
+        borderaxespad=0.2,
+        labelcolor=_TEXT,
+    )
+    return _figure_html(figure, title, [])
+
+
 def _figure(height: float) -> tuple[Any, Any]:
     # Not pyplot: it keeps global state, and picks a backend that may need a screen.
     from matplotlib.figure import Figure

@@ -1,0 +1,185 @@
+"""The report's part on what leaked: canaries, bounds on ε, membership."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdpsq.run import report_html, report_plots
+from tfdpsq.run.report_html import epsilon_text, section
+
+_ATTACKS = {
+    "generator": "the generator's likelihoods",
+    "set_language_model": "a language model of the released set",
+    "set_nearest": "the most similar released query",
+    "loss": "the generator's loss",
+    "likelihood_ratio": "the generator's likelihood against public weights'",
+}
+# Means of ranks this unlikely by chance are called a leak.
+_LEVEL = 0.05
+
+
+def leaks(audits: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the section.
+
+    Args:
+      audits: what `audit.json` holds, by the name of the generator that was audited;
+        empty where none was.
+    """
+    if not audits:
+        return ""
+    verdicts = [
+        sentence
+        for name, found in audits.items()
+        for sentence in _verdicts(name, found)
+    ]
+    return section(
+        "What leaked",
+        report_html.bullets(verdicts),
+        _canaries(audits),
+        _bounds(audits),
+        _membership(audits),
+        '<p class="muted">Small print: canaries are secrets of random digits that were '
+        "put into training queries, repeated as often as shown; models trained on them "
+        "are audited and thrown away. A secret repeated r times is r queries, and the "
+        "guarantee is for one. No audit proves that nothing leaks; a lower bound above "
+        "the certified ε would show that the certificate is wrong.</p>",
+    )
+
+
+def _verdicts(name: str, found: Mapping[str, Any]) -> list[str]:
+    """What an audit found, in sentences for people who read nothing else."""
+    sentences = []
+    for entry in _of_all_forms(found):
+        chance = f"a rank of {entry['chance']:g} among {entry['candidates']} by chance"
+        if entry["p_value"] < _LEVEL:
+            said = (
+                f"learnt: they rank {entry['mean_rank']:.1f} on average, against "
+                f"{chance} (p = {entry['p_value']:.2g})"
+            )
+        else:
+            said = (
+                f"cannot be told from secrets that nobody trained on: mean rank "
+                f"{entry['mean_rank']:.1f}, {chance} (p = {entry['p_value']:.2g})"
+            )
+        told = entry["leaked"]
+        leaked = (
+            f"{told:.0%} of them were written out" if told else "none was written out"
+        )
+        sentences.append(
+            f"{name}: secrets repeated {entry['repetitions']} times "
+            f"{'were ' if entry['p_value'] < _LEVEL else ''}{said}; {leaked}."
+        )
+    bounds = [each["epsilon"] for each in found["one_run"].values()]
+    if bounds:
+        certified = float(found["epsilon_certified"])
+        strongest = max(bounds)
+        verdict = (
+            "which refutes the certificate: do not release anything"
+            if strongest > certified
+            else f"below the certified {epsilon_text(certified)}, as it must be"
+        )
+        if math.isinf(certified):
+            verdict = "with nothing certified"
+        sentences.append(
+            f"{name}: the strongest attack shows that ε is at least "
+            f"{strongest:.2f} ({found['confidence']:.0%} confidence), {verdict}."
+        )
+    return sentences
+
+
+def _of_all_forms(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [entry for entry in found["canaries"] if entry["form"] == "all"]
+
+
+def _canaries(audits: Mapping[str, Mapping[str, Any]]) -> str:
+    rows: list[Sequence[Any]] = []
+    dots: dict[str, list[float]] = {}
+    for name, found in audits.items():
+        for entry in found["canaries"]:
+            if entry["form"] == "all":
+                label = f"{name}, {entry['repetitions']} times"
+                dots[label] = list(entry["exposure"])
+                continue
+            in_set = entry["leaked_in_set"]
+            rows.append(
+                [
+                    (name, f"{entry['form']}, {entry['repetitions']} times"),
+                    (f"{entry['mean_rank']:.1f}", f"p = {entry['p_value']:.2g}"),
+                    f"{sum(entry['exposure']) / len(entry['exposure']):.2f} bits",
+                    f"{entry['leaked']:.0%}",
+                    "–" if in_set is None else f"{in_set:.0%}",
+                    f"{entry['epsilon_pure']:.3f}",
+                ]
+            )
+    if not rows:
+        return ""
+    header = [
+        "Canaries",
+        "Mean rank",
+        "Exposure",
+        "Written out",
+        "In the set",
+        "Pure ε at least",
+    ]
+    most = max(
+        math.log2(entry["candidates"])
+        for found in audits.values()
+        for entry in found["canaries"]
+    )
+    return report_html.table(header, rows, stacked=True) + report_plots.dots(
+        dots,
+        "Exposure of each secret, in bits",
+        "bits saved in guessing the secret",
+        most,
+        math.log2(math.e),
+        f"Each dot is a secret; {most:.1f} bits is the most that the candidates can "
+        "show. Dotted: the mean by chance.",
+    )
+
+
+def _bounds(audits: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            (name, f"attack by {_ATTACKS.get(attack, attack)}"),
+            epsilon_text(found["epsilon_certified"]),
+            f"{bound['epsilon']:.3f}",
+            f"{bound['correct']} of {sum(bound['guesses'])}",
+            f"{bound['canaries']:,}",
+        ]
+        for name, found in audits.items()
+        for attack, bound in found["one_run"].items()
+    ]
+    if not rows:
+        return ""
+    header = ["Attack", "ε certified", "ε at least", "Right guesses", "Canaries"]
+    return "<h3>Lower bounds on ε</h3>" + report_html.table(header, rows, stacked=True)
+
+
+def _membership(audits: Mapping[str, Mapping[str, Any]]) -> str:
+    rows: list[Sequence[Any]] = []
+    rates: list[str] = []
+    for name, found in audits.items():
+        for attack, shown in found["membership"].items():
+            auc, low, high = shown["auc"]
+            rates = list(shown["true_positive_rates"])
+            rows.append(
+                [
+                    (name, f"by {_ATTACKS.get(attack, attack)}"),
+                    (f"{auc:.3f}", f"{low:.3f} to {high:.3f}"),
+                    *(
+                        (f"{share:.2%}", f"{least:.2%} to {most:.2%}")
+                        for share, least, most in shown["true_positive_rates"].values()
+                    ),
+                ]
+            )
+    if not rows:
+        return ""
+    header = ["Attack", "AUC", *(f"Found at {float(r):.1%} false" for r in rates)]
+    return (
+        "<h3>Telling training queries from held-out ones</h3>"
+        + report_html.table(header, rows, stacked=True)
+        + '<p class="muted">By chance the AUC is 0.5, and the share found that of '
+        "false alarms.</p>"
+    )
