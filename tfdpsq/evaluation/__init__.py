@@ -2,6 +2,13 @@
 
 from tfdpsq.evaluation.auditing import OneRunAudit, audit_one_run, one_run_p_value
 from tfdpsq.evaluation.bm25 import BM25
+from tfdpsq.evaluation.comparisons import (
+    Comparison,
+    Randomization,
+    compare_systems,
+    holm,
+    paired_randomization,
+)
 from tfdpsq.evaluation.ranking import (
     RankingResult,
     evaluate_run,
@@ -16,6 +23,7 @@ from tfdpsq.evaluation.significance import (
     Difference,
     Interval,
     bootstrap_interval,
+    macro_interval,
     paired_bootstrap,
 )
 from tfdpsq.evaluation.similarity import Bleu, corpus_bleu
@@ -28,19 +36,25 @@ from tfdpsq.evaluation.two_hypotheses import (
 __all__ = [
     "BM25",
     "Bleu",
+    "Comparison",
     "Difference",
     "Interval",
     "OneRunAudit",
+    "Randomization",
     "RankingResult",
     "TwoHypothesesAudit",
     "audit_one_run",
     "audit_two_hypotheses",
     "bootstrap_interval",
+    "compare_systems",
     "corpus_bleu",
     "evaluate_run",
     "gaussian_dp_epsilon",
+    "holm",
+    "macro_interval",
     "one_run_p_value",
     "paired_bootstrap",
+    "paired_randomization",
     "ranked",
     "read_trec_qrels",
     "read_trec_run",
