@@ -1,4 +1,4 @@
-"""Sign flips against brute force, scipy and the null; Holm against hand-worked steps."""
+"""Sign flips against brute force, scipy and the null; Holm against worked steps."""
 
 import itertools
 import time
@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tfdpsq.evaluation import compare_systems, holm, macro_interval
-from tfdpsq.evaluation import bootstrap_interval, paired_randomization
+from tfdpsq.evaluation import (
+    bootstrap_interval,
+    compare_systems,
+    holm,
+    macro_interval,
+    paired_randomization,
+)
 from tfdpsq.evaluation.comparisons import Comparison, Randomization
 from tfdpsq.validation import InputError
 

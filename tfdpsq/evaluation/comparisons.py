@@ -7,11 +7,13 @@ difference at least as far from 0 as the one observed. It assumes nothing of the
 distribution, and it says nothing of how the difference varies: for intervals see
 `significance.py`.
 
-| differences that are not 0 | which signs are tried          | p value           |
-|----------------------------|--------------------------------|-------------------|
-| none                       | none                           | 1                 |
-| n up to 20                 | all 2^n: exact                 | as far / 2^n      |
-| more                       | `resamples` random assignments | (as far + 1) / (resamples + 1) |
+| differences that are not 0 | signs that are tried        | p value           |
+|----------------------------|-----------------------------|-------------------|
+| none                       | none                        | 1                 |
+| n up to 20                 | all 2^n: exact              | far / 2^n         |
+| more                       | m = `resamples` random ones | (far + 1)/(m + 1) |
+
+where *far* counts those whose mean is at least as far from 0 as the one observed.
 """
 
 from __future__ import annotations
