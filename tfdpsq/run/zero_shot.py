@@ -202,6 +202,11 @@ def _vocabulary(config) -> dict[str, str]:
     retrievers = {n: p for n, p in config.systems.items() if p != evaluate.BM25}
     if not retrievers:
         return {}
+    if not config.vocabulary:
+        raise validation.InputError(
+            f"vocabulary is {config.vocabulary!r}, but system {min(retrievers)!r} "
+            "needs one. Give the SentencePiece file that it was trained with."
+        )
     tokenizer = Tokenizer(config.vocabulary)
     for name, path in retrievers.items():
         stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
@@ -328,9 +333,9 @@ def _tests(config) -> dict[str, str]:
     drawn = f"{config.resamples} random ones (seed {config.seed})"
     return {
         "metric": config.compared,
-        "test": "paired randomisation (Fisher, Pitman), two-sided, of the difference of "
-        "means: all signs of the per-query differences where at most 20 are not 0, "
-        f"else {drawn}",
+        "test": "paired randomisation (Fisher, Pitman), two-sided, of the means' "
+        "difference: all signs of the per-query differences where at most 20 are not "
+        f"0, else {drawn}",
         "correction": "Holm, over all pairs of systems on one set",
         "intervals": "95 %, percentile bootstrap over queries (those of each forum by "
         f"themselves), resamples: {drawn}",
