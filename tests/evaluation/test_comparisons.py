@@ -61,13 +61,14 @@ def test_few_queries_equal_scipy(seed):
 
 
 def test_sums_that_are_equal_but_for_rounding_count_as_equal():
-    # 0.1 + 0.2 - 0.3 is 5.6e-17 and not 0, and the order of adding changes it: of
-    # the 8 sums, 2 are 0.6, 2 are 0.4, 2 are 0.2 and 2 are 0 up to sign.
-    differences = np.array([0.1, 0.2, 0.3])
-    for flipped, expected in (([1, 1, 1], 2 / 8), ([1, 1, -1], 1), ([-1, 1, 1], 4 / 8)):
-        for order in itertools.permutations(range(3)):
-            a = (differences * flipped)[list(order)]
-            assert paired_randomization(a, np.zeros(3)).p_value == expected
+    # In tenths many sums are equal, but 0.1 + 0.2 is not 0.3 in floating point: what
+    # whole numbers say is what must come out.
+    draw = np.random.default_rng(0)
+    for tenths in draw.integers(-6, 7, size=(60, 9)):
+        expected = _brute_force(tenths.tolist(), [0] * 9)
+        assert paired_randomization(tenths / 10, np.zeros(9)).p_value == expected
+    many = np.array([1, 2, -3] * 8)  # of sum 0: any signs go as far
+    assert paired_randomization(many / 10, np.zeros(24), 500).p_value == 1
 
 
 def test_many_queries_come_close_to_the_exact_value():
