@@ -42,6 +42,56 @@ def test_files_have_the_published_layout(sound):
     )
 
 
+@pytest.fixture
+def flawed(tmp_path):
+    """200 judgements, two of documents that are not there; an empty document."""
+    path = tmp_path / "flawed"
+    write_beir(
+        path,
+        [Document(f"d{i}", "", f"text {i}") for i in range(200)],
+        [(f"q{i}", f"query {i}") for i in range(200)],
+        {"test": [(f"q{i}", f"d{i}", 1) for i in range(200)]},
+    )
+    with (path / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "empty", "title": "", "text": ""}\n')
+    qrels = path / "qrels" / "test.tsv"
+    qrels.write_text(
+        qrels.read_text().replace("\td7\t", "\tgone7\t").replace("\td9\t", "\tgone9\t")
+    )
+    return path
+
+
+def test_flaws_of_published_sets_are_taken_as_they_are_when_asked(flawed):
+    """FiQA and TREC-COVID have empty documents; ArguAna judges 5 that it lacks."""
+    beir = BeirDirectory(flawed, as_published=True)
+    assert beir.validate(["test"]) == Counts(201, 200, {"test": 200}, 1, 2)
+    assert list(beir.documents())[-1] == Document("empty", "", "")
+    assert beir.qrels("test")["q7"] == {"gone7": 1}
+    assert len(beir.pairs("test")) == len(beir.all_pairs("test")) == 198
+    assert len(beir.fingerprint()) == 64
+
+
+def test_flaws_are_otherwise_refused_by_line(flawed):
+    with pytest.raises(DataError, match=r"corpus.jsonl:201: document 'empty' is empty"):
+        BeirDirectory(flawed).validate(["test"])
+    corpus = flawed / "corpus.jsonl"
+    corpus.write_text("".join(corpus.open().readlines()[:-1]))
+    with pytest.raises(DataError, match=r"test.tsv:9: document 'gone7' is not in"):
+        BeirDirectory(flawed).validate(["test"])
+
+
+def test_no_more_than_one_judgement_in_a_hundred_may_name_no_document(flawed):
+    qrels = flawed / "qrels" / "test.tsv"
+    sound = qrels.read_text()
+    beir = BeirDirectory(flawed, as_published=True)
+    qrels.write_text(sound.replace("\td150\t", "\tgone150\t"))
+    with pytest.raises(DataError, match=r"test.tsv:9: document 'gone7' is not in"):
+        beir.validate(["test"])
+    qrels.write_text(sound.replace("q20\t", "nobody\t"))
+    with pytest.raises(DataError, match=r"test.tsv:22: query 'nobody' is not in"):
+        beir.validate(["test"])
+
+
 @pytest.mark.parametrize("compress", [False, True])
 def test_what_was_written_is_read(tmp_path, compress):
     beir = write_beir(tmp_path / "set", DOCUMENTS, QUERIES, QRELS, compress)

@@ -10,7 +10,8 @@ import pytest
 from tfdpsq.evaluation import evaluate_run, ranked, rules
 from tfdpsq.validation import InputError
 
-METRICS = ("ndcg@10", "recall@10", "ndcg@3", "recall@1")
+METRICS = ("ndcg@10", "recall@10", "ndcg@3", "recall@1", "map", "map@10", "map@3")
+METRICS += ("mrr@10", "mrr@2", "mrr@1", "capped_recall@10", "capped_recall@3")
 
 
 def _float32(value):
@@ -25,12 +26,21 @@ def _naive_order(hits):
 
 def _naive(judgements, hits, metric):
     """One query's value by trec_eval's rules, nothing shared with the library."""
-    name, k = metric.split("@")
-    k = int(k)
+    name, _, k = metric.partition("@")
+    k = int(k or len(hits))
     top = _naive_order(hits)[:k]
+    relevant = [d for d, r in judgements.items() if r > 0]
+    ranks = [rank for rank, d in enumerate(top, start=1) if d in relevant]
+    if not relevant:
+        return 0.0
     if name == "recall":
-        relevant = [d for d, r in judgements.items() if r > 0]
-        return sum(d in relevant for d in top) / len(relevant) if relevant else 0.0
+        return len(ranks) / len(relevant)
+    if name == "capped_recall":
+        return len(ranks) / min(k, len(relevant))
+    if name == "mrr":
+        return 1 / ranks[0] if ranks else 0.0
+    if name == "map":
+        return sum((i + 1) / rank for i, rank in enumerate(ranks)) / len(relevant)
     gains = [max(judgements.get(d, 0), 0) for d in top]
     ideal = sorted((max(r, 0) for r in judgements.values()), reverse=True)[:k]
     dcg = sum(g / math.log2(rank + 2) for rank, g in enumerate(gains))
@@ -48,7 +58,8 @@ def _random_case(seed):
     qrels, run = {}, {}
     for n in range(20):
         judged = draw.sample(documents, draw.randint(1, 30))
-        qrels[f"q{n}"] = {d: draw.choice([-1, 0, 0, 1, 2, 3]) for d in judged}
+        relevances = [-2, -1, 0] if n % 5 == 4 else [-1, 0, 0, 1, 2, 3]
+        qrels[f"q{n}"] = {d: draw.choice(relevances) for d in judged}
         if n % 7 != 3:
             found = draw.sample(documents, draw.randint(1, 40))
             run[f"q{n}"] = {d: draw.choice(scores) for d in found}
@@ -71,6 +82,7 @@ def test_equals_naive_trec_eval_on_random_runs_with_ties(seed):
         np.testing.assert_array_equal(result.values(metric), got)
     assert result.missing == ("q10", "q17", "q3")
     assert result.unjudged == ("not judged",)
+    assert {"q14", "q19", "q4", "q9"} <= set(result.without_relevant)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -78,6 +90,19 @@ def test_ranked_is_the_order_trec_eval_scores(seed):
     _, run = _random_case(seed)
     for hits in run.values():
         assert [document for document, _ in ranked(hits)] == _naive_order(hits)
+
+
+def test_relevance_far_below_zero_does_not_end_the_process():
+    # Touché 2020 was judged down to -2, where trec_eval reads memory not its own.
+    draw = random.Random(0)
+    documents = [f"d{n}" for n in range(60)]
+    for _ in range(20):
+        judged = {d: draw.choice([-9, -2, -1, 0, 1]) for d in documents[:40]}
+        run = {"q": {d: draw.random() for d in draw.sample(documents, 30)}}
+        result = evaluate_run({"q": judged}, run, METRICS)
+        for metric in METRICS:
+            expected = _naive(judged, run["q"], metric)
+            assert result.means[metric] == pytest.approx(expected, abs=1e-12)
 
 
 def test_ties_go_by_document_id_descending_as_strings():
@@ -111,11 +136,37 @@ def test_recall_is_uncapped():
     assert evaluate_run(qrels, run).means["recall@10"] == 0.25
 
 
+def test_capped_recall_is_recall_where_all_relevant_could_be_found():
+    # 40 relevant, 10 of them on top: 10/10 of what 10 places can hold. 3 relevant,
+    # 2 of them in the first 10: 2/3.
+    run = {"q": {f"d{n}": float(n) for n in range(40)}}
+    qrels = {"q": {f"d{n}": 1 for n in range(40)}}
+    assert evaluate_run(qrels, run, ["capped_recall@10"]).values(
+        "capped_recall@10"
+    ) == [1.0]
+    qrels = {"q": {"d39": 1, "d30": 2, "d29": 1}}
+    assert evaluate_run(qrels, run, ["capped_recall@10"]).means[
+        "capped_recall@10"
+    ] == pytest.approx(2 / 3)
+
+
+def test_the_first_relevant_document_counts_up_to_rank_k_and_no_further():
+    # trec_eval's recip_rank has no cut: 1/rank at any rank, 49 here included, whose
+    # reciprocal's reciprocal is 49.00000000000001 in floating point.
+    for rank in (1, 2, 3, 10, 11, 49, 99, 100):
+        run = {"q": {f"d{n:03}": -float(n) for n in range(1, 101)}}
+        metrics = [f"mrr@{rank}", f"mrr@{max(1, rank - 1)}", "mrr@1000"]
+        means = evaluate_run({"q": {f"d{rank:03}": 1}}, run, metrics).means
+        assert means[f"mrr@{rank}"] == means["mrr@1000"] == pytest.approx(1 / rank)
+        assert rank == 1 or means[f"mrr@{rank - 1}"] == 0
+
+
 def test_missing_queries_count_as_zero_and_are_reported():
     # A query without any hit in the run is missing too.
     qrels = {"a": {"d": 1}, "b": {"d": 1}, "c": {"d": 1}, "e": {}}
-    result = evaluate_run(qrels, {"a": {"d": 1.0}, "b": {}})
-    assert result.means == {"ndcg@10": 0.25, "recall@10": 0.25}
+    metrics = ("ndcg@10", "recall@10", "map", "mrr@10", "capped_recall@10")
+    result = evaluate_run(qrels, {"a": {"d": 1.0}, "b": {}}, metrics)
+    assert result.means == dict.fromkeys(metrics, 0.25)
     assert result.missing == ("b", "c", "e")
     assert result.without_relevant == ("e",)
     assert "counts as 0" in result.rules["missing_queries"]
@@ -149,9 +200,12 @@ def test_self_matches_are_kept_or_removed_as_told():
     assert "removed" in removed.rules["self_matches"]
 
 
-@pytest.mark.parametrize("metric", ["ndcg", "ndcg@0", "mrr@10", "ndcg@-1", "ndcg@x"])
+@pytest.mark.parametrize(
+    "metric", ["ndcg", "ndcg@0", "mrr", "P@10", "ndcg@-1", "ndcg@x", "map@0", "map@"]
+)
 def test_unknown_metrics_name_the_known_ones(metric):
-    with pytest.raises(InputError, match=r"'ndcg@k' or 'recall@k'"):
+    known = r"'ndcg@k', 'recall@k', 'map@k', 'capped_recall@k', 'mrr@k' .* or 'map'"
+    with pytest.raises(InputError, match=known):
         evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, [metric])
 
 
@@ -166,5 +220,8 @@ def test_relevance_is_an_integer(relevance):
         evaluate_run({"q": {"d": relevance}}, {"q": {"d": 1.0}})
 
 
-def test_rules_name_the_evaluator_with_its_version():
-    assert rules()["evaluator"].startswith("pytrec-eval-terrier 0.")
+def test_rules_name_the_evaluator_with_its_version_and_every_metric():
+    stated = rules()
+    assert stated["evaluator"].startswith("pytrec-eval-terrier 0.")
+    for name in ("gain", "recall", "capped_recall", "map", "mrr"):
+        assert stated[name]

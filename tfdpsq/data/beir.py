@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tfdpsq.data.beir_lines import (
     Judgement,
+    check_known,
     duplicate,
     other_fields,
     read_judgements,
@@ -42,11 +43,15 @@ class Counts:
       documents: lines of the corpus.
       queries: lines of the query file, whatever their split.
       pairs: split -> judged pairs with a score above 0.
+      empty_documents: documents without title and text; see `as_published`.
+      unknown_judgements: judgements of documents that are not there, in all splits.
     """
 
     documents: int
     queries: int
     pairs: Mapping[str, int]
+    empty_documents: int = 0
+    unknown_judgements: int = 0
 
 
 class BeirDirectory:
@@ -57,19 +62,24 @@ class BeirDirectory:
 
     Attributes:
       path: the directory, as a `Path`.
+      as_published: whether two flaws of sets that others publish are taken as they
+        are: documents without any text (FiQA, TREC-COVID), and up to one judgement
+        in a hundred of a document that is not there (ArguAna).
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, as_published: bool = False):
         """Finds the files of the directory.
 
         Args:
           path: the directory.
+          as_published: see the attribute.
 
         Raises:
           DataError: the corpus, the queries, or all qrels are missing, or one of
             them is there both plain and compressed.
         """
         self.path = Path(path)
+        self.as_published = as_published
         if not self.path.is_dir():
             raise DataError(
                 self.path,
@@ -97,7 +107,7 @@ class BeirDirectory:
             title = text_field(self._corpus, line, record, "title")
             text = text_field(self._corpus, line, record, "text")
             document = Document(record["_id"], title, text)
-            if not document.content:
+            if not document.content and not self.as_published:
                 raise DataError(
                     self._corpus,
                     f"document {document.id!r} is empty (no title, no text)",
@@ -230,19 +240,24 @@ class BeirDirectory:
         rows = {split: self._positive(split) for split in splits}
         queries = self.queries()
         documents: set[str] = set()
+        empty = 0
         # Line numbers count blank lines, so they come from the reader itself.
         for document in self.documents():
             if document.id in documents:
                 raise duplicate(self._corpus, document.id, self._line_of(document.id))
             documents.add(document.id)
+            empty += not document.content
         if not documents:
             raise DataError(self._corpus, "holds no document", "Add at least one line")
-        for split in splits:
-            self._check_known(split, self._judgements(split), queries, documents)
         return Counts(
             documents=len(documents),
             queries=len(queries),
             pairs={split: len(found) for split, found in rows.items()},
+            empty_documents=empty,
+            unknown_judgements=sum(
+                self._check_known(split, self._judgements(split), queries, documents)
+                for split in splits
+            ),
         )
 
     def fingerprint(self) -> str:
@@ -330,6 +345,7 @@ class BeirDirectory:
                 contents[row.document_id],
             )
             for row in rows
+            if row.document_id in contents
         ]
 
     def _check_known(
@@ -338,38 +354,19 @@ class BeirDirectory:
         rows: Iterable[Judgement],
         queries: Container[str],
         documents: Container[str],
-    ) -> None:
-        path = self._qrels_file(split)
-        rows = list(rows)
-        if rows and not any(row.query_id in queries for row in rows):
-            raise DataError(
-                path,
-                f"none of its queries (the first is {rows[0].query_id!r}) is in "
-                f"{self._queries.name}",
-                "The two files are not of one data set; put the right ones together",
-                rows[0].line,
-            )
-        for row in sorted(rows, key=lambda row: row.line):
-            for kind, key, known, file in (
-                ("query", row.query_id, queries, self._queries),
-                ("document", row.document_id, documents, self._corpus),
-            ):
-                if key not in known:
-                    raise DataError(
-                        path,
-                        f"{kind} {key!r} is not in {file.name}",
-                        "Add it there, or remove this judgement",
-                        row.line,
-                    )
+    ) -> int:
+        return check_known(
+            self._qrels_file(split),
+            rows,
+            (queries, self._queries),
+            (documents, self._corpus),
+            allowed=0.01 if self.as_published else 0.0,
+        )
 
     def _line_of(self, document_id: str) -> int:
         """Returns the line on which a document id occurs for the second time."""
-        lines = [
-            line
-            for line, record in read_records(self._corpus)
-            if record["_id"] == document_id
-        ]
-        return lines[1]
+        records = read_records(self._corpus)
+        return [line for line, record in records if record["_id"] == document_id][1]
 
 
 def write_beir(

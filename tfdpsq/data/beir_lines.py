@@ -6,7 +6,7 @@ import dataclasses
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 from tfdpsq.data.texts import text_problem
@@ -194,3 +194,52 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
             )
         seen.add((row.query_id, row.document_id))
         yield row
+
+
+def check_known(
+    path: Path,
+    rows: Iterable[Judgement],
+    queries: tuple[Container[str], Path],
+    documents: tuple[Container[str], Path],
+    allowed: float = 0.0,
+) -> int:
+    """Checks that judgements are of queries and documents that are there.
+
+    Args:
+      path: the qrels file.
+      rows: its judgements.
+      queries: ids that are there, and their file.
+      documents: the same of the documents.
+      allowed: share of the judgements that may be of documents which are not there.
+
+    Returns:
+      How many are.
+
+    Raises:
+      DataError: none of the queries is there, one is not, or too many documents are
+        not; it names the first such line.
+    """
+    rows = sorted(rows, key=lambda row: row.line)
+    if rows and not any(row.query_id in queries[0] for row in rows):
+        raise DataError(
+            path,
+            f"none of its queries (the first is {rows[0].query_id!r}) is in "
+            f"{queries[1].name}",
+            "The two files are not of one data set; put the right ones together",
+            rows[0].line,
+        )
+    unknown = sum(row.document_id not in documents[0] for row in rows)
+    too_many = unknown > allowed * len(rows)
+    for row in rows:
+        for kind, key, (known, file) in (
+            ("query", row.query_id, queries),
+            ("document", row.document_id, documents),
+        ):
+            if key not in known and (kind == "query" or too_many):
+                raise DataError(
+                    path,
+                    f"{kind} {key!r} is not in {file.name}",
+                    "Add it there, or remove this judgement",
+                    row.line,
+                )
+    return unknown

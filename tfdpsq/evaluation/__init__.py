@@ -2,6 +2,13 @@
 
 from tfdpsq.evaluation.auditing import OneRunAudit, audit_one_run, one_run_p_value
 from tfdpsq.evaluation.bm25 import BM25
+from tfdpsq.evaluation.comparisons import (
+    Comparison,
+    Randomization,
+    compare_systems,
+    holm,
+    paired_randomization,
+)
 from tfdpsq.evaluation.membership import (
     MembershipAttack,
     attack_membership,
@@ -32,6 +39,7 @@ from tfdpsq.evaluation.significance import (
     Difference,
     Interval,
     bootstrap_interval,
+    macro_interval,
     paired_bootstrap,
 )
 from tfdpsq.evaluation.similarity import Bleu, corpus_bleu
@@ -44,12 +52,14 @@ from tfdpsq.evaluation.two_hypotheses import (
 __all__ = [
     "BM25",
     "Bleu",
+    "Comparison",
     "Difference",
     "Interval",
     "Leaked",
     "MembershipAttack",
     "NgramModel",
     "OneRunAudit",
+    "Randomization",
     "RankTest",
     "RankingResult",
     "TwoHypothesesAudit",
@@ -58,15 +68,19 @@ __all__ = [
     "audit_two_hypotheses",
     "bootstrap_interval",
     "canary_ranks",
+    "compare_systems",
     "corpus_bleu",
     "evaluate_run",
     "exposure",
     "extrapolated_exposure",
     "gaussian_dp_epsilon",
+    "holm",
     "leaked_secrets",
     "likelihood_ratio_scores",
+    "macro_interval",
     "one_run_p_value",
     "paired_bootstrap",
+    "paired_randomization",
     "pure_epsilon_bound",
     "rank_test",
     "ranked",

@@ -42,8 +42,43 @@ __all__ = [
     "write_trec_run",
 ]
 
-# Our name -> (trec_eval's measure, how pytrec-eval names its result).
-_MEASURES = {"ndcg": "ndcg_cut", "recall": "recall"}
+# Our name -> trec_eval's measure, cut at k.
+_CUT = {
+    "ndcg": "ndcg_cut",
+    "recall": "recall",
+    "map": "map_cut",
+    "capped_recall": "P",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Metric:
+    """A metric, and the measure of trec_eval's that it is made of.
+
+    Attributes:
+      name: ours, without k.
+      k: ranks that are looked at; `None` for all.
+      measure: as pytrec-eval is asked for it.
+    """
+
+    name: str
+    k: int | None
+    measure: str
+
+    @property
+    def key(self) -> str:
+        """How pytrec-eval names its result."""
+        return self.measure.replace(".", "_")
+
+    def value(self, found: Mapping[str, float], relevant: int) -> float:
+        """Of one query: from pytrec-eval's results, and how many are relevant."""
+        value = float(found.get(self.key, 0.0))
+        if self.name == "mrr" and self.k is not None and value:
+            return value if round(1 / value) <= self.k else 0.0
+        if self.name == "capped_recall" and self.k is not None and relevant:
+            # Precision at k is a whole number of documents over k.
+            return round(value * self.k) / min(self.k, relevant)
+        return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +123,13 @@ def rules(ignore_identical_ids: bool = False) -> dict[str, Any]:
         "gain": "linear (the relevance itself), discount log2(rank + 1)",
         "ties": "by score as float32, descending, then by document id, descending, "
         "as strings",
+        "relevant": "judged above 0; what is judged below 0 counts as 0",
         "recall": "relevant retrieved / all relevant, uncapped",
+        "capped_recall": "relevant among the first k / the smaller of k and all "
+        "relevant (BEIR's R_cap@k)",
+        "map": "precision at every relevant document retrieved (map@k: among the first "
+        "k), summed, / all relevant",
+        "mrr": "1 / rank of the first relevant document, 0 where it is beyond k",
         "missing_queries": "a judged query absent from the run counts as 0",
         "unjudged_queries": "left out of the mean",
         "unjudged_documents": "not relevant",
@@ -110,7 +151,8 @@ def evaluate_run(
       qrels: query id -> {document id: relevance}, integers; above 0 is relevant.
       run: query id -> {document id: score}; scores are any finite real numbers
         (float32 scalars too), higher is better.
-      metrics: "ndcg@k" or "recall@k", any k of at least 1.
+      metrics: "ndcg@k", "recall@k", "capped_recall@k", "mrr@k" or "map@k", any k of
+        at least 1, or "map" over all that was retrieved; see `rules`.
       ignore_identical_ids: drop a document whose id equals the query's. Right
         where queries are documents of the corpus (ArguAna, Quora), harmful where
         both are merely numbered from 0; a warning says when it matters.
@@ -123,8 +165,8 @@ def evaluate_run(
       InputError: unknown metric, a score that is no finite number, a relevance
         that is no integer, no qrels, or a run that shares no query with them.
     """
-    names = {metric: _trec_names(metric) for metric in metrics}
-    if not names:
+    wanted = {metric: _metric(metric) for metric in metrics}
+    if not wanted:
         raise InputError("metrics is empty; name at least one, such as 'ndcg@10'.")
     _check_qrels(qrels)
     judged = sorted(qrels)
@@ -146,13 +188,17 @@ def evaluate_run(
     evaluator = pytrec_eval.RelevanceEvaluator(
         # A query without judgements is dropped by pytrec-eval, and so 0 below.
         {query_id: _plain(judgements) for query_id, judgements in qrels.items()},
-        {measure for measure, _ in names.values()},
+        {metric.measure for metric in wanted.values()},
     )
     found = evaluator.evaluate(clean)
+    relevant = {
+        query_id: sum(relevance > 0 for relevance in qrels[query_id].values())
+        for query_id in judged
+    }
     per_query = {
         query_id: {
-            metric: float(found.get(query_id, {}).get(key, 0.0))
-            for metric, (_, key) in names.items()
+            name: metric.value(found.get(query_id, {}), relevant[query_id])
+            for name, metric in wanted.items()
         }
         for query_id in judged
     }
@@ -169,26 +215,30 @@ def evaluate_run(
         per_query=per_query,
         means={
             metric: float(np.mean([row[metric] for row in per_query.values()]))
-            for metric in names
+            for metric in wanted
         },
         missing=missing,
         unjudged=tuple(sorted(set(run) - set(qrels))),
         without_relevant=tuple(
-            query_id
-            for query_id in judged
-            if not any(relevance > 0 for relevance in qrels[query_id].values())
+            query_id for query_id in judged if not relevant[query_id]
         ),
         rules=rules(ignore_identical_ids),
     )
 
 
-def _trec_names(metric: str) -> tuple[str, str]:
-    match = re.fullmatch(r"([a-z]+)@([1-9][0-9]*)", metric)
-    if not match or match[1] not in _MEASURES:
-        known = " or ".join(f"'{name}@k'" for name in _MEASURES)
-        raise InputError(f"metric is {metric!r}; write {known} with k of at least 1.")
-    measure = _MEASURES[match[1]]
-    return f"{measure}.{match[2]}", f"{measure}_{match[2]}"
+def _metric(metric: str) -> _Metric:
+    if metric == "map":
+        return _Metric("map", None, "map")
+    match = re.fullmatch(r"([a-z_]+)@([1-9][0-9]*)", metric)
+    if match and match[1] in _CUT:
+        return _Metric(match[1], int(match[2]), f"{_CUT[match[1]]}.{match[2]}")
+    if match and match[1] == "mrr":
+        # trec_eval has no cut of this one: `value` makes it.
+        return _Metric("mrr", int(match[2]), "recip_rank")
+    known = ", ".join(f"'{name}@k'" for name in (*_CUT, "mrr"))
+    raise InputError(
+        f"metric is {metric!r}; write {known} with k of at least 1, or 'map'."
+    )
 
 
 def _check_qrels(qrels: Qrels) -> None:
@@ -206,7 +256,8 @@ def _check_qrels(qrels: Qrels) -> None:
 
 
 def _plain(judgements: Mapping[str, int]) -> dict[str, int]:
-    return {document_id: int(value) for document_id, value in judgements.items()}
+    # All below 0 is not relevant alike; trec_eval crashes on what is below -1.
+    return {doc: max(int(value), -1) for doc, value in judgements.items()}
 
 
 def _warn_of_identical_ids(qrels: Qrels, run: Run, ignored: bool) -> None:

@@ -2,7 +2,8 @@
 
 Queries are resampled with replacement; a *paired* comparison takes the same
 resample of both systems, so that the difficulty of queries cancels. Sampling
-covers the queries only, not the randomness of training: that takes seeds.
+covers the queries only, not the randomness of training: that takes seeds. The other
+test, by randomisation, and the correction for many comparisons: `comparisons.py`.
 """
 
 from __future__ import annotations
@@ -74,11 +75,41 @@ def bootstrap_interval(
     Raises:
       InputError: no values, a value that is not finite, or a setting out of range.
     """
-    values = _checked("values", values)
+    return macro_interval([values], confidence, resamples, seed)
+
+
+def macro_interval(
+    groups: Sequence[Sequence[float] | np.ndarray],
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Interval:
+    """Percentile bootstrap interval of a mean of means, such as CQADupStack's.
+
+    Args:
+      groups: of each group (a forum), one value per query. Queries are resampled
+        within their group; every group counts the same, whatever its size.
+      confidence: coverage, in (0, 1).
+      resamples: bootstrap samples.
+      seed: of numpy's PCG64; of one group, the interval is `bootstrap_interval`'s.
+
+    Returns:
+      The mean of the groups' means, and its interval.
+
+    Raises:
+      InputError: no group, or as in `bootstrap_interval`.
+    """
+    if not len(groups):
+        raise InputError("there is no group of values; give at least one.")
+    arrays = [checked_values("values", values) for values in groups]
     _check_settings(confidence, resamples)
-    means = _resampled_means(values, resamples, seed)
-    low, high = _percentiles(means, confidence)
-    return Interval(float(values.mean()), low, high, confidence)
+    generator = np.random.default_rng(seed)
+    means = np.zeros(resamples)
+    for values in arrays:
+        means += _resampled_means(values, resamples, generator)
+    low, high = _percentiles(means / len(arrays), confidence)
+    mean = float(np.mean([values.mean() for values in arrays]))
+    return Interval(mean, low, high, confidence)
 
 
 def paired_bootstrap(
@@ -106,6 +137,27 @@ def paired_bootstrap(
     Raises:
       InputError: different queries or lengths, or as in `bootstrap_interval`.
     """
+    first, second = paired_values(a, b)
+    _check_settings(confidence, resamples)
+    differences = first - second
+    observed = float(differences.mean())
+    means = _resampled_means(differences, resamples, np.random.default_rng(seed))
+    low, high = _percentiles(means, confidence)
+    # A constant difference resamples to itself up to rounding: let that not count.
+    slack = 1e-12 * max(1.0, float(np.abs(differences).max()))
+    as_far = int(np.sum(np.abs(means - observed) >= abs(observed) - slack))
+    return Difference(observed, low, high, (1 + as_far) / (1 + resamples), confidence)
+
+
+def paired_values(
+    a: Sequence[float] | np.ndarray | Mapping[str, float],
+    b: Sequence[float] | np.ndarray | Mapping[str, float],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two systems' values, [queries] float64 each, aligned by query.
+
+    Raises:
+      InputError: different queries or lengths, or a value that is not finite.
+    """
     if isinstance(a, Mapping) or isinstance(b, Mapping):
         if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
             raise InputError("a and b must both be mappings or both be sequences.")
@@ -117,24 +169,21 @@ def paired_bootstrap(
             )
         order = sorted(a)
         a, b = [a[query] for query in order], [b[query] for query in order]
-    first, second = _checked("a", a), _checked("b", b)
+    first, second = checked_values("a", a), checked_values("b", b)
     if len(first) != len(second):
         raise InputError(
             f"a has {len(first)} values and b {len(second)}; evaluate both on the same "
             "queries."
         )
-    _check_settings(confidence, resamples)
-    differences = first - second
-    observed = float(differences.mean())
-    means = _resampled_means(differences, resamples, seed)
-    low, high = _percentiles(means, confidence)
-    # A constant difference resamples to itself up to rounding: let that not count.
-    slack = 1e-12 * max(1.0, float(np.abs(differences).max()))
-    as_far = int(np.sum(np.abs(means - observed) >= abs(observed) - slack))
-    return Difference(observed, low, high, (1 + as_far) / (1 + resamples), confidence)
+    return first, second
 
 
-def _checked(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
+def checked_values(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """One value per query, [queries] float64.
+
+    Raises:
+      InputError: none at all, more than one per query, or one that is not finite.
+    """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
         raise InputError(
@@ -152,14 +201,15 @@ def _check_settings(confidence: float, resamples: int) -> None:
     positive_integer("resamples", resamples)
 
 
-def _resampled_means(values: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-    return np.concatenate(list(_chunks_of_means(values, resamples, seed)))
+def _resampled_means(
+    values: np.ndarray, resamples: int, generator: np.random.Generator
+) -> np.ndarray:
+    return np.concatenate(list(_chunks_of_means(values, resamples, generator)))
 
 
 def _chunks_of_means(
-    values: np.ndarray, resamples: int, seed: int
+    values: np.ndarray, resamples: int, generator: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    generator = np.random.default_rng(seed)
     at_once = max(1, _DRAWS // len(values))
     for start in range(0, resamples, at_once):
         rows = min(at_once, resamples - start)

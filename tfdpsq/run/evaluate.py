@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -23,7 +23,7 @@ from tfdpsq.data import BeirDirectory, Tokenizer, atomic_write, read_synthetic
 from tfdpsq.run import command, private_training, sources, workdir
 
 BM25 = "bm25"
-METRICS = ("ndcg@10", "recall@10")
+METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
 METRICS_FILE = "metrics.json"
 
 
@@ -62,10 +62,10 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       DataError: malformed data.
     """
     private = private_training.private_directory(config, directory)
-    inputs = {"data": sources.source_fingerprint(config.data, private)}
-    for name, path in sorted(config.systems.items()):
-        if path != BM25:
-            inputs[f"system {name}"] = workdir.stage_fingerprint(path)
+    inputs = {
+        "data": sources.source_fingerprint(config.data, private),
+        **system_fingerprints(config),
+    }
     if config.baseline and config.baseline not in config.systems:
         raise validation.InputError(
             f"baseline is {config.baseline!r}, which is none of the systems "
@@ -79,6 +79,45 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     return workdir.run_stage(directory, config, inputs, lambda out: _make(config, out))
 
 
+def system_fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
+    """What identifies every retriever of `systems`, as a stage's inputs.
+
+    Raises:
+      InputError: one is not there.
+    """
+    return {
+        f"system {name}": workdir.stage_fingerprint(path)
+        for name, path in sorted(config.systems.items())
+        if path != BM25
+    }
+
+
+def retrieve(
+    config: ml_collections.ConfigDict,
+    beir: BeirDirectory,
+    queries: Mapping[str, str],
+    k: int,
+) -> Iterator[tuple[str, dict[str, dict[str, float]], dict[str, Any]]]:
+    """What every system finds, one after the other.
+
+    Args:
+      config: says `systems`, `vocabulary`, `index` and `batch_size`.
+      beir: the documents to search.
+      queries: {query id: text}.
+      k: documents to find for each.
+
+    Yields:
+      The system's name, its run, and the settings that its scores depend on.
+    """
+    embedded: dict[str, np.ndarray] = {}
+    for name, path in config.systems.items():
+        if path == BM25:
+            index = evaluation.BM25((d.id, d.content) for d in beir.documents())
+            yield name, index.search(queries, k, progress=True), index.settings
+        else:
+            yield name, _dense_run(config, beir, queries, k, path, embedded), {}
+
+
 def _make(config, out: pathlib.Path) -> dict[str, Any]:
     beir = sources.open_beir(config.data)
     qrels = beir.qrels(config.split)
@@ -87,14 +126,9 @@ def _make(config, out: pathlib.Path) -> dict[str, Any]:
     evaluation.write_trec_qrels(out / "qrels.trec", qrels)
     results = {}
     notes: dict[str, Any] = {}
-    embedded: dict[str, np.ndarray] = {}
-    for name, path in config.systems.items():
-        if path == BM25:
-            index = evaluation.BM25((d.id, d.content) for d in beir.documents())
-            found = index.search(queries, config.k, progress=True)
-            notes[name] = index.settings
-        else:
-            found = _dense_run(config, beir, queries, path, embedded)
+    for name, found, settings in retrieve(config, beir, queries, config.k):
+        if settings:
+            notes[name] = settings
         evaluation.write_trec_run(out / "runs" / f"{name}.trec", found, tag=name)
         results[name] = evaluation.evaluate_run(
             qrels, found, METRICS, config.ignore_identical_ids
@@ -124,6 +158,7 @@ def _dense_run(
     config,
     beir: BeirDirectory,
     queries: Mapping[str, str],
+    k: int,
     path: str,
     embedded: dict[str, np.ndarray],
 ) -> dict[str, dict[str, float]]:
@@ -154,7 +189,7 @@ def _dense_run(
     vectors = retriever.encode_texts(
         model, queries.values(), tokenizer, "query", config.batch_size
     )
-    scores, found = retriever.search(vectors, documents, ids, config.k, config.index)
+    scores, found = retriever.search(vectors, documents, ids, k, config.index)
     return retriever.as_run(list(queries), scores, found)
 
 

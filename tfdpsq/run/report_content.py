@@ -126,6 +126,7 @@ def _row(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
         **{
             key: values[key]
             for metric in evaluate.METRICS
+            if metric in values  # an older evaluation has fewer
             for key in (metric, f"{metric}_ci")
         },
         "difference_to_public_only": difference

@@ -49,8 +49,12 @@ class Source:
     certificate: dict[str, Any] | None
 
 
-def open_beir(path: str) -> BeirDirectory:
+def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
     """A BEIR directory, or the embedded corpus for "pydocs".
+
+    Args:
+      path: the directory, or "pydocs".
+      as_published: see `BeirDirectory`.
 
     Raises:
       DataError: the directory lacks a file.
@@ -65,7 +69,7 @@ def open_beir(path: str) -> BeirDirectory:
             f"{pathlib.Path(path).resolve().parent}, whose certificate says what it "
             "cost."
         )
-    return BeirDirectory(path)
+    return BeirDirectory(path, as_published)
 
 
 def corpus_fingerprint(path: str) -> str:

@@ -1,0 +1,234 @@
+"""Many test sets in one run: their rules, their averages, and going on."""
+
+import importlib.util
+import itertools
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from tfdpsq import evaluation
+from tfdpsq.data import BeirDirectory, train_vocabulary
+from tfdpsq.run import benchmark_sets, evaluate, train_retriever, zero_shot
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny_sets", pathlib.Path(__file__).parent / "tiny_sets.py"
+)
+_tiny_sets = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny_sets)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Sets under BEIR's names, and an untrained retriever."""
+    base = tmp_path_factory.mktemp("zero_shot")
+    _tiny_sets.write_all(base / "beir")
+    texts = _tiny_sets.made_up(np.random.default_rng(9), 200)
+    train_vocabulary(texts, 300, base / "spiece.model")
+    config = train_retriever.default_config()
+    config.t5.update(
+        vocabulary_size=330,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=16,
+        intermediate_dim=24,
+        key_value_dim=8,
+    )
+    config.update(
+        {
+            "pairs": str(base / "beir" / "scifact"),
+            "split": "test",
+            "vocabulary": str(base / "spiece.model"),
+            "document_length": 24,
+            "query_length": 10,
+            "embedding_dim": 16,
+            "steps": 0,
+        }
+    )
+    train_retriever.run(config, base / "tower")
+    return base
+
+
+def _dense(base, *sets, **changes):
+    """A config of BM25 and the untrained retriever."""
+    return _tiny_sets.config_of(
+        base,
+        *sets,
+        vocabulary=str(base / "spiece.model"),
+        systems={"bm25": "bm25", "tower": str(base / "tower")},
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def made(base):
+    """A finished run over four sets, and what it returned."""
+    zero_shot.run(_dense(base, "fiqa"), base / "made")
+    with pytest.MonkeyPatch.context() as patch:
+        # To load a model for every forum would take most of the time.
+        patch.setattr(evaluate, "_dense_run", _at_random)
+        config = _dense(base, "scifact", "fiqa", "arguana", "cqadupstack")
+        found = zero_shot.run(config, base / "made")
+    return base / "made", found
+
+
+def _at_random(config, beir, queries, k, path, embedded):
+    draw = np.random.default_rng(len(queries))
+    ids = [document.id for document in beir.documents()]
+    return {q: dict(zip(draw.permutation(ids)[:k], draw.random(k))) for q in queries}
+
+
+def _by_files(folder, system, ignore=False):
+    """What `evaluate_run` says of TREC files, read by themselves."""
+    return evaluation.evaluate_run(
+        evaluation.read_trec_qrels(folder / "qrels.trec"),
+        evaluation.read_trec_run(folder / f"{system}.trec"),
+        evaluate.METRICS,
+        ignore,
+    )
+
+
+def test_numbers_are_those_of_the_trec_files(made, base):
+    directory, found = made
+    assert json.loads((directory / "metrics.json").read_text()) == found
+    assert list(found["sets"]) == ["scifact", "fiqa", "arguana", "cqadupstack"]
+    for name, ignore in (("scifact", False), ("fiqa", False), ("arguana", True)):
+        folder = directory / "runs" / name
+        beir = BeirDirectory(base / "beir" / name)
+        assert evaluation.read_trec_qrels(folder / "qrels.trec") == beir.qrels("test")
+        for system in ("bm25", "tower"):
+            row = found["sets"][name]["systems"][system]
+            expected = _by_files(folder, system, ignore)
+            for metric in evaluate.METRICS:
+                assert row[metric] == pytest.approx(expected.means[metric], abs=1e-12)
+                low, high = row[f"{metric}_ci"]
+                assert 0 <= low <= row[metric] <= high <= 1
+            assert row["missing_queries"] == row["queries_without_relevant"] == 0
+    for system, metric in itertools.product(("bm25", "tower"), evaluate.METRICS):
+        values = [s["systems"][system][metric] for s in found["sets"].values()]
+        mean = found["mean"]["systems"][system][metric]
+        assert mean == pytest.approx(sum(values) / 4, abs=1e-12)
+    # The retriever was not trained, but it has embedded the empty document as well.
+    run = evaluation.read_trec_run(directory / "runs/fiqa/tower.trec")
+    assert len(run) == 100 and {len(hits) for hits in run.values()} == {20}
+    assert "empty" in {document for hits in run.values() for document in hits}
+    bm25 = evaluation.BM25(
+        {d.id: d.content for d in BeirDirectory(base / "beir/scifact").documents()}
+    )
+    queries = BeirDirectory(base / "beir/scifact").queries()
+    run = evaluation.read_trec_run(directory / "runs/scifact/bm25.trec")
+    assert run == bm25.search(queries, 20)
+    assert found["systems"]["bm25"]["settings"] == bm25.settings
+
+
+def test_rules_versions_and_what_was_evaluated_are_stated(made):
+    _, found = made
+    rules = found["sets"]["scifact"]["rules"]
+    assert rules["evaluator"].startswith("pytrec-eval-terrier")
+    assert rules["self_matches"] == "kept"
+    assert rules["retrieved"] == "20 documents of each query"
+    assert "removed" in found["sets"]["arguana"]["rules"]["self_matches"]
+    assert found["versions"]["pytrec-eval-terrier"] and found["skipped"] == {}
+    assert "Holm" in found["tests"]["correction"]
+    assert "300 random" in found["tests"]["test"]
+    assert found["queries_are"].startswith("public")
+    assert found["sets"]["scifact"]["documents"] == 30
+    assert found["mean"]["sets"] == 4
+
+
+def test_queries_that_are_documents_do_not_find_themselves(made, base):
+    directory, found = made
+    folder = directory / "runs" / "arguana"
+    run = evaluation.read_trec_run(folder / "bm25.trec")
+    # The text itself is the best match, but takes neither a rank nor a place.
+    assert all(max(hits, key=hits.get) == query for query, hits in run.items())
+    assert max(len(hits) for hits in run.values()) == 21
+    ruled = found["sets"]["arguana"]["systems"]["bm25"]["mrr@10"]
+    assert ruled > _by_files(folder, "bm25").means["mrr@10"]
+    rule = {"arguana": False}
+    kept = _tiny_sets.config_of(base, "arguana", ignore_identical_ids=rule)
+    other = zero_shot.run(kept, base / "kept")["sets"]["arguana"]
+    assert other["rules"]["self_matches"] == "kept"
+    assert other["systems"]["bm25"]["mrr@10"] < ruled
+
+
+def test_cqadupstack_is_averaged_over_its_forums(made):
+    directory, found = made
+    entry = found["sets"]["cqadupstack"]
+    assert set(entry["parts"]) == {f"cqadupstack/{f}" for f in benchmark_sets.FORUMS}
+    assert entry["rules"]["averaged_over"].startswith("12 forums")
+    values = {}
+    for system in ("bm25", "tower"):
+        results = [
+            _by_files(directory / "runs/cqadupstack" / forum, system)
+            for forum in benchmark_sets.FORUMS
+        ]
+        values[system] = [result.values("ndcg@10") for result in results]
+        macro = np.mean([v.mean() for v in values[system]])
+        micro = np.concatenate(values[system]).mean()
+        row = entry["systems"][system]
+        assert row["ndcg@10"] == pytest.approx(macro, abs=1e-12)
+        assert abs(macro - micro) > 1e-3
+        for forum, result in zip(benchmark_sets.FORUMS, results):
+            part = entry["parts"][f"cqadupstack/{forum}"]
+            assert part["systems"][system] == result.means
+            assert part["queries"] == len(result.per_query)
+    assert entry["queries"] == sum(map(len, values["bm25"]))
+    (compared,) = entry["comparisons"]
+    assert (compared["first"], compared["second"]) == ("bm25", "tower")
+    _check_macro_test(compared, values["bm25"], values["tower"])
+
+
+def _check_macro_test(compared, first, second):
+    """The mean of forums' means under all or many signs, one for each query."""
+    weighted = np.concatenate(
+        [(a - b) / len(a) / len(first) for a, b in zip(first, second)]
+    )
+    assert compared["difference"] == pytest.approx(weighted.sum(), abs=1e-12)
+    draw = np.random.default_rng(0)
+    signs = draw.choice([-1, 1], size=(20_000, len(weighted)))
+    far = np.abs(signs @ weighted) >= abs(weighted.sum()) - 1e-12
+    # 300 resamples or all signs: the deviation is at most sqrt(p (1 - p) / 300).
+    slack = 4 * np.sqrt(max(far.mean(), 0.01) / 300)
+    assert compared["p_value"] == pytest.approx(far.mean(), abs=slack)
+    assert compared["adjusted_p_value"] == compared["p_value"]
+
+
+def test_an_interrupted_run_goes_on_and_a_finished_one_is_left(base, monkeypatch):
+    config = _tiny_sets.config_of(base, "scifact", "nfcorpus", "arguana")
+    whole = zero_shot.run(config, base / "whole")
+    with monkeypatch.context() as patch:
+        first = _tiny_sets.searched(patch, fails_at=2)
+        with pytest.raises(KeyboardInterrupt):
+            zero_shot.run(config, base / "halved")
+        assert first == ["scifact", "nfcorpus"]
+        assert not (base / "halved" / "metrics.json").exists()
+    with monkeypatch.context() as patch:
+        then = _tiny_sets.searched(patch)
+        assert zero_shot.run(config, base / "halved") == whole
+        assert then == ["nfcorpus", "arguana"]
+        for path in (base / "whole").rglob("*.*"):
+            if path.name != "stage.json":
+                relative = path.relative_to(base / "whole")
+                assert (base / "halved" / relative).read_bytes() == path.read_bytes()
+        # Another set, another metric: only what is new is searched.
+        config.sets = ("nfcorpus", "scifact", "fiqa")
+        config.metrics = ("ndcg@10", "recall@20")
+        more = zero_shot.run(config, base / "halved")
+        assert then == ["nfcorpus", "arguana", "fiqa"]
+    assert list(more["sets"]) == ["nfcorpus", "scifact", "fiqa"]
+    assert 0 < more["mean"]["systems"]["bm25"]["recall@20"] <= 1
+
+
+def test_the_guarantee_of_every_system_is_stated(made, base, monkeypatch):
+    _, found = made
+    # Untrained: no private query had a part in it.
+    assert {s["guarantee"] for s in found["systems"].values()} == {None}
+    spent = {"epsilon": 7.9, "delta": 1e-5}
+    monkeypatch.setattr(
+        zero_shot, "read_certificate", lambda path: {"guarantee": spent}
+    )
+    again = zero_shot.run(_dense(base, "scifact"), base / "made")
+    assert again["systems"]["tower"]["guarantee"] == spent
+    assert again["systems"]["bm25"]["guarantee"] is None

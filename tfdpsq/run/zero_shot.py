@@ -1,0 +1,360 @@
+"""Stage `zero_shot`: what retrievers find on test sets they never saw.
+
+    python -m tfdpsq.run.zero_shot --config=configs/zero_shot.py --workdir=DIR \
+        --config.root=BEIR
+
+Any list of BEIR directories in one run, by default the paper's eleven. Writes
+`runs/SET/SYSTEM.trec` and `runs/SET/qrels.trec` (CQADupStack's forums:
+`runs/cqadupstack/FORUM/…`), and from these files `metrics.json`. A set that was
+searched is not searched again; an interrupted run goes on with the next.
+
+The sets are taken for public, as BEIR's are: to read them costs no budget. Queries that
+are not public need `private = True`; each read is then recorded, and the output belongs
+under `private/`. So it does where a system was trained on private queries without
+protection: the numbers are made from the systems, and each is protected only as its
+certificate, of which they state the ε, says. No certificate: no private query.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from tfdpsq import evaluation, validation
+from tfdpsq.data import Tokenizer, atomic_write
+from tfdpsq.privacy import read_certificate
+from tfdpsq.retriever import index
+from tfdpsq.run import (
+    benchmark_sets,
+    command,
+    evaluate,
+    private_training,
+    sources,
+    train_retriever,
+    workdir,
+)
+from tfdpsq.run.benchmark_sets import Part
+
+RUNS = "runs"
+QRELS_FILE = "qrels.trec"
+COUNTS = ("documents", "empty_documents", "unknown_judgements")
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """The stage's settings; of the sets, see `benchmark_sets.settings`.
+
+    `systems` maps a name to "bm25" or to a directory that `train_retriever` wrote.
+    `compared` is the metric in which every two systems are compared.
+    """
+    return ml_collections.ConfigDict(
+        {
+            **benchmark_sets.settings(),
+            "private": False,
+            "vocabulary": "",
+            "systems": {evaluate.BM25: evaluate.BM25},
+            "metrics": evaluate.METRICS,
+            "compared": "ndcg@10",
+            "k": 100,
+            "index": "scann_brute_force",
+            "batch_size": 128,
+            "resamples": 10_000,
+            "seed": 0,
+            "strict": False,
+            "private_directory": "",
+        }
+    )
+
+
+def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+    """Searches all sets that were not searched before, and scores them.
+
+    Returns:
+      What `metrics.json` holds.
+
+    Raises:
+      InputError: bad settings, sets or systems that are not there, or private queries
+        in strict mode.
+      DataError: malformed data, named by file and line, before any set is searched.
+    """
+    _check(config)
+    parts, missing = benchmark_sets.locate(config)
+    inputs = {**evaluate.system_fingerprints(config), **_vocabulary(config)}
+    # All data are read and checked before the first search.
+    checked = [_checked(config, part, directory) for part in parts]
+    held = {
+        part.name: _search(config, part, directory, {**data, **inputs}, counts)
+        for part, (data, counts) in zip(parts, checked)
+    }
+    sets = {
+        name: _set(config, list(of_set), directory, held)
+        for name, of_set in itertools.groupby(parts, lambda part: part.of)
+    }
+    metrics = {
+        "sets": sets,
+        "mean": _mean(config, sets),
+        "skipped": missing,
+        "systems": {name: _system(config, name, held) for name in config.systems},
+        "tests": _tests(config),
+        "queries_are": "private: these numbers are covered by no epsilon"
+        if config.private
+        else "public, as declared: only the systems can hold what is private",
+        "versions": workdir.versions(),
+    }
+    atomic_write(
+        directory / evaluate.METRICS_FILE,
+        json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n",
+    )
+    return metrics
+
+
+def _checked(
+    config, part: Part, directory: pathlib.Path
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Fingerprint of a part's data, and what they hold unless it was searched."""
+    private = private_training.private_directory(config, directory)
+    if config.private:
+        private_training.reads_of(config, private).record(
+            f"the queries and judgements of split {part.split!r} of {part.name}",
+            f"{evaluate.METRICS_FILE}, TREC files and whatever is made from them",
+        )
+    beir = sources.open_beir(part.path, part.as_published)
+    fingerprint = beir.fingerprint()
+    if config.private:
+        fingerprint = sources.keyed_fingerprint(fingerprint, private)
+    if (directory / RUNS / part.name / workdir.STAGE_FILE).is_file():
+        return {"data": fingerprint}, {}
+    counts = dataclasses.asdict(beir.validate([part.split]))
+    return {"data": fingerprint}, {name: counts[name] for name in COUNTS}
+
+
+def _search(
+    config,
+    part: Part,
+    directory: pathlib.Path,
+    inputs: Mapping[str, str],
+    counts: Mapping[str, int],
+) -> dict[str, Any]:
+    """Writes a part's TREC files unless they are there; returns what was recorded."""
+    # A self-match that is left out takes no place.
+    k = config.k + part.ignore_identical_ids
+    settings = {
+        "split": part.split,
+        "k": k,
+        "systems": sorted(config.systems),
+        "index": config.index,
+        "batch_size": config.batch_size,
+    }
+
+    def make(out: pathlib.Path) -> dict[str, Any]:
+        beir = sources.open_beir(part.path, part.as_published)
+        qrels = beir.qrels(part.split)
+        queries = {name: text for name, text in beir.queries().items() if name in qrels}
+        evaluation.write_trec_qrels(out / QRELS_FILE, qrels)
+        notes = {}
+        for name, found, note in evaluate.retrieve(config, beir, queries, k):
+            evaluation.write_trec_run(out / f"{name}.trec", found, tag=name)
+            notes[name] = note
+        return {**counts, "settings": notes}
+
+    out = directory / RUNS / part.name
+    return workdir.run_stage(out, settings, inputs, make)["result"]
+
+
+def _check(config) -> None:
+    """What can be known to be wrong before any data are read."""
+    validation.positive_integer("k", config.k)
+    validation.positive_integer("batch_size", config.batch_size)
+    validation.positive_integer("resamples", config.resamples)
+    validation.one_of("index", config.index, index.KINDS)
+    validation.one_of("compared", config.compared, tuple(config.metrics))
+    evaluation.evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, config.metrics)
+    for metric in config.metrics:
+        if int(metric.partition("@")[2] or 0) > config.k:
+            raise validation.InputError(
+                f"metrics holds {metric!r}, but only {config.k} documents are found "
+                "for a query. Raise k."
+            )
+    if not config.systems:
+        raise validation.InputError(
+            'systems is empty; give it a retriever, or {"bm25": "bm25"}.'
+        )
+    for name in config.systems:
+        benchmark_sets.check_file_name("a system", name)
+        if f"{name}.trec" == QRELS_FILE:
+            raise validation.InputError(
+                f"a system is called {name!r}, as is the file of judgements; rename it."
+            )
+
+
+def _vocabulary(config) -> dict[str, str]:
+    """Fingerprint of the vocabulary, if there is a retriever that needs one.
+
+    Raises:
+      InputError: a retriever that is not there, or was trained with another.
+    """
+    retrievers = {n: p for n, p in config.systems.items() if p != evaluate.BM25}
+    if not retrievers:
+        return {}
+    if not config.vocabulary:
+        raise validation.InputError(
+            f"vocabulary is {config.vocabulary!r}, but system {min(retrievers)!r} "
+            "needs one. Give the SentencePiece file that it was trained with."
+        )
+    tokenizer = Tokenizer(config.vocabulary)
+    for name, path in retrievers.items():
+        stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
+        theirs = stage.get("inputs", {}).get("vocabulary")
+        if not (pathlib.Path(path) / train_retriever.MODEL).is_dir():
+            raise validation.InputError(
+                f"system {name!r} is {path}, which holds no retriever. Give what "
+                "train_retriever wrote."
+            )
+        if theirs not in (None, tokenizer.fingerprint):
+            raise validation.InputError(
+                f"vocabulary is {config.vocabulary}, which is not what system {name!r} "
+                f"({path}) was trained with. Give the SentencePiece file that it was; "
+                "systems of several vocabularies need a run each."
+            )
+    return {"vocabulary": tokenizer.fingerprint}
+
+
+def _set(
+    config,
+    parts: Sequence[Part],
+    directory: pathlib.Path,
+    held: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """A set's numbers, from its TREC files alone."""
+    scored = [_scored(config, part, directory / RUNS / part.name) for part in parts]
+    found: dict[str, Any] = {
+        "split": parts[0].split,
+        "rules": {
+            **evaluation.rules(parts[0].ignore_identical_ids),
+            "retrieved": f"{config.k} documents of each query"
+            + (", not counting itself" if parts[0].ignore_identical_ids else ""),
+        },
+        "queries": sum(_queries(results) for results in scored),
+        **{count: sum(held[p.name][count] for p in parts) for count in COUNTS},
+        "systems": {
+            system: _row(config, [results[system] for results in scored])
+            for system in config.systems
+        },
+        "comparisons": [
+            dataclasses.asdict(comparison)
+            for comparison in evaluation.compare_systems(
+                {s: _values(config, s, scored) for s in config.systems},
+                config.resamples,
+                config.seed,
+            )
+        ],
+    }
+    if parts[0].name != parts[0].of:
+        found["rules"]["averaged_over"] = f"{len(parts)} forums, each counting the same"
+        found["parts"] = {
+            part.name: {
+                "queries": _queries(results),
+                "systems": {s: dict(results[s].means) for s in config.systems},
+            }
+            for part, results in zip(parts, scored)
+        }
+    return found
+
+
+def _scored(
+    config, part: Part, out: pathlib.Path
+) -> dict[str, evaluation.RankingResult]:
+    qrels = evaluation.read_trec_qrels(out / QRELS_FILE)
+    return {
+        system: evaluation.evaluate_run(
+            qrels,
+            evaluation.read_trec_run(out / f"{system}.trec"),
+            config.metrics,
+            part.ignore_identical_ids,
+        )
+        for system in config.systems
+    }
+
+
+def _queries(results: Mapping[str, evaluation.RankingResult]) -> int:
+    return len(next(iter(results.values())).per_query)
+
+
+def _row(config, results: Sequence[evaluation.RankingResult]) -> dict[str, Any]:
+    """A system's numbers on a set of one part or several."""
+    row: dict[str, Any] = {
+        "missing_queries": sum(len(result.missing) for result in results),
+        "queries_without_relevant": sum(len(r.without_relevant) for r in results),
+    }
+    for metric in config.metrics:
+        interval = evaluation.macro_interval(
+            [result.values(metric) for result in results],
+            resamples=config.resamples,
+            seed=config.seed,
+        )
+        row[metric] = interval.mean
+        row[f"{metric}_ci"] = [interval.low, interval.high]
+    return row
+
+
+def _values(
+    config, system: str, scored: Sequence[Mapping[str, evaluation.RankingResult]]
+) -> np.ndarray:
+    """[queries] one system's values, scaled so that their mean is the set's number."""
+    values = [results[system].values(config.compared) for results in scored]
+    share = sum(map(len, values)) / len(values)
+    return np.concatenate([part * (share / len(part)) for part in values])
+
+
+def _mean(config, sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over sets, each counting the same."""
+    return {
+        "sets": len(sets),
+        "systems": {
+            system: {
+                metric: float(
+                    np.mean([s["systems"][system][metric] for s in sets.values()])
+                )
+                for metric in config.metrics
+            }
+            for system in config.systems
+        },
+    }
+
+
+def _tests(config) -> dict[str, str]:
+    """How differences and intervals are computed, in words."""
+    drawn = f"{config.resamples} random ones (seed {config.seed})"
+    return {
+        "metric": config.compared,
+        "test": "paired randomisation (Fisher, Pitman), two-sided, of the means' "
+        "difference: all signs of the per-query differences where at most 20 are not "
+        f"0, else {drawn}",
+        "correction": "Holm, over all pairs of systems on one set",
+        "intervals": "95 %, percentile bootstrap over queries (those of each forum by "
+        f"themselves), resamples: {drawn}",
+    }
+
+
+def _system(config, name: str, held: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a system is, and what protects the private queries in it."""
+    path = config.systems[name]
+    settings = next(iter(held.values()))["settings"][name]
+    if path == evaluate.BM25:
+        return {"kind": evaluate.BM25, "settings": settings, "guarantee": None}
+    certificate = read_certificate(path)
+    return {
+        "kind": "retriever",
+        "settings": {"index": config.index},
+        "guarantee": None if certificate is None else certificate["guarantee"],
+    }
+
+
+if __name__ == "__main__":
+    command.main(run)
