@@ -19,7 +19,7 @@ May be left out:
   list of queries}}
 - `certificates`: list of {name, certificate: of `tfdpsq.privacy`}, one for each
   training run on private queries
-- `similarity`: {run: {bleu, signature, …}}
+- `similarity`: {run: {bleu, signature, …}}; values that are dicts are not shown
 - `seconds`: {stage: seconds}, `peak_memory_gib`: float
 - `versions`, `fingerprints`: {name: str}, `notes`: list of str
 """
@@ -327,7 +327,10 @@ def _similarity(report: Mapping[str, Any]) -> str:
     if not scores:
         return ""
     keys = list(dict.fromkeys(key for of_run in scores.values() for key in of_run))
-    keys = [key for key in keys if key != "signature"]
+    nested = {
+        key for of in scores.values() for key in of if isinstance(of[key], Mapping)
+    }
+    keys = [key for key in keys if key != "signature" and key not in nested]
     rows = [
         [run, *(report_html.number_text(of_run.get(key, "–")) for key in keys)]
         for run, of_run in scores.items()
