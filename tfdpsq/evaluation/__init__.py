@@ -9,6 +9,30 @@ from tfdpsq.evaluation.comparisons import (
     holm,
     paired_randomization,
 )
+from tfdpsq.evaluation.copies import (
+    Closeness,
+    ExactCopies,
+    GramIndex,
+    closeness,
+    exact_copies,
+    nearest_by_cosine,
+)
+from tfdpsq.evaluation.distribution import Distribution, describe, total_variation
+from tfdpsq.evaluation.diversity import (
+    Vocabulary,
+    VocabularyDifference,
+    distinct_n,
+    length_difference,
+    text_lengths,
+    vocabulary,
+    vocabulary_difference,
+)
+from tfdpsq.evaluation.mauve import (
+    Mauve,
+    divergence_curve,
+    mauve_of_features,
+    mauve_of_histograms,
+)
 from tfdpsq.evaluation.membership import (
     MembershipAttack,
     attack_membership,
@@ -25,6 +49,7 @@ from tfdpsq.evaluation.memorization import (
     rank_test,
 )
 from tfdpsq.evaluation.ngrams import NgramModel
+from tfdpsq.evaluation.normalization import NORMALIZATION, WORDS, normalized, words_of
 from tfdpsq.evaluation.ranking import (
     RankingResult,
     evaluate_run,
@@ -51,11 +76,18 @@ from tfdpsq.evaluation.two_hypotheses import (
 
 __all__ = [
     "BM25",
+    "NORMALIZATION",
+    "WORDS",
     "Bleu",
+    "Closeness",
     "Comparison",
     "Difference",
+    "Distribution",
+    "ExactCopies",
+    "GramIndex",
     "Interval",
     "Leaked",
+    "Mauve",
     "MembershipAttack",
     "NgramModel",
     "OneRunAudit",
@@ -63,21 +95,33 @@ __all__ = [
     "RankTest",
     "RankingResult",
     "TwoHypothesesAudit",
+    "Vocabulary",
+    "VocabularyDifference",
     "attack_membership",
     "audit_one_run",
     "audit_two_hypotheses",
     "bootstrap_interval",
     "canary_ranks",
+    "closeness",
     "compare_systems",
     "corpus_bleu",
+    "describe",
+    "distinct_n",
+    "divergence_curve",
     "evaluate_run",
+    "exact_copies",
     "exposure",
     "extrapolated_exposure",
     "gaussian_dp_epsilon",
     "holm",
     "leaked_secrets",
+    "length_difference",
     "likelihood_ratio_scores",
     "macro_interval",
+    "mauve_of_features",
+    "mauve_of_histograms",
+    "nearest_by_cosine",
+    "normalized",
     "one_run_p_value",
     "paired_bootstrap",
     "paired_randomization",
@@ -87,6 +131,11 @@ __all__ = [
     "read_trec_qrels",
     "read_trec_run",
     "rules",
+    "text_lengths",
+    "total_variation",
+    "vocabulary",
+    "vocabulary_difference",
+    "words_of",
     "write_trec_qrels",
     "write_trec_run",
 ]

@@ -19,8 +19,8 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation, retriever, validation
-from tfdpsq.data import BeirDirectory, Tokenizer, atomic_write, read_synthetic
-from tfdpsq.run import command, private_training, sources, workdir
+from tfdpsq.data import BeirDirectory, Tokenizer, atomic_write
+from tfdpsq.run import command, private_training, similarity, sources, workdir
 
 BM25 = "bm25"
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
@@ -31,7 +31,8 @@ def default_config() -> ml_collections.ConfigDict:
     """The stage's settings.
 
     `systems` maps a name to "bm25" or to a directory that `train_retriever` wrote;
-    `synthetic` maps a name to a set that `synthesize` wrote, for BLEU.
+    `synthetic` maps a name to a set that `synthesize` wrote, whose queries are compared
+    with those of `similarity_split` and of the training split; see `similarity`.
     """
     return ml_collections.ConfigDict(
         {
@@ -41,6 +42,7 @@ def default_config() -> ml_collections.ConfigDict:
             "systems": {BM25: BM25},
             "synthetic": {},
             "similarity_split": "dev",
+            "similarity": similarity.settings(),
             "baseline": "",
             "k": 100,
             "index": "scann_brute_force",
@@ -65,6 +67,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     inputs = {
         "data": sources.source_fingerprint(config.data, private),
         **system_fingerprints(config),
+        **similarity.inputs(config),
     }
     if config.baseline and config.baseline not in config.systems:
         raise validation.InputError(
@@ -74,8 +77,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     reads = private_training.reads_of(config, private)
     where = f"{METRICS_FILE}, TREC files and whatever is made from them"
     reads.record(f"the queries and judgements of split {config.split!r}", where)
-    if config.synthetic:
-        reads.record(f"the queries of split {config.similarity_split!r}", where)
+    similarity.record(config, reads, where)
     return workdir.run_stage(directory, config, inputs, lambda out: _make(config, out))
 
 
@@ -142,10 +144,7 @@ def _make(config, out: pathlib.Path) -> dict[str, Any]:
             name: _summary(config, result, results.get(config.baseline))
             for name, result in results.items()
         },
-        "similarity": {
-            name: _bleu(beir, config.similarity_split, path)
-            for name, path in config.synthetic.items()
-        },
+        "similarity": similarity.measure(config, beir),
     }
     atomic_write(
         out / METRICS_FILE,
@@ -211,25 +210,6 @@ def _summary(config, result, baseline) -> dict[str, Any]:
             )
         )
     return summary
-
-
-def _bleu(beir: BeirDirectory, split: str, path: str) -> dict[str, Any]:
-    """BLEU of synthetic queries against the held-out queries of their documents."""
-    references: dict[str, list[str]] = {}
-    for pair in beir.all_pairs(split):
-        references.setdefault(pair.document_id, []).append(pair.query)
-    rows = [row for row in read_synthetic(path) if row.document_id in references]
-    if not rows:
-        return {"bleu": None, "queries": 0}
-    bleu = evaluation.corpus_bleu(
-        [row.query for row in rows], [references[row.document_id] for row in rows]
-    )
-    return {
-        "bleu": bleu.score,
-        "signature": bleu.signature,
-        "queries": len(rows),
-        "against": f"private queries of split {split!r} on the same documents",
-    }
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ May be left out:
   list of queries}}
 - `certificates`: list of {name, certificate: of `tfdpsq.privacy`}, one for each
   training run on private queries
-- `similarity`: {run: {bleu, signature, …}}
+- `similarity`: {run: {bleu, signature, …}}, see `run.similarity`
 - `audits`: {generator: what the stage `audit` wrote}
 - `wins_and_losses`: see `report_comparison`; `label`, `against_label` if any
 - `seconds`: {stage: seconds}, `peak_memory_gib`: float
@@ -42,6 +42,7 @@ from tfdpsq.run import (
     report_comparison,
     report_html,
     report_plots,
+    report_similarity,
 )
 from tfdpsq.run.report_html import epsilon_text, escape, section
 from tfdpsq.validation import InputError
@@ -76,7 +77,7 @@ def write_report(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
             _certificates(report),
             _examples(report),
             _training(report),
-            _similarity(report),
+            report_similarity.similarity(report.get("similarity", {})),
             _running(report),
         ]
     )
@@ -331,27 +332,6 @@ def _training(report: Mapping[str, Any]) -> str:
 
 def _floats(values: Sequence[Any]) -> list[float]:
     return [float(value) for value in values]
-
-
-def _similarity(report: Mapping[str, Any]) -> str:
-    scores = report.get("similarity", {})
-    if not scores:
-        return ""
-    keys = list(dict.fromkeys(key for of_run in scores.values() for key in of_run))
-    keys = [key for key in keys if key != "signature"]
-    rows = [
-        [run, *(report_html.number_text(of_run.get(key, "–")) for key in keys)]
-        for run, of_run in scores.items()
-    ]
-    signatures = sorted({s["signature"] for s in scores.values() if "signature" in s})
-    return section(
-        "How close synthetic queries are to the originals",
-        report_html.table(["Queries", *keys], rows, stacked=True),
-        *(
-            f'<p class="muted">sacrebleu: <code>{escape(signature)}</code></p>'
-            for signature in signatures
-        ),
-    )
 
 
 def _running(report: Mapping[str, Any]) -> str:

@@ -1,0 +1,347 @@
+"""MAUVE: its area against quadrature, its features against a second implementation."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.integrate
+
+from tfdpsq.evaluation import (
+    divergence_curve,
+    mauve_of_features,
+    mauve_of_histograms,
+)
+from tfdpsq.validation import InputError
+
+# -- From histograms --------------------------------------------------------------
+
+
+def _kl(a, b):
+    return sum(x * math.log(x / y) for x, y in zip(a, b) if x > 0)
+
+
+def _by_quadrature(p, q, scale):
+    """The area, by adaptive quadrature over λ = 1 - u^k.
+
+    With a = scale · (what Q has where P has nothing), -dx/dλ grows like (1 - λ)^(a - 1)
+    to the right: k ≥ 4/a makes of it u^(a·k - 1), which is smooth. As u^k would
+    underflow for a small a, the two are swapped where that makes it 0.
+    """
+    p, q = np.asarray(p) / np.sum(p), np.asarray(q) / np.sum(q)
+    if p[q == 0].sum() == 0:
+        p, q = q, p
+    alone = scale * q[p == 0].sum()
+    assert alone == 0 or alone > 0.1, "out of this oracle's reach"
+    k = max(2, math.ceil(4 / alone)) if alone else 2
+
+    def minus_dx(u):
+        rest = u**k
+        share = 1 - rest
+        r = [share * a + rest * b for a, b in zip(p, q)]
+        x, y = math.exp(-scale * _kl(q, r)), math.exp(-scale * _kl(p, r))
+        rise = sum(b * (b - a) / c for a, b, c in zip(p, q, r) if b > 0)
+        return y * x * scale * rise * k * u ** (k - 1)
+
+    area, error = scipy.integrate.quad(
+        minus_dx, 0, 1, epsabs=1e-11, epsrel=1e-11, limit=1000
+    )
+    assert error < 1e-8
+    # From the curve's end at λ = 1, (exp(-c·KL(Q‖P)), 1), straight on to (0, 1).
+    return area + (0.0 if alone else math.exp(-scale * _kl(q, p)))
+
+
+def _drawn(seed, k, n, concentration):
+    random = np.random.default_rng(seed)
+    return [
+        random.multinomial(n, random.dirichlet([concentration] * k)) for _ in range(2)
+    ]
+
+
+HISTOGRAMS = {
+    "of two clusters": ([3, 1], [1, 1]),
+    "nearly equal": ([100, 101, 99], [100, 100, 100]),
+    "one-sided clusters": ([5, 0, 3, 2], [4, 4, 0, 2]),
+    "P within Q": ([1, 0, 0], [2, 1, 1]),
+    "Q within P": ([2, 1, 1], [1, 0, 0]),
+    "one text in a cluster of its own": ([999, 1000, 1], [1000, 1000, 0]),
+    "far apart": ([99, 1, 0], [0, 1, 99]),
+    "extreme ratios": ([1e-9, 1.0, 1e-4], [1.0, 1e-12, 1e-4]),
+    "50 clusters": _drawn(0, 50, 500, 1.0),
+    "50 clusters, alike": _drawn(1, 50, 500, 50.0),
+}
+
+
+@pytest.mark.parametrize("scale", [2.0, 5.0, 20.0])
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_the_area_is_the_integral_over_the_mixtures(name, scale):
+    p, q = HISTOGRAMS[name]
+    got = mauve_of_histograms(p, q, scale)
+    assert got == pytest.approx(_by_quadrature(p, q, scale), abs=1e-8)
+    # Under the curve on one side, left of it on the other: the same area.
+    assert got == pytest.approx(mauve_of_histograms(q, p, scale), abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 5, 30])
+def test_without_a_common_cluster_the_area_has_a_closed_form(scale):
+    # x = (1 - λ)^c and y = λ^c: c·B(c + 1, c) = c!² / (2c)!.
+    expected = math.factorial(scale) ** 2 / math.factorial(2 * scale)
+    got = mauve_of_histograms([2, 3, 0, 0, 0], [0, 0, 1, 1, 7], scale)
+    assert got == pytest.approx(expected, rel=1e-12)
+
+
+def test_equal_histograms_have_area_one():
+    assert mauve_of_histograms([3, 0, 9], [1, 0, 3]) == pytest.approx(1, abs=1e-14)
+    assert mauve_of_histograms([3, 9], [3, 9], points=25) == pytest.approx(1)
+
+
+def _trapezoids(p, q, scale, points):
+    p, q = np.asarray(p) / np.sum(p), np.asarray(q) / np.sum(q)
+    curve = [(1.0, 0.0)]
+    for i in range(points):
+        share = i / (points - 1)
+        r = share * p + (1 - share) * q
+        # KL is infinite at an end where the other has clusters of its own.
+        curve.append(
+            tuple(
+                0.0 if ((a > 0) & (r == 0)).any() else math.exp(-scale * _kl(a, r))
+                for a in (q, p)
+            )
+        )
+    curve.append((0.0, 1.0))
+    area = sum(
+        (x1 - x2) * (y1 + y2) / 2 for (x1, y1), (x2, y2) in zip(curve, curve[1:])
+    )
+    return area, np.array(curve).T
+
+
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_the_published_discretisation_is_that_of_its_definition(name):
+    p, q = HISTOGRAMS[name]
+    expected, curve = _trapezoids(p, q, 5.0, 25)
+    assert mauve_of_histograms(p, q, points=25) == pytest.approx(expected, abs=1e-12)
+    np.testing.assert_allclose(divergence_curve(p, q), curve, atol=1e-12)
+    fine = mauve_of_histograms(p, q, points=100_001)
+    assert fine == pytest.approx(mauve_of_histograms(p, q), abs=2e-6)
+
+
+def test_25_points_are_within_two_thousandths_on_histograms_of_k_means():
+    differences = []
+    for seed in range(20):
+        p, q = _drawn(seed, 100, 1000, 10 ** (seed / 10 - 0.5))
+        exact = mauve_of_histograms(p, q)
+        differences.append(mauve_of_histograms(p, q, points=25) - exact)
+    assert 1e-5 < np.abs(differences).max() < 2e-3
+
+
+def test_merging_clusters_never_lowers_it():
+    """The data-processing inequality: both KL fall at every λ."""
+    for seed in range(10):
+        p, q = _drawn(seed, 20, 200, 0.5)
+        merged = [h.reshape(10, 2).sum(axis=1) for h in (p, q)]
+        assert mauve_of_histograms(*merged) > mauve_of_histograms(p, q)
+
+
+def test_order_and_scale_of_counts_and_empty_clusters_do_not_matter():
+    p, q = np.array([5.0, 1, 0, 2]), np.array([1.0, 1, 4, 0])
+    expected = mauve_of_histograms(p, q)
+    order = [2, 0, 3, 1]
+    for other in (
+        mauve_of_histograms(p[order], q[order]),
+        mauve_of_histograms(p / 8, q * 7),
+        mauve_of_histograms([*p, 0, 0], [*q, 0, 0]),
+    ):
+        assert other == pytest.approx(expected, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "settings", "message"),
+    [
+        ([1, 2], [1, 2, 3], {}, r"p has shape \(2,\) and q \(3,\)"),
+        ([[1, 2]], [[1, 2]], {}, "vectors over the same clusters"),
+        ([0, 0], [1, 1], {}, "p is .*not 0 throughout"),
+        ([1, 1], [2, -1], {}, "q is .*at least 0"),
+        ([1, np.nan], [1, 1], {}, "p is .*finite"),
+        ([1, 1], [1, 1], {"scale": 0}, "scale is 0"),
+        ([1, 1], [1, 1], {"points": 1}, "points is 1; a curve has at least 2"),
+        ([1, 1], [1, 1], {"points": 2.5}, "points is 2.5"),
+    ],
+)
+def test_bad_histograms_are_refused(p, q, settings, message):
+    with pytest.raises(InputError, match=message):
+        mauve_of_histograms(p, q, **settings)
+
+
+# -- From features ----------------------------------------------------------------
+
+
+def _lloyd(rows, clusters, random):
+    """One run of k-means from randomly chosen rows: labels, and what to minimise."""
+    centers = rows[random.choice(len(rows), clusters, replace=False)]
+    labels = None
+    for _ in range(500):
+        # The squared distance, but for the row's own norm, which decides nothing.
+        apart = (centers**2).sum(axis=1) - 2 * rows @ centers.T
+        new = apart.argmin(axis=1)
+        if labels is not None and (new == labels).all():
+            break
+        labels = new
+        sizes = np.bincount(labels, minlength=clusters)
+        sums = np.stack([np.bincount(labels, c, clusters) for c in rows.T], axis=1)
+        full = sizes > 0
+        centers[full] = sums[full] / sizes[full, None]
+    return labels, apart[np.arange(len(rows)), labels].sum()  # inertia - Σ norms²
+
+
+def _reference(first, second, unit_norm, seeds):
+    """The published settings, written a second time: SVD, Lloyd, 25 trapezoids."""
+    both = np.concatenate([first, second])
+    both = both - both.mean(axis=0)
+    _, singular, axes = np.linalg.svd(both, full_matrices=False)
+    explained = np.cumsum(singular**2) / np.sum(singular**2)
+    rows = both @ axes[: int(np.searchsorted(explained, 0.9)) + 1].T
+    if unit_norm:
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    clusters = round(min(len(first), len(second)) / 10)
+    scores = []
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        labels, _ = min(
+            (_lloyd(rows, clusters, random) for _ in range(5)), key=lambda run: run[1]
+        )
+        p, q = (
+            np.bincount(part, minlength=clusters)
+            for part in (labels[: len(first)], labels[len(first) :])
+        )
+        scores.append(_trapezoids(p, q, 5.0, 25)[0])
+    return np.mean(scores), rows.shape[1]
+
+
+def _gaussians(shift, n=600, m=600, seed=0):
+    """Two samples of a Gaussian of deviations 1.5, 1.25, … 0.25; one is shifted."""
+    random = np.random.default_rng(seed)
+    deviations = np.array([1.5, 1.25, 1, 1, 0.75, 0.75, 0.5, 0.25])
+    first, second = (random.normal(size=(k, 8)) * deviations for k in (n, m))
+    second[:, 0] += shift
+    return first, second
+
+
+SHIFTS = (0.0, 1.0, 2.0, 4.0)
+
+
+@pytest.fixture(scope="module")
+def of_shifts():
+    return {shift: mauve_of_features(*_gaussians(shift)) for shift in SHIFTS}
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_features_give_what_a_second_implementation_does(of_shifts, shift):
+    got = of_shifts[shift]
+    expected, components = _reference(*_gaussians(shift), True, range(5))
+    assert got.mean == pytest.approx(expected, abs=0.03)
+    assert got.components == components < 8
+
+
+def test_without_unit_norm_too():
+    got = mauve_of_features(*_gaussians(2.0, m=800), unit_norm=False)
+    expected, _ = _reference(*_gaussians(2.0, m=800), False, range(5))
+    assert got.mean == pytest.approx(expected, abs=0.03)
+    assert (got.samples, got.clusters) == ((600, 800), 60)
+
+
+def test_alike_is_near_one_far_is_near_zero_and_further_is_less(of_shifts):
+    means = [of_shifts[shift].mean for shift in SHIFTS]
+    assert means == sorted(means, reverse=True) and len(set(means)) == len(means)
+    assert means[0] > 0.94
+    assert mauve_of_features(*_gaussians(20.0)).mean < 0.01
+    first, _ = _gaussians(0.0)
+    assert mauve_of_features(first, first).mean == pytest.approx(1, abs=1e-12)
+
+
+def test_swapping_the_two_moves_it_no_more_than_a_seed(of_shifts):
+    first, second = _gaussians(1.0)
+    assert mauve_of_features(second, first).mean == pytest.approx(
+        of_shifts[1.0].mean, abs=0.03
+    )
+
+
+def test_mean_and_deviation_are_those_of_the_seeds(of_shifts):
+    got = of_shifts[1.0]
+    assert len(got.scores) == 5
+    assert got.mean == pytest.approx(np.mean(got.scores))
+    assert got.deviation == pytest.approx(np.std(got.scores, ddof=1))
+    assert 0 < got.deviation < 0.05
+    again = mauve_of_features(*_gaussians(1.0), seeds=(26, 25))
+    # Threads add in an order of their own, so not to the last digit.
+    assert again.scores == pytest.approx(got.scores[1::-1], abs=1e-6)
+
+
+def test_settings_reach_the_computation():
+    first, second = _gaussians(1.0, 200, 200)
+    base = {"seeds": (0, 1)}
+    plain = mauve_of_features(first, second, **base)
+    assert plain.clusters == 20
+    whole = mauve_of_features(first, second, explained_variance=1, **base)
+    assert plain.components < whole.components == 8
+    few = mauve_of_features(first, second, clusters=2, **base)
+    assert few.mean > plain.mean
+    softer = mauve_of_features(first, second, scale=1.0, **base)
+    assert softer.mean > plain.mean
+    coarse = mauve_of_features(first, second, points=3, **base)
+    assert 1e-4 < abs(coarse.mean - plain.mean) < 0.1
+
+
+def test_equal_texts_share_a_cluster(recwarn):
+    """Four different texts and twenty clusters: then the counts decide, exactly."""
+    random = np.random.default_rng(0)
+    different = random.normal(size=(4, 6))
+    p, q = np.array([80, 60, 40, 20]), np.array([20, 20, 60, 100])
+    got = mauve_of_features(different.repeat(p, 0), different.repeat(q, 0))
+    assert got.clusters == 20
+    expected = mauve_of_histograms(p, q)
+    assert got.scores == pytest.approx([expected] * 5, abs=1e-12)
+    assert not [w for w in recwarn if "distinct clusters" in str(w.message)]
+
+
+def test_few_samples_are_warned_of(caplog):
+    random = np.random.default_rng(0)
+    settings = {"seeds": (0, 1), "restarts": 1, "clusters": 5}
+    enough, fewer = random.normal(size=(1000, 2)), random.normal(size=(999, 2))
+    with caplog.at_level("WARNING", logger="absl"):
+        mauve_of_features(enough, enough, **settings)
+        assert caplog.text == ""
+        mauve_of_features(enough, fewer, **settings)
+    assert "MAUVE of 1000 and 999 texts: below 1000" in caplog.text
+
+
+ROWS = np.ones([30, 3])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "settings", "message"),
+    [
+        (np.ones(3), ROWS, {}, r"first has shape \(3,\)"),
+        (ROWS, np.ones([0, 3]), {}, r"second has shape \(0, 3\)"),
+        (ROWS, np.ones([30, 4]), {}, "first has features of width 3, second of 4"),
+        (
+            ROWS,
+            np.where(np.arange(90).reshape(30, 3) == 22, np.nan, 1),
+            {},
+            r"second\[7\] holds NaN or infinity",
+        ),
+        (ROWS * np.inf, ROWS, {}, r"first\[0\] holds NaN or infinity"),
+        (ROWS, ROWS[:9], {"clusters": 10}, "10 clusters, but 9 samples on one side"),
+        (ROWS[:1], ROWS, {}, "2 clusters, but 1 samples"),
+        (ROWS, ROWS, {"clusters": 0}, "clusters is 0"),
+        (ROWS, ROWS, {"seeds": (1,)}, r"seeds is \[1\]; give at least two"),
+        (ROWS, ROWS, {"seeds": (1, 1)}, r"seeds is \[1, 1\]"),
+        (ROWS, ROWS, {"scale": -1}, "scale is -1"),
+        (ROWS, ROWS, {"points": 1}, "points is 1"),
+        (ROWS, ROWS, {"explained_variance": 0}, "explained_variance is 0"),
+        (ROWS, ROWS, {"explained_variance": 1.1}, "explained_variance is 1.1"),
+        (ROWS, ROWS, {"restarts": 0}, "restarts is 0"),
+        (ROWS, ROWS, {"iterations": 0}, "iterations is 0"),
+    ],
+)
+def test_bad_features_are_refused(first, second, settings, message):
+    with pytest.raises(InputError, match=message):
+        mauve_of_features(first, second, **settings)

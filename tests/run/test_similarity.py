@@ -1,0 +1,274 @@
+"""Synthetic queries against private ones, as `evaluate` compares and records them."""
+
+import importlib.util
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import evaluation
+from tfdpsq.data import BeirDirectory, SyntheticQuery, train_vocabulary, write_synthetic
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.layers import T5Config
+from tfdpsq.privacy import reads
+from tfdpsq.run import evaluate, similarity, text_features
+from tfdpsq.validation import InputError
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny", pathlib.Path(__file__).parent / "tiny.py"
+)
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+# 60 training queries q0…, 12 of dev, 12 of test.
+COPIED = 4
+
+
+def _write_set(path, queries, first_document):
+    rows = [
+        SyntheticQuery(f"genQ{i}", query, f"d{first_document + i}", f"It {i}.", 0)
+        for i, query in enumerate(queries)
+    ]
+    write_synthetic(path, rows, provenance={}, certificate=None)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Pairs, a tiny T5, and two sets of synthetic queries.
+
+    "near" is written for the documents of dev (d60 on), and holds training queries in
+    capitals; "apart" is written for training documents alone.
+    """
+    base = tmp_path_factory.mktemp("similarity")
+    queries = _tiny.write_pairs(base / "pairs")
+    train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
+    tf.keras.utils.set_random_seed(3)
+    (base / "t5").mkdir()
+    T5QueryGenerator(T5Config(330, 1, 2, 16, 24, 8, "1.1")).save(
+        base / "t5", base / "spiece.model"
+    )
+    near = [query.upper() for query in queries[:COPIED]]
+    near += [f"who finds the list {i}" for i in range(16)]
+    _write_set(base / "near", near, 60)
+    _write_set(base / "apart", [f"send bytes {i}" for i in range(9)], 0)
+    return base
+
+
+def _config(base, sets=("near", "apart"), **settings):
+    config = evaluate.default_config()
+    config.data = str(base / "pairs")
+    config.resamples = 100
+    config.similarity.init = str(base / "t5")
+    config.similarity.update(settings)
+    with config.unlocked():
+        config.synthetic = {name: str(base / name) for name in sets}
+    return config
+
+
+def _run(base, directory, **settings):
+    evaluate.run(_config(base, **settings), directory / "private" / "evaluation")
+    text = (directory / "private" / "evaluation" / evaluate.METRICS_FILE).read_text()
+    return json.loads(text)["similarity"]
+
+
+@pytest.fixture(scope="module")
+def measured(base):
+    return _run(base, base / "measured")
+
+
+def test_every_measure_is_there_for_every_set(measured):
+    assert set(measured) == {"near", "apart"}
+    for of_set in measured.values():
+        assert {"bleu", "queries", "sizes", "distinct", "lengths", "vocabulary"} <= set(
+            of_set
+        )
+        assert {"mauve", "copies", "rules"} <= set(of_set)
+        assert of_set["rules"]["featurizer"].startswith("t5 /")
+    assert measured["near"]["sizes"] == {
+        "synthetic": 20,
+        "held_out": 12,
+        "compared": 12,
+    }
+
+
+def test_bleu_is_of_the_queries_on_held_out_documents_alone(base, measured):
+    near = measured["near"]
+    # Of 20 documents, d60 to d79, the first twelve are of dev.
+    assert near["queries"] == 12 and "tok:13a" in near["signature"]
+    assert near["against"] == "private queries of split 'dev' on the same documents"
+    dev = {p.document_id: p.query for p in BeirDirectory(base / "pairs").pairs("dev")}
+    texts = _queries(base / "near")
+    expected = evaluation.corpus_bleu(
+        texts[:12], [dev[f"d{60 + i}"] for i in range(12)]
+    )
+    assert near["bleu"] == pytest.approx(expected.score)
+
+
+def test_a_set_on_other_documents_has_no_bleu_and_all_the_rest(measured):
+    apart = measured["apart"]
+    assert (apart["bleu"], apart["queries"]) == (None, 0)
+    assert "against" not in apart
+    assert apart["sizes"]["compared"] == 9
+    assert apart["distinct"]["synthetic"]["1"] == (2 + 9) / 27
+    assert apart["vocabulary"]["types_seen"] < 1
+
+
+def _queries(path):
+    return [
+        json.loads(line)["text"]
+        for line in (path / "beir" / "queries.jsonl").read_text().splitlines()
+    ]
+
+
+def test_mauve_is_of_equally_many_texts_by_the_given_t5(base, measured):
+    pairs = BeirDirectory(base / "pairs").pairs("dev")
+    drawn = {}
+    for name, texts in (
+        ("near", _queries(base / "near")),
+        ("dev", [pair.query for pair in pairs]),
+    ):
+        order = np.random.default_rng(0).permutation(len(texts))[:12]
+        drawn[name] = text_features.t5_encoder_features(
+            [texts[i] for i in order], str(base / "t5")
+        )
+    expected = evaluation.mauve_of_features(drawn["near"], drawn["dev"])
+    found = measured["near"]["mauve"]
+    assert found["scores"] == pytest.approx(expected.scores, abs=1e-6)
+    assert (found["samples"], found["clusters"]) == ([12, 12], 2)
+    assert found["mean"] == pytest.approx(expected.mean)
+
+
+def test_copies_of_training_queries_are_found_beside_the_control(base, measured):
+    copies = measured["near"]["copies"]
+    assert copies["exact"]["synthetic"] == {
+        "count": COPIED,
+        "share": COPIED / 20,
+        "distinct": COPIED,
+    }
+    assert copies["exact"]["held_out"]["count"] == 0
+    assert copies["training_queries"] == 60
+    for measure in ("by_grams", "by_features"):
+        nearest = copies[measure]["synthetic"]
+        assert (nearest["count"], copies[measure]["held_out"]["count"]) == (20, 12)
+        # Capitals are no difference to runs of characters, but to the T5.
+        assert (nearest["quantiles"]["0.05"] == 0) == (measure == "by_grams")
+    assert measured["apart"]["copies"]["exact"]["synthetic"]["count"] == 0
+    pairs = BeirDirectory(base / "pairs")
+    training, dev = ([p.query for p in pairs.pairs(s)] for s in ("train", "dev"))
+    control = evaluation.GramIndex(training).nearest(dev)
+    expected = evaluation.describe(control).quantiles
+    assert copies["by_grams"]["held_out"]["quantiles"] == pytest.approx(expected)
+
+
+def test_both_splits_are_recorded_as_read(base, measured):
+    path = base / "measured" / "private" / reads.FILE_NAME
+    recorded = [json.loads(line)["what"] for line in path.read_text().splitlines()]
+    assert recorded == [
+        "the queries and judgements of split 'test'",
+        "the queries of split 'dev'",
+        "the queries of split 'train'",
+    ]
+
+
+def test_without_synthetic_sets_nothing_else_is_read(base, tmp_path):
+    assert _run(base, tmp_path, sets=()) == {}
+    path = tmp_path / "private" / reads.FILE_NAME
+    assert "'train'" not in path.read_text() and "'dev'" not in path.read_text()
+
+
+def test_samples_bound_what_features_are_made_of(base, tmp_path, monkeypatch):
+    seen = []
+    features = text_features.t5_encoder_features
+
+    def spy(texts, *arguments):
+        seen.append(len(texts))
+        return features(texts, *arguments)
+
+    monkeypatch.setattr(text_features, "t5_encoder_features", spy)
+    found = _run(base, tmp_path, samples=5)["near"]
+    assert seen == [5 * 4]  # held-out, training and two sets, in one call
+    assert found["sizes"]["compared"] == 5 and found["mauve"]["samples"] == [5, 5]
+    assert found["copies"]["exact"]["synthetic"]["count"] == COPIED  # looks at all
+    assert found["copies"]["training_queries"] == 60
+    assert found["copies"]["training_queries_with_features"] == 5
+
+
+def test_without_a_featurizer_texts_are_compared_as_texts(base, tmp_path):
+    found = _run(base, tmp_path, featurizer="", init="")["near"]
+    assert "mauve" not in found and "by_features" not in found["copies"]
+    assert found["copies"]["by_grams"]["closer"] > 0
+    assert found["rules"]["featurizer"] == "none"
+
+
+def test_gpt2_makes_the_features_where_it_is_asked_for(base, tmp_path, monkeypatch):
+    asked = []
+
+    def stand_in(texts, preset, batch_size):
+        asked.append((preset, batch_size))
+        return np.random.default_rng(0).normal(size=(len(texts), 3))
+
+    monkeypatch.setattr(text_features, "gpt2_features", stand_in)
+    found = _run(base, tmp_path, featurizer="gpt2", init="")["near"]
+    assert asked == [("gpt2_large_en", 128)]
+    assert found["rules"]["featurizer"] == "gpt2 gpt2_large_en"
+    assert 0 < found["mauve"]["mean"] <= 1
+
+
+def test_one_query_is_too_few_for_mauve_and_words_may_be_none(base, tmp_path):
+    _write_set(tmp_path / "one", ["?"], 0)
+    config = _config(base, sets=(), featurizer="t5")
+    with config.unlocked():
+        config.synthetic = {"one": str(tmp_path / "one")}
+    found = similarity.measure(config, BeirDirectory(base / "pairs"))["one"]
+    assert "mauve" not in found and found["sizes"]["compared"] == 1
+    assert found["distinct"]["synthetic"][1] is None
+    assert "jensen_shannon" not in found["vocabulary"]
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_set_or_model_made_anew_is_noticed(base, tmp_path):
+    _write_set(tmp_path / "set", ["a list", "a tree"], 0)
+    config = _config(base, sets=(), featurizer="")
+    with config.unlocked():
+        config.synthetic = {"mine": str(tmp_path / "set")}
+    before = similarity.inputs(config)
+    assert set(before) == {"synthetic mine"}
+    _write_set(tmp_path / "other", ["a list", "two trees"], 0)
+    config.synthetic.mine = str(tmp_path / "other")
+    assert similarity.inputs(config) != before
+    config.similarity.featurizer = "t5"
+    assert similarity.inputs(config)["featurizer"].startswith("files:")
+    config.similarity.update(featurizer="gpt2", init="gpt2_base_en")
+    assert similarity.inputs(config)["featurizer"] == "gpt2_base_en"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"featurizer": "bert"}, "similarity.featurizer is 'bert'; choose one of"),
+        ({"seeds": 1}, "similarity.seeds is 1; MAUVE needs at least 2"),
+        ({"samples": 0}, "similarity.samples is 0"),
+        ({"training_split": "all"}, "training_split is 'all'; choose one of 'dev', "),
+        ({"init": "/nowhere"}, "/nowhere does not exist"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_read(
+    base, tmp_path, settings, message
+):
+    with pytest.raises(InputError, match=message):
+        _run(base, tmp_path, **settings)
+    assert not (tmp_path / "private" / reads.FILE_NAME).exists()
+
+
+def test_a_set_that_is_not_there_is_named(base, tmp_path):
+    with pytest.raises(InputError, match="missing/manifest.json"):
+        _run(base, tmp_path, sets=("missing",))
+
+
+def test_strict_mode_refuses(base, tmp_path):
+    config = _config(base)
+    config.strict = True
+    with pytest.raises(InputError, match="strict mode refuses"):
+        evaluate.run(config, tmp_path / "evaluation")
