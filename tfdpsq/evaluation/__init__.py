@@ -2,6 +2,13 @@
 
 from tfdpsq.evaluation.auditing import OneRunAudit, audit_one_run, one_run_p_value
 from tfdpsq.evaluation.bm25 import BM25
+from tfdpsq.evaluation.overlap import (
+    DrawnShare,
+    Overlap,
+    OverlapScan,
+    draw_samples,
+    share_in_draws,
+)
 from tfdpsq.evaluation.ranking import (
     RankingResult,
     evaluate_run,
@@ -24,19 +31,25 @@ from tfdpsq.evaluation.two_hypotheses import (
     audit_two_hypotheses,
     gaussian_dp_epsilon,
 )
+from tfdpsq.evaluation.word_stream import NORMALISATION
 
 __all__ = [
     "BM25",
+    "NORMALISATION",
     "Bleu",
     "Difference",
+    "DrawnShare",
     "Interval",
     "OneRunAudit",
+    "Overlap",
+    "OverlapScan",
     "RankingResult",
     "TwoHypothesesAudit",
     "audit_one_run",
     "audit_two_hypotheses",
     "bootstrap_interval",
     "corpus_bleu",
+    "draw_samples",
     "evaluate_run",
     "gaussian_dp_epsilon",
     "one_run_p_value",
@@ -45,6 +58,7 @@ __all__ = [
     "read_trec_qrels",
     "read_trec_run",
     "rules",
+    "share_in_draws",
     "write_trec_qrels",
     "write_trec_run",
 ]
