@@ -17,8 +17,8 @@ record.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import glob
-import gzip
 import hashlib
 import json
 import os
@@ -158,10 +158,10 @@ def _of_file(path: Path, format: str, field: str) -> CorpusPart:
             f"{', '.join(FORMATS)}."
         )
     readers: dict[str, Callable[[], Iterator[str]]] = {
-        "lines": lambda: (text for _, text in read_lines(path)),
-        "whole": lambda: _whole(path),
-        "jsonl": lambda: _objects(path, field),
-        "tfrecord": lambda: _examples(path, field),
+        "lines": functools.partial(_lines, path),
+        "whole": functools.partial(_whole, path),
+        "jsonl": functools.partial(_objects, path, field),
+        "tfrecord": functools.partial(_examples, path, field),
     }
     about = path.stat()
     return CorpusPart(
@@ -171,8 +171,12 @@ def _of_file(path: Path, format: str, field: str) -> CorpusPart:
     )
 
 
+def _lines(path: Path) -> Iterator[str]:
+    return (text for _, text in read_lines(path))
+
+
 def _whole(path: Path) -> Iterator[str]:
-    text = "\n".join(text for _, text in read_lines(path))
+    text = "\n".join(_lines(path))
     if text:
         yield text
 
@@ -288,7 +292,7 @@ def _of_tfds(name: str, field: str, split: str, data_dir: str) -> list[CorpusPar
         CorpusPart(
             f"{TFDS}{builder.info.full_name} {each}",
             field,
-            lambda each=each: _of_split(builder, each, field),
+            functools.partial(_of_split, builder, each, field),
         )
         for each in splits
     ]

@@ -59,7 +59,7 @@ class _Grams:
         bits = len(hashes).bit_length()
         self._shift = np.uint64(64 - bits)
         edges = np.arange(1 << bits, dtype=np.uint64) << self._shift
-        self._buckets = np.searchsorted(hashes, edges).astype(np.int32)
+        self._buckets: np.ndarray = np.searchsorted(hashes, edges).astype(np.int32)
         fullest = np.diff(self._buckets, append=len(hashes)).max()
         self._steps = np.arange(fullest, dtype=np.int32)
 

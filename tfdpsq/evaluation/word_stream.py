@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 
 NORMALISATION = (
-    "each character by itself: NFKD and case folded; accents (U+0300 to U+036F) and "
-    "invisible characters (category Cf, but for the zero-width space) are dropped; "
-    "letters, numbers and other marks make words; an ideograph or kana is a word of "
-    "its own; all else separates words"
+    "each character by itself: NFKD and case folded; accents (U+0300 to U+036F), the "
+    "voicing marks of kana (U+3099, U+309A) and invisible characters (category Cf, "
+    "but for the zero-width space) are dropped; letters, numbers and other marks make "
+    "words; an ideograph or kana is a word of its own; all else separates words"
 )
 
 # What stands between records, before the first and after the last: a word that no
@@ -28,13 +28,12 @@ SPACE = ord(" ")
 
 _ASCII_RUN = re.compile("([\x00-\x7f]+)")
 _ZERO_WIDTH_SPACE = "\u200b"
+_DROPPED = ((0x0300, 0x036F), (0x3099, 0x309A))
 _IDEOGRAPHS = (
     (0x3041, 0x30FF),
     (0x31F0, 0x31FF),
     (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0xFF66, 0xFF9F),
     (0x20000, 0x3FFFF),
 )
 
@@ -85,13 +84,14 @@ def _character(character: str) -> str:
     folded = unicodedata.normalize("NFKD", character).casefold()
     found = ""
     for part in unicodedata.normalize("NFKD", folded):
-        kind = unicodedata.category(part)
-        if "\u0300" <= part <= "\u036f" or (kind == "Cf" and part != _ZERO_WIDTH_SPACE):
+        code, kind = ord(part), unicodedata.category(part)
+        if any(first <= code <= last for first, last in _DROPPED):
             continue
-        found += part if part.isalnum() or kind.startswith("M") else " "
-    code = ord(character)
-    if any(first <= code <= last for first, last in _IDEOGRAPHS):
-        return f" {found} "
+        if kind == "Cf" and part != _ZERO_WIDTH_SPACE:
+            continue
+        if any(first <= code <= last for first, last in _IDEOGRAPHS):
+            part = f" {part} "
+        found += part if part.strip().isalnum() or kind.startswith("M") else " "
     return found
 
 

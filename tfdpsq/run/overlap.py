@@ -221,7 +221,7 @@ def _drawn(
     chosen = [row for number, row in enumerate(rows) if number in kept]
     return _Sample(
         total,
-        [np.searchsorted(wanted, numbers) for numbers in draws],
+        [np.asarray(np.searchsorted(wanted, numbers)) for numbers in draws],
         [row[0] for row in chosen],
         [row[1] for row in chosen],
     )
