@@ -18,12 +18,14 @@ from tfdpsq.data.records import (
     write_synthetic,
 )
 from tfdpsq.data.rows import RowStore, write_rows
+from tfdpsq.data.text_corpus import CorpusPart, corpus_parts
 from tfdpsq.data.texts import Document, Pair
 from tfdpsq.data.tokenization import PROMPT, Tokenizer, train_vocabulary
 
 __all__ = [
     "PROMPT",
     "BeirDirectory",
+    "CorpusPart",
     "Counts",
     "Document",
     "Pair",
@@ -34,6 +36,7 @@ __all__ = [
     "atomic_write",
     "build_pydocs",
     "check_writable",
+    "corpus_parts",
     "keyword_pairs",
     "pseudo_pairs",
     "read_manifest",

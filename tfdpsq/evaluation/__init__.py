@@ -50,6 +50,13 @@ from tfdpsq.evaluation.memorization import (
 )
 from tfdpsq.evaluation.ngrams import NgramModel
 from tfdpsq.evaluation.normalization import NORMALIZATION, WORDS, normalized, words_of
+from tfdpsq.evaluation.overlap import (
+    DrawnShare,
+    Overlap,
+    OverlapScan,
+    draw_samples,
+    share_in_draws,
+)
 from tfdpsq.evaluation.ranking import (
     RankingResult,
     evaluate_run,
@@ -73,9 +80,11 @@ from tfdpsq.evaluation.two_hypotheses import (
     audit_two_hypotheses,
     gaussian_dp_epsilon,
 )
+from tfdpsq.evaluation.word_stream import NORMALISATION
 
 __all__ = [
     "BM25",
+    "NORMALISATION",
     "NORMALIZATION",
     "WORDS",
     "Bleu",
@@ -83,6 +92,7 @@ __all__ = [
     "Comparison",
     "Difference",
     "Distribution",
+    "DrawnShare",
     "ExactCopies",
     "GramIndex",
     "Interval",
@@ -91,6 +101,8 @@ __all__ = [
     "MembershipAttack",
     "NgramModel",
     "OneRunAudit",
+    "Overlap",
+    "OverlapScan",
     "Randomization",
     "RankTest",
     "RankingResult",
@@ -108,6 +120,7 @@ __all__ = [
     "describe",
     "distinct_n",
     "divergence_curve",
+    "draw_samples",
     "evaluate_run",
     "exact_copies",
     "exposure",
@@ -131,6 +144,7 @@ __all__ = [
     "read_trec_qrels",
     "read_trec_run",
     "rules",
+    "share_in_draws",
     "text_lengths",
     "total_variation",
     "vocabulary",

@@ -1,0 +1,14 @@
+"""How much of the data stands in a corpus that a model was pretrained on.
+
+python -m tfdpsq.run.overlap --config=configs/overlap.py \
+    --workdir=WORKDIR/private/overlap --config.data=BEIR --config.corpus=TEXTS
+
+TEXTS: a file, directory or pattern of text, JSON lines or TFRecords, or tfds:c4/en.
+"""
+
+from tfdpsq.run import overlap
+
+
+def get_config():
+    """Three draws of 10,000 queries and documents, as in the paper's §5.2.3."""
+    return overlap.default_config()

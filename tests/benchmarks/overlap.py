@@ -1,0 +1,237 @@
+"""Overlap with a large corpus: speed, memory, and whether what was planted is found.
+
+    python tests/benchmarks/overlap.py --gigabytes 1
+    ... --format lines|jsonl|tfrecord --gz --threads 2
+
+Draws three times 10,000 documents and queries of the embedded corpus, and writes a
+corpus of phrases of up to six words cut from the same documents: its short n-grams are
+those of real text, its 8-grams are in no text but by chance. Planted in it are texts
+as they are (whole records, and inside of others) and near ones, with one word changed
+in 20; a third of these two in records of megabytes, where the scan cuts them into
+blocks. Others are found too, as some documents are almost the same: --check recounts.
+The corpus is written into a temporary directory, and removed. One JSON line.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import pathlib
+import tempfile
+import time
+
+import numpy as np
+
+from tfdpsq import evaluation
+from tfdpsq.data import build_pydocs, corpus_parts
+from tfdpsq.evaluation.word_stream import words_of
+
+_RECORD = 100  # phrases, about 2 kB
+_LONG = 150_000  # phrases, about 3 MB
+_SHARDS = 10
+_SUFFIX = {"lines": ".txt", "jsonl": ".jsonl", "tfrecord": ".tfrecord"}
+
+
+def phrases_of(documents, random, count=200_000):
+    """Pieces of documents, each of one to six words as the scan counts them."""
+    pieces = [document.split() for document in documents]
+    found = []
+    for number in random.integers(0, len(pieces), count):
+        length = int(random.integers(1, 7))
+        first = int(random.integers(0, max(1, len(pieces[number]) - length)))
+        found.append(" ".join(pieces[number][first : first + length]))
+    return [
+        text for text, words in zip(found, words_of(found)) if words.count(b" ") < 6
+    ]
+
+
+def changed(text):
+    """The text's words, one in 20 another that stands nowhere else, evenly spread."""
+    words = words_of([text])[0].decode().split()
+    changes = len(words) // 20
+    for number in range(changes):
+        words[(2 * number + 1) * len(words) // (2 * changes)] = f"changedword{number}"
+    return " ".join(words)
+
+
+def plants_of(texts, random, each):
+    """{text number: kind} of texts of at least 20 words, and all planted strings."""
+    long = [n for n, words in enumerate(words_of(texts)) if words.count(b" ") >= 19]
+    chosen = random.permutation(long)[: 3 * each].tolist()
+    kinds = dict(zip(chosen, ["equal"] * each + ["inside"] * each + ["near"] * each))
+    planted = [
+        (kind, changed(texts[n]) if kind == "near" else texts[n].upper())
+        for n, kind in kinds.items()
+    ]
+    return kinds, planted
+
+
+def not_there(found, texts, records):
+    """Of found texts those that are not near, by Python's sets of 8-grams."""
+    words = {n: words_of([texts[n]])[0].split() for n in found}
+    wanted = {run for each in words.values() for run in runs(each)}
+    there = set()
+    for record in records:
+        there.update(wanted.intersection(runs(words_of([record])[0].split())))
+    false = []
+    for number, each in words.items():
+        covered = set()
+        for at, run in enumerate(runs(each)):
+            covered.update(range(at, at + 8) if run in there else ())
+        if len(covered) < 0.8 * len(each):
+            false.append(number)
+    return false
+
+
+def runs(words):
+    """All 8 words in a row."""
+    return zip(*(words[at:] for at in range(8)))
+
+
+def records_of(size, phrases, planted, random):
+    """Records of `size` characters in all, what is planted spread over them."""
+    waiting = [planted[n] for n in random.permutation(len(planted))]
+    written, due = 0, size / (len(waiting) + 1)
+    next_at = due
+    while written < size or waiting:
+        here = []
+        while waiting and (written >= next_at or written >= size):
+            here.append(waiting.pop())
+            next_at += due
+        # A third of those that stand inside others, at random places of a long one.
+        long = any(kind != "equal" for kind, _ in here) and random.random() < 1 / 3
+        chosen = random.integers(0, len(phrases), _LONG if long else _RECORD)
+        parts = [phrases[number] for number in chosen.tolist()]
+        for kind, text in here:
+            if kind == "equal":
+                written += len(text)
+                yield text
+            else:
+                parts.insert(int(random.integers(0, len(parts))), text)
+        record = ". ".join(parts)
+        written += len(record)
+        yield record
+
+
+def write(directory, records, size, options):
+    """Writes the records to files of about equal size."""
+    opened = gzip.open if options.gz else open
+    suffix = _SUFFIX[options.format] + (".gz" if options.gz else "")
+    records = iter(records)
+    for shard in range(_SHARDS):
+        path = directory / f"part-{shard:02d}{suffix}"
+        written = 0
+        if options.format == "tfrecord":
+            _write_examples(path, records, size / _SHARDS, options.gz)
+            continue
+        with opened(path, "wt", encoding="utf-8") as file:
+            for record in records:
+                line = record.replace("\n", " ")
+                if options.format == "jsonl":
+                    line = json.dumps({"text": record, "url": "https://example.org"})
+                file.write(line + "\n")
+                written += len(record)
+                if written > size / _SHARDS and shard < _SHARDS - 1:
+                    break
+
+
+def _write_examples(path, records, size, gz):
+    import tensorflow as tf
+
+    written = 0
+    with tf.io.TFRecordWriter(str(path), "GZIP" if gz else "") as writer:
+        for record in records:
+            value = tf.train.BytesList(value=[record.encode()])
+            feature = {"text": tf.train.Feature(bytes_list=value)}
+            features = tf.train.Features(feature=feature)
+            writer.write(tf.train.Example(features=features).SerializeToString())
+            written += len(record)
+            if written > size:
+                return
+
+
+def resident_mib(field):
+    """VmRSS, or VmHWM, the most so far."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) / 1024
+
+
+def main():
+    """Writes, scans, compares, prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--format", choices=sorted(_SUFFIX), default="jsonl")
+    parser.add_argument("--gz", action="store_true")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--planted", type=int, default=60, help="of each kind")
+    parser.add_argument(
+        "--check", action="store_true", help="recount in plain Python, for minutes"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    random = np.random.default_rng(options.seed)
+    beir = build_pydocs()
+    everything = [d.content for d in beir.documents()]
+    sample = []
+    for texts in (everything, list(beir.queries().values())):
+        draws = evaluation.draw_samples(len(texts), 10_000, 3, options.seed)
+        sample += [texts[n] for n in np.unique(np.concatenate(draws))]
+    kinds, planted = plants_of(sample, random, options.planted)
+    with tempfile.TemporaryDirectory() as folder:
+        size = options.gigabytes * 1e9
+        phrases = phrases_of(everything, random)
+        records = records_of(size, phrases, planted, random)
+        write(pathlib.Path(folder), records, size, options)
+        scan = evaluation.OverlapScan(sample, threads=options.threads)
+        before, early = resident_mib("VmRSS"), None
+        started, used = time.perf_counter(), time.process_time()
+        for part in corpus_parts(folder):
+            scan.scan(part.records())
+            early = early or resident_mib("VmHWM")
+        seconds = time.perf_counter() - started
+        used = time.process_time() - used
+        overlap = scan.result()
+        near = overlap.near()
+        of = {
+            kind: [n for n, k in kinds.items() if k == kind] for kind in kinds.values()
+        }
+        long = {
+            n for n, words in enumerate(words_of(sample)) if words.count(b" ") >= 19
+        }
+        others = np.array(sorted(long - kinds.keys()))
+        false = "not checked"
+        if options.check:
+            strings = (text for part in corpus_parts(folder) for text in part.records())
+            false = len(not_there(others[near[others]].tolist(), sample, strings))
+    result = {
+        "benchmark": "overlap",
+        **vars(options),
+        "texts": len(sample),
+        "corpus_MB": round(overlap.corpus_bytes / 1e6, 1),
+        "records": overlap.records,
+        "MB_per_s": round(overlap.corpus_bytes / 1e6 / seconds, 1),
+        "MB_per_cpu_s": round(overlap.corpus_bytes / 1e6 / used, 1),
+        "resident_MiB_before": round(before),
+        "peak_growth_MiB": round(resident_mib("VmHWM") - before),
+        "growth_after_first_tenth_MiB": round(resident_mib("VmHWM") - early),
+        "found_equal": int(overlap.equal[of["equal"]].sum()),
+        "found_inside": int(overlap.contained[of["inside"]].sum()),
+        "inside_taken_for_equal": int(overlap.equal[of["inside"]].sum()),
+        "found_near": int(near[of["near"]].sum()),
+        "near_taken_for_contained": int(overlap.contained[of["near"]].sum()),
+        "least_near_coverage": round(float(overlap.coverage[of["near"]].min()), 3),
+        "others": len(others),
+        "others_contained": int(overlap.contained[others].sum()),
+        "others_near": int(near[others].sum()),
+        "of_these_false": false,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg(),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The stage `overlap`: what it reads, draws, writes, records, refuses, goes on with."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+from tfdpsq.data import BeirDirectory
+from tfdpsq.run import overlap
+from tfdpsq.validation import DataError, InputError
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny", pathlib.Path(__file__).parent / "tiny.py"
+)
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+
+@pytest.fixture
+def base(tmp_path):
+    """60 training pairs, and a corpus that holds some of their texts."""
+    _tiny.write_pairs(tmp_path / "pairs")
+    beir = BeirDirectory(tmp_path / "pairs")
+    queries = list(beir.queries().values())
+    documents = [document.content for document in beir.documents()]
+    (tmp_path / "corpus").mkdir()
+    _write(tmp_path / "corpus" / "a.txt", [queries[3].upper(), "nothing of it"])
+    inside = f"Before: {documents[5]} And after."
+    _write(tmp_path / "corpus" / "b.txt", ["first", f"so {queries[4]}!", inside])
+    _write(tmp_path / "corpus" / "c.txt", [documents[6]])
+    return tmp_path
+
+
+def _write(path, lines):
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+def _config(base, **options):
+    config = overlap.default_config()
+    config.update({"data": str(base / "pairs"), "corpus": (str(base / "corpus"),)})
+    config.update(options)
+    return config
+
+
+def _run(base, name="private/overlap", **options):
+    stage = overlap.run(_config(base, **options), base / name)
+    found = json.loads((base / name / overlap.OVERLAP_FILE).read_text())
+    lines = (base / name / overlap.MATCHES_FILE).read_text().splitlines()
+    return found, [json.loads(line) for line in lines], stage
+
+
+def test_shares_and_examples_are_those_of_what_was_planted(base):
+    found, matches, stage = _run(base)
+    size = sum(len(file.read_text()) for file in (base / "corpus").glob("*"))
+    assert found["corpus"]["parts"] == 3 and found["corpus"]["records"] == 6
+    assert found["corpus"]["bytes"] == size - 6  # all but the ends of lines
+    queries, documents = found["queries"], found["documents"]
+    assert (queries["population"], documents["population"]) == (60, 84)
+    assert queries["equal"]["share"] == pytest.approx(1 / 60)
+    assert queries["contained"]["share"] == pytest.approx(2 / 60)
+    assert queries["contained"]["by_draw"] == pytest.approx([2 / 60])
+    assert documents["equal"]["share"] == pytest.approx(1 / 84)
+    assert documents["contained"]["share"] == pytest.approx(2 / 84)
+    # The templates make documents that share most of their words.
+    assert documents["near"]["share"] >= documents["contained"]["share"]
+    assert documents["near"]["low"] < documents["near"]["share"]
+    assert 0 < documents["containment"]["mean"] < documents["coverage"]["mean"] < 1
+    assert "NFKD" in found["normalisation"] and found["n"] == 8
+    assert stage["result"]["queries"] == pytest.approx(2 / 60)
+    by_match = {(m["of"], m["match"]): m for m in matches if m["match"] != "near"}
+    assert {key: m["id"] for key, m in by_match.items()} == {
+        ("queries", "equal"): "q3",
+        ("queries", "contained"): "q4",
+        ("documents", "equal"): "d6",
+        ("documents", "contained"): "d5",
+    }
+    contained = by_match["documents", "contained"]
+    assert contained["corpus_part"] == str(base / "corpus" / "b.txt")
+    assert contained["record_from_0"] == 2 and contained["containment"] == 1.0
+    near = [match for match in matches if match["match"] == "near"]
+    assert all(m["corpus_part"] is None and m["coverage"] >= 0.8 for m in near)
+
+
+def test_draws_are_of_the_size_asked_for(base):
+    found, _, _ = _run(base, draws=4, draw_size=20, seed=3)
+    for kind in ("queries", "documents"):
+        assert found[kind]["draw_size"] == 20
+        assert found[kind]["seeds"] == [[3, 0], [3, 1], [3, 2], [3, 3]]
+        by_draw = found[kind]["contained"]["by_draw"]
+        assert len(by_draw) == 4 and found[kind]["distinct_drawn"] > 20
+        assert found[kind]["contained"]["share"] == pytest.approx(sum(by_draw) / 4)
+    again, _, _ = _run(base, "private/again", draws=4, draw_size=20, seed=3)
+    assert again == found
+
+
+def test_looking_for_queries_is_a_recorded_read_and_for_documents_none(base):
+    found, matches, _ = _run(base, "documents", texts=("documents",), strict=True)
+    assert "queries" not in found and {m["of"] for m in matches} == {"documents"}
+    assert not (base / "private").exists()
+    with pytest.raises(InputError, match="strict"):
+        _run(base, strict=True)
+    assert not (base / "private" / "overlap").exists()
+    _run(base)
+    (entry,) = map(
+        json.loads, (base / "private" / "private_reads.jsonl").read_text().splitlines()
+    )
+    assert entry == {
+        "what": "which queries of split 'train' stand in a public corpus",
+        "where": "overlap/overlap.json and matches.jsonl",
+    }
+
+
+def test_a_finished_stage_is_not_redone_and_another_corpus_refused(base):
+    _, _, first = _run(base)
+    assert _run(base)[2]["run"] == first["run"]
+    _write(base / "corpus" / "d.txt", ["more"])
+    with pytest.raises(InputError, match=r"other inputs \(inputs\.corpus"):
+        _run(base)
+
+
+def test_an_interrupted_scan_goes_on_after_the_last_part(base, monkeypatch):
+    whole, examples, _ = _run(base, "private/whole")
+    monkeypatch.setattr(overlap, "_SAVE_AFTER_SECONDS", 0)
+    read = []
+    parts = overlap.corpus_parts
+
+    def watched(*arguments):
+        def records(part):
+            read.append(pathlib.Path(part.name).name)
+            if read == ["a.txt", "b.txt", "c.txt"]:
+                raise KeyboardInterrupt
+            return part.records()
+
+        return [
+            overlap.CorpusPart(
+                part.name, part.identity, lambda part=part: records(part)
+            )
+            for part in parts(*arguments)
+        ]
+
+    monkeypatch.setattr(overlap, "corpus_parts", watched)
+    with pytest.raises(KeyboardInterrupt):
+        _run(base)
+    state = base / "private" / "runs" / "overlap" / overlap.STATE_FILE
+    assert state.is_file() and not (base / "private" / "overlap").exists()
+    found, matches, _ = _run(base)
+    assert read == ["a.txt", "b.txt", "c.txt", "c.txt"]
+    assert (found, matches) == (whole, examples) and not state.exists()
+
+
+def test_a_state_of_another_corpus_is_not_taken_up(base, monkeypatch):
+    monkeypatch.setattr(overlap, "_SAVE_AFTER_SECONDS", 0)
+    (base / "corpus" / "c.txt").write_bytes(b"\xff\n")
+    with pytest.raises(DataError, match=r"c\.txt:1: byte 1 .* 0xff"):
+        _run(base)
+    state = base / "private" / "runs" / "overlap" / overlap.STATE_FILE
+    assert state.is_file()
+    # Of a.txt as it is now, not as it was when the state was saved.
+    _write(base / "corpus" / "a.txt", ["x", "y", "z"])
+    (base / "corpus" / "c.txt").unlink()
+    assert _run(base)[0]["corpus"]["records"] == 6
+    state.write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"overlap\.npz: is no state of a scan"):
+        overlap._restore(None, state, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"corpus": ()}, "no corpus was given"),
+        ({"corpus": ("/no/such.txt",)}, "/no/such.txt: no such file"),
+        ({"texts": ()}, "texts is empty; name 'queries', 'documents' or both"),
+        ({"texts": ("answers",)}, "texts is 'answers'; choose one of 'queries'"),
+        ({"draws": 0}, "draws is 0"),
+        ({"draw_size": 0}, "draw_size is 0"),
+        ({"n": 0}, "n is 0"),
+        ({"threads": 0}, "threads is 0"),
+        ({"near": 0.0}, r"near is 0.0; it must lie in \(0, 1\]"),
+        ({"confidence": 1.0}, r"confidence is 1.0; it must lie in \(0, 1\)"),
+        ({"examples": -1}, "examples is -1"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_read(base, options, message):
+    with pytest.raises(InputError, match=message):
+        _run(base, **options)
+    assert not (base / "private").exists()
+
+
+def test_an_empty_corpus_is_refused(base):
+    for path in (base / "corpus").glob("*.txt"):
+        path.write_text("\n")
+    with pytest.raises(InputError, match="the corpus holds no record"):
+        _run(base)
