@@ -130,8 +130,8 @@ def likelihood_ratio_scores(target: np.ndarray, references: np.ndarray) -> np.nd
     difference = target - references.mean(axis=0)
     if len(references) == 1:
         return difference
-    deviation = np.sqrt(references.var(axis=0, ddof=1).mean())
-    return difference / deviation if deviation > 0 else difference
+    deviation = float(np.sqrt(references.var(axis=0, ddof=1).mean()))
+    return difference / (deviation if deviation > 0 else 1.0)
 
 
 def _placements(scores: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -122,7 +122,13 @@ def _audit(config, made, trained, references) -> dict[str, Any]:
     beir = audit_subject.data_of(config)
     members, others = _members(config, beir, trained.split)
     subject = audit_subject.load(config, trained, references, made)
-    guarantee = read_certificate(config.generator)["guarantee"]
+    certificate = read_certificate(config.generator)
+    if certificate is None:
+        raise validation.InputError(
+            f"{config.generator} was trained on private queries, but its "
+            "certificate.json is gone. Train it again."
+        )
+    guarantee = certificate["guarantee"]
     # Where none is claimed, ε = ∞, the bound is on pure DP.
     delta = float(guarantee["delta"] or 0.0)
     return {
@@ -158,12 +164,12 @@ def _canaries(
     if not ranked:
         return []
     config = subject.config
-    rows = [
+    pairs = [
         subject.pair(canary, secret)
         for canary in ranked
         for secret in (canary.secret, *canary.candidates)
     ]
-    scores = subject.likelihood(rows).reshape(len(ranked), -1)
+    scores = subject.likelihood(pairs).reshape(len(ranked), -1)
     candidates = scores.shape[1]
     ranks = evaluation.canary_ranks(scores[:, 0], scores[:, 1:], config.seed)
     bits = evaluation.exposure(ranks, candidates)

@@ -78,9 +78,7 @@ def wins_and_losses(
         return [
             {
                 "query": queries[query],
-                "document": documents.get(
-                    max(qrels[query], key=lambda name, of=query: qrels[of][name]), ""
-                ),
+                "document": documents.get(_best(qrels[query]), ""),
                 "value": values[0][query][metric],
                 "other": values[1][query][metric],
             }
@@ -99,6 +97,10 @@ def wins_and_losses(
         "wins": shown(wins[::-1][:most]),
         "losses": shown(losses[:most]),
     }
+
+
+def _best(judgements: Mapping[str, int]) -> str:
+    return max(judgements, key=lambda name: judgements[name])
 
 
 def wins_and_losses_html(found: Mapping[str, Any] | None) -> str:
