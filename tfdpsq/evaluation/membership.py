@@ -127,11 +127,11 @@ def likelihood_ratio_scores(target: np.ndarray, references: np.ndarray) -> np.nd
             f"{len(target)}; they must be the same."
         )
     finite_scores("references", references.ravel())
-    difference = target - references.mean(axis=0)
+    difference: np.ndarray = target - references.mean(axis=0)
     if len(references) == 1:
         return difference
     deviation = float(np.sqrt(references.var(axis=0, ddof=1).mean()))
-    return difference / (deviation if deviation > 0 else 1.0)
+    return np.divide(difference, deviation if deviation > 0 else 1.0)
 
 
 def _placements(scores: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -1,0 +1,162 @@
+"""Canaries in a generator's training data: what leaks without DP, and at ε = 8.
+
+    python tests/benchmarks/canaries.py --workdir DIR
+
+Puts the paper's canaries (section 6.3) among private pairs, trains the generator of
+the quickstart on them at each ε, lets it write a set, and audits model and set (see
+`run/audit.py`). Prints one JSON line: for each ε and number of repetitions the mean
+rank of the secrets among 100 candidates with its p-value against chance, their mean
+exposure, the share that leaked into generated queries, and the lower bounds on ε.
+
+`--pairs` takes so many training pairs of the data only: a secret is learnt by how often
+it is seen, which with fewer other pairs takes fewer steps.
+"""
+
+import argparse
+import importlib.util
+import json
+import math
+import pathlib
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq.data.beir_writer import BeirWriter
+from tfdpsq.run import audit, canaries, finetune, sources, synthesize
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def quickstart():
+    """The quickstart's settings."""
+    path = ROOT / "configs" / "quickstart.py"
+    spec = importlib.util.spec_from_file_location("quickstart_config", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config()
+
+
+def part_of(data, count, directory):
+    """Writes a BEIR directory with the first pairs of the training split alone."""
+    if not (directory / "qrels").is_dir():
+        beir = sources.open_beir(data)
+        pairs = {"train": beir.pairs("train")[:count], "dev": beir.pairs("dev")}
+        directory.mkdir(parents=True)
+        with BeirWriter(directory) as writer:
+            for document in beir.documents():
+                writer.add_document(document)
+            for split, rows in pairs.items():
+                for pair in rows:
+                    writer.add_query(pair.query_id, pair.query)
+                    writer.add_judgement(split, pair.query_id, pair.document_id, 1)
+    return str(directory)
+
+
+def run(options):
+    """Makes everything that is not there; returns {ε: what audit.json holds}."""
+    job, private = quickstart(), options.workdir / "private"
+    data = options.data
+    if options.pairs:
+        data = part_of(data, options.pairs, private / "part")
+    inserted = canaries.default_config()
+    inserted.update(data=data, trials=options.trials, coins=options.coins)
+    canaries.run(inserted, private / "canaries")
+    found = {}
+    for epsilon in options.epsilons:
+        name = "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
+        training = job.finetune
+        training.update(
+            pairs=str(private / "canaries" / canaries.DATA),
+            init=job.init,
+            epsilon=epsilon,
+            steps=options.steps,
+            batch_size=options.batch_size,
+            query_length=32,
+            private_directory=str(private),
+        )
+        generator = private / f"generator_{name}"
+        finetune.run(training, generator)
+        tf.keras.backend.clear_session()
+        writing = job.synthesize
+        writing.update(generator=str(generator), corpus=data, query_length=24)
+        writing.max_documents = options.documents
+        written = private / f"synthetic_{name}"
+        synthesize.run(writing, written)
+        tf.keras.backend.clear_session()
+        auditing = audit.default_config()
+        auditing.update(
+            canaries=str(private / "canaries"),
+            generator=str(generator),
+            synthetic=str(written / synthesize.SET),
+            other_splits=("dev",),
+            private_directory=str(private),
+        )
+        out = private / f"audit_{name}"
+        audit.run(auditing, out)
+        tf.keras.backend.clear_session()
+        found[name] = json.loads((out / audit.AUDIT_FILE).read_text("utf-8"))
+    return found
+
+
+def summary(found):
+    """What README shows of an audit."""
+    return {
+        "epsilon": found["epsilon_certified"],
+        "repeated": {
+            str(entry["repetitions"]): {
+                "mean_rank": round(entry["mean_rank"], 2),
+                "p_value": entry["p_value"],
+                "ranked_first": float(np.mean(np.equal(entry["ranks"], 1))),
+                "exposure": round(float(np.mean(entry["exposure"])), 2),
+                "leaked": entry["leaked"],
+                "leaked_in_set": entry["leaked_in_set"],
+                "epsilon_pure": round(entry["epsilon_pure"], 4),
+            }
+            for entry in found["canaries"]
+            if entry["form"] == "all"
+        },
+        "epsilon_at_least": {
+            name: round(each["epsilon"], 3) for name, each in found["one_run"].items()
+        },
+        "membership_auc": {
+            name: [round(value, 4) for value in each["auc"]]
+            for name, each in found["membership"].items()
+        },
+    }
+
+
+def main():
+    """Parses the flags."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument("--data", default=sources.PYDOCS)
+    parser.add_argument("--pairs", type=int, default=4000)
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[math.inf, 8.0])
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--coins", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch_size", type=int, default=128)
+    parser.add_argument("--documents", type=int, default=4000)
+    options = parser.parse_args()
+    started = time.time()
+    found = run(options)
+    sys.stdout.write(
+        json.dumps(
+            {
+                "benchmark": "canaries",
+                "data": options.data,
+                "pairs": options.pairs,
+                "steps": options.steps,
+                "batch_size": options.batch_size,
+                **{name: summary(each) for name, each in found.items()},
+                "seconds": round(time.time() - started),
+            }
+        )
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
