@@ -127,11 +127,11 @@ def likelihood_ratio_scores(target: np.ndarray, references: np.ndarray) -> np.nd
             f"{len(target)}; they must be the same."
         )
     finite_scores("references", references.ravel())
-    difference: np.ndarray = target - references.mean(axis=0)
+    difference = target - references.mean(axis=0)
     if len(references) == 1:
         return difference
     deviation = float(np.sqrt(references.var(axis=0, ddof=1).mean()))
-    return np.divide(difference, deviation if deviation > 0 else 1.0)
+    return difference / (deviation if deviation > 0 else 1.0)
 
 
 def _placements(scores: np.ndarray, among: np.ndarray) -> np.ndarray:
@@ -139,7 +139,7 @@ def _placements(scores: np.ndarray, among: np.ndarray) -> np.ndarray:
     ordered = np.sort(among)
     below = np.searchsorted(ordered, scores, "left")
     upto = np.searchsorted(ordered, scores, "right")
-    return (below + upto) / (2 * len(among))
+    return np.asarray((below + upto) / (2 * len(among)))
 
 
 def _share(count: int, total: int, confidence: float) -> Interval:
