@@ -236,6 +236,7 @@ def test_bad_text_is_named_by_file_and_line(pairs, tmp_path, line):
         pretrain.run(_config(pairs, texts=(str(text),)), tmp_path / "t5")
 
 
+@pytest.mark.slow
 def test_a_minute_of_it_moves_what_is_watched_the_right_way(tmp_path):
     corpus = build_pydocs(tmp_path / "cache", packages=["numpy", "sklearn"])
     assert (corpus.path / PUBLIC_TEXT).is_file()
