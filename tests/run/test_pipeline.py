@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, read_synthetic, verify
 from tfdpsq.privacy import accounting, read_certificate
-from tfdpsq.run import pipeline, workdir
+from tfdpsq.run import canaries, pipeline, workdir
 
 _HERE = pathlib.Path(__file__).parent
 
@@ -118,6 +118,7 @@ def test_every_stage_before_the_evaluation_has_the_jobs_seed(finished):
         for path in finished[0].glob("*/*/stage.json")
     }
     assert seeds.pop("evaluation") == 0
+    assert seeds.pop("canaries") == -1  # drawn afresh: a seed would tell the secrets
     assert len(seeds) >= 11 and set(seeds.values()) == {5}
 
 
@@ -140,6 +141,27 @@ def test_nothing_under_release_gives_a_private_query_away(finished):
     assert not any(
         "curve" in name or "seed" in name or "tfevents" in name for name in names
     )
+
+
+def test_canaries_are_audited_reported_and_stay_private(finished):
+    directory, _, _ = finished
+    made = canaries.read_canaries(directory / "private" / "canaries")
+    found = json.loads(
+        (directory / "private" / "audit_eps8" / "audit.json").read_text()
+    )
+    assert found["epsilon_certified"] <= 8.0
+    assert {entry["form"] for entry in found["canaries"]} == {*canaries.FORMS, "all"}
+    page = (directory / "report.html").read_text()
+    assert "What leaked" in page and "Generator, ε = 8: secrets repeated 2" in page
+    secrets = [canary.secret.encode() for canary in made]
+    for path in (directory / "release").rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert not any(secret in content for secret in secrets), path
+    # Only what was trained on canaries tells of them.
+    trained = json.loads(
+        (directory / "private" / "audited_eps8" / "stage.json").read_text()
+    )
+    assert trained["config"]["pairs"].endswith("private/canaries/data")
 
 
 def test_every_model_that_saw_private_pairs_unprotected_is_private(finished):

@@ -194,7 +194,7 @@ def _curves(logs: pathlib.Path) -> dict[str, Any]:
     curves = {}
     for path in sorted(logs.glob("*/curve.json")):
         name = path.parent.name
-        generator = name.startswith("generator")
+        generator = name.startswith(("generator", "audited"))
         curves[name] = {
             **json.loads(path.read_text("utf-8")),
             "chart": "Generator: training loss"
