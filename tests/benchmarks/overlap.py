@@ -165,7 +165,7 @@ def main():
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--format", choices=sorted(_SUFFIX), default="jsonl")
     parser.add_argument("--gz", action="store_true")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--planted", type=int, default=60, help="of each kind")
     parser.add_argument(
         "--check", action="store_true", help="recount in plain Python, for minutes"

@@ -94,7 +94,7 @@ def default_config() -> ml_collections.ConfigDict:
             "near": 0.8,
             "confidence": 0.95,
             "examples": 5,
-            "threads": 2,
+            "threads": 1,
             "seed": 0,
             "strict": False,
             "private_directory": "",
