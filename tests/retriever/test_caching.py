@@ -121,6 +121,7 @@ def test_a_seed_fixes_dropout_and_its_absence_does_not():
     assert (found == 0).mean() == pytest.approx(0.3, abs=0.01)
 
 
+@pytest.mark.slow
 def test_it_compiles_with_static_shapes():
     model, batch = _model(dropout=0.1), _batch()
     variables = model.trainable_variables

@@ -275,7 +275,9 @@ def test_an_encoder_of_another_shape_is_refused(make_model, make_config, changes
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_fit_learns_pairs_by_heart(make_model, make_rows, tokenizer, jit_compile):
     model = make_model()
     model.compile(tf.keras.optimizers.Adam(3e-3), jit_compile=jit_compile)

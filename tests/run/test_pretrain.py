@@ -103,6 +103,7 @@ def test_no_query_is_read(finished, pairs, tmp_path):
     assert _file(finished, "spiece.model") == _file(tmp_path / "t5", "spiece.model")
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on_to_the_same_weights(finished, pairs, tmp_path):
     config = tmp_path / "config.py"
     config.write_text(

@@ -132,6 +132,7 @@ def test_it_starts_with_the_encoder_and_the_vocabulary_of_init(base, shared):
     assert float(tf.tensordot(found[0], found[1], 1)) == pytest.approx(cosine, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_there(base):
     start = _encoder_weights(_train(base, "start", steps=0)[0])[0]
     model, certificate = _train(base, "trained", learning_rate=1e-4)
@@ -144,6 +145,7 @@ def test_training_goes_on_from_there(base):
     assert certificate is None
 
 
+@pytest.mark.slow
 def test_a_falling_rate_goes_less_far(base):
     start = _encoder_weights(_train(base, "start", steps=0)[0])[0]
     moved = {}
@@ -210,6 +212,7 @@ def test_plain_training_on_private_pairs_protects_nothing_whatever_init(base):
     assert certificate["training"]["starting_weights"] == str(base / "protected")
 
 
+@pytest.mark.slow
 def test_naive_training_starts_from_public_weights_only(base):
     private = {"pairs": str(base / "pairs"), "method": "naive", "epsilon": 8.0}
     for init in ("protected", "open"):
