@@ -16,7 +16,14 @@ from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import audit_one_run
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.layers import T5Config
-from tfdpsq.run import audit, canaries, finetune, synthesize, text_scores
+from tfdpsq.run import (
+    audit,
+    canaries,
+    finetune,
+    synthesize,
+    text_scores,
+    train_retriever,
+)
 from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -242,6 +249,17 @@ def test_canaries_are_not_put_in_twice(base):
     free = base / "private" / "synthetic" / "set"
     with pytest.raises(InputError, match="synthetic or public set"):
         _insert(base, "private/x", data=str(free))
+
+
+def test_what_is_trained_on_canaries_is_not_for_release(base):
+    """Neither a generator nor a retriever, whatever its ε."""
+    data = str(base / "private" / "canaries" / "data")
+    for module in (finetune, train_retriever):
+        config = module.default_config()
+        config.update(pairs=data, init=str(base / "public"))
+        with pytest.raises(InputError, match="holds canaries .* not for release"):
+            module.run(config, base / "release" / "model")
+    assert not (base / "release").exists()
 
 
 def test_bad_settings_of_the_audit(base, tmp_path):

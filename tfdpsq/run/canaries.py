@@ -153,6 +153,28 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
     return found
 
 
+def require_private_output(
+    pairs: str, private: pathlib.Path, directory: pathlib.Path
+) -> None:
+    """Keeps what is trained on canaries from where it would be released.
+
+    Args:
+      pairs: what is trained on.
+      private: the run's private directory.
+      directory: where the result is to go.
+
+    Raises:
+      InputError: the pairs hold canaries, and the directory is not a private one.
+    """
+    made = pathlib.Path(pairs).parent / CANARIES_FILE
+    if made.is_file() and private.resolve() not in directory.resolve().parents:
+        raise validation.InputError(
+            f"{pairs} holds canaries ({made}): what is trained on it knows secrets "
+            f"that are to be audited, and is not for release. Write it under {private} "
+            f"instead of {directory}."
+        )
+
+
 def make_canaries(
     beir: BeirDirectory, config: ml_collections.ConfigDict, random: np.random.Generator
 ) -> list[Canary]:

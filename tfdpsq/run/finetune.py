@@ -23,7 +23,7 @@ from tfdpsq.generator import T5QueryGenerator, checkpoints, encode_pairs
 from tfdpsq.layers import T5Config, apply_lora, train_only
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
-from tfdpsq.run import command, private_training, sources, workdir
+from tfdpsq.run import canaries, command, private_training, sources, workdir
 from tfdpsq.run.progress import Progress
 
 # Pairs tokenised at a time.
@@ -176,6 +176,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     vocabulary = sources.vocabulary_file(config.vocabulary, config.init)
     tokenizer = Tokenizer(vocabulary)
     private = private_training.private_directory(config, directory)
+    canaries.require_private_output(config.pairs, private, directory)
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,

@@ -89,14 +89,7 @@ def lines(
     if accumulates:
         axes.set_ylim(bottom=0)
     if curves:
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=2,
-            frameon=False,
-            borderaxespad=0.2,
-            labelcolor=_TEXT,
-        )
+        _legend(axes)
     if averaged > 1 and not accumulates:
         notes.append(f"Each point is the mean of up to {averaged} recorded values.")
     return _figure_html(figure, title, notes)
@@ -214,14 +207,7 @@ def against_epsilon(
     axes.minorticks_off()
     axes.set_xlabel("ε spent")
     axes.set_ylabel(_plain(y_label))
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=2,
-        frameon=False,
-        borderaxespad=0.2,
-        labelcolor=_TEXT,
-    )
+    _legend(axes)
     return _figure_html(figure, title, [])
 
 
@@ -240,6 +226,18 @@ def _figure(height: float) -> tuple[Any, Any]:
     axes.grid(color=_FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def _legend(axes: Any) -> None:
+    """Puts the legend above the plot, where it hides no curve."""
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=2,
+        frameon=False,
+        borderaxespad=0.2,
+        labelcolor=_TEXT,
+    )
 
 
 def _plain(text: str) -> str:

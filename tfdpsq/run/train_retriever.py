@@ -26,6 +26,7 @@ from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.run import (
+    canaries,
     command,
     direct_training,
     hard_negatives,
@@ -108,6 +109,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         )
     tokenizer = Tokenizer(sources.vocabulary_file(config.vocabulary, config.init))
     private = private_training.private_directory(config, directory)
+    canaries.require_private_output(config.pairs, private, directory)
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
