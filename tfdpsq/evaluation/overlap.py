@@ -220,7 +220,7 @@ class OverlapScan:
         """Adds what was found in a batch; batches come in their order."""
         grams, matches, size = done.result()
         self._found[grams] = True
-        for match in sorted(matches, key=lambda match: match.record):
+        for match in matches:
             for kind in (0, 1) if match.whole else (0,):
                 if self._places[kind, match.text, 0] < 0:
                     place = (self.scans, first + match.record)
