@@ -39,7 +39,8 @@ def base(tmp_path_factory):
     """Pairs, a tiny T5, and two sets of synthetic queries.
 
     "near" is written for the documents of dev (d60 on), and holds training queries in
-    capitals, then something like the documents' own queries; "apart" is written for training documents alone.
+    capitals, then something like the documents' own queries; "apart" is written for
+    training documents alone.
     """
     base = tmp_path_factory.mktemp("similarity")
     queries = _tiny.write_pairs(base / "pairs")
