@@ -59,4 +59,6 @@ def get_config():
         stage.schedule = "cosine"
     # A smaller batch: its sensitivity, and with it the noise, grows with the batch.
     config.direct.batch_size = 4
+
+    config.evaluate.similarity.samples = 2500  # as many as there are dev queries
     return config

@@ -257,11 +257,11 @@ def test_alike_is_near_one_far_is_near_zero_and_further_is_less(of_shifts):
     assert mauve_of_features(first, first).mean == pytest.approx(1, abs=1e-12)
 
 
-def test_swapping_the_two_moves_it_no_more_than_a_seed(of_shifts):
+def test_swapping_the_two_changes_nothing(of_shifts):
     first, second = _gaussians(1.0)
-    assert mauve_of_features(second, first).mean == pytest.approx(
-        of_shifts[1.0].mean, abs=0.03
-    )
+    swapped = mauve_of_features(second, first)
+    assert swapped.scores == pytest.approx(of_shifts[1.0].scores, abs=1e-9)
+    assert swapped.samples == (600, 600)
 
 
 def test_mean_and_deviation_are_those_of_the_seeds(of_shifts):
@@ -284,6 +284,9 @@ def test_settings_reach_the_computation():
     assert plain.components < whole.components == 8
     few = mauve_of_features(first, second, clusters=2, **base)
     assert few.mean > plain.mean
+    for other in ({"restarts": 1}, {"iterations": 1}, {"unit_norm": False}):
+        changed = mauve_of_features(first, second, **other, **base)
+        assert max(np.abs(np.subtract(changed.scores, plain.scores))) > 1e-3, other
     softer = mauve_of_features(first, second, scale=1.0, **base)
     assert softer.mean > plain.mean
     coarse = mauve_of_features(first, second, points=3, **base)
@@ -299,7 +302,26 @@ def test_equal_texts_share_a_cluster(recwarn):
     assert got.clusters == 20
     expected = mauve_of_histograms(p, q)
     assert got.scores == pytest.approx([expected] * 5, abs=1e-12)
+    # One varying direction: of unit norm there are two points, and no complaint.
+    line = np.abs(random.normal(size=(50, 1))) + 1
+    signs = mauve_of_features(np.append(line, -line, 0), np.append(line[:10], -line, 0))
+    expected = mauve_of_histograms([50, 50], [10, 50])
+    assert signs.scores == pytest.approx([expected] * 5, abs=1e-9)
     assert not [w for w in recwarn if "distinct clusters" in str(w.message)]
+
+
+def test_repeated_texts_weigh_as_many_as_they_are():
+    """0 and 1 are written a thousand times, 2.5 once: two clusters keep 0 and 1 apart.
+
+    As three points of one weight, 0 and 1 would share a cluster: 0.5 against 1.125.
+    """
+    points = np.array([[0.0], [1.0], [2.5]])
+    first, second = (points.repeat(n, 0) for n in ([600, 400, 0], [400, 600, 1]))
+    got = mauve_of_features(
+        first, second, clusters=2, explained_variance=1, unit_norm=False
+    )
+    expected = mauve_of_histograms([600, 400], [400, 601])
+    assert got.scores == pytest.approx([expected] * 5, abs=1e-12)
 
 
 def test_few_samples_are_warned_of(caplog):

@@ -39,7 +39,8 @@ def base(tmp_path_factory):
     """Pairs, a tiny T5, and two sets of synthetic queries.
 
     "near" is written for the documents of dev (d60 on), and holds training queries in
-    capitals; "apart" is written for training documents alone.
+    capitals, then something like the documents' own queries; "apart" is written for
+    training documents alone.
     """
     base = tmp_path_factory.mktemp("similarity")
     queries = _tiny.write_pairs(base / "pairs")
@@ -50,7 +51,7 @@ def base(tmp_path_factory):
         base / "t5", base / "spiece.model"
     )
     near = [query.upper() for query in queries[:COPIED]]
-    near += [f"who finds the list {i}" for i in range(16)]
+    near += [query.replace("who", "someone") for query in queries[60 + COPIED : 80]]
     _write_set(base / "near", near, 60)
     _write_set(base / "apart", [f"send bytes {i}" for i in range(9)], 0)
     return base
@@ -104,6 +105,7 @@ def test_bleu_is_of_the_queries_on_held_out_documents_alone(base, measured):
         texts[:12], [dev[f"d{60 + i}"] for i in range(12)]
     )
     assert near["bleu"] == pytest.approx(expected.score)
+    assert near["bleu"] > 20
 
 
 def test_a_set_on_other_documents_has_no_bleu_and_all_the_rest(measured):
@@ -193,6 +195,14 @@ def test_samples_bound_what_features_are_made_of(base, tmp_path, monkeypatch):
     assert found["copies"]["exact"]["synthetic"]["count"] == COPIED  # looks at all
     assert found["copies"]["training_queries"] == 60
     assert found["copies"]["training_queries_with_features"] == 5
+    # Runs of characters are looked for in all training queries.
+    pairs = BeirDirectory(base / "pairs")
+    training, dev = ([p.query for p in pairs.pairs(s)] for s in ("train", "dev"))
+    drawn = [dev[i] for i in np.random.default_rng(0).permutation(12)[:5]]
+    control = evaluation.GramIndex(training).nearest(drawn)
+    assert found["copies"]["by_grams"]["held_out"]["mean"] == pytest.approx(
+        control.mean()
+    )
 
 
 def test_without_a_featurizer_texts_are_compared_as_texts(base, tmp_path):

@@ -167,6 +167,13 @@ def test_bad_settings_are_refused(t5, gpt2):
         t5_encoder_features(["a"], "/nowhere", f"{t5}/spiece.model")
 
 
+def test_equal_texts_have_equal_features_whatever_batch_they_are_in(t5):
+    texts = [*TEXTS, "sorts the list", "and more of it", "sorts the list"]
+    got = t5_encoder_features(texts, t5, batch_size=2)
+    assert (got[0] == got[4]).all() and (got[0] == got[6]).all()
+    assert np.abs(got[5] - got[4]).max() > 0.01
+
+
 def test_batches_are_cut_to_their_longest_text(monkeypatch, t5):
     shapes = []
     function = tf.function

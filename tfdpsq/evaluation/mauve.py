@@ -75,16 +75,18 @@ def mauve_of_features(
     """MAUVE of two sets of texts, given as features; the defaults are the published.
 
     Principal components of both sets together, unit norm, k-means of both sets together
-    from randomly chosen texts: of `restarts` runs the one of least inertia. Identical
-    texts share a cluster; where fewer than `clusters` are distinct, some stay empty.
+    from randomly chosen texts: of `restarts` runs the one of least inertia. Rows that
+    are equal to the last bit are one point with a weight: two centres on one point
+    would share its rows between them by rounding. Where no more points than clusters
+    are distinct, each is a cluster.
 
     Logs a warning below 1,000 texts on a side: clustering noise and the bias of small
     histograms are then larger than most differences of interest.
 
     Args:
       first: [n, d] floating point, one row a text.
-      second: [m, d] of the same model; swapping the two changes only which texts
-        k-means starts from.
+      second: [m, d] of the same model; swapping the two changes nothing beyond
+        rounding.
       clusters: by default a tenth of the smaller n or m, rounded, and at least 2.
       scale: c, above 0.
       points: see `mauve_of_histograms`.
@@ -139,14 +141,17 @@ def mauve_of_features(
             FEWEST_SAMPLES,
         )
     both = np.concatenate([first, second])
+    distinct, which, counts = np.unique(
+        both, axis=0, return_inverse=True, return_counts=True
+    )
     kept = None if explained_variance == 1 else explained_variance
-    reduced = PCA(kept, svd_solver="full").fit_transform(both)
+    reduced = PCA(kept, svd_solver="full").fit(both).transform(distinct)
     if unit_norm:
         norms = np.linalg.norm(reduced, axis=1, keepdims=True)
         reduced = reduced / np.where(norms > 0, norms, 1)
     scores = []
     for seed in seeds:
-        labels = _labels(reduced, clusters, restarts, iterations, seed)
+        labels = _labels(reduced, counts, clusters, restarts, iterations, seed)[which]
         p, q = (
             np.bincount(part, minlength=clusters)
             for part in (labels[: len(first)], labels[len(first) :])
@@ -247,11 +252,18 @@ def _point(
 
 
 def _labels(
-    rows: np.ndarray, clusters: int, restarts: int, iterations: int, seed: int
+    rows: np.ndarray,
+    weights: np.ndarray,
+    clusters: int,
+    restarts: int,
+    iterations: int,
+    seed: int,
 ) -> np.ndarray:
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
+    if len(rows) <= clusters:
+        return np.arange(len(rows))
     k_means = KMeans(
         clusters,
         init="random",
@@ -260,9 +272,10 @@ def _labels(
         random_state=seed,
     )
     with warnings.catch_warnings():
-        # Of fewer distinct texts than clusters, which is no fault.
+        # The components that were dropped may have told some rows apart.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return k_means.fit_predict(rows)
+        # Single precision takes half the time, and only labels come out.
+        return k_means.fit_predict(rows.astype(np.float32), sample_weight=weights)
 
 
 def _features(name: str, values: np.ndarray) -> np.ndarray:

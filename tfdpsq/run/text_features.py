@@ -42,7 +42,7 @@ def t5_encoder_features(
 
     Returns:
       [n, hidden_dim] float32, in the order of the texts. A text's features do not
-      depend on those that share its batch (beyond rounding).
+      depend on the other texts (beyond rounding); equal texts have equal features.
 
     Raises:
       InputError: no text, a setting below 1, or no such T5 or vocabulary.
@@ -52,7 +52,8 @@ def t5_encoder_features(
     tokenizer = Tokenizer(sources.vocabulary_file(vocabulary, init))
     config, encoder = checkpoints.load_encoder(init)
     tokenizer.require_embeddings(config.vocabulary_size)
-    ids, lengths = (np.asarray(a) for a in tokenizer.encode(list(texts), length))
+    distinct, which = _distinct(texts)
+    ids, lengths = (np.asarray(a) for a in tokenizer.encode(distinct, length))
     pool = MaskedMeanPooling()
 
     def forward(tokens: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
@@ -60,7 +61,7 @@ def t5_encoder_features(
         return pool(states, mask=mask)
 
     rows = [row[:size] for row, size in zip(ids, lengths)]
-    return _in_batches(rows, forward, config.hidden_dim, batch_size)
+    return _in_batches(rows, forward, config.hidden_dim, batch_size)[which]
 
 
 def gpt2_features(
@@ -79,7 +80,8 @@ def gpt2_features(
       length: tokens that are read of a text; no more than the model has positions.
 
     Returns:
-      [n, hidden_dim] float32, after the final layer norm, in the order of the texts.
+      [n, hidden_dim] float32, after the final layer norm, in the order of the texts;
+      equal texts have equal features.
 
     Raises:
       InputError: no text, a setting below 1, or the preset is not there, is no GPT-2,
@@ -101,9 +103,10 @@ def gpt2_features(
             "take the features of a T5."
         ) from error
     length = min(length, backbone.max_sequence_length)
+    distinct, which = _distinct(texts)
     rows = [
         row[:length] if len(row) else np.array([tokenizer.end_token_id], np.int32)
-        for row in tokenizer(list(texts)).numpy()
+        for row in tokenizer(distinct).numpy()
     ]
 
     def forward(tokens: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
@@ -111,7 +114,18 @@ def gpt2_features(
         last = tf.reduce_sum(mask, axis=1) - 1
         return tf.gather(states, last, batch_dims=1)
 
-    return _in_batches(rows, forward, backbone.hidden_dim, batch_size)
+    return _in_batches(rows, forward, backbone.hidden_dim, batch_size)[which]
+
+
+def _distinct(texts: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Every text once, and where in them each text is.
+
+    Equal texts so have equal features to the last bit, which two batches would not
+    give them, and the work is done once.
+    """
+    places: dict[str, int] = {}
+    which = [places.setdefault(text, len(places)) for text in texts]
+    return list(places), which
 
 
 def _in_batches(
