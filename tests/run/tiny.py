@@ -76,7 +76,7 @@ def tiny_config(data):
     # Long enough for canaries, of a vocabulary that has no words for digits.
     config.audit_epsilons = (8.0,)
     config.finetune.query_length = config.synthesize.query_length = 48
-    config.canaries.update(repetitions=(2,), trials=1, candidates=10, digits=8)
+    config.canaries.update(repetitions=(2,), trials=1, candidates=20, digits=8)
     config.canaries.coins = 10
     config.audit.update(samples_per_document=1, members=10, batch_size=16)
     config.synthesize.batch_size = 16

@@ -305,7 +305,7 @@ def _check(
         validation.positive_integer("repetitions", repetitions)
     validation.positive_integer("trials", config.trials)
     validation.in_range("digits", config.digits, 8, 18)
-    validation.in_range("candidates", config.candidates, 10, 10_000)
+    validation.in_range("candidates", config.candidates, 20, 10_000)
     validation.in_range("coins", config.coins, 0, 10**6)
 
 
