@@ -215,6 +215,13 @@ def test_text_with_a_query_of_the_benchmark_is_refused(tmp_path, monkeypatch):
         pretrain.run(_config("pydocs", texts=(str(text),)), tmp_path / "t5")
 
 
+def test_a_size_needs_a_t5_to_be_made_from(pairs, tmp_path):
+    config = _config(pairs)
+    config.resize.num_layers = 4
+    with pytest.raises(validation.InputError, match="there is no init to resize"):
+        pretrain.run(config, tmp_path / "t5")
+
+
 def test_queries_and_synthetic_sets_are_no_public_text(pairs, tmp_path):
     config = _config(pairs, texts=(str(pairs / "queries.jsonl"),))
     with pytest.raises(validation.InputError, match="holds the queries of a BEIR"):

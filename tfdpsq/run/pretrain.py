@@ -40,6 +40,7 @@ from tfdpsq.data.pydocs import public_documents, read_documents, refuse_queries
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import T5QueryGenerator, checkpoints, pretraining
 from tfdpsq.generator.checkpoints import huggingface
+from tfdpsq.generator.resizing import resized
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
@@ -59,6 +60,8 @@ def default_config() -> ml_collections.ConfigDict:
             "texts": (),
             "vocabulary": "",  # "" learns one of `t5.vocabulary_size` less sentinels
             "init": "",  # any T5 checkpoint to go on from
+            # Its size, where it is to be another; 0 keeps it. See `generator.resizing`.
+            "resize": {"num_layers": 0, "intermediate_dim": 0},
             "t5": {
                 "vocabulary_size": 8192,
                 "num_layers": 3,
@@ -159,6 +162,11 @@ def _check(config) -> None:
     for field in ("learning_rate", "scale"):
         validation.positive(field, config[field])
     validation.one_of("stored", config.stored, ("float32", "float16", "bfloat16"))
+    if any(config.resize.values()) and not config.init:
+        raise validation.InputError(
+            f"resize is {config.resize.to_dict()}, but there is no init to resize. "
+            "Give the T5 to start from, or set the size in t5."
+        )
     if not config.init and config.t5.vocabulary_size <= SENTINELS:
         raise validation.InputError(
             f"t5.vocabulary_size is {config.t5.vocabulary_size}; {SENTINELS} of it are "
@@ -179,7 +187,11 @@ def _make(config, out: pathlib.Path, own: pathlib.Path, inputs: dict) -> dict:
     tokenizer = Tokenizer(vocabulary)
     tf.keras.utils.set_random_seed(config.seed)
     if config.init:
-        model = T5QueryGenerator.load(config.init, soft_prompt=0)
+        model = resized(
+            T5QueryGenerator.load(config.init, soft_prompt=0),
+            **config.resize,
+            seed=config.seed,
+        )
     else:
         model = T5QueryGenerator(T5Config(**config.t5))
     stores = _rows(config, own, tokenizer)

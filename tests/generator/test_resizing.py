@@ -1,0 +1,107 @@
+"""Resizing a T5: a larger one is the same function, a smaller one has its weights."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.generator.resizing import resized
+from tfdpsq.layers import T5Config
+
+_CONFIG = T5Config(
+    vocabulary_size=40,
+    num_layers=3,
+    num_heads=2,
+    hidden_dim=8,
+    intermediate_dim=12,
+    key_value_dim=4,
+    dropout=0.0,
+)
+_ROWS = {
+    "document_ids": tf.constant([[5, 6, 7, 8, 1, 0], [9, 3, 1, 0, 0, 0]]),
+    "document_lengths": tf.constant([5, 3]),
+    "query_ids": tf.constant([[4, 11, 12, 1], [30, 1, 0, 0]]),
+    "query_lengths": tf.constant([4, 2]),
+}
+
+
+def _model(**changes):
+    tf.keras.utils.set_random_seed(3)
+    model = T5QueryGenerator(dataclasses.replace(_CONFIG, **changes))
+    for variable in model.trainable_variables:
+        # Norms and biases too: a fresh T5's are ones and small numbers.
+        variable.assign_add(tf.random.normal(variable.shape, stddev=0.2))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("version", "size"), [("1.0", (7, 0)), ("1.0", (5, 13)), ("1.1", (4, 20))]
+)
+def test_a_larger_one_is_the_same_function(version, size):
+    model = _model(version=version)
+    larger = resized(model, *size)
+    assert larger.config.num_layers == (size[0] or 3)
+    assert larger.config.intermediate_dim == (size[1] or 12)
+    expected = model(_ROWS).numpy()
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(larger(_ROWS).numpy(), expected, rtol=0, atol=2e-5)
+
+
+def test_what_was_added_learns():
+    """Each new weight, or what it feeds, has a gradient: none is dead for good."""
+    larger = resized(_model(version="1.1"), 5, 16)  # no relu, which may be 0
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    before = [variable.numpy() for variable in larger.trainable_variables]
+    for _ in range(2):  # first the weights out of zero, then those that feed them
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(larger.row_losses(_ROWS))
+        gradients = tape.gradient(loss, larger.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, larger.trainable_variables))
+    for variable, old in zip(larger.trainable_variables, before):
+        moved = np.abs(variable.numpy() - old)
+        assert moved.max() > 0, variable.name
+        if variable.name.endswith("output_projector/kernel:0"):
+            assert (moved.max(axis=1) > 0).all(), variable.name
+
+
+def test_a_smaller_one_keeps_the_first_and_the_last_layer():
+    model = _model()
+    smaller = resized(model, 2)
+    layers = model.backbone.encoder_transformer_layers
+    kept = smaller.backbone.encoder_transformer_layers
+    for old, new in ((layers[0], kept[0]), (layers[2], kept[1])):
+        for theirs, ours in zip(old.weights, new.weights):
+            np.testing.assert_array_equal(theirs.numpy(), ours.numpy())
+    one = resized(model, 1).backbone.decoder_transformer_layers
+    first = model.backbone.decoder_transformer_layers[0]
+    np.testing.assert_array_equal(one[0].weights[0], first.weights[0])
+
+
+def test_the_units_that_stay_are_those_that_count():
+    """Units whose weights out are zero go first: the function does not change."""
+    model = _model()
+    backbone = model.backbone
+    for layer in (
+        *backbone.encoder_transformer_layers,
+        *backbone.decoder_transformer_layers,
+    ):
+        kernel = layer.output_projector.kernel
+        mask = np.ones(kernel.shape[0])
+        mask[[1, 4, 7, 8]] = 0
+        kernel.assign(kernel * mask[:, None])
+    smaller = resized(model, intermediate_dim=8)
+    assert smaller.config.intermediate_dim == 8
+    np.testing.assert_allclose(smaller(_ROWS), model(_ROWS), rtol=0, atol=2e-5)
+
+
+def test_sizes_that_are_none_and_soft_prompts_are_refused():
+    with pytest.raises(validation.InputError, match="num_layers is -1"):
+        resized(_model(), num_layers=-1)
+    with pytest.raises(validation.InputError, match="intermediate_dim is 1.5"):
+        resized(_model(), intermediate_dim=1.5)
+    prompted = T5QueryGenerator(_CONFIG, soft_prompt=2)
+    with pytest.raises(validation.InputError, match="has a soft prompt"):
+        resized(prompted, num_layers=4)
