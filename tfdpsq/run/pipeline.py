@@ -14,7 +14,6 @@ again with the same command.
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import pathlib
@@ -24,10 +23,9 @@ import time
 from typing import Any
 
 import ml_collections
-import tensorflow as tf
 
 from tfdpsq import privacy, validation
-from tfdpsq.data import Tokenizer, atomic_write
+from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy import reads as privacy_reads
@@ -43,13 +41,13 @@ from tfdpsq.run import (
     report,
     report_content,
     sources,
+    stages,
     synthesize,
     train_retriever,
     workdir,
 )
 
 SPLITS = ("train", "dev", "test")
-SECONDS_FILE = "seconds.json"
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -126,7 +124,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
         directory,
         rows=rows,
         sets=sets,
-        seconds=job.seconds,
+        seconds=job.stages.seconds,
         command=" ".join(map(shlex.quote, ["python", "-m", "tfdpsq.run.pipeline"]))
         + " "
         + " ".join(map(shlex.quote, sys.argv[1:])),
@@ -152,13 +150,8 @@ class _Job:
 
     def __init__(self, config: ml_collections.ConfigDict, directory: pathlib.Path):
         self.config = config
-        self.private = directory / "private"
-        self.release = directory / "release"
-        self.private.mkdir(mode=0o700, exist_ok=True)
-        path = self.private / SECONDS_FILE
-        self.seconds: dict[str, float] = (
-            json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        )
+        self.stages = stages.Stages(directory)
+        self.private = self.stages.private
 
     def _run(self, stage, name: str, free: bool, settings: dict) -> pathlib.Path:
         """Runs one stage under `release/` if its output is free to go, or `private/`.
@@ -170,24 +163,9 @@ class _Job:
           settings: what the pipeline fills into the stage's config.
         """
         module, config = stage
-        config = config.copy_and_resolve_references()
-        if "private_directory" in config:
-            config.private_directory = str(self.private)
         if module not in (evaluate, canaries):  # whose seed would tell the secrets
-            config.seed = self.config.seed
-        with config.unlocked():
-            config.update(settings)
-        out = (self.release if free else self.private) / name
-        stage = module.run(config, out)
-        # Keras keeps every graph it ever built; a dozen stages would add up.
-        tf.keras.backend.clear_session()
-        gc.collect()
-        if "seconds" in stage:  # it was run now
-            self.seconds[name] = stage["seconds"]
-            atomic_write(
-                self.private / SECONDS_FILE, json.dumps(self.seconds, indent=2) + "\n"
-            )
-        return out
+            settings = {"seed": self.config.seed, **settings}
+        return self.stages.run(module, config, name, free, **settings)
 
     def prepare(self) -> None:
         """Public pairs, the public T5 to start from, and its vocabulary."""

@@ -114,6 +114,29 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     return metrics
 
 
+def values_of(
+    config: ml_collections.ConfigDict, directory: pathlib.Path, metric: str
+) -> dict[str, dict[str, list[np.ndarray]]]:
+    """Every query's value of a metric, from the TREC files that a run left.
+
+    Args:
+      config: the run's settings.
+      directory: its workdir.
+      metric: one of its metrics.
+
+    Returns:
+      {set: {system: [[queries] values, for each of the set's parts]}}.
+    """
+    parts, _ = benchmark_sets.locate(config)
+    found: dict[str, dict[str, list[np.ndarray]]] = {}
+    for part in parts:
+        scored = _scored(config, part, directory / RUNS / part.name)
+        of_set = found.setdefault(part.of, {system: [] for system in config.systems})
+        for system, result in scored.items():
+            of_set[system].append(result.values(metric))
+    return found
+
+
 def _checked(
     config, part: Part, directory: pathlib.Path
 ) -> tuple[dict[str, str], dict[str, int]]:
