@@ -199,7 +199,7 @@ def _tiny(config):
         "pyarrow",
         "pygments",
         "rich",
-        "urllib3",
+        "tensorflow_text",
         "werkzeug",
     )
     # The T5 that comes with the package, cut down or grown, and then each trained on

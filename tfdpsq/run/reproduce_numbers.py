@@ -111,7 +111,11 @@ def _room(table: Mapping[str, Any], ours: _Cells) -> dict[str, float]:
 
 
 def _asked(table: Mapping[str, Any]) -> list[Row]:
-    return [row_of(name) for name in (*table["paper"], *table["controls"])]
+    """The paper's rows, best first by its first column, and the controls."""
+    paper = sorted(table["paper"], key=lambda row: table["paper"][row][0])
+    if table["columns"][0] not in table["lower"]:
+        paper.reverse()
+    return [row_of(name) for name in (*paper, *table["controls"])]
 
 
 def _retrieval(config, rows: Rows, table: Mapping[str, Any]) -> _Cells:

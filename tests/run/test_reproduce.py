@@ -1,0 +1,198 @@
+"""The paper's tables as one command: rows, refusals, and a run that is killed."""
+
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfdpsq import validation
+from tfdpsq.data.pydocs import PACKAGES, build_pydocs
+from tfdpsq.run import benchmark_sets, pipeline_checks, reproduce, reproduce_rows
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _module(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+paper = _module(ROOT / "configs" / "paper" / "tables.py")
+
+
+def test_every_table_is_whole():
+    """A number in every column, and claims about rows and columns that are there."""
+    assert list(paper.TABLES) == ["3", "4", "5", "6", "7"]
+    for table in paper.TABLES.values():
+        for row, numbers in table["paper"].items():
+            reproduce_rows.row_of(row)
+            assert len(numbers) == len(table["columns"])
+        for above, below, column in table["claims"]:
+            place = table["columns"].index(column)
+            a, b = table["paper"][above][place], table["paper"][below][place]
+            # The paper's own numbers bear out what is said to be its claim.
+            assert a < b if column in table["lower"] else a > b, (above, below, column)
+    columns = paper.TABLES["5"]["columns"][1:]
+    assert set(columns) == set(benchmark_sets.PAPER)
+
+
+def test_rows_that_tables_share_have_one_number_each():
+    third, fourth = (paper.TABLES[name]["paper"] for name in "34")
+    shared = third.keys() & fourth.keys()
+    assert shared == {"synthetic-base-eps3"}
+    assert all(third[row] == fourth[row] for row in shared)
+
+
+@pytest.mark.parametrize("scale", paper.SCALES)
+def test_a_scale_is_a_job_that_the_stages_take(scale):
+    config = paper.get_config(scale)
+    job = config.job.copy_and_resolve_references()
+    # Presets that would have to be downloaded.
+    job.init = job.retriever_init = "t5_tiny_pydocs"
+    pipeline_checks.check_settings(job)
+    assert set(config.sizes) == set(paper.SIZES)
+    if scale == "paper":
+        assert job.finetune.batch_size == 1024
+        assert job.finetune.document_length == 384
+        assert config.sizes["large"]["init"] == "t5_large_multi"
+    else:
+        assert set(config.held_out_packages) < set(PACKAGES)
+        assert len(config.held_out_packages) == len(benchmark_sets.PAPER)
+
+
+def test_zero_shot_sets_hold_next_to_nothing_that_was_trained_on():
+    held = paper.get_config("tiny").held_out_packages
+    home = build_pydocs(packages=[name for name in PACKAGES if name not in held])
+
+    def key(text):
+        return "".join(text.casefold().split())
+
+    known = {key(text) for text in home.queries().values()}
+    for package in held:
+        queries = build_pydocs(packages=(package,)).queries().values()
+        assert len(queries) >= 85
+        assert sum(key(query) in known for query in queries) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "size", "epsilon"),
+    [
+        ("original", "original", "", math.inf),
+        ("synthetic-large-eps3", "synthetic", "large", 3.0),
+        ("synthetic-base-inf", "synthetic", "base", math.inf),
+        ("direct-eps0.5", "direct", "", 0.5),
+        ("public-only", "public-only", "", None),
+    ],
+)
+def test_a_rows_name_says_what_it_is(name, kind, size, epsilon):
+    row = reproduce_rows.row_of(name)
+    assert (row.kind, row.size, row.epsilon) == (kind, size, epsilon)
+
+
+@pytest.mark.parametrize(
+    "name", ["synthetic", "synthetic-base", "direct-eps", "direct-eps-3", "other-eps8"]
+)
+def test_a_row_that_is_none_is_named(name):
+    with pytest.raises(validation.InputError, match=f"the row '{name}'"):
+        reproduce_rows.row_of(name)
+
+
+def test_a_table_that_is_none_is_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(validation.InputError, match="table is '9'"):
+        reproduce.run(paper.get_config("tiny"), tmp_path / "work", ["9"])
+    config = paper.get_config("tiny")
+    del config.sizes["xl"]
+    with pytest.raises(validation.InputError, match="size of row 'synthetic-xl-eps3'"):
+        reproduce.run(config, tmp_path / "work", ["4"])
+    assert not (tmp_path / "work").exists()
+
+
+_CONFIG = """
+import importlib.util
+
+def _load(path):
+    spec = importlib.util.spec_from_file_location("loaded", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+def get_config():
+    config = _load({tables!r}).get_config("tiny")
+    tiny = _load({tiny!r}).tiny_config({data!r})
+    for name in ("prepare", "finetune", "synthesize", "retriever", "direct", "evaluate",
+                 "canaries", "audit"):
+        config.job[name] = tiny[name]
+    config.job.data = {data!r}
+    # Weights and vocabulary of the package: a step or two of each.
+    for stage in (config.job.finetune, config.job.retriever, config.job.direct):
+        stage.steps = 2
+    config.job.retriever.embedding_dim = config.job.direct.embedding_dim = 192
+    config.job.pretrain.update(steps=2, pair_rows=4, text_rows=4, watched_rows=8)
+    config.job.pretrain.update(held_out_one_in=8, document_length=32, query_length=12)
+    config.job.evaluate.similarity.update(featurizer="")
+    config.job.canaries.repetitions = (10, 100)
+    config.held_out_packages = ()
+    config.zero_shot.update(sets=("pairs",), paths={{"pairs": {data!r}}})
+    config.audit = {{"steps": 2}}
+    config.resamples = 200
+    return config
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_run_that_is_killed_goes_on_and_makes_every_table(tmp_path):
+    """Through the command line, at the smallest size; nothing finished is redone."""
+    tiny = pathlib.Path(__file__).parent / "tiny.py"
+    _module(tiny).write_pairs(tmp_path / "pairs", train=240, dev=30, test=30)
+    config = tmp_path / "config.py"
+    config.write_text(
+        _CONFIG.format(
+            tables=str(ROOT / "configs" / "paper" / "tables.py"),
+            tiny=str(tiny),
+            data=str(tmp_path / "pairs"),
+        )
+    )
+    work = tmp_path / "work"
+    command = [
+        sys.executable,
+        "-m",
+        "tfdpsq.run.reproduce",
+        f"--config={config}",
+        f"--workdir={work}",
+    ]
+    options = {"cwd": ROOT, "env": {**os.environ, "CUDA_VISIBLE_DEVICES": ""}}
+    process = subprocess.Popen([*command, "--table=3"], **options)
+    while not list(work.glob("release/seed0/synthetic_*/stage.json")):
+        assert process.poll() is None
+        time.sleep(0.2)
+    process.kill()
+    process.wait()
+    before = {path: path.read_bytes() for path in work.rglob("stage.json")}
+    assert before
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for path, content in before.items():
+        assert path.read_bytes() == content
+    results = json.loads((work / "tables.json").read_text())
+    assert list(results["tables"]) == ["3", "4", "5", "6", "7"]
+    for name, table in results["tables"].items():
+        rows = {row["name"] for row in table["rows"]}
+        assert paper.TABLES[name]["paper"].keys() <= rows
+        assert f"Table {name}." in done.stdout
+        assert len(table["verdicts"]) == len(paper.TABLES[name]["claims"])
+    # What was made under a finite ε is where it may be released from, with its ε.
+    for path in (work / "release" / "seed0").iterdir():
+        assert json.loads((path / "certificate.json").read_text())
+    assert not list((work / "release").rglob("*inf*"))
+    assert not list((work / "release").rglob("*original*"))

@@ -1,0 +1,136 @@
+"""Orderings, Kendall's τ and the page: against counts by hand and another formula."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tfdpsq import validation
+from tfdpsq.run import reproduce_report, reproduce_tables
+from tfdpsq.run.reproduce_tables import FAILS, HOLDS, OPEN, Cell
+
+
+def _cell(*parts):
+    queries = tuple(np.asarray(part, float) for part in parts)
+    return Cell(float(np.mean([q.mean() for q in queries])), queries)
+
+
+_PAPER = {"a": {"x": 0.5}, "b": {"x": 0.3}}
+
+
+def test_an_ordering_holds_is_open_or_fails_as_the_queries_say():
+    random = np.random.default_rng(0)
+    base = random.uniform(0.2, 0.8, 400)
+    noise = random.normal(0, 0.1, 400)
+    rows = {
+        0.1: HOLDS,  # 20 standard errors
+        -0.1: FAILS,
+        0.0: OPEN,
+    }
+    for shift, expected in rows.items():
+        above = base + noise - noise.mean() + shift
+        ours = {"a": {"x": _cell(above)}, "b": {"x": _cell(base)}}
+        found = reproduce_tables.judge(("a", "b", "x"), ours, _PAPER, resamples=2000)
+        assert found.verdict == expected
+        assert found.difference == pytest.approx(shift, abs=1e-12)
+        # The normal approximation of the same interval.
+        half = 1.96 * noise.std() / math.sqrt(400)
+        assert found.low == pytest.approx(shift - half, abs=0.002)
+        assert found.high == pytest.approx(shift + half, abs=0.002)
+        assert found.paper == pytest.approx(0.2)
+
+
+def test_where_less_is_better_the_lower_row_is_above():
+    ours = {"a": {"x": Cell(3.0)}, "b": {"x": Cell(40.0)}}
+    paper = {"a": {"x": 1.0}, "b": {"x": 43.0}}
+    found = reproduce_tables.judge(("a", "b", "x"), ours, paper, ("x",))
+    assert (found.verdict, found.difference, found.paper) == (HOLDS, 37.0, 42.0)
+    assert found.low is None
+    turned = reproduce_tables.judge(("a", "b", "x"), ours, paper)
+    assert turned.verdict == FAILS
+
+
+def test_every_set_counts_the_same_however_many_queries_it_has():
+    many, few = np.zeros(300), np.ones(20)
+    ours = {
+        "a": {"x": _cell(many, few)},
+        "b": {"x": _cell(many, np.zeros(20))},
+    }
+    found = reproduce_tables.judge(("a", "b", "x"), ours, _PAPER, resamples=200)
+    # 0 on one set, 1 on the other; over queries it would be 20/320.
+    assert found.difference == found.low == found.high == 0.5
+
+
+def test_rows_of_other_queries_are_refused():
+    ours = {"a": {"x": _cell([1, 0])}, "b": {"x": _cell([1, 0, 1])}}
+    with pytest.raises(validation.InputError, match="measured on different queries"):
+        reproduce_tables.judge(("a", "b", "x"), ours, _PAPER)
+
+
+def test_kendalls_tau_counts_pairs():
+    random = np.random.default_rng(1)
+    for size in (2, 5, 8):
+        ours, paper = random.normal(size=(2, size))
+        agree = [
+            np.sign(ours[i] - ours[j]) * np.sign(paper[i] - paper[j])
+            for i, j in itertools.combinations(range(size), 2)
+        ]
+        found = reproduce_tables.kendall(list(ours), list(paper))
+        assert found.tau == pytest.approx(np.mean(agree))
+        assert found.rows == size
+    # All 4! orders are equally likely by chance: two of them agree as perfectly.
+    assert reproduce_tables.kendall([1, 2, 3, 4], [5, 6, 7, 9]).p_value == (
+        pytest.approx(2 / 24)
+    )
+    assert math.isnan(reproduce_tables.kendall([1, 1], [1, 2]).tau)
+    with pytest.raises(validation.InputError, match="2 numbers of ours and 3"):
+        reproduce_tables.kendall([1, 2], [1, 2, 3])
+
+
+def test_a_failed_ordering_says_what_could_have_been_seen():
+    verdict = reproduce_tables.Verdict("a", "b", "x", 0.001, -0.004, 0.006, 0.1, OPEN)
+    text = reproduce_tables.why(verdict, 0.012, 2000)
+    assert "2000 test queries tell differences from about 0.0050" in text
+    assert "+0.0010" in text and "to gain is 0.0120" in text
+    reverse = reproduce_tables.Verdict("a", "b", "x", -1, -2, -0.5, 0.1, FAILS)
+    assert "other way round" in reproduce_tables.why(reverse, None, 2000)
+
+
+def test_the_page_and_the_text_show_ours_beside_the_papers(tmp_path):
+    row = {
+        "name": "direct-eps3",
+        "paper": {"ndcg@10": 0.0234},
+        "ours": {
+            "ndcg@10": {"value": 0.2718, "note": "by seed <1>"},
+            "more": {"value": math.nan, "note": ""},
+        },
+    }
+    verdict = reproduce_tables.Verdict("p", "q", "x", 0.1, 0.05, 0.15, 0.2, HOLDS)
+    results = {
+        "tables": {
+            "3": {
+                "title": "Retrieval",
+                "columns": ["ndcg@10", "more"],
+                "rows": [row, {**row, "name": "untrained", "paper": None}],
+                "tau": {"ndcg@10": {"tau": 0.71, "p_value": 0.01, "rows": 8}},
+                "verdicts": [{**vars(verdict), "why": ""}],
+            }
+        },
+        "seeds": [0],
+        "data": "pydocs",
+        "versions": {},
+        "seconds": {"prepare": 61.0},
+    }
+    text = reproduce_report.as_text(results)
+    assert "direct-eps3   0.2718 (0.0234)  –" in text
+    assert "Kendall's τ   0.71" in text
+    assert "p above q in x: holds, +0.1000 (+0.0500 to +0.1500)" in text
+    reproduce_report.write(tmp_path, results)
+    page = (tmp_path / "tables.html").read_text()
+    assert "paper 0.0234; by seed &lt;1&gt;" in page and "0.2718" in page
+    assert "Of 1 orderings that the paper reports: 1 holds, 0 cannot be told" in page
+    assert "control, not in the paper" in page
+    saved = json.loads((tmp_path / "tables.json").read_text())
+    assert saved["tables"]["3"]["rows"][0]["ours"]["more"]["value"] is None
