@@ -13,7 +13,8 @@ A secret repeated 100 times is 100 units under unit query, and one under unit us
 `--guarantees` says which are measured, as UNIT:EPSILON.
 
 `--pairs` takes so many training pairs of the data only: a secret is learnt by how often
-it is seen, which with fewer other pairs takes fewer steps.
+it is seen, which with fewer other pairs takes fewer steps. `--document_length` is that
+of the quickstart unless given.
 """
 
 import argparse
@@ -76,6 +77,8 @@ def run(options):
     for unit, epsilon in options.guarantees:
         name = f"{unit}_{'inf' if math.isinf(epsilon) else f'eps{epsilon:g}'}"
         training = job.finetune
+        if options.document_length:
+            training.document_length = options.document_length
         training.update(
             pairs=str(private / "canaries" / canaries.DATA),
             init=job.init,
@@ -169,6 +172,7 @@ def main():
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch_size", type=int, default=128)
     parser.add_argument("--documents", type=int, default=4000)
+    parser.add_argument("--document_length", type=int, default=0)
     options = parser.parse_args()
     started = time.time()
     found = run(options)
