@@ -13,11 +13,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SIZES = {
-    "pairs": 1500,
-    "trials": 4,
-    "coins": 200,
-    "steps": 150,
-    "documents": 500,
+    "pairs": 1000,
+    "trials": 3,
+    "coins": 100,
+    "steps": 120,
+    "documents": 300,
     "document_length": 48,
 }
 

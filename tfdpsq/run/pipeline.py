@@ -63,9 +63,9 @@ def default_config() -> ml_collections.ConfigDict:
     `direct.method`. With `strict` the job refuses: measuring what was kept reads
     private queries. `seed` is that of every stage before the evaluation; the noise is
     drawn afresh whatever it is. For each of `audit_epsilons` one more generator is
-    trained, on pairs with canaries among them, and audited; `finetune.unit` says whether
-    its guarantee is for a query or a user. Paths, ε and seed inside the stages' own
-    settings are filled in by the pipeline.
+    trained, on pairs with canaries among them, and audited, for the unit that
+    `finetune.unit` names. Paths, ε and seed inside the stages' own settings are filled
+    in by the pipeline.
     """
     config = ml_collections.ConfigDict(
         {
