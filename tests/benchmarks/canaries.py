@@ -104,6 +104,7 @@ def run(options):
             generator=str(generator),
             synthetic=str(written / synthesize.SET),
             other_splits=("dev",),
+            members=options.members,
             private_directory=str(private),
         )
         out = private / f"audit_{name}"
@@ -121,6 +122,7 @@ def summary(found):
         "repeated": {
             str(entry["repetitions"]): {
                 "units": entry["units"],
+                "ranks": entry["ranks"],
                 "mean_rank": round(entry["mean_rank"], 2),
                 "p_value": entry["p_value"],
                 "ranked_first": float(np.mean(np.equal(entry["ranks"], 1))),
@@ -173,6 +175,7 @@ def main():
     parser.add_argument("--batch_size", type=int, default=128)
     parser.add_argument("--documents", type=int, default=4000)
     parser.add_argument("--document_length", type=int, default=0)
+    parser.add_argument("--members", type=int, default=1000)
     options = parser.parse_args()
     started = time.time()
     found = run(options)
