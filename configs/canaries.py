@@ -2,6 +2,9 @@
 
 python -m tfdpsq.run.canaries --config=configs/canaries.py \
     --workdir=WORKDIR/private/canaries --config.data=BEIR
+
+Each secret has a user of its own, so that the result can be trained on with unit
+"query" or "user", and audited for either.
 """
 
 from tfdpsq.run import canaries

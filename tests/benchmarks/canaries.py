@@ -2,14 +2,19 @@
 
     python tests/benchmarks/canaries.py --workdir DIR
 
-Puts the paper's canaries (section 6.3) among private pairs, trains the generator of
-the quickstart on them at each ε, lets it write a set, and audits model and set (see
-`run/audit.py`). Prints one JSON line: for each ε and number of repetitions the mean
-rank of the secrets among 100 candidates with its p-value against chance, their mean
-exposure, the share that leaked into generated queries, and the lower bounds on ε.
+Puts the paper's canaries (section 6.3) among private pairs, each secret with a user of
+its own, trains the generator of the quickstart on them for each privacy unit and ε,
+lets it write a set, and audits model and set (see `run/audit.py`). Prints one JSON
+line: for each of these and each number of repetitions the mean rank of the secrets
+among 100 candidates with its p-value against chance, their mean exposure, the share
+that leaked into generated queries, and the lower bounds on ε.
+
+A secret repeated 100 times is 100 units under unit query, and one under unit user:
+`--guarantees` says which are measured, as UNIT:EPSILON.
 
 `--pairs` takes so many training pairs of the data only: a secret is learnt by how often
-it is seen, which with fewer other pairs takes fewer steps.
+it is seen, which with fewer other pairs takes fewer steps. `--document_length` is that
+of the quickstart unless given.
 """
 
 import argparse
@@ -55,21 +60,29 @@ def part_of(data, count, directory):
 
 
 def run(options):
-    """Makes everything that is not there; returns {ε: what audit.json holds}."""
+    """Makes what is not there; returns {unit and ε: what audit.json holds}."""
     job, private = quickstart(), options.workdir / "private"
     data = options.data
     if options.pairs:
         data = part_of(data, options.pairs, private / "part")
     inserted = canaries.default_config()
-    inserted.update(data=data, trials=options.trials, coins=options.coins)
+    inserted.update(
+        data=data,
+        trials=options.trials,
+        coins=options.coins,
+        repetitions=tuple(options.repetitions),
+    )
     canaries.run(inserted, private / "canaries")
     found = {}
-    for epsilon in options.epsilons:
-        name = "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
+    for unit, epsilon in options.guarantees:
+        name = f"{unit}_{'inf' if math.isinf(epsilon) else f'eps{epsilon:g}'}"
         training = job.finetune
+        if options.document_length:
+            training.document_length = options.document_length
         training.update(
             pairs=str(private / "canaries" / canaries.DATA),
             init=job.init,
+            unit=unit,
             epsilon=epsilon,
             steps=options.steps,
             batch_size=options.batch_size,
@@ -91,6 +104,7 @@ def run(options):
             generator=str(generator),
             synthetic=str(written / synthesize.SET),
             other_splits=("dev",),
+            members=options.members,
             private_directory=str(private),
         )
         out = private / f"audit_{name}"
@@ -104,8 +118,11 @@ def summary(found):
     """What README shows of an audit."""
     return {
         "epsilon": found["epsilon_certified"],
+        "unit": found["unit"],
         "repeated": {
             str(entry["repetitions"]): {
+                "units": entry["units"],
+                "ranks": entry["ranks"],
                 "mean_rank": round(entry["mean_rank"], 2),
                 "p_value": entry["p_value"],
                 "ranked_first": float(np.mean(np.equal(entry["ranks"], 1))),
@@ -120,11 +137,23 @@ def summary(found):
         "epsilon_at_least": {
             name: round(each["epsilon"], 3) for name, each in found["one_run"].items()
         },
+        "coins_auc": {
+            name: [round(value, 4) for value in each["auc"]]
+            for name, each in found["one_run"].items()
+        },
         "membership_auc": {
             name: [round(value, 4) for value in each["auc"]]
             for name, each in found["membership"].items()
         },
     }
+
+
+def guarantee(text):
+    """A unit and an ε, from such as "user:8"."""
+    unit, epsilon = text.split(":")
+    if unit not in ("query", "user"):
+        raise argparse.ArgumentTypeError(f"the unit is {unit!r}; give query or user")
+    return unit, float(epsilon)
 
 
 def main():
@@ -133,12 +162,20 @@ def main():
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--data", default=sources.PYDOCS)
     parser.add_argument("--pairs", type=int, default=4000)
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[math.inf, 8.0])
+    parser.add_argument(
+        "--guarantees",
+        type=guarantee,
+        nargs="+",
+        default=[("query", math.inf), ("query", 8.0), ("user", 8.0)],
+    )
+    parser.add_argument("--repetitions", type=int, nargs="+", default=[1, 10, 100])
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--coins", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch_size", type=int, default=128)
     parser.add_argument("--documents", type=int, default=4000)
+    parser.add_argument("--document_length", type=int, default=0)
+    parser.add_argument("--members", type=int, default=1000)
     options = parser.parse_args()
     started = time.time()
     found = run(options)

@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
 from tfdpsq.data.texts import Pair
-from tfdpsq.evaluation import audit_one_run
+from tfdpsq.evaluation import audit_one_run, least_mean_rank, pure_epsilon_bound
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.layers import T5Config
+from tfdpsq.privacy import read_certificate
 from tfdpsq.run import (
     audit,
     canaries,
@@ -47,19 +48,7 @@ def base(tmp_path_factory):
     config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
     T5QueryGenerator(config).save(base / "public", base / "spiece.model")
     _insert(base, "private/canaries")
-    training = finetune.default_config()
-    training.update(
-        pairs=str(base / "private" / "canaries" / "data"),
-        init=str(base / "public"),
-        document_length=24,
-        query_length=48,
-        batch_size=16,
-        microbatch_size=16,
-        steps=2,
-        n_is_public=True,
-        epsilon=math.inf,
-    )
-    finetune.run(training, base / "private" / "generator")
+    _train(base, "private/generator", epsilon=math.inf)
     settings = synthesize.default_config()
     settings.update(
         generator=str(base / "private" / "generator"),
@@ -85,6 +74,22 @@ def _insert(base, name, **options):
     )
     config.update(options)
     return canaries.run(config, base / name)
+
+
+def _train(base, name, **options):
+    config = finetune.default_config()
+    config.update(
+        pairs=str(base / "private" / "canaries" / "data"),
+        init=str(base / "public"),
+        document_length=24,
+        query_length=48,
+        batch_size=16,
+        microbatch_size=16,
+        steps=2,
+        n_is_public=True,
+    )
+    config.update(options)
+    return finetune.run(config, base / name)
 
 
 def _audit(base, name, **options):
@@ -119,6 +124,68 @@ def test_canaries_stand_among_the_pairs(base):
     secrets = [s for canary in made for s in (canary.secret, *canary.candidates)]
     assert len(set(secrets)) == len(secrets)
     assert all(len(secret) == 10 and secret.isdigit() for secret in secrets)
+
+
+def test_all_queries_of_a_canary_are_one_users(base):
+    """Who owns nothing else; in data without users everybody else owns one query."""
+    users = BeirDirectory(base / "private" / "canaries" / "data").users()
+    made = canaries.read_canaries(base / "private" / "canaries")
+    owned = collections.defaultdict(set)
+    for query_id, user in users.items():
+        owned[user].add(query_id)
+    texts = BeirDirectory(base / "private" / "canaries" / "data").queries()
+    for canary in made:
+        holding = {q for q, text in texts.items() if text == canary.query()}
+        assert len(holding) == canary.repetitions
+        assert len({users[query_id] for query_id in holding}) == bool(holding)
+        if holding:
+            assert owned[users[min(holding)]] == holding
+    ordinary = BeirDirectory(base / "pairs").queries()
+    assert {q for q in ordinary if owned[users[q]] != {q}} == set()
+    present = sum(canary.repetitions > 0 for canary in made)
+    assert len(owned) == len(ordinary) + present
+
+
+def test_other_queries_keep_their_users(base, tmp_path):
+    """And all else that their lines hold; some with users and some without is wrong."""
+
+    def insert(name, change):
+        shutil.copytree(base / "pairs", tmp_path / name)
+        path = tmp_path / name / "queries.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        changed = [{**line, **change(row)} for row, line in enumerate(lines)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+        options = {"data": str(tmp_path / name), "user_field": "who"}
+        _insert(tmp_path, f"private/{name}", **options)
+        after = BeirDirectory(tmp_path / "private" / name / "data")
+        return changed, after
+
+    def in_turn(row):
+        if row % 2:
+            return {"metadata": {"who": f"u{row % 7}", "city": "Bern"}}
+        return {"who": row % 7, "lang": "en"}
+
+    changed, after = insert("in_turn", in_turn)
+    users = after.users(field="who")
+    for row, line in enumerate(changed):
+        assert users[line["_id"]] == (f"u{row % 7}" if row % 2 else str(row % 7))
+        kept = {key: line[key] for key in line if key not in ("_id", "text")}
+        assert after.other_fields()[line["_id"]] == kept
+    added = {users[q] for q in users if q.startswith("canary-")}
+    assert added.isdisjoint(users[line["_id"]] for line in changed)
+    # Users of training queries only are enough to train on, and so for this.
+    changed, after = insert("train", lambda row: {"who": "a"} if row < 120 else {})
+    assert set(after.users("train", "who").values()) - {"a"} == {
+        f"canary-{number}"
+        for number, canary in enumerate(canaries.read_canaries(after.path.parent))
+        if canary.repetitions
+    }
+    with pytest.raises(DataError, match="queries.jsonl.*has no user under 'who'"):
+        insert("some", lambda row: {"who": "a"} if row < 60 else {})
+    with pytest.raises(InputError, match="user 'canary-0' .* hold canaries already"):
+        insert("taken", lambda row: {"who": f"canary-{row}"})
+    assert not (tmp_path / "private" / "some").exists()
+    assert not (tmp_path / "private" / "taken").exists()
 
 
 def test_forms_are_what_they_say(base):
@@ -200,9 +267,43 @@ def test_audit_says_what_the_model_says(base):
     one_run = found["one_run"]["generator"]
     assert one_run["correct"] == wanted.correct
     assert one_run["epsilon"] == pytest.approx(wanted.epsilon, abs=1e-9)
+    wins = [
+        float(a > b) + 0.5 * float(a == b)
+        for a, (canary, _) in zip(scores, coins)
+        for b, (other, _) in zip(scores, coins)
+        if canary.repetitions and not other.repetitions
+    ]
+    assert one_run["auc"][0] == pytest.approx(np.mean(wins), abs=1e-9)
     assert found["epsilon_certified"] == "inf"
+    assert found["unit"] == "query"
+    for entry in found["canaries"]:
+        assert entry["units"] == entry["repetitions"] and entry["least_mean_rank"] == 1
     assert set(found["one_run"]) == {"generator", "set_language_model", "set_nearest"}
     assert found["membership"]["loss"]["members"] == 10
+
+
+def test_a_guarantee_for_users_is_for_a_whole_secret(base):
+    """Trained as users, a secret is one unit of the certificate, however often."""
+    options = {"unit": "user", "epsilon": 2.0, "accountant": "rdp", "steps": 1}
+    _train(base, "private/by_user", **options)
+    _audit(base, "private/audit_user", generator=str(base / "private" / "by_user"))
+    found = json.loads((base / "private" / "audit_user" / "audit.json").read_text())
+    made = canaries.read_canaries(base / "private" / "canaries")
+    certificate = read_certificate(base / "private" / "by_user")
+    assert certificate["guarantee"]["unit"] == found["unit"] == "user"
+    assert certificate["sampler"]["n"] == 120 + sum(c.repetitions > 0 for c in made)
+    # Which p(ε) of one unit gives, and not of 3 or 5.
+    least = least_mean_rank(certificate["guarantee"]["epsilon"], CANDIDATES)
+    assert 1 < least < 10.5
+    ranks = {}
+    for entry in found["canaries"]:
+        assert entry["units"] == 1 and entry["least_mean_rank"] == least
+        ranks[entry["form"], entry["repetitions"]] = entry
+    for repetitions in (3, 5):
+        entry = ranks["all", repetitions]
+        assert entry["epsilon_pure"] == pure_epsilon_bound(
+            np.array(entry["ranks"]), CANDIDATES, 1, 10, 0.95
+        )
 
 
 def test_audit_is_a_recorded_private_read(base):

@@ -153,6 +153,8 @@ def test_canaries_are_audited_reported_and_stay_private(finished):
     assert {entry["form"] for entry in found["canaries"]} == {*canaries.FORMS, "all"}
     page = (directory / "report.html").read_text()
     assert "What leaked" in page and "Generator, ε = 8: secrets repeated 2" in page
+    assert found["unit"] == "query"
+    assert "is for one query. A secret in 2 queries is 2 of them" in page
     secrets = [canary.secret.encode() for canary in made]
     for path in (directory / "release").rglob("*"):
         content = path.read_bytes() if path.is_file() else b""

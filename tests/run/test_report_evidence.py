@@ -19,14 +19,17 @@ ATTACK, _row, _report = _page.ATTACK, _page.row, _page.report
 _write, _text, _tags = _page.write, _page.text, _page.tags
 
 
-def _audit(epsilon, mean_rank, p_value, bound, leaked):
+def _audit(epsilon, mean_rank, p_value, bound, leaked, unit="query", repetitions=100):
+    units = 1 if unit == "user" else repetitions
     entry = {
         "form": "all",
-        "repetitions": 100,
+        "repetitions": repetitions,
+        "units": units,
         "ranks": [1, 1, 4],
         "candidates": 100,
         "mean_rank": mean_rank,
         "chance": 50.5,
+        "least_mean_rank": evaluation.least_mean_rank(units * float(epsilon), 100),
         "p_value": p_value,
         "exposure": [6.6, 6.6, 4.6],
         "exposure_extrapolated": [20.0, 30.0, 5.0],
@@ -40,6 +43,7 @@ def _audit(epsilon, mean_rank, p_value, bound, leaked):
     return {
         "epsilon_certified": epsilon,
         "delta": 1e-5,
+        "unit": unit,
         "confidence": 0.95,
         "canaries": [{**entry, "form": "secret"}, entry],
         "one_run": {"generator": bounds},
@@ -65,6 +69,29 @@ def test_leaks_are_said_in_words(tmp_path):
     assert "refutes" not in text
     assert "Exposure of each secret, in bits" in text
     _tags(page)
+
+
+def test_whose_guarantee_it_is_is_said(tmp_path):
+    """In 100 queries a secret has 100 times the ε of one; as a user's it has ε."""
+
+    def said(**options):
+        audited = _audit(2.0, 48.2, 0.41, 0.0, 0.0, **options)
+        return _text(_write(tmp_path, audits={"T5": audited}))
+
+    query = said()
+    assert "T5: ε = 2 is for one query. A secret in 100 queries is 100" in query
+    assert "100 times as large, 200, which is no promise" in query
+    assert "finetune.unit = 'user'" in query
+    assert "no attack makes their mean lower than 1.00" in query
+    user = said(unit="user")
+    assert "ε = 2 is for one user, with all queries that are theirs" in user
+    assert "no attack makes their mean lower than 6.28" in user
+    assert "no promise" not in user
+    once = said(repetitions=1)
+    assert "secrets put in once cannot be told" in once
+    assert "ε = 2 is for one query. The ranks" in once and "no promise" not in once
+    without = _text(_write(tmp_path, audits={"T5": _audit("inf", 2.0, 0, 4.5, 1.0)}))
+    assert "is for one query" not in without
 
 
 def test_a_bound_above_the_certificate_is_an_alarm(tmp_path):

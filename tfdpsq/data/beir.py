@@ -141,6 +141,11 @@ class BeirDirectory:
             raise DataError(self._queries, "holds no query", "Add at least one line")
         return found
 
+    def other_fields(self) -> dict[str, dict]:
+        """Returns query id -> what its line holds besides id and text, if anything."""
+        found = ((r["_id"], other_fields(r)) for _, r in read_records(self._queries))
+        return {query_id: fields for query_id, fields in found if fields}
+
     def users(self, split: str | None = None, field: str = "user_id") -> dict[str, str]:
         """Returns query id -> whose query it is, for user-level privacy.
 
@@ -160,8 +165,7 @@ class BeirDirectory:
 
     def splits(self) -> tuple[str, ...]:
         """Returns the names of the splits, sorted."""
-        folder = self.path / "qrels"
-        return tuple(sorted(file.stem for file in folder.glob("*.tsv")))
+        return tuple(sorted(f.stem for f in (self.path / "qrels").glob("*.tsv")))
 
     def qrels(self, split: str) -> dict[str, dict[str, int]]:
         """Returns query id -> document id -> score, scores of 0 and below included.
@@ -278,9 +282,8 @@ class BeirDirectory:
             add("document", document.id, document.title, document.text)
         for query_id, text in self.queries().items():
             add("query", query_id, text)
-        for _, record in read_records(self._queries):
-            if others := other_fields(record):
-                add("fields", record["_id"], others)
+        for query_id, fields in self.other_fields().items():
+            add("fields", query_id, json.dumps(fields, sort_keys=True))
         for split in self.splits():
             for row in self._judgements(split):
                 add("qrel", split, row.query_id, row.document_id, row.score)

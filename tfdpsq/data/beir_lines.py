@@ -111,11 +111,9 @@ def user_of(path: Path, line: int, record: dict, field: str) -> str:
     Raises:
       DataError: it is nobody's, or two different people's.
     """
-    metadata = record.get("metadata")
-    inside = metadata.get(field) if isinstance(metadata, dict) else None
     found = {
         str(value)
-        for value in (inside, record.get(field))
+        for value in _user_values(record, field)
         if isinstance(value, (str, int)) and not isinstance(value, bool)
     } - {""}
     if len(found) == 1:
@@ -130,14 +128,24 @@ def user_of(path: Path, line: int, record: dict, field: str) -> str:
     )
 
 
-def other_fields(record: dict) -> str:
-    """Returns as JSON what a query's line holds besides id and text; "" if nothing."""
-    others = {
+def names_user(record: dict, field: str) -> bool:
+    """Says whether a query's line has a value where `user_of` looks, sound or not."""
+    return any(value not in (None, "") for value in _user_values(record, field))
+
+
+def _user_values(record: dict, field: str) -> tuple[object, object]:
+    metadata = record.get("metadata")
+    inside = metadata.get(field) if isinstance(metadata, dict) else None
+    return inside, record.get(field)
+
+
+def other_fields(record: dict) -> dict:
+    """Returns what a query's line holds besides id and text, empty values left out."""
+    return {
         key: value
         for key, value in record.items()
         if key not in ("_id", "text") and value not in (None, "", {}, [])
     }
-    return json.dumps(others, sort_keys=True) if others else ""
 
 
 def duplicate(path: Path, key: str, line: int) -> DataError:

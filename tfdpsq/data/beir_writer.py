@@ -9,7 +9,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tfdpsq.data.texts import Document, text_problem
 from tfdpsq.validation import InputError
@@ -89,8 +89,15 @@ class BeirWriter:
             {"_id": document.id, "title": document.title, "text": document.text},
         )
 
-    def add_query(self, query_id: str, text: str) -> None:
+    def add_query(
+        self, query_id: str, text: str, fields: Mapping[str, Any] | None = None
+    ) -> None:
         """Adds a query.
+
+        Args:
+          query_id: its id.
+          text: its text.
+          fields: what else its line holds, such as metadata with its user; JSON.
 
         Raises:
           InputError: its id is repeated or no id, or it is empty or no text.
@@ -101,7 +108,7 @@ class BeirWriter:
         if not text.strip():
             raise InputError(f"{what} is empty; leave it out or give it a text.")
         self._remember(what, self._queries, query_id)
-        _dump(self._queries_file, {"_id": query_id, "text": text})
+        _dump(self._queries_file, {**(fields or {}), "_id": query_id, "text": text})
 
     def add_judgement(
         self, split: str, query_id: str, document_id: str, score: int

@@ -45,6 +45,7 @@ from tfdpsq.evaluation.memorization import (
     exposure,
     extrapolated_exposure,
     leaked_secrets,
+    least_mean_rank,
     pure_epsilon_bound,
     rank_test,
 )
@@ -128,6 +129,7 @@ __all__ = [
     "gaussian_dp_epsilon",
     "holm",
     "leaked_secrets",
+    "least_mean_rank",
     "length_difference",
     "likelihood_ratio_scores",
     "macro_interval",

@@ -8,6 +8,11 @@ given, that set as well, as its receivers would. Writes `audit.json`:
     canaries    ranks, exposure, and the share of secrets found in generated queries
     one_run     a lower bound on ε at δ, from the canaries put in by coins
     membership  how well training queries are told from held-out ones
+    unit        whose guarantee was audited: "query" or "user"
+
+A guarantee for one query counts a secret in r queries as r units: at ε for one of them
+the secret has r·ε, which soon promises nothing. A guarantee for one user counts it as
+one unit whatever r, because all queries of a canary are one user's.
 
 The first two say how much was learnt of examples made to be remembered, the third of
 real queries. None of them proves that a guarantee holds; `one_run` can refute one.
@@ -20,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -134,8 +139,9 @@ def _audit(config, made, trained, references) -> dict[str, Any]:
     return {
         "epsilon_certified": guarantee["epsilon"],
         "delta": delta,
+        "unit": guarantee["unit"],
         "confidence": config.confidence,
-        "canaries": _canaries(subject, [c for c in made if not c.coin]),
+        "canaries": _canaries(subject, [c for c in made if not c.coin], guarantee),
         "one_run": _one_run(subject, [c for c in made if c.coin], delta),
         "membership": _membership(subject, members, others),
         "rules": {
@@ -147,10 +153,15 @@ def _audit(config, made, trained, references) -> dict[str, Any]:
             "leaked": f"the secret's digits in one of {config.samples_per_document} "
             "queries written for each canary's document",
             "leaked_in_set": "the same in the synthetic set",
-            "epsilon_pure": "lower bound on the epsilon of pure DP for one query, from "
+            "units": "of the guarantee that each secret is: all its queries under unit "
+            "query, 1 under unit user. By group privacy the secret has units * epsilon",
+            "least_mean_rank": "that even pure DP of units * epsilon would promise, so "
+            "no promise of the certificate is higher: evaluation.least_mean_rank",
+            "epsilon_pure": "lower bound on the epsilon of pure DP for one unit, from "
             f"secrets that rank {config.top} or better: evaluation.pure_epsilon_bound",
             "one_run": "lower bound on epsilon at delta: evaluation.audit_one_run; "
-            "the attacks share 1 - confidence among them",
+            "the attacks share 1 - confidence among them. auc: how well the scores "
+            "tell canaries put in from those left out, with its interval",
             "membership": "training queries against held-out ones of other splits: "
             "evaluation.attack_membership",
         },
@@ -158,7 +169,9 @@ def _audit(config, made, trained, references) -> dict[str, Any]:
 
 
 def _canaries(
-    subject: audit_subject.Subject, ranked: Sequence[canaries.Canary]
+    subject: audit_subject.Subject,
+    ranked: Sequence[canaries.Canary],
+    guarantee: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """One entry for each number of repetitions and form, and for all forms."""
     if not ranked:
@@ -179,7 +192,9 @@ def _canaries(
     texts = [query for _, query in subject.queries or ()]
     in_set = evaluation.leaked_secrets(secrets, texts).found
     found = []
+    epsilon = float(guarantee["epsilon"])
     for repetitions in sorted({canary.repetitions for canary in ranked}):
+        units = 1 if guarantee["unit"] == "user" else repetitions
         forms = [f for f in canaries.FORMS if any(c.form == f for c in ranked)]
         for form in (*forms, "all"):
             rows = [
@@ -192,10 +207,14 @@ def _canaries(
                 {
                     "form": form,
                     "repetitions": repetitions,
+                    "units": units,
                     "ranks": ranks[rows].tolist(),
                     "candidates": candidates,
                     "mean_rank": test.mean_rank,
                     "chance": test.chance,
+                    "least_mean_rank": evaluation.least_mean_rank(
+                        units * epsilon, candidates
+                    ),
                     "p_value": test.p_value,
                     "exposure": bits[rows].tolist(),
                     "exposure_extrapolated": beyond[rows].tolist(),
@@ -206,7 +225,7 @@ def _canaries(
                     "epsilon_pure": evaluation.pure_epsilon_bound(
                         ranks[rows],
                         candidates,
-                        repetitions,
+                        units,
                         config.top,
                         config.confidence,
                     ),
@@ -235,14 +254,17 @@ def _one_run(
         for pair in config.guesses
     ]
     confidence = 1 - (1 - config.confidence) / len(scores)
-    return {
-        name: dataclasses.asdict(
-            evaluation.audit_one_run(
-                each, included, delta, guesses, confidence, config.seed
-            )
+    found = {}
+    for name, each in scores.items():
+        bound = evaluation.audit_one_run(
+            each, included, delta, guesses, confidence, config.seed
         )
-        for name, each in scores.items()
-    }
+        told = evaluation.attack_membership(
+            each[included], each[~included], confidence=config.confidence
+        )
+        auc = [told.auc.mean, told.auc.low, told.auc.high]
+        found[name] = {**dataclasses.asdict(bound), "auc": auc}
+    return found
 
 
 def _membership(

@@ -18,6 +18,12 @@ Each is repeated, as so many queries of their own. Besides there are canaries of
 form random_document that stand there once or not at all, by a fair coin each: what an
 audit with a bound on ε needs.
 
+A guarantee for one query speaks of each of these queries by itself, so a secret in r
+of them is r times as exposed. A guarantee for one **user** speaks of the secret, for
+all queries of a canary belong to one user who owns nothing else. All other queries keep
+their users; in data without any, each is its own user's. So what is written here can
+be trained on with `finetune --config.unit=user` whatever it was made from.
+
 What is trained on canaries is for auditing, and so is what it writes: everything here
 lies under `private/`.
 """
@@ -30,12 +36,14 @@ import json
 import pathlib
 import secrets as system_randomness
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import ml_collections
 import numpy as np
 
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, atomic_write
+from tfdpsq.data.beir_lines import names_user
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.run import command, private_training, sources, workdir
 
@@ -44,7 +52,7 @@ CANARIES_FILE = "canaries.jsonl"
 FORMS = ("secret", "own_document", "random_document")
 # Characters before a secret at most: so few that no query length cuts the secret off.
 _PREFIX = 24
-# Of the ids of canaries' queries.
+# Of the ids of canaries' queries, and of their users.
 ID_PREFIX = "canary-"
 
 
@@ -81,12 +89,14 @@ def default_config() -> ml_collections.ConfigDict:
     """The stage's settings.
 
     `trials` canaries are made of each form and number of repetitions, `coins` with a
-    coin. `seed` below 0 draws afresh: whoever knows it knows the secrets.
+    coin. `user_field` is where queries.jsonl says whose a query is, as in `finetune`.
+    `seed` below 0 draws afresh: whoever knows it knows the secrets.
     """
     return ml_collections.ConfigDict(
         {
             "data": sources.PYDOCS,
             "split": "train",
+            "user_field": "user_id",
             "forms": FORMS,
             "repetitions": (10, 100),
             "trials": 5,
@@ -105,7 +115,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     Raises:
       InputError: bad settings, a directory that is not under `private/`, a data set
         that is not private pairs, or fewer pairs than canaries.
-      DataError: malformed data.
+      DataError: malformed data, or some queries have users and others none.
     """
     private = private_training.private_directory(config, directory)
     _check(config, private, directory)
@@ -119,7 +129,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         )
         made = make_canaries(beir, config, random)
         (out / DATA).mkdir()
-        rows = _write_data(out / DATA, beir, config.split, made)
+        rows = _write_data(out / DATA, beir, config, made)
         lines = [json.dumps(dataclasses.asdict(canary)) for canary in made]
         atomic_write(out / CANARIES_FILE, "".join(line + "\n" for line in lines))
         return {"canaries": len(made), "queries_added": rows}
@@ -254,36 +264,68 @@ def _numbers(digits: int, random: np.random.Generator) -> Iterator[str]:
 
 
 def _write_data(
-    directory: pathlib.Path, beir: BeirDirectory, split: str, made: Iterable[Canary]
+    directory: pathlib.Path,
+    beir: BeirDirectory,
+    config: ml_collections.ConfigDict,
+    made: Iterable[Canary],
 ) -> int:
-    """Writes the pairs with the canaries among them.
+    """Writes the pairs with the canaries among them, each query with its user.
 
     Returns:
       How many queries were added.
     """
     rows = 0
+    fields, users = _with_users(beir, config)
     with BeirWriter(directory) as writer:
         for document in beir.documents():
             writer.add_document(document)
         queries = beir.queries()
         for query_id, text in queries.items():
-            writer.add_query(query_id, text)
+            writer.add_query(query_id, text, fields[query_id])
         for each in beir.splits():
             for query_id, judgements in beir.qrels(each).items():
                 for document_id, relevance in judgements.items():
                     writer.add_judgement(each, query_id, document_id, relevance)
         for number, canary in enumerate(made):
+            user = f"{ID_PREFIX}{number}"
             for copy in range(canary.repetitions):
-                query_id = f"{ID_PREFIX}{number}-{copy}"
-                if query_id in queries:
+                query_id = f"{user}-{copy}"
+                if query_id in queries or user in users:
                     raise validation.InputError(
-                        f"query {query_id!r} of the data has the id of a canary; "
-                        "these pairs hold canaries already. Start from those without."
+                        f"query {query_id!r} or user {user!r} of the data has the name "
+                        "of a canary's; these pairs hold canaries already. Start from "
+                        "those without."
                     )
-                writer.add_query(query_id, canary.query())
-                writer.add_judgement(split, query_id, canary.document_id, 1)
+                whose = {"metadata": {config.user_field: user}}
+                writer.add_query(query_id, canary.query(), whose)
+                writer.add_judgement(config.split, query_id, canary.document_id, 1)
                 rows += 1
     return rows
+
+
+def _with_users(
+    beir: BeirDirectory, config: ml_collections.ConfigDict
+) -> tuple[dict[str, dict[str, Any]], set[str]]:
+    """What else the line of each query is to hold, and the users in all of them.
+
+    Raises:
+      DataError: some queries of the split have users and others none.
+    """
+    field = config.user_field
+    given = beir.other_fields()
+    named = {query_id for query_id, each in given.items() if names_user(each, field)}
+    users = set()
+    if not named.isdisjoint(beir.positives(config.split)):
+        users = set(beir.users(config.split, field).values())
+    fields: dict[str, dict[str, Any]] = {}
+    for query_id in beir.queries():
+        fields[query_id] = dict(given.get(query_id, {}))
+        if not users and query_id not in named:
+            metadata = fields[query_id].get("metadata")
+            kept = metadata if isinstance(metadata, dict) else {}
+            fields[query_id]["metadata"] = {**kept, field: query_id}
+    # An owner of one query each, whom no line of the data named, bears its id.
+    return fields, users or set(fields)
 
 
 def _check(

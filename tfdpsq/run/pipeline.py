@@ -61,8 +61,9 @@ def default_config() -> ml_collections.ConfigDict:
     `direct.method`. With `strict` the job refuses: measuring what was kept reads
     private queries. `seed` is that of every stage before the evaluation; the noise is
     drawn afresh whatever it is. For each of `audit_epsilons` one more generator is
-    trained, on pairs with canaries among them, and audited. Paths, ε and seed inside
-    the stages' own settings are filled in by the pipeline.
+    trained, on pairs with canaries among them, and audited, for the unit that
+    `finetune.unit` names. Paths, ε and seed inside the stages' own settings are filled
+    in by the pipeline.
     """
     config = ml_collections.ConfigDict(
         {
@@ -288,7 +289,8 @@ class _Job:
         """Generators that were trained on canaries, and what leaks of them."""
         if not self.config.audit_epsilons:
             return
-        data = {"data": self.config.data}
+        whose = self.config.finetune.user_field
+        data = {"data": self.config.data, "user_field": whose}
         made = self._run((canaries, self.config.canaries), "canaries", False, data)
         for epsilon in self.config.audit_epsilons:
             name = epsilon_name(epsilon)

@@ -42,9 +42,9 @@ def leaks(audits: Mapping[str, Mapping[str, Any]]) -> str:
         _membership(audits),
         '<p class="muted">Small print: canaries are secrets of random digits that were '
         "put into training queries, repeated as often as shown; models trained on them "
-        "are audited and thrown away. A secret repeated r times is r queries, and the "
-        "guarantee is for one. No audit proves that nothing leaks; a lower bound above "
-        "the certified ε would show that the certificate is wrong.</p>",
+        "are audited and thrown away. Each secret has a user of its own, who wrote all "
+        "the queries that hold it. No audit proves that nothing leaks; a lower bound "
+        "above the certified ε would show that the certificate is wrong.</p>",
     )
 
 
@@ -68,9 +68,10 @@ def _verdicts(name: str, found: Mapping[str, Any]) -> list[str]:
             f"{told:.0%} of them were written out" if told else "none was written out"
         )
         sentences.append(
-            f"{name}: secrets repeated {entry['repetitions']} times "
+            f"{name}: secrets {_repeated(entry)} "
             f"{'were ' if entry['p_value'] < _LEVEL else ''}{said}; {leaked}."
         )
+    sentences += _what_epsilon_is_for(name, found)
     bounds = [each["epsilon"] for each in found["one_run"].values()]
     if bounds:
         certified = float(found["epsilon_certified"])
@@ -89,6 +90,40 @@ def _verdicts(name: str, found: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
+def _what_epsilon_is_for(name: str, found: Mapping[str, Any]) -> list[str]:
+    """Whose the guarantee is, and what that makes of secrets that are repeated."""
+    certified = float(found["epsilon_certified"])
+    entries = _of_all_forms(found)
+    if math.isinf(certified) or not entries:
+        return []
+    shown = epsilon_text(certified)
+    if found["unit"] == "user":
+        said = (
+            f"ε = {shown} is for one user, with all queries that are theirs. So it "
+            "speaks of each secret as a whole, however often its user repeated it"
+        )
+    else:
+        most = max(entry["units"] for entry in entries)
+        said = f"ε = {shown} is for one query"
+        if most > 1:
+            said += (
+                f". A secret in {most} queries is {most} of them: ε of the secret is "
+                f"{most} times as large, {most * certified:,.0f}, which is no promise "
+                "that it stays hidden. If people repeat themselves, protect users "
+                "instead of queries: finetune.unit = 'user'"
+            )
+    least = min(entry["least_mean_rank"] for entry in entries)
+    return [
+        f"{name}: {said}. The ranks above are measured. From ε alone follows only that "
+        f"no attack makes their mean lower than {least:.2f}."
+    ]
+
+
+def _repeated(entry: Mapping[str, Any]) -> str:
+    count = entry["repetitions"]
+    return "put in once" if count == 1 else f"repeated {count} times"
+
+
 def _of_all_forms(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [entry for entry in found["canaries"] if entry["form"] == "all"]
 
@@ -99,13 +134,13 @@ def _canaries(audits: Mapping[str, Mapping[str, Any]]) -> str:
     for name, found in audits.items():
         for entry in found["canaries"]:
             if entry["form"] == "all":
-                label = f"{name}, {entry['repetitions']} times"
+                label = f"{name}, {_repeated(entry)}"
                 dots[label] = list(entry["exposure"])
                 continue
             in_set = entry["leaked_in_set"]
             rows.append(
                 [
-                    (name, f"{entry['form']}, {entry['repetitions']} times"),
+                    (name, f"{entry['form']}, {_repeated(entry)}"),
                     (f"{entry['mean_rank']:.1f}", f"p = {entry['p_value']:.2g}"),
                     f"{sum(entry['exposure']) / len(entry['exposure']):.2f} bits",
                     f"{entry['leaked']:.0%}",
