@@ -35,7 +35,7 @@ import itertools
 import json
 import pathlib
 import secrets as system_randomness
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import ml_collections
@@ -89,13 +89,16 @@ def default_config() -> ml_collections.ConfigDict:
     """The stage's settings.
 
     `trials` canaries are made of each form and number of repetitions, `coins` with a
-    coin. `user_field` is where queries.jsonl says whose a query is, as in `finetune`.
-    `seed` below 0 draws afresh: whoever knows it knows the secrets.
+    coin. `most_pairs` is how many of the split's pairs are kept, drawn at random: a
+    secret is learnt sooner among fewer; 0 keeps all. `user_field` is where
+    queries.jsonl says whose a query is, as in `finetune`. `seed` below 0 draws afresh:
+    whoever knows it knows the secrets.
     """
     return ml_collections.ConfigDict(
         {
             "data": sources.PYDOCS,
             "split": "train",
+            "most_pairs": 0,
             "user_field": "user_id",
             "forms": FORMS,
             "repetitions": (10, 100),
@@ -129,7 +132,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         )
         made = make_canaries(beir, config, random)
         (out / DATA).mkdir()
-        rows = _write_data(out / DATA, beir, config, made)
+        left_out = _left_out(beir, config, random)
+        rows = _write_data(out / DATA, beir, config, made, left_out)
         lines = [json.dumps(dataclasses.asdict(canary)) for canary in made]
         atomic_write(out / CANARIES_FILE, "".join(line + "\n" for line in lines))
         return {"canaries": len(made), "queries_added": rows}
@@ -268,8 +272,11 @@ def _write_data(
     beir: BeirDirectory,
     config: ml_collections.ConfigDict,
     made: Iterable[Canary],
+    left_out: Set[str],
 ) -> int:
     """Writes the pairs with the canaries among them, each query with its user.
+
+    Of the split, the queries `left_out` are not written.
 
     Returns:
       How many queries were added.
@@ -281,9 +288,12 @@ def _write_data(
             writer.add_document(document)
         queries = beir.queries()
         for query_id, text in queries.items():
-            writer.add_query(query_id, text, fields[query_id])
+            if query_id not in left_out:
+                writer.add_query(query_id, text, fields[query_id])
         for each in beir.splits():
             for query_id, judgements in beir.qrels(each).items():
+                if query_id in left_out:
+                    continue
                 for document_id, relevance in judgements.items():
                     writer.add_judgement(each, query_id, document_id, relevance)
         for number, canary in enumerate(made):
@@ -301,6 +311,23 @@ def _write_data(
                 writer.add_judgement(config.split, query_id, canary.document_id, 1)
                 rows += 1
     return rows
+
+
+def _left_out(
+    beir: BeirDirectory, config: ml_collections.ConfigDict, random: np.random.Generator
+) -> set[str]:
+    """Ids of the split's queries beyond `most_pairs`, and in no other split."""
+    if not config.most_pairs:
+        return set()
+    rows = sorted(beir.positives(config.split))
+    elsewhere = {
+        query_id
+        for split in beir.splits()
+        if split != config.split
+        for query_id in beir.qrels(split)
+    }
+    dropped = random.permutation(len(rows))[config.most_pairs :]
+    return {rows[place] for place in dropped} - elsewhere
 
 
 def _with_users(
@@ -346,6 +373,8 @@ def _check(
     for repetitions in config.repetitions:
         validation.positive_integer("repetitions", repetitions)
     validation.positive_integer("trials", config.trials)
+    if config.most_pairs:
+        validation.positive_integer("most_pairs", config.most_pairs)
     validation.in_range("digits", config.digits, 8, 18)
     validation.in_range("candidates", config.candidates, 20, 10_000)
     validation.in_range("coins", config.coins, 0, 10**6)

@@ -48,8 +48,8 @@ def default_config() -> ml_collections.ConfigDict:
     `resize` takes, made from `job.init` and trained by `job.pretrain`. Retrievers
     start from `retriever_size`. Every row is made once for each of `seeds`.
     With `held_out_packages` the data are pydocs without these, and each is a set of
-    the zero-shot table. `audit` says how much is trained on with canaries: settings of
-    `job.finetune` that are other ones then.
+    the zero-shot table. `audit` says how generators are trained on canaries: settings
+    of `job.finetune` that are other ones then, where neither 0 nor "".
     """
     return ml_collections.ConfigDict(
         {
@@ -59,7 +59,7 @@ def default_config() -> ml_collections.ConfigDict:
             "seeds": (0,),
             "held_out_packages": (),
             "zero_shot": zero_shot.default_config(),
-            "audit": {"steps": 0, "batch_size": 0, "query_length": 0},
+            "audit": {"unit": "", "steps": 0, "batch_size": 0, "query_length": 0},
             "tables": {},
             "resamples": 10_000,
         }
