@@ -69,7 +69,8 @@ class Stages:
         if "private_directory" in config:
             config.private_directory = str(self.private)
         with config.unlocked():
-            config.update(settings)
+            for field, value in settings.items():
+                config[field] = value  # `update` would keep what a mapping held before
         out = (self.release if free else self.private) / name
         stage = module.run(config, out)
         # Keras keeps every graph it ever built; a dozen stages would add up.
