@@ -38,11 +38,11 @@ def test_what_epsilon_8_hides_is_a_unit_and_not_a_repeated_secret(tmp_path):
 
     The test of that is `evaluation.rank_test`: the exact probability that as many
     uniform ranks have as low a mean, one-sided, rejected below 0.001. It is made twice,
-    on the secrets put in once under unit query and on all of them under unit user, whose
-    ranks have one law however often they are repeated: a step draws one query of a user.
-    Secrets and noise are fresh in every run, and of secrets of which nothing is learnt
-    each test rejects once in 1,000. ε = 8 allows that something is learnt; no more is
-    claimed than that so few secrets do not show it.
+    on the secrets put in once under unit query and on all of them under unit user,
+    whose ranks have one law however often they are repeated: a step draws one query of
+    a user. Secrets and noise are fresh in every run, and of secrets of which nothing is
+    learnt each test rejects once in 1,000. ε = 8 allows that something is learnt; no
+    more is claimed than that so few secrets do not show it.
     """
     done = subprocess.run(
         [
