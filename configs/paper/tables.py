@@ -215,7 +215,6 @@ def _tiny(config):
     stage.steps, stage.warmup = 150, 20
     stage.watch_every = stage.save_every = 50
 
-    config.job.finetune.steps = 24
     # A secret of 2,660 queries is in a hundred of them, of the paper's 533,000 in as
     # many: for one query, ε says nothing about it here. It is for one user, who has
     # all queries with that secret.
@@ -223,6 +222,4 @@ def _tiny(config):
     config.job.audit.update(members=500)
     config.audit = {"unit": "user", "steps": 120, "batch_size": 128}
     config.audit.query_length = 32
-    config.job.synthesize.max_documents = 3200
-    config.job.retriever.steps = config.job.direct.steps = 50
     return config

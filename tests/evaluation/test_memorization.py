@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from tfdpsq.evaluation import memorization
 from tfdpsq.validation import InputError
@@ -40,6 +41,22 @@ def test_exposure_is_what_guessing_saves():
     # Chance: the mean of log2(m/rank) nears log2(e) = 1.4427 bits.
     every = memorization.exposure(np.arange(1, 100_001), 100_000).mean()
     assert abs(every - math.log2(math.e)) < 1e-3
+
+
+@pytest.mark.parametrize("shape", [-3.0, -0.3, 0.0, 0.5, 4.0])
+def test_a_tail_too_far_out_for_scipy_is_finite_and_joins_on(shape):
+    """By quadrature in logs of 2·φ(t)·Φ(shape·t), which never underflows."""
+
+    def by_quadrature(place):
+        t = place + np.linspace(0, 30 / place, 20_001)
+        normal = scipy.stats.norm
+        logs = math.log(2) + normal.logpdf(t) + normal.logcdf(shape * t)
+        return logs[0] + math.log(np.trapz(np.exp(logs - logs[0]), t))
+
+    for place in (12.0, 25.0, 60.0, 1e4):
+        found = memorization._log_tail(place, shape)
+        assert found == pytest.approx(by_quadrature(place), abs=0.02)
+    assert scipy.stats.skewnorm.logsf(60.0, shape) == -math.inf
 
 
 def test_extrapolated_exposure_is_that_of_a_known_tail():

@@ -117,9 +117,25 @@ def extrapolated_exposure(
     found = []
     for secret, candidates in zip(np.asarray(secret_scores, np.float64), others):
         shape, location, scale = scipy.stats.skewnorm.fit(candidates)
-        tail = scipy.stats.skewnorm.logsf(secret, shape, location, scale)
+        tail = _log_tail((secret - location) / scale, shape)
         found.append(-tail / math.log(2))
     return np.array(found)
+
+
+def _log_tail(place: float, shape: float) -> float:
+    """log of the probability above a place, of a standard skew normal distribution.
+
+    Far out, where scipy's rounds to log 0, by the tail's leading term (Capitanio 2010):
+    twice the normal's for a shape above 0, else 2·φ(z)·Φ(shape·z)/(z·(1 + shape²)).
+    """
+    tail = float(scipy.stats.skewnorm.logsf(place, shape))
+    if math.isfinite(tail):
+        return tail
+    normal = scipy.stats.norm
+    if shape > 0:
+        return float(math.log(2) + normal.logsf(place))
+    density = normal.logpdf(place) + normal.logcdf(shape * place)
+    return float(math.log(2) + density - math.log(place * (1 + shape**2)))
 
 
 @dataclasses.dataclass(frozen=True)
