@@ -1,0 +1,104 @@
+"""Runs notebooks from top to bottom and writes their outputs into them.
+
+    python notebooks/execute.py                 # all five, in their order
+    python notebooks/execute.py 2_finetune      # one of them
+
+Needs the extra `notebooks`. Each runs in a fresh kernel of this Python, at the scale
+and in the directory that TFDPSQ_NOTEBOOK_SCALE and TFDPSQ_NOTEBOOK_DIR say; progress
+bars are off. A cell that fails, or that writes to standard error, is an error, and the
+notebook stays as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+import nbclient
+import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+ENVIRONMENT = {
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    # Without widgets in the environment, tqdm would say so in every notebook.
+    "PYTHONWARNINGS": "ignore:IProgress not found",
+    "TQDM_DISABLE": "1",
+}
+
+
+def paths() -> list[pathlib.Path]:
+    """The notebooks, in the order in which they are to be read."""
+    return sorted(FOLDER.glob("[0-9]_*.ipynb"))
+
+
+def execute(
+    path: pathlib.Path, environment: dict[str, str], timeout: int = 1800
+) -> nbformat.NotebookNode:
+    """Runs one notebook.
+
+    Args:
+      path: the notebook; the file is only read.
+      environment: variables to set, besides those of this process.
+      timeout: seconds that one cell may take.
+
+    Returns:
+      The notebook with its outputs.
+
+    Raises:
+      nbclient.exceptions.CellExecutionError: a cell failed.
+      RuntimeError: a cell wrote to standard error.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as sockets:
+        # No directory to look for kernels in leaves the one of the running interpreter.
+        kernel = AsyncKernelManager(
+            kernel_name="python3",
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
+            transport="ipc",
+            connection_file=os.path.join(sockets, "kernel.json"),
+        )
+        client = nbclient.NotebookClient(
+            notebook,
+            km=kernel,
+            timeout=timeout,
+            record_timing=False,
+            resources={"metadata": {"path": str(path.parent)}},
+        )
+        client.execute(env={**os.environ, **ENVIRONMENT, **environment})
+    # The version of the Python that it was run by is nothing that it says.
+    notebook.metadata["language_info"] = {"name": "python"}
+    for number, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            if output.get("name") == "stderr":
+                raise RuntimeError(
+                    f"{path.name}, cell {number}, wrote to standard error:\n"
+                    f"{output['text'][-2000:]}"
+                )
+    return notebook
+
+
+def main(names: Sequence[str]) -> None:
+    """Executes notebooks in place.
+
+    Args:
+      names: their names without ending; none for all of them.
+    """
+    unknown = set(names) - {path.stem for path in paths()}
+    if unknown:
+        sys.exit(f"error: no notebook is called {', '.join(sorted(unknown))}.")
+    for path in paths():
+        if not names or path.stem in names:
+            started = time.monotonic()
+            notebook = execute(path, {})
+            nbformat.write(notebook, path)
+            print(f"{path.name}: {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
