@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import nbclient
 import nbformat
+import traitlets.config
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 
@@ -30,6 +31,14 @@ ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore:IProgress not found",
     "TQDM_DISABLE": "1",
 }
+
+
+class Kernel(AsyncKernelManager):
+    """A kernel of the running interpreter, whatever others are installed."""
+
+    @traitlets.default("kernel_spec_manager")
+    def _running_interpreter(self) -> KernelSpecManager:
+        return KernelSpecManager(kernel_dirs=[])
 
 
 def paths() -> list[pathlib.Path]:
@@ -56,16 +65,12 @@ def execute(
     """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as sockets:
-        # No directory to look for kernels in leaves the one of the running interpreter.
-        kernel = AsyncKernelManager(
-            kernel_name="python3",
-            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
-            transport="ipc",
-            connection_file=os.path.join(sockets, "kernel.json"),
-        )
+        settings = {"transport": "ipc", "connection_file": f"{sockets}/kernel.json"}
         client = nbclient.NotebookClient(
             notebook,
-            km=kernel,
+            kernel_name="python3",
+            kernel_manager_class=Kernel,
+            config=traitlets.config.Config({"ConnectionFileMixin": settings}),
             timeout=timeout,
             record_timing=False,
             resources={"metadata": {"path": str(path.parent)}},
