@@ -320,6 +320,16 @@ def test_a_definition_is_found(source):
     assert definitions("x = [y for y in range(3)]\nfor z in x:\n    print(z)") == []
 
 
+def test_progress_bars_are_left_out_of_outputs_and_nothing_else():
+    bars = (
+        "embeddings: 0text [00:00, ?text/s]\rembeddings: 64text [00:01, 51.2text/s]\n"
+        "generator:  50%|##   | 1/2 [00:03<00:03,  3.1s/step, loss=4.2]\n"
+    )
+
+    assert execute.without_progress(bars) == ""
+    assert execute.without_progress(bars + "W1122 [1, 2] odd\n") == "W1122 [1, 2] odd"
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
