@@ -287,6 +287,7 @@ def test_the_first_notebook_runs_in_this_interpreter(run):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_others_run_one_after_the_other_and_share_every_stage(run):
     made = {}
     for name in NAMES[1:]:
