@@ -105,12 +105,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
       InputError: bad settings or data; before any training where they can be told.
     """
     started = time.monotonic()
-    pipeline_checks.check_settings(config)
-    directory = workdir.open_workdir(directory, config)
-    beir = sources.open_beir(config.data)
-    beir.validate(SPLITS)
-    pipeline_checks.check_sizes(config, len(beir.pairs("train")))
-    job = _Job(config, directory)
+    job = open_job(config, directory)
+    directory = job.directory
     reads = privacy.PrivateReads(job.private / privacy_reads.FILE_NAME)
     if config.examples:
         reads.record("some private queries as they are", "report.html, results.json")
@@ -125,7 +121,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
         directory,
         rows=rows,
         sets=sets,
-        seconds=job.stages.seconds,
+        seconds=job.seconds,
         command=" ".join(map(shlex.quote, ["python", "-m", "tfdpsq.run.pipeline"]))
         + " "
         + " ".join(map(shlex.quote, sys.argv[1:])),
@@ -141,18 +137,47 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
     return results
 
 
+def open_job(config: ml_collections.ConfigDict, directory: pathlib.Path) -> Job:
+    """Opens a workdir for a job, to run its stages one by one; runs none of them.
+
+    Raises:
+      InputError: bad settings or data, as far as they can be told now; a workdir that
+        was made with others.
+    """
+    pipeline_checks.check_settings(config)
+    directory = workdir.open_workdir(directory, config)
+    beir = sources.open_beir(config.data)
+    beir.validate(SPLITS)
+    pipeline_checks.check_sizes(config, len(beir.pairs("train")))
+    return Job(config, directory)
+
+
 def epsilon_name(epsilon: float) -> str:
     """What files are called by: "inf", or "eps8" for 8.0."""
     return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
 
 
-class _Job:
-    """One run of the pipeline: its config, its directories, its clock."""
+class Job:
+    """The stages of a job in its workdir, to be called in this order, as `run` does.
+
+    Every method returns what it made, or what lies there finished; all but `prepare`
+    need what it sets.
+
+    Attributes:
+      config: the settings.
+      directory: the workdir.
+      release: the directory of what may be shared.
+      private: the directory of what must not be.
+      seconds: how long each stage took, by the name of its directory.
+    """
 
     def __init__(self, config: ml_collections.ConfigDict, directory: pathlib.Path):
+        """Makes `private/` in a workdir; `open_job` checks what it is given first."""
         self.config = config
         self.stages = stages.Stages(directory)
-        self.private = self.stages.private
+        self.directory = directory
+        self.private, self.release = self.stages.private, self.stages.release
+        self.seconds = self.stages.seconds
 
     def _run(self, stage, name: str, free: bool, settings: dict) -> pathlib.Path:
         """Runs one stage under `release/` if its output is free to go, or `private/`.

@@ -1,0 +1,53 @@
+"""The job of the notebooks: the quickstart, smaller, and with an audit.
+
+    python -m tfdpsq.run.pipeline --config=configs/notebooks.py \
+        --workdir=/tmp/tfdpsq-notebooks
+
+The notebooks run its stages one after the other, in the same workdir, where each is run
+once, whoever comes first. Of pydocs it has the docstrings of the packages in `PACKAGES`
+alone. `--config=configs/notebooks.py:small` runs the same stages in a minute or two;
+its numbers mean nothing.
+"""
+
+import math
+import pathlib
+import runpy
+
+from tfdpsq import data, validation
+
+PACKAGES = {
+    "default": ("numpy", "python", "scipy", "sklearn"),
+    "small": ("absl", "ml_collections", "tqdm"),
+}
+
+_QUICKSTART = str(pathlib.Path(__file__).with_name("quickstart.py"))
+
+
+def get_config(scale="default"):
+    """The settings; what is not set here is as in the quickstart."""
+    validation.one_of("scale", scale, tuple(PACKAGES))
+    config = runpy.run_path(_QUICKSTART)["get_config"]()
+    config.data = str(data.build_pydocs(packages=PACKAGES[scale]).path)
+    config.epsilons = (math.inf, 8.0)
+    config.direct_epsilons = ()
+    config.audit_epsilons = (math.inf, 8.0)
+    config.finetune.batch_size = 128
+    config.finetune.steps = 24
+    config.synthesize.max_documents = 1280
+    config.retriever.steps = 40
+    config.evaluate.similarity.update(samples=500, seeds=3)
+    config.canaries.update(repetitions=(1, 10, 50), trials=2, coins=100)
+    config.audit.update(members=300, samples_per_document=4)
+    if scale == "small":
+        config.finetune.accountant = "rdp"
+        config.finetune.batch_size = config.finetune.microbatch_size = 16
+        config.finetune.steps = 2
+        config.synthesize.max_documents = 32
+        config.synthesize.query_length = 8
+        config.retriever.batch_size = 8
+        config.retriever.steps = 2
+        config.evaluate.resamples = 200
+        config.evaluate.similarity.update(samples=100, seeds=2)
+        config.canaries.update(repetitions=(2,), trials=1, coins=10)
+        config.audit.update(members=10, samples_per_document=1)
+    return config
