@@ -34,7 +34,9 @@ def test_one_query_more_or_less_moves_no_probability_by_more_than_e_to_the_epsil
 ):
     before, added = scores
     both = [
-        choice.probabilities([choice.sum_of_scores(column) for column in rows.T], epsilon)
+        choice.probabilities(
+            [choice.sum_of_scores(column) for column in rows.T], epsilon
+        )
         for rows in (before, np.vstack([before, added]))
     ]
     exact = _naive([choice.sum_of_scores(column) for column in before.T], epsilon)
