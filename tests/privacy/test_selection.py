@@ -382,3 +382,10 @@ def test_one_run_is_no_selection(plans):
     runs = _selection(plans).runs
     with pytest.raises(InputError, match="a selection has 1 runs"):
         _selection(plans, runs={"b": runs["b"]})
+
+
+def test_runs_that_were_not_planned_together_get_no_certificate(plans):
+    """Each planned as if it were the only one."""
+    selection = _selection(plans, target_epsilon=0.9)
+    with pytest.raises(InputError, match="above their target 0.9"):
+        _certificate(selection)

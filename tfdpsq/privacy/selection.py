@@ -251,7 +251,17 @@ def make_selection_certificate(
       own: the chosen run's own certificate, by `make_certificate`; what it says of
         training and data is taken over.
       private_reads: see `make_certificate`.
+
+    Raises:
+      InputError: the runs spent more than their target.
     """
+    spent = selection.epsilon_of_training()
+    if spent > selection.target_epsilon:
+        raise validation.InputError(
+            f"the {len(selection.runs)} runs spent epsilon {spent:.6g} together, above "
+            f"their target {selection.target_epsilon:g}: they were not planned "
+            "together. Plan them by share_epsilon."
+        )
     return certificate.sealed(
         computed_selection(selection),
         description=own["description"],
