@@ -14,66 +14,21 @@ from tfdpsq.data import (
     BeirDirectory,
     read_manifest,
     read_synthetic,
-    train_vocabulary,
 )
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.privacy import choice, read_certificate, read_ledger, verify_certificate
-from tfdpsq.run import choice_points, choose, finetune, synthesize, verify
+from tfdpsq.run import choose, finetune, synthesize, verify
 
 _HERE = pathlib.Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
+_spec = importlib.util.spec_from_file_location("grid", _HERE / "tiny_grid.py")
+_grid = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_grid)
+_config = _grid.config
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("choose")
-    _tiny.write_pairs(directory / "pairs", train=60, dev=9, test=3)
-    texts = (d.content for d in BeirDirectory(directory / "pairs").documents())
-    train_vocabulary(texts, 320, directory / "spiece.model")
-    return directory
-
-
-def _config(base, **changes):
-    config = choose.default_config()
-    stage = config.finetune
-    stage.update(
-        {
-            "pairs": str(base / "pairs"),
-            "vocabulary": str(base / "spiece.model"),
-            "document_length": 24,
-            "query_length": 10,
-            "epsilon": 8.0,
-            "n_is_public": True,
-            "accountant": "rdp",
-            "strict": True,
-            "batch_size": 8,
-            "microbatch_size": 4,
-        }
-    )
-    stage.t5.update(
-        vocabulary_size=320,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=16,
-        intermediate_dim=24,
-        key_value_dim=8,
-        dropout=0.0,
-    )
-    # 60 pairs in batches of 10: 0.5 epochs are 3 steps.
-    config.axes = (
-        ("learning_rate", (1e-3, 3e-2)),
-        ("batch_size", (10,)),
-        ("epochs", (0.5,)),
-    )
-    for field, value in changes.items():
-        *path, last = field.split("__")
-        node = config
-        for part in path:
-            node = node[part]
-        node[last] = value
-    return config
+    return _grid.write(tmp_path_factory.mktemp("choose"))
 
 
 @pytest.fixture(scope="module")
@@ -309,61 +264,6 @@ def test_without_privacy_the_best_is_chosen_and_nothing_promised(base, tmp_path)
     assert verify_certificate(certificate).problems == ()
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        (dict(choice="best"), "choice is 'best'"),
-        (dict(axes=()), "the grid has 1 points, of which 1 are different"),
-        (
-            dict(axes=(("learning_rate", (1e-3, 1e-3)),)),
-            "the grid has 2 points, of which 1 are different",
-        ),
-        (dict(axes=(("epsilon", (1.0, 2.0)),)), "the grid varies 'epsilon'"),
-        (dict(variants={"a": {"n_bound": 5}, "b": {}}), "the grid varies 'n_bound'"),
-        (dict(finetune__epsilon=math.inf), "a private choice protects nothing"),
-        (dict(choice_epsilon=-1.0), "choice_epsilon is -1.0"),
-        (dict(choice="declared", choice_epsilon=1.0), "adds no noise"),
-        (dict(choice="declared"), "finetune.strict True, which refuses"),
-        (dict(held_out="train"), "what was trained on cannot choose"),
-        (dict(held_out="valid"), "valid"),
-        (dict(finetune__unit="user"), "user"),
-        (dict(finetune__sampler="shuffled"), "has sampler 'shuffled'"),
-        (dict(synthesize__top_p=1.5), "top_p"),
-        (dict(finetune__n_is_public=False), "Set n_is_public"),
-        (dict(finetune__optimizer="adamw"), "optimizer is 'adamw'"),
-        (dict(axes=(("batch_size", (10, 100)),)), "batch_size 100 is larger"),
-        (
-            dict(
-                axes=(
-                    ("trained", (("*",), ("*nothing*",))),
-                    ("batch_size", (10,)),
-                    ("epochs", (0.5,)),
-                )
-            ),
-            "nothing",
-        ),
-        (dict(axes=(("epochs", (-1.0, 1.0)),)), "epochs is -1.0"),
-    ],
-)
-def test_what_cannot_be_certified_is_refused_before_anything_is_paid(
-    base, tmp_path, changes, message
-):
-    with pytest.raises(validation.InputError, match=message):
-        choose.run(_config(base, **changes), tmp_path / "generator")
-    assert not (tmp_path / "generator").exists()
-    assert not list((tmp_path / "private").rglob("ledger.jsonl"))
-
-
-def test_a_query_in_both_splits_is_refused(base, tmp_path):
-    _tiny.write_pairs(tmp_path / "pairs", train=60, dev=9, test=3)
-    qrels = tmp_path / "pairs" / "qrels" / "dev.tsv"
-    qrels.write_text(qrels.read_text() + "q5\td5\t1\n")
-    config = _config(base, finetune__pairs=str(tmp_path / "pairs"))
-    with pytest.raises(validation.InputError, match="1 queries are in both.*'q5'"):
-        choose.run(config, tmp_path / "generator")
-    assert not list((tmp_path / "private").rglob("ledger.jsonl"))
-
-
 def test_a_query_added_changes_no_score_but_its_own(base, accounted):
     """What the mechanism's ε rests on: the queries of others are written alike."""
     config = _config(base)
@@ -383,24 +283,3 @@ def test_forging_the_chosen_generators_certificate_is_found(accounted):
     name = next(iter(forged["selection"]["runs"]))
     forged["selection"]["runs"][name]["steps_executed"] = 1
     assert verify_certificate(forged).problems
-
-
-def test_the_papers_grid_is_its_table_1():
-    path = _HERE.parents[1] / "configs" / "paper" / "grid.py"
-    spec = importlib.util.spec_from_file_location("paper_grid", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = module.get_config()
-    choice_points.check(config)
-    points = list(choice_points._points(config))
-    assert len(points) == 4 * 4 * 4 * 3
-    values = {
-        field: sorted({point.settings[field] for point in points})
-        for field in ("learning_rate", "clip_norm", "batch_size", "epochs")
-    }
-    assert values == {
-        "learning_rate": [0.000125, 0.00025, 0.0005, 0.001],
-        "clip_norm": [0.1, 0.25, 0.5, 1.0],
-        "batch_size": [128, 256, 512, 1024],
-        "epochs": [10.0, 20.0, 30.0],
-    }
