@@ -1,4 +1,4 @@
-"""A grid of generators small enough for tests: its pairs, and the config of `choose`."""
+"""A small grid of generators for tests: its pairs, and the config of `choose`."""
 
 import importlib.util
 import pathlib
