@@ -25,6 +25,9 @@ _grid = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_grid)
 _config = _grid.config
 
+# Every test needs a grid of trained generators.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
@@ -97,7 +100,6 @@ def test_what_was_chosen_is_what_is_released(accounted):
     assert set(released) == {p.name for p in point.rglob("*")}
 
 
-@pytest.mark.slow
 def test_a_declared_choice_is_the_highest_bleu_and_a_private_read(declared, base):
     certificate = read_certificate(declared)
     assert verify_certificate(certificate).problems == ()
@@ -159,7 +161,6 @@ class _KilledError(BaseException):
     pass
 
 
-@pytest.mark.slow
 def test_a_kill_anywhere_redoes_no_point_and_draws_once(base, tmp_path, monkeypatch):
     trained, drawn, scored, kill = [], [], [], ["training"]
     train, draw, score = finetune._make, choice.choose, evaluation.sentence_bleu
@@ -211,7 +212,6 @@ def test_a_kill_anywhere_redoes_no_point_and_draws_once(base, tmp_path, monkeypa
     assert len(trained) == 3 and len(drawn) == 2 and len(scored) == 9 + 3 + 9
 
 
-@pytest.mark.slow
 def test_a_point_that_diverged_counts_and_is_not_chosen(base, tmp_path):
     config = _config(base)
     config.axes = (("learning_rate", (1e-3, 3e38)), ("batch_size", (10,)))
@@ -229,7 +229,6 @@ def test_a_point_that_diverged_counts_and_is_not_chosen(base, tmp_path):
     assert 7.9 < found["epsilon_of_training"] <= 8.0
 
 
-@pytest.mark.slow
 def test_a_grid_that_was_begun_cannot_be_made_smaller(base, tmp_path, monkeypatch):
     train = finetune._make
     seen = []
@@ -250,7 +249,6 @@ def test_a_grid_that_was_begun_cannot_be_made_smaller(base, tmp_path, monkeypatc
         choose.run(smaller, tmp_path / "generator")
 
 
-@pytest.mark.slow
 def test_without_privacy_the_best_is_chosen_and_nothing_promised(base, tmp_path):
     config = _config(
         base,

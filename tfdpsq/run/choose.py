@@ -10,8 +10,8 @@ document that has a held-out one, and what is chosen is:
 - `choice = "declared"`: the highest corpus BLEU. The held-out queries are read without
   noise, which no ε covers; the certificate lists this read.
 - `choice = "accounted"`: a draw by the exponential mechanism (`privacy.choice`) over
-  the sums of sentence BLEU, a number in [0, 1] for each held-out query. Nothing is left
-  to declare.
+  the sums of sentence BLEU, a number in [0, 1] for each held-out query. With `strict`,
+  which shows no losses either, nothing is left to declare.
 
 The draw costs what is derived there because a held-out query adds its own score and
 changes no other: the query it is compared with is written for its document by a
