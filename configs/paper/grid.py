@@ -13,9 +13,9 @@ may spend ε = 0.795 at δ/192, which takes noise multipliers of 1.14 to 1.81 in
 0.44 to 0.57: about three times the noise, so that a smaller grid, or one on public
 stand-ins (`configs/grid.py`, which costs nothing), may well give a better generator.
 
-An ε that counts one run alone, and no validation pair, is not that of the point that was
-chosen. `choice` "declared" counts all 192 runs and says that the validation pairs were
-read; "accounted", as here, covers these too, at no higher ε.
+An ε that counts one run alone, and no validation pair, is not that of the point that
+was chosen. `choice` "declared" counts all 192 runs and says that the validation pairs
+were read; "accounted", as here, covers these too, at no higher ε.
 """
 
 from tfdpsq.run import choose
