@@ -4,8 +4,10 @@ import collections
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tfdpsq.evaluation import corpus_bleu
+from tfdpsq.evaluation import corpus_bleu, sentence_bleu, sentence_bleu_signature
 from tfdpsq.validation import InputError
 
 
@@ -77,3 +79,30 @@ def test_exact_copies_score_100_and_empty_output_0():
 def test_bad_input_is_refused(hypotheses, references, message):
     with pytest.raises(InputError, match=message):
         corpus_bleu(hypotheses, references)
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_a_sentence_score_is_a_share_whatever_the_texts(hypothesis, reference):
+    assert 0.0 <= sentence_bleu(hypothesis, reference) <= 1.0
+
+
+@pytest.mark.parametrize(
+    "hypothesis, reference, score",
+    [
+        ("a b c d e", "a b c d e", 1.0),
+        ("case", "case", 1.0),  # too short for 2-grams
+        ("", "a b", 0.0),
+        ("a b", "", 0.0),
+        ("", "", 0.0),
+        ("x y", "a b", 0.0),
+    ],
+)
+def test_sentence_scores_at_their_ends(hypothesis, reference, score):
+    assert sentence_bleu(hypothesis, reference) == score
+
+
+def test_a_sentence_score_is_bleu_of_one_text():
+    for hypothesis, several in zip(HYPOTHESES, REFERENCES):
+        expected = _naive_bleu([hypothesis], [several[-1:]]) / 100
+        assert sentence_bleu(hypothesis, several[-1]) == pytest.approx(expected)
+    assert "eff:yes|tok:13a|smooth:exp|version:" in sentence_bleu_signature()

@@ -153,9 +153,8 @@ def test_what_truncation_costs_is_taken_off_delta_for_the_steps_that_ran(account
     target = plan.spec.target_delta
     assert 0.2 < plan.truncation_delta(30) / target < 0.8
     for steps in (1, 30):
-        spent = accounting._accountant(
-            plan.noise_multiplier, 0.1, steps, accountant
-        ).get_delta
+        events = ((plan.noise_multiplier, 0.1, steps),)
+        spent = accounting._accountant(events, accountant).get_delta
         tail = steps * scipy.stats.binom.sf(66, 399, 0.1)
         epsilon = plan.epsilon(steps, accountant)
         # What is stated holds, and hardly anything less would.

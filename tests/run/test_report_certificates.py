@@ -4,7 +4,14 @@ import html
 import math
 import re
 
-from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan
+from tfdpsq.privacy import (
+    PrivacySpec,
+    Selection,
+    TrainedRun,
+    make_certificate,
+    make_plan,
+    make_selection_certificate,
+)
 from tfdpsq.run import report_certificates
 
 
@@ -105,3 +112,31 @@ def test_releasing_several_artefacts_adds_up():
     assert "all 2 protected runs" in both
     assert "ε = 12.5, δ = 2e-05" in both
     assert report_certificates.composition([item(8.0), item("inf")]) == ""
+
+
+def test_a_run_chosen_among_several_says_so_and_what_is_not_covered():
+    spec = PrivacySpec(
+        epsilon=1.0,
+        delta=1e-4,
+        clip_norm=0.5,
+        n=2000,
+        batch_size=100,
+        steps=20,
+        accountant="rdp",
+    )
+    own = {**_certificate(2.0), "private_reads": []}
+    runs = {name: TrainedRun(make_plan(spec), {}, None) for name in "ab"}
+    texts = {}
+    for choice_epsilon in (3.5, None):
+        selection = Selection(runs, "a", 2.0, 2e-4, choice_epsilon, "sentence BLEU")
+        certificate = make_selection_certificate(selection, own, [])
+        page = report_certificates.in_words("T5", certificate)
+        texts[choice_epsilon] = _text(page)
+        assert "all 2 runs" in _text(page) and "sentence BLEU" in _text(page)
+    # The ε of the choice is the larger one here, and holds for every query.
+    assert f"e^ε = {math.exp(3.5):.4g} times" in texts[3.5]
+    assert "Had any query been left out" in texts[3.5]
+    assert "the choice 3.5" in texts[3.5]
+    assert "Had any query that was trained on been left out" in texts[None]
+    assert "the choice not covered" in texts[None]
+    assert "nothing is guaranteed" in texts[None]

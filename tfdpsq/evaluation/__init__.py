@@ -75,7 +75,12 @@ from tfdpsq.evaluation.significance import (
     macro_interval,
     paired_bootstrap,
 )
-from tfdpsq.evaluation.similarity import Bleu, corpus_bleu
+from tfdpsq.evaluation.similarity import (
+    Bleu,
+    corpus_bleu,
+    sentence_bleu,
+    sentence_bleu_signature,
+)
 from tfdpsq.evaluation.two_hypotheses import (
     TwoHypothesesAudit,
     audit_two_hypotheses,
@@ -146,6 +151,8 @@ __all__ = [
     "read_trec_qrels",
     "read_trec_run",
     "rules",
+    "sentence_bleu",
+    "sentence_bleu_signature",
     "share_in_draws",
     "text_lengths",
     "total_variation",

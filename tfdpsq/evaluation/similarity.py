@@ -7,6 +7,7 @@ without sacrebleu's signature (Post 2018).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from sacrebleu.metrics import BLEU
@@ -66,3 +67,33 @@ def corpus_bleu(
     metric = BLEU()
     result = metric.corpus_score(list(hypotheses), streams)
     return Bleu(float(result.score), str(metric.get_signature()))
+
+
+def sentence_bleu(hypothesis: str, reference: str) -> float:
+    """BLEU of one text against one, as a share.
+
+    By sacrebleu with effective order, as a text of fewer than four words has no
+    4-grams; otherwise at its defaults. See `sentence_bleu_signature`.
+
+    Args:
+      hypothesis: a generated text; may be empty.
+      reference: what it is compared with; against an empty one, the score is 0.
+
+    Returns:
+      A number in [0, 1], which depends on these two texts alone.
+    """
+    score = _sentence_metric().sentence_score(hypothesis, [reference]).score
+    # sacrebleu's 100 can be a rounding error more.
+    return min(max(float(score) / 100, 0.0), 1.0)
+
+
+def sentence_bleu_signature() -> str:
+    """Settings and version of sacrebleu that `sentence_bleu` has."""
+    metric = _sentence_metric()
+    metric.sentence_score("a", ["a"])  # before it, the number of references is unknown
+    return str(metric.get_signature())
+
+
+@functools.lru_cache(maxsize=1)
+def _sentence_metric() -> BLEU:
+    return BLEU(effective_order=True)

@@ -14,6 +14,12 @@ from tfdpsq.privacy.optimizers import ENGINES, make_optimizer
 from tfdpsq.privacy.plan import PrivacyPlan, make_plan
 from tfdpsq.privacy.reads import PrivateReads
 from tfdpsq.privacy.sampling import Groups, PoissonSampler
+from tfdpsq.privacy.selection import (
+    Selection,
+    TrainedRun,
+    make_selection_certificate,
+    share_epsilon,
+)
 from tfdpsq.privacy.spec import PrivacySpec
 from tfdpsq.privacy.step import make_logical_step
 from tfdpsq.privacy.terms import Terms
@@ -29,7 +35,9 @@ __all__ = [
     "PrivacySpec",
     "PrivateModel",
     "PrivateReads",
+    "Selection",
     "Terms",
+    "TrainedRun",
     "Verification",
     "calibrate_noise_multiplier",
     "choose_max_batch_size",
@@ -39,8 +47,10 @@ __all__ = [
     "make_logical_step",
     "make_optimizer",
     "make_plan",
+    "make_selection_certificate",
     "read_certificate",
     "read_ledger",
+    "share_epsilon",
     "train",
     "truncation_delta",
     "verify_certificate",

@@ -107,7 +107,6 @@ def pld_interval(noise_multiplier: float) -> float:
     return 1e-4 * min(10.0, max(1.0, noise_multiplier**-2))
 
 
-@functools.lru_cache(maxsize=1024)
 def epsilon_of(
     noise_multiplier: float,
     sampling_probability: float,
@@ -127,22 +126,42 @@ def epsilon_of(
     Raises:
       InputError: δ is not in (0, 1).
     """
+    event = (noise_multiplier, sampling_probability, steps)
+    return composed_epsilon((event,), delta, accountant)
+
+
+@functools.lru_cache(maxsize=1024)
+def composed_epsilon(
+    events: tuple[tuple[float, float, int], ...], delta: float, accountant: str
+) -> float:
+    """ε at `delta` of several runs on the same units, *without* truncation's cost.
+
+    Args:
+      events: (σ, q, releases) of each, see `training_event`; fixed beforehand, while
+        what is released may depend on what was released before.
+      delta: δ, or what the truncation of all of them leaves of it.
+      accountant: "pld" or "rdp".
+
+    Raises:
+      InputError: δ is not in (0, 1).
+    """
     validation.in_range("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
-    if steps == 0:
+    events = tuple(event for event in events if event[2])
+    if not events:
         return 0.0
-    spent = _accountant(noise_multiplier, sampling_probability, steps, accountant)
-    return float(spent.get_epsilon(delta))
+    return float(_accountant(events, accountant).get_epsilon(delta))
 
 
 @functools.lru_cache(maxsize=16)
 def _accountant(
-    noise_multiplier: float, sampling_probability: float, steps: int, accountant: str
+    events: tuple[tuple[float, float, int], ...], accountant: str
 ) -> dp_accounting.PrivacyAccountant:
-    """An accountant that has composed the event: what is slow, kept for any δ."""
+    """An accountant that has composed the events: what is slow, kept for any δ."""
     # Of a plain Gaussian, removing a unit and zeroing it out are the same.
     one = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     if accountant in ("pld", "first_pld"):
-        interval = pld_interval(noise_multiplier)
+        # One grid for all: the finest that any of them needs.
+        interval = min(pld_interval(sigma) for sigma, _, _ in events)
         if accountant == "first_pld":
             interval *= _FIRST_INTERVAL
         ledger = dp_accounting.pld.PLDAccountant(
@@ -151,7 +170,8 @@ def _accountant(
     else:
         orders = _ORDERS if accountant == "rdp" else _FIRST_ORDERS
         ledger = dp_accounting.rdp.RdpAccountant(orders, one)
-    ledger.compose(training_event(noise_multiplier, sampling_probability, steps))
+    for event in events:
+        ledger.compose(training_event(*event))
     return ledger
 
 

@@ -53,8 +53,8 @@ def calibrate_noise_multiplier(
     first = spent_by("first_rdp")
     sigma = _bisect(lambda s: first(s) <= epsilon, 0.05, 1.0, 0.05)
     if accountant == "pld":
-        sigma = _secant(spent_by("first_pld"), epsilon, sigma)
-    return _rounded_up(_secant(spent_by(accountant), epsilon, sigma))
+        sigma = secant(spent_by("first_pld"), epsilon, sigma)
+    return _rounded_up(secant(spent_by(accountant), epsilon, sigma))
 
 
 def _rounded_up(sigma: float) -> float:
@@ -88,13 +88,18 @@ def _bisect(
     return high
 
 
-def _secant(spent: Callable[[float], float], epsilon: float, start: float) -> float:
+def secant(spent: Callable[[float], float], epsilon: float, start: float) -> float:
     """A σ that spends at most `epsilon`, and at least 99.7 % of it.
 
     ε falls nearly as a power of σ, so the secant in logarithms needs a handful
     of evaluations (of a second or so) where bisection needs a dozen, and only one
     when `start` will do. Aiming at the middle of the allowed band keeps the answer
     on the safe side of ε.
+
+    Args:
+      spent: ε by σ, or by whatever else it falls with.
+      epsilon: target ε.
+      start: where to begin.
     """
     least = epsilon * (1 - _EPSILON_TOLERANCE)
     most = epsilon * (1 - _EPSILON_MARGIN)

@@ -37,10 +37,13 @@ _ADJACENCY = {
 }
 _SAMPLER_NAME = {"poisson": "truncated Poisson", "shuffled": "shuffled epochs"}
 
+HYPERPARAMETERS = (
+    "Hyperparameters, if they were chosen by looking at results on private queries."
+)
 # True of every run: what (ε, δ) does not speak of.
 _NEVER_COVERED = (
     "The documents: they are public, and the guarantee is for queries only.",
-    "Hyperparameters, if they were chosen by looking at results on private queries.",
+    HYPERPARAMETERS,
     "Other artefacts made from the same queries: whoever sees several of them must "
     "add up their epsilons and their deltas.",
     "Attacks on floating-point arithmetic and on pseudorandom generators: noise "
@@ -82,7 +85,34 @@ def make_certificate(
     Raises:
       InputError: more steps than the plan covers, or a value that JSON cannot hold.
     """
-    certificate = computed(plan, steps_executed)
+    return sealed(
+        computed(plan, steps_executed),
+        description=description,
+        sensitivity_argument=sensitivity_argument,
+        training=training,
+        fingerprints=fingerprints,
+        private_reads=private_reads,
+        ledger_head=ledger_head,
+    )
+
+
+def sealed(
+    certificate: dict[str, Any],
+    *,
+    description: str,
+    sensitivity_argument: str,
+    training: Mapping[str, Any],
+    fingerprints: Mapping[str, str],
+    private_reads: Sequence[Mapping[str, str]],
+    ledger_head: str | None,
+) -> dict[str, Any]:
+    """Adds to what was computed what its maker states, and the digest of both.
+
+    The entries are those of `make_certificate`; `certificate` itself is changed.
+
+    Raises:
+      InputError: a value that JSON cannot hold.
+    """
     certificate["format"] = FORMAT
     certificate["description"] = description
     certificate["mechanism"]["sensitivity_argument"] = sensitivity_argument

@@ -5,7 +5,8 @@ the steps that ran. Everything else that decides what is guaranteed follows from
 these, and is computed here anew and compared: q = B/n, the sensitivity, the noise's
 deviation, truncation's cost, ε by both accountants for the steps *executed*, δ and
 its warnings, all sentences that explain them, and the plan's fingerprint. Over all
-of it lies the digest.
+of it lies the digest. Of a run that was chosen among several, the same is done for
+each of them, and for their composition (see `selection`).
 
 | changed in the file                       | found by                            |
 |-------------------------------------------|-------------------------------------|
@@ -13,7 +14,9 @@ of it lies the digest.
 | a number or sentence that follows from    | comparison, even where the digest   |
 | others, or that others follow from        | was made anew                       |
 | description, sensitivity argument,        | the digest only; what they say is   |
-| training, fingerprints, private reads     | the maker's word                    |
+| training, fingerprints, private reads;    | the maker's word                    |
+| of a selection the score and the runs'    |                                     |
+| settings                                  |                                     |
 | everything, consistently, digest included | nothing in the file; the ledger     |
 
 The last row is what no file can prove of itself. A digest is no signature: whoever
@@ -37,9 +40,10 @@ from tfdpsq.privacy.certificate import (
     format_problem,
     library_version,
 )
+from tfdpsq.privacy.certified import entry_at, plan_of, selection_of
 from tfdpsq.privacy.ledger import LedgerSummary
 from tfdpsq.privacy.plan import PrivacyPlan, max_batch_size_of
-from tfdpsq.privacy.spec import PrivacySpec
+from tfdpsq.privacy.selection import Selection, computed_selection
 
 # Arithmetic and binomial tails agree to this on every machine.
 _TOLERANCE = 1e-9
@@ -50,7 +54,14 @@ _OTHER_VERSION_TOLERANCE = 1e-2
 # By RDP. Such an ε promises nothing, and PLD would take gigabytes to say so.
 _LARGEST_EPSILON = 500.0
 _LARGEST_NUMBER = 1e300
-_EPSILONS = ("guarantee.epsilon", "accounting.epsilon_pld", "accounting.epsilon_rdp")
+_EPSILONS = (
+    "guarantee.epsilon",
+    "accounting.epsilon_pld",
+    "accounting.epsilon_rdp",
+    "selection.epsilon_of_training",
+)
+# Less than this share of its target no calibrated selection spends.
+_LEAST_SPENT = 0.9
 # What the maker of a certificate states and nothing else follows from.
 _STATED: dict[str, Any] = {
     "format": str,
@@ -99,19 +110,24 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         return Verification(math.nan, math.nan, (f"this is no JSON: {error}.",))
     stated = _leaves(certificate)
     for path, kind in _STATED.items():
-        found = _at(certificate, path, missing=problems)
+        found = entry_at(certificate, path, missing=problems)
         if found is problems:
             problems.append(f"{path} is missing.")
         elif not isinstance(found, kind):
             problems.append(f"{path} is {found!r}, which it cannot be.")
     try:
-        plan, steps = plan_of(certificate)
-        problems += _plan_problems(plan)
-        expected = _leaves(computed(plan, steps))
+        if "selection" in certificate:
+            selection = selection_of(certificate)
+            problems += _selection_problems(certificate, selection)
+            expected = _leaves(computed_selection(selection))
+        else:
+            plan, steps = plan_of(certificate)
+            problems += _plan_problems(plan)
+            expected = _leaves(computed(plan, steps))
     except (validation.InputError, ArithmeticError, TypeError, ValueError) as error:
         problems.append(f"what was run cannot be told: {error}")
         return Verification(math.nan, math.nan, tuple(problems))
-    version = _at(certificate, "accounting.library_version")
+    version = entry_at(certificate, "accounting.library_version")
     for path in sorted(expected.keys() | stated.keys()):
         if any(f"{path}.".startswith(f"{word}.") for word in _STATED):
             continue
@@ -131,39 +147,30 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
     )
 
 
-def plan_of(certificate: Mapping[str, Any]) -> tuple[PrivacyPlan, int]:
-    """The plan, and the steps executed, that a certificate's free numbers describe.
-
-    Nothing else in it is looked at: `verify_certificate` compares the rest.
-
-    Args:
-      certificate: as `make_certificate` gives it.
-
-    Raises:
-      InputError: they describe none.
-    """
-    fields = _at(certificate, "spec")
-    names = {field.name for field in dataclasses.fields(PrivacySpec)}
-    if not isinstance(fields, Mapping) or {*fields, "clip_groups"} != names:
-        raise validation.InputError(
-            f"spec must have exactly these entries: {', '.join(sorted(names))}"
+def _selection_problems(
+    certificate: Mapping[str, Any], selection: Selection
+) -> list[str]:
+    """What no selection has whose runs were planned together."""
+    problems = []
+    for name, run in selection.runs.items():
+        found = _plan_problems(run.plan)
+        problems += [f"run {name!r}: {problem}" for problem in found]
+    head = selection.runs[selection.chosen].ledger_head
+    if certificate.get("ledger_head") != head:
+        problems.append(
+            f"ledger_head is {certificate.get('ledger_head')!r}, but that of the "
+            f"chosen run {head!r}."
         )
-    epsilon = math.inf if fields["epsilon"] == "inf" else fields["epsilon"]
-    spec = PrivacySpec(**{**fields, "epsilon": epsilon})
-    maximum = _at(certificate, "sampler.max_batch_size")
-    validation.positive_integer("sampler.max_batch_size", maximum)
-    sigma = _at(certificate, "mechanism.noise_multiplier")
-    if spec.private:
-        validation.positive("mechanism.noise_multiplier", sigma)
-    elif sigma != 0:
-        raise validation.InputError(
-            f"mechanism.noise_multiplier is {sigma!r} although epsilon is infinite"
+    target, spent = selection.target_epsilon, selection.epsilon_of_training()
+    if math.isfinite(target) and not (
+        target * _LEAST_SPENT <= spent <= target * (1 + _EPSILON_TOLERANCE)
+    ):
+        problems.append(
+            f"all {len(selection.runs)} runs together spend epsilon {spent:.6g}, but "
+            f"they were planned to spend {target:g}: a run is left out, or another "
+            "one added."
         )
-    steps = _at(certificate, "accounting.steps_executed")
-    validation.in_range("accounting.steps_executed", steps, 0, spec.steps)
-    if steps:
-        validation.positive_integer("accounting.steps_executed", steps)
-    return PrivacyPlan(spec, maximum, float(sigma)), int(steps)
+    return problems
 
 
 def ledger_problems(
@@ -175,6 +182,26 @@ def ledger_problems(
       certificate: of the format that `verify_certificate` takes.
       ledger: what `read_ledger` says of the private ledger.
     """
+    stated: Mapping[str, Any] = {
+        path: entry_at(certificate, path)
+        for path in (
+            "plan",
+            "accounting.steps_planned",
+            "accounting.steps_executed",
+            "ledger_head",
+        )
+    }
+    if "selection" in certificate:
+        runs = selection_of(certificate).runs.values()
+        found = [run for run in runs if run.ledger_head == ledger.head]
+        if not found:
+            return (
+                f"no run of the selection has a ledger whose last line is "
+                f"{ledger.head!r}.",
+            )
+        steps = found[0].plan.spec.steps
+        own = (found[0].plan.fingerprint, steps, steps, ledger.head)
+        stated = dict(zip(stated, own))
     problems = []
     for path, paid, what in (
         ("plan", ledger.plan, "the ledger was opened for the plan"),
@@ -182,9 +209,8 @@ def ledger_problems(
         ("accounting.steps_executed", ledger.steps_paid, "the steps paid for are"),
         ("ledger_head", ledger.head, "the ledger's last line is"),
     ):
-        found = _at(certificate, path)
-        if found != paid:
-            problems.append(f"{path} is {found!r}, but {what} {paid!r}.")
+        if stated[path] != paid:
+            problems.append(f"{path} is {stated[path]!r}, but {what} {paid!r}.")
     return tuple(problems)
 
 
@@ -263,15 +289,6 @@ def _versions(path: str, version: Any) -> str:
     if path not in _EPSILONS or version == here:
         return ""
     return f" with dp-accounting {here} (the file was made with {version})"
-
-
-def _at(certificate: Mapping[str, Any], path: str, missing: Any = None) -> Any:
-    value: Any = certificate
-    for part in path.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return missing
-        value = value[part]
-    return value
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -43,6 +44,19 @@ SENSITIVITY_ARGUMENTS = {
         "one user moves the sum by at most the clip norm."
     ),
 }
+
+
+class DivergedError(validation.InputError):
+    """Training that came to nothing, and was paid for all the same.
+
+    Attributes:
+      certificate: what it cost; `None` where no private query had a part in it.
+    """
+
+    def __init__(self, message: str, certificate: dict[str, Any] | None):
+        """Takes the message and what was spent."""
+        super().__init__(message)
+        self.certificate = certificate
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -236,12 +250,6 @@ def _make(
         jit_compile=config.jit_compile,
     )
     progress.close()
-    if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
-        raise validation.InputError(
-            "training diverged: the weights hold NaN or infinity. Lower "
-            f"learning_rate (now {config.learning_rate})."
-        )
-    model.save(out, vocabulary)
     certificate = certificates.inherited_certificate(source.certificate, parent)
     if source.private:
         certificate = privacy.make_certificate(
@@ -254,6 +262,13 @@ def _make(
             private_reads=reads,
             ledger_head=private_training.ledger_head(own),
         )
+    if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
+        raise DivergedError(
+            "training diverged: the weights hold NaN or infinity. Lower "
+            f"learning_rate (now {config.learning_rate}).",
+            certificate,
+        )
+    model.save(out, vocabulary)
     private_training.write_certificate(out, certificate)
     return {"steps_executed": executed}
 

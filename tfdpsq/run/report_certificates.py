@@ -55,14 +55,16 @@ def in_words(
       said_elsewhere: lines of "not_covered" to leave out here.
     """
     is_private = _is_private(certificate)
-    limits = _limits(certificate, said_elsewhere) if is_private else {}
+    particulars = {**_particulars(certificate), **_choice(certificate)}
+    if is_private:
+        particulars.update(_limits(certificate, said_elsewhere))
     state = " open" if is_private else ""
     return (
         f'<div class="card"><h3>{escape(name)}</h3>'
         f'<p class="muted">{escape(_at(certificate, "description"))}</p>'
         f"<p>{escape(_promise(certificate))}</p>"
         f"<details{state}><summary>Particulars</summary>"
-        f"{definitions({**_particulars(certificate), **limits})}</details></div>"
+        f"{definitions(particulars)}</details></div>"
     )
 
 
@@ -95,6 +97,8 @@ def _promise(certificate: Mapping[str, Any]) -> str:
     epsilon, delta = _epsilon(certificate), _at(certificate, "guarantee.delta")
     factor = math.exp(min(epsilon, 700.0))
     unit = _at(certificate, "guarantee.unit")
+    if _at(certificate, "selection.epsilon_of_choice") is None:
+        unit = f"{unit} that was trained on"
     # Batches of a fixed size protect what a unit holds, among a fixed number of them.
     change = (
         f"Had any {unit} been replaced by nothing"
@@ -133,6 +137,25 @@ def _particulars(certificate: Mapping[str, Any]) -> dict[str, Any]:
         "Sampler": f"{at('sampler.name')}. {at('sampler.in_words')}",
         "Steps executed": f"{at('accounting.steps_executed')} of "
         f"{at('accounting.steps_planned')} planned",
+    }
+
+
+def _choice(certificate: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a run that was chosen among several: how, and what that cost."""
+    if "selection" not in certificate:
+        return {}
+    return {
+        "Chosen among several runs": _at(certificate, "selection.in_words"),
+        "Score": _at(certificate, "selection.score"),
+        "ε of the runs and of the choice": f"all "
+        f"{_at(certificate, 'selection.runs_counted')} runs "
+        f"{_epsilon_at(certificate, 'selection.epsilon_of_training')}, the choice "
+        + (
+            "not covered"
+            if _at(certificate, "selection.epsilon_of_choice") is None
+            else _epsilon_at(certificate, "selection.epsilon_of_choice")
+        ),
+        "Mechanism, noise and sampler above": "of the run that was chosen",
     }
 
 

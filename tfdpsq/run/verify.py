@@ -8,7 +8,8 @@ whether the certificate is true of itself: every number follows from the others,
 from the steps executed by both accountants, and the digest from all of it. It
 cannot say whether the run took place: whoever makes up all numbers consistently,
 digest included, is not found out. The owner of the private data can pass the ledger
-of the run, which must then have paid for exactly these steps of this plan.
+of the run, which must then have paid for exactly these steps of this plan; of a run
+chosen among several the ledgers of all, each with a `--ledger` of its own.
 
 Exit status: 0 the certificate holds, 1 it does not, 2 it or the ledger cannot be
 read, or the command is wrong.
@@ -32,12 +33,13 @@ from tfdpsq.run import command  # noqa: E402
 _USAGE = "usage: python -m tfdpsq.run.verify CERTIFICATE [--ledger=LEDGER]\n"
 
 
-def verify(path: str, ledger: str | None = None) -> tuple[bool, str]:
+def verify(path: str, ledgers: Sequence[str] = ()) -> tuple[bool, str]:
     """Verifies a certificate.
 
     Args:
       path: the certificate.
-      ledger: the ledger of the run, which only the data's owner has.
+      ledgers: of the run, or of some of those that it was chosen among; only the
+        data's owner has them.
 
     Returns:
       Whether it holds, and what to tell the reader.
@@ -48,14 +50,23 @@ def verify(path: str, ledger: str | None = None) -> tuple[bool, str]:
     certificate = certificates.load_certificate(path)
     result = verification.verify_certificate(certificate)
     problems = result.problems
-    if ledger is not None:
-        problems += verification.ledger_problems(certificate, read_ledger(ledger))
+    heads = set()
+    for ledger in ledgers:
+        paid = read_ledger(ledger)
+        heads.add(paid.head)
+        found = verification.ledger_problems(certificate, paid)
+        problems += tuple(f"{ledger}: {problem}" for problem in found)
     lines = [path, *_claims(certificate, result)]
     if problems:
         lines += [f"  DOES NOT HOLD, problems: {len(problems)}"]
         lines += [f"  - {problem}" for problem in problems]
     elif certificate["private"]:
-        compared = "and with the ledger" if ledger else "(not compared with a ledger)"
+        compared = "(not compared with a ledger)"
+        if ledgers:
+            runs = len(certificate.get("selection", {}).get("runs", {})) or 1
+            compared = "and with the ledger"
+            if runs > 1:
+                compared = f"and with {len(heads)} of the {runs} ledgers"
         lines += [f"  holds: it agrees with itself {compared}"]
     else:
         lines += ["  agrees with itself, and guarantees nothing"]
@@ -69,12 +80,20 @@ def _claims(
         found = certificate.get(section)
         return found.get(key) if isinstance(found, Mapping) else None
 
+    chosen = certificate.get("selection")
+    runs = chosen.get("runs") if isinstance(chosen, Mapping) else None
+    steps = f"{at('accounting', 'steps_executed')} of"
+    steps += f" {at('accounting', 'steps_planned')} steps"
+    if isinstance(runs, Mapping):
+        steps = (
+            f"the {at('accounting', 'steps_executed')} steps of {len(runs)} runs; "
+            f"choosing one of them: epsilon {at('selection', 'epsilon_of_choice')}"
+        )
     return [
         f"  states      epsilon {at('guarantee', 'epsilon')}, "
         f"delta {at('guarantee', 'delta')} for {at('guarantee', 'unit_in_words')}",
         f"  recomputed  epsilon {result.epsilon_pld:.6g} by PLD, "
-        f"{result.epsilon_rdp:.6g} by RDP, for {at('accounting', 'steps_executed')} "
-        f"of {at('accounting', 'steps_planned')} steps",
+        f"{result.epsilon_rdp:.6g} by RDP, for {steps}",
     ]
 
 
@@ -85,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
       argv: the command line, program first; `None` takes the process's.
     """
     own = flags.FlagValues()
-    flags.DEFINE_string("ledger", None, "The ledger of the run.", flag_values=own)
+    flags.DEFINE_multi_string("ledger", [], "The ledger of a run.", flag_values=own)
 
     def run(words: Sequence[str]) -> tuple[int, str]:
         if len(words) != 1:

@@ -1,0 +1,161 @@
+"""The stage `choose` without a whole grid: what it refuses, reads, scores and draws."""
+
+import importlib.util
+import json
+import math
+import pathlib
+
+import pytest
+
+from tfdpsq import validation
+from tfdpsq.data import BeirDirectory
+from tfdpsq.privacy import choice
+from tfdpsq.run import choice_points, choose
+
+_HERE = pathlib.Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("grid", _HERE / "tiny_grid.py")
+_grid = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_grid)
+_config = _grid.config
+
+
+class _KilledError(BaseException):
+    pass
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return _grid.write(tmp_path_factory.mktemp("choose"))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(choice="best"), "choice is 'best'"),
+        (dict(axes=()), "the grid has 1 points, of which 1 are different"),
+        (
+            dict(axes=(("learning_rate", (1e-3, 1e-3)),)),
+            "the grid has 2 points, of which 1 are different",
+        ),
+        (dict(axes=(("epsilon", (1.0, 2.0)),)), "the grid varies 'epsilon'"),
+        (dict(variants={"a": {"n_bound": 5}, "b": {}}), "the grid varies 'n_bound'"),
+        (dict(finetune__epsilon=math.inf), "a private choice protects nothing"),
+        (dict(choice_epsilon=-1.0), "choice_epsilon is -1.0"),
+        (dict(choice="declared", choice_epsilon=1.0), "adds no noise"),
+        (dict(choice="declared"), "finetune.strict True, which refuses"),
+        (dict(held_out="train"), "what was trained on cannot choose"),
+        (dict(held_out="valid"), "valid"),
+        (dict(finetune__unit="user"), "user"),
+        (dict(finetune__sampler="shuffled"), "has sampler 'shuffled'"),
+        (dict(synthesize__top_p=1.5), "top_p"),
+        (dict(finetune__n_is_public=False), "Set n_is_public"),
+        (dict(finetune__optimizer="adamw"), "optimizer is 'adamw'"),
+        (dict(axes=(("batch_size", (10, 100)),)), "batch_size 100 is larger"),
+        (
+            dict(
+                axes=(
+                    ("trained", (("*",), ("*nothing*",))),
+                    ("batch_size", (10,)),
+                    ("epochs", (0.5,)),
+                )
+            ),
+            "nothing",
+        ),
+        (dict(axes=(("epochs", (-1.0, 1.0)),)), "epochs is -1.0"),
+    ],
+)
+def test_what_cannot_be_certified_is_refused_before_anything_is_paid(
+    base, tmp_path, changes, message
+):
+    with pytest.raises(validation.InputError, match=message):
+        choose.run(_config(base, **changes), tmp_path / "generator")
+    assert not (tmp_path / "generator").exists()
+    assert not list((tmp_path / "private").rglob("ledger.jsonl"))
+
+
+def test_a_query_in_both_splits_is_refused(base, tmp_path):
+    _grid.tiny.write_pairs(tmp_path / "pairs", train=60, dev=9, test=3)
+    qrels = tmp_path / "pairs" / "qrels" / "dev.tsv"
+    qrels.write_text(qrels.read_text() + "q5\td5\t1\n")
+    config = _config(base, finetune__pairs=str(tmp_path / "pairs"))
+    with pytest.raises(validation.InputError, match="1 queries are in both.*'q5'"):
+        choose.run(config, tmp_path / "generator")
+    assert not list((tmp_path / "private").rglob("ledger.jsonl"))
+
+
+def test_the_papers_grid_is_its_table_1():
+    path = _HERE.parents[1] / "configs" / "paper" / "grid.py"
+    spec = importlib.util.spec_from_file_location("paper_grid", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = module.get_config()
+    choice_points.check(config)
+    points = list(choice_points._points(config))
+    assert len(points) == 4 * 4 * 4 * 3
+    values = {
+        field: sorted({point.settings[field] for point in points})
+        for field in ("learning_rate", "clip_norm", "batch_size", "epochs")
+    }
+    assert values == {
+        "learning_rate": [0.000125, 0.00025, 0.0005, 0.001],
+        "clip_norm": [0.1, 0.25, 0.5, 1.0],
+        "batch_size": [128, 256, 512, 1024],
+        "epochs": [10.0, 20.0, 30.0],
+    }
+
+
+def _stage(base, directory, **changes):
+    """The stage's inside, with nothing trained."""
+    private = directory / "private"
+    private.mkdir()
+    config = _config(base, **changes)
+    stage = choose._Choice(config, directory / "generator", private, {})
+    stage._own.mkdir(parents=True)
+    return stage
+
+
+def test_the_read_is_on_record_before_it_happens(base, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise _KilledError
+
+    stage = _stage(base, tmp_path, choice="declared", finetune__strict=False)
+    monkeypatch.setattr(stage, "_scores", interrupted)
+    with pytest.raises(_KilledError):
+        stage._choice(["a", "b"], 3, [])
+    (line,) = (tmp_path / "private" / "private_reads.jsonl").read_text().splitlines()
+    assert "BLEU of 3 generators against the queries of split 'dev'" in line
+
+
+def test_the_draw_is_of_sums_of_sentence_scores(base, tmp_path, monkeypatch):
+    stage = _stage(base, tmp_path, choice_epsilon=2.5)
+    pairs = BeirDirectory(base / "pairs").pairs("dev")
+    written = {
+        "a": {pair.document_id: pair.query for pair in pairs},
+        "b": {pair.document_id: pair.query.split()[0] for pair in pairs},
+        "c": {pair.document_id: "" for pair in pairs},
+    }
+    monkeypatch.setattr(stage, "_written", lambda name, _: written[name])
+    seen = []
+    monkeypatch.setattr(choice, "choose", lambda *given: seen.append(given) or 1)
+    found = stage._choice(["a", "b", "c"], 3, pairs)
+    assert found["chosen"] == "b" and found["epsilon"] == 2.5
+    ((sums, epsilon),) = seen
+    assert epsilon == 2.5
+    # Equal texts give 1 each; one word of six a brevity penalty of exp(1 - 6/1).
+    assert sums[0] == len(pairs) == 9
+    lengths = [len(pair.query.split()) for pair in pairs]
+    assert sums[1] == pytest.approx(sum(math.exp(1 - n) for n in lengths), abs=1e-4)
+    assert sums[2] == 0.0
+    # Kept until the choice is, which a restarted stage then goes on with.
+    monkeypatch.setattr(stage, "_written", None)
+    assert stage._scores("b", pairs)["sum"] == sums[1]
+
+
+def test_scores_are_gone_once_the_choice_is_kept(base, tmp_path, monkeypatch):
+    stage = _stage(base, tmp_path)
+    (stage._own / choose.SCORES).mkdir()
+    kept = {"chosen": "a", "epsilon": 8.0, "score": "BLEU"}
+    (stage._own / choose.CHOICE_FILE).write_text(json.dumps(kept))
+    monkeypatch.setattr(choice, "choose", None)
+    assert stage._chosen(["a", "b"], 2, []) == kept
+    assert not (stage._own / choose.SCORES).exists()

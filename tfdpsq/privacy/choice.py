@@ -1,0 +1,111 @@
+"""Choosing one of several candidates by private scores: the exponential mechanism.
+
+Query j gives candidate i a score s_ij in [0, 1] that depends on this query and this
+candidate alone. What is shown is one candidate, i with probability
+
+    p_i = exp(ε·S_i) / Σ_l exp(ε·S_l),    S_i = Σ_j s_ij.
+
+**What it costs.** Neighbours: one query x is added, so that S'_i = S_i + s_ix. Then
+
+    p'_i / p_i = exp(ε·s_ix) / Σ_l p_l·exp(ε·s_lx).
+
+With all s_ix in [0, 1], the numerator is in [1, e^ε], and so is the denominator, a mean
+of such numbers. The quotient is in [e^-ε, e^ε], whether x is added or taken away: ε at
+δ = 0, for any number of candidates. In general the mechanism costs 2ε, as scores of one
+candidate may rise by 1 while those of another fall (McSherry and Talwar 2007). Here one
+query moves all sums the same way, so nothing is doubled (monotonic scores: Dwork and
+Roth 2014, section 3.4). The sum is never divided by the number of queries, which is
+private: a mean's sensitivity would depend on it.
+
+**How it is drawn.** The largest of ε·S_i + G_i, with independent standard Gumbel noise
+G_i, is i with exactly the probability p_i. The noise comes from 256 bits of the
+operating system's entropy for each candidate, so that what is unlikely keeps its chance
+far below the 2^-53 at which the usual draw makes it nothing. Scores are whole multiples
+of `SCORE_UNIT`, rounded down, and so their sum is exact.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tfdpsq import validation
+
+# Sums of fewer than 2^33 scores are exact in float64.
+SCORE_UNIT = 2.0**-20
+# By how much one query more can move a candidate's sum.
+SENSITIVITY = 1.0
+_BITS = 256
+
+
+def sum_of_scores(scores: Iterable[float]) -> float:
+    """S, the sum of a candidate's scores: a multiple of `SCORE_UNIT`, exact.
+
+    Args:
+      scores: one for each query. What is outside of [0, 1] counts as the nearer of the
+        two, and NaN as 0, so that no score can move the sum by more than 1.
+    """
+    units = 0
+    for score in scores:
+        bounded = min(max(float(score), 0.0), 1.0) if score == score else 0.0
+        units += math.floor(bounded / SCORE_UNIT)
+    return units * SCORE_UNIT
+
+
+def probabilities(sums: Sequence[float], epsilon: float) -> np.ndarray:
+    """The chance of each candidate to be chosen.
+
+    Args:
+      sums: S of each candidate.
+      epsilon: ε of the choice.
+
+    Returns:
+      [candidates] float64. As private as the scores.
+    """
+    _check(sums, epsilon)
+    logits = epsilon * (np.asarray(sums, np.float64) - max(sums))
+    return np.exp(logits) / np.exp(logits).sum()
+
+
+def choose(sums: Sequence[float], epsilon: float) -> int:
+    """Draws a candidate with the probabilities of the exponential mechanism.
+
+    Every call is a mechanism of its own and costs ε: draw once, and keep the result.
+
+    Args:
+      sums: S of each candidate, by `sum_of_scores`.
+      epsilon: ε of the choice.
+
+    Returns:
+      The candidate's number, from 0.
+
+    Raises:
+      InputError: no candidate, or an ε that is not above 0 and finite.
+    """
+    _check(sums, epsilon)
+    noisy = [epsilon * value / SENSITIVITY + _gumbel() for value in sums]
+    return max(range(len(noisy)), key=noisy.__getitem__)
+
+
+def _check(sums: Sequence[float], epsilon: float) -> None:
+    validation.positive("epsilon of the choice", epsilon)
+    if not len(sums) or not all(map(math.isfinite, sums)):
+        raise validation.InputError(
+            f"there are {len(sums)} candidates; give at least one, each with a finite "
+            "sum of scores."
+        )
+
+
+def _gumbel() -> float:
+    """A draw of the standard Gumbel distribution, -log(-log U) for U uniform."""
+    whole = 1 << (_BITS + 1)
+    odd = 2 * secrets.randbits(_BITS) + 1  # U = odd / whole is neither 0 nor 1
+    # -log U, with all digits that a float has both near 0 and near 1.
+    if odd < whole // 2:
+        exponential = -math.log(odd / whole)
+    else:
+        exponential = -math.log1p(-((whole - odd) / whole))
+    return -math.log(exponential)

@@ -1,0 +1,305 @@
+"""Stage `choose`: train a grid of generators on private pairs and choose one by BLEU.
+
+    python -m tfdpsq.run.choose --config=configs/choose.py --workdir=DIR
+
+The paper's way to its hyperparameters (Carranza et al. 2024, table 1), with what it
+costs. Every point of the grid is a run of `finetune` on the same pairs, and ε counts
+them all (see `privacy.selection`). Each generator then writes a query for every
+document that has a held-out one, and what is chosen is:
+
+- `choice = "declared"`: the highest corpus BLEU. The held-out queries are read without
+  noise, which no ε covers; the certificate lists this read.
+- `choice = "accounted"`: a draw by the exponential mechanism (`privacy.choice`) over
+  the sums of sentence BLEU, a number in [0, 1] for each held-out query. With `strict`,
+  which shows no losses either, nothing is left to declare.
+
+The draw costs what is derived there because a held-out query adds its own score and
+changes no other: the query it is compared with is written for its document by a
+generator that never saw it, from random numbers that follow from the document's id,
+and is the same whichever documents are asked for besides (`generator.synthesis`, to the
+last bit on a CPU). The split of a query is what its own line in the qrels says, and no
+query may be in both.
+
+An interrupted stage goes on. All points must be finished before anything is scored;
+those that diverged cannot be chosen, and count. The choice is drawn once: it is on disk
+before anybody sees it, and what is found there is kept. A draw that a kill kept from
+the disk was seen by nobody, and the one in its place is the first.
+
+Writes the chosen generator, with a certificate that names all runs. The other ones stay
+in `private_directory`, under `choices/`.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+import tensorflow as tf
+
+from tfdpsq import evaluation, privacy, validation
+from tfdpsq.data import Document, Pair, Tokenizer, atomic_write
+from tfdpsq.generator import (
+    SamplingConfig,
+    SynthesisConfig,
+    T5QueryGenerator,
+    checkpoints,
+    synthesize,
+)
+from tfdpsq.privacy import certificate as certificates
+from tfdpsq.privacy import certified, choice
+from tfdpsq.run import canaries, choice_points, command, finetune, sources, workdir
+from tfdpsq.run import private_training as training
+
+CHOICES, SCORES = "choices", "scores"
+CHOICE_FILE = "choice.json"
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """The stage's settings.
+
+    `finetune` is what all points have; its `epsilon` and `delta` are those of all of
+    them together. Variants and axes are those of `grid`, with one field more: "epochs"
+    sets `steps` to so many times n / `batch_size`. `choice_epsilon` of 0 takes
+    `finetune.epsilon`, which costs nothing more: a query is either trained on or held
+    out. `synthesize` has the fields of that stage that a query depends on.
+    """
+    return ml_collections.ConfigDict(
+        {
+            "choice": "accounted",
+            "choice_epsilon": 0.0,
+            "held_out": "dev",
+            "finetune": finetune.default_config(),
+            "variants": {"all": {}},
+            "axes": (("learning_rate", (1e-3,)),),
+            "synthesize": {
+                "temperature": 1.0,
+                "top_k": 0,
+                "top_p": 0.8,
+                "batch_size": 64,
+                "seed": 0,
+            },
+        }
+    )
+
+
+def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+    """Runs the stage into `directory` unless it is finished there.
+
+    Raises:
+      InputError: bad settings or data, before any budget is spent; or all points
+        diverged.
+    """
+    choice_points.check(config)
+    _writing(config, config.finetune)
+    shared = config.finetune
+    private = training.private_directory(shared, directory)
+    canaries.require_private_output(shared.pairs, private, directory)
+    vocabulary = sources.vocabulary_file(shared.vocabulary, shared.init)
+    inputs = {
+        "pairs": sources.source_fingerprint(shared.pairs, private),
+        "vocabulary": Tokenizer(vocabulary).fingerprint,
+    }
+    if shared.init:
+        inputs["init"] = workdir.model_fingerprint(checkpoints.locate(shared.init))
+    return workdir.run_stage(
+        directory,
+        config,
+        inputs,
+        lambda out: _Choice(config, directory, private, inputs).make(out),
+    )
+
+
+class _Choice:
+    """One run of the stage: its points, and what it keeps of them."""
+
+    def __init__(self, config, directory: pathlib.Path, private, inputs):
+        self._config = config
+        self._name = directory.name
+        self._private = private
+        self._own = private / CHOICES / directory.name
+        self._inputs = inputs
+
+    def make(self, out: pathlib.Path) -> dict[str, Any]:
+        train, held_out = self._pairs()
+        points, delta = choice_points.planned(
+            self._config, train, self._own, self._run, self._inputs
+        )
+        own = {point.name: self._train(point) for point in points}
+        tried = [name for name, found in own.items() if not found["diverged"]]
+        if not tried:
+            raise validation.InputError(
+                f"all {len(points)} points diverged, and were paid for. Lower the "
+                "learning rates of the next grid, whose budget adds up with this one's."
+            )
+        chosen = self._chosen(tried, len(points), held_out)
+        runs = {}
+        for point in points:
+            spent = own[point.name]["certificate"]
+            runs[point.name] = privacy.TrainedRun(
+                certified.plan_of(spent)[0],
+                point.settings,
+                spent["ledger_head"],
+                own[point.name]["diverged"],
+            )
+        selection = privacy.Selection(
+            runs,
+            chosen["chosen"],
+            float(self._config.finetune.epsilon),
+            delta,
+            chosen["epsilon"],
+            chosen["score"],
+        )
+        certificate = privacy.make_selection_certificate(
+            selection,
+            own[selection.chosen]["certificate"],
+            training.reads_of(self._config.finetune, self._private).entries,
+        )
+        for path in sorted(self._point(selection.chosen).iterdir()):
+            if path.name not in (workdir.STAGE_FILE, certificates.FILE_NAME):
+                copy = shutil.copytree if path.is_dir() else shutil.copyfile
+                copy(path, out / path.name)
+        training.write_certificate(out, certificate)
+        settings = dict(runs[selection.chosen].settings)
+        sys.stdout.write(f"chosen among {len(runs)}: {settings}\n")
+        return {"chosen": settings, "steps_of_all_runs": selection.steps}
+
+    def _pairs(self) -> tuple[sources.Source, list[Pair]]:
+        """What is trained on, and what is held out.
+
+        Raises:
+          InputError: no pairs, or a query in both.
+        """
+        shared = self._config.finetune
+        train = sources.load_source(shared.pairs, shared.split)
+        held_out = sources.load_source(shared.pairs, self._config.held_out).pairs
+        both = {pair.query_id for pair in train.pairs}
+        both &= {pair.query_id for pair in held_out}
+        if both:
+            raise validation.InputError(
+                f"{shared.pairs}: {len(both)} queries are in both splits "
+                f"{shared.split!r} and {self._config.held_out!r}, such as "
+                f"{min(both)!r}. Each would have a part in training and in the choice, "
+                "and the two would add up. Leave them in one."
+            )
+        return train, held_out
+
+    def _point(self, name: str) -> pathlib.Path:
+        """Where a point's generator is."""
+        return self._own / "points" / f"{self._name}-{name}"
+
+    def _run(self, name: str) -> pathlib.Path:
+        """Where the secrets, states and ledger of a point's run are."""
+        return self._private / training.RUNS / self._point(name).name
+
+    def _train(self, point: choice_points.Point) -> dict[str, Any]:
+        """What a point's training cost, and whether it came to nothing."""
+        stage, out = point.stage, self._point(point.name)
+        with stage.unlocked():
+            stage.private_directory = str(self._private)
+        failed = self._own / "diverged" / f"{point.name}.json"
+        if not failed.is_file():
+            try:
+                finetune.run(stage, out)
+            except finetune.DivergedError as error:
+                failed.parent.mkdir(parents=True, exist_ok=True)
+                atomic_write(failed, json.dumps(error.certificate))
+            tf.keras.backend.clear_session()
+        if failed.is_file():
+            training.close_run(self._run(point.name))
+            return {"certificate": workdir.read_json(failed), "diverged": True}
+        return {"certificate": privacy.read_certificate(out), "diverged": False}
+
+    def _chosen(self, names: list[str], runs: int, held_out: list[Pair]) -> dict:
+        """Which point is chosen; if that is on disk already, what is there."""
+        path = self._own / CHOICE_FILE
+        if not path.is_file():
+            found = self._choice(names, runs, held_out)
+            atomic_write(path, json.dumps(found, indent=1) + "\n")
+        if self._config.choice == "accounted":
+            # They are of no more use, and must never be shown.
+            shutil.rmtree(self._own / SCORES, ignore_errors=True)
+        return workdir.read_json(path)
+
+    def _choice(self, names: list[str], runs: int, held_out: list[Pair]) -> dict:
+        """Scores the points and chooses one."""
+        if self._config.choice == "accounted":
+            sums = [self._scores(name, held_out)["sum"] for name in names]
+            epsilon = float(
+                self._config.choice_epsilon or self._config.finetune.epsilon
+            )
+            return {
+                "chosen": names[choice.choose(sums, epsilon)],
+                "epsilon": epsilon,
+                "score": "sentence BLEU of the query written for the same document, "
+                f"from 0 to 1: {evaluation.sentence_bleu_signature()}",
+            }
+        training.reads_of(self._config.finetune, self._private).record(
+            f"BLEU of {runs} generators against the queries of split "
+            f"{self._config.held_out!r}, by which one of them was chosen",
+            f"which generator {self._name} is, the terminal, and "
+            f"{CHOICES}/{self._name}/{SCORES} under private/",
+        )
+        scores = {name: self._scores(name, held_out) for name in names}
+        for name, score in scores.items():
+            sys.stdout.write(f"BLEU {score['bleu']:7.3f}: {name}\n")
+        best = max(names, key=lambda name: scores[name]["bleu"])
+        signature = scores[best]["signature"]
+        return {"chosen": best, "epsilon": None, "score": f"corpus BLEU: {signature}"}
+
+    def _scores(self, name: str, held_out: list[Pair]) -> dict[str, Any]:
+        """What the held-out queries give a point's generator; kept until the choice."""
+        path = self._own / SCORES / f"{name}.json"
+        if not path.is_file():
+            written = self._written(name, held_out)
+            queries = [written[pair.document_id] for pair in held_out]
+            found: dict[str, Any]
+            if self._config.choice == "declared":
+                bleu = evaluation.corpus_bleu(queries, [p.query for p in held_out])
+                found = {"bleu": bleu.score, "signature": bleu.signature}
+            else:
+                each = map(
+                    evaluation.sentence_bleu, queries, (p.query for p in held_out)
+                )
+                found = {"sum": choice.sum_of_scores(each)}
+            path.parent.mkdir(exist_ok=True)
+            atomic_write(path, json.dumps(found))
+        return workdir.read_json(path)
+
+    def _written(self, name: str, held_out: list[Pair]) -> dict[str, str]:
+        """The query that a point's generator writes for each document, by id."""
+        stage = self._config.finetune
+        out = self._point(name)
+        trained = workdir.read_json(out / workdir.STAGE_FILE)["config"]
+        vocabulary = sources.vocabulary_file(trained["vocabulary"], str(out))
+        contents = {pair.document_id: pair.document for pair in held_out}
+        rows = synthesize(
+            T5QueryGenerator.load(out),
+            Tokenizer(vocabulary),
+            (Document(key, "", text) for key, text in contents.items()),
+            _writing(self._config, trained),
+            stage.jit_compile and self._config.choice == "declared",
+        )
+        written = {row.document_id: row.query for row in rows}
+        tf.keras.backend.clear_session()
+        return written
+
+
+def _writing(config, trained: Mapping[str, Any]) -> SynthesisConfig:
+    """How queries are written by a generator that was trained with these settings."""
+    own = config.synthesize
+    return SynthesisConfig(
+        document_length=trained["document_length"],
+        query_length=trained["query_length"],
+        batch_size=own.batch_size,
+        seed=own.seed,
+        sampling=SamplingConfig(own.temperature, own.top_k or None, own.top_p),
+    )
+
+
+if __name__ == "__main__":
+    command.main(run)
