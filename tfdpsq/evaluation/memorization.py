@@ -123,7 +123,7 @@ def extrapolated_exposure(
 
 
 def _log_tail(place: float, shape: float) -> float:
-    """log of the probability above a place, of a standard skew normal distribution.
+    """Log of the probability above a place, of a standard skew normal distribution.
 
     Far out, where scipy's rounds to log 0, by the tail's leading term (Capitanio 2010):
     twice the normal's for a shape above 0, else 2·φ(z)·Φ(shape·z)/(z·(1 + shape²)).
