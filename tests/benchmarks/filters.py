@@ -32,6 +32,7 @@ from tfdpsq.run import filter as filter_stage
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 METRIC = "ndcg@10"
 REFERENCE = "unfiltered"
+PUBLIC = "public_only"
 # As quickstart fine-tunes: the decoder alone.
 WAY = "decoder"
 
@@ -49,29 +50,37 @@ quickstart = _module("quickstart")
 weights = _module("trained_weights")
 
 
-def filters(k):
-    """{row: the stage's settings}; a judge that starts with "@" is that retriever."""
+def rows(options):
+    """{row: settings of the stage `filter`, `None` without it}.
+
+    A judge that starts with "@" is the retriever of that name.
+    """
+    k = options.k
     words = {"min_words": 3, "duplicates": True}
     known = {"min_known": 1.0}
 
     def judged(judge):
         return {"round_trip": {"retriever": judge, "k": k}}
 
-    return {
+    found = {
+        PUBLIC: None,
+        REFERENCE: None,
         "words_duplicates": words,
         "known_words": known,
         "round_trip_bm25": judged(filter_stage.BM25),
-        "round_trip_public": judged("@public_only"),
+        "round_trip_public": judged(f"@{PUBLIC}"),
         "round_trip_own": judged(f"@{REFERENCE}"),
         "all": {**words, **known, **judged(filter_stage.BM25)},
     }
+    wanted = [REFERENCE, *(options.only or found)]
+    return {name: settings for name, settings in found.items() if name in wanted}
 
 
 def one_seed(options, seed):
     """Makes what is not there of one seed.
 
     Returns:
-      {row: [queries] NDCG@10}, and {row: what `filter.json` holds}.
+      {row: [queries] NDCG@10}, and {filtered row: what `filter.json` holds}.
     """
     job = weights.quickstart()
     job.finetune.steps = options.generator_steps
@@ -102,37 +111,55 @@ def one_seed(options, seed):
     made, _ = weights.synthetic_set(options, job, WAY, options.epsilon, seed)
     whole = made / "synthetic" / synthesize.SET
     note("a set")
-    public = stage(
-        prepare, job.prepare, home / "prepare", data=options.data, vocabulary_size=0
-    )
-    systems = {
-        "public_only": retriever("public_only", public / prepare.PUBLIC_PAIRS),
-        REFERENCE: retriever(REFERENCE, whole),
-    }
-    counts = {}
-    for name, settings in filters(options.k).items():
+    counts: dict = {}
+    judges: dict = {}
+
+    def judge(name):
+        """A retriever that round trips are judged by."""
+        if name not in judges:
+            pairs = whole
+            if name == PUBLIC:
+                prepared = stage(
+                    prepare,
+                    job.prepare,
+                    home / "prepare",
+                    data=options.data,
+                    vocabulary_size=0,
+                )
+                pairs = prepared / prepare.PUBLIC_PAIRS
+            judges[name] = retriever(name, pairs)
+        return judges[name]
+
+    def made_of(name, settings):
+        """A retriever of the filtered set."""
         config = filter_stage.default_config()
         config.update(synthetic=str(whole), corpus=options.data, **settings)
-        judge = config.round_trip.retriever
-        if judge.startswith("@"):
-            config.round_trip.retriever = systems[judge.removeprefix("@")]
-            config.round_trip.vocabulary = vocabulary
+        own = config.round_trip
+        if own.retriever.startswith("@"):
+            own.retriever = judge(own.retriever.removeprefix("@"))
+            own.vocabulary = vocabulary
         out = home / "filtered" / name
         filter_stage.run(config, out)
         counts[name] = json.loads((out / filter_stage.COUNTS_FILE).read_text("utf-8"))
-        systems[name] = retriever(name, out / filter_stage.SET)
+        return retriever(name, out / filter_stage.SET)
+
+    found = {}
     job.evaluate.systems = {}  # without BM25, which no filter changes
-    out = stage(
-        evaluate,
-        job.evaluate,
-        home / "private" / "evaluation",
-        of_seed=0,
-        data=options.data,
-        vocabulary=vocabulary,
-        systems=systems,
-    )
-    note("evaluation")
-    return quickstart.values(out), counts
+    for name, settings in rows(options).items():
+        path = judge(name) if settings is None else made_of(name, settings)
+        # By itself, so that rows can be added later.
+        out = stage(
+            evaluate,
+            job.evaluate,
+            home / "private" / name,
+            of_seed=0,
+            data=options.data,
+            vocabulary=vocabulary,
+            systems={name: path},
+        )
+        found.update(quickstart.values(out))
+        note(f"{name}, measured")
+    return found, counts
 
 
 def summary(runs, counts):
@@ -193,6 +220,7 @@ def main():
     parser.add_argument("--documents", type=int, default=9600, help="queries written")
     parser.add_argument("--steps", type=int, default=50, help="of every retriever")
     parser.add_argument("--generator_steps", type=int, default=24)
+    parser.add_argument("--only", nargs="*", help="rows besides unfiltered; or all")
     parser.add_argument("--k", type=int, default=10, help="of round trips")
     options = parser.parse_args()
     runs, counts = [], []

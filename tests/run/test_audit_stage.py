@@ -18,6 +18,7 @@ from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.layers import T5Config
 from tfdpsq.run import (
     audit,
+    audit_subject,
     canaries,
     finetune,
     synthesize,
@@ -262,6 +263,38 @@ def test_what_is_trained_on_canaries_is_not_for_release(base):
     assert not (base / "release").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"generator": ""}, "generator is ''. Give the directory that finetune"),
+        ({"members": 0}, "members is 0"),
+        ({"top": 0}, "top is 0"),
+        ({"confidence": 95}, "confidence is 95"),
+        ({"guesses": ((0.9, 0.9),)}, "both in and out"),
+        ({"guesses": ()}, "guesses is empty"),
+        ({"synthetic": "{base}/pairs"}, "pairs', where no set of queries lies"),
+        ({"synthetic": "{tmp}/set"}, "was not written by .*generator, as its manif"),
+    ],
+)
+def test_what_would_make_an_audit_worthless_is_refused_first(
+    base, tmp_path, monkeypatch, options, message
+):
+    """Before a model is loaded; a set by another generator would be told of this."""
+    shutil.copytree(base / "private" / "synthetic" / "set", tmp_path / "set")
+    manifest = tmp_path / "set" / "manifest.json"
+    changed = json.loads(manifest.read_text())
+    changed["provenance"]["inputs"]["generator"] = "another/run"
+    changed["provenance"] = {"of": changed["provenance"]}  # and filtered since
+    manifest.write_text(json.dumps(changed))
+    if "synthetic" in options:
+        path = options["synthetic"].format(base=base, tmp=tmp_path)
+        options = {"synthetic": path}
+    monkeypatch.setattr(audit, "_audit", None)
+    with pytest.raises(InputError, match=message):
+        _audit(base, "private/x", **options)
+    assert not (base / "private" / "x").exists()
+
+
 def test_bad_settings_of_the_audit(base, tmp_path):
     """Nothing to compare with, nobody to tell from, a key that is gone, a bad line."""
     with pytest.raises(InputError, match="takes 2 of each"):
@@ -279,6 +312,8 @@ def test_bad_settings_of_the_audit(base, tmp_path):
     shutil.copytree(base / "private" / "generator", copy)
     with pytest.raises(InputError, match="nobody can tell"):
         _audit(base, "private/x", generator=str(copy))
+    with pytest.raises(InputError, match="certificate.json is gone"):
+        audit_subject.certificate_of(str(base / "public"))
     broken = tmp_path / "canaries"
     shutil.copytree(base / "private" / "canaries", broken)
     with (broken / canaries.CANARIES_FILE).open("a") as file:

@@ -204,6 +204,13 @@ def test_bad_settings_are_named(base, tmp_path):
         (
             {
                 "corpus": str(tmp_path / "corpus"),
+                "round_trip": {"retriever": "bm25"},
+            },
+            "'d1', which .* does not hold",
+        ),
+        (
+            {
+                "corpus": str(tmp_path / "corpus"),
                 "round_trip": {**judge, "vocabulary": str(tmp_path / "same")},
             },
             "'d1', which .* does not hold",

@@ -50,6 +50,7 @@ from tfdpsq.run import (
 
 SPLITS = ("train", "dev", "test")
 SECONDS_FILE = "seconds.json"
+MEMORY_FILE = "peak_memory.json"
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -127,6 +128,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
         rows=rows,
         sets=sets,
         seconds=job.seconds,
+        peak_memory_gib=max(job.peak_memory_gib, workdir.peak_memory_gib()),
         command=" ".join(map(shlex.quote, ["python", "-m", "tfdpsq.run.pipeline"]))
         + " "
         + " ".join(map(shlex.quote, sys.argv[1:])),
@@ -159,6 +161,11 @@ class _Job:
         self.seconds: dict[str, float] = (
             json.loads(path.read_text("utf-8")) if path.is_file() else {}
         )
+        # Of all processes that ran a part of the job.
+        path = self.private / MEMORY_FILE
+        self.peak_memory_gib: float = (
+            json.loads(path.read_text("utf-8"))["gib"] if path.is_file() else 0.0
+        )
 
     def _run(self, stage, name: str, free: bool, settings: dict) -> pathlib.Path:
         """Runs one stage under `release/` if its output is free to go, or `private/`.
@@ -187,6 +194,9 @@ class _Job:
             atomic_write(
                 self.private / SECONDS_FILE, json.dumps(self.seconds, indent=2) + "\n"
             )
+            peak = max(self.peak_memory_gib, workdir.peak_memory_gib())
+            self.peak_memory_gib = peak
+            atomic_write(self.private / MEMORY_FILE, json.dumps({"gib": peak}) + "\n")
         return out
 
     def prepare(self) -> None:

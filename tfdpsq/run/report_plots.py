@@ -85,6 +85,7 @@ def lines(
             label=_plain(name),
         )
     axes.set_xlabel("step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(_plain(y_label))
     if accumulates:
         axes.set_ylim(bottom=0)

@@ -76,6 +76,12 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, str]:
             f"similarity.seeds is {own.seeds}; MAUVE needs at least 2: one value "
             "without a deviation says little."
         )
+    for name, path in config.synthetic.items():
+        if not path or not sources.is_free(path):
+            raise validation.InputError(
+                f"synthetic.{name} is {path!r}, where no set of queries lies. Give it "
+                "the directory of a set that synthesize or filter wrote."
+            )
     splits = sources.open_beir(config.data).splits()
     for field, split in (
         ("similarity_split", config.similarity_split),
