@@ -171,9 +171,9 @@ def _make(
     _scan_all(scan, parts, saved, hashlib.sha256(of.encode()).hexdigest())
     if not scan.records:
         raise validation.InputError(
-            f"the corpus {', '.join(config.corpus)} holds no record in its {len(parts)} "
-            "parts; against nothing, nothing overlaps. Give the files that hold its "
-            "texts, and their format."
+            f"the corpus {', '.join(config.corpus)} holds no record in its "
+            f"{len(parts)} parts; against nothing, nothing overlaps. Give the files "
+            "that hold its texts, and their format."
         )
     overlap = scan.result()
     found: dict[str, Any] = {

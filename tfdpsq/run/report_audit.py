@@ -40,8 +40,8 @@ def leaks(audits: Mapping[str, Mapping[str, Any]]) -> str:
         _canaries(audits),
         _bounds(audits),
         _membership(audits),
-        '<p class="muted">Small print: mean rank: where the planted secret stands among '
-        "candidates by the generator's likelihood, 1 if it was learnt. Exposure: the "
+        '<p class="muted">Mean rank: where the planted secret stands among candidates '
+        "by the generator's likelihood, 1 if it was learnt. Exposure: the "
         "bits that the generator saves in guessing it. Written out, in the set: the "
         "share of secrets found in queries written for the audit, and in the synthetic "
         "set. ε at least: what an attack proves, with the confidence stated; pure: for "
