@@ -266,7 +266,10 @@ def test_what_is_trained_on_canaries_is_not_for_release(base):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"generator": ""}, "generator is ''. Give the directory that finetune"),
+        ({"generator": ""}, "generator is ''. Give the directory that the stage fin"),
+        ({"canaries": ""}, "canaries is ''. Give the directory that the stage canar"),
+        ({"generator": "{base}/private/synthetic"}, "is no generator that finetune"),
+        ({"members": 1}, "members is 1; telling queries apart takes 2"),
         ({"members": 0}, "members is 0"),
         ({"top": 0}, "top is 0"),
         ({"confidence": 95}, "confidence is 95"),
@@ -286,9 +289,10 @@ def test_what_would_make_an_audit_worthless_is_refused_first(
     changed["provenance"]["inputs"]["generator"] = "another/run"
     changed["provenance"] = {"of": changed["provenance"]}  # and filtered since
     manifest.write_text(json.dumps(changed))
-    if "synthetic" in options:
-        path = options["synthetic"].format(base=base, tmp=tmp_path)
-        options = {"synthetic": path}
+    options = {
+        name: value.format(base=base, tmp=tmp_path) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
     monkeypatch.setattr(audit, "_audit", None)
     with pytest.raises(InputError, match=message):
         _audit(base, "private/x", **options)
@@ -319,4 +323,8 @@ def test_bad_settings_of_the_audit(base, tmp_path):
     with (broken / canaries.CANARIES_FILE).open("a") as file:
         file.write('{"form": "secret"}\n')
     with pytest.raises(DataError, match="it is no canary"):
+        canaries.read_canaries(broken)
+    lines = (base / "private" / "canaries" / canaries.CANARIES_FILE).read_text()
+    (broken / canaries.CANARIES_FILE).write_text(lines.replace("own_d", "oen_d", 1))
+    with pytest.raises(DataError, match="it is no canary .form is 'oen_document'"):
         canaries.read_canaries(broken)

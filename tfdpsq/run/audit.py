@@ -132,16 +132,22 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
 def _check(config: ml_collections.ConfigDict) -> None:
     """What can be known to be wrong before any data are read."""
-    if not config.generator:
-        raise validation.InputError(
-            f"generator is {config.generator!r}. Give the directory that finetune "
-            "wrote when it was trained on the canaries."
-        )
+    for name, maker in (("canaries", "canaries"), ("generator", "finetune")):
+        if not config[name]:
+            raise validation.InputError(
+                f"{name} is {config[name]!r}. Give the directory that the stage "
+                f"{maker} wrote; a generator must have been trained on the canaries."
+            )
     for name in ("samples_per_document", "members", "top", "batch_size"):
         validation.positive_integer(name, config[name])
     validation.in_range(
         "confidence", config.confidence, 0, 1, low_open=True, high_open=True
     )
+    if config.members < 2:
+        raise validation.InputError(
+            f"members is {config.members}; telling queries apart takes 2 of each. "
+            "Raise it."
+        )
     for pair in config.guesses:
         for share in pair:
             validation.in_range("guesses", share, 0, 1)

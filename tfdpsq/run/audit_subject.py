@@ -125,6 +125,11 @@ def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     stage = workdir.read_json(directory / workdir.STAGE_FILE)
     trained = ml_collections.ConfigDict(stage["config"])
     pairs = str(pathlib.Path(config.canaries) / canaries.DATA)
+    if "private_directory" not in trained or "query_length" not in trained:
+        raise validation.InputError(
+            f"{directory} is no generator that finetune trained. Give one that was "
+            f"trained on {pairs}."
+        )
     private = private_training.private_directory(trained, directory)
     key = private / sources.KEY_FILE
     if not key.is_file():

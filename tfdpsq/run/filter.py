@@ -97,18 +97,27 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         "synthetic": manifest["fingerprint"],
         "corpus": sources.corpus_fingerprint(config.corpus),
     }
+    read_certificate(config.synthetic)  # refuses one that was changed
     judge = config.round_trip.retriever
     if judge and judge != BM25:
         require_same_guarantee(judge, config.synthetic, manifest["certificate"])
         inputs["retriever"] = workdir.stage_fingerprint(judge)
+        _tokenizer(config.round_trip)
     if config.canaries:
         inputs["canaries"] = workdir.stage_fingerprint(config.canaries)
 
     def make(out: pathlib.Path) -> dict:
         counts: dict[str, int] = {}
+        rows = filtered(config, read_synthetic(config.synthetic), counts)
+        first = next(rows, None)
+        if first is None:
+            raise validation.InputError(
+                f"no query of {config.synthetic} passes; of {manifest['count']}, the "
+                f"filters drop {counts}. Loosen the one that drops most."
+            )
         written = write_synthetic(
             out / SET,
-            filtered(config, read_synthetic(config.synthetic), counts),
+            itertools.chain([first], rows),
             provenance={
                 "config": workdir.plain(config),
                 "inputs": inputs,
@@ -312,6 +321,14 @@ def _tokenizer(own: ml_collections.ConfigDict) -> Tokenizer:
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
+    validation.positive_integer("batch_size", config.batch_size)
+    validation.positive_integer("shards", config.shards)
+    judge = config.round_trip.retriever
+    if judge not in ("", BM25) and not (pathlib.Path(judge) / "model").is_dir():
+        raise validation.InputError(
+            f"round_trip.retriever is {judge!r}, where no retriever lies. Give what "
+            f"train_retriever wrote, {BM25!r}, or nothing."
+        )
     if not config.synthetic or not sources.is_free(config.synthetic):
         raise validation.InputError(
             f"synthetic is {config.synthetic!r}; give a set that synthesize wrote. "

@@ -70,7 +70,11 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, str]:
         return {}
     own = config.similarity
     validation.one_of("similarity.featurizer", own.featurizer, tuple(FEATURIZERS))
-    validation.positive_integer("similarity.samples", own.samples)
+    if validation.positive_integer("similarity.samples", own.samples) < 2:
+        raise validation.InputError(
+            f"similarity.samples is {own.samples}; MAUVE makes clusters of at least 2 "
+            "texts of each kind. Raise it."
+        )
     if validation.positive_integer("similarity.seeds", own.seeds) < 2:
         raise validation.InputError(
             f"similarity.seeds is {own.seeds}; MAUVE needs at least 2: one value "
