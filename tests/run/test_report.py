@@ -279,7 +279,7 @@ def test_what_each_stage_took_is_a_table_with_shares(tmp_path):
         ("generator_eps8", "Generator, ε = 8"),
         ("generator_inf", "Generator, ε = ∞"),
         ("audited_synthetic_eps0.5", "Set for the audit, ε = 0.5"),
-        ("retriever_synthetic_eps1e-05", "Retriever on synthetic queries, ε = 1e-05"),
+        ("retriever_synthetic_eps1e-05", "Retriever, synthetic, ε = 1e-05"),
         ("retriever_public_only", "Retriever, public-only"),
         ("prepare", "Public pairs"),
         ("else_eps8", "else_eps8"),

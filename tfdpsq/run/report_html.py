@@ -63,7 +63,7 @@ table{border-collapse:collapse;width:100%;background:var(--surface)}
 th,td{padding:.5rem .75rem;text-align:left;vertical-align:top;
  border-bottom:1px solid var(--line)}
 thead th{font-size:.8125rem;color:var(--muted);font-weight:600}
-tbody th{font-weight:600}
+tbody th{font-weight:600;min-width:9.5rem}
 td.number{font-variant-numeric:tabular-nums;white-space:nowrap}
 td.number .row-note,tbody th .row-note{display:block;font-weight:400}
 tr.protected th:first-child{box-shadow:inset 4px 0 var(--accent)}

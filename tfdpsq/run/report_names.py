@@ -9,7 +9,7 @@ import re
 _KINDS = {
     "audited_synthetic": ("Set for the audit", "its generator writes queries"),
     "retriever_synthetic": (
-        "Retriever on synthetic queries",
+        "Retriever, synthetic",
         "the search model is trained on what the generator wrote",
     ),
     "retriever_public_only": (
@@ -21,7 +21,7 @@ _KINDS = {
         "the search model as it is before training",
     ),
     "retriever_original": (
-        "Retriever on original pairs",
+        "Retriever, original pairs",
         "the search model is trained on the private pairs, unprotected",
     ),
     "retriever_direct": (
