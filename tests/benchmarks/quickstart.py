@@ -32,9 +32,8 @@ PAIRS = (
 )
 
 
-def _values(workdir):
-    """{row: [queries] NDCG@10, in the order of the judgements} of one finished job."""
-    found = workdir / "private" / "evaluation"
+def values(found):
+    """{row: [queries] NDCG@10, in the order of the judgements} of an evaluation."""
     qrels = evaluation.read_trec_qrels(found / "qrels.trec")
     return {
         path.stem: np.array(
@@ -62,7 +61,7 @@ def comparison(means, runs, better, worse):
 
 def summary(workdirs):
     """What is printed, from finished jobs."""
-    runs = [_values(workdir) for workdir in workdirs]
+    runs = [values(workdir / "private" / "evaluation") for workdir in workdirs]
     names = [name for name in runs[0] if all(name in run for run in runs)]
     means = {name: np.mean([run[name] for run in runs], axis=0) for name in names}
     compared = {}

@@ -169,6 +169,13 @@ def test_a_broken_manifest_is_named(path, content, message):
         read_manifest(path)
 
 
+def test_a_count_that_its_shards_do_not_have_is_named(path):
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "count": 3}))
+    with pytest.raises(DataError, match=r"manifest.json: count is 3, its shards hold"):
+        read_manifest(path)
+
+
 def test_a_missing_manifest_is_named(tmp_path):
     with pytest.raises(DataError, match="manifest.json: cannot be read"):
         read_synthetic(tmp_path)

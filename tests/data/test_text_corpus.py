@@ -278,3 +278,24 @@ def test_a_slice_of_a_split_is_one_part(prepared):
 def test_what_tfds_does_not_have_is_named(prepared, name, settings, message):
     with pytest.raises(InputError, match=message):
         corpus_parts(f"tfds:{name}", data_dir=prepared, **settings)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    """Editors write one before the first line, of text as of JSON."""
+    for name, content in (
+        ("a.txt", "one\n\ufefftwo\n"),
+        ("b.jsonl", '{"text": "one"}'),
+    ):
+        (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    read = [list(part.records()) for part in corpus_parts([str(tmp_path / "a.txt")])]
+    assert read == [["one", "\ufefftwo"]]
+    (part,) = corpus_parts([str(tmp_path / "b.jsonl")])
+    assert list(part.records()) == ["one"]
+
+
+def test_an_empty_directory_and_one_of_other_files_are_told_apart(tmp_path):
+    with pytest.raises(InputError, match="holds no file. Give the path"):
+        corpus_parts([str(tmp_path)])
+    (tmp_path / "page.warc").write_text("x")
+    with pytest.raises(InputError, match="of a known name among its 1, such as page.w"):
+        corpus_parts([str(tmp_path)])

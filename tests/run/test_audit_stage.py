@@ -19,6 +19,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import (
     audit,
+    audit_subject,
     canaries,
     finetune,
     synthesize,
@@ -103,89 +104,6 @@ def _audit(base, name, **options):
     )
     config.update(options)
     return audit.run(config, base / name)
-
-
-def test_canaries_stand_among_the_pairs(base):
-    """Every canary so often, on its document; all other pairs as they were."""
-    made = canaries.read_canaries(base / "private" / "canaries")
-    before = BeirDirectory(base / "pairs")
-    after = BeirDirectory(base / "private" / "canaries" / "data")
-    for split in ("dev", "test"):
-        assert after.pairs(split) == before.pairs(split)
-    added = [p for p in after.pairs("train") if p.query_id.startswith("canary-")]
-    rest = [p for p in after.pairs("train") if not p.query_id.startswith("canary-")]
-    assert rest == before.pairs("train")
-    found = collections.Counter((p.query, p.document_id) for p in added)
-    wanted = collections.Counter()
-    for canary in made:
-        wanted[canary.query(), canary.document_id] += canary.repetitions
-    assert found == +wanted
-    assert len({canary.document_id for canary in made}) == len(made)
-    secrets = [s for canary in made for s in (canary.secret, *canary.candidates)]
-    assert len(set(secrets)) == len(secrets)
-    assert all(len(secret) == 10 and secret.isdigit() for secret in secrets)
-
-
-def test_all_queries_of_a_canary_are_one_users(base):
-    """Who owns nothing else; in data without users everybody else owns one query."""
-    users = BeirDirectory(base / "private" / "canaries" / "data").users()
-    made = canaries.read_canaries(base / "private" / "canaries")
-    owned = collections.defaultdict(set)
-    for query_id, user in users.items():
-        owned[user].add(query_id)
-    texts = BeirDirectory(base / "private" / "canaries" / "data").queries()
-    for canary in made:
-        holding = {q for q, text in texts.items() if text == canary.query()}
-        assert len(holding) == canary.repetitions
-        assert len({users[query_id] for query_id in holding}) == bool(holding)
-        if holding:
-            assert owned[users[min(holding)]] == holding
-    ordinary = BeirDirectory(base / "pairs").queries()
-    assert {q for q in ordinary if owned[users[q]] != {q}} == set()
-    present = sum(canary.repetitions > 0 for canary in made)
-    assert len(owned) == len(ordinary) + present
-
-
-def test_other_queries_keep_their_users(base, tmp_path):
-    """And all else that their lines hold; some with users and some without is wrong."""
-
-    def insert(name, change):
-        shutil.copytree(base / "pairs", tmp_path / name)
-        path = tmp_path / name / "queries.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        changed = [{**line, **change(row)} for row, line in enumerate(lines)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
-        options = {"data": str(tmp_path / name), "user_field": "who"}
-        _insert(tmp_path, f"private/{name}", **options)
-        after = BeirDirectory(tmp_path / "private" / name / "data")
-        return changed, after
-
-    def in_turn(row):
-        if row % 2:
-            return {"metadata": {"who": f"u{row % 7}", "city": "Bern"}}
-        return {"who": row % 7, "lang": "en"}
-
-    changed, after = insert("in_turn", in_turn)
-    users = after.users(field="who")
-    for row, line in enumerate(changed):
-        assert users[line["_id"]] == (f"u{row % 7}" if row % 2 else str(row % 7))
-        kept = {key: line[key] for key in line if key not in ("_id", "text")}
-        assert after.other_fields()[line["_id"]] == kept
-    added = {users[q] for q in users if q.startswith("canary-")}
-    assert added.isdisjoint(users[line["_id"]] for line in changed)
-    # Users of training queries only are enough to train on, and so for this.
-    changed, after = insert("train", lambda row: {"who": "a"} if row < 120 else {})
-    assert set(after.users("train", "who").values()) - {"a"} == {
-        f"canary-{number}"
-        for number, canary in enumerate(canaries.read_canaries(after.path.parent))
-        if canary.repetitions
-    }
-    with pytest.raises(DataError, match="queries.jsonl.*has no user under 'who'"):
-        insert("some", lambda row: {"who": "a"} if row < 60 else {})
-    with pytest.raises(InputError, match="user 'canary-0' .* hold canaries already"):
-        insert("taken", lambda row: {"who": f"canary-{row}"})
-    assert not (tmp_path / "private" / "some").exists()
-    assert not (tmp_path / "private" / "taken").exists()
 
 
 def test_forms_are_what_they_say(base):
@@ -363,6 +281,42 @@ def test_what_is_trained_on_canaries_is_not_for_release(base):
     assert not (base / "release").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"generator": ""}, "generator is ''. Give the directory that the stage fin"),
+        ({"canaries": ""}, "canaries is ''. Give the directory that the stage canar"),
+        ({"generator": "{base}/private/synthetic"}, "is no generator that finetune"),
+        ({"members": 1}, "members is 1; telling queries apart takes 2"),
+        ({"members": 0}, "members is 0"),
+        ({"top": 0}, "top is 0"),
+        ({"confidence": 95}, "confidence is 95"),
+        ({"guesses": ((0.9, 0.9),)}, "both in and out"),
+        ({"guesses": ()}, "guesses is empty"),
+        ({"synthetic": "{base}/pairs"}, "pairs', where no set of queries lies"),
+        ({"synthetic": "{tmp}/set"}, "was not written by .*generator, as its manif"),
+    ],
+)
+def test_what_would_make_an_audit_worthless_is_refused_first(
+    base, tmp_path, monkeypatch, options, message
+):
+    """Before a model is loaded; a set by another generator would be told of this."""
+    shutil.copytree(base / "private" / "synthetic" / "set", tmp_path / "set")
+    manifest = tmp_path / "set" / "manifest.json"
+    changed = json.loads(manifest.read_text())
+    changed["provenance"]["inputs"]["generator"] = "another/run"
+    changed["provenance"] = {"of": changed["provenance"]}  # and filtered since
+    manifest.write_text(json.dumps(changed))
+    options = {
+        name: value.format(base=base, tmp=tmp_path) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+    monkeypatch.setattr(audit, "_audit", None)
+    with pytest.raises(InputError, match=message):
+        _audit(base, "private/x", **options)
+    assert not (base / "private" / "x").exists()
+
+
 def test_bad_settings_of_the_audit(base, tmp_path):
     """Nothing to compare with, nobody to tell from, a key that is gone, a bad line."""
     with pytest.raises(InputError, match="takes 2 of each"):
@@ -380,9 +334,15 @@ def test_bad_settings_of_the_audit(base, tmp_path):
     shutil.copytree(base / "private" / "generator", copy)
     with pytest.raises(InputError, match="nobody can tell"):
         _audit(base, "private/x", generator=str(copy))
+    with pytest.raises(InputError, match="certificate.json is gone"):
+        audit_subject.certificate_of(str(base / "public"))
     broken = tmp_path / "canaries"
     shutil.copytree(base / "private" / "canaries", broken)
     with (broken / canaries.CANARIES_FILE).open("a") as file:
         file.write('{"form": "secret"}\n')
     with pytest.raises(DataError, match="it is no canary"):
+        canaries.read_canaries(broken)
+    lines = (base / "private" / "canaries" / canaries.CANARIES_FILE).read_text()
+    (broken / canaries.CANARIES_FILE).write_text(lines.replace("own_d", "oen_d", 1))
+    with pytest.raises(DataError, match="it is no canary .form is 'oen_document'"):
         canaries.read_canaries(broken)

@@ -1,13 +1,16 @@
-"""Canaries among some of the pairs alone, where a secret is learnt sooner."""
+"""Canaries among the pairs: where they stand, whose they are, and among how many."""
 
+import collections
 import importlib.util
+import json
 import pathlib
+import shutil
 
 import pytest
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.run import canaries
-from tfdpsq.validation import InputError
+from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(
     "tiny", pathlib.Path(__file__).parent / "tiny.py"
@@ -16,18 +19,119 @@ _tiny = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_tiny)
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Pairs, and the same with canaries."""
+    base = tmp_path_factory.mktemp("canaries")
+    _tiny.write_pairs(base / "pairs", train=120)
+    _insert(base, "private/canaries")
+    return base
+
+
 def _insert(base, name, **settings):
     config = canaries.default_config()
-    config.update(data=str(base / "pairs"), trials=1, candidates=20, **settings)
-    canaries.run(config, base / "private" / name)
-    made = canaries.read_canaries(base / "private" / name)
-    return BeirDirectory(base / "private" / name / canaries.DATA), made
+    config.update(
+        data=str(base / "pairs"),
+        repetitions=(3, 5),
+        trials=2,
+        candidates=20,
+        coins=30,
+        seed=4,
+    )
+    config.update(settings)
+    canaries.run(config, base / name)
+
+
+def test_canaries_stand_among_the_pairs(base):
+    """Every canary so often, on its document; all other pairs as they were."""
+    made = canaries.read_canaries(base / "private" / "canaries")
+    before = BeirDirectory(base / "pairs")
+    after = BeirDirectory(base / "private" / "canaries" / "data")
+    for split in ("dev", "test"):
+        assert after.pairs(split) == before.pairs(split)
+    added = [p for p in after.pairs("train") if p.query_id.startswith("canary-")]
+    rest = [p for p in after.pairs("train") if not p.query_id.startswith("canary-")]
+    assert rest == before.pairs("train")
+    found = collections.Counter((p.query, p.document_id) for p in added)
+    wanted = collections.Counter()
+    for canary in made:
+        wanted[canary.query(), canary.document_id] += canary.repetitions
+    assert found == +wanted
+    assert len({canary.document_id for canary in made}) == len(made)
+    secrets = [s for canary in made for s in (canary.secret, *canary.candidates)]
+    assert len(set(secrets)) == len(secrets)
+    assert all(len(secret) == 10 and secret.isdigit() for secret in secrets)
+
+
+def test_all_queries_of_a_canary_are_one_users(base):
+    """Who owns nothing else; in data without users everybody else owns one query."""
+    users = BeirDirectory(base / "private" / "canaries" / "data").users()
+    made = canaries.read_canaries(base / "private" / "canaries")
+    owned = collections.defaultdict(set)
+    for query_id, user in users.items():
+        owned[user].add(query_id)
+    texts = BeirDirectory(base / "private" / "canaries" / "data").queries()
+    for canary in made:
+        holding = {q for q, text in texts.items() if text == canary.query()}
+        assert len(holding) == canary.repetitions
+        assert len({users[query_id] for query_id in holding}) == bool(holding)
+        if holding:
+            assert owned[users[min(holding)]] == holding
+    ordinary = BeirDirectory(base / "pairs").queries()
+    assert {q for q in ordinary if owned[users[q]] != {q}} == set()
+    present = sum(canary.repetitions > 0 for canary in made)
+    assert len(owned) == len(ordinary) + present
+
+
+def test_other_queries_keep_their_users(base, tmp_path):
+    """And all else that their lines hold; some with users and some without is wrong."""
+
+    def insert(name, change):
+        shutil.copytree(base / "pairs", tmp_path / name)
+        path = tmp_path / name / "queries.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        changed = [{**line, **change(row)} for row, line in enumerate(lines)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+        options = {"data": str(tmp_path / name), "user_field": "who"}
+        _insert(tmp_path, f"private/{name}", **options)
+        after = BeirDirectory(tmp_path / "private" / name / "data")
+        return changed, after
+
+    def in_turn(row):
+        if row % 2:
+            return {"metadata": {"who": f"u{row % 7}", "city": "Bern"}}
+        return {"who": row % 7, "lang": "en"}
+
+    changed, after = insert("in_turn", in_turn)
+    users = after.users(field="who")
+    for row, line in enumerate(changed):
+        assert users[line["_id"]] == (f"u{row % 7}" if row % 2 else str(row % 7))
+        kept = {key: line[key] for key in line if key not in ("_id", "text")}
+        assert after.other_fields()[line["_id"]] == kept
+    added = {users[q] for q in users if q.startswith("canary-")}
+    assert added.isdisjoint(users[line["_id"]] for line in changed)
+    # Users of training queries only are enough to train on, and so for this.
+    changed, after = insert("train", lambda row: {"who": "a"} if row < 120 else {})
+    assert set(after.users("train", "who").values()) - {"a"} == {
+        f"canary-{number}"
+        for number, canary in enumerate(canaries.read_canaries(after.path.parent))
+        if canary.repetitions
+    }
+    with pytest.raises(DataError, match="queries.jsonl.*has no user under 'who'"):
+        insert("some", lambda row: {"who": "a"} if row < 60 else {})
+    with pytest.raises(InputError, match="user 'canary-0' .* hold canaries already"):
+        insert("taken", lambda row: {"who": f"canary-{row}"})
+    assert not (tmp_path / "private" / "some").exists()
+    assert not (tmp_path / "private" / "taken").exists()
 
 
 def test_so_many_pairs_are_kept_and_all_canaries(tmp_path):
     _tiny.write_pairs(tmp_path / "pairs", train=120)
     given = BeirDirectory(tmp_path / "pairs")
-    fewer, made = _insert(tmp_path, "fewer", most_pairs=50, repetitions=(1, 10))
+    options = {"trials": 1, "coins": 0, "repetitions": (1, 10)}
+    _insert(tmp_path, "private/fewer", most_pairs=50, **options)
+    made = canaries.read_canaries(tmp_path / "private" / "fewer")
+    fewer = BeirDirectory(tmp_path / "private" / "fewer" / canaries.DATA)
     found = set(fewer.positives("train"))
     added = {name for name in found if name.startswith(canaries.ID_PREFIX)}
     kept = found - added
@@ -48,5 +152,5 @@ def test_so_many_pairs_are_kept_and_all_canaries(tmp_path):
 def test_a_number_of_pairs_that_is_none_is_refused(tmp_path):
     _tiny.write_pairs(tmp_path / "pairs", train=20)
     with pytest.raises(InputError, match="most_pairs is -3"):
-        _insert(tmp_path, "fewer", most_pairs=-3)
+        _insert(tmp_path, "private/fewer", most_pairs=-3)
     assert not (tmp_path / "private" / "fewer").exists()

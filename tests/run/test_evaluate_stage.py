@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tfdpsq.data import train_vocabulary
 from tfdpsq.layers import T5Config
 from tfdpsq.run import evaluate
 from tfdpsq.run.train_retriever import MODEL
+from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(
     "tiny", pathlib.Path(__file__).parent / "tiny.py"
@@ -67,3 +69,71 @@ def test_systems_with_one_document_tower_share_its_embeddings(base, monkeypatch)
     assert together == pytest.approx(alone) and len(set(alone.values())) > 1
     assert kinds.count("document") == 2 and kinds.count("query") == 3
     assert all(np.isfinite(list(together.values())))
+
+
+def _bad(base, **changes):
+    config = evaluate.default_config()
+    config.data = str(base / "pairs")
+    with config.unlocked():
+        for name, value in changes.items():
+            config[name] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"systems": {"mine": ""}}, "systems.mine is ''. Give it the directory"),
+        ({"systems": {"mine": "/no/such"}}, "/no/such is not a finished stage"),
+        ({"systems": {"a/b": "bm25"}}, "a system is called 'a/b'"),
+        ({"systems": {}}, "systems and synthetic are empty"),
+        ({"systems": {"a": "{base}/a"}}, "vocabulary is '', but system 'a' needs"),
+        ({"baseline": "else"}, "baseline is 'else', which is none of"),
+        ({"k": 5}, "'ndcg@10' is to be measured, but only 5 documents"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"resamples": 0}, "resamples is 0"),
+        ({"index": "faiss"}, "index is 'faiss'; choose one of"),
+        ({"split": "tets"}, "tets.tsv: missing. The splits here are: dev, test"),
+        ({"synthetic": {"s": ""}}, "synthetic.s is '', where no set of queries lies"),
+        ({"synthetic": {"s": "{base}/pairs"}}, "synthetic.s is .*pairs', where no set"),
+    ],
+)
+def test_bad_settings_are_named_before_anything_is_read(
+    base, tmp_path, monkeypatch, changes, message
+):
+    changes = dict(changes)
+    for field in ("systems", "synthetic"):
+        if field in changes:
+            items = changes[field].items()
+            changes[field] = {n: p.replace("{base}", str(base)) for n, p in items}
+    if "a" in changes.get("systems", {}):
+        monkeypatch.setattr(evaluate.workdir, "stage_fingerprint", str)
+    with pytest.raises(InputError, match=message):
+        evaluate.run(_bad(base, **changes), tmp_path / "private" / "out")
+    assert not (tmp_path / "private" / "private_reads.jsonl").exists()
+    assert not (tmp_path / "private" / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("qrels/test.tsv", "q72\tgone\t1\n", r"test.tsv:14: document 'gone' is not in"),
+        ("qrels/test.tsv", "gone\td1\t1\n", r"test.tsv:14: query 'gone' is not in"),
+        ("qrels/test.tsv", "q72\td1\t0.5\n", r"test.tsv:14: the score is '0.5'"),
+        ("qrels/test.tsv", "q72\td72\t1\n", r"test.tsv:14: .* judged on an earlier"),
+        ("corpus.jsonl", '{"_id": "d0", "text": "x"}\n', r"corpus.jsonl:85: id 'd0'"),
+    ],
+)
+def test_wrong_judgements_are_named_before_any_search(
+    base, tmp_path, monkeypatch, file, change, message
+):
+    """A document that is not there would else count as one that was not found."""
+    pairs = tmp_path / "pairs"
+    shutil.copytree(base / "pairs", pairs)
+    with (pairs / file).open("a") as file:
+        file.write(change)
+    monkeypatch.setattr(evaluate, "retrieve", None)
+    config = _bad(base, data=str(pairs))
+    with pytest.raises(DataError, match=message):
+        evaluate.run(config, tmp_path / "private" / "out")
+    assert not (tmp_path / "private" / "private_reads.jsonl").exists()

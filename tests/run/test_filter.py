@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tfdpsq.data import (
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.run import filter as filter_stage
 from tfdpsq.run import train_retriever
-from tfdpsq.validation import InputError
+from tfdpsq.validation import DataError, InputError
 
 ROWS = [
     ("sort the array in place", "d0"),
@@ -169,7 +170,7 @@ def test_a_retriever_with_another_guarantee_is_refused(base, tmp_path, epsilon):
     """It saw private queries that the set's certificate does not count."""
     certificate = _certificate(epsilon)
     judge = tmp_path / "judge"
-    judge.mkdir()
+    (judge / "model").mkdir(parents=True)
     (judge / "stage.json").write_text('{"fingerprint": "f", "run": "r"}')
     (judge / "certificate.json").write_text(json.dumps(certificate))
     with pytest.raises(InputError) as error:
@@ -196,10 +197,20 @@ def test_bad_settings_are_named(base, tmp_path):
         ({"min_words": 5, "max_words": 3}, "no query passes"),
         ({"min_known": 1.5}, "min_known"),
         ({"round_trip": {"k": 0}}, "round_trip.k"),
+        ({"round_trip": {"retriever": "bm52"}}, "round_trip.retriever is 'bm52', wh"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"min_words": 99}, "no query of .*set passes; of 7, .* {'words': 7}"),
         ({"round_trip": judge}, "round_trip.vocabulary is not set"),
         (
             {"round_trip": {**judge, "vocabulary": str(tmp_path / "other")}},
             "was trained with",
+        ),
+        (
+            {
+                "corpus": str(tmp_path / "corpus"),
+                "round_trip": {"retriever": "bm25"},
+            },
+            "'d1', which .* does not hold",
         ),
         (
             {
@@ -212,3 +223,17 @@ def test_bad_settings_are_named(base, tmp_path):
         with pytest.raises(InputError, match=message):
             _filter(base, tmp_path / "out", **options)
         assert not (tmp_path / "out").exists(), options
+
+
+def test_a_set_whose_certificate_was_changed_is_refused(base, tmp_path):
+    """Even where manifest and certificate agree: the digest tells."""
+    shutil.copytree(base / "set", tmp_path / "set")
+    certificate = json.loads((tmp_path / "set" / "certificate.json").read_text())
+    certificate["guarantee"]["epsilon"] = 0.1
+    manifest = json.loads((tmp_path / "set" / "manifest.json").read_text())
+    manifest["certificate"] = certificate
+    (tmp_path / "set" / "certificate.json").write_text(json.dumps(certificate))
+    (tmp_path / "set" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="certificate.json: its digest is not that"):
+        _filter(base, tmp_path / "out", synthetic=str(tmp_path / "set"))
+    assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfdpsq.run import report as report_module
-from tfdpsq.run import report_html, report_plots
+from tfdpsq.run import report_html, report_names, report_plots
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -45,6 +45,8 @@ def test_top_says_what_was_protected_at_what_cost_and_what_the_report_is(tmp_pat
     assert "ndcg@10 0.0600, against 0.1670 for training without protection" in top
     assert "(36% of it) and 0.1140 for using no private query at all" in top
     assert "It is worse than using no private query: its ε bought nothing" in top
+    assert "7 min 4 s for all stages, 5.40 GiB of memory at most" in top
+    assert "What leaked Not measured: no generator was trained on planted" in top
     assert "Internal: this report is not covered by the guarantee." in top
 
 
@@ -118,7 +120,10 @@ def _text_of_nodes(page):
 def test_infinite_epsilon_is_a_sign_and_no_private_data_a_dash(tmp_path):
     page = _write(tmp_path)
 
-    cells = dict(re.findall(r'what (\w+) is.*?data-label="ε"><span>(.*?)</span>', page))
+    table = page[page.index("<h2>Results") :]
+    cells = dict(
+        re.findall(r'what (\w+) is.*?data-label="ε"><span>(.*?)</span>', table)
+    )
     assert cells == {
         "bm25": "–",
         "public_only": "–",
@@ -248,3 +253,38 @@ def test_durations_read_as_people_say_them():
     assert report_html.duration_text(3.21) == "3.2 s"
     assert report_html.duration_text(421) == "7 min 1 s"
     assert report_html.duration_text(7260) == "2 h 1 min"
+
+
+def test_what_each_stage_took_is_a_table_with_shares(tmp_path):
+    seconds = {"generator_eps8": 75.0, "evaluation": 25.0, "of_my_own": 300.0}
+    text = _text(_write(tmp_path, seconds=seconds, peak_memory_gib=2.345))
+    top, table = text.split("What each stage took")
+
+    # 75, 25 and 300 of 400 s.
+    for row in (
+        "Generator, ε = 8 the language model learns to write queries 1 min 15 s 18.8%",
+        "Evaluation all retrievers search for the test queries 25.0 s 6.2%",
+        "of_my_own 5 min 0 s 75.0%",
+        "All stages 6 min 40 s 100%",
+        "Peak memory: 2.35 GiB",
+    ):
+        assert row in table
+    assert "6 min 40 s for all stages, 2.35 GiB of memory at most" in top
+    assert "Longest: of_my_own, 5 min 0 s (75%)" in top
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("generator_eps8", "Generator, ε = 8"),
+        ("generator_inf", "Generator, ε = ∞"),
+        ("audited_synthetic_eps0.5", "Set for the audit, ε = 0.5"),
+        ("retriever_synthetic_eps1e-05", "Retriever, synthetic, ε = 1e-05"),
+        ("retriever_public_only", "Retriever, public-only"),
+        ("prepare", "Public pairs"),
+        ("else_eps8", "else_eps8"),
+    ],
+)
+def test_stages_are_called_as_people_would(name, label):
+    assert report_names.run_label(name) == label
+    assert bool(report_names.run_note(name)) == (label != name)

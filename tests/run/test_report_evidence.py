@@ -68,6 +68,10 @@ def test_leaks_are_said_in_words(tmp_path):
     assert "below the certified 7.9, as it must be" in text
     assert "refutes" not in text
     assert "Exposure of each secret, in bits" in text
+    top = text[: text.index("Results")]
+    assert "T5, ε = ∞: planted secrets were learnt, and 67% of those repeated" in top
+    assert "ε is at least 0.00 (certified: 7.9); a training query is told" in top
+    assert "from another in 55% of such pairs (50% by guessing)" in top
     _tags(page)
 
 
@@ -100,9 +104,11 @@ def test_a_bound_above_the_certificate_is_an_alarm(tmp_path):
     assert "refutes the certificate: do not release anything" in _text(page)
 
 
-def test_a_report_without_audits_says_nothing_of_leaks(tmp_path):
-    """No section, rather than an empty one."""
-    assert "What leaked" not in _text(_write(tmp_path))
+def test_a_report_without_audits_says_that_leaks_were_not_measured(tmp_path):
+    """In one sentence at the top, and no empty section."""
+    page = _write(tmp_path)
+    assert "What leaked Not measured" in _text(page)
+    assert "<h2>What leaked</h2>" not in page
 
 
 def test_quality_is_drawn_against_epsilon_where_there_are_two(tmp_path):

@@ -273,7 +273,9 @@ def test_bad_settings_are_refused_before_anything_is_read(
 
 
 def test_a_set_that_is_not_there_is_named(base, tmp_path):
-    with pytest.raises(InputError, match="missing/manifest.json"):
+    with pytest.raises(
+        InputError, match="synthetic.missing is .*, where no set of queries lies"
+    ):
         _run(base, tmp_path, sets=("missing",))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import gzip
 import json
@@ -35,6 +36,8 @@ class Judgement:
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, text) of the lines that are not blank.
 
+    A byte order mark at the beginning, which some editors write, is no part of it.
+
     Raises:
       DataError: bytes that are not UTF-8, or a broken gzip file.
     """
@@ -43,6 +46,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for raw in file:
                 line += 1
+                if line == 1:
+                    raw = raw.removeprefix(codecs.BOM_UTF8)
                 try:
                     text = raw.decode("utf-8").rstrip("\r\n")
                 except UnicodeDecodeError as error:

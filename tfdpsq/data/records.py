@@ -140,6 +140,11 @@ def read_manifest(path: str | os.PathLike) -> dict:
     ):
         if not isinstance(manifest.get(key), kind):
             raise DataError(file, f"{key} is {manifest.get(key)!r}", _REWRITE)
+    counted = sum(shard["count"] for shard in manifest["shards"])
+    if counted != manifest["count"]:
+        raise DataError(
+            file, f"count is {manifest['count']}, its shards hold {counted}", _REWRITE
+        )
     beside = Path(path) / "certificate.json"
     held = manifest.get("certificate")
     if (held is None) == beside.exists() or (

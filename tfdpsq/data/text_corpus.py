@@ -122,10 +122,13 @@ def _files(path: str, format: str) -> list[Path]:
     if os.path.isdir(path):
         inside = sorted(p for p in Path(path).rglob("[!.]*") if p.is_file())
         found = [p for p in inside if format == "whole" or known.search(p.name)]
+        if not inside:
+            raise InputError(f"{path} holds no file. Give the path of the corpus.")
         if not found:
             raise InputError(
-                f"{path} holds no file of a known name among its {len(inside)}. Name "
-                f"the files by a pattern, and their format: {', '.join(FORMATS)}."
+                f"{path} holds no file of a known name among its {len(inside)}, such "
+                f"as {inside[0].name}. Name the files by a pattern, and their format: "
+                f"{', '.join(FORMATS)}."
             )
         formats = {_format_of(file.name) for file in found}
         if not format and len(formats) > 1:

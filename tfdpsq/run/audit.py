@@ -35,7 +35,6 @@ from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
-from tfdpsq.privacy import read_certificate
 from tfdpsq.run import (
     audit_subject,
     canaries,
@@ -87,9 +86,21 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         strict mode.
       DataError: malformed data.
     """
+    _check(config)
     private = private_training.private_directory(config, directory)
     made = canaries.read_canaries(pathlib.Path(config.canaries))
+    if not made:
+        raise validation.InputError(
+            f"{config.canaries} holds no canary, so that there is nothing to look for. "
+            "Make them anew, with trials or coins above 0."
+        )
+    if not config.guesses and any(canary.coin for canary in made):
+        raise validation.InputError(
+            "guesses is empty, but there are canaries with a coin. Declare at least "
+            "one pair of shares to guess in and out, such as ((0.2, 0.2),)."
+        )
     trained = audit_subject.training_of(config)
+    audit_subject.certificate_of(config.generator)
     references = tuple(config.references) or (trained.init,)
     if not all(references):
         raise validation.InputError(
@@ -106,6 +117,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             checkpoints.locate(path)
         )
     if config.synthetic:
+        audit_subject.require_own_set(config.synthetic, config.generator)
         inputs["synthetic"] = sources.source_fingerprint(config.synthetic, private)
     private_training.reads_of(config, private).record(
         "how likely a generator finds training queries, held-out queries and canaries",
@@ -123,17 +135,39 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     return workdir.run_stage(directory, config, inputs, make)
 
 
+def _check(config: ml_collections.ConfigDict) -> None:
+    """What can be known to be wrong before any data are read."""
+    for name, maker in (("canaries", "canaries"), ("generator", "finetune")):
+        if not config[name]:
+            raise validation.InputError(
+                f"{name} is {config[name]!r}. Give the directory that the stage "
+                f"{maker} wrote; a generator must have been trained on the canaries."
+            )
+    for name in ("samples_per_document", "members", "top", "batch_size"):
+        validation.positive_integer(name, config[name])
+    validation.in_range(
+        "confidence", config.confidence, 0, 1, low_open=True, high_open=True
+    )
+    if config.members < 2:
+        raise validation.InputError(
+            f"members is {config.members}; telling queries apart takes 2 of each. "
+            "Raise it."
+        )
+    for pair in config.guesses:
+        for share in pair:
+            validation.in_range("guesses", share, 0, 1)
+        if sum(pair) > 1:
+            raise validation.InputError(
+                f"guesses holds {tuple(pair)}: nothing can be guessed both in and out. "
+                "Let the two shares add up to at most 1."
+            )
+
+
 def _audit(config, made, trained, references) -> dict[str, Any]:
     beir = audit_subject.data_of(config)
     members, others = _members(config, beir, trained.split)
     subject = audit_subject.load(config, trained, references, made)
-    certificate = read_certificate(config.generator)
-    if certificate is None:
-        raise validation.InputError(
-            f"{config.generator} was trained on private queries, but its "
-            "certificate.json is gone. Train it again."
-        )
-    guarantee = certificate["guarantee"]
+    guarantee = audit_subject.certificate_of(config.generator)["guarantee"]
     # Where none is claimed, ε = ∞, the bound is on pure DP.
     delta = float(guarantee["delta"] or 0.0)
     return {

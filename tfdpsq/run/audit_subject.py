@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import ml_collections
 import numpy as np
 
 from tfdpsq import validation
-from tfdpsq.data import BeirDirectory, Tokenizer, read_synthetic
+from tfdpsq.data import BeirDirectory, Tokenizer, read_manifest, read_synthetic
 from tfdpsq.data.texts import Document, Pair
 from tfdpsq.generator import (
     SamplingConfig,
@@ -18,6 +19,7 @@ from tfdpsq.generator import (
     T5QueryGenerator,
     synthesize,
 )
+from tfdpsq.privacy import read_certificate
 from tfdpsq.run import canaries, private_training, sources, text_scores, workdir
 
 
@@ -123,6 +125,11 @@ def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     stage = workdir.read_json(directory / workdir.STAGE_FILE)
     trained = ml_collections.ConfigDict(stage["config"])
     pairs = str(pathlib.Path(config.canaries) / canaries.DATA)
+    if "private_directory" not in trained or "query_length" not in trained:
+        raise validation.InputError(
+            f"{directory} is no generator that finetune trained. Give one that was "
+            f"trained on {pairs}."
+        )
     private = private_training.private_directory(trained, directory)
     key = private / sources.KEY_FILE
     if not key.is_file():
@@ -136,3 +143,44 @@ def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
             "must be put in before training. Train a generator on them, then audit it."
         )
     return trained
+
+
+def require_own_set(synthetic: str, generator: str) -> None:
+    """Refuses a set that another generator wrote, of which an audit would say nothing.
+
+    Args:
+      synthetic: a set that `synthesize` wrote, or `filter` from such a one.
+      generator: what is under audit.
+
+    Raises:
+      InputError: there is no such set, or another generator wrote it.
+    """
+    if not sources.is_free(synthetic):
+        raise validation.InputError(
+            f"synthetic is {synthetic!r}, where no set of queries lies. Give the "
+            "directory of a set that synthesize wrote."
+        )
+    made = read_manifest(synthetic)["provenance"]
+    while "of" in made:  # filtered
+        made = made["of"]
+    if made.get("inputs", {}).get("generator") != workdir.stage_fingerprint(generator):
+        raise validation.InputError(
+            f"{synthetic} was not written by {generator}, as its manifest.json says: "
+            "the audit of one would be told of the other. Give the set that this "
+            "generator wrote, or no set."
+        )
+
+
+def certificate_of(generator: str) -> dict[str, Any]:
+    """The certificate of what is under audit.
+
+    Raises:
+      InputError: it is gone.
+    """
+    certificate = read_certificate(generator)
+    if certificate is None:
+        raise validation.InputError(
+            f"{generator} was trained on private queries, but its certificate.json is "
+            "gone. Train it again."
+        )
+    return certificate

@@ -159,6 +159,7 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
         try:
             fields = json.loads(line)
             fields["candidates"] = tuple(fields["candidates"])
+            validation.one_of("form", fields["form"], FORMS)
             found.append(Canary(**fields))
         except (ValueError, TypeError, KeyError) as error:
             raise validation.DataError(

@@ -20,9 +20,16 @@ import numpy as np
 
 from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data import BeirDirectory, Tokenizer, atomic_write
-from tfdpsq.run import command, private_training, similarity, sources, workdir
+from tfdpsq.run import (
+    command,
+    private_training,
+    similarity,
+    sources,
+    systems,
+    workdir,
+)
 
-BM25 = "bm25"
+BM25 = systems.BM25
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
 METRICS_FILE = "metrics.json"
 
@@ -63,17 +70,16 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       InputError: bad settings, or a system that is not there.
       DataError: malformed data.
     """
+    _check(config)
     private = private_training.private_directory(config, directory)
     inputs = {
-        "data": sources.source_fingerprint(config.data, private),
-        **system_fingerprints(config),
+        **systems.fingerprints(config),
         **similarity.inputs(config),
+        "data": sources.source_fingerprint(config.data, private),
     }
-    if config.baseline and config.baseline not in config.systems:
-        raise validation.InputError(
-            f"baseline is {config.baseline!r}, which is none of the systems "
-            f"{', '.join(sorted(config.systems))}."
-        )
+    systems.vocabulary(config)
+    if not (directory / workdir.STAGE_FILE).is_file():
+        sources.open_beir(config.data).validate(_splits(config))
     reads = private_training.reads_of(config, private)
     where = f"{METRICS_FILE}, TREC files and whatever is made from them"
     reads.record(f"the queries and judgements of split {config.split!r}", where)
@@ -81,17 +87,27 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     return workdir.run_stage(directory, config, inputs, lambda out: _make(config, out))
 
 
-def system_fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """What identifies every retriever of `systems`, as a stage's inputs.
+def _check(config: ml_collections.ConfigDict) -> None:
+    """What can be known to be wrong before any data are read."""
+    systems.check_search(config, METRICS)
+    if not config.systems and not config.synthetic:
+        raise validation.InputError(
+            "systems and synthetic are empty: there is nothing to evaluate. Name a "
+            f"retriever in systems, {BM25!r}, or a set of queries in synthetic."
+        )
+    if config.baseline and config.baseline not in config.systems:
+        raise validation.InputError(
+            f"baseline is {config.baseline!r}, which is none of the systems "
+            f"{', '.join(sorted(config.systems))}. Name one of them, or none."
+        )
 
-    Raises:
-      InputError: one is not there.
-    """
-    return {
-        f"system {name}": workdir.stage_fingerprint(path)
-        for name, path in sorted(config.systems.items())
-        if path != BM25
-    }
+
+def _splits(config: ml_collections.ConfigDict) -> list[str]:
+    """The splits that are read."""
+    found = [config.split]
+    if config.synthetic:
+        found += [config.similarity_split, config.similarity.training_split]
+    return list(dict.fromkeys(found))
 
 
 def retrieve(

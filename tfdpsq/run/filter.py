@@ -44,6 +44,7 @@ from tfdpsq.data import (
     write_synthetic,
 )
 from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.data.texts import Document
 from tfdpsq.evaluation.ngrams import words
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import canaries, command, sources, workdir
@@ -96,18 +97,27 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         "synthetic": manifest["fingerprint"],
         "corpus": sources.corpus_fingerprint(config.corpus),
     }
+    read_certificate(config.synthetic)  # refuses one that was changed
     judge = config.round_trip.retriever
     if judge and judge != BM25:
         require_same_guarantee(judge, config.synthetic, manifest["certificate"])
         inputs["retriever"] = workdir.stage_fingerprint(judge)
+        _tokenizer(config.round_trip)
     if config.canaries:
         inputs["canaries"] = workdir.stage_fingerprint(config.canaries)
 
     def make(out: pathlib.Path) -> dict:
         counts: dict[str, int] = {}
+        rows = filtered(config, read_synthetic(config.synthetic), counts)
+        first = next(rows, None)
+        if first is None:
+            raise validation.InputError(
+                f"no query of {config.synthetic} passes; of {manifest['count']}, the "
+                f"filters drop {counts}. Loosen the one that drops most."
+            )
         written = write_synthetic(
             out / SET,
-            filtered(config, read_synthetic(config.synthetic), counts),
+            itertools.chain([first], rows),
             provenance={
                 "config": workdir.plain(config),
                 "inputs": inputs,
@@ -234,30 +244,14 @@ def _new() -> Callable[[str], bool]:
 def _comes_back(config) -> Callable[[list[SyntheticQuery]], Iterable[bool]]:
     """Whether queries find their documents, by BM25 or by a retriever."""
     own, k = config.round_trip, config.round_trip.k
-    documents = sources.open_beir(config.corpus).documents()
-    if own.retriever == BM25:
-        index = evaluation.BM25((d.id, d.content) for d in documents)
-
-        def by_words(chunk):
-            queries = {row.query_id: row.query for row in chunk}
-            found = index.search(queries, k)
-            return [row.document_id in found.get(row.query_id, {}) for row in chunk]
-
-        return by_words
-    model = retriever.load(pathlib.Path(own.retriever) / "model")
-    tokenizer = _tokenizer(own)
     ids: dict[str, int] = {}
 
-    def contents():
-        for document in documents:
+    def documents() -> Iterator[Document]:
+        for document in sources.open_beir(config.corpus).documents():
             ids[document.id] = len(ids)
-            yield document.content
+            yield document
 
-    corpus = retriever.encode_texts(
-        model, contents(), tokenizer, "document", config.batch_size
-    )
-
-    def by_vectors(chunk):
+    def known(chunk: list[SyntheticQuery]) -> None:
         for row in chunk:
             if row.document_id not in ids:
                 raise validation.InputError(
@@ -265,6 +259,29 @@ def _comes_back(config) -> Callable[[list[SyntheticQuery]], Iterable[bool]]:
                     f"{row.document_id!r}, which {config.corpus} does not hold. Give "
                     "the corpus that the set was written for."
                 )
+
+    if own.retriever == BM25:
+        index = evaluation.BM25((d.id, d.content) for d in documents())
+
+        def by_words(chunk):
+            known(chunk)
+            queries = {row.query_id: row.query for row in chunk}
+            found = index.search(queries, k)
+            return [row.document_id in found.get(row.query_id, {}) for row in chunk]
+
+        return by_words
+    model = retriever.load(pathlib.Path(own.retriever) / "model")
+    tokenizer = _tokenizer(own)
+    corpus = retriever.encode_texts(
+        model,
+        (document.content for document in documents()),
+        tokenizer,
+        "document",
+        config.batch_size,
+    )
+
+    def by_vectors(chunk):
+        known(chunk)
         texts = [row.query for row in chunk]
         vectors = retriever.encode_texts(
             model, texts, tokenizer, "query", config.batch_size, progress=False
@@ -304,6 +321,14 @@ def _tokenizer(own: ml_collections.ConfigDict) -> Tokenizer:
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
+    validation.positive_integer("batch_size", config.batch_size)
+    validation.positive_integer("shards", config.shards)
+    judge = config.round_trip.retriever
+    if judge not in ("", BM25) and not (pathlib.Path(judge) / "model").is_dir():
+        raise validation.InputError(
+            f"round_trip.retriever is {judge!r}, where no retriever lies. Give what "
+            f"train_retriever wrote, {BM25!r}, or nothing."
+        )
     if not config.synthetic or not sources.is_free(config.synthetic):
         raise validation.InputError(
             f"synthetic is {config.synthetic!r}; give a set that synthesize wrote. "

@@ -169,6 +169,12 @@ def _make(
     texts = [text for sample in samples.values() for text in sample.texts]
     scan = evaluation.OverlapScan(texts, config.n, config.threads)
     _scan_all(scan, parts, saved, hashlib.sha256(of.encode()).hexdigest())
+    if not scan.records:
+        raise validation.InputError(
+            f"the corpus {', '.join(config.corpus)} holds no record in its "
+            f"{len(parts)} parts; against nothing, nothing overlaps. Give the files "
+            "that hold its texts, and their format."
+        )
     overlap = scan.result()
     found: dict[str, Any] = {
         "split": config.split,

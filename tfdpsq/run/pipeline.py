@@ -122,6 +122,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
         rows=rows,
         sets=sets,
         seconds=job.seconds,
+        peak_memory_gib=max(job.stages.peak_memory_gib, workdir.peak_memory_gib()),
         command=" ".join(map(shlex.quote, ["python", "-m", "tfdpsq.run.pipeline"]))
         + " "
         + " ".join(map(shlex.quote, sys.argv[1:])),

@@ -40,7 +40,9 @@ from tfdpsq.run import (
     report_audit,
     report_certificates,
     report_comparison,
+    report_header,
     report_html,
+    report_names,
     report_plots,
     report_similarity,
 )
@@ -78,6 +80,7 @@ def write_report(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
             _examples(report),
             _training(report),
             report_similarity.similarity(report.get("similarity", {})),
+            _stages(report),
             _running(report),
         ]
     )
@@ -172,31 +175,8 @@ def _reference(report: Mapping[str, Any], which: str) -> Mapping[str, Any] | Non
 
 def _header(report: Mapping[str, Any]) -> str:
     protected = [row for row in report["rows"] if _kind(row) == _PROTECTED]
-    if protected:
-        names = " and ".join(
-            f"{_label(row)} (ε spent: {epsilon_text(row['epsilon'])})"
-            for row in protected
-        )
-        what = (
-            "Every single query of the private training pairs is protected by "
-            f"differential privacy in what came of {names}. "
-            "Documents are public and are not protected."
-        )
-    else:
-        what = "Nothing in this run is protected: no row has a finite ε."
-    costs = "".join(f"<li>{escape(_cost(row, report))}</li>" for row in protected)
-    return (
-        f"<h1>{escape(report['title'])}</h1>"
-        f'<p class="muted">Made {escape(report["created"])}</p>'
-        f'<p class="lead">{escape(what)}</p>'
-        + (f"<p>What it cost:</p><ul>{costs}</ul>" if costs else "")
-        + '<div class="warning"><strong>Internal: this report is not covered by the '
-        "guarantee.</strong> It shows private queries as they are, and curves and "
-        "metrics computed on private queries. Keep it with those who may read the "
-        "query log. What may be shared is an artefact with a <code>certificate.json"
-        "</code> of finite ε, at the ε stated in it, and each one shared adds its ε "
-        "to what is spent.</div>"
-    )
+    costs = [_cost(row, report) for row in protected]
+    return report_header.header(report, protected, costs)
 
 
 def _cost(row: Mapping[str, Any], report: Mapping[str, Any]) -> str:
@@ -255,10 +235,13 @@ def _results(report: Mapping[str, Any]) -> str:
     return section(
         "Results",
         report_html.table(header, rows, stacked=True),
-        '<p class="muted">Small print: 95 % bootstrap intervals over test queries. '
+        f'<p class="muted">{escape(METRICS[0])}: how high the right documents stand '
+        f"among the first ten found, 0 to 1. {escape(METRICS[1])}: the share of them "
+        "that is found there. Small print: 95 % bootstrap intervals over test queries. "
         "ε = ∞: no protection. ε –: no private query was used. Over public-only: "
-        f"difference in {escape(METRICS[0])} to the row trained on pseudo-queries "
-        "cut from public documents, paired by query.</p>",
+        f"difference in {escape(METRICS[0])} to the row trained on sentences cut from "
+        "public documents, paired by query; p: how often so large a difference would "
+        "come by chance.</p>",
         report_plots.intervals(
             [
                 {**row, "label": _label(row), "series": _kind(row)}
@@ -334,25 +317,44 @@ def _floats(values: Sequence[Any]) -> list[float]:
     return [float(value) for value in values]
 
 
-def _running(report: Mapping[str, Any]) -> str:
+def _stages(report: Mapping[str, Any]) -> str:
+    """Returns what each stage took."""
     seconds = report.get("seconds", {})
-    timing = ""
-    if seconds:
-        rows = [[stage, report_html.duration_text(s)] for stage, s in seconds.items()]
-        rows.append(["all stages", report_html.duration_text(sum(seconds.values()))])
-        timing = report_html.table(["Stage", "Time"], rows)
-    facts = {}
+    if not seconds:
+        return ""
+    total = sum(seconds.values())
+    rows = [
+        [
+            (report_names.run_label(stage), report_names.run_note(stage)),
+            report_html.duration_text(taken),
+            f"{taken / total:.1%}" if total else "–",
+        ]
+        for stage, taken in seconds.items()
+    ]
+    rows.append([("All stages", ""), report_html.duration_text(total), "100%"])
+    note = "Of a stage that was interrupted, the time of the run that finished it."
     if report.get("peak_memory_gib") is not None:
-        facts["Peak memory"] = f"{report['peak_memory_gib']:.2f} GiB"
-    facts.update(report.get("fingerprints", {}))
+        note += f" Peak memory: {report['peak_memory_gib']:.2f} GiB."
+    return section(
+        "What each stage took",
+        report_html.table(["Stage", "Time", "Share"], rows),
+        f'<p class="muted">{escape(note)}</p>',
+    )
+
+
+def _running(report: Mapping[str, Any]) -> str:
     notes = report.get("notes", [])
     versions = report.get("versions", {})
     return section(
         "How this was made",
         f"<pre>{escape(report['command'])}</pre>",
         report_html.bullets(notes) if notes else "",
-        timing,
-        report_html.definitions(facts),
+        report_html.definitions(
+            {
+                f"Fingerprint of the {name}": value
+                for name, value in report.get("fingerprints", {}).items()
+            }
+        ),
         "<details><summary>Versions</summary>"
         f"{report_html.definitions(versions)}</details>"
         if versions

@@ -40,12 +40,53 @@ def leaks(audits: Mapping[str, Mapping[str, Any]]) -> str:
         _canaries(audits),
         _bounds(audits),
         _membership(audits),
-        '<p class="muted">Small print: canaries are secrets of random digits that were '
+        '<p class="muted">Mean rank: where the planted secret stands among candidates '
+        "by the generator's likelihood, 1 if it was learnt. Exposure: the "
+        "bits that the generator saves in guessing it. Written out, in the set: the "
+        "share of secrets found in queries written for the audit, and in the synthetic "
+        "set. ε at least: what an attack proves, with the confidence stated; pure: for "
+        "δ = 0.</p>",
+        '<p class="muted">Canaries are secrets of random digits that were '
         "put into training queries, repeated as often as shown; models trained on them "
         "are audited and thrown away. Each secret has a user of its own, who wrote all "
         "the queries that hold it. No audit proves that nothing leaks; a lower bound "
         "above the certified ε would show that the certificate is wrong.</p>",
     )
+
+
+def in_short(name: str, found: Mapping[str, Any]) -> str:
+    """Returns one sentence on what an audit found."""
+    said = []
+    entries = _of_all_forms(found)
+    if entries:
+        worst = max(entries, key=lambda entry: (entry["leaked"], -entry["p_value"]))
+        learnt = [entry for entry in entries if entry["p_value"] < _LEVEL]
+        said.append(
+            "planted secrets were learnt, and "
+            f"{worst['leaked']:.0%} of those repeated {worst['repetitions']} times "
+            "were written out"
+            if learnt
+            else "planted secrets cannot be told from secrets that nobody trained on"
+            + (
+                f", but {worst['leaked']:.0%} were written out"
+                if worst["leaked"]
+                else ", and none was written out"
+            )
+        )
+    bounds = [each["epsilon"] for each in found["one_run"].values()]
+    if bounds:
+        certified = epsilon_text(found["epsilon_certified"])
+        said.append(
+            f"the strongest attack shows that ε is at least {max(bounds):.2f} "
+            f"(certified: {certified})"
+        )
+    aucs = [shown["auc"][0] for shown in found["membership"].values()]
+    if aucs:
+        said.append(
+            f"a training query is told from another in {max(aucs):.0%} of such pairs "
+            "(50% by guessing)"
+        )
+    return f"{name}: {'; '.join(said) or 'nothing was measured'}."
 
 
 def _verdicts(name: str, found: Mapping[str, Any]) -> list[str]:
@@ -211,10 +252,16 @@ def _membership(audits: Mapping[str, Mapping[str, Any]]) -> str:
             )
     if not rows:
         return ""
-    header = ["Attack", "AUC", *(f"Found at {float(r):.1%} false" for r in rates)]
+    header = [
+        "Attack",
+        "AUC",
+        *(f"Found at {float(r):.1%} false alarms" for r in rates),
+    ]
     return (
         "<h3>Telling training queries from held-out ones</h3>"
         + report_html.table(header, rows, stacked=True)
-        + '<p class="muted">By chance the AUC is 0.5, and the share found that of '
-        "false alarms.</p>"
+        + '<p class="muted">AUC: of a training query and a held-out one, how often the '
+        "attack takes the right one for the training query; 0.5 by chance. Found: the "
+        "share of training queries that an attack names, where it may name so many "
+        "held-out ones; the same share by chance.</p>"
     )

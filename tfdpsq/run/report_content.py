@@ -7,14 +7,22 @@ import datetime
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_collections
 
 from tfdpsq.data import read_synthetic
 from tfdpsq.privacy import read_certificate, verification
-from tfdpsq.run import audit, evaluate, report_comparison, sources, workdir
+from tfdpsq.run import (
+    audit,
+    evaluate,
+    report_comparison,
+    report_names,
+    sources,
+    workdir,
+)
+from tfdpsq.run.report_names import epsilon_symbol
 
 _DESCRIPTIONS = {
     "bm25": "Words in common; nothing is trained.",
@@ -46,11 +54,6 @@ class Row:
     path: pathlib.Path | None
 
 
-def epsilon_symbol(epsilon: float) -> str:
-    """ε as people read it: "∞", or the number without a needless point."""
-    return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
-
-
 def gather(
     config: ml_collections.ConfigDict,
     directory: pathlib.Path,
@@ -58,6 +61,7 @@ def gather(
     rows: Sequence[Row],
     sets: Mapping[float, pathlib.Path],
     seconds: Mapping[str, float],
+    peak_memory_gib: float,
     command: str,
 ) -> dict[str, Any]:
     """What `report.write_report` takes, from a finished workdir."""
@@ -74,19 +78,23 @@ def gather(
         "rows": [_row(row, metrics["systems"][row.name]) for row in rows],
         "curves": _curves(private / "logs"),
         "epsilon_curves": {
-            path.name: _epsilon_curve(certificate)
+            report_names.run_label(path.name): _epsilon_curve(certificate)
             for path, certificate in trained.items()
         },
         "examples": _examples(config, sets),
         "certificates": [
-            {"name": path.name, "certificate": certificate}
+            {"name": report_names.run_label(path.name), "certificate": certificate}
             for path, certificate in trained.items()
         ],
-        "similarity": metrics["similarity"],
+        "similarity": {
+            # In the order of the table; an older evaluation may have others.
+            report_names.set_label(name): metrics["similarity"][name]
+            for name in sorted(metrics["similarity"], key=_place(rows))
+        },
         "audits": _audits(private),
         "wins_and_losses": _wins_and_losses(config, private / "evaluation", rows),
         "seconds": dict(seconds),
-        "peak_memory_gib": round(workdir.peak_memory_gib(), 3),
+        "peak_memory_gib": round(peak_memory_gib, 3),
         "versions": workdir.versions(),
         "fingerprints": {
             "corpus": sources.corpus_fingerprint(config.data),
@@ -104,6 +112,17 @@ def gather(
             "corpus without looking at which of them have private queries.",
         ],
     }
+
+
+def _place(rows: Sequence[Row]) -> Callable[[str], int]:
+    """By which synthetic sets are sorted as the rows are that were trained on them."""
+    names = [row.name for row in rows]
+
+    def of(name: str) -> int:
+        row = f"synthetic_{name}"
+        return names.index(row) if row in names else len(names)
+
+    return of
 
 
 def _row(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +214,7 @@ def _curves(logs: pathlib.Path) -> dict[str, Any]:
     for path in sorted(logs.glob("*/curve.json")):
         name = path.parent.name
         generator = name.startswith(("generator", "audited"))
-        curves[name] = {
+        curves[report_names.run_label(name)] = {
             **json.loads(path.read_text("utf-8")),
             "chart": "Generator: training loss"
             if generator

@@ -62,8 +62,8 @@ p{margin:.5rem 0;max-width:75ch}
 table{border-collapse:collapse;width:100%;background:var(--surface)}
 th,td{padding:.5rem .75rem;text-align:left;vertical-align:top;
  border-bottom:1px solid var(--line)}
-thead th{font-size:.8125rem;color:var(--muted);font-weight:600;white-space:nowrap}
-tbody th{font-weight:600}
+thead th{font-size:.8125rem;color:var(--muted);font-weight:600}
+tbody th{font-weight:600;min-width:9.5rem}
 td.number{font-variant-numeric:tabular-nums;white-space:nowrap}
 td.number .row-note,tbody th .row-note{display:block;font-weight:400}
 tr.protected th:first-child{box-shadow:inset 4px 0 var(--accent)}
@@ -74,6 +74,9 @@ dl{display:grid;grid-template-columns:minmax(9rem,14rem) 1fr;gap:.4rem 1rem;
 dt{color:var(--muted)}
 dd{margin:0;overflow-wrap:anywhere}
 dd ul,li ul{margin:0}
+dl.answers{grid-template-columns:minmax(9rem,11rem) 1fr;gap:.75rem 1rem}
+dl.answers dt{font-weight:600;color:var(--text)}
+dl.answers dd>:first-child{margin-top:0}
 code,pre{font:.875em/1.5 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 pre{white-space:pre-wrap;margin:.5rem 0}
 figure{margin:1rem 0;min-width:0}
@@ -95,6 +98,7 @@ a{color:var(--accent)}
  .example{grid-template-columns:1fr}
  dl{grid-template-columns:1fr;gap:0}
  dd{margin-bottom:.6rem}
+ dl.answers{grid-template-columns:1fr;gap:0}
  table.stacked thead{position:absolute;clip-path:inset(50%)}
  table.stacked tr{display:block;padding:.6rem 0;border-bottom:1px solid var(--line)}
  table.stacked th,table.stacked td{display:block;border:0;padding:.15rem .75rem}

@@ -14,6 +14,7 @@ from typing import Any
 
 from tfdpsq.run.report_html import SERIES, escape
 
+_NAME_IN_TWO_COLUMNS = 30  # characters; longer ones would be cut off at the edge
 MAX_POINTS = 200  # of a curve: more cannot be told apart at this size
 
 _TEXT, _FAINT = "#010203", "#040506"
@@ -85,6 +86,7 @@ def lines(
             label=_plain(name),
         )
     axes.set_xlabel("step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(_plain(y_label))
     if accumulates:
         axes.set_ylim(bottom=0)
@@ -230,10 +232,11 @@ def _figure(height: float) -> tuple[Any, Any]:
 
 def _legend(axes: Any) -> None:
     """Puts the legend above the plot, where it hides no curve."""
+    longest = max((len(line.get_label()) for line in axes.lines), default=0)
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=2,
+        ncols=2 if longest <= _NAME_IN_TWO_COLUMNS else 1,
         frameon=False,
         borderaxespad=0.2,
         labelcolor=_TEXT,

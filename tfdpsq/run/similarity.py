@@ -70,12 +70,22 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, str]:
         return {}
     own = config.similarity
     validation.one_of("similarity.featurizer", own.featurizer, tuple(FEATURIZERS))
-    validation.positive_integer("similarity.samples", own.samples)
+    if validation.positive_integer("similarity.samples", own.samples) < 2:
+        raise validation.InputError(
+            f"similarity.samples is {own.samples}; MAUVE makes clusters of at least 2 "
+            "texts of each kind. Raise it."
+        )
     if validation.positive_integer("similarity.seeds", own.seeds) < 2:
         raise validation.InputError(
             f"similarity.seeds is {own.seeds}; MAUVE needs at least 2: one value "
             "without a deviation says little."
         )
+    for name, path in config.synthetic.items():
+        if not path or not sources.is_free(path):
+            raise validation.InputError(
+                f"synthetic.{name} is {path!r}, where no set of queries lies. Give it "
+                "the directory of a set that synthesize or filter wrote."
+            )
     splits = sources.open_beir(config.data).splits()
     for field, split in (
         ("similarity_split", config.similarity_split),

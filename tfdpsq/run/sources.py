@@ -179,11 +179,13 @@ def load_source(path: str, split: str = "train") -> Source:
       InputError: no pairs.
     """
     if is_free(path):
+        read_manifest(path)  # whose certificate must be the one beside it
+        certificate = read_certificate(path)
         pairs = [
             Pair(row.query_id, row.query, row.document_id, row.document)
             for row in read_synthetic(path)
         ]
-        source = Source(pairs, False, read_manifest(path)["certificate"])
+        source = Source(pairs, False, certificate)
     else:
         source = Source(open_beir(path).pairs(split), True, None)
     if not source.pairs:

@@ -15,8 +15,10 @@ import ml_collections
 import tensorflow as tf
 
 from tfdpsq.data import atomic_write
+from tfdpsq.run import workdir
 
 SECONDS_FILE = "seconds.json"
+MEMORY_FILE = "peak_memory.json"
 
 
 class Stages:
@@ -26,6 +28,7 @@ class Stages:
       private: where what must not be released lies.
       release: where what may be released lies.
       seconds: output's name -> seconds that its stage took, runs before included.
+      peak_memory_gib: the most of all processes that ran a part of the job.
     """
 
     def __init__(self, directory: pathlib.Path):
@@ -40,6 +43,10 @@ class Stages:
         path = self.private / SECONDS_FILE
         self.seconds: dict[str, float] = (
             json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        )
+        path = self.private / MEMORY_FILE
+        self.peak_memory_gib: float = (
+            json.loads(path.read_text("utf-8"))["gib"] if path.is_file() else 0.0
         )
 
     def run(
@@ -81,4 +88,7 @@ class Stages:
             atomic_write(
                 self.private / SECONDS_FILE, json.dumps(self.seconds, indent=2) + "\n"
             )
+            peak = max(self.peak_memory_gib, workdir.peak_memory_gib())
+            self.peak_memory_gib = peak
+            atomic_write(self.private / MEMORY_FILE, json.dumps({"gib": peak}) + "\n")
         return out

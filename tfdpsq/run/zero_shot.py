@@ -28,16 +28,15 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import Tokenizer, atomic_write
+from tfdpsq.data import atomic_write
 from tfdpsq.privacy import read_certificate
-from tfdpsq.retriever import index
 from tfdpsq.run import (
     benchmark_sets,
     command,
     evaluate,
     private_training,
     sources,
-    train_retriever,
+    systems,
     workdir,
 )
 from tfdpsq.run.benchmark_sets import Part
@@ -85,7 +84,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     """
     _check(config)
     parts, missing = benchmark_sets.locate(config)
-    inputs = {**evaluate.system_fingerprints(config), **_vocabulary(config)}
+    inputs = {**systems.fingerprints(config), **systems.vocabulary(config)}
     # All data are read and checked before the first search.
     checked = [_checked(config, part, directory) for part in parts]
     held = {
@@ -192,60 +191,17 @@ def _search(
 
 def _check(config) -> None:
     """What can be known to be wrong before any data are read."""
-    validation.positive_integer("k", config.k)
-    validation.positive_integer("batch_size", config.batch_size)
-    validation.positive_integer("resamples", config.resamples)
-    validation.one_of("index", config.index, index.KINDS)
+    systems.check_search(config, tuple(config.metrics))
     validation.one_of("compared", config.compared, tuple(config.metrics))
-    evaluation.evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, config.metrics)
-    for metric in config.metrics:
-        if int(metric.partition("@")[2] or 0) > config.k:
-            raise validation.InputError(
-                f"metrics holds {metric!r}, but only {config.k} documents are found "
-                "for a query. Raise k."
-            )
     if not config.systems:
         raise validation.InputError(
             'systems is empty; give it a retriever, or {"bm25": "bm25"}.'
         )
     for name in config.systems:
-        benchmark_sets.check_file_name("a system", name)
         if f"{name}.trec" == QRELS_FILE:
             raise validation.InputError(
                 f"a system is called {name!r}, as is the file of judgements; rename it."
             )
-
-
-def _vocabulary(config) -> dict[str, str]:
-    """Fingerprint of the vocabulary, if there is a retriever that needs one.
-
-    Raises:
-      InputError: a retriever that is not there, or was trained with another.
-    """
-    retrievers = {n: p for n, p in config.systems.items() if p != evaluate.BM25}
-    if not retrievers:
-        return {}
-    if not config.vocabulary:
-        raise validation.InputError(
-            f"vocabulary is {config.vocabulary!r}, but system {min(retrievers)!r} "
-            "needs one. Give the SentencePiece file that it was trained with."
-        )
-    tokenizer = Tokenizer(config.vocabulary)
-    for name, path in retrievers.items():
-        stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
-        theirs = stage.get("inputs", {}).get("vocabulary")
-        if not (pathlib.Path(path) / train_retriever.MODEL).is_dir():
-            raise validation.InputError(
-                f"system {name!r} is {path}, which holds no retriever. Give what "
-                "train_retriever wrote."
-            )
-        if theirs not in (None, tokenizer.fingerprint):
-            raise validation.InputError(
-                f"vocabulary is {config.vocabulary}, which is not what system {name!r} "
-                f"({path}) was trained with. Give the SentencePiece file that it was; "
-                "systems of several vocabularies need a run each."
-            )
-    return {"vocabulary": tokenizer.fingerprint}
 
 
 def _set(

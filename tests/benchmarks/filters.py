@@ -1,0 +1,236 @@
+"""Filters of a synthetic set: what a retriever gains from each, and what they drop.
+
+    python tests/benchmarks/filters.py --workdir DIR
+
+For every seed: one generator at ε = 8 as in configs/quickstart.py, one set of more
+queries than a retriever's steps read, so that a filter has something to choose from,
+and a retriever for each way of filtering the set (see `run/filter.py`). All retrievers
+take the same number of steps from the same encoder. The judge of a round trip is BM25,
+a retriever trained on public pairs alone, or the one trained on the set itself. A stage
+that is finished is not run again, and one that was killed goes on.
+
+Prints one JSON line, and a table on stderr. A query's value is the mean of its NDCG@10
+over seeds; every row is compared with the unfiltered set's by the paired bootstrap over
+queries, and `by_seed` shows what training itself varies by. `kept` is the share of the
+set that passed, `dropped` how many queries each filter dropped, both means of seeds.
+"""
+
+import argparse
+import importlib.util
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq.run import evaluate, prepare, sources, synthesize, train_retriever
+from tfdpsq.run import filter as filter_stage
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+METRIC = "ndcg@10"
+REFERENCE = "unfiltered"
+PUBLIC = "public_only"
+# As quickstart fine-tunes: the decoder alone.
+WAY = "decoder"
+
+
+def _module(name):
+    spec = importlib.util.spec_from_file_location(
+        name, ROOT / "tests" / "benchmarks" / f"{name}.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+quickstart = _module("quickstart")
+weights = _module("trained_weights")
+
+
+def rows(options):
+    """{row: settings of the stage `filter`, `None` without it}.
+
+    A judge that starts with "@" is the retriever of that name.
+    """
+    k = options.k
+    words = {"min_words": 3, "duplicates": True}
+    known = {"min_known": 1.0}
+
+    def judged(judge):
+        return {"round_trip": {"retriever": judge, "k": k}}
+
+    found = {
+        PUBLIC: None,
+        REFERENCE: None,
+        "words_duplicates": words,
+        "known_words": known,
+        "round_trip_bm25": judged(filter_stage.BM25),
+        "round_trip_public": judged(f"@{PUBLIC}"),
+        "round_trip_own": judged(f"@{REFERENCE}"),
+        "all": {**words, **known, **judged(filter_stage.BM25)},
+    }
+    wanted = [REFERENCE, *(options.only or found)]
+    return {name: settings for name, settings in found.items() if name in wanted}
+
+
+def one_seed(options, seed):
+    """Makes what is not there of one seed.
+
+    Returns:
+      {row: [queries] NDCG@10}, and {filtered row: what `filter.json` holds}.
+    """
+    job = weights.quickstart()
+    job.finetune.steps = options.generator_steps
+    home = options.workdir / f"seed{seed}"
+    vocabulary = str(sources.vocabulary_file("", job.init))
+    started = time.time()
+
+    def note(what):
+        tf.keras.backend.clear_session()
+        sys.stderr.write(f"seed {seed}, {what}: {time.time() - started:.0f} s\n")
+
+    def stage(module, config, out, of_seed=seed, **settings):
+        module.run(weights.config_of(config, home, of_seed, **settings), out)
+        return out
+
+    def retriever(name, pairs):
+        out = stage(
+            train_retriever,
+            job.retriever,
+            home / "retrievers" / name,
+            pairs=str(pairs),
+            init=job.init,
+            steps=options.steps,
+        )
+        note(name)
+        return str(out)
+
+    made, _ = weights.synthetic_set(options, job, WAY, options.epsilon, seed)
+    whole = made / "synthetic" / synthesize.SET
+    note("a set")
+    counts: dict = {}
+    judges: dict = {}
+
+    def judge(name):
+        """A retriever that round trips are judged by."""
+        if name not in judges:
+            pairs = whole
+            if name == PUBLIC:
+                prepared = stage(
+                    prepare,
+                    job.prepare,
+                    home / "prepare",
+                    data=options.data,
+                    vocabulary_size=0,
+                )
+                pairs = prepared / prepare.PUBLIC_PAIRS
+            judges[name] = retriever(name, pairs)
+        return judges[name]
+
+    def made_of(name, settings):
+        """A retriever of the filtered set."""
+        config = filter_stage.default_config()
+        config.update(synthetic=str(whole), corpus=options.data, **settings)
+        own = config.round_trip
+        if own.retriever.startswith("@"):
+            own.retriever = judge(own.retriever.removeprefix("@"))
+            own.vocabulary = vocabulary
+        out = home / "filtered" / name
+        filter_stage.run(config, out)
+        counts[name] = json.loads((out / filter_stage.COUNTS_FILE).read_text("utf-8"))
+        return retriever(name, out / filter_stage.SET)
+
+    found = {}
+    job.evaluate.systems = {}  # without BM25, which no filter changes
+    for name, settings in rows(options).items():
+        path = judge(name) if settings is None else made_of(name, settings)
+        # By itself, so that rows can be added later.
+        out = stage(
+            evaluate,
+            job.evaluate,
+            home / "private" / name,
+            of_seed=0,
+            data=options.data,
+            vocabulary=vocabulary,
+            systems={name: path},
+        )
+        found.update(quickstart.values(out))
+        note(f"{name}, measured")
+    return found, counts
+
+
+def summary(runs, counts):
+    """What is printed, of one_seed's results."""
+    names = list(runs[0])
+    means = {name: np.mean([run[name] for run in runs], axis=0) for name in names}
+    return {
+        "seeds": len(runs),
+        METRIC: {name: round(float(means[name].mean()), 4) for name in names},
+        "by_seed": {
+            name: [round(float(run[name].mean()), 4) for run in runs] for name in names
+        },
+        "compared": {
+            f"{name} - {REFERENCE}": quickstart.comparison(means, runs, name, REFERENCE)
+            for name in names
+            if name != REFERENCE
+        },
+        "kept": {
+            name: round(
+                statistics.mean(c[name]["kept"] / c[name]["read"] for c in counts), 3
+            )
+            for name in counts[0]
+        },
+        "dropped": {
+            name: {
+                test: round(statistics.mean(c[name]["dropped"][test] for c in counts))
+                for test in counts[0][name]["dropped"]
+            }
+            for name in counts[0]
+        },
+    }
+
+
+def markdown(found):
+    """The table of README."""
+    lines = [
+        "| set | kept | NDCG@10, mean of seeds | by seed | over unfiltered (95 %) |",
+        "|---|---|---|---|---|",
+    ]
+    for name, mean in sorted(found[METRIC].items(), key=lambda row: -row[1]):
+        over = found["compared"].get(f"{name} - {REFERENCE}")
+        seeds = ", ".join(f"{value:.4f}" for value in found["by_seed"][name])
+        shown, kept = "–", found["kept"].get(name)
+        if over:
+            shown = "{difference:+.4f} ({low:+.4f} to {high:+.4f})".format(**over)
+        kept = "–" if kept is None else f"{kept:.0%}"
+        lines.append(f"| {name} | {kept} | {mean:.4f} | {seeds} | {shown} |")
+    return "\n".join(lines)
+
+
+def main():
+    """Makes what is not there and prints the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument("--data", default="pydocs", help="or a BEIR directory")
+    parser.add_argument("--epsilon", type=float, default=8.0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--documents", type=int, default=9600, help="queries written")
+    parser.add_argument("--steps", type=int, default=50, help="of every retriever")
+    parser.add_argument("--generator_steps", type=int, default=24)
+    parser.add_argument("--only", nargs="*", help="rows besides unfiltered; or all")
+    parser.add_argument("--k", type=int, default=10, help="of round trips")
+    options = parser.parse_args()
+    runs, counts = [], []
+    for seed in options.seeds:
+        values, of_filters = one_seed(options, seed)
+        runs.append(values)
+        counts.append(of_filters)
+        sys.stderr.write(markdown(summary(runs, counts)) + "\n")
+    print(json.dumps({"data": options.data, **summary(runs, counts)}))
+
+
+if __name__ == "__main__":
+    main()
