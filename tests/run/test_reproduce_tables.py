@@ -91,11 +91,11 @@ def test_kendalls_tau_counts_pairs():
 
 def test_a_failed_ordering_says_what_could_have_been_seen():
     verdict = reproduce_tables.Verdict("a", "b", "x", 0.001, -0.004, 0.006, 0.1, OPEN)
-    text = reproduce_tables.why(verdict, 0.012, 2000)
-    assert "2000 test queries tell differences from about 0.0050" in text
-    assert "+0.0010" in text and "to gain is 0.0120" in text
+    text = reproduce_tables.why(verdict, 2000, 1)
+    assert text == "2,000 queries tell differences from about 0.0050 on."
     reverse = reproduce_tables.Verdict("a", "b", "x", -1, -2, -0.5, 0.1, FAILS)
-    assert "other way round" in reproduce_tables.why(reverse, None, 2000)
+    assert "one run of each row" in reproduce_tables.why(reverse, 2000, 1)
+    assert "one run of each row" not in reproduce_tables.why(reverse, 2000, 3)
 
 
 def test_the_page_and_the_text_show_ours_beside_the_papers(tmp_path):
@@ -112,6 +112,7 @@ def test_the_page_and_the_text_show_ours_beside_the_papers(tmp_path):
         "tables": {
             "3": {
                 "title": "Retrieval",
+                "room": {"ndcg@10": 0.0114},
                 "columns": ["ndcg@10", "more"],
                 "rows": [row, {**row, "name": "untrained", "paper": None}],
                 "tau": {"ndcg@10": {"tau": 0.71, "p_value": 0.01, "rows": 8}},
@@ -130,7 +131,8 @@ def test_the_page_and_the_text_show_ours_beside_the_papers(tmp_path):
     reproduce_report.write(tmp_path, results)
     page = (tmp_path / "tables.html").read_text()
     assert "paper 0.0234; by seed &lt;1&gt;" in page and "0.2718" in page
-    assert "Of 1 orderings that the paper reports: 1 holds, 0 cannot be told" in page
+    assert "Of 1 orderings that the paper reports, 1 hold here, 0 cannot be" in page
+    assert "all that there is to gain is 0.0114" in page and "is 0.0114" in text
     assert "control, not in the paper" in page
     saved = json.loads((tmp_path / "tables.json").read_text())
     assert saved["tables"]["3"]["rows"][0]["ours"]["more"]["value"] is None

@@ -59,10 +59,10 @@ def _set_beside(config, table: Mapping[str, Any], ours: _Cells) -> dict[str, Any
         )
         for claim in table["claims"]
     ]
-    room = _room(table, ours)
     shared = [c for c in table["columns"] if all(c in ours[row] for row in paper)]
     return {
         "title": table["title"],
+        "room": _room(table, ours),
         "columns": list(next(iter(ours.values()))),
         "rows": [
             {
@@ -91,8 +91,8 @@ def _set_beside(config, table: Mapping[str, Any], ours: _Cells) -> dict[str, Any
                 if verdict.verdict == reproduce_tables.HOLDS
                 else reproduce_tables.why(
                     verdict,
-                    room.get(verdict.column),
                     sum(map(len, ours[verdict.above][verdict.column].queries)),
+                    len(config.seeds),
                 ),
             }
             for verdict in found

@@ -62,7 +62,10 @@ def as_text(results: Mapping[str, Any]) -> str:
                 for line in [header, *lines]
             )
             + "\n"
-            + "\n".join(f"- {_sentence(verdict)}" for verdict in table["verdicts"])
+            + "\n".join(
+                f"- {text}"
+                for text in (*map(_sentence, table["verdicts"]), *_rooms(table))
+            )
         )
     return "\n\n".join(parts)
 
@@ -99,7 +102,12 @@ def as_html(results: Mapping[str, Any]) -> str:
                 "<h3>Kendall's τ between our order and the paper's</h3>",
                 report_html.bullets(taus),
                 "<h3>The paper's orderings</h3>",
-                report_html.bullets([_sentence(v) for v in table["verdicts"]]),
+                report_html.table(
+                    ["ordering", "here", "difference (95 %)", "in the paper"],
+                    [_judged(verdict) for verdict in table["verdicts"]],
+                    stacked=True,
+                ),
+                *(f"<p>{report_html.escape(text)}</p>" for text in _rooms(table)),
             )
         )
     body.append(
@@ -110,7 +118,8 @@ def as_html(results: Mapping[str, Any]) -> str:
                     "data": results["data"],
                     "seeds": ", ".join(map(str, results["seeds"])),
                     "intervals": "95 %, percentile bootstrap over queries (those of "
-                    "each zero-shot set by themselves), of the means over seeds",
+                    "each zero-shot set by themselves), of the means over seeds; what "
+                    "training and its noise vary by is not in them",
                     "versions": [f"{k} {v}" for k, v in results["versions"].items()],
                 }
             ),
@@ -129,28 +138,47 @@ def as_html(results: Mapping[str, Any]) -> str:
 
 def _summary(results: Mapping[str, Any]) -> str:
     verdicts = [v for t in results["tables"].values() for v in t["verdicts"]]
-    counts = {
-        kind: sum(v["verdict"] == kind for v in verdicts)
-        for kind in (
-            reproduce_tables.HOLDS,
-            reproduce_tables.OPEN,
-            reproduce_tables.FAILS,
+    words = ", ".join(
+        f"{sum(v['verdict'] == kind for v in verdicts)} {said}"
+        for kind, said in (
+            (reproduce_tables.HOLDS, "hold here"),
+            (reproduce_tables.OPEN, "cannot be told from no difference"),
+            (reproduce_tables.FAILS, "do not hold"),
         )
-    }
-    words = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    return f"<p>Of {len(verdicts)} orderings that the paper reports: {words}.</p>"
+    )
+    return f"<p>Of {len(verdicts)} orderings that the paper reports, {words}.</p>"
+
+
+def _rooms(table: Mapping[str, Any]) -> list[str]:
+    """What there is to gain in each column at most, in words."""
+    return [
+        f"Of {column}, all that there is to gain is {room:.4f}: what the private pairs "
+        "add, without any protection, to the encoder that every row starts from."
+        for column, room in table["room"].items()
+    ]
+
+
+def _judged(verdict: Mapping[str, Any]) -> list[Any]:
+    ordering = f"{verdict['above']} above {verdict['below']} in {verdict['column']}"
+    return [
+        ordering,
+        (verdict["verdict"], verdict["why"]) if verdict["why"] else verdict["verdict"],
+        f"{verdict['difference']:+.4f}{_interval(verdict)}",
+        f"{verdict['paper']:+.4f}",
+    ]
+
+
+def _interval(verdict: Mapping[str, Any]) -> str:
+    if verdict["low"] is None:
+        return ""
+    return f" ({verdict['low']:+.4f} to {verdict['high']:+.4f})"
 
 
 def _sentence(verdict: Mapping[str, Any]) -> str:
-    interval = (
-        ""
-        if verdict["low"] is None
-        else f" ({verdict['low']:+.4f} to {verdict['high']:+.4f})"
-    )
     text = (
         f"{verdict['above']} above {verdict['below']} in {verdict['column']}: "
-        f"{verdict['verdict']}, {verdict['difference']:+.4f}{interval}; in the paper "
-        f"{verdict['paper']:+.4f}."
+        f"{verdict['verdict']}, {verdict['difference']:+.4f}{_interval(verdict)}; in "
+        f"the paper {verdict['paper']:+.4f}."
     )
     return f"{text} {verdict['why']}".rstrip()
 

@@ -143,31 +143,23 @@ def kendall(ours: Sequence[float], paper: Sequence[float]) -> Tau:
     return Tau(float(found.statistic), float(found.pvalue), len(ours))
 
 
-def why(verdict: Verdict, room: float | None, queries: int) -> str:
+def why(verdict: Verdict, queries: int, seeds: int) -> str:
     """Says of an ordering that was not found what the numbers tell of the reason.
 
     Args:
       verdict: not HOLDS.
-      room: what training on the private pairs without any protection adds to the
-        encoder that every row starts from; `None` where that says nothing.
       queries: how many the numbers are means over, 0 where they are none.
+      seeds: how often every row was made.
 
     Returns:
       Sentences.
     """
     if verdict.low is None or verdict.high is None:
-        return "The numbers are the other way round, or equal; no interval is known."
-    half = (verdict.high - verdict.low) / 2
-    if verdict.verdict == FAILS:
-        text = f"The other way round, by more than the {queries} queries explain."
-    else:
-        text = (
-            f"{queries} test queries tell differences from about {half:.4f} on, and "
-            f"this one is {verdict.difference:+.4f}."
-        )
-    if room is not None:
-        text += (
-            f" All that there is to gain is {room:.4f}: what the private pairs add, "
-            "without any protection, to the encoder that every row starts from."
-        )
+        return "Equal, or the other way round; of these numbers no interval is known."
+    if verdict.verdict == OPEN:
+        half = (verdict.high - verdict.low) / 2
+        return f"{queries:,} queries tell differences from about {half:.4f} on."
+    text = f"The other way round, by more than the choice of {queries:,} queries makes."
+    if seeds == 1:
+        text += " Training and its noise vary, too: there was one run of each row."
     return text
