@@ -8,7 +8,7 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from tfdpsq import validation
+from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, read_synthetic, verify
 from tfdpsq.privacy import accounting, read_certificate
 from tfdpsq.run import canaries, pipeline, workdir
@@ -154,6 +154,9 @@ def test_canaries_are_audited_reported_and_stay_private(finished):
     page = (directory / "report.html").read_text()
     assert "What leaked" in page and "Generator, ε = 8: secrets repeated 2" in page
     assert found["unit"] == "query"
+    # Each secret is in two queries, so it has twice the ε of one.
+    least = evaluation.least_mean_rank(2 * found["epsilon_certified"], 20)
+    assert {entry["least_mean_rank"] for entry in found["canaries"]} == {least}
     assert "is for one query. A secret in 2 queries is 2 of them" in page
     secrets = [canary.secret.encode() for canary in made]
     for path in (directory / "release").rglob("*"):
