@@ -238,6 +238,9 @@ class Rows:
         )
         name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
         changed = {k: v for k, v in self.config.audit.items() if v}
+        if math.isinf(row.epsilon):
+            # Nothing is protected of anyone; each query is drawn as it would be.
+            changed.pop("unit", None)
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": 0}
         generator = self.stages.run(
             finetune,
