@@ -16,7 +16,7 @@ row is above another in a column; of `lower` columns, that its number is lower.
 import importlib.util
 import pathlib
 
-from tfdpsq.run import reproduce
+from tfdpsq.run import benchmark_sets, reproduce
 
 SCALES = ("tiny", "paper")
 SIZES = ("small", "base", "large", "xl")
@@ -77,20 +77,7 @@ TABLES = {
         "title": "Zero-shot NDCG@10",
         "measure": "zero_shot",
         # The mean of the sets that the scale has, and then BEIR's.
-        "columns": (
-            "mean",
-            "arguana",
-            "cqadupstack",
-            "dbpedia-entity",
-            "fiqa",
-            "hotpotqa",
-            "nfcorpus",
-            "quora",
-            "scidocs",
-            "scifact",
-            "trec-covid",
-            "webis-touche2020",
-        ),
+        "columns": ("mean", *benchmark_sets.PAPER),
         "lower": (),
         "controls": (),
         "paper": {
