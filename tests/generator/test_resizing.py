@@ -20,12 +20,16 @@ _CONFIG = T5Config(
     key_value_dim=4,
     dropout=0.0,
 )
-_ROWS = {
-    "document_ids": tf.constant([[5, 6, 7, 8, 1, 0], [9, 3, 1, 0, 0, 0]]),
-    "document_lengths": tf.constant([5, 3]),
-    "query_ids": tf.constant([[4, 11, 12, 1], [30, 1, 0, 0]]),
-    "query_lengths": tf.constant([4, 2]),
-}
+
+
+def _rows():
+    # Not at the top of the module: other tests need devices made before any operation.
+    return {
+        "document_ids": tf.constant([[5, 6, 7, 8, 1, 0], [9, 3, 1, 0, 0, 0]]),
+        "document_lengths": tf.constant([5, 3]),
+        "query_ids": tf.constant([[4, 11, 12, 1], [30, 1, 0, 0]]),
+        "query_lengths": tf.constant([4, 2]),
+    }
 
 
 def _model(**changes):
@@ -45,9 +49,9 @@ def test_a_larger_one_is_the_same_function(version, size):
     larger = resized(model, *size)
     assert larger.config.num_layers == (size[0] or 3)
     assert larger.config.intermediate_dim == (size[1] or 12)
-    expected = model(_ROWS).numpy()
+    expected = model(_rows()).numpy()
     assert np.abs(expected).max() > 0.5
-    np.testing.assert_allclose(larger(_ROWS).numpy(), expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(larger(_rows()).numpy(), expected, rtol=0, atol=2e-5)
 
 
 def test_what_was_added_learns():
@@ -57,7 +61,7 @@ def test_what_was_added_learns():
     before = [variable.numpy() for variable in larger.trainable_variables]
     for _ in range(2):  # first the weights out of zero, then those that feed them
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(larger.row_losses(_ROWS))
+            loss = tf.reduce_sum(larger.row_losses(_rows()))
         gradients = tape.gradient(loss, larger.trainable_variables)
         optimizer.apply_gradients(zip(gradients, larger.trainable_variables))
     for variable, old in zip(larger.trainable_variables, before):
@@ -94,7 +98,7 @@ def test_the_units_that_stay_are_those_that_count():
         kernel.assign(kernel * mask[:, None])
     smaller = resized(model, intermediate_dim=8)
     assert smaller.config.intermediate_dim == 8
-    np.testing.assert_allclose(smaller(_ROWS), model(_ROWS), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(smaller(_rows()), model(_rows()), rtol=0, atol=2e-5)
 
 
 def test_sizes_that_are_none_and_soft_prompts_are_refused():

@@ -253,13 +253,34 @@ MUTATIONS = (
     {
         "name": "certificate_never_compared_with_the_ledger",
         "file": "tfdpsq/privacy/verification.py",
-        "old": "        if found != paid:\n",
-        "new": "        if found is None:\n",
+        "old": "        if stated[path] != paid:\n",
+        "new": "        if stated[path] is None:\n",
         "tests": (
             _TESTS + "test_verification.py::"
             "test_only_the_ledger_tells_a_consistent_forgery",
         ),
         "why": "a certificate of fewer steps than were paid for passes",
+    },
+    {
+        "name": "choice_at_twice_its_epsilon",
+        "file": "tfdpsq/privacy/choice.py",
+        "old": "    noisy = [epsilon * value / SENSITIVITY + _gumbel()",
+        "new": "    noisy = [2 * epsilon * value / SENSITIVITY + _gumbel()",
+        "tests": (
+            _TESTS + "test_choice.py::"
+            "test_draws_follow_the_probabilities_and_no_other_scale",
+        ),
+        "why": "the choice among runs costs twice what its certificate says",
+    },
+    {
+        "name": "only_one_run_of_a_grid_is_counted",
+        "file": "tfdpsq/privacy/selection.py",
+        "old": "        return _composed(plans, self.delta,",
+        "new": "        return _composed(plans[:1], self.delta,",
+        "tests": (
+            _TESTS + "test_selection.py::test_the_runs_cost_what_the_library_composes",
+        ),
+        "why": "the best of many runs is said to cost what one of them does",
     },
     {
         "name": "ledger_left_in_the_page_cache",
