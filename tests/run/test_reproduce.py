@@ -143,35 +143,41 @@ def get_config():
     config.zero_shot.update(sets=("pairs",), paths={{"pairs": {data!r}}})
     config.audit = {{"steps": 2}}
     config.resamples = 200
+    config.seeds = {seeds!r}
     return config
 """
+
+
+def _command(base, seeds):
+    """The command line at the smallest size, all else as it is."""
+    tiny = pathlib.Path(__file__).parent / "tiny.py"
+    _module(tiny).write_pairs(base / "pairs", train=240, dev=30, test=30)
+    config = base / "config.py"
+    config.write_text(
+        _CONFIG.format(
+            tables=str(ROOT / "configs" / "paper" / "tables.py"),
+            tiny=str(tiny),
+            data=str(base / "pairs"),
+            seeds=seeds,
+        )
+    )
+    return [
+        sys.executable,
+        "-m",
+        "tfdpsq.run.reproduce",
+        f"--config={config}",
+        f"--workdir={base / 'work'}",
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_run_that_is_killed_goes_on_and_makes_every_table(tmp_path):
     """Through the command line, at the smallest size; nothing finished is redone."""
-    tiny = pathlib.Path(__file__).parent / "tiny.py"
-    _module(tiny).write_pairs(tmp_path / "pairs", train=240, dev=30, test=30)
-    config = tmp_path / "config.py"
-    config.write_text(
-        _CONFIG.format(
-            tables=str(ROOT / "configs" / "paper" / "tables.py"),
-            tiny=str(tiny),
-            data=str(tmp_path / "pairs"),
-        )
-    )
-    work = tmp_path / "work"
-    command = [
-        sys.executable,
-        "-m",
-        "tfdpsq.run.reproduce",
-        f"--config={config}",
-        f"--workdir={work}",
-    ]
+    command, work = _command(tmp_path, (0,)), tmp_path / "work"
     options = {"cwd": ROOT, "env": {**os.environ, "CUDA_VISIBLE_DEVICES": ""}}
     process = subprocess.Popen([*command, "--table=3"], **options)
-    while not list(work.glob("release/seed0/synthetic_*/stage.json")):
+    while not list(work.glob("release/seed0_synthetic_*/stage.json")):
         assert process.poll() is None
         time.sleep(0.2)
     process.kill()
@@ -192,7 +198,45 @@ def test_a_run_that_is_killed_goes_on_and_makes_every_table(tmp_path):
         assert f"Table {name}." in done.stdout
         assert len(table["verdicts"]) == len(paper.TABLES[name]["claims"])
     # What was made under a finite ε is where it may be released from, with its ε.
-    for path in (work / "release" / "seed0").iterdir():
-        assert json.loads((path / "certificate.json").read_text())
+    made = [p for p in (work / "release").glob("seed0_*") if "_eps" in p.name]
+    made += (work / "release").glob("seed0_*-eps*")
+    assert len(made) >= 15
+    for path in made:
+        assert list(path.rglob("certificate.json")), path
     assert not list((work / "release").rglob("*inf*"))
     assert not list((work / "release").rglob("*original*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_seeds_are_two_runs_of_every_row(tmp_path):
+    """Each with a ledger and noise of its own; a number is the mean of both."""
+    done = subprocess.run(
+        [*_command(tmp_path, (0, 1)), "--table=6"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    work = tmp_path / "work"
+    sets = [
+        list(work.glob(f"release/seed{seed}_synthetic_base_eps3/set/certificate.json"))
+        for seed in (0, 1)
+    ]
+    first, second = (json.loads(path.read_text()) for (path,) in sets)
+    assert first["ledger_head"] != second["ledger_head"]
+    results = json.loads((work / "tables.json").read_text())
+    (row,) = [
+        row
+        for row in results["tables"]["6"]["rows"]
+        if row["name"] == "synthetic-base-eps3"
+    ]
+    each = [
+        json.loads(path.read_text())["similarity"]["synthetic-base-eps3"]["bleu"] or 0.0
+        for path in sorted(
+            work.glob("private/seed*_text_synthetic-base-eps3/metrics.json")
+        )
+    ]
+    assert len(each) == 2
+    assert row["ours"]["bleu"]["value"] == pytest.approx(sum(each) / 200)

@@ -82,6 +82,9 @@ def row_of(name: str) -> Row:
 class Rows:
     """Every row's model, set and numbers, each made when it is asked for.
 
+    Outputs bear the seed in their own names, by which ledgers under `private/runs` are
+    kept: two seeds are two runs.
+
     Attributes:
       config: the settings.
       stages: where they are made.
@@ -136,7 +139,7 @@ class Rows:
         generator = self.stages.run(
             finetune,
             self.job.finetune,
-            f"seed{seed}/generator_{name}",
+            f"seed{seed}_generator_{name}",
             free,
             pairs=self.data,
             init=self.model(row.size),
@@ -146,7 +149,7 @@ class Rows:
         written = self.stages.run(
             synthesize,
             self.job.synthesize,
-            f"seed{seed}/synthetic_{name}",
+            f"seed{seed}_synthetic_{name}",
             free,
             generator=str(generator),
             corpus=self.data,
@@ -183,7 +186,7 @@ class Rows:
             if free:
                 stage = self.job.direct
                 settings.update(epsilon=row.epsilon, steps=self.job.retriever.steps)
-        name = f"seed{seed}/retriever_{row.name}"
+        name = f"seed{seed}_retriever_{row.name}"
         return self.stages.run(train_retriever, stage, name, free, **settings)
 
     def retrieved(self, row: Row, seed: int) -> pathlib.Path:
@@ -201,7 +204,7 @@ class Rows:
         return self.stages.run(
             evaluate,
             self.job.evaluate,
-            f"seed{seed}/{what}_{row.name}",
+            f"seed{seed}_{what}_{row.name}",
             False,
             data=self.data,
             vocabulary=self.vocabulary(),
@@ -217,7 +220,7 @@ class Rows:
           {set: {row: [[queries] values, for each of its parts]}}.
         """
         stage = self.config.zero_shot.copy_and_resolve_references()
-        out = self.stages.private / f"seed{seed}" / "zero_shot"
+        out = self.stages.private / f"seed{seed}_zero_shot"
         stage.private_directory = str(self.stages.private)
         stage.vocabulary = self.vocabulary()
         with stage.unlocked():
@@ -245,7 +248,7 @@ class Rows:
         generator = self.stages.run(
             finetune,
             self.job.finetune,
-            f"audited/{name}",
+            f"audited_{name}",
             False,
             pairs=str(made / canaries.DATA),
             init=self.model(row.size),
@@ -257,7 +260,7 @@ class Rows:
         written = self.stages.run(
             synthesize,
             self.job.synthesize,
-            f"audited/{name}_synthetic",
+            f"audited_{name}_synthetic",
             False,
             generator=str(generator),
             corpus=self.data,
@@ -267,7 +270,7 @@ class Rows:
         return self.stages.run(
             audit,
             self.job.audit,
-            f"audited/{name}_audit",
+            f"audited_{name}_audit",
             False,
             canaries=str(made),
             generator=str(generator),
