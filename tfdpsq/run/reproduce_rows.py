@@ -102,12 +102,19 @@ class Rows:
         self.job = config.job
         self.stages = stages.Stages(directory)
         self.data, self.sets = _data(config)
+        # To find a finished stage again reads all documents: once is enough.
+        self._models: dict[str, str] = {}
         beir = sources.open_beir(self.data)
         beir.validate(pipeline.SPLITS)
         pipeline_checks.check_sizes(self.job, len(beir.pairs("train")))
 
     def model(self, size: str) -> str:
         """The public T5 of a size."""
+        if size not in self._models:
+            self._models[size] = self._made(size)
+        return self._models[size]
+
+    def _made(self, size: str) -> str:
         own = self.config.sizes[size].to_dict()
         init = own.pop("init", self.job.init)
         if not self.job.pretrain.steps:
