@@ -1,6 +1,5 @@
 """Synthesis by any number of processes writes the same set, to the last byte."""
 
-import functools
 import os
 import pathlib
 import pickle
@@ -15,6 +14,7 @@ import tensorflow as tf
 from tfdpsq.data import (
     BeirDirectory,
     Tokenizer,
+    any_files,
     encode_query,
     read_manifest,
     train_vocabulary,
@@ -208,6 +208,34 @@ def test_a_corpus_that_changes_under_a_pass_is_refused(base, tmp_path):
     assert not (tmp_path / "out").exists()
     path.write_text(data)
     assert stage.run(config, tmp_path / "out")
+
+
+def test_all_may_lie_on_an_object_store(base, whole, tmp_path):
+    """`ram://` has no locks and no directories to rename either."""
+    remote = f"ram:/{tmp_path}"
+    for name in ("generator", "pairs"):
+        any_files.copy_tree(str(base / name), f"{remote}/{name}")
+    config = _config(base, generator=f"{remote}/generator", corpus=f"{remote}/pairs")
+    place = f"{remote}/work/out"
+    assert stage.run(config, place, passes.Launch(2, 1)) is None
+    shards = f"{remote}/work/.out.shards"
+    assert len(tf.io.gfile.glob(f"{shards}/synthesize-*.json")) == 2
+    mark = f"{shards}/synthesize-00003-of-00005.json"
+    tf.io.gfile.remove(mark)
+    assert stage.run(config, place, passes.Launch(2, 0)) is None
+    made = stage.run(config, place, passes.Launch(2, 1))
+    assert stage.run(config, place)["run"] == made["run"]
+    assert tf.io.gfile.listdir(f"{remote}/work") in (["out"], ["out/"])
+    any_files.copy_tree(place, str(tmp_path / "out"))
+    found = _files(tmp_path / "out" / "set")
+    # All but the manifest, which tells the paths of the inputs.
+    assert found.pop("manifest.json")
+    assert found == {name: whole[name] for name in found}
+    assert set(whole) - set(found) == {"manifest.json"}
+    with pytest.raises(InputError, match="ram:/.*no such file or directory"):
+        stage.run(_config(base, generator=f"{remote}/nothing"), place)
+    with pytest.raises(DataError, match="holds no corpus.jsonl"):
+        stage.run(_config(base, corpus=f"{remote}/nothing"), place)
 
 
 # -- Processes of their own, as users run them -----------------------------------
