@@ -17,6 +17,7 @@ from tfdpsq.data import (
     any_files,
     encode_query,
     read_manifest,
+    read_synthetic,
     train_vocabulary,
     verify,
     write_synthetic,
@@ -120,18 +121,13 @@ def test_the_set_is_what_is_written_without_shards(base, whole, tmp_path):
     provenance = read_manifest(base / "whole" / "set")["provenance"]
     assert _by_one_call(_config(base), tmp_path / "set", provenance) == whole
     assert len({row for row in whole["beir/queries.jsonl"].splitlines()}) > 150
-    config = _config(base, max_documents=33, shard_documents=5)
-    stage.run(config, tmp_path / "part")
-    part = _files(tmp_path / "part" / "set")
-    provenance = read_manifest(tmp_path / "part" / "set")["provenance"]
-    assert _by_one_call(config, tmp_path / "some", provenance) == part
 
 
-def test_four_commands_in_any_order_write_the_same_set(base, whole, tmp_path):
-    for index in (2, 0, 3, 1):
-        done = stage.run(_config(base), tmp_path / "out", passes.Launch(4, index))
-        assert (done is None) == (index != 1)
-        assert (tmp_path / "out").exists() == (index == 1)
+def test_two_commands_write_the_same_set(base, whole, tmp_path):
+    for index in (1, 0):
+        done = stage.run(_config(base), tmp_path / "out", passes.Launch(2, index))
+        assert (done is None) == (index == 1)
+        assert (tmp_path / "out").exists() == (index == 0)
     assert _files(tmp_path / "out" / "set") == whole
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -166,7 +162,7 @@ def test_what_beam_s_workers_are_sent_can_be_pickled_and_is_small(base, monkeypa
     assert shards.missing() == [0, 2, 3, 4]
 
 
-def test_a_generator_is_made_ready_once_for_all_shards(base, monkeypatch):
+def test_a_generator_is_made_ready_once_for_all_shards(base, whole, monkeypatch):
     """And a shard's queries are those of its documents in the whole."""
     traced = []
     generate = synthesis.generate
@@ -187,27 +183,10 @@ def test_a_generator_is_made_ready_once_for_all_shards(base, monkeypatch):
         parts.append((start, part))
     assert len(traced) == 1
     rows = [row for _, part in sorted(parts) for row in part]
-    assert rows == list(synthesize(model, tokenizer, documents, settings))
+    found = read_synthetic(base / "whole" / "set")
+    assert [row for row in rows if row.query] == list(found)
     assert [row.query_id for row in rows] == [f"genQ{i}" for i in range(168)]
     assert len({encode_query(row) for row in rows}) == 168
-
-
-def test_a_corpus_that_changes_under_a_pass_is_refused(base, tmp_path):
-    corpus = tmp_path / "pairs"
-    os.system(f"cp -r {base / 'pairs'} {corpus}")
-    config = _config(base, corpus=str(corpus))
-    assert stage.run(config, tmp_path / "out", passes.Launch(2, 0)) is None
-    path = corpus / "corpus.jsonl"
-    data = path.read_text()
-    path.write_text(data.replace("number 21.", "number 12."))  # of shard 1
-    with pytest.raises(DataError, match="documents 16 to 32 are no longer"):
-        stage.run(config, tmp_path / "out")
-    path.write_text(data + "\n" + data.splitlines()[0].replace('"d0"', '"new"') + "\n")
-    with pytest.raises(InputError, match="inputs.corpus"):
-        stage.run(config, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    path.write_text(data)
-    assert stage.run(config, tmp_path / "out")
 
 
 def test_all_may_lie_on_an_object_store(base, whole, tmp_path):
@@ -222,8 +201,7 @@ def test_all_may_lie_on_an_object_store(base, whole, tmp_path):
     assert len(tf.io.gfile.glob(f"{shards}/synthesize-*.json")) == 2
     mark = f"{shards}/synthesize-00003-of-00005.json"
     tf.io.gfile.remove(mark)
-    assert stage.run(config, place, passes.Launch(2, 0)) is None
-    made = stage.run(config, place, passes.Launch(2, 1))
+    made = stage.run(config, place)
     assert stage.run(config, place)["run"] == made["run"]
     assert tf.io.gfile.listdir(f"{remote}/work") in (["out"], ["out/"])
     any_files.copy_tree(place, str(tmp_path / "out"))

@@ -52,10 +52,10 @@ def raw_lines(
     try:
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(any_files.open_binary(path))
-            if os.fspath(path).endswith(".gz"):
-                file = stack.enter_context(gzip.open(file))
-            file.seek(offset)  # of a compressed file, by reading all before it
-            for raw in file:
+            packed = os.fspath(path).endswith(".gz")
+            lines = stack.enter_context(gzip.open(file)) if packed else file
+            lines.seek(offset)  # of a compressed file, by reading all before it
+            for raw in lines:
                 line += 1
                 yield line, raw
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
