@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.data.shards import PassSpec, ShardDirectory
-from tfdpsq.run import passes, sharded_stages
+from tfdpsq.run import command, passes, sharded_stages
 from tfdpsq.validation import DataError, InputError
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -125,6 +125,15 @@ def test_more_commands_than_shards_and_another_number_of_them(tmp_path):
 def test_a_command_that_is_none_is_refused(given, message):
     with pytest.raises(InputError, match=message):
         passes.Launch(*given)
+
+
+def test_a_workdir_on_another_file_system_is_not_taken_for_a_local_one():
+    assert command.place_of("out/a", anywhere=True) == pathlib.Path("out/a")
+    assert command.place_of("gs://bucket/a", anywhere=True) == "gs://bucket/a"
+    with pytest.raises(InputError, match="gs://bucket/a; this stage writes to local"):
+        command.place_of("gs://bucket/a", anywhere=False)
+    assert sharded_stages.pass_directory("gs://b/c/a/") == "gs://b/c/.a.shards"
+    assert sharded_stages.pass_directory(pathlib.Path("a")) == ".a.shards"
 
 
 def test_an_interrupted_pass_goes_on_where_it_was(tmp_path):
@@ -279,6 +288,18 @@ def test_a_command_that_others_finish_under_returns_their_result(tmp_path):
     assert other.made == list(range(SHARDS))
     assert stage["result"] == {"numbers": 70}
     _is_whole(tmp_path / "out")
+
+
+def test_shards_that_vanish_one_by_one_are_not_made_again(tmp_path):
+    """A command merges and removes while another looks for what is to be done."""
+    late, other = _Numbers(), _Numbers()
+    shards = _shards(tmp_path / "out")
+    work = passes.Work("numbers", SHARDS, late.start)
+    _run(tmp_path / "out", other, passes.Launch(2, 0))
+    tf.io.gfile.remove(f"{shards.directory}/pass.json")  # what `remove` begins with
+    with pytest.raises(FileNotFoundError, match="was removed"):
+        passes.Maker(shards, work).make_all(range(SHARDS))
+    assert late.made == []
 
 
 def test_what_a_killed_merger_left_is_removed(tmp_path):

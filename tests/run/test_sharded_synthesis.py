@@ -342,6 +342,10 @@ def test_processes_beam_and_a_kill_all_end_in_one_set(base, whole, tmp_path):
         assert "Traceback" not in told
         assert message in told.strip().splitlines()[-1]
         assert not (tmp_path / "bad").exists()
+    # `ram://` is gone with its process, which wrote nothing to a directory "ram:".
+    told = _ends(_start(base, f"ram:/{tmp_path}/out"))
+    assert told.count("rows in") == 5 and "out: finished in" in told
+    assert not pathlib.Path(_ROOT, "ram:").exists()
     told = _ends(_start(base, tmp_path / "bad" / "out", "--runner=X"), status=1)
     assert "Unknown command line flag 'runner'" in told
 

@@ -45,21 +45,38 @@ def main(run: Callable[..., Any], sharded: bool = False) -> None:
         # Advice on how to write TensorFlow programs is of no use to those who run one.
         standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
         try:
-            if sharded:
-                run(config.value, directory.value, _launch(argv[1:]))
-            elif "://" in directory.value:
-                raise validation.InputError(
-                    f"workdir is {directory.value}; this stage writes to local paths, "
-                    "or to what is mounted as one."
-                )
-            else:
-                run(config.value, pathlib.Path(directory.value))
+            given = (config.value, place_of(directory.value, sharded))
+            run(*given, *([_launch(argv[1:])] if sharded else []))
         except (validation.InputError, OSError) as error:
             sys.stderr.write(f"error: {error}\n")
             sys.exit(2)
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     app.run(started, flags_parser=_parse if sharded else app.parse_flags_with_usage)
+
+
+def place_of(workdir: str, anywhere: bool) -> str | pathlib.Path:
+    """Where a stage's output goes.
+
+    Args:
+      workdir: as it is given.
+      anywhere: whether the stage writes to other file systems, too, such as `gs://`.
+
+    Returns:
+      A local path, or `workdir` itself if it is none: as a `pathlib.Path` it would be
+      that of a local directory called "gs:".
+
+    Raises:
+      InputError: it is not local, and the stage writes to local paths alone.
+    """
+    if "://" not in workdir:
+        return pathlib.Path(workdir)
+    if anywhere:
+        return workdir
+    raise validation.InputError(
+        f"workdir is {workdir}; this stage writes to local paths, or to what is "
+        "mounted as one."
+    )
 
 
 def _define_launch() -> None:
