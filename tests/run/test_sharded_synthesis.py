@@ -302,52 +302,60 @@ def _kill_mid_shard(base, directory, marks):
     return len(_marks(directory))
 
 
-@pytest.mark.slow  # 13 processes of some seconds each
-def test_processes_beam_and_a_kill_all_end_in_one_set(base, whole, tmp_path):
-    # One command for each of four parts, one after another.
+def _is_whole(directory, whole):
+    assert _files(directory / "out" / "set") == whole
+    assert [path.name for path in directory.iterdir()] == ["out"]
+
+
+@pytest.mark.slow  # four processes, one after another
+def test_four_processes_write_the_same_set(base, whole, tmp_path):
     for index in range(4):
-        told = _ends(
-            _start(
-                base,
-                tmp_path / "four" / "out",
-                "--num_shards=4",
-                f"--shard_index={index}",
-            )
-        )
+        flags = ("--num_shards=4", f"--shard_index={index}")
+        told = _ends(_start(base, tmp_path / "out", *flags))
         missing = [s for s in range(5) if s % 4 > index]
         if missing:
             assert f"{len(missing)} of 5 shards are still to be made" in told
             assert ", ".join(map(str, missing)) in told
-    assert _files(tmp_path / "four" / "out" / "set") == whole
-    # Beam with two processes, which load the generator once each.
-    _ends(_start(base, tmp_path / "beam" / "out", *_BEAM))
-    assert _files(tmp_path / "beam" / "out" / "set") == whole
-    # Killed in the middle of a shard, then the same command.
-    made = _kill_mid_shard(base, tmp_path / "killed", 2)
-    told = _ends(_start(base, tmp_path / "killed" / "out"))
+    _is_whole(tmp_path, whole)
+
+
+@pytest.mark.slow  # one process, and two of Beam's
+def test_two_processes_of_beam_write_the_same_set(base, whole, tmp_path):
+    _ends(_start(base, tmp_path / "out", *_BEAM))
+    _is_whole(tmp_path, whole)
+
+
+@pytest.mark.slow  # two processes, one after another
+def test_a_process_killed_in_a_shard_is_gone_on_with(base, whole, tmp_path):
+    made = _kill_mid_shard(base, tmp_path, 2)
+    told = _ends(_start(base, tmp_path / "out"))
     assert told.count("rows in") == 5 - made
-    assert _files(tmp_path / "killed" / "out" / "set") == whole
-    # Two commands that are told to make the same shards, at once.
-    pair = [_start(base, tmp_path / "two" / "out") for _ in range(2)]
+    _is_whole(tmp_path, whole)
+
+
+@pytest.mark.slow  # two processes
+def test_two_processes_told_to_make_the_same_shards(base, whole, tmp_path):
+    pair = [_start(base, tmp_path / "out") for _ in range(2)]
     assert sum(_ends(process).count("rows in") for process in pair) == 5
-    assert _files(tmp_path / "two" / "out" / "set") == whole
-    for name in ("four", "beam", "killed", "two"):
-        assert [path.name for path in (tmp_path / name).iterdir()] == ["out"]
-    # What is wrong is said in one line.
+    _is_whole(tmp_path, whole)
+
+
+@pytest.mark.slow  # four processes
+def test_what_is_wrong_with_flags_is_said_in_one_line(base, tmp_path):
     for flags, message in (
         (("--num_shards=4", "--shard_index=4"), "shard_index is 4"),
         (("--shard_index=1",), "num_shards was not given"),
     ):
-        told = _ends(_start(base, tmp_path / "bad" / "out", *flags), status=2)
+        told = _ends(_start(base, tmp_path / "out", *flags), status=2)
         assert "Traceback" not in told
         assert message in told.strip().splitlines()[-1]
-        assert not (tmp_path / "bad").exists()
+    told = _ends(_start(base, tmp_path / "out", "--runner=X"), status=1)
+    assert "Unknown command line flag 'runner'" in told
+    assert not list(tmp_path.iterdir())
     # `ram://` is gone with its process, which wrote nothing to a directory "ram:".
     told = _ends(_start(base, f"ram:/{tmp_path}/out"))
     assert told.count("rows in") == 5 and "out: finished in" in told
     assert not pathlib.Path(_ROOT, "ram:").exists()
-    told = _ends(_start(base, tmp_path / "bad" / "out", "--runner=X"), status=1)
-    assert "Unknown command line flag 'runner'" in told
 
 
 def _writing(directory):
@@ -371,6 +379,5 @@ def test_a_worker_of_beam_that_is_killed_costs_its_shard_alone(base, whole, tmp_
     os.kill(workers.pop(), signal.SIGKILL)
     told = _ends(process)
     assert "a worker of Beam died" in told
-    assert _files(tmp_path / "out" / "set") == whole
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    _is_whole(tmp_path, whole)
     assert not _writing(tmp_path)
