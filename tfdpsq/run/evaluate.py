@@ -12,22 +12,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_collections
-import numpy as np
 
-from tfdpsq import evaluation, retriever, validation
-from tfdpsq.data import BeirDirectory, Tokenizer, atomic_write
+from tfdpsq import evaluation, validation
+from tfdpsq.data import atomic_write
 from tfdpsq.run import (
     command,
     private_training,
+    retrieval,
     similarity,
     sources,
     systems,
     workdir,
 )
+from tfdpsq.run.retrieval import retrieve
 
 BM25 = systems.BM25
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
@@ -47,6 +47,9 @@ def default_config() -> ml_collections.ConfigDict:
             "split": "test",
             "vocabulary": "",
             "systems": {BM25: BM25},
+            # System -> directory of embeddings that `index` or `encode` made of the
+            # corpus with it; without, the documents are embedded here.
+            "indexes": {},
             "synthetic": {},
             "similarity_split": "dev",
             "similarity": similarity.settings(),
@@ -74,6 +77,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     private = private_training.private_directory(config, directory)
     inputs = {
         **systems.fingerprints(config),
+        **retrieval.index_inputs(config),
         **similarity.inputs(config),
         "data": sources.source_fingerprint(config.data, private),
     }
@@ -110,32 +114,6 @@ def _splits(config: ml_collections.ConfigDict) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def retrieve(
-    config: ml_collections.ConfigDict,
-    beir: BeirDirectory,
-    queries: Mapping[str, str],
-    k: int,
-) -> Iterator[tuple[str, dict[str, dict[str, float]], dict[str, Any]]]:
-    """What every system finds, one after the other.
-
-    Args:
-      config: says `systems`, `vocabulary`, `index` and `batch_size`.
-      beir: the documents to search.
-      queries: {query id: text}.
-      k: documents to find for each.
-
-    Yields:
-      The system's name, its run, and the settings that its scores depend on.
-    """
-    embedded: dict[str, np.ndarray] = {}
-    for name, path in config.systems.items():
-        if path == BM25:
-            index = evaluation.BM25((d.id, d.content) for d in beir.documents())
-            yield name, index.search(queries, k, progress=True), index.settings
-        else:
-            yield name, _dense_run(config, beir, queries, k, path, embedded), {}
-
-
 def _make(config, out: pathlib.Path) -> dict[str, Any]:
     beir = sources.open_beir(config.data)
     qrels = beir.qrels(config.split)
@@ -167,45 +145,6 @@ def _make(config, out: pathlib.Path) -> dict[str, Any]:
         json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n",
     )
     return {name: values["ndcg@10"] for name, values in metrics["systems"].items()}
-
-
-def _dense_run(
-    config,
-    beir: BeirDirectory,
-    queries: Mapping[str, str],
-    k: int,
-    path: str,
-    embedded: dict[str, np.ndarray],
-) -> dict[str, dict[str, float]]:
-    """A retriever's run.
-
-    `embedded` holds the documents' embeddings of the system before, by what made them:
-    systems that differ in their query towers alone share one.
-    """
-    model = retriever.load(pathlib.Path(path) / "model")
-    tokenizer = Tokenizer(config.vocabulary)
-    ids: list[str] = []
-
-    def contents():
-        for document in beir.documents():
-            ids.append(document.id)
-            yield document.content
-
-    maker = retriever.encoder_fingerprint(model, tokenizer.fingerprint)
-    documents = embedded.get(maker)
-    if documents is None:
-        documents = retriever.encode_texts(
-            model, contents(), tokenizer, "document", config.batch_size
-        )
-        embedded.clear()  # one corpus in memory is enough
-        embedded[maker] = documents
-    else:
-        ids.extend(document.id for document in beir.documents())
-    vectors = retriever.encode_texts(
-        model, queries.values(), tokenizer, "query", config.batch_size
-    )
-    scores, found = retriever.search(vectors, documents, ids, k, config.index)
-    return retriever.as_run(list(queries), scores, found)
 
 
 def _summary(config, result, baseline) -> dict[str, Any]:
