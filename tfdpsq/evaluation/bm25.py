@@ -227,9 +227,7 @@ class _Postings:
         for row, (_, text) in enumerate(documents):
             found = words(text)
             lengths[row] = len(found)
-            keys.extend(
-                numbers[word] * size + row for word in found if word in numbers
-            )
+            keys.extend(numbers[word] * size + row for word in found if word in numbers)
         pairs, tf = np.unique(np.array(keys, np.int64), return_counts=True)
         word, self._rows = pairs // size, pairs % size
         # In float32 where bm25s is.
@@ -238,9 +236,7 @@ class _Postings:
         self._gain = idf[word] * (frequency / (norm.astype(np.float32) + frequency))
         self._starts = np.searchsorted(word, np.arange(len(numbers) + 1))
 
-    def best(
-        self, wanted: Sequence[int], k: int, floor: float
-    ) -> dict[str, float]:
+    def best(self, wanted: Sequence[int], k: int, floor: float) -> dict[str, float]:
         """Scores above 0 of the k best documents, and of all that equal the last.
 
         Args:
@@ -252,10 +248,11 @@ class _Postings:
         for number in wanted:
             part = slice(self._starts[number], self._starts[number + 1])
             scores[self._rows[part]] += self._gain[part]
-        kept = np.flatnonzero((scores > 0) & (scores >= floor))
+        kept: np.ndarray = np.flatnonzero((scores > 0) & (scores >= floor))
         if len(kept) > k:
             held = scores[kept]
-            kept = kept[held >= np.partition(held, len(held) - k)[len(held) - k]]
+            least = np.partition(held, len(held) - k)[len(held) - k]
+            kept = kept[held >= least]
         return {self._ids[row]: float(scores[row]) for row in kept}
 
 

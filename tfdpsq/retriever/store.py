@@ -141,7 +141,7 @@ class DocumentIndex:
             with partial.open("wb") as file:
                 np.save(file, vectors)
         atomic_write(self.directory / f"{stem}.jsonl", texts)
-        digest = hashlib.sha256(vectors).hexdigest()
+        digest = _sha256(vectors)
         shard = {
             "name": stem,
             "count": len(names),
@@ -226,7 +226,7 @@ class DocumentIndex:
           DataError: one differs.
         """
         for shard in self._shards:
-            found = hashlib.sha256(self._embeddings(shard)).hexdigest()
+            found = _sha256(self._embeddings(shard))
             if found != shard["sha256"]:
                 path = self.directory / f"{shard['name']}.npy"
                 raise validation.DataError(path, "holds other embeddings", _REMEDY)
@@ -282,6 +282,10 @@ class DocumentIndex:
                 _REMEDY,
             )
         return vectors
+
+
+def _sha256(vectors: np.ndarray) -> str:
+    return hashlib.sha256(memoryview(vectors)).hexdigest()
 
 
 def _write(directory: Path, content: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.retriever.nearest import ROWS
-from tfdpsq.run import index, sources, systems, train_retriever, workdir
+from tfdpsq.run import encode, sources, systems, train_retriever, workdir
 
 Run = dict[str, dict[str, float]]
 
@@ -114,11 +114,11 @@ class _Dense:
             for each in alike
         }
         for some, vectors in self._documents(name, alike):
-            for each in best.values():
-                each.add(vectors, some)
-        for each, found in best.items():
+            for of_one in best.values():
+                of_one.add(vectors, some)
+        for each, of_one in best.items():
             self._found[each] = retriever.as_run(
-                list(self._queries), found.scores, found.ids
+                list(self._queries), of_one.scores, of_one.ids
             )
 
     def _documents(
@@ -129,7 +129,7 @@ class _Dense:
         made = next((indexes[each] for each in alike if each in indexes), "")
         if made:
             held = retriever.DocumentIndex(
-                pathlib.Path(made) / index.DOCUMENTS, self._makers[name]
+                pathlib.Path(made) / encode.DOCUMENTS, self._makers[name]
             )
             held.verify()
             yield from held.documents(ROWS)
