@@ -51,7 +51,7 @@ def test_another_id_of_the_same_hash_is_a_suspect_but_no_duplicate(
 
 @pytest.mark.parametrize("between", [0, 3, 50])
 def test_what_is_wrong_on_the_earlier_line_is_named(tmp_path, monkeypatch, between):
-    """Batches are looked at late, and even so the first flaw is the one that is told."""
+    """Batches are looked at late; even so, the first flaw is the one that is told."""
     monkeypatch.setattr(beir_lines, "BATCH", 8)
     documents = [Document(f"d{i}", "", "text") for i in range(9)]
     write_beir(tmp_path / "set", documents, [("q", "x")], {"train": [("q", "d1", 1)]})

@@ -92,7 +92,7 @@ def test_bad_input_is_refused():
             best.add(*add)
     assert best.size == 0
     for arguments, message in (
-        ((np.ones([2, 3]), 1, "scann"), "kind is 'scann'; choose one of exact"),
+        ((np.ones([2, 3]), 1, "scann"), "kind is 'scann'; choose one of 'exact', 's"),
         ((np.ones([2, 3]), 0), "k is 0"),
         ((np.ones(3), 1), r"queries has shape \(3,\)"),
     ):

@@ -234,7 +234,7 @@ class _Postings:
         norm = k1 * ((1 - b) + b * lengths[self._rows] / mean_length)
         frequency = tf.astype(np.float32)
         self._gain = idf[word] * (frequency / (norm.astype(np.float32) + frequency))
-        self._starts = np.searchsorted(word, np.arange(len(numbers) + 1))
+        self._starts = np.asarray(np.searchsorted(word, np.arange(len(numbers) + 1)))
 
     def best(self, wanted: Sequence[int], k: int, floor: float) -> dict[str, float]:
         """Scores above 0 of the k best documents, and of all that equal the last.
@@ -248,7 +248,7 @@ class _Postings:
         for number in wanted:
             part = slice(self._starts[number], self._starts[number + 1])
             scores[self._rows[part]] += self._gain[part]
-        kept: np.ndarray = np.flatnonzero((scores > 0) & (scores >= floor))
+        kept = np.flatnonzero((scores > 0) & (scores >= floor))
         if len(kept) > k:
             held = scores[kept]
             least = np.partition(held, len(held) - k)[len(held) - k]

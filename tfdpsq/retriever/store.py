@@ -285,7 +285,7 @@ class DocumentIndex:
 
 
 def _sha256(vectors: np.ndarray) -> str:
-    return hashlib.sha256(memoryview(vectors)).hexdigest()
+    return hashlib.sha256(vectors.data).hexdigest()
 
 
 def _write(directory: Path, content: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ def default_config() -> ml_collections.ConfigDict:
 def run(
     config: ml_collections.ConfigDict,
     directory: pathlib.Path,
-    launch: passes.Launch = passes.Launch(),
+    launch: passes.Launch = passes.ALONE,
 ) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
 
