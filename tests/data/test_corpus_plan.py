@@ -46,14 +46,14 @@ def _even(parts):
 
 
 def _read(corpus, plan, index):
-    return list(read_range(corpus, plan.ranges[index], "Restore it"))
+    return list(read_range(str(corpus.corpus_file), plan.ranges[index], "Restore it"))
 
 
 @pytest.mark.parametrize("kind", ["plain", "bom", "unended", "gz"])
 @pytest.mark.parametrize("parts", [1, 4, 23, 31])
 def test_parts_are_the_corpus_in_order(tmp_path, kind, parts):
     corpus = _corpus(tmp_path / "c", 23, kind)
-    plan = plan_corpus(corpus, _even(parts))
+    plan = plan_corpus(str(corpus.corpus_file), _even(parts))
     documents = list(corpus.documents())
     assert plan.documents == len(documents) == 23
     assert plan.fingerprint == documents_fingerprint(documents)
@@ -73,7 +73,7 @@ def test_parts_are_the_corpus_in_order(tmp_path, kind, parts):
 
 def test_an_error_in_a_part_names_the_line_in_the_whole_file(tmp_path):
     corpus = _corpus(tmp_path / "c", 12)
-    plan = plan_corpus(corpus, _even(3))
+    plan = plan_corpus(str(corpus.corpus_file), _even(3))
     path = corpus.corpus_file
     lines = path.read_bytes().split(b"\n")
     place = next(i for i, line in enumerate(lines) if b'"d9"' in line)
@@ -95,7 +95,7 @@ def test_an_error_in_a_part_names_the_line_in_the_whole_file(tmp_path):
 )
 def test_a_corpus_that_was_changed_is_noticed_by_who_reads_it(tmp_path, change):
     corpus = _corpus(tmp_path / "c", 12)
-    plan = plan_corpus(corpus, _even(3))
+    plan = plan_corpus(str(corpus.corpus_file), _even(3))
     path = corpus.corpus_file
     path.write_bytes(change(path.read_bytes()))
     problems = []
@@ -111,17 +111,17 @@ def test_a_corpus_that_was_changed_is_noticed_by_who_reads_it(tmp_path, change):
 
 def test_a_plan_is_taken_for_a_corpus_of_its_name_size_and_parts_alone(tmp_path):
     corpus = _corpus(tmp_path / "c", 12)
-    plan = plan_corpus(corpus, _even(3))
-    assert plan.describes(corpus, [0, 4, 8, 12])
-    assert not plan.describes(corpus, [0, 6, 12])
-    assert not plan.describes(corpus, [0, 4, 8, 13])
+    plan = plan_corpus(str(corpus.corpus_file), _even(3))
+    assert plan.describes(str(corpus.corpus_file), [0, 4, 8, 12])
+    assert not plan.describes(str(corpus.corpus_file), [0, 6, 12])
+    assert not plan.describes(str(corpus.corpus_file), [0, 4, 8, 13])
     with open(corpus.corpus_file, "ab") as file:
         file.write(b"\n")
-    assert not plan.describes(corpus, [0, 4, 8, 12])
+    assert not plan.describes(str(corpus.corpus_file), [0, 4, 8, 12])
 
 
 def test_an_empty_corpus_has_one_empty_part(tmp_path):
     corpus = _corpus(tmp_path / "c", 0)
-    plan = plan_corpus(corpus, lambda count: [0, 0])
+    plan = plan_corpus(str(corpus.corpus_file), lambda count: [0, 0])
     assert plan.documents == 0
     assert _read(corpus, plan, 0) == []
