@@ -64,14 +64,14 @@ def default_config() -> ml_collections.ConfigDict:
 
 def run(
     config: ml_collections.ConfigDict,
-    directory: pathlib.Path,
+    directory: sharded_stages.Place,
     launch: passes.Launch = passes.ALONE,
 ) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
 
     Args:
       config: the settings.
-      directory: where the output goes.
+      directory: where the output goes: a local path, or one of another file system.
       launch: which shards this process does.
 
     Returns:
@@ -89,7 +89,7 @@ def run(
             out / DOCUMENTS, maker, model.config.embedding_dim
         )
         add_shards(index, shards)
-        private_training.write_certificate(out, read_certificate(config.retriever))
+        write_certificate(out, config.retriever)
         return {"documents": index.size}
 
     return run_pass("encode", config, inputs, directory, merge, launch)
@@ -111,12 +111,13 @@ def check(config: ml_collections.ConfigDict) -> dict[str, str]:
             f"retriever is {config.retriever!r} and vocabulary {config.vocabulary!r}. "
             "Give what train_retriever wrote, and the SentencePiece file it used."
         )
-    tokenizer = Tokenizer(config.vocabulary)
+    tokenizer = Tokenizer(sources.fetched(config.vocabulary))
+    path = sources.fetched(config.retriever)
     inputs = {
-        "retriever": workdir.stage_fingerprint(config.retriever),
+        "retriever": workdir.stage_fingerprint(path),
         "vocabulary": tokenizer.fingerprint,
     }
-    used = workdir.read_json(pathlib.Path(config.retriever) / workdir.STAGE_FILE)
+    used = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
     if used["inputs"]["vocabulary"] != tokenizer.fingerprint:
         raise validation.InputError(
             f"vocabulary is {config.vocabulary}, which is not what {config.retriever} "
@@ -129,7 +130,7 @@ def run_pass(
     name: str,
     config: ml_collections.ConfigDict,
     inputs: dict[str, str],
-    directory: pathlib.Path,
+    directory: sharded_stages.Place,
     merge: sharded_stages.Merge,
     launch: passes.Launch,
     base: str = "",
@@ -143,7 +144,7 @@ def run_pass(
       directory: as for `run`.
       merge: as for `sharded_stages.run_stage`.
       launch: as for `run`.
-      base: an index whose documents are left out, or "".
+      base: what `index` wrote and whose documents are left out, or "".
 
     Returns:
       As `sharded_stages.run_stage`.
@@ -190,7 +191,7 @@ def start_worker(
       batch_size: as in the config.
       jit_compile: as in the config.
       corpus: the documents of every shard.
-      base: an index whose documents are left out, or "".
+      base: what `index` wrote and whose documents are left out, or "".
 
     Raises:
       InputError: a base made by another retriever.
@@ -199,8 +200,10 @@ def start_worker(
     model, tokenizer, maker = load(path, vocabulary)
     embedder = retriever.Embedder(model, tokenizer, "document", batch_size, jit_compile)
     known = SeenTexts()
-    for identifier in retriever.DocumentIndex(base, maker).ids() if base else ():
-        known.add(identifier)
+    if base:
+        held = pathlib.Path(sources.fetched(base)) / DOCUMENTS
+        for identifier in retriever.DocumentIndex(held, maker).ids():
+            known.add(identifier)
 
     def make(index: int, out: ShardWriter) -> None:
         ids: list[str] = []
@@ -250,11 +253,22 @@ def load(path: str, vocabulary: str) -> tuple[retriever.TwoTower, Tokenizer, str
     Raises:
       InputError: the vocabulary has pieces that the retriever does not know.
     """
-    model = retriever.load(pathlib.Path(path) / train_retriever.MODEL)
-    tokenizer = Tokenizer(vocabulary)
+    model = retriever.load(pathlib.Path(sources.fetched(path)) / train_retriever.MODEL)
+    tokenizer = Tokenizer(sources.fetched(vocabulary))
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
     maker = retriever.encoder_fingerprint(model, tokenizer.fingerprint)
     return model, tokenizer, maker
+
+
+def write_certificate(out: pathlib.Path, path: str) -> None:
+    """Puts a retriever's certificate beside what it embedded.
+
+    Args:
+      out: where to.
+      path: the retriever.
+    """
+    certificate = read_certificate(sources.fetched(path))
+    private_training.write_certificate(out, certificate)
 
 
 def _require_finite(ids: list[str], vectors: np.ndarray) -> None:

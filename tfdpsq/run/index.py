@@ -23,9 +23,8 @@ import ml_collections
 
 from tfdpsq import retriever, validation
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.privacy import read_certificate
 from tfdpsq.retriever import serving
-from tfdpsq.run import command, encode, passes, private_training, workdir
+from tfdpsq.run import command, encode, passes, sharded_stages, sources, workdir
 
 DOCUMENTS = encode.DOCUMENTS
 SEARCH = "search"
@@ -48,14 +47,14 @@ def default_config() -> ml_collections.ConfigDict:
 
 def run(
     config: ml_collections.ConfigDict,
-    directory: pathlib.Path,
+    directory: sharded_stages.Place,
     launch: passes.Launch = passes.ALONE,
 ) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
 
     Args:
       config: the settings.
-      directory: where the output goes.
+      directory: where the output goes: a local path, or one of another file system.
       launch: which shards this process does.
 
     Returns:
@@ -67,14 +66,13 @@ def run(
     """
     validation.one_of("kind", config.kind, (*serving.KINDS, STREAMED))
     inputs = encode.check(config)
-    base = ""
     if config.base:
-        inputs["base"] = workdir.stage_fingerprint(config.base)
-        base = str(pathlib.Path(config.base) / DOCUMENTS)
+        inputs["base"] = workdir.stage_fingerprint(sources.fetched(config.base))
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         model, tokenizer, maker = encode.load(config.retriever, config.vocabulary)
-        if base:
+        if config.base:
+            base = pathlib.Path(sources.fetched(config.base)) / DOCUMENTS
             retriever.DocumentIndex(base, maker).verify()
             shutil.copytree(base, out / DOCUMENTS)
             index = retriever.DocumentIndex(out / DOCUMENTS, maker)
@@ -88,10 +86,12 @@ def run(
             retriever.SearchModel(
                 model, tokenizer, list(index.ids()), index.embeddings(), config.kind
             ).export(out / SEARCH)
-        private_training.write_certificate(out, read_certificate(config.retriever))
+        encode.write_certificate(out, config.retriever)
         return {"documents": index.size, "taken_over": taken_over}
 
-    return encode.run_pass("index", config, inputs, directory, merge, launch, base)
+    return encode.run_pass(
+        "index", config, inputs, directory, merge, launch, config.base
+    )
 
 
 if __name__ == "__main__":

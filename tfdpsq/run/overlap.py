@@ -109,7 +109,7 @@ def default_config() -> ml_collections.ConfigDict:
 
 def run(
     config: ml_collections.ConfigDict,
-    directory: pathlib.Path,
+    directory: sharded_stages.Place,
     launch: passes.Launch = passes.ALONE,
 ) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
@@ -127,6 +127,7 @@ def run(
         queries in strict mode.
       DataError: malformed data, here or in the corpus.
     """
+    directory = sharded_stages.local_path(directory)
     private = private_training.private_directory(config, directory)
     _check(config)
     parts = _parts(config)
