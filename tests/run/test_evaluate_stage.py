@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pathlib
+import pickle
 import shutil
 
 import numpy as np
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tfdpsq import retriever
 from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
 from tfdpsq.layers import T5Config
-from tfdpsq.run import evaluate, retrieval
+from tfdpsq.run import evaluate, passes, retrieval
 from tfdpsq.run.train_retriever import MODEL
 from tfdpsq.validation import DataError, InputError
 
@@ -71,6 +72,32 @@ def test_systems_with_one_document_tower_share_its_embeddings(base, monkeypatch)
     assert together == pytest.approx(alone) and len(set(alone.values())) > 1
     assert made == ["document", "document"]
     assert all(np.isfinite(list(together.values())))
+
+
+def test_commands_that_share_a_corpus_find_what_one_does(base, monkeypatch):
+    """Whatever is written, in any order; a damaged shard is searched again."""
+    monkeypatch.setattr(evaluate.workdir, "stage_fingerprint", str)
+    systems = {"a": str(base / "a"), "bm25": "bm25"}
+    config = _bad(base, systems=systems, shard_documents=50, resamples=100)
+    config.vocabulary = str(base / "spiece.model")
+    config.private_directory = str(base)
+    out = {name: base / "private" / name for name in ("one", "shared")}
+    evaluate.run(config, out["one"])
+    assert evaluate.run(config, out["shared"], passes.Launch(2, 1)) is None
+    held = sorted((base / "private" / ".shared.shards").glob("*.npz"))
+    assert len(held) == 1
+    held[0].write_bytes(held[0].read_bytes()[:-9])
+    evaluate.run(config, out["shared"])
+    files = {
+        name: {
+            str(path.relative_to(directory)): path.read_bytes()
+            for path in directory.rglob("*")
+            if path.is_file() and path.name != "stage.json"
+        }
+        for name, directory in out.items()
+    }
+    assert len(files["one"]) == 4 and files["shared"] == files["one"]
+    assert pickle.loads(pickle.dumps(config)) == config  # as Beam's workers need
 
 
 def test_streamed_runs_are_those_of_all_embeddings_at_once(base, monkeypatch):

@@ -36,7 +36,7 @@ from tfdpsq.retriever.model import (
     save,
     start_from,
 )
-from tfdpsq.retriever.nearest import BestDocuments
+from tfdpsq.retriever.nearest import BestDocuments, KBest
 from tfdpsq.retriever.serving import SearchModel
 from tfdpsq.retriever.store import DocumentIndex, encoder_fingerprint
 from tfdpsq.retriever.training import (
@@ -55,6 +55,7 @@ __all__ = [
     "Embedder",
     "Embeddings",
     "GroupLosses",
+    "KBest",
     "LogitTerms",
     "NaiveLosses",
     "PublicNegatives",

@@ -22,23 +22,60 @@ _QUERIES = 1024
 ROWS = 16_384
 
 
-class BestDocuments:
-    """The k best of each query, by inner product, of all documents so far.
+class KBest:
+    """The k best documents of each query of all that were looked at so far.
 
-    | documents | what is kept |
-    |---|---|
-    | none yet | nothing: all arrays are [Q, 0] |
-    | n below k | all n |
-    | otherwise | the k best |
-
-    Of equal scores the earlier document's comes first, however the documents are cut
-    into chunks. Only ScaNN may choose otherwise among the documents of one chunk.
+    Of equal scores the earlier document's comes first.
 
     Attributes:
       size: documents so far.
       scores: [Q, at most k] float32, best first.
       places: [Q, at most k] int64, the documents' numbers in their order, from 0.
       ids: [Q, at most k] object array of str.
+    """
+
+    def __init__(self, queries: int, k: int):
+        """Starts without documents.
+
+        Args:
+          queries: Q.
+          k: documents to keep of each.
+
+        Raises:
+          InputError: k below 1.
+        """
+        self._k = positive_integer("k", k)
+        self.size = 0
+        self.scores = np.zeros([queries, 0], np.float32)
+        self.places = np.zeros([queries, 0], np.int64)
+        self.ids = np.zeros([queries, 0], object)
+
+    def merge(
+        self, scores: np.ndarray, rows: np.ndarray, ids: np.ndarray, count: int
+    ) -> None:
+        """Takes up what was found among the next documents.
+
+        Args:
+          scores: [Q, any number] float32 of their best, k unless there are fewer.
+          rows: the same shape, their numbers among these documents, from 0.
+          ids: the same shape.
+          count: how many documents there were.
+        """
+        scores = np.concatenate([self.scores, scores], axis=1)
+        places = np.concatenate([self.places, rows + self.size], axis=1)
+        ids = np.concatenate([self.ids, ids], axis=1)
+        order = np.lexsort((places, -scores), axis=1)[:, : self._k]
+        self.scores = np.take_along_axis(scores, order, axis=1)
+        self.places = np.take_along_axis(places, order, axis=1)
+        self.ids = np.take_along_axis(ids, order, axis=1)
+        self.size += count
+
+
+class BestDocuments(KBest):
+    """The k best of each query by inner product, from embeddings.
+
+    However the documents are cut into chunks, the result is the same; only ScaNN may
+    choose otherwise among equal scores of one chunk.
     """
 
     def __init__(self, queries: np.ndarray, k: int, kind: str = EXACT):
@@ -54,11 +91,7 @@ class BestDocuments:
         """
         self._kind = one_of("kind", kind, KINDS)
         self._queries = index.checked("queries", queries)
-        self._k = positive_integer("k", k)
-        self.size = 0
-        self.scores = np.zeros([len(queries), 0], np.float32)
-        self.places = np.zeros([len(queries), 0], np.int64)
-        self.ids = np.zeros([len(queries), 0], object)
+        super().__init__(len(self._queries), k)
 
     def add(self, embeddings: np.ndarray, ids: Sequence[str] | None = None) -> None:
         """Looks at the next documents.
@@ -88,26 +121,6 @@ class BestDocuments:
             part = documents[start : start + ROWS]
             scores, rows = self._best(part)
             self.merge(scores, rows, names[start : start + ROWS][rows], len(part))
-
-    def merge(
-        self, scores: np.ndarray, rows: np.ndarray, ids: np.ndarray, count: int
-    ) -> None:
-        """Takes up what was found among the next documents elsewhere.
-
-        Args:
-          scores: [Q, any number] float32 of their best, k unless there are fewer.
-          rows: the same shape, their numbers among these documents, from 0.
-          ids: the same shape.
-          count: how many documents there were.
-        """
-        scores = np.concatenate([self.scores, scores], axis=1)
-        places = np.concatenate([self.places, rows + self.size], axis=1)
-        ids = np.concatenate([self.ids, ids], axis=1)
-        order = np.lexsort((places, -scores), axis=1)[:, : self._k]
-        self.scores = np.take_along_axis(scores, order, axis=1)
-        self.places = np.take_along_axis(places, order, axis=1)
-        self.ids = np.take_along_axis(ids, order, axis=1)
-        self.size += count
 
     def _best(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """[Q, k] scores and rows of a chunk."""
