@@ -11,8 +11,9 @@ searches for 300 queries, `evaluate_index` searches the embeddings that `index` 
 Prints one JSON line a row: wall seconds, seconds of processor time, and the largest
 resident set that the kernel saw of that process. Writes DIR/scaling.md, a table, and
 DIR/scaling.png. Two numbers a stage say how it grows. `exponent` is p of
-seconds = a + b * documents^p through the last three sizes, each the same multiple of
-the one before: 1 is linear, whatever the start costs. `memory_ratio` is the largest
+processor seconds = a + b * documents^p through the last three sizes, each the same
+multiple of the one before: 1 is linear, whatever the start costs. Processor time, as
+other work on the machine does not lengthen it by much. `memory_ratio` is the largest
 peak by the smallest.
 
 A stage that is finished in DIR is not measured again: its row is read from DIR.
@@ -175,7 +176,7 @@ def measured(name, count, home, root):
 
 def growth(rows):
     """How seconds and memory of one stage grow, as the module says."""
-    seconds = [row["seconds"] for row in rows]
+    seconds = [row["processor_seconds"] for row in rows]
     found = {
         "memory_ratio": round(
             max(row["peak_gib"] for row in rows) / min(row["peak_gib"] for row in rows),
@@ -195,8 +196,9 @@ def growth(rows):
 def table(by_stage):
     """Markdown: a line a stage and size."""
     lines = [
-        "| stage | documents | seconds | GiB | exponent | memory, most / least |",
-        "|---|---|---|---|---|---|",
+        "| stage | documents | seconds | of processor | GiB | exponent | "
+        "memory, most / least |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, rows in by_stage.items():
         grown = growth(rows)
@@ -204,7 +206,8 @@ def table(by_stage):
             last = row is rows[-1]
             lines.append(
                 f"| {name} | {row['documents']:,} | {row['seconds']} | "
-                f"{row['peak_gib']} | {grown.get('exponent', '') if last else ''} | "
+                f"{row['processor_seconds']} | {row['peak_gib']} | "
+                f"{grown.get('exponent', '') if last else ''} | "
                 f"{grown['memory_ratio'] if last else ''} |"
             )
     return "\n".join(lines) + "\n"
@@ -219,7 +222,9 @@ def plot(by_stage, path):
 
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
     for axis, field, label in zip(
-        axes, ("seconds", "peak_gib"), ("seconds", "peak resident set, GiB")
+        axes,
+        ("processor_seconds", "peak_gib"),
+        ("seconds of processor time", "peak resident set, GiB"),
     ):
         for name, rows in by_stage.items():
             axis.loglog(

@@ -182,6 +182,8 @@ def test_commands_that_share_a_corpus_embed_it_as_one_does(base, encoded):
     encode.run(config, base / "shared", passes.Launch(3, 1))
     assert _bytes_of(base / "shared") == encoded
     assert not (base / ".shared.shards").exists()
+    encode.run(config, base / "beam", passes.Launch(beam=("--runner=DirectRunner",)))
+    assert _bytes_of(base / "beam") == encoded
     documents = retriever.DocumentIndex(base / "shared" / encode.DOCUMENTS)
     documents.verify()
     ids, products = _products(base, ["who sorts a table"])

@@ -63,6 +63,7 @@ def retrieve(
     """
     found = dict(known or {})
     dense = Retrievers(config, queries, k)
+    left = [n for n, p in config.systems.items() if p != systems.BM25]
     for name, path in config.systems.items():
         if path == systems.BM25:
             run, settings = evaluation.bm25_streamed(
@@ -74,7 +75,9 @@ def retrieve(
             yield name, run, settings
             continue
         if name not in found:
-            found.update(dense.search(dense.alike(name), beir.documents))
+            missing = [each for each in left if each not in found]
+            found.update(dense.search(dense.alike(name, missing), beir.documents))
+        left.remove(name)
         best = found.pop(name)
         yield name, retriever.as_run(list(queries), best.scores, best.ids), {}
 
@@ -97,17 +100,11 @@ class Retrievers:
         self._model: tuple[str, retriever.TwoTower] | None = None
         self._embedder: tuple[str, retriever.Embedder] | None = None
 
-    def alike(self, name: str, among: Iterable[str] | None = None) -> list[str]:
-        """The systems with the document tower of `name`, itself included.
-
-        Args:
-          name: a system.
-          among: systems; `None` for all.
-        """
+    def alike(self, name: str, among: Iterable[str]) -> list[str]:
+        """Which of some systems have the document tower of `name`."""
         self._embed_queries()
         maker = self._makers[name]
-        wanted = self._makers if among is None else among
-        return [each for each in wanted if self._makers[each] == maker]
+        return [each for each in among if self._makers[each] == maker]
 
     def search(
         self, alike: list[str], documents: Callable[[], Iterable[Document]]
