@@ -58,7 +58,7 @@ def default_config() -> ml_collections.ConfigDict:
             "vocabulary": "",
             "systems": {BM25: BM25},
             # System -> directory of embeddings that `index` or `encode` made of the
-            # corpus with it; without, the documents are embedded here.
+            # corpus with it; without, or with "", the documents are embedded here.
             "indexes": {},
             "synthetic": {},
             "similarity_split": "dev",

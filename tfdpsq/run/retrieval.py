@@ -170,7 +170,7 @@ class Retrievers:
     ) -> Iterator[tuple[list[str], np.ndarray]]:
         """Ids and embeddings of all documents, a chunk at a time."""
         indexes = self._config.get("indexes", {})
-        made = next((indexes[name] for name in alike if name in indexes), "")
+        made = next((indexes[name] for name in alike if indexes.get(name)), "")
         if made:
             held = retriever.DocumentIndex(
                 pathlib.Path(made) / encode.DOCUMENTS, self._makers[alike[0]]
@@ -206,7 +206,7 @@ def searched_by_shards(config: Any) -> list[str]:
     return [
         name
         for name, path in config.systems.items()
-        if path != systems.BM25 and name not in config.indexes
+        if path != systems.BM25 and not config.indexes.get(name)
     ]
 
 
@@ -280,8 +280,9 @@ def index_inputs(config: Any) -> dict[str, str]:
         corpus, or holds documents of a further one.
     """
     found = {}
-    corpus = sources.corpus_fingerprint(config.data) if config.indexes else ""
-    for name, path in sorted(config.indexes.items()):
+    given = {name: path for name, path in config.indexes.items() if path}
+    corpus = sources.corpus_fingerprint(config.data) if given else ""
+    for name, path in sorted(given.items()):
         if config.systems.get(name, systems.BM25) == systems.BM25:
             raise validation.InputError(
                 f"indexes.{name} is {path!r}, but systems has no retriever called "
