@@ -48,6 +48,6 @@ def get_config(scale="default"):
         config.retriever.steps = 2
         config.evaluate.resamples = 200
         config.evaluate.similarity.update(samples=100, seeds=2)
-        config.canaries.update(repetitions=(2,), trials=1, coins=10)
+        config.canaries.update(repetitions=(2,), trials=1, coins=24)
         config.audit.update(members=10, samples_per_document=1)
     return config

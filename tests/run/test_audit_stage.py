@@ -244,6 +244,7 @@ def test_canaries_cannot_be_asked_for_after_training(base):
         ("private/x", {"repetitions": (0,)}, "repetitions is 0"),
         ("private/x", {"digits": 4}, "digits is 4"),
         ("private/x", {"candidates": 1}, "candidates is 1"),
+        ("private/x", {"coins": 10}, "coins is 10"),
         ("private/x", {"trials": 40}, "each on a document of its own"),
     ],
 )

@@ -77,7 +77,7 @@ def tiny_config(data):
     config.audit_epsilons = (8.0,)
     config.finetune.query_length = config.synthesize.query_length = 48
     config.canaries.update(repetitions=(2,), trials=1, candidates=20, digits=8)
-    config.canaries.coins = 10
+    config.canaries.coins = 24
     config.audit.update(samples_per_document=1, members=10, batch_size=16)
     config.synthesize.batch_size = 16
     config.synthesize.shards = 2

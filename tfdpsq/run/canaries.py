@@ -52,6 +52,8 @@ CANARIES_FILE = "canaries.jsonl"
 FORMS = ("secret", "own_document", "random_document")
 # Characters before a secret at most: so few that no query length cuts the secret off.
 _PREFIX = 24
+# Of so many, fewer than two fall on one side in 3 of a million draws.
+_FEWEST_COINS = 24
 # Of the ids of canaries' queries, and of their users.
 ID_PREFIX = "canary-"
 
@@ -88,11 +90,11 @@ class Canary:
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings.
 
-    `trials` canaries are made of each form and number of repetitions, `coins` with a
-    coin. `most_pairs` is how many of the split's pairs are kept, drawn at random: a
-    secret is learnt sooner among fewer; 0 keeps all. `user_field` is where
-    queries.jsonl says whose a query is, as in `finetune`. `seed` below 0 draws afresh:
-    whoever knows it knows the secrets.
+    `trials` canaries are made of each form and number of repetitions, `coins` (24 at
+    least, or none) with a coin. `most_pairs` is how many of the split's pairs are kept,
+    drawn at random: a secret is learnt sooner among fewer; 0 keeps all. `user_field` is
+    where queries.jsonl says whose a query is, as in `finetune`. `seed` below 0 draws
+    afresh: whoever knows it knows the secrets.
     """
     return ml_collections.ConfigDict(
         {
@@ -381,7 +383,8 @@ def _check(
         validation.positive_integer("most_pairs", config.most_pairs)
     validation.in_range("digits", config.digits, 8, 18)
     validation.in_range("candidates", config.candidates, 20, 10_000)
-    validation.in_range("coins", config.coins, 0, 10**6)
+    if config.coins:
+        validation.in_range("coins", config.coins, _FEWEST_COINS, 10**6)
 
 
 if __name__ == "__main__":
