@@ -4,6 +4,10 @@ python -m tfdpsq.run.overlap --config=configs/overlap.py \
     --workdir=WORKDIR/private/overlap --config.data=BEIR --config.corpus=TEXTS
 
 TEXTS: a file, directory or pattern of text, JSON lines or TFRecords, or tfds:c4/en.
+
+Shared by four commands, each with an index of its own, on one machine or on several
+that see one disk: --num_shards=4 --shard_index=0. By workers of Apache Beam: --beam
+--runner=DirectRunner --direct_num_workers=2 --direct_running_mode=multi_processing
 """
 
 from tfdpsq.run import overlap

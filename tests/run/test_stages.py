@@ -101,12 +101,22 @@ def test_the_stages_chain_by_their_directories(tmp_path):
         **_T5,
     )
     _passes(
+        "encode",
+        tmp_path / "encoded",
+        retriever=str(tmp_path / "retriever"),
+        vocabulary=vocabulary,
+        corpus=pairs,
+    )
+    _passes(
         "evaluate",
         tmp_path / "evaluation",
         data=pairs,
         vocabulary=vocabulary,
         resamples=100,
-        **{"systems.mine": str(tmp_path / "retriever")},
+        **{
+            "systems.mine": str(tmp_path / "retriever"),
+            "indexes.mine": str(tmp_path / "encoded"),
+        },
     )
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     assert set(metrics["systems"]) == {"bm25", "mine"}
