@@ -179,6 +179,7 @@ def train(
     if config.method != "logit_dp" and model.documents_stay:
         arrays = retriever.with_vectors(model, arrays, known=corpus)
     loss, options = _loss(config, model, corpus, plan)
+    progress.epsilon = plan.epsilon_so_far
     optimizer = privacy.make_optimizer(
         plan,
         private_training.learning_rate(config),

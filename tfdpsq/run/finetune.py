@@ -25,7 +25,6 @@ from tfdpsq.layers import T5Config, apply_lora, train_only
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
 from tfdpsq.run import canaries, command, private_training, sources, workdir
-from tfdpsq.run.progress import Progress
 
 # Pairs tokenised at a time.
 _CHUNK = 1024
@@ -230,26 +229,25 @@ def _make(
     private_training.open_run(own, config, inputs)
     rows = _tokenised(own, source.pairs, tokenizer, config)
     reads = private_training.record_losses(config, private) if source.private else []
-    progress = Progress(
-        private / "logs", own.name, config.steps, losses=not config.strict
-    )
-    executed = privacy.train(
-        plan,
-        lambda batch: model.row_losses(batch, training=True),
-        model.trainable_variables,
-        optimizer,
-        rows.take,
-        config.microbatch_size,
-        layers=[model],
-        units=units.count,
-        groups=units.groups,
-        directory=own,
-        data_fingerprint=inputs["pairs"],
-        save_every=config.save_every,
-        on_step=progress,
-        jit_compile=config.jit_compile,
-    )
-    progress.close()
+    with private_training.progress_of(config, own.name, private) as progress:
+        if source.private:
+            progress.epsilon = plan.epsilon_so_far
+        executed = privacy.train(
+            plan,
+            lambda batch: model.row_losses(batch, training=True),
+            model.trainable_variables,
+            optimizer,
+            rows.take,
+            config.microbatch_size,
+            layers=[model],
+            units=units.count,
+            groups=units.groups,
+            directory=own,
+            data_fingerprint=inputs["pairs"],
+            save_every=config.save_every,
+            on_step=progress,
+            jit_compile=config.jit_compile,
+        )
     certificate = certificates.inherited_certificate(source.certificate, parent)
     if source.private:
         certificate = privacy.make_certificate(

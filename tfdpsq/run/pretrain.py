@@ -46,6 +46,7 @@ from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
 from tfdpsq.retriever.losses import in_batch_losses
 from tfdpsq.run import command, sources, workdir
+from tfdpsq.run.progress import Progress, log_directory
 
 CURVE_FILE = "pretraining.json"
 
@@ -117,7 +118,10 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = directory.parent / f".{directory.name}.state"
     stage = workdir.run_stage(
-        directory, config, inputs, lambda out: _make(config, out, own, inputs)
+        directory,
+        config,
+        inputs,
+        lambda out: _make(config, out, own, inputs, log_directory(directory)),
     )
     shutil.rmtree(own, ignore_errors=True)
     return stage
@@ -181,7 +185,9 @@ def documents_of(config: ml_collections.ConfigDict) -> Iterator[Document]:
         yield from read_documents(path)
 
 
-def _make(config, out: pathlib.Path, own: pathlib.Path, inputs: dict) -> dict:
+def _make(
+    config, out: pathlib.Path, own: pathlib.Path, inputs: dict, logs: pathlib.Path
+) -> dict:
     _open_state(own, config, inputs)
     vocabulary = _vocabulary(config, own)
     tokenizer = Tokenizer(vocabulary)
@@ -208,7 +214,10 @@ def _make(config, out: pathlib.Path, own: pathlib.Path, inputs: dict) -> dict:
     # Spread over the corpus, which is sorted by package.
     count = min(len(held), config.watched_rows)
     watched = held.take(np.linspace(0, len(held) - 1, count).astype(np.int64))
-    record = _train(config, own, model, batches, watched)
+    rows = config.pair_rows + config.text_rows
+    tokens = rows * config.document_length + config.pair_rows * config.query_length
+    with Progress(logs, config.steps, True, rows, tokens, config.save_every) as bar:
+        record = _train(config, own, model, batches, watched, bar)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -295,7 +304,9 @@ def _rows(config, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore
     return stores
 
 
-def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]:
+def _train(
+    config, own: pathlib.Path, model, batches, watched, progress: Progress
+) -> dict[str, Any]:
     schedule = WarmupCosine(config.learning_rate, config.warmup, config.steps)
     if config.optimizer == "adam":
         optimizer = tf.keras.optimizers.Adam(
@@ -349,10 +360,12 @@ def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]
     before = record["hours"]
     for number in range(start, config.steps):
         batch = {name: tf.constant(v) for name, v in batches(number).items()}
-        for name, value in step(batch).items():
-            sums[name] = sums.get(name, 0.0) + float(value)
+        losses = {name: float(value) for name, value in step(batch).items()}
+        for name, value in losses.items():
+            sums[name] = sums.get(name, 0.0) + value
         count += 1
         done = number + 1
+        progress(done, sum(losses.values()))
         last = done == config.steps
         if done % config.watch_every == 0 or last:
             record["hours"] = before + (time.monotonic() - began) / 3600
@@ -361,12 +374,9 @@ def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]
             found = watcher()
             record["watched"].append({k: round(v, 4) for k, v in found.items()})
             logging.info(
-                "step %d of %d, %.0f rows/s: %s; %s",
+                "step %d of %d: %s; %s",
                 done,
                 config.steps,
-                (done - start)
-                * (config.pair_rows + config.text_rows)
-                / (time.monotonic() - began),
                 record["losses"][-1],
                 record["watched"][-1],
             )

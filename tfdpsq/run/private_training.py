@@ -19,12 +19,14 @@ from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint, ledger, reads
 from tfdpsq.run import sources, workdir
+from tfdpsq.run.progress import LOGS, Progress
 
 RUNS = "runs"
 RUN_FILE = "run.json"
 SCHEDULES = ("constant", "cosine")
 LOSS_READ = {
-    "what": "the training loss of every step, averaged over its batch",
+    "what": "the training loss of every step, averaged over its batch, and how long "
+    "the step took",
     "where": "the terminal, and logs/ under private/",
 }
 
@@ -217,10 +219,30 @@ def reads_of(
     return privacy.PrivateReads(private / reads.FILE_NAME, strict=config.strict)
 
 
+def progress_of(
+    config: ml_collections.ConfigDict, name: str, private: pathlib.Path
+) -> Progress:
+    """The bar and log of a run, with all that strict mode does not leave out.
+
+    Args:
+      config: the stage's.
+      name: the run's.
+      private: the private directory.
+    """
+    return Progress(
+        private / LOGS / name,
+        config.steps,
+        measured=not config.strict,
+        examples=config.batch_size,
+        tokens=config.batch_size * (config.document_length + config.query_length),
+        save_every=config.save_every,
+    )
+
+
 def record_losses(
     config: ml_collections.ConfigDict, private: pathlib.Path
 ) -> list[dict[str, str]]:
-    """Notes that losses are read, unless strict mode leaves them out.
+    """Notes that losses and times are read, unless strict mode leaves them out.
 
     Returns:
       All private reads of the workdir so far, for the certificate: what was seen

@@ -35,7 +35,6 @@ from tfdpsq.run import (
     sources,
     workdir,
 )
-from tfdpsq.run.progress import Progress
 
 METHODS = ("plain", *retriever.METHODS)
 MODEL = "model"
@@ -160,20 +159,18 @@ def _make(
         reads = (
             private_training.record_losses(config, private) if source.private else []
         )
-        progress = Progress(
-            private / "logs", own.name, config.steps, losses=not config.strict
-        )
-        if config.method == "plain":
-            plain_training.train(config, model, tokenizer, source, progress)
-            executed = config.steps
-            if source.private:
-                facts = _facts(config, model, inputs, reads, mined)
-                certificate = _unprotected(config, len(source.pairs), facts)
-        else:
-            private_training.open_run(own, config, inputs)
-            plan, executed = direct_training.train(
-                config, model, tokenizer, source, progress, own, inputs
-            )
+        with private_training.progress_of(config, own.name, private) as progress:
+            if config.method == "plain":
+                if source.private:
+                    progress.epsilon = lambda step: math.inf
+                plain_training.train(config, model, tokenizer, source, progress)
+                executed = config.steps
+            else:
+                private_training.open_run(own, config, inputs)
+                plan, executed = direct_training.train(
+                    config, model, tokenizer, source, progress, own, inputs
+                )
+        if config.method != "plain":
             certificate = privacy.make_certificate(
                 plan,
                 executed,
@@ -182,7 +179,9 @@ def _make(
                 ledger_head=private_training.ledger_head(own),
                 **_facts(config, model, inputs, reads, mined),
             )
-        progress.close()
+        elif source.private:
+            facts = _facts(config, model, inputs, reads, mined)
+            certificate = _unprotected(config, len(source.pairs), facts)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
