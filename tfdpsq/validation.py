@@ -7,6 +7,7 @@ value, what it belongs to, and what to do about it.
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import os
@@ -110,6 +111,20 @@ def one_of(name: str, value: Any, choices: Collection) -> Any:
         listed = ", ".join(repr(choice) for choice in choices)
         raise InputError(f"{name} is {value!r}; choose one of {listed}.")
     return value
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """Up to five paths at which two JSON values differ, each with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted(old.keys() | new.keys()):
+            path = f"{where}.{key}" if where else key
+            found += differences(old.get(key), new.get(key), path)
+        return found[:5]
+    # Through JSON, so that a tuple equals the list it was written as.
+    if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):
+        return []
+    return [f"{where}: {old!r} there, {new!r} now"]
 
 
 def _is_number(value: Any) -> bool:

@@ -12,6 +12,8 @@ from tfdpsq.data.pseudo_queries import pseudo_pairs
 from tfdpsq.data.pydocs import build_pydocs
 from tfdpsq.data.records import (
     SyntheticQuery,
+    decode_query,
+    encode_query,
     read_manifest,
     read_synthetic,
     verify,
@@ -37,6 +39,8 @@ __all__ = [
     "build_pydocs",
     "check_writable",
     "corpus_parts",
+    "decode_query",
+    "encode_query",
     "keyword_pairs",
     "pseudo_pairs",
     "read_manifest",

@@ -22,6 +22,7 @@ from pathlib import Path
 from tfdpsq.data.beir_lines import (
     Judgement,
     check_known,
+    document_of,
     duplicate,
     other_fields,
     read_judgements,
@@ -97,24 +98,21 @@ class BeirDirectory:
                 "'query-id<TAB>corpus-id<TAB>score'",
             )
 
-    def documents(self) -> Iterator[Document]:
-        """Streams the corpus, in the order of the file.
+    @property
+    def corpus_file(self) -> Path:
+        """The file with the documents, which may be compressed."""
+        return self._corpus
+
+    def documents(
+        self, raw: Iterable[tuple[int, bytes]] | None = None
+    ) -> Iterator[Document]:
+        """Streams the corpus, in the order of the file; of `raw` lines, only those.
 
         Raises:
           DataError: at the first line that is not a document.
         """
-        for line, record in read_records(self._corpus):
-            title = text_field(self._corpus, line, record, "title")
-            text = text_field(self._corpus, line, record, "text")
-            document = Document(record["_id"], title, text)
-            if not document.content and not self.as_published:
-                raise DataError(
-                    self._corpus,
-                    f"document {document.id!r} is empty (no title, no text)",
-                    "Remove it, or give it a text",
-                    line,
-                )
-            yield document
+        for line, record in read_records(self._corpus, raw):
+            yield document_of(self._corpus, line, record, self.as_published)
 
     def queries(self) -> dict[str, str]:
         """Returns id -> text of all queries, whatever their split.

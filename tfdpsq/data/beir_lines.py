@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
-from tfdpsq.data.texts import text_problem
+from tfdpsq.data.texts import Document, text_problem
 from tfdpsq.validation import DataError
 
 _HEADER = ["query-id", "corpus-id", "score"]
@@ -33,46 +33,75 @@ class Judgement:
     score: int
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (line number from 1, text) of the lines that are not blank.
+def raw_lines(
+    path: Path, offset: int = 0, line: int = 0
+) -> Iterator[tuple[int, bytes]]:
+    """Yields (line number, bytes with their line end) of all lines from a place on.
 
-    A byte order mark at the beginning, which some editors write, is no part of it.
+    Args:
+      path: the file; ".gz" is read uncompressed.
+      offset: bytes before the first line wanted, uncompressed.
+      line: lines before it.
 
     Raises:
-      DataError: bytes that are not UTF-8, or a broken gzip file.
+      DataError: a broken gzip file.
     """
-    line = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            file.seek(offset)  # of a compressed file, by reading all before it
             for raw in file:
                 line += 1
-                if line == 1:
-                    raw = raw.removeprefix(codecs.BOM_UTF8)
-                try:
-                    text = raw.decode("utf-8").rstrip("\r\n")
-                except UnicodeDecodeError as error:
-                    raise DataError(
-                        path,
-                        f"byte {error.start + 1} of the line is "
-                        f"0x{raw[error.start]:02x}, which is not UTF-8",
-                        "Convert the file to UTF-8, e.g. with iconv",
-                        line,
-                    ) from error
-                if text.strip():
-                    yield line, text
+                yield line, raw
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
             path, f"broken gzip file ({error})", "Copy or write it again", line + 1
         ) from error
 
 
-def read_records(path: Path) -> Iterator[tuple[int, dict]]:
+def read_lines(
+    path: Path, raw: Iterable[tuple[int, bytes]] | None = None
+) -> Iterator[tuple[int, str]]:
+    """Yields (line number from 1, text) of the lines that are not blank.
+
+    A byte order mark at the beginning, which some editors write, is no part of it.
+
+    Args:
+      path: the file.
+      raw: what `raw_lines` gives of it, or a part of that; `None` for all.
+
+    Raises:
+      DataError: bytes that are not UTF-8, or a broken gzip file.
+    """
+    for line, data in raw_lines(path) if raw is None else raw:
+        if line == 1:
+            data = data.removeprefix(codecs.BOM_UTF8)
+        try:
+            text = data.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                path,
+                f"byte {error.start + 1} of the line is "
+                f"0x{data[error.start]:02x}, which is not UTF-8",
+                "Convert the file to UTF-8, e.g. with iconv",
+                line,
+            ) from error
+        if text.strip():
+            yield line, text
+
+
+def read_records(
+    path: Path, raw: Iterable[tuple[int, bytes]] | None = None
+) -> Iterator[tuple[int, dict]]:
     """Yields (line number, object) of a JSON-lines file, with a sound ``_id``.
+
+    Args:
+      path: the file.
+      raw: as in `read_lines`.
 
     Raises:
       DataError: a line that is no JSON object, or whose ``_id`` is no id.
     """
-    for line, text in read_lines(path):
+    for line, text in read_lines(path, raw):
         try:
             record = json.loads(text)
         except json.JSONDecodeError as error:
@@ -108,6 +137,25 @@ def text_field(path: Path, line: int, record: dict, field: str) -> str:
     if problem:
         raise DataError(path, problem, "Write a string of valid Unicode", line)
     return value
+
+
+def document_of(path: Path, line: int, record: dict, may_be_empty: bool) -> Document:
+    """Returns the document of a corpus's line.
+
+    Raises:
+      DataError: title or text are no text, or both are empty and may not be.
+    """
+    title = text_field(path, line, record, "title")
+    text = text_field(path, line, record, "text")
+    document = Document(record["_id"], title, text)
+    if not document.content and not may_be_empty:
+        raise DataError(
+            path,
+            f"document {document.id!r} is empty (no title, no text)",
+            "Remove it, or give it a text",
+            line,
+        )
+    return document
 
 
 def user_of(path: Path, line: int, record: dict, field: str) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 import tensorflow as tf
 from absl import logging
 
+from tfdpsq.data import any_files
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.data.files import atomic_directory, atomic_write, sha256_of_file
 from tfdpsq.data.texts import Document
@@ -37,8 +37,6 @@ SCHEMA = {
     "document": "string",
     "sample": "int64",
 }
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _REWRITE = "Delete the directory and run synthesis again"
 
@@ -210,7 +208,7 @@ def _write(directory: Path, rows: Iterable[SyntheticQuery], shards: int) -> dict
     documents: dict[bytes, bytes] = {}
     total = written = empty = 0
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_full_disk_as_os_error())
+        stack.enter_context(any_files.full_disk_as_os_error())
         writers = [
             stack.enter_context(tf.io.TFRecordWriter(str(directory / name)))
             for name in names
@@ -229,7 +227,7 @@ def _write(directory: Path, rows: Iterable[SyntheticQuery], shards: int) -> dict
             _once(documents, row, beir)
             beir.add_query(row.query_id, row.query)
             beir.add_judgement("train", row.query_id, row.document_id, 1)
-            data = _example(row)
+            data = encode_query(row)
             total += int.from_bytes(hashlib.sha256(data).digest(), "big")
             writers[written % shards].write(data)
             counts[written % shards] += 1
@@ -269,7 +267,9 @@ def _once(documents: dict[bytes, bytes], row: SyntheticQuery, beir: BeirWriter) 
         beir.add_document(Document(row.document_id, "", row.document))
 
 
-def _example(row: SyntheticQuery) -> bytes:
+def encode_query(row: SyntheticQuery) -> bytes:
+    """A query as a serialised `tf.train.Example`, see `SCHEMA`; always the same."""
+
     def text(value: str) -> tf.train.Feature:
         return tf.train.Feature(
             bytes_list=tf.train.BytesList(value=[value.encode("utf-8")])
@@ -288,19 +288,24 @@ def _example(row: SyntheticQuery) -> bytes:
     return example.SerializeToString(deterministic=True)
 
 
+def decode_query(data: bytes) -> SyntheticQuery:
+    """The query that `encode_query` was given."""
+    feature = tf.train.Example.FromString(data).features.feature
+    query_id, query, document_id, document = (
+        feature[name].bytes_list.value[0].decode("utf-8")
+        for name in ("query_id", "query", "document_id", "document")
+    )
+    sample = feature["sample"].int64_list.value[0]
+    return SyntheticQuery(query_id, query, document_id, document, sample)
+
+
 def _rows(root: Path, manifest: dict) -> Iterator[SyntheticQuery]:
     files = [root / shard["file"] for shard in manifest["shards"]]
     streams = [tf.data.TFRecordDataset(str(file)).as_numpy_iterator() for file in files]
     for index in range(manifest["count"]):
         shard = index % len(files)
         try:
-            feature = tf.train.Example.FromString(next(streams[shard])).features.feature
-            query_id, query, document_id, document = (
-                feature[name].bytes_list.value[0].decode("utf-8")
-                for name in ("query_id", "query", "document_id", "document")
-            )
-            sample = feature["sample"].int64_list.value[0]
-            yield SyntheticQuery(query_id, query, document_id, document, sample)
+            yield decode_query(next(streams[shard]))
         except (StopIteration, IndexError, ValueError, tf.errors.OpError) as error:
             # Checksums were right, so the set was written wrongly.
             raise DataError(
@@ -308,18 +313,6 @@ def _rows(root: Path, manifest: dict) -> Iterator[SyntheticQuery]:
                 f"record {index // len(files)} is not a synthetic query ({error})",
                 _REWRITE,
             ) from error
-
-
-@contextlib.contextmanager
-def _full_disk_as_os_error() -> Iterator[None]:
-    """Gives TensorFlow's write errors the type that `atomic_directory` explains."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        for number in _FULL:
-            if os.strerror(number).lower() in str(error).lower():
-                raise OSError(number, os.strerror(number)) from error
-        raise
 
 
 def _data_files(root: Path) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from collections.abc import Iterable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,15 @@ class Pair:
     query: str
     document_id: str
     document: str
+
+
+def documents_fingerprint(documents: Iterable[Document]) -> str:
+    """SHA-256 of documents in their order."""
+    digest = hashlib.sha256()
+    for document in documents:
+        for part in (document.id, document.title, document.text):
+            digest.update(hashlib.sha256(part.encode()).digest())
+    return digest.hexdigest()
 
 
 def text_problem(field: str, value: object, identifier: bool = False) -> str | None:

@@ -123,20 +123,63 @@ def synthesize(
     Raises:
       InputError: the tokenizer does not fit the model.
     """
-    samples, size = _batch_shape(config)
-    write = _writer(model, tokenizer, config, jit_compile)
-    tasks = _tokenized(documents, tokenizer, config, samples, size)
-    number = 0
-    for task in _bucketed(tasks, write, size):
-        for sample, text in zip(task.samples, task.queries):
-            yield SyntheticQuery(
-                query_id=f"genQ{number}",
-                query=" ".join(text.decode("utf-8", "replace").split()),
-                document_id=task.document.id,
-                document=task.document.content,
-                sample=sample,
-            )
-            number += 1
+    yield from Synthesizer(model, tokenizer, config, jit_compile).queries(documents)
+
+
+class Synthesizer:
+    """A generator made ready once, to write queries for any number of parts.
+
+    What a part's queries are follows from its documents alone, so parts may be
+    written in any order, by any number of processes that have one of these each.
+    """
+
+    def __init__(
+        self,
+        model: T5QueryGenerator,
+        tokenizer: Tokenizer,
+        config: SynthesisConfig,
+        jit_compile: bool = False,
+    ):
+        """Takes up the weights that the model has now.
+
+        Args:
+          model: the generator.
+          tokenizer: the vocabulary it was trained with.
+          config: how to write.
+          jit_compile: compile with XLA, once for each of up to eight lengths of
+            document.
+
+        Raises:
+          InputError: the tokenizer does not fit the model.
+        """
+        self._tokenizer, self._config = tokenizer, config
+        self._write = _writer(model, tokenizer, config, jit_compile)
+
+    def queries(
+        self, documents: Iterable[Document], first: int = 0
+    ) -> Iterator[SyntheticQuery]:
+        """Writes the queries of some documents.
+
+        Args:
+          documents: read as a stream, a bounded number ahead.
+          first: how many documents of the whole lie before these.
+
+        Yields:
+          As `synthesize`, numbered as they are in the whole.
+        """
+        samples, size = _batch_shape(self._config)
+        tasks = _tokenized(documents, self._tokenizer, self._config, samples, size)
+        number = first * self._config.samples_per_document
+        for task in _bucketed(tasks, self._write, size):
+            for sample, text in zip(task.samples, task.queries):
+                yield SyntheticQuery(
+                    query_id=f"genQ{number}",
+                    query=" ".join(text.decode("utf-8", "replace").split()),
+                    document_id=task.document.id,
+                    document=task.document.content,
+                    sample=sample,
+                )
+                number += 1
 
 
 def _batch_shape(config: SynthesisConfig) -> tuple[int, int]:

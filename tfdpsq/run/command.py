@@ -6,6 +6,7 @@ Either way, bad input ends the program with one line on standard error and exit 
 
 from __future__ import annotations
 
+import importlib
 import logging as standard_logging
 import os
 import pathlib
@@ -19,32 +20,85 @@ from ml_collections import config_flags
 from tfdpsq import validation
 
 
-def main(run: Callable[[Any, pathlib.Path], Any]) -> None:
+def main(run: Callable[..., Any], sharded: bool = False) -> None:
     """Parses the flags and calls `run(config, workdir)`.
 
     Args:
       run: the stage.
+      sharded: whether its work is a pass over shards: then flags say which of them
+        this command does, and `run` takes a `passes.Launch` besides.
     """
     config = config_flags.DEFINE_config_file(
         "config", None, "Python file whose get_config() returns the settings."
     )
     directory = flags.DEFINE_string("workdir", None, "Where all output goes.")
     flags.mark_flags_as_required(["config", "workdir"])
+    if sharded:
+        run = _under_its_name(run)
+        _define_launch()
 
     def started(argv: list[str]) -> None:
-        if len(argv) > 1:
+        by_beam = sharded and flags.FLAGS.beam
+        if len(argv) > 1 and not by_beam:
             raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
         logging.set_verbosity(logging.INFO)
         # Advice on how to write TensorFlow programs is of no use to those who run one.
         standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
         try:
-            run(config.value, pathlib.Path(directory.value))
+            given = (config.value, pathlib.Path(directory.value))
+            run(*given, *([_launch(argv[1:])] if sharded else []))
         except (validation.InputError, OSError) as error:
             sys.stderr.write(f"error: {error}\n")
             sys.exit(2)
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    app.run(started)
+    app.run(started, flags_parser=_parse if sharded else app.parse_flags_with_usage)
+
+
+def _define_launch() -> None:
+    flags.DEFINE_integer("num_shards", 1, "How many commands share the work.")
+    flags.DEFINE_integer("shard_index", 0, "Which of them this is, from 0.")
+    flags.DEFINE_boolean(
+        "beam", False, "Let Apache Beam's workers do it; flags unknown here are Beam's."
+    )
+
+
+def _launch(words: Sequence[str]) -> Any:
+    """The `passes.Launch` that the flags say."""
+    from tfdpsq.run import passes  # and TensorFlow, which scripts need not load
+
+    own = flags.FLAGS
+    if own.shard_index and own.num_shards == 1 and not own["num_shards"].present:
+        raise validation.InputError(
+            f"shard_index is {own.shard_index}, but num_shards was not given. Say how "
+            "many commands share the work."
+        )
+    return passes.Launch(
+        own.num_shards, own.shard_index, tuple(words) if own.beam else None
+    )
+
+
+def _parse(argv: list[str]) -> list[str]:
+    """As absl does; with --beam, words that are no flag of ours are left over."""
+    if not any(word in ("--beam", "-beam", "--beam=true") for word in argv):
+        return app.parse_flags_with_usage(argv)
+    try:
+        return flags.FLAGS(argv, known_only=True)
+    except flags.Error as error:
+        sys.stderr.write(f"FATAL Flags parsing error:\n  {error}\n")
+        sys.exit(1)
+
+
+def _under_its_name(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the script that is run, as its module has it when imported.
+
+    Workers of Beam import what they are sent by the name of its module, and there is
+    no `__main__` of ours in them.
+    """
+    spec = getattr(sys.modules[run.__module__], "__spec__", None)
+    if run.__module__ != "__main__" or spec is None:
+        return run
+    return getattr(importlib.import_module(spec.name), run.__name__)
 
 
 def script(

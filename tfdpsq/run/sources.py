@@ -23,7 +23,7 @@ from tfdpsq.data import (
     read_manifest,
     read_synthetic,
 )
-from tfdpsq.data.texts import Document, Pair
+from tfdpsq.data.texts import Document, Pair, documents_fingerprint
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy import read_certificate
@@ -75,15 +75,6 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
 def corpus_fingerprint(path: str) -> str:
     """SHA-256 of the documents of a corpus, which are public; no query enters."""
     return documents_fingerprint(open_beir(path).documents())
-
-
-def documents_fingerprint(documents: Iterable[Document]) -> str:
-    """SHA-256 of documents in their order."""
-    digest = hashlib.sha256()
-    for document in documents:
-        for part in (document.id, document.title, document.text):
-            digest.update(hashlib.sha256(part.encode()).digest())
-    return digest.hexdigest()
 
 
 def source_fingerprint(path: str, private_directory: pathlib.Path) -> str:
@@ -214,7 +205,20 @@ def sampled_documents(path: str, most: int | None) -> Iterator[Document]:
         return
     validation.positive_integer("the number of documents", most)
     total = sum(1 for _ in beir.documents())
-    for number, document in enumerate(beir.documents()):
-        # Every document whose share of the quota has just become due.
+    yield from due_documents(beir.documents(), 0, total, most)
+
+
+def due_documents(
+    documents: Iterable[Document], start: int, total: int, most: int
+) -> Iterator[Document]:
+    """Of consecutive documents, those whose share of the quota has just become due.
+
+    Args:
+      documents: some of a corpus.
+      start: how many of the corpus lie before them.
+      total: how many the corpus has.
+      most: how many of all are wanted. Of the first n, n · most // total are due.
+    """
+    for number, document in enumerate(documents, start):
         if (number + 1) * most // total > number * most // total or most >= total:
             yield document

@@ -5,27 +5,49 @@
 Reads the generator and the corpus's documents, never a private query: the set's
 guarantee is the generator's, whose certificate it carries, however many queries
 are written. Writes TFRecords and a BEIR directory.
+
+The documents are cut into shards of `shard_documents`, which several commands can share
+(`--num_shards=4 --shard_index=0`, …), or workers of Apache Beam (`--beam
+--runner=...`); see `sharded_stages`. The set is the same, whoever wrote what.
 """
 
 from __future__ import annotations
 
-import math
+import functools
 import pathlib
+from collections.abc import Iterator
+from typing import Any
 
 import ml_collections
+import tensorflow as tf
 import tqdm
 
-from tfdpsq.data import Tokenizer, write_synthetic
+from tfdpsq.data import (
+    SyntheticQuery,
+    Tokenizer,
+    decode_query,
+    encode_query,
+    write_synthetic,
+)
+from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.generator import (
     SamplingConfig,
     SynthesisConfig,
+    Synthesizer,
     T5QueryGenerator,
     checkpoints,
-    synthesize,
 )
-from tfdpsq.run import command, sources, workdir
+from tfdpsq.run import (
+    command,
+    corpus_shards,
+    passes,
+    sharded_stages,
+    sources,
+    workdir,
+)
 
 SET = "set"
+_EXTENSION = "tfrecord"
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -47,20 +69,35 @@ def default_config() -> ml_collections.ConfigDict:
             "batch_size": 64,
             # "mixed_bfloat16" is faster where the machine has it, and other text.
             "dtype": "float32",
+            # Files of the set that is written, whatever made it.
             "shards": 4,
+            # Documents that one process does at a time: what a kill can lose.
+            "shard_documents": 8192,
             "seed": 0,
             "jit_compile": False,
         }
     )
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    launch: passes.Launch = passes.ALONE,
+) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
+
+    Args:
+      config: the settings.
+      directory: where the output goes.
+      launch: which shards this process does.
+
+    Returns:
+      As `sharded_stages.run_stage`.
 
     Raises:
       InputError: bad settings, no generator, or a vocabulary that does not fit.
     """
-    tokenizer = Tokenizer(sources.vocabulary_file(config.vocabulary, config.generator))
+    vocabulary = sources.vocabulary_file(config.vocabulary, config.generator)
     settings = SynthesisConfig(
         samples_per_document=config.samples_per_document,
         document_length=config.document_length,
@@ -69,32 +106,24 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         seed=config.seed,
         sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
     )
-    inputs = {
+    fingerprints = {
         "generator": workdir.model_fingerprint(checkpoints.locate(config.generator)),
-        "vocabulary": tokenizer.fingerprint,
-        "corpus": sources.corpus_fingerprint(config.corpus),
+        "vocabulary": Tokenizer(vocabulary).fingerprint,
     }
+    corpus = corpus_shards.cut(
+        config.corpus,
+        config.max_documents,
+        config.shard_documents,
+        sharded_stages.pass_directory(directory),
+    )
+    inputs = {**fingerprints, "corpus": corpus.plan.fingerprint}
+    provenance = {"config": workdir.plain(config), "inputs": inputs}
 
-    def make(out: pathlib.Path) -> dict:
-        model = T5QueryGenerator.load(config.generator, config.dtype)
-        documents = sources.sampled_documents(
-            config.corpus, config.max_documents or None
-        )
-        total = (
-            config.max_documents
-            or sum(1 for _ in sources.sampled_documents(config.corpus, None))
-        ) * config.samples_per_document
-        rows = tqdm.tqdm(
-            synthesize(model, tokenizer, documents, settings, config.jit_compile),
-            total=math.ceil(total),
-            desc=directory.name,
-            unit="query",
-            mininterval=1.0,
-        )
+    def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         manifest = write_synthetic(
             out / SET,
-            rows,
-            provenance={"config": workdir.plain(config), "inputs": inputs},
+            _merged(shards),
+            provenance=provenance,
             certificate=sources.certificate_of_model(config.generator),
             shards=config.shards,
         )
@@ -103,8 +132,74 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             "empty_queries_left_out": manifest["empty_queries_left_out"],
         }
 
-    return workdir.run_stage(directory, config, inputs, make)
+    start = functools.partial(
+        start_worker,
+        config.generator,
+        config.dtype,
+        str(vocabulary),
+        settings,
+        config.jit_compile,
+        corpus,
+    )
+    return sharded_stages.run_stage(
+        directory,
+        config,
+        inputs,
+        passes.Work("synthesize", corpus.count, start),
+        merge,
+        launch,
+        beside={corpus_shards.PLAN_FILE: corpus.plan.to_json()},
+    )
+
+
+def start_worker(
+    generator: str,
+    dtype: str,
+    vocabulary: str,
+    settings: SynthesisConfig,
+    jit_compile: bool,
+    corpus: corpus_shards.CorpusShards,
+) -> passes.MakeShard:
+    """Loads the generator; returns what writes a shard's queries.
+
+    Args:
+      generator: as in the config.
+      dtype: as in the config.
+      vocabulary: the SentencePiece file.
+      settings: how to write.
+      jit_compile: as in the config.
+      corpus: the documents of every shard.
+
+    Raises:
+      InputError: the vocabulary does not fit the generator.
+    """
+    model = T5QueryGenerator.load(generator, dtype)
+    writer = Synthesizer(model, Tokenizer(vocabulary), settings, jit_compile)
+
+    def make(index: int, out: ShardWriter) -> None:
+        rows = tqdm.tqdm(
+            writer.queries(corpus.read(index), corpus.first(index)),
+            total=corpus.size(index) * settings.samples_per_document,
+            desc=f"shard {index} of {corpus.count}",
+            unit="query",
+            mininterval=1.0,
+        )
+        with tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
+            for row in rows:
+                file.write(encode_query(row))
+                out.count += 1
+
+    return make
+
+
+def _merged(shards: ShardDirectory) -> Iterator[SyntheticQuery]:
+    """The queries of all shards, in order."""
+    for index in range(shards.spec.shards):
+        with shards.reading(index):
+            path = shards.path(index, _EXTENSION)
+            for data in tf.data.TFRecordDataset(path).as_numpy_iterator():
+                yield decode_query(data)
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, sharded=True)

@@ -35,6 +35,8 @@ from tfdpsq.data import files
 
 STAGE_FILE = "stage.json"
 CONFIG_FILE = "config.json"
+# Of two JSON values, for every file that says what it was made with.
+differences = validation.differences
 _PACKAGES = (
     "tensorflow",
     "tensorflow-text",
@@ -116,23 +118,11 @@ def run_stage(
     Raises:
       InputError: the directory holds the result of another config or input.
     """
-    wanted = {"config": plain(config), "inputs": dict(inputs)}
-    fingerprint = hashlib.sha256(
-        json.dumps(wanted, sort_keys=True).encode()
-    ).hexdigest()
-    if (directory / STAGE_FILE).is_file():
-        found = read_json(directory / STAGE_FILE)
-        if found["fingerprint"] != fingerprint:
-            changed = differences(
-                {"config": found["config"], "inputs": found["inputs"]}, wanted
-            )
-            raise validation.InputError(
-                f"{directory} is finished, but was made with another config or "
-                f"from other inputs ({'; '.join(changed)}). Delete it to make "
-                "it again, or use another directory."
-            )
+    finished = finished_stage(directory, config, inputs)
+    if finished is not None:
         logging.info("%s: finished before, not redone", directory.name)
-        return found
+        return finished
+    wanted = {"config": plain(config), "inputs": dict(inputs)}
     logging.info("%s: started", directory.name)
     started = time.monotonic()
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +133,7 @@ def run_stage(
         result = make(temporary)
         stage = {
             **wanted,
-            "fingerprint": fingerprint,
+            "fingerprint": _fingerprint(wanted),
             "run": secrets.token_hex(8),
             "result": plain(result or {}),
         }
@@ -154,6 +144,39 @@ def run_stage(
     seconds = round(time.monotonic() - started, 2)
     logging.info("%s: finished in %.0f s", directory.name, seconds)
     return {**stage, "seconds": seconds}
+
+
+def finished_stage(
+    directory: pathlib.Path, config: Any, inputs: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """What `stage.json` of a finished stage holds; `None` where it is not finished.
+
+    Args:
+      directory: as in `run_stage`.
+      config: as in `run_stage`.
+      inputs: as in `run_stage`.
+
+    Raises:
+      InputError: the directory holds the result of another config or input.
+    """
+    if not (directory / STAGE_FILE).is_file():
+        return None
+    wanted = {"config": plain(config), "inputs": dict(inputs)}
+    found = read_json(directory / STAGE_FILE)
+    if found["fingerprint"] != _fingerprint(wanted):
+        changed = differences(
+            {"config": found["config"], "inputs": found["inputs"]}, wanted
+        )
+        raise validation.InputError(
+            f"{directory} is finished, but was made with another config or "
+            f"from other inputs ({'; '.join(changed)}). Delete it to make "
+            "it again, or use another directory."
+        )
+    return found
+
+
+def _fingerprint(wanted: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -257,17 +280,3 @@ def read_json(path: pathlib.Path) -> Any:
         raise validation.DataError(
             path, f"it is not valid JSON ({error})", "Delete the directory it is in."
         ) from error
-
-
-def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Up to five paths at which two JSON values differ, each with both values."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        found = []
-        for key in sorted(old.keys() | new.keys()):
-            path = f"{where}.{key}" if where else key
-            found += differences(old.get(key), new.get(key), path)
-        return found[:5]
-    # Through JSON, so that a tuple equals the list it was written as.
-    if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):
-        return []
-    return [f"{where}: {old!r} there, {new!r} now"]

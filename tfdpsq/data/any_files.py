@@ -1,0 +1,239 @@
+"""Files of any file system that TensorFlow knows: local, `gs://`, and others alike.
+
+`files` is for local paths, and renames whole directories; object stores have none to
+rename. Here single files are written under another name and renamed when they are
+whole, all through `tf.io.gfile`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import validation
+
+# What is raised where there is no such file.
+GONE = (FileNotFoundError, tf.errors.NotFoundError)
+
+_SEAL = "seal"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+def is_local(path: str | os.PathLike) -> bool:
+    """Whether a path is of this machine's file systems: it has no scheme."""
+    return "://" not in os.fspath(path)
+
+
+def sha256(path: str) -> str:
+    """SHA-256 of a file's bytes, in hex, read in pieces.
+
+    Raises:
+      tf.errors.NotFoundError: there is no such file.
+    """
+    digest = hashlib.sha256()
+    with tf.io.gfile.GFile(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def size(path: str) -> int:
+    """Bytes of a file.
+
+    Raises:
+      tf.errors.NotFoundError: there is no such file.
+    """
+    return tf.io.gfile.stat(path).length
+
+
+def partial_name(path: str) -> str:
+    """A name beside a file's, to write it under; no other process has it."""
+    folder, _, name = path.rpartition("/")
+    hidden = f".{name}.{secrets.token_hex(6)}.partial"
+    return f"{folder}/{hidden}" if folder or path.startswith("/") else hidden
+
+
+def put(partial: str, path: str) -> None:
+    """Renames a finished file over an older one; on the device first, if it is local.
+
+    The new entry of a local directory is flushed by `flush`, once for several files.
+    """
+    flush(partial)
+    tf.io.gfile.rename(partial, path, overwrite=True)
+
+
+def discard(path: str) -> None:
+    """Removes a file, which may be gone already."""
+    with contextlib.suppress(*GONE):
+        tf.io.gfile.remove(path)
+
+
+def flush(path: str) -> None:
+    """Forces a local file, or a directory's entries, to the device.
+
+    Closing a file in TensorFlow does not. Elsewhere what is closed is the service's.
+    """
+    if not is_local(path):
+        return
+    descriptor = os.open(path or ".", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot flush a directory; the rest is an error.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def seal_of(value: Mapping[str, Any]) -> str:
+    """SHA-256, in hex, of JSON values; the order of their keys is none of theirs."""
+    text = json.dumps(value, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_sealed(path: str, value: Mapping[str, Any]) -> None:
+    """Writes a JSON object under a seal that shows edits, whole or not at all."""
+    sealed = {**value, _SEAL: seal_of(value)}
+    text = json.dumps(sealed, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    partial = partial_name(path)
+    try:
+        with tf.io.gfile.GFile(partial, "wb") as file:
+            file.write(text.encode())
+        put(partial, path)
+        flush(path.rpartition("/")[0])
+    except BaseException:
+        with contextlib.suppress(tf.errors.OpError):
+            discard(partial)
+        raise
+
+
+def read_sealed(path: str) -> dict[str, Any]:
+    """What `write_sealed` wrote.
+
+    Raises:
+      ValueError: it is no JSON object, or was edited.
+      tf.errors.NotFoundError: there is no such file.
+    """
+    with tf.io.gfile.GFile(path, "rb") as file:
+        data = file.read()
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"is no JSON ({error})") from error
+    seal = value.pop(_SEAL, None) if isinstance(value, dict) else None
+    if seal is None or seal != seal_of(value):
+        raise ValueError("was edited: its seal is not that of its content")
+    return value
+
+
+def read_or_warn(path: str) -> dict[str, Any] | None:
+    """What `write_sealed` wrote; `None` if it is not there.
+
+    Nor is what is damaged or was edited, of which the log then tells.
+    """
+    try:
+        return read_sealed(path)
+    except GONE:
+        return None
+    except ValueError as error:
+        logging.warning("%s: %s. It is made again.", path, error)
+        return None
+
+
+@contextlib.contextmanager
+def locked(path: str, wait: bool) -> Iterator[bool]:
+    """Keeps other processes of this machine from what a local file stands for.
+
+    The lock is the operating system's and ends with its process, however that dies.
+
+    Args:
+      path: the file, which is made if it is not there. It is never removed: another
+        process may just have opened it.
+      wait: until another process lets go of it.
+
+    Yields:
+      Whether it is held now. On a file system without locks, always.
+
+    Raises:
+      FileNotFoundError: its directory is not there, or was removed meanwhile.
+    """
+    if not is_local(path):
+        yield True
+        return
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        held = _flock(descriptor, wait)
+        if held and not _is_at(path, descriptor):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def explained(place: str, consequence: str) -> Iterator[None]:
+    """Turns the errors of a full or closed disk into one with a remedy.
+
+    Args:
+      place: what was to be written.
+      consequence: what becomes of what is there, and what to do then.
+
+    Raises:
+      InputError: the disk is full, or may not be written to.
+    """
+    try:
+        with full_disk_as_os_error():
+            yield
+    except (OSError, tf.errors.PermissionDeniedError) as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            reason, remedy = error.strerror, "Free space there (or lift the quota)"
+        elif isinstance(error, (PermissionError, tf.errors.PermissionDeniedError)):
+            reason = "permission denied"
+            remedy = "Change its permissions, or choose another directory"
+        else:
+            raise
+        raise validation.InputError(
+            f"{place}: cannot be written ({reason}). {remedy}, {consequence}"
+        ) from error
+
+
+@contextlib.contextmanager
+def full_disk_as_os_error() -> Iterator[None]:
+    """Gives TensorFlow's errors of a full disk the type that Python's have."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        for number in _FULL:
+            if os.strerror(number).lower() in str(error).lower():
+                raise OSError(number, os.strerror(number)) from error
+        raise
+
+
+def _flock(descriptor: int, wait: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,285 @@
+"""Shards of a pass over a corpus: what lies on disk, and what of it is believed.
+
+A pass is work on a corpus that is cut into shards, so that many processes can share it
+and one that dies loses no more than a shard. Its directory holds
+
+    pass.json                       what is made of what, see `PassSpec`
+    NAME-00003-of-00016.EXT         what shard 3 holds: a file, or several
+    NAME-00003-of-00016.json        its mark, written last
+    .NAME-00003-of-00016.lock       held by the process that makes it (local disks)
+
+| what lies there                                    | the shard              |
+|----------------------------------------------------|------------------------|
+| no mark                                            | is not there           |
+| a mark at odds with itself, or with its files      | is damaged: made again |
+| a sound mark of another pass                       | is refused             |
+| a sound mark, and files of the sizes that it names | is there               |
+
+`verify` reads the bytes of its files, too. A path may be local, `gs://`, or of any
+other file system that TensorFlow knows. Where there are no locks, two processes that
+make one shard write the same bytes under names of their own, and whichever renames
+last, the files are whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.data import any_files
+from tfdpsq.data.shard_files import MARK, DamagedShard, Mark, PassSpec, ShardWriter
+
+PASS_FILE = "pass.json"
+_GO_ON = "and run the same command again: finished shards are kept."
+
+
+class ShardDirectory:
+    """The shards of one pass. Several processes may have it open.
+
+    Attributes:
+      directory: its path.
+      spec: what is made of what.
+    """
+
+    def __init__(self, directory: str | os.PathLike, spec: PassSpec):
+        """Looks at nothing yet; see `open`.
+
+        Args:
+          directory: where the shards are to lie.
+          spec: what they are to hold.
+        """
+        self.directory = os.fspath(directory).rstrip("/")
+        self.spec = spec
+        self._fingerprint = spec.fingerprint
+
+    def open(self) -> None:
+        """Makes the directory, or takes up what the same pass left there.
+
+        What another pass left before it had a shard is written over.
+
+        Raises:
+          InputError: another pass is there, or the place cannot be written.
+        """
+        with any_files.explained(self.directory, _GO_ON):
+            tf.io.gfile.makedirs(self.directory)
+        wanted = self.spec.content()
+        found = self.read_json(PASS_FILE)
+        if found == wanted:
+            return
+        if found is not None and self._is_begun():
+            changed = validation.differences(found, wanted)
+            raise validation.InputError(
+                f"{self.directory}/{PASS_FILE} is of another pass, fingerprint "
+                f"{any_files.seal_of(found)}, and this one's is {self._fingerprint} "
+                f"({'; '.join(changed)}). Delete {self.directory} to begin again, or "
+                "use another directory."
+            )
+        self.write_json(PASS_FILE, wanted)
+
+    def finished(self, index: int) -> Mark | None:
+        """A shard's mark if it is there; reads the mark and the sizes of its files.
+
+        Returns:
+          `None` if it is not there, or damaged, of which the log then tells.
+
+        Raises:
+          InputError: it is another pass's.
+        """
+        try:
+            return self._checked(index)
+        except DamagedShard as error:
+            logging.warning("%s", error)
+            return None
+
+    def missing(self) -> list[int]:
+        """The shards that are not there, or damaged."""
+        try:
+            names = set(tf.io.gfile.listdir(self.directory))
+        except any_files.GONE:
+            names = set()
+        return [
+            index
+            for index in range(self.spec.shards)
+            if self.spec.file(index, MARK) not in names or self.finished(index) is None
+        ]
+
+    def verify(self, index: int) -> Mark:
+        """A shard's mark, after all bytes of its files were compared with it.
+
+        Raises:
+          DamagedShard: it is not there, or differs; names the file.
+        """
+        mark = self._checked(index)
+        if mark is None:
+            raise DamagedShard(index, self.path(index, MARK), "is not there")
+        for extension, held in mark.files.items():
+            path = self.path(index, extension)
+            try:
+                found = any_files.sha256(path)
+            except any_files.GONE as error:
+                raise DamagedShard(index, path, "has vanished") from error
+            if found != held["sha256"]:
+                raise DamagedShard(
+                    index,
+                    path,
+                    f"SHA-256 is {found[:12]}..., its mark says "
+                    f"{held['sha256'][:12]}...",
+                )
+        return mark
+
+    @contextlib.contextmanager
+    def reading(self, index: int) -> Iterator[Mark]:
+        """Verifies a shard; what then goes wrong in reading its files is its damage.
+
+        Raises:
+          DamagedShard: as `verify`, or the body failed to read.
+        """
+        mark = self.verify(index)
+        try:
+            yield mark
+        except (OSError, tf.errors.OpError) as error:
+            reason = str(error).splitlines()[0]
+            path = self.path(index, "*")
+            raise DamagedShard(index, path, f"cannot be read ({reason})") from error
+
+    @contextlib.contextmanager
+    def writing(self, index: int) -> Iterator[ShardWriter]:
+        """Makes a shard: files first, its mark last, each renamed when it is whole.
+
+        | the body        | the shard afterwards                  |
+        |-----------------|---------------------------------------|
+        | returns         | is there, and flushed to a local disk |
+        | raises anything | is as before; what it wrote is gone   |
+
+        Raises:
+          InputError: the disk is full, or cannot be written.
+        """
+        writer = ShardWriter(index, self.directory, self.spec)
+        try:
+            with any_files.explained(self.directory, _GO_ON):
+                yield writer
+                self._commit(writer)
+        except BaseException:
+            for partial in writer.partials.values():
+                with contextlib.suppress(tf.errors.OpError):
+                    any_files.discard(partial)
+            raise
+
+    @contextlib.contextmanager
+    def lock(self, index: int | None, wait: bool) -> Iterator[bool]:
+        """Keeps a shard, or the merge, from other processes of this machine.
+
+        What a process that died left half-written of the shard is removed.
+
+        Args:
+          index: the shard; `None` for the merge of all.
+          wait: until another process lets go of it.
+
+        Yields:
+          Whether it is held now; see `any_files.locked`.
+
+        Raises:
+          FileNotFoundError: the directory was removed, as after a merge.
+        """
+        name = "merge.lock" if index is None else self.spec.file(index, "lock")
+        with any_files.locked(f"{self.directory}/.{name}", wait) as held:
+            if held and index is not None and any_files.is_local(self.directory):
+                start = "." + self.spec.file(index, "")
+                for left in os.listdir(self.directory):
+                    if left.startswith(start) and left.endswith(".partial"):
+                        os.unlink(f"{self.directory}/{left}")
+            yield held
+
+    def discard(self, index: int) -> None:
+        """Takes a shard's mark away, so that it is made again."""
+        any_files.discard(self.path(index, MARK))
+
+    def remove(self) -> None:
+        """Removes everything, once the shards are merged."""
+        with contextlib.suppress(*any_files.GONE):
+            tf.io.gfile.rmtree(self.directory)
+
+    def path(self, index: int, extension: str) -> str:
+        """Where a file of a shard lies."""
+        return f"{self.directory}/{self.spec.file(index, extension)}"
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Writes a JSON object beside the shards, under a seal, whole or not at all.
+
+        Raises:
+          InputError: the disk is full, or cannot be written.
+        """
+        with any_files.explained(self.directory, _GO_ON):
+            any_files.write_sealed(f"{self.directory}/{name}", value)
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """What `write_json` wrote; `None` if it is not there.
+
+        Nor is what is damaged or edited, of which the log then tells.
+        """
+        return any_files.read_or_warn(f"{self.directory}/{name}")
+
+    def _is_begun(self) -> bool:
+        """Whether any pass has a shard here, or is making one."""
+        for name in tf.io.gfile.listdir(self.directory):
+            if re.search(r"-\d{5,}-of-\d{5,}\.json$", name):
+                return True
+            if name.endswith(".lock"):
+                with any_files.locked(f"{self.directory}/{name}", False) as free:
+                    if not free:
+                        return True
+        return False
+
+    def _checked(self, index: int) -> Mark | None:
+        path = self.path(index, MARK)
+        try:
+            found = any_files.read_sealed(path)
+        except any_files.GONE:
+            return None
+        except ValueError as error:
+            raise DamagedShard(index, path, str(error)) from error
+        if found["pass"] != self._fingerprint:
+            raise validation.InputError(
+                f"{path} is of another pass, fingerprint {found['pass']}; this one's "
+                f"is {self._fingerprint}. Delete {self.directory} to begin again, or "
+                "use another directory."
+            )
+        if found["shard"] != index:
+            raise DamagedShard(index, path, f"is the mark of shard {found['shard']}")
+        for extension, held in found["files"].items():
+            file = self.path(index, extension)
+            try:
+                size = any_files.size(file)
+            except any_files.GONE as error:
+                raise DamagedShard(index, file, "is missing") from error
+            if size != held["bytes"]:
+                raise DamagedShard(
+                    index, file, f"has {size} bytes, its mark says {held['bytes']}"
+                )
+        return Mark(index, found["count"], found["result"], found["files"])
+
+    def _commit(self, writer: ShardWriter) -> None:
+        files = {
+            extension: {
+                "bytes": any_files.size(partial),
+                "sha256": any_files.sha256(partial),
+            }
+            for extension, partial in writer.partials.items()
+        }
+        for extension, partial in writer.partials.items():
+            any_files.put(partial, self.path(writer.index, extension))
+        mark = {
+            "pass": self._fingerprint,
+            "shard": writer.index,
+            "count": writer.count,
+            "result": writer.result,
+            "files": files,
+        }
+        self.write_json(self.spec.file(writer.index, MARK), mark)

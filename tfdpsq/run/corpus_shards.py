@@ -1,0 +1,106 @@
+"""A corpus cut into the shards of a pass, whatever the number of workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.data import any_files, corpus_plan
+from tfdpsq.data.texts import Document
+from tfdpsq.run import sources
+
+PLAN_FILE = "plan.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusShards:
+    """Shards of a corpus, or of an evenly spread part of it. To be pickled.
+
+    Of D documents, shard i of S holds those from D·i/S to D·(i+1)/S.
+
+    Attributes:
+      corpus: "pydocs" or a BEIR directory.
+      most: how many documents are taken; 0 takes all.
+      plan: where each shard's documents lie.
+      remedy: what to do if the corpus is changed.
+    """
+
+    corpus: str
+    most: int
+    plan: corpus_plan.CorpusPlan
+    remedy: str
+
+    @property
+    def count(self) -> int:
+        """How many shards, S."""
+        return len(self.plan.ranges)
+
+    @property
+    def documents(self) -> int:
+        """How many documents in all, D."""
+        return min(self.most or self.plan.documents, self.plan.documents)
+
+    def first(self, index: int) -> int:
+        """How many documents lie in the shards before this one."""
+        return self.documents * index // self.count
+
+    def size(self, index: int) -> int:
+        """How many documents a shard holds."""
+        return self.first(index + 1) - self.first(index)
+
+    def read(self, index: int) -> Iterator[Document]:
+        """Streams a shard's documents.
+
+        Raises:
+          DataError: a malformed line; a corpus that was changed, at the end.
+        """
+        lies = self.plan.ranges[index]
+        documents = corpus_plan.read_range(
+            sources.open_beir(self.corpus), lies, self.remedy
+        )
+        total = self.plan.documents
+        return sources.due_documents(documents, lies.start, total, self.most or total)
+
+
+def cut(
+    corpus: str, most: int, shard_documents: int, pass_directory: str
+) -> CorpusShards:
+    """Cuts a corpus into shards, by the plan in a pass's directory if there is one.
+
+    That plan saves reading the corpus: its fingerprint is taken from there if the
+    corpus has the size that it had, and what a shard reads of it is compared then.
+
+    Args:
+      corpus: "pydocs" or a BEIR directory.
+      most: how many documents, evenly spread over it; 0 takes all.
+      shard_documents: most documents of a shard.
+      pass_directory: where the shards are to lie.
+
+    Raises:
+      InputError: a number out of range.
+      DataError: malformed data.
+    """
+    validation.positive_integer("shard_documents", shard_documents)
+    if most:
+        validation.positive_integer("the number of documents", most)
+    beir = sources.open_beir(corpus)
+
+    def bounds(total: int) -> list[int]:
+        taken = min(most or total, total)
+        shards = max(1, math.ceil(taken / shard_documents))
+        # Of the first n documents n · taken // total are taken: the least n for each.
+        firsts = (taken * index // shards for index in range(shards + 1))
+        return [-(-first * total // (taken or 1)) for first in firsts]
+
+    found = any_files.read_or_warn(f"{pass_directory}/{PLAN_FILE}")
+    plan = corpus_plan.CorpusPlan.from_json(found) if found else None
+    if plan is None or not plan.describes(beir, bounds(plan.documents)):
+        plan = corpus_plan.plan_corpus(beir, bounds)
+    else:
+        logging.info("%s/%s: the corpus is not read again", pass_directory, PLAN_FILE)
+    remedy = f"Restore it, or delete {pass_directory} to begin again"
+    return CorpusShards(corpus, most, plan, remedy)

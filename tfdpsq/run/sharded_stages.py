@@ -1,0 +1,181 @@
+"""Stages whose work is a pass over shards: shared, merged once, then as any stage.
+
+The shards lie beside the stage's output, in `.NAME.shards/`, until they are merged
+into it. A command does all shards that are not there, or its part of them; whoever
+finds all of them there merges. So one command, several on one disk, workers of Apache
+Beam, or any of these after one was killed, end with the same output.
+"""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.data.shards import DamagedShard, PassSpec, ShardDirectory
+from tfdpsq.run import passes, workdir
+
+# So often one shard is made again before the disk is to blame.
+_TIMES_DAMAGED = 3
+
+Merge = Callable[[pathlib.Path, ShardDirectory], Mapping[str, Any]]
+
+
+def pass_directory(directory: pathlib.Path) -> str:
+    """Where the shards of a stage lie until they are merged.
+
+    Args:
+      directory: the stage's output directory.
+    """
+    return str(directory.with_name(f".{directory.name}.shards"))
+
+
+def run_stage(
+    directory: pathlib.Path,
+    config: Any,
+    inputs: Mapping[str, str],
+    work: passes.Work,
+    merge: Merge,
+    launch: passes.Launch,
+    beside: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Any] | None:
+    """As `workdir.run_stage`, for a stage that is a pass.
+
+    Args:
+      directory: the stage's output directory.
+      config: what the stage's result depends on.
+      inputs: fingerprints of what it reads.
+      work: what is done for every shard.
+      merge: fills the directory it is given from the shards, read by
+        `ShardDirectory.reading`; returns JSON values to record.
+      launch: which shards this command does.
+      beside: file name -> JSON object to keep beside the shards, for other commands.
+
+    Returns:
+      As `workdir.run_stage`; `None` if others have yet to do their part, or merge.
+
+    Raises:
+      InputError: the directory, or the shards beside it, are of another config or
+        input; what the work or the merge raises.
+    """
+    started = time.monotonic()
+    spec = PassSpec(work.name, work.shards, workdir.plain(config), dict(inputs))
+    shards = ShardDirectory(pass_directory(directory), spec)
+
+    def finished() -> dict[str, Any] | None:
+        stage = workdir.finished_stage(directory, config, inputs)
+        if stage is not None:
+            logging.info("%s: finished before, not redone", directory.name)
+            _remove(shards)  # of a command that was killed after its merge
+        return stage
+
+    def passed() -> dict[str, Any] | None:
+        shards.open()
+        # Another command may have merged, and removed all, since it was last asked.
+        stage = finished()
+        if stage is not None:
+            return stage
+        for name, value in (beside or {}).items():
+            if shards.read_json(name) != value:
+                shards.write_json(name, value)
+        maker = passes.Maker(shards, work)
+        _make(shards, work, maker, launch)
+        missing = shards.missing()
+        if missing and not launch.alone:
+            listed = ", ".join(map(str, missing[:10]))
+            logging.info(
+                "%s: %d of %d shards are still to be made by others: %s%s",
+                directory.name,
+                len(missing),
+                work.shards,
+                listed,
+                ", ..." if len(missing) > 10 else "",
+            )
+            return None
+        with shards.lock(None, wait=launch.alone) as held:
+            if not held:
+                logging.info("%s: is being merged by another process", directory.name)
+                return None
+            stage = _merged(directory, config, inputs, merge, shards, maker)
+        _remove(shards)
+        if "seconds" in stage:
+            stage["seconds"] = round(time.monotonic() - started, 2)
+        return stage
+
+    stage = finished()
+    if stage is not None:
+        return stage
+    try:
+        return passed()
+    except (OSError, tf.errors.OpError, validation.InputError):
+        # Shards vanish under the hands of a command when another has merged them.
+        stage = finished()
+        if stage is None:
+            raise
+        return stage
+
+
+def _make(
+    shards: ShardDirectory,
+    work: passes.Work,
+    maker: passes.Maker,
+    launch: passes.Launch,
+) -> None:
+    """Makes what this command is to make."""
+    if launch.beam is None:
+        maker.make_all(range(launch.shard_index, work.shards, launch.num_shards))
+        return
+    missing = shards.missing()
+    if missing:
+        try:
+            from tfdpsq.run import beam
+        except ImportError as error:
+            raise validation.InputError(
+                f"Apache Beam cannot be imported ({error}). Run: pip install "
+                "'tfdpsq[beam]'"
+            ) from error
+        beam.run(shards, work, missing, launch.beam)
+        left = shards.missing()
+        if len(left) == len(missing):
+            raise validation.InputError(
+                f"Beam's workers made {len(missing)} shards, and none is in "
+                f"{shards.directory}. Give a workdir that is the same for them and "
+                "for this command, such as a path on a shared disk."
+            )
+
+
+def _merged(
+    directory: pathlib.Path,
+    config: Any,
+    inputs: Mapping[str, str],
+    merge: Merge,
+    shards: ShardDirectory,
+    maker: passes.Maker,
+) -> dict[str, Any]:
+    """Merges; a shard that turns out to be damaged is made again, and that alone."""
+    damaged: collections.Counter[int] = collections.Counter()
+    while True:
+        maker.make_all(shards.missing())
+        try:
+            return workdir.run_stage(
+                directory, config, inputs, lambda out: dict(merge(out, shards))
+            )
+        except DamagedShard as error:
+            damaged[error.index] += 1
+            if damaged[error.index] == _TIMES_DAMAGED:
+                raise
+            logging.warning("%s", error)
+            shards.discard(error.index)
+
+
+def _remove(shards: ShardDirectory) -> None:
+    try:
+        shards.remove()
+    except tf.errors.OpError as error:
+        logging.warning("%s: could not be removed (%s)", shards.directory, error)
