@@ -8,40 +8,46 @@ instead, `/proc/locks`, which disturbs nobody. It knows the locks of this machin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Iterable
 
 _LOCKS = pathlib.Path("/proc/locks")
 
 
-def holder(path: str | os.PathLike) -> int | None:
-    """The process that holds an exclusive `flock` on a file or directory.
+def holders(paths: Iterable[str | os.PathLike]) -> list[int]:
+    """The processes that hold an exclusive `flock` on any of some files.
 
     Args:
-      path: what is locked; it may vanish meanwhile.
+      paths: files or directories; they may vanish meanwhile.
 
     Returns:
-      Its number, or `None` where none on this machine does, or the system does not
-      tell.
+      Their numbers, each once; those of this machine, where the system tells.
     """
+    wanted: dict[int, list[os.stat_result]] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found = os.stat(path)
+            wanted.setdefault(found.st_ino, []).append(found)
     try:
-        wanted = os.stat(path)
         lines = _LOCKS.read_text().splitlines()
     except OSError:
-        return None
+        return []
+    processes = set()
     # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:131075 0 EOF; "3: -> FLOCK …" only waits
     for fields in map(str.split, lines):
         if len(fields) < 6 or fields[1] != "FLOCK" or fields[3] != "WRITE":
             continue
         process = int(fields[4])
         major, minor, inode = fields[5].split(":")
-        if int(inode) != wanted.st_ino:
-            continue
-        device = os.major(wanted.st_dev), os.minor(wanted.st_dev)
-        # Some file systems (overlay, btrfs) have two numbers for a device.
-        if (int(major, 16), int(minor, 16)) == device or _has_open(process, wanted):
-            return process
-    return None
+        for found in wanted.get(int(inode), ()):
+            device = os.major(found.st_dev), os.minor(found.st_dev)
+            # Some file systems (overlay, btrfs) have two numbers for a device.
+            same = (int(major, 16), int(minor, 16)) == device
+            if same or _has_open(process, found):
+                processes.add(process)
+    return sorted(processes)
 
 
 def _has_open(process: int, wanted: os.stat_result) -> bool:

@@ -70,7 +70,7 @@ class PointLog:
             raise _unwritable(path, error) from error
         self._writer = tf.summary.create_file_writer(str(self.directory))
         start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-        self._send(tf.compat.v1.Event(step=first, session_log=start))
+        _send(self._writer, tf.compat.v1.Event(step=first, session_log=start))
 
     def add(self, at: int, values: Mapping[str, Any]) -> None:
         """Appends a point.
@@ -85,20 +85,15 @@ class PointLog:
         """
         if self._file is None:
             raise ValueError("begin was not called")
-        point = {self._key: at, **{k: _plain(value) for k, value in values.items()}}
-        line = json.dumps(point).encode() + b"\n"
+        line = _line({self._key: at, **values})
+        point = json.loads(line)
         try:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise _unwritable(self.directory / FILE_NAME, error) from error
         self.last = point
-        shown = tf.compat.v1.Summary()
-        for name, value in point.items():
-            if name != self._key and not isinstance(value, str):
-                shown.value.add(tag=name, simple_value=value)
-        self._send(tf.compat.v1.Event(step=at, summary=shown))
-        self._writer.flush()
+        show(self._writer, at, {k: v for k, v in point.items() if k != self._key})
 
     def close(self) -> None:
         """Closes both files; does nothing where nothing was begun."""
@@ -107,10 +102,32 @@ class PointLog:
             self._file.close()
             self._file = None
 
-    def _send(self, event: Any) -> None:
-        event.wall_time = time.time()
-        with self._writer.as_default(step=event.step):
-            summary_ops_v2.import_event(event.SerializeToString())
+
+def append(path: pathlib.Path, point: Mapping[str, Any]) -> None:
+    """Appends a point to a log that several processes share, in one piece.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab", buffering=0) as file:
+        file.write(_line(point))
+
+
+def show(writer: tf.summary.SummaryWriter, at: int, values: Mapping[str, Any]) -> None:
+    """Gives TensorBoard the numbers of a point, all in one event.
+
+    Args:
+      writer: of the run.
+      at: the point's place.
+      values: numbers by name; texts are left out.
+    """
+    shown = tf.compat.v1.Summary()
+    for name, value in values.items():
+        if not isinstance(value, str):
+            shown.value.add(tag=name, simple_value=value)
+    _send(writer, tf.compat.v1.Event(step=at, summary=shown))
+    writer.flush()
 
 
 def read_points(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -137,6 +154,17 @@ def _lines(path: pathlib.Path) -> Iterator[tuple[dict[str, Any], int]]:
                 return
             end += len(raw)
             yield point, end
+
+
+def _send(writer: tf.summary.SummaryWriter, event: Any) -> None:
+    event.wall_time = time.time()
+    with writer.as_default(step=event.step):
+        summary_ops_v2.import_event(event.SerializeToString())
+
+
+def _line(point: Mapping[str, Any]) -> bytes:
+    plain = {name: _plain(value) for name, value in point.items()}
+    return json.dumps(plain).encode() + b"\n"
 
 
 def _plain(value: Any) -> Any:

@@ -32,7 +32,7 @@ PERCENTILES = (50, 90, 99)
 # About two hundred points draw any curve.
 _POINTS = 200
 # At least every so many seconds, for whoever waits.
-_SECONDS = 10.0
+SECONDS = 10.0
 # Of how many last steps times are kept.
 _STEPS_TIMED = 1000
 
@@ -129,7 +129,7 @@ class Progress:
         self._bar.update(step - self._bar.n)
         self._sum += loss
         self._count += 1
-        waited = self._measured and now - self._pointed >= _SECONDS
+        waited = self._measured and now - self._pointed >= SECONDS
         saved = self._save_every and step % self._save_every == 0
         if step % self._every == 0 or step == self._steps or saved or waited:
             self._point(now)
@@ -148,7 +148,7 @@ class Progress:
         if self._measured:
             values["loss"] = self._sum / self._count
             values["seconds"] = (self._before or 0.0) + now - self._started
-            values["time"] = round(time.time(), 3)
+            values["time"] = int(time.time())
             if self._times:
                 values.update(self._rates())
             self._bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
@@ -164,8 +164,8 @@ class Progress:
             for name, count in self._per_step.items()
             if count
         }
-        for share, value in zip(PERCENTILES, np.percentile(times, PERCENTILES)):
-            found[f"step_seconds_p{share}"] = float(value)
+        for share in PERCENTILES:
+            found[f"step_seconds_p{share}"] = float(np.percentile(times, share))
         return found
 
     def close(self) -> dict[str, list[float]]:
@@ -197,98 +197,3 @@ class Progress:
             self.close()
         else:
             self._bar.close()
-
-
-class PassProgress:
-    """Progress bar, log and TensorBoard scalars for one process's pass over a corpus.
-
-    Nothing private is read by such a pass. Its rate is that since its first items came,
-    as loading and tracing would make a short pass look slow.
-
-    Also a context manager, which closes it.
-    """
-
-    def __init__(
-        self,
-        directory: pathlib.Path,
-        unit: str,
-        total: int | None = None,
-        done: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        """Starts the bar.
-
-        Args:
-          directory: where points go.
-          unit: what is counted, in the plural: "queries", "documents".
-          total: how many there will be, if known.
-          done: how many of them are there already.
-          clock: seconds.
-        """
-        self._log = point_log.PointLog(directory, unit)
-        self._unit, self._total, self._first = unit, total, done
-        self._bar = tqdm.tqdm(
-            total=total,
-            initial=done,
-            desc=directory.name,
-            unit=f" {unit}",
-            mininterval=1.0,
-        )
-        self._clock = clock
-        self._started = self._pointed = clock()
-        self._since: tuple[float, int, int] | None = None
-        self._done, self._tokens, self._said = done, 0, done
-
-    def add(self, items: int, tokens: int = 0) -> None:
-        """Counts what was done since the last call.
-
-        Args:
-          items: how many units.
-          tokens: how many tokens they took, where that is known.
-
-        Raises:
-          InputError: the log cannot be written.
-        """
-        now = self._clock()
-        self._done += items
-        self._tokens += tokens
-        self._bar.update(items)
-        if self._since is None:
-            self._log.begin(self._first + 1)
-            self._since = now, self._done, self._tokens
-        if now - self._pointed >= _SECONDS:
-            self._point(now)
-
-    def _point(self, now: float) -> None:
-        since, done, tokens = self._since or (now, self._done, self._tokens)
-        values: dict[str, Any] = {
-            "seconds": now - self._started,
-            "time": round(time.time(), 3),
-        }
-        if self._total:
-            values["of"] = self._total
-        if now > since:
-            values[f"{self._unit}_per_second"] = (self._done - done) / (now - since)
-            if self._tokens:
-                values["tokens_per_second"] = (self._tokens - tokens) / (now - since)
-        self._log.add(self._done, values)
-        self._said, self._pointed = self._done, now
-
-    def close(self) -> None:
-        """Ends the bar and the log.
-
-        Raises:
-          InputError: the log cannot be written.
-        """
-        if self._done > self._said:
-            self._point(self._clock())
-        self._bar.close()
-        self._log.close()
-
-    def __enter__(self) -> PassProgress:
-        """Returns itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Closes it."""
-        self.close()

@@ -89,26 +89,26 @@ def _details(stage: Stage) -> str:
         return "" if stage.seconds is None else duration(stage.seconds)
     parts = []
     if stage.count is not None and stage.state in (RUNNING, INTERRUPTED):
-        parts.append(_count(stage))
+        parts.append(_counted(stage.count, stage.total, stage.unit))
     if stage.epsilon is not None:
         value = stage.epsilon
         shown = f"{value:.3g}" if isinstance(value, (int, float)) else "∞"
         parts.append(f"ε so far {shown}")
     if stage.per_second is not None:
-        unit = "steps" if stage.unit == "step" else stage.unit
-        parts.append(f"{stage.per_second:.3g} {unit}/s")
+        parts.append(f"{stage.per_second:.3g} {stage.rate_of}/s")
     if stage.remaining is not None:
         parts.append(f"{duration(stage.remaining)} more")
-    if stage.process is not None:
-        parts.append(f"process {stage.process}")
+    if stage.processes:
+        noun = "process" if len(stage.processes) == 1 else "processes"
+        parts.append(f"{noun} {', '.join(map(str, stage.processes))}")
     return "; ".join([*parts, *([stage.note] if stage.note else [])])
 
 
-def _count(stage: Stage) -> str:
-    if not stage.total:
-        return f"{stage.count:,} {stage.unit}"
-    share = f"{stage.count:,} of {stage.total:,} ({stage.count / stage.total:.0%})"
-    return f"step {share}" if stage.unit == "step" else f"{share} {stage.unit}"
+def _counted(count: int, total: int | None, unit: str | None) -> str:
+    if not total:
+        return f"{count:,} {unit}"
+    share = f"{count:,} of {total:,} ({count / total:.0%})"
+    return f"step {share}" if unit == "step" else f"{share} {unit}"
 
 
 def duration(seconds: float) -> str:

@@ -1,11 +1,11 @@
 """What lies in a workdir, and how far it is: read off the disk, nothing is touched.
 
-| state       | what lies there                                                      |
-|-------------|----------------------------------------------------------------------|
-| done        | `NAME/` with its `stage.json`                                        |
-| running     | `.NAME.*.partial`, or a part of a pass, locked by a process          |
+| state       | what lies there                                                       |
+|-------------|-----------------------------------------------------------------------|
+| done        | `NAME/` with its `stage.json`                                         |
+| running     | `.NAME.*.partial`, or a shard in `.NAME.shards/`, locked by a process |
 | interrupted | the same without a lock, or a run's ledger or state without an output |
-| left        | nothing, but the job's config asks for it                            |
+| left        | nothing, but the job's config asks for it                             |
 
 Locks are those of this machine: what runs on another one looks interrupted here.
 """
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdpsq import validation
+from tfdpsq.data.shards import PASS_FILE
 from tfdpsq.privacy import checkpoint, ledger
 from tfdpsq.run import locks, point_log, private_training, progress, workdir
 from tfdpsq.run.stages import SECONDS_FILE
@@ -26,9 +27,12 @@ from tfdpsq.run.stages import SECONDS_FILE
 DONE, RUNNING, INTERRUPTED, LEFT = STATES = ("done", "running", "interrupted", "left")
 
 _PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{12}\.partial")
-_STATE = re.compile(r"\.(.+)\.state")
+# Of an unfinished pretraining, and of an unmerged pass.
+_LEFT = re.compile(r"\.(.+)\.(?:state|shards)")
 # Where stages of a workdir lie.
 _FOLDERS = ("", "release", "private", "points", "private/choices/*/points")
+# What a line about a shard has beside what it counts.
+_NO_COUNT = ("shard", "of", "total", "seconds", "process", "time", "finished")
 _EPSILON = re.compile(r"_(inf|eps[^_]+)$")
 # All are trained for as many steps of as many pairs.
 _ALIKE = ("retriever_public_only", "retriever_original", "retriever_synthetic")
@@ -42,11 +46,12 @@ class Stage:
       name: of its output directory.
       place: the directory that it lies in, within the workdir.
       state: one of `STATES`.
-      process: that makes it, while it is running.
+      processes: that make it, while it is running.
       unit: what is counted: "step", "queries", "documents", "shards".
       count: how many of them are done; of a private run, steps paid for.
       total: how many there will be.
-      per_second: how many of them are done in a second, by the last point of the log.
+      per_second: how many are done in a second, by the last point of the log.
+      rate_of: how many of what: "steps", "queries", "rows", …
       epsilon: spent so far, or "inf".
       loss: by the last point of the log.
       written: when that was, in seconds since 1970.
@@ -58,11 +63,12 @@ class Stage:
     name: str
     place: str = ""
     state: str = LEFT
-    process: int | None = None
+    processes: list[int] = dataclasses.field(default_factory=list)
     unit: str | None = None
     count: int | None = None
     total: int | None = None
     per_second: float | None = None
+    rate_of: str | None = None
     epsilon: float | str | None = None
     loss: float | str | None = None
     written: float | None = None
@@ -87,13 +93,13 @@ def survey(directory: pathlib.Path, private: pathlib.Path | None) -> list[Stage]
     own = private or directory / "private"
     if directory.is_dir() and not (directory / workdir.STAGE_FILE).is_file():
         found = _stages(directory, None)
-        _add_runs(found, own, None)
+        _add_runs(found, directory, own, None)
         _add_planned(found, directory)
     if not found:
         folder, name = directory.absolute().parent, directory.absolute().name
         found = _stages(folder, name) if folder.is_dir() else {}
         own = private or _private_of(folder)
-        _add_runs(found, own, name)
+        _add_runs(found, folder, own, name)
     if not found and not directory.exists():
         raise validation.InputError(
             f"{directory} does not exist, and nothing is being made there. Give the "
@@ -125,14 +131,15 @@ def _stages(directory: pathlib.Path, only: str | None) -> dict[str, Stage]:
     ):
         place = folder.relative_to(directory).as_posix()
         for path in sorted(folder.iterdir()):
-            name, state, process = _what(path)
+            name, state, processes = _what(path)
             if name is None or only not in (None, name):
                 continue
             stage = found.setdefault(name, Stage(name))
             stage.place = "" if place == "." else place
             # Of several left by killed processes, one may be in use.
             if STATES.index(state) < STATES.index(stage.state):
-                stage.state, stage.process = state, process
+                stage.state = state
+            stage.processes = sorted({*stage.processes, *processes})
     return found
 
 
@@ -142,21 +149,29 @@ def _folders(directory: pathlib.Path, pattern: str) -> list[pathlib.Path]:
     return sorted(path for path in directory.glob(pattern) if path.is_dir())
 
 
-def _what(path: pathlib.Path) -> tuple[str | None, str, int | None]:
-    """Which stage a path belongs to, and what that says of the stage."""
+def _what(path: pathlib.Path) -> tuple[str | None, str, list[int]]:
+    """Which stage a path belongs to, its state by that, and who is at work there."""
     if (path / workdir.STAGE_FILE).is_file() and not path.name.startswith("."):
-        return path.name, DONE, None
+        return path.name, DONE, []
     partial = _PARTIAL.fullmatch(path.name)
-    if partial and path.is_dir():
-        process = locks.holder(path)
-        return partial[1], INTERRUPTED if process is None else RUNNING, process
-    state = _STATE.fullmatch(path.name)
-    if state and path.is_dir():
-        return state[1], INTERRUPTED, None
-    return None, LEFT, None
+    left = _LEFT.fullmatch(path.name)
+    if not path.is_dir():
+        return None, LEFT, []
+    if partial:
+        name, processes = partial[1], locks.holders([path])
+    elif left:
+        name, processes = left[1], locks.holders(path.glob(".*.lock"))
+    else:
+        return None, LEFT, []
+    return name, RUNNING if processes else INTERRUPTED, processes
 
 
-def _add_runs(found: dict[str, Stage], private: pathlib.Path, only: str | None) -> None:
+def _add_runs(
+    found: dict[str, Stage],
+    folder: pathlib.Path,
+    private: pathlib.Path,
+    only: str | None,
+) -> None:
     """What ledgers and logs say of stages, and stages of which only these are there."""
     runs = private / private_training.RUNS
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
@@ -170,8 +185,11 @@ def _add_runs(found: dict[str, Stage], private: pathlib.Path, only: str | None) 
         points = point_log.read_points(
             private / progress.LOGS / stage.name / point_log.FILE_NAME
         )
-        if points:
+        if points and "shard" not in points[-1]:
             _add_point(stage, points[-1])
+        shards = folder / stage.place / f".{stage.name}.shards"
+        if stage.state != DONE and (shards / PASS_FILE).is_file():
+            _add_shards(stage, shards, points)
 
 
 def _add_ledger(stage: Stage, run: pathlib.Path) -> None:
@@ -193,8 +211,46 @@ def _add_point(stage: Stage, point: Mapping[str, Any]) -> None:
     per_second = point.get(f"{'steps' if unit == 'step' else unit}_per_second")
     if isinstance(per_second, (int, float)):
         stage.per_second = per_second
+        stage.rate_of = "steps" if unit == "step" else unit
     stage.epsilon, stage.loss = point.get("epsilon"), point.get("loss")
     stage.written = point.get("time")
+
+
+def _add_shards(
+    stage: Stage, shards: pathlib.Path, points: list[dict[str, Any]]
+) -> None:
+    """How far a pass is: marks are what counts, its log says how fast it goes."""
+    spec = workdir.read_json(shards / PASS_FILE)
+    named = re.compile(rf"{spec['name']}-(\d+)-of-\d+\.json")
+    marks = filter(None, (named.fullmatch(path.name) for path in shards.iterdir()))
+    done = {int(mark[1]) for mark in marks}
+    stage.unit, stage.count, stage.total = "shards", len(done), spec["shards"]
+    begun = (shards / PASS_FILE).stat().st_mtime - 1  # before it, another pass's
+    points = [point for point in points if point.get("time", 0) >= begun]
+    took = [point["seconds"] for point in points if "finished" in point]
+    last = {point["shard"]: point for point in points if point["shard"] not in done}
+    shares = {at: _share_done(point) for at, point in last.items()}
+    if not took:
+        took = [last[at]["seconds"] / share for at, share in shares.items() if share]
+    at_work = max(len(stage.processes), 1)
+    if took:
+        left = stage.total - stage.count - sum(shares.values())
+        stage.remaining = max(left, 0.0) * sum(took) / len(took) / at_work
+    rates = {point["process"]: point for point in points}
+    busy = [rates[p] for p in stage.processes if p in rates] or points[-1:]
+    for point in busy:
+        for name, rate in point.items():
+            if name.endswith("_per_second") and not name.startswith("tokens"):
+                stage.per_second = (stage.per_second or 0.0) + rate
+                stage.rate_of = name[: -len("_per_second")]
+        stage.written = max(stage.written or 0, point["time"])
+
+
+def _share_done(point: Mapping[str, Any]) -> float:
+    """How much of a shard is done by its last line."""
+    counted = [v for k, v in point.items() if k not in _NO_COUNT and "_per_" not in k]
+    total = point.get("total")
+    return min(counted[0] / total, 1.0) if total and counted else 0.0
 
 
 def _add_planned(found: dict[str, Stage], directory: pathlib.Path) -> None:
@@ -258,8 +314,12 @@ def _add_times(stages: list[Stage], private: pathlib.Path) -> None:
         known = alike.get(_kind(stage.name))
         if stage.state == DONE:
             stage.remaining = 0.0
-        elif stage.total and stage.per_second and stage.count is not None:
-            stage.remaining = max(stage.total - stage.count, 0) / stage.per_second
+        elif stage.remaining is not None:
+            continue
+        elif stage.unit == "step" and stage.total and stage.per_second:
+            stage.remaining = (
+                max(stage.total - (stage.count or 0), 0) / stage.per_second
+            )
         elif known:
             stage.remaining = sum(known) / len(known)
 
