@@ -176,7 +176,8 @@ def epsilon_of_first(
     """
     validation.in_range("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
     whole = _accountant(((noise_multiplier, sampling_probability, steps),), "rdp")
-    part = whole.rdp * (first / steps)
+    # Rounding must not make it less than what `epsilon_of` says of as many releases.
+    part = whole.rdp * (first / steps * (1 + 1e-12))
     return float(dp_accounting.rdp.compute_epsilon(whole.orders, part, delta)[0])
 
 

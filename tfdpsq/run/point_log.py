@@ -120,11 +120,12 @@ def show(writer: tf.summary.SummaryWriter, at: int, values: Mapping[str, Any]) -
     Args:
       writer: of the run.
       at: the point's place.
-      values: numbers by name; texts are left out.
+      values: by name. Those that are no text and no whole number, of which some say how
+        many there are, are shown.
     """
     shown = tf.compat.v1.Summary()
     for name, value in values.items():
-        if not isinstance(value, str):
+        if isinstance(value, float):
             shown.value.add(tag=name, simple_value=value)
     _send(writer, tf.compat.v1.Event(step=at, summary=shown))
     writer.flush()

@@ -21,7 +21,7 @@ from tfdpsq.privacy import checkpoint, ledger, reads
 from tfdpsq.run import sources, workdir
 from tfdpsq.run.progress import LOGS, Progress
 
-RUNS = "runs"
+RUNS = workdir.RUNS
 RUN_FILE = "run.json"
 SCHEDULES = ("constant", "cosine")
 LOSS_READ = {

@@ -21,7 +21,7 @@ from typing import Any
 from tfdpsq import validation
 from tfdpsq.data.shards import PASS_FILE
 from tfdpsq.privacy import checkpoint, ledger
-from tfdpsq.run import locks, point_log, private_training, progress, workdir
+from tfdpsq.run import locks, point_log, progress, workdir
 from tfdpsq.run.stages import SECONDS_FILE
 
 DONE, RUNNING, INTERRUPTED, LEFT = STATES = ("done", "running", "interrupted", "left")
@@ -173,7 +173,7 @@ def _add_runs(
     only: str | None,
 ) -> None:
     """What ledgers and logs say of stages, and stages of which only these are there."""
-    runs = private / private_training.RUNS
+    runs = private / workdir.RUNS
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         if (path / ledger.FILE_NAME).is_file() and only in (None, path.name):
             stage = found.setdefault(path.name, Stage(path.name))
