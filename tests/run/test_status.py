@@ -6,7 +6,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -87,7 +86,7 @@ def _command(capsys, *words):
     return ended.value.code, told.out, told.err
 
 
-# -- Workdirs of each kind -----------------------------------------------------------
+# -- Workdirs of each kind ---------------------------------------------------------
 
 _CONFIG = {
     "epsilons": ["inf", 8.0, 0.5],
@@ -196,7 +195,7 @@ def test_a_private_directory_elsewhere_can_be_given(tmp_path):
     assert _stage(found, "other")["count"] == 3
 
 
-# -- Passes over shards ----------------------------------------------------------------
+# -- Passes over shards ------------------------------------------------------------
 
 
 def test_a_pass_that_two_processes_share(tmp_path, hold):
@@ -242,7 +241,7 @@ def test_a_pass_that_two_processes_share(tmp_path, hold):
     assert stage["count"] == 3 and stage["remaining"] is None
 
 
-# -- Locks -------------------------------------------------------------------------------
+# -- Locks -------------------------------------------------------------------------
 
 
 def test_the_holder_of_a_lock_is_found_without_asking_for_it(tmp_path, hold):
@@ -257,35 +256,38 @@ def test_the_holder_of_a_lock_is_found_without_asking_for_it(tmp_path, hold):
     os.close(descriptor)
 
 
-def test_a_stage_that_starts_is_never_disturbed(tmp_path):
-    """Whoever tries the lock, if only shared, can make one fail that starts then."""
-    stop = threading.Event()
-    seen = set()
+def test_status_takes_no_lock(tmp_path, hold, monkeypatch):
+    """Whoever tried one, if only shared, could make a stage fail that starts then."""
+    for name in ("one", "other"):
+        (tmp_path / PARTIAL.format(name)).mkdir()
+    hold(tmp_path / PARTIAL.format("one"))
+    ShardDirectory(str(tmp_path / ".set.shards"), PassSpec("p", 2, {}, {})).open()
+    (tmp_path / ".set.shards" / ".p-00000-of-00002.lock").touch()
 
-    def watch():
-        while not stop.is_set():
-            try:
-                for stage in status.status(str(tmp_path))["stages"]:
-                    seen.add(stage["state"])
-            except validation.InputError:
-                continue
+    def refuse(*arguments):
+        raise AssertionError(f"a lock was tried: {arguments}")
 
-    watchers = [threading.Thread(target=watch) for _ in range(2)]
-    for watcher in watchers:
-        watcher.start()
-    try:
-        for number in range(60):
-            workdir.run_stage(
-                tmp_path / f"stage{number}", {}, {}, lambda out: time.sleep(0.002)
-            )
-    finally:
-        stop.set()
-        for watcher in watchers:
-            watcher.join()
-    assert {DONE, RUNNING} <= seen
+    for name in ("flock", "lockf", "fcntl"):
+        monkeypatch.setattr(fcntl, name, refuse)
+    found = status.status(str(tmp_path))
+    states = {stage["name"]: stage["state"] for stage in found["stages"]}
+    assert states == {"one": RUNNING, "other": INTERRUPTED, "set": INTERRUPTED}
 
 
-# -- The job that the other tests share ----------------------------------------------------
+def test_a_stage_is_running_while_it_is_made(tmp_path):
+    seen = []
+    workdir.run_stage(
+        tmp_path / "one",
+        {},
+        {},
+        lambda out: seen.extend(status.status(str(tmp_path))["stages"]),
+    )
+    (stage,) = seen
+    assert stage["state"] == RUNNING and stage["processes"] == [os.getpid()]
+    assert status.status(str(tmp_path))["states"][DONE] == 1
+
+
+# -- The job that the other tests share --------------------------------------------
 
 
 def test_what_is_planned_is_what_a_job_makes(job):
@@ -329,7 +331,7 @@ def test_logs_of_a_job_agree_with_its_ledgers_and_certificates(job):
         assert json.loads(log[-2])["queries"] == json.loads(log[-2])["total"]
 
 
-# -- The command ---------------------------------------------------------------------------
+# -- The command -------------------------------------------------------------------
 
 
 def test_the_command_prints_text_or_json_and_exits_with_0(tmp_path, capsys):
