@@ -8,6 +8,7 @@ last token, which is why the length of queries is an argument.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -27,8 +28,8 @@ from tfdpsq.data import Document, SyntheticQuery, Tokenizer, write_synthetic
 from tfdpsq.generator import (
     SamplingConfig,
     SynthesisConfig,
+    Synthesizer,
     T5QueryGenerator,
-    synthesize,
 )
 from tfdpsq.layers import T5Config
 from tfdpsq.run import (
@@ -45,7 +46,16 @@ from tfdpsq.run.estimate_job_costs import Rates
 _SAMPLED = 4096
 # Microbatches of the two steps whose difference is what a microbatch takes.
 _FEW, _MORE = 1, 3
+# Batches of queries that are written at least, beside the first.
+_BATCHES = 2
 _DISK = 64 << 20
+# Field of a log, what the stage is called by, the rate that it is.
+_LOGGED = (
+    ("examples_per_second", ("generator", "audited"), "examples"),
+    ("queries_per_second", ("",), "queries"),
+    ("rows_per_second", ("index", "encode", "documents"), "documents"),
+    ("steps_per_second", ("retriever",), "retriever_steps"),
+)
 
 
 def training(
@@ -130,24 +140,23 @@ def synthesis(
         sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
     )
     model = T5QueryGenerator(shape, config.dtype)
-    rows = synthesize(model, tokenizer, _again(documents), settings, config.jit_compile)
-    # Queries come in order, so a burst at a time: a rate is one between two bursts.
-    kept: list[SyntheticQuery] = [next(rows)]
-    first: tuple[float, int] | None = None
-    last = (0.0, 0)
-    began = before = time.perf_counter()
-    for row in rows:
-        kept.append(row)
-        now = time.perf_counter()
-        if now - before > 1e-3:  # it waited for a batch
-            last = now, len(kept)
-            first = first or last
-            if now - began > seconds and last[1] > first[1]:
-                break
-        before = now
-    assert first is not None
-    rate = (last[1] - first[1]) / (last[0] - first[0])
-    return {"queries": rate, "query_bytes": _bytes_of_a_query(kept[: len(documents)])}
+    writer = Synthesizer(model, tokenizer, settings, config.jit_compile)
+    batches: list[tuple[float, int]] = []  # when it was written, how many queries
+
+    def on_batch(queries: int, _: int) -> None:
+        batches.append((time.perf_counter(), queries))
+        if len(batches) > _BATCHES and batches[-1][0] - batches[0][0] > seconds:
+            raise _EnoughError
+
+    with contextlib.suppress(_EnoughError):
+        for _ in writer.queries(_again(documents), 0, on_batch):
+            pass
+    # The first one was traced, too.
+    elapsed = batches[-1][0] - batches[0][0]
+    return {
+        "queries": sum(queries for _, queries in batches[1:]) / elapsed,
+        "query_bytes": _bytes_of_a_query(documents, settings.query_length),
+    }
 
 
 def encoding(
@@ -245,9 +254,10 @@ def machine(dimension: int, index: str, seconds: float) -> dict[str, float]:
 
 
 def from_logs(workdir: pathlib.Path) -> dict[str, float]:
-    """Rates that the logs of a job or stage tell, by the last point of each kind.
+    """Rates that the logs of a job tell, by the last point of each kind.
 
-    A generator's rate is that of whole steps, which `step` is then a part of.
+    What stages are follows from what the job calls them. A generator's rate is that of
+    whole steps of its batch, which `step` is then a part of.
 
     Args:
       workdir: of the job, or the directory that holds the stages' `private`.
@@ -255,22 +265,16 @@ def from_logs(workdir: pathlib.Path) -> dict[str, float]:
     Raises:
       InputError: there are no logs.
     """
-    names = {
-        "examples_per_second": ("generator", "examples"),
-        "queries_per_second": ("", "queries"),
-        "documents_per_second": ("", "documents"),
-        "steps_per_second": ("retriever", "retriever_steps"),
-    }
     found: dict[str, float] = {}
     private = workdir if workdir.name == "private" else workdir / "private"
     paths = sorted((private / progress.LOGS).glob(f"*/{point_log.FILE_NAME}"))
     for path in paths:
-        for point in point_log.read_points(path)[-1:]:
-            for field, (prefix, rate) in names.items():
-                if field in point and path.parent.name.startswith(prefix):
+        for point in point_log.read_points(path):  # the last one counts
+            for field, prefixes, rate in _LOGGED:
+                if field in point and path.parent.name.startswith(prefixes):
                     found[rate] = float(point[field])
-                    if rate == "examples":
-                        found["step"] = 0.0
+    if "examples" in found:
+        found["step"] = 0.0
     if not found:
         raise validation.InputError(
             f"{private / progress.LOGS} has no log with a rate. Give the workdir of a "
@@ -328,10 +332,28 @@ def _in_turns(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
     return [total / turns for total in totals]
 
 
-def _bytes_of_a_query(rows: Sequence[SyntheticQuery]) -> float:
-    """What a query and its document take in a set, measured on one."""
+def _bytes_of_a_query(documents: Sequence[Document], tokens: int) -> float:
+    """What a query and its document take in a set, by a small one that is written.
+
+    A query is taken to have three words for every four tokens.
+    """
+    words = max(1, 3 * tokens // 4)
+    rows = [
+        SyntheticQuery(
+            query_id=f"genQ{number}",
+            query=" ".join(document.content.split()[:words]),
+            document_id=document.id,
+            document=document.content,
+            sample=0,
+        )
+        for number, document in enumerate(documents)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "set"
         write_synthetic(out, iter(rows), provenance={}, certificate=None, shards=1)
         size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     return size / len(rows)
+
+
+class _EnoughError(Exception):
+    """Raised to end a measurement."""
