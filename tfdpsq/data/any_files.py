@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import tensorflow as tf
 from absl import logging
@@ -33,6 +33,22 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 def is_local(path: str | os.PathLike) -> bool:
     """Whether a path is of this machine's file systems: it has no scheme."""
     return "://" not in os.fspath(path)
+
+
+def exists(path: str | os.PathLike) -> bool:
+    """Whether there is a file, or a directory, of this name."""
+    return tf.io.gfile.exists(os.fspath(path))
+
+
+def open_binary(path: str | os.PathLike) -> BinaryIO:
+    """Opens a file for reading, to be closed by the caller.
+
+    Raises:
+      FileNotFoundError, tf.errors.NotFoundError: there is no such file.
+    """
+    if is_local(path):
+        return open(path, "rb")  # TensorFlow's reads lines at half the speed
+    return tf.io.gfile.GFile(os.fspath(path), "rb")
 
 
 def sha256(path: str) -> str:
@@ -71,6 +87,33 @@ def put(partial: str, path: str) -> None:
     """
     flush(partial)
     tf.io.gfile.rename(partial, path, overwrite=True)
+
+
+def copy_tree(source: str, target: str, last: str = "") -> None:
+    """Copies a directory with all in it, file by file.
+
+    Args:
+      source: the directory.
+      target: where its files go; older ones are written over.
+      last: name of the file to be copied after all others.
+
+    Raises:
+      tf.errors.NotFoundError: there is no such directory.
+    """
+    source, target = source.rstrip("/"), target.rstrip("/")
+    if not tf.io.gfile.isdir(source):
+        raise tf.errors.NotFoundError(None, None, f"{source}: no such directory")
+    files = [
+        f"{folder.rstrip('/')}/{name}"[len(source) + 1 :]
+        for folder, _, names in tf.io.gfile.walk(source)
+        for name in names
+    ]
+    for name in sorted(files, key=lambda name: (name == last, name)):
+        path = f"{target}/{name}"
+        tf.io.gfile.makedirs(path.rpartition("/")[0])
+        partial = partial_name(path)
+        tf.io.gfile.copy(f"{source}/{name}", partial)
+        put(partial, path)
 
 
 def discard(path: str) -> None:

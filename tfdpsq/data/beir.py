@@ -103,15 +103,13 @@ class BeirDirectory:
         """The file with the documents, which may be compressed."""
         return self._corpus
 
-    def documents(
-        self, raw: Iterable[tuple[int, bytes]] | None = None
-    ) -> Iterator[Document]:
-        """Streams the corpus, in the order of the file; of `raw` lines, only those.
+    def documents(self) -> Iterator[Document]:
+        """Streams the corpus, in the order of the file.
 
         Raises:
           DataError: at the first line that is not a document.
         """
-        for line, record in read_records(self._corpus, raw):
+        for line, record in read_records(self._corpus):
             yield document_of(self._corpus, line, record, self.as_published)
 
     def queries(self) -> dict[str, str]:

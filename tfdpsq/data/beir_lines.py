@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import dataclasses
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
+from tfdpsq.data import any_files
 from tfdpsq.data.texts import Document, text_problem
 from tfdpsq.validation import DataError
 
@@ -34,12 +37,12 @@ class Judgement:
 
 
 def raw_lines(
-    path: Path, offset: int = 0, line: int = 0
+    path: str | os.PathLike, offset: int = 0, line: int = 0
 ) -> Iterator[tuple[int, bytes]]:
     """Yields (line number, bytes with their line end) of all lines from a place on.
 
     Args:
-      path: the file; ".gz" is read uncompressed.
+      path: the file, local or of another file system; ".gz" is read uncompressed.
       offset: bytes before the first line wanted, uncompressed.
       line: lines before it.
 
@@ -47,9 +50,12 @@ def raw_lines(
       DataError: a broken gzip file.
     """
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            file.seek(offset)  # of a compressed file, by reading all before it
-            for raw in file:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(any_files.open_binary(path))
+            packed = os.fspath(path).endswith(".gz")
+            lines = stack.enter_context(gzip.open(file)) if packed else file
+            lines.seek(offset)  # of a compressed file, by reading all before it
+            for raw in lines:
                 line += 1
                 yield line, raw
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -59,7 +65,7 @@ def raw_lines(
 
 
 def read_lines(
-    path: Path, raw: Iterable[tuple[int, bytes]] | None = None
+    path: str | os.PathLike, raw: Iterable[tuple[int, bytes]] | None = None
 ) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, text) of the lines that are not blank.
 
@@ -90,7 +96,7 @@ def read_lines(
 
 
 def read_records(
-    path: Path, raw: Iterable[tuple[int, bytes]] | None = None
+    path: str | os.PathLike, raw: Iterable[tuple[int, bytes]] | None = None
 ) -> Iterator[tuple[int, dict]]:
     """Yields (line number, object) of a JSON-lines file, with a sound ``_id``.
 
@@ -125,7 +131,7 @@ def read_records(
         yield line, record
 
 
-def text_field(path: Path, line: int, record: dict, field: str) -> str:
+def text_field(path: str | os.PathLike, line: int, record: dict, field: str) -> str:
     """Returns a field of a record; one that is absent or null is empty.
 
     Raises:
@@ -139,7 +145,9 @@ def text_field(path: Path, line: int, record: dict, field: str) -> str:
     return value
 
 
-def document_of(path: Path, line: int, record: dict, may_be_empty: bool) -> Document:
+def document_of(
+    path: str | os.PathLike, line: int, record: dict, may_be_empty: bool = False
+) -> Document:
     """Returns the document of a corpus's line.
 
     Raises:

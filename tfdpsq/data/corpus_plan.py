@@ -11,12 +11,11 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdpsq.data.beir import BeirDirectory
-from tfdpsq.data.beir_lines import raw_lines
+from tfdpsq.data import any_files
+from tfdpsq.data.beir_lines import document_of, raw_lines, read_records
 from tfdpsq.data.texts import Document, documents_fingerprint
 from tfdpsq.validation import DataError, InputError
 
@@ -72,28 +71,25 @@ class CorpusPlan:
         ranges = tuple(CorpusRange(**one) for one in value["ranges"])
         return cls(**{**value, "ranges": ranges})
 
-    def describes(self, corpus: BeirDirectory, bounds: Sequence[int]) -> bool:
+    def describes(self, file: str, bounds: Sequence[int]) -> bool:
         """Whether it is of this corpus, as far as its size tells, in these parts.
 
         Args:
-          corpus: the corpus; `read_range` compares its bytes.
+          file: the corpus; `read_range` compares its bytes.
           bounds: as `plan_corpus` has them of `self.documents`.
         """
-        file = corpus.corpus_file
         return (
-            (self.file, self.size) == (file.name, file.stat().st_size)
+            (self.file, self.size) == (_name(file), any_files.size(file))
             and [one.start for one in self.ranges] == list(bounds[:-1])
             and self.documents == bounds[-1]
         )
 
 
-def plan_corpus(
-    corpus: BeirDirectory, bounds: Callable[[int], Sequence[int]]
-) -> CorpusPlan:
+def plan_corpus(file: str, bounds: Callable[[int], Sequence[int]]) -> CorpusPlan:
     """Plans a corpus, reading it twice, in flat memory.
 
     Args:
-      corpus: the corpus.
+      file: the corpus, `.jsonl` or `.jsonl.gz`.
       bounds: number of documents n -> numbers of documents that parts begin with:
         0 first, then not falling, and n behind the last part.
 
@@ -101,26 +97,23 @@ def plan_corpus(
       DataError: a malformed line.
       InputError: the corpus changed meanwhile.
     """
-    file = corpus.corpus_file
-    size = file.stat().st_size
+    size = any_files.size(file)
     count = _count(file)
-    cutter = _Cutter(corpus, list(bounds(count)))
+    cutter = _Cutter(file, list(bounds(count)))
     fingerprint = documents_fingerprint(cutter.documents())
-    if cutter.number != count or file.stat().st_size != size:
+    if cutter.number != count or any_files.size(file) != size:
         raise InputError(
             f"{file}: held {count} documents, then {cutter.number}: it was changed "
             "while it was read. Run the command again when it is no longer written to."
         )
-    return CorpusPlan(file.name, size, count, fingerprint, tuple(cutter.ranges))
+    return CorpusPlan(_name(file), size, count, fingerprint, tuple(cutter.ranges))
 
 
-def read_range(
-    corpus: BeirDirectory, part: CorpusRange, remedy: str
-) -> Iterator[Document]:
+def read_range(file: str, part: CorpusRange, remedy: str) -> Iterator[Document]:
     """Streams a part's documents.
 
     Args:
-      corpus: the corpus that was planned.
+      file: the corpus that was planned.
       part: of its plan.
       remedy: what to do if it changed.
 
@@ -130,7 +123,7 @@ def read_range(
 
     def raw() -> Iterator[tuple[int, bytes]]:
         digest, left = hashlib.sha256(), part.size
-        lines = raw_lines(corpus.corpus_file, part.offset, part.lines)
+        lines = raw_lines(file, part.offset, part.lines)
         while left > 0:
             line, data = next(lines, (0, b""))
             if not data:
@@ -140,29 +133,29 @@ def read_range(
             yield line, data
         if digest.hexdigest() != part.sha256:
             raise DataError(
-                corpus.corpus_file,
+                file,
                 f"documents {part.start} to {part.stop - 1} are no longer those that "
                 "were planned: the file was changed",
                 remedy,
                 part.lines + 1,
             )
 
-    return corpus.documents(raw())
+    return _documents(file, raw())
 
 
 class _Cutter:
     """Notes where the parts begin and end while the documents are read."""
 
-    def __init__(self, corpus: BeirDirectory, bounds: list[int]):
+    def __init__(self, file: str, bounds: list[int]):
         self.number = 0  # of documents read
         self.ranges: list[CorpusRange] = []
-        self._corpus, self._bounds = corpus, bounds
+        self._file, self._bounds = file, bounds
         self._waiting: list[bytes] = []  # lines since the last document
         self._lines = self._offset = 0  # before this part
         self._open()
 
     def documents(self) -> Iterator[Document]:
-        for document in self._corpus.documents(self._raw()):
+        for document in _documents(self._file, self._raw()):
             while len(self.ranges) + 2 < len(self._bounds) and self._ends(self.number):
                 self._close()
             self._take()
@@ -173,7 +166,7 @@ class _Cutter:
             self._close()
 
     def _raw(self) -> Iterator[tuple[int, bytes]]:
-        for line, data in raw_lines(self._corpus.corpus_file):
+        for line, data in raw_lines(self._file):
             self._waiting.append(data)
             yield line, data
 
@@ -201,7 +194,16 @@ class _Cutter:
         self._open()
 
 
-def _count(file: Path) -> int:
+def _documents(file: str, raw: Iterable[tuple[int, bytes]]) -> Iterator[Document]:
+    for line, record in read_records(file, raw):
+        yield document_of(file, line, record)
+
+
+def _name(file: str) -> str:
+    return file.rpartition("/")[2]
+
+
+def _count(file: str) -> int:
     """How many lines are not blank, as `read_lines` has it, without parsing them."""
     count = 0
     for line, data in raw_lines(file):

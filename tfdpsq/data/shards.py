@@ -145,7 +145,7 @@ class ShardDirectory:
         try:
             yield mark
         except (OSError, tf.errors.OpError) as error:
-            reason = str(error).splitlines()[0]
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
             path = self.path(index, "*")
             raise DamagedShard(index, path, f"cannot be read ({reason})") from error
 

@@ -45,8 +45,15 @@ def main(run: Callable[..., Any], sharded: bool = False) -> None:
         # Advice on how to write TensorFlow programs is of no use to those who run one.
         standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
         try:
-            given = (config.value, pathlib.Path(directory.value))
-            run(*given, *([_launch(argv[1:])] if sharded else []))
+            if sharded:
+                run(config.value, directory.value, _launch(argv[1:]))
+            elif "://" in directory.value:
+                raise validation.InputError(
+                    f"workdir is {directory.value}; this stage writes to local paths, "
+                    "or to what is mounted as one."
+                )
+            else:
+                run(config.value, pathlib.Path(directory.value))
         except (validation.InputError, OSError) as error:
             sys.stderr.write(f"error: {error}\n")
             sys.exit(2)

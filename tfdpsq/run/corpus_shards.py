@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+import tensorflow as tf
 from absl import logging
 
 from tfdpsq import validation
@@ -23,13 +24,13 @@ class CorpusShards:
     Of D documents, shard i of S holds those from D·i/S to D·(i+1)/S.
 
     Attributes:
-      corpus: "pydocs" or a BEIR directory.
+      file: the corpus.
       most: how many documents are taken; 0 takes all.
       plan: where each shard's documents lie.
       remedy: what to do if the corpus is changed.
     """
 
-    corpus: str
+    file: str
     most: int
     plan: corpus_plan.CorpusPlan
     remedy: str
@@ -59,9 +60,7 @@ class CorpusShards:
           DataError: a malformed line; a corpus that was changed, at the end.
         """
         lies = self.plan.ranges[index]
-        documents = corpus_plan.read_range(
-            sources.open_beir(self.corpus), lies, self.remedy
-        )
+        documents = corpus_plan.read_range(self.file, lies, self.remedy)
         total = self.plan.documents
         return sources.due_documents(documents, lies.start, total, self.most or total)
 
@@ -75,7 +74,7 @@ def cut(
     corpus has the size that it had, and what a shard reads of it is compared then.
 
     Args:
-      corpus: "pydocs" or a BEIR directory.
+      corpus: "pydocs" or a BEIR directory, local or of another file system.
       most: how many documents, evenly spread over it; 0 takes all.
       shard_documents: most documents of a shard.
       pass_directory: where the shards are to lie.
@@ -87,7 +86,7 @@ def cut(
     validation.positive_integer("shard_documents", shard_documents)
     if most:
         validation.positive_integer("the number of documents", most)
-    beir = sources.open_beir(corpus)
+    file = _file_of(corpus)
 
     def bounds(total: int) -> list[int]:
         taken = min(most or total, total)
@@ -98,9 +97,21 @@ def cut(
 
     found = any_files.read_or_warn(f"{pass_directory}/{PLAN_FILE}")
     plan = corpus_plan.CorpusPlan.from_json(found) if found else None
-    if plan is None or not plan.describes(beir, bounds(plan.documents)):
-        plan = corpus_plan.plan_corpus(beir, bounds)
+    if plan is None or not plan.describes(file, bounds(plan.documents)):
+        plan = corpus_plan.plan_corpus(file, bounds)
     else:
         logging.info("%s/%s: the corpus is not read again", pass_directory, PLAN_FILE)
     remedy = f"Restore it, or delete {pass_directory} to begin again"
-    return CorpusShards(corpus, most, plan, remedy)
+    return CorpusShards(file, most, plan, remedy)
+
+
+def _file_of(corpus: str) -> str:
+    """The file with the documents; of a remote directory, nothing else is looked at."""
+    if any_files.is_local(corpus):
+        return str(sources.open_beir(corpus).corpus_file)
+    for name in ("corpus.jsonl", "corpus.jsonl.gz"):
+        if tf.io.gfile.exists(f"{corpus.rstrip('/')}/{name}"):
+            return f"{corpus.rstrip('/')}/{name}"
+    raise validation.DataError(
+        corpus, "holds no corpus.jsonl (nor .gz)", "Give a BEIR directory"
+    )

@@ -9,35 +9,41 @@ Beam, or any of these after one was killed, end with the same output.
 from __future__ import annotations
 
 import collections
+import os
 import pathlib
+import tempfile
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Union
 
 import tensorflow as tf
 from absl import logging
 
 from tfdpsq import validation
+from tfdpsq.data import any_files
 from tfdpsq.data.shards import DamagedShard, PassSpec, ShardDirectory
 from tfdpsq.run import passes, workdir
 
 # So often one shard is made again before the disk is to blame.
 _TIMES_DAMAGED = 3
 
+# A local path, or one of another file system, which a `pathlib.Path` would spoil.
+Place = Union[str, pathlib.Path]
 Merge = Callable[[pathlib.Path, ShardDirectory], Mapping[str, Any]]
 
 
-def pass_directory(directory: pathlib.Path) -> str:
+def pass_directory(directory: Place) -> str:
     """Where the shards of a stage lie until they are merged.
 
     Args:
       directory: the stage's output directory.
     """
-    return str(directory.with_name(f".{directory.name}.shards"))
+    parent, slash, name = os.fspath(directory).rstrip("/").rpartition("/")
+    return f"{parent}{slash}.{name}.shards"
 
 
 def run_stage(
-    directory: pathlib.Path,
+    directory: Place,
     config: Any,
     inputs: Mapping[str, str],
     work: passes.Work,
@@ -47,8 +53,11 @@ def run_stage(
 ) -> dict[str, Any] | None:
     """As `workdir.run_stage`, for a stage that is a pass.
 
+    On an object store the output is made in a temporary directory of this machine and
+    copied there, `stage.json` last: what has none is not finished.
+
     Args:
-      directory: the stage's output directory.
+      directory: the stage's output directory, local or of another file system.
       config: what the stage's result depends on.
       inputs: fingerprints of what it reads.
       work: what is done for every shard.
@@ -65,13 +74,14 @@ def run_stage(
         input; what the work or the merge raises.
     """
     started = time.monotonic()
+    name = os.path.basename(os.fspath(directory).rstrip("/"))
     spec = PassSpec(work.name, work.shards, workdir.plain(config), dict(inputs))
     shards = ShardDirectory(pass_directory(directory), spec)
 
     def finished() -> dict[str, Any] | None:
         stage = workdir.finished_stage(directory, config, inputs)
         if stage is not None:
-            logging.info("%s: finished before, not redone", directory.name)
+            logging.info("%s: finished before, not redone", name)
             _remove(shards)  # of a command that was killed after its merge
         return stage
 
@@ -81,9 +91,9 @@ def run_stage(
         stage = finished()
         if stage is not None:
             return stage
-        for name, value in (beside or {}).items():
-            if shards.read_json(name) != value:
-                shards.write_json(name, value)
+        for file, value in (beside or {}).items():
+            if shards.read_json(file) != value:
+                shards.write_json(file, value)
         maker = passes.Maker(shards, work)
         _make(shards, work, maker, launch)
         missing = shards.missing()
@@ -91,7 +101,7 @@ def run_stage(
             listed = ", ".join(map(str, missing[:10]))
             logging.info(
                 "%s: %d of %d shards are still to be made by others: %s%s",
-                directory.name,
+                name,
                 len(missing),
                 work.shards,
                 listed,
@@ -100,7 +110,7 @@ def run_stage(
             return None
         with shards.lock(None, wait=launch.alone) as held:
             if not held:
-                logging.info("%s: is being merged by another process", directory.name)
+                logging.info("%s: is being merged by another process", name)
                 return None
             stage = _merged(directory, config, inputs, merge, shards, maker)
         _remove(shards)
@@ -151,7 +161,7 @@ def _make(
 
 
 def _merged(
-    directory: pathlib.Path,
+    directory: Place,
     config: Any,
     inputs: Mapping[str, str],
     merge: Merge,
@@ -163,7 +173,7 @@ def _merged(
     while True:
         maker.make_all(shards.missing())
         try:
-            return workdir.run_stage(
+            return _made(
                 directory, config, inputs, lambda out: dict(merge(out, shards))
             )
         except DamagedShard as error:
@@ -172,6 +182,23 @@ def _merged(
                 raise
             logging.warning("%s", error)
             shards.discard(error.index)
+
+
+def _made(
+    directory: Place,
+    config: Any,
+    inputs: Mapping[str, str],
+    make: Callable[[pathlib.Path], dict[str, Any]],
+) -> dict[str, Any]:
+    """As `workdir.run_stage`, on any file system."""
+    if any_files.is_local(directory):
+        return workdir.run_stage(pathlib.Path(directory), config, inputs, make)
+    place = os.fspath(directory)
+    with tempfile.TemporaryDirectory(prefix="tfdpsq-") as folder:
+        local = pathlib.Path(folder, os.path.basename(place.rstrip("/")))
+        stage = workdir.run_stage(local, config, inputs, make)
+        any_files.copy_tree(str(local), place, last=workdir.STAGE_FILE)
+    return stage
 
 
 def _remove(shards: ShardDirectory) -> None:

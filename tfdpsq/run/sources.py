@@ -7,17 +7,24 @@ certificate what it already cost; a BEIR directory's queries are private.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import hashlib
 import hmac
 import pathlib
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.data import (
     BeirDirectory,
+    any_files,
     atomic_write,
     build_pydocs,
     read_manifest,
@@ -101,6 +108,34 @@ def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
         atomic_write(path, secrets.token_hex(32))
     key = bytes.fromhex(path.read_text())
     return "keyed:" + hmac.new(key, fingerprint.encode(), hashlib.sha256).hexdigest()
+
+
+@functools.cache
+def fetched(path: str) -> str:
+    """A model's directory, or a file, on this machine.
+
+    Args:
+      path: as users give it; what lies on another file system is copied, once in a
+        process, to a temporary directory that goes with the process.
+
+    Raises:
+      InputError: there is nothing.
+    """
+    if any_files.is_local(path):
+        return path
+    folder = tempfile.mkdtemp(prefix="tfdpsq-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = f"{folder}/{path.rstrip('/').rpartition('/')[2]}"
+    try:
+        if tf.io.gfile.isdir(path):
+            any_files.copy_tree(path, target)
+        else:
+            tf.io.gfile.copy(path, target)
+    except any_files.GONE as error:
+        raise validation.InputError(
+            f"{path}: there is no such file or directory. Give another path."
+        ) from error
+    return target
 
 
 def vocabulary_file(given: str, model: str = "") -> pathlib.Path:

@@ -81,14 +81,14 @@ def default_config() -> ml_collections.ConfigDict:
 
 def run(
     config: ml_collections.ConfigDict,
-    directory: pathlib.Path,
+    directory: str | pathlib.Path,
     launch: passes.Launch = passes.ALONE,
 ) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
 
     Args:
       config: the settings.
-      directory: where the output goes.
+      directory: where the output goes: a local path, or one of another file system.
       launch: which shards this process does.
 
     Returns:
@@ -97,7 +97,7 @@ def run(
     Raises:
       InputError: bad settings, no generator, or a vocabulary that does not fit.
     """
-    vocabulary = sources.vocabulary_file(config.vocabulary, config.generator)
+    generator, vocabulary = _fetched(config.generator, config.vocabulary)
     settings = SynthesisConfig(
         samples_per_document=config.samples_per_document,
         document_length=config.document_length,
@@ -107,7 +107,7 @@ def run(
         sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
     )
     fingerprints = {
-        "generator": workdir.model_fingerprint(checkpoints.locate(config.generator)),
+        "generator": workdir.model_fingerprint(checkpoints.locate(generator)),
         "vocabulary": Tokenizer(vocabulary).fingerprint,
     }
     corpus = corpus_shards.cut(
@@ -124,7 +124,7 @@ def run(
             out / SET,
             _merged(shards),
             provenance=provenance,
-            certificate=sources.certificate_of_model(config.generator),
+            certificate=sources.certificate_of_model(generator),
             shards=config.shards,
         )
         return {
@@ -136,7 +136,7 @@ def run(
         start_worker,
         config.generator,
         config.dtype,
-        str(vocabulary),
+        config.vocabulary,
         settings,
         config.jit_compile,
         corpus,
@@ -167,7 +167,7 @@ def start_worker(
     Args:
       generator: as in the config.
       dtype: as in the config.
-      vocabulary: the SentencePiece file.
+      vocabulary: as in the config.
       settings: how to write.
       jit_compile: as in the config.
       corpus: the documents of every shard.
@@ -176,8 +176,9 @@ def start_worker(
     Raises:
       InputError: the vocabulary does not fit the generator.
     """
-    model = T5QueryGenerator.load(generator, dtype)
-    writer = Synthesizer(model, Tokenizer(vocabulary), settings, jit_compile)
+    path, vocabulary_path = _fetched(generator, vocabulary)
+    model = T5QueryGenerator.load(path, dtype)
+    writer = Synthesizer(model, Tokenizer(vocabulary_path), settings, jit_compile)
 
     def make(index: int, out: ShardWriter) -> None:
         each = settings.samples_per_document
@@ -195,6 +196,13 @@ def start_worker(
                 out.count += 1
 
     return make
+
+
+def _fetched(generator: str, vocabulary: str) -> tuple[str, pathlib.Path]:
+    """Generator and vocabulary of the config, on this machine."""
+    generator = sources.fetched(generator)
+    given = sources.fetched(vocabulary) if vocabulary else ""
+    return generator, sources.vocabulary_file(given, generator)
 
 
 def _merged(shards: ShardDirectory) -> Iterator[SyntheticQuery]:

@@ -31,7 +31,7 @@ import ml_collections
 from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.data import files
+from tfdpsq.data import any_files, files
 
 STAGE_FILE = "stage.json"
 CONFIG_FILE = "config.json"
@@ -149,22 +149,23 @@ def run_stage(
 
 
 def finished_stage(
-    directory: pathlib.Path, config: Any, inputs: Mapping[str, str]
+    directory: str | pathlib.Path, config: Any, inputs: Mapping[str, str]
 ) -> dict[str, Any] | None:
     """What `stage.json` of a finished stage holds; `None` where it is not finished.
 
     Args:
-      directory: as in `run_stage`.
+      directory: as in `run_stage`, or of another file system.
       config: as in `run_stage`.
       inputs: as in `run_stage`.
 
     Raises:
       InputError: the directory holds the result of another config or input.
     """
-    if not (directory / STAGE_FILE).is_file():
+    path = f"{os.fspath(directory).rstrip('/')}/{STAGE_FILE}"
+    if not any_files.exists(path):
         return None
     wanted = {"config": plain(config), "inputs": dict(inputs)}
-    found = read_json(directory / STAGE_FILE)
+    found = read_json(path)
     if found["fingerprint"] != _fingerprint(wanted):
         changed = differences(
             {"config": found["config"], "inputs": found["inputs"]}, wanted
@@ -270,14 +271,16 @@ def peak_memory_gib() -> float:
     return kib / 2**20
 
 
-def read_json(path: pathlib.Path) -> Any:
-    """The content of a JSON file.
+def read_json(path: str | pathlib.Path) -> Any:
+    """The content of a JSON file, local or of another file system.
 
     Raises:
       DataError: it is damaged.
     """
+    with any_files.open_binary(path) as file:
+        data = file.read()
     try:
-        return json.loads(path.read_text("utf-8"))
+        return json.loads(data)
     except ValueError as error:
         raise validation.DataError(
             path, f"it is not valid JSON ({error})", "Delete the directory it is in."

@@ -1,0 +1,127 @@
+"""Plans of corpora: every part is read alone, and is what it is in the whole."""
+
+import codecs
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from tfdpsq.data import BeirDirectory
+from tfdpsq.data.corpus_plan import CorpusPlan, plan_corpus, read_range
+from tfdpsq.data.texts import documents_fingerprint
+from tfdpsq.validation import DataError
+
+_BLANK = ["\n", "  \r\n", "\u00a0\n", "\t\n"]
+
+
+def _corpus(directory, count, kind="plain", seed=0):
+    """Documents of many lengths and scripts, between blank lines of all kinds."""
+    random = np.random.default_rng(seed)
+    lines = []
+    for number in range(count):
+        lines += random.choice(_BLANK, random.integers(0, 3)).tolist()
+        record = {"_id": f"d{number}", "title": "é" * random.integers(0, 3)}
+        record["text"] = "wörter 語 " * random.integers(1, 30)
+        text = json.dumps(record, ensure_ascii=bool(random.integers(2)))
+        lines.append(" " * random.integers(0, 2) + text + random.choice(["\n", "\r\n"]))
+    lines += ["\n", "\n"]
+    data = "".join(lines).encode()
+    if kind == "bom":
+        data = codecs.BOM_UTF8 + data
+    if kind == "unended":
+        data = data.rstrip()
+    (directory / "qrels").mkdir(parents=True)
+    (directory / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n")
+    (directory / "queries.jsonl").write_text('{"_id": "q", "text": "q"}\n')
+    if kind == "gz":
+        (directory / "corpus.jsonl.gz").write_bytes(gzip.compress(data))
+    else:
+        (directory / "corpus.jsonl").write_bytes(data)
+    return BeirDirectory(directory)
+
+
+def _even(parts):
+    return lambda count: [count * i // parts for i in range(parts + 1)]
+
+
+def _read(corpus, plan, index):
+    return list(read_range(str(corpus.corpus_file), plan.ranges[index], "Restore it"))
+
+
+@pytest.mark.parametrize("kind", ["plain", "bom", "unended", "gz"])
+@pytest.mark.parametrize("parts", [1, 4, 23, 31])
+def test_parts_are_the_corpus_in_order(tmp_path, kind, parts):
+    corpus = _corpus(tmp_path / "c", 23, kind)
+    plan = plan_corpus(str(corpus.corpus_file), _even(parts))
+    documents = list(corpus.documents())
+    assert plan.documents == len(documents) == 23
+    assert plan.fingerprint == documents_fingerprint(documents)
+    bounds = _even(parts)(23)
+    for index, (start, stop) in enumerate(zip(bounds, bounds[1:])):
+        assert _read(corpus, plan, index) == documents[start:stop]
+    assert CorpusPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    # Parts lie side by side in the file.
+    raw = corpus.corpus_file.read_bytes()
+    data = gzip.decompress(raw) if kind == "gz" else raw
+    offsets = [part.offset for part in plan.ranges] + [len(data)]
+    sizes = [part.size for part in plan.ranges]
+    assert np.diff(offsets).tolist() == sizes
+    for part in plan.ranges:
+        assert part.lines == data[: part.offset].count(b"\n")
+
+
+def test_an_error_in_a_part_names_the_line_in_the_whole_file(tmp_path):
+    corpus = _corpus(tmp_path / "c", 12)
+    plan = plan_corpus(str(corpus.corpus_file), _even(3))
+    path = corpus.corpus_file
+    lines = path.read_bytes().split(b"\n")
+    place = next(i for i, line in enumerate(lines) if b'"d9"' in line)
+    bad = lines[place].replace(b'"d9"', b"[1,2]")[: len(lines[place])]
+    lines[place] = bad
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(DataError) as caught:
+        _read(corpus, plan, 2)
+    assert caught.value.line == place + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.replace(b"d5", b"e5"),
+        lambda data: data[: len(data) // 2],
+        lambda data: b"\n" + data[:-1],
+    ],
+)
+def test_a_corpus_that_was_changed_is_noticed_by_who_reads_it(tmp_path, change):
+    corpus = _corpus(tmp_path / "c", 12)
+    plan = plan_corpus(str(corpus.corpus_file), _even(3))
+    path = corpus.corpus_file
+    path.write_bytes(change(path.read_bytes()))
+    problems = []
+    for index in range(3):
+        try:
+            _read(corpus, plan, index)
+        except DataError as error:
+            problems.append(str(error))
+    assert problems
+    assert all(str(path) in problem for problem in problems)
+    assert any("the file was changed" in problem for problem in problems)
+
+
+def test_a_plan_is_taken_for_a_corpus_of_its_name_size_and_parts_alone(tmp_path):
+    corpus = _corpus(tmp_path / "c", 12)
+    plan = plan_corpus(str(corpus.corpus_file), _even(3))
+    assert plan.describes(str(corpus.corpus_file), [0, 4, 8, 12])
+    assert not plan.describes(str(corpus.corpus_file), [0, 6, 12])
+    assert not plan.describes(str(corpus.corpus_file), [0, 4, 8, 13])
+    with open(corpus.corpus_file, "ab") as file:
+        file.write(b"\n")
+    assert not plan.describes(str(corpus.corpus_file), [0, 4, 8, 12])
+
+
+def test_an_empty_corpus_has_one_empty_part(tmp_path):
+    corpus = _corpus(tmp_path / "c", 0)
+    plan = plan_corpus(str(corpus.corpus_file), lambda count: [0, 0])
+    assert plan.documents == 0
+    assert _read(corpus, plan, 0) == []

@@ -1,0 +1,331 @@
+"""Synthesis by any number of processes writes the same set, to the last byte."""
+
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import tensorflow as tf
+
+from tfdpsq.data import (
+    BeirDirectory,
+    Tokenizer,
+    any_files,
+    encode_query,
+    read_manifest,
+    read_synthetic,
+    train_vocabulary,
+    verify,
+    write_synthetic,
+)
+from tfdpsq.generator import (
+    SamplingConfig,
+    SynthesisConfig,
+    Synthesizer,
+    T5QueryGenerator,
+    synthesis,
+    synthesize,
+)
+from tfdpsq.layers import T5Config
+from tfdpsq.run import beam, passes, sources
+from tfdpsq.run import synthesize as stage
+from tfdpsq.validation import DataError, InputError
+
+_HERE = pathlib.Path(__file__).parent
+_ROOT = _HERE.parents[1]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Pairs of 84 documents, and a generator of random weights for them."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
+    tiny = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tiny)
+    base = tmp_path_factory.mktemp("sharded")
+    queries = tiny.write_pairs(base / "pairs")
+    train_vocabulary(queries, 320, base / "spiece.model")
+    tf.keras.utils.set_random_seed(3)
+    (base / "generator").mkdir()
+    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
+    T5QueryGenerator(config).save(base / "generator", base / "spiece.model")
+    return base
+
+
+def _config(base, **changes):
+    config = stage.default_config()
+    config.update(
+        {
+            "generator": str(base / "generator"),
+            "corpus": str(base / "pairs"),
+            "samples_per_document": 2,
+            "document_length": 48,
+            "query_length": 12,
+            "batch_size": 16,
+            "shards": 3,
+            "shard_documents": 20,
+            **changes,
+        }
+    )
+    return config
+
+
+def _files(directory):
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _by_one_call(config, directory, provenance):
+    """The set as it is written without shards: the library's two functions alone."""
+    settings = SynthesisConfig(
+        samples_per_document=config.samples_per_document,
+        document_length=config.document_length,
+        query_length=config.query_length,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        sampling=SamplingConfig(1.0, None, 0.8),
+    )
+    write_synthetic(
+        directory,
+        synthesize(
+            T5QueryGenerator.load(config.generator),
+            Tokenizer(sources.vocabulary_file("", config.generator)),
+            sources.sampled_documents(config.corpus, config.max_documents or None),
+            settings,
+        ),
+        provenance,
+        None,
+        config.shards,
+    )
+    return _files(directory)
+
+
+@pytest.fixture(scope="module")
+def whole(base):
+    """The files of the set that one command writes."""
+    result = stage.run(_config(base), base / "whole")
+    assert result["result"]["queries"] > 150
+    verify(base / "whole" / "set")
+    return _files(base / "whole" / "set")
+
+
+def test_the_set_is_what_is_written_without_shards(base, whole, tmp_path):
+    provenance = read_manifest(base / "whole" / "set")["provenance"]
+    assert _by_one_call(_config(base), tmp_path / "set", provenance) == whole
+    assert len({row for row in whole["beir/queries.jsonl"].splitlines()}) > 150
+
+
+def test_two_commands_write_the_same_set(base, whole, tmp_path):
+    for index in (1, 0):
+        done = stage.run(_config(base), tmp_path / "out", passes.Launch(2, index))
+        assert (done is None) == (index == 1)
+        assert (tmp_path / "out").exists() == (index == 0)
+    assert _files(tmp_path / "out" / "set") == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_beam_in_this_process_writes_the_same_set(base, whole, tmp_path, monkeypatch):
+    loaded = []
+    load = T5QueryGenerator.load.__func__
+
+    def counted(cls, *args):
+        loaded.append(args)
+        return load(cls, *args)
+
+    monkeypatch.setattr(T5QueryGenerator, "load", classmethod(counted))
+    flags = ("--runner=DirectRunner",)
+    assert stage.run(_config(base), tmp_path / "out", passes.Launch(beam=flags))
+    assert _files(tmp_path / "out" / "set") == whole
+    assert len(loaded) == 1
+
+
+def test_what_beam_s_workers_are_sent_can_be_pickled_and_is_small(base, monkeypatch):
+    sent = []
+    monkeypatch.setattr(beam, "run", lambda *args: sent.append(args))
+    with pytest.raises(InputError, match="the same for them"):
+        stage.run(_config(base), base / "sent", passes.Launch(beam=("--x=1",)))
+    ((shards, work, missing, flags),) = sent
+    assert missing == list(range(5)) and flags == ("--x=1",)
+    data = pickle.dumps(beam.MakeShardFn(shards, work))
+    assert len(data) < 20_000
+    again = pickle.loads(data)
+    again.setup()
+    assert list(again.process(1)) == [1]
+    assert shards.missing() == [0, 2, 3, 4]
+
+
+def test_a_generator_is_made_ready_once_for_all_shards(base, whole, monkeypatch):
+    """And a shard's queries are those of its documents in the whole."""
+    traced = []
+    generate = synthesis.generate
+
+    def counted(*args, **options):
+        traced.append(args)
+        return generate(*args, **options)
+
+    monkeypatch.setattr(synthesis, "generate", counted)
+    model = T5QueryGenerator.load(str(base / "generator"))
+    tokenizer = Tokenizer(base / "spiece.model")
+    documents = list(BeirDirectory(base / "pairs").documents())
+    settings = SynthesisConfig(2, 48, 12, batch_size=16)
+    writer = Synthesizer(model, tokenizer, settings)
+    parts = []
+    for start, stop in ((40, 84), (0, 7), (7, 40)):
+        part = list(writer.queries(iter(documents[start:stop]), start))
+        parts.append((start, part))
+    assert len(traced) == 1
+    rows = [row for _, part in sorted(parts) for row in part]
+    found = read_synthetic(base / "whole" / "set")
+    assert [row for row in rows if row.query] == list(found)
+    assert [row.query_id for row in rows] == [f"genQ{i}" for i in range(168)]
+    assert len({encode_query(row) for row in rows}) == 168
+
+
+def test_all_may_lie_on_an_object_store(base, whole, tmp_path):
+    """`ram://` has no locks and no directories to rename either."""
+    remote = f"ram:/{tmp_path}"
+    for name in ("generator", "pairs"):
+        any_files.copy_tree(str(base / name), f"{remote}/{name}")
+    config = _config(base, generator=f"{remote}/generator", corpus=f"{remote}/pairs")
+    place = f"{remote}/work/out"
+    assert stage.run(config, place, passes.Launch(2, 1)) is None
+    shards = f"{remote}/work/.out.shards"
+    assert len(tf.io.gfile.glob(f"{shards}/synthesize-*.json")) == 2
+    mark = f"{shards}/synthesize-00003-of-00005.json"
+    tf.io.gfile.remove(mark)
+    made = stage.run(config, place)
+    assert stage.run(config, place)["run"] == made["run"]
+    assert tf.io.gfile.listdir(f"{remote}/work") in (["out"], ["out/"])
+    any_files.copy_tree(place, str(tmp_path / "out"))
+    found = _files(tmp_path / "out" / "set")
+    # All but the manifest, which tells the paths of the inputs.
+    assert found.pop("manifest.json")
+    assert found == {name: whole[name] for name in found}
+    assert set(whole) - set(found) == {"manifest.json"}
+    with pytest.raises(InputError, match="ram:/.*no such file or directory"):
+        stage.run(_config(base, generator=f"{remote}/nothing"), place)
+    with pytest.raises(DataError, match="holds no corpus.jsonl"):
+        stage.run(_config(base, corpus=f"{remote}/nothing"), place)
+
+
+# -- Processes of their own, as users run them -----------------------------------
+
+
+def _start(base, directory, *flags, cores=None):
+    config = _config(base)
+    words = [
+        sys.executable,
+        "-m",
+        "tfdpsq.run.synthesize",
+        "--config=configs/synthesize.py",
+        f"--workdir={directory}",
+        *(
+            f"--config.{key}={config[key]}"
+            for key in (
+                "generator",
+                "corpus",
+                "samples_per_document",
+                "document_length",
+                "query_length",
+                "batch_size",
+                "shards",
+                "shard_documents",
+            )
+        ),
+        *flags,
+    ]
+    return subprocess.Popen(
+        words,
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _ends(process, status=0):
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == status, told[-3000:]
+    return told
+
+
+def _marks(directory):
+    return sorted(directory.glob(".out.shards/synthesize-*.json"))
+
+
+def _kill_mid_shard(base, directory, marks):
+    """Kills a command (-9) that has made so many shards and is making another."""
+    process = _start(base, directory / "out")
+    deadline = time.monotonic() + 240
+    while True:
+        assert process.poll() is None and time.monotonic() < deadline
+        partial = list(directory.glob(".out.shards/.synthesize-*.tfrecord.*.partial"))
+        if len(_marks(directory)) >= marks and partial:
+            break
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (directory / "out").exists()
+    return len(_marks(directory))
+
+
+@pytest.mark.slow  # 13 processes of some seconds each
+def test_processes_beam_and_a_kill_all_end_in_one_set(base, whole, tmp_path):
+    # One command for each of four parts, one after another.
+    for index in range(4):
+        told = _ends(
+            _start(
+                base,
+                tmp_path / "four" / "out",
+                "--num_shards=4",
+                f"--shard_index={index}",
+            )
+        )
+        missing = [s for s in range(5) if s % 4 > index]
+        if missing:
+            assert f"{len(missing)} of 5 shards are still to be made" in told
+            assert ", ".join(map(str, missing)) in told
+    assert _files(tmp_path / "four" / "out" / "set") == whole
+    # Beam with two processes, which load the generator once each.
+    told = _ends(
+        _start(
+            base,
+            tmp_path / "beam" / "out",
+            "--beam",
+            "--runner=DirectRunner",
+            "--direct_num_workers=2",
+            "--direct_running_mode=multi_processing",
+        )
+    )
+    assert _files(tmp_path / "beam" / "out" / "set") == whole
+    # Killed in the middle of a shard, then the same command.
+    made = _kill_mid_shard(base, tmp_path / "killed", 2)
+    told = _ends(_start(base, tmp_path / "killed" / "out"))
+    assert told.count("rows in") == 5 - made
+    assert _files(tmp_path / "killed" / "out" / "set") == whole
+    # Two commands that are told to make the same shards, at once.
+    pair = [_start(base, tmp_path / "two" / "out") for _ in range(2)]
+    assert sum(_ends(process).count("rows in") for process in pair) == 5
+    assert _files(tmp_path / "two" / "out" / "set") == whole
+    for name in ("four", "beam", "killed", "two"):
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["out"]
+    # What is wrong is said in one line.
+    for flags, message in (
+        (("--num_shards=4", "--shard_index=4"), "shard_index is 4"),
+        (("--shard_index=1",), "num_shards was not given"),
+    ):
+        told = _ends(_start(base, tmp_path / "bad" / "out", *flags), status=2)
+        assert "Traceback" not in told
+        assert message in told.strip().splitlines()[-1]
+        assert not (tmp_path / "bad").exists()
+    told = _ends(_start(base, tmp_path / "bad" / "out", "--runner=X"), status=1)
+    assert "Unknown command line flag 'runner'" in told
