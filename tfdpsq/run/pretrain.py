@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
 from tfdpsq.data import (
     Document,
     RowStore,
@@ -45,7 +45,7 @@ from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
 from tfdpsq.retriever.losses import in_batch_losses
-from tfdpsq.run import command, sources, workdir
+from tfdpsq.run import command, sources, strategy, workdir
 
 CURVE_FILE = "pretraining.json"
 
@@ -95,7 +95,11 @@ def default_config() -> ml_collections.ConfigDict:
     )
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategy.Devices = strategy.DEFAULT,
+) -> dict:
     """Runs the stage into `directory` unless it is finished there.
 
     Raises:
@@ -104,6 +108,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         benchmark's queries. Names file and line.
     """
     _check(config)
+    devices.require_single_steps("pretraining takes one step at a time")
     beir = sources.open_beir(config.data)
     for path in config.texts:
         _refuse_private(pathlib.Path(path))
@@ -117,7 +122,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = directory.parent / f".{directory.name}.state"
     stage = workdir.run_stage(
-        directory, config, inputs, lambda out: _make(config, out, own, inputs)
+        directory, config, inputs, lambda out: _make(config, devices, out, own, inputs)
     )
     shutil.rmtree(own, ignore_errors=True)
     return stage
@@ -181,7 +186,7 @@ def documents_of(config: ml_collections.ConfigDict) -> Iterator[Document]:
         yield from read_documents(path)
 
 
-def _make(config, out: pathlib.Path, own: pathlib.Path, inputs: dict) -> dict:
+def _make(config, devices, out: pathlib.Path, own: pathlib.Path, inputs: dict) -> dict:
     _open_state(own, config, inputs)
     vocabulary = _vocabulary(config, own)
     tokenizer = Tokenizer(vocabulary)
@@ -208,7 +213,8 @@ def _make(config, out: pathlib.Path, own: pathlib.Path, inputs: dict) -> dict:
     # Spread over the corpus, which is sorted by package.
     count = min(len(held), config.watched_rows)
     watched = held.take(np.linspace(0, len(held) - 1, count).astype(np.int64))
-    record = _train(config, own, model, batches, watched)
+    with devices.notice.training() as asked:
+        record = _train(config, own, model, batches, watched, asked)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -295,7 +301,7 @@ def _rows(config, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore
     return stores
 
 
-def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]:
+def _train(config, own: pathlib.Path, model, batches, watched, asked) -> dict[str, Any]:
     schedule = WarmupCosine(config.learning_rate, config.warmup, config.steps)
     if config.optimizer == "adam":
         optimizer = tf.keras.optimizers.Adam(
@@ -371,9 +377,12 @@ def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]
                 record["watched"][-1],
             )
             sums, count = {}, 0
-        if done % config.save_every == 0 or last:
+        ends = asked() and not last
+        if done % config.save_every == 0 or last or ends:
             record["hours"] = before + (time.monotonic() - began) / 3600
             _save(own, manager, {**record, "sums": sums, "count": count}, done)
+        if ends:
+            raise privacy.Preempted(done)
     return record
 
 
@@ -387,4 +396,4 @@ def _save(own: pathlib.Path, manager, record: dict, done: int) -> None:
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, ("default",))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
@@ -17,8 +17,8 @@ from tfdpsq import privacy, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import certificate as certificates
-from tfdpsq.privacy import checkpoint, ledger, reads
-from tfdpsq.run import sources, workdir
+from tfdpsq.privacy import checkpoint, ledger, reads, workers
+from tfdpsq.run import sources, strategy, workdir
 
 RUNS = "runs"
 RUN_FILE = "run.json"
@@ -198,6 +198,51 @@ def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) ->
             checkpoint.discard(directory)
         directory.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
+
+
+def train(
+    devices: strategy.Devices,
+    model: tf.keras.Model,
+    plan: privacy.PrivacyPlan,
+    row_losses: Callable,
+    optimizer: Any,
+    take: Callable,
+    microbatch_size: int | None,
+    **options: Any,
+) -> int:
+    """`privacy.train` on a stage's devices.
+
+    Args:
+      devices: in whose scope model and optimizer were made.
+      model: whose trainable weights are trained.
+      plan: see `privacy.train` for this and all others.
+      row_losses: its loss.
+      optimizer: of the plan.
+      take: the rows.
+      microbatch_size: rows at a time.
+      **options: passed on.
+
+    Returns:
+      The number of steps executed.
+
+    Raises:
+      Preempted: the process, or another worker, was asked to end.
+      InputError: what `privacy.train` raises.
+    """
+    with devices.scope(), devices.notice.training() as asked:
+        # What is not trained, too: others may have other files at the same path.
+        workers.copy_from_chief(model.variables)
+        return privacy.train(
+            plan,
+            row_losses,
+            model.trainable_variables,
+            optimizer,
+            take,
+            microbatch_size,
+            steps_per_loop=devices.steps_per_loop,
+            preempted=asked,
+            **options,
+        )
 
 
 def close_run(directory: pathlib.Path) -> None:

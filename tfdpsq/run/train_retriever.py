@@ -33,6 +33,7 @@ from tfdpsq.run import (
     plain_training,
     private_training,
     sources,
+    strategy,
     workdir,
 )
 from tfdpsq.run.progress import Progress
@@ -95,8 +96,17 @@ def default_config() -> ml_collections.ConfigDict:
     )
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategy.Devices = strategy.DEFAULT,
+) -> dict:
     """Runs the stage into `directory` unless it is finished there.
+
+    Args:
+      config: the settings.
+      directory: where the retriever goes.
+      devices: what it is trained on.
 
     Raises:
       InputError: bad settings or data, before any budget is spent.
@@ -123,7 +133,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         directory,
         config,
         inputs,
-        lambda out: _make(config, out, tokenizer, private, own, inputs),
+        lambda out: _make(config, devices, out, tokenizer, private, own, inputs),
     )
     private_training.close_run(own)
     return stage
@@ -131,6 +141,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
 def _make(
     config,
+    devices: strategy.Devices,
     out: pathlib.Path,
     tokenizer: Tokenizer,
     private: pathlib.Path,
@@ -142,7 +153,8 @@ def _make(
         sources.require_public(
             config.init, f"epsilon {config.epsilon} would not be all that was spent"
         )
-    model = _untrained(config)
+    with devices.scope():
+        model = _untrained(config)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
     executed = 0
     certificate = parent
@@ -164,7 +176,9 @@ def _make(
             private / "logs", own.name, config.steps, losses=not config.strict
         )
         if config.method == "plain":
-            plain_training.train(config, model, tokenizer, source, progress)
+            plain_training.train(
+                config, model, tokenizer, source, progress, devices
+            )
             executed = config.steps
             if source.private:
                 facts = _facts(config, model, inputs, reads, mined)
@@ -172,8 +186,10 @@ def _make(
         else:
             private_training.open_run(own, config, inputs)
             plan, executed = direct_training.train(
-                config, model, tokenizer, source, progress, own, inputs
+                config, model, tokenizer, source, progress, own, inputs, devices
             )
+            if not devices.chief:
+                return {}
             certificate = privacy.make_certificate(
                 plan,
                 executed,
@@ -284,4 +300,4 @@ def _facts(
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, strategy.STRATEGIES)
