@@ -170,12 +170,12 @@ def test_a_run_goes_on_under_other_replicas(logical_cpus, tmp_path, before, afte
         _strategy(after, logical_cpus), directory=tmp_path / "moved", save_every=2
     )
     assert [done for done, _ in moved.losses] == [5, 6, 7]
-    whole = _Run(
-        _strategy(1, logical_cpus), directory=tmp_path / "whole", save_every=2
-    )
+    whole = _Run(_strategy(1, logical_cpus), directory=tmp_path / "whole", save_every=2)
     moved.assert_like(whole)
     assert moved.executed == whole.executed == _STEPS
-    ledgers = [(tmp_path / name / FILE_NAME).read_bytes() for name in ("moved", "whole")]
+    ledgers = [
+        (tmp_path / name / FILE_NAME).read_bytes() for name in ("moved", "whole")
+    ]
     assert ledgers[0] == ledgers[1]  # every step once
 
 

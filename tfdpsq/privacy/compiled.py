@@ -155,7 +155,9 @@ class CompiledSteps:
 
         def count_of(replica: int) -> tf.Tensor:
             own = [count(replica) for _, count in dealt]
-            return tf.constant(own[0] if self._most == 1 else own + [0] * more, tf.int32)
+            return tf.constant(
+                own[0] if self._most == 1 else own + [0] * more, tf.int32
+            )
 
         arguments: list[Any] = [rows_of, count_of]
         if self._replicas == 1:

@@ -242,7 +242,8 @@ def train(
                 for number in now:
                     kept.ledger.pay(number)
             losses = take_steps(drawn, [draw.count for draw in draws])
-            for done, loss in enumerate(losses, done + 1):
+            for loss in losses:
+                done += 1
                 stop |= on_step is not None and on_step(done, loss) is True
             asked = preempted is not None and preempted()
             stop, asked = workers.any_of(stop, asked)

@@ -53,7 +53,7 @@ def from_chief(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """
     if not several():
         return list(arrays)
-    given = [np.ascontiguousarray(array) for array in arrays]
+    given = [np.asarray(array) for array in arrays]
     sent = b"".join(array.tobytes() for array in given)
     received = _from_chief(sent)
     values, start = [], 0
@@ -154,10 +154,12 @@ def _from_chief(sent: bytes) -> bytes:
     received = []
     for start in range(0, len(numbers), _CHUNK):
         part = numbers[start : start + _CHUNK].astype(np.float32)
-        nothing = np.zeros_like(part)
-        # The chief's first replica is the first of all.
-        total = _summed(lambda replica, _, p=part, n=nothing: n if replica else p)
-        received.append(total.astype(np.uint16))
+
+        def of(replica: int, _: int, part: np.ndarray = part) -> np.ndarray:
+            # The chief's first replica is the first of all.
+            return np.zeros_like(part) if replica else part
+
+        received.append(_summed(of).astype(np.uint16))
     return np.concatenate([*received, np.zeros(0, np.uint16)]).tobytes()[: len(sent)]
 
 

@@ -81,7 +81,9 @@ def read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
         job, index = task["type"], int(task["index"])
         jobs = {str(name): list(at) for name, at in cluster.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise bad(f"is {text[:200]!r}, which is no cluster and task ({error})") from None
+        raise bad(
+            f"is {text[:200]!r}, which is no cluster and task ({error})"
+        ) from None
     others = sorted(set(jobs) - {"chief", "worker"})
     if others:
         raise bad(f"has the jobs {others}; only chief and worker are known here")

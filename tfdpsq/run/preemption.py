@@ -20,9 +20,10 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 RESTART = 75
-_DEFAULTS = {
+_DEFAULTS: dict[int, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGINT: signal.default_int_handler,
 }

@@ -39,7 +39,8 @@ def opened(name: str) -> Iterator[tf.distribute.Strategy]:
     local = name == "local"
     try:
         resolver = _within(
-            _LOOK_UP_SECONDS, lambda: tf.distribute.cluster_resolver.TPUClusterResolver(name)
+            _LOOK_UP_SECONDS,
+            lambda: tf.distribute.cluster_resolver.TPUClusterResolver(name),
         )
         if not local:
             spec = _within(_LOOK_UP_SECONDS, lambda: resolver.cluster_spec().as_dict())

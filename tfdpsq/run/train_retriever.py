@@ -176,9 +176,7 @@ def _make(
             private / "logs", own.name, config.steps, losses=not config.strict
         )
         if config.method == "plain":
-            plain_training.train(
-                config, model, tokenizer, source, progress, devices
-            )
+            plain_training.train(config, model, tokenizer, source, progress, devices)
             executed = config.steps
             if source.private:
                 facts = _facts(config, model, inputs, reads, mined)
