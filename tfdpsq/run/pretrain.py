@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
 from tfdpsq.data import (
     Document,
     RowStore,
@@ -45,7 +45,7 @@ from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
 from tfdpsq.retriever.losses import in_batch_losses
-from tfdpsq.run import command, sources, workdir
+from tfdpsq.run import command, sources, strategy, workdir
 from tfdpsq.run.progress import Progress, log_directory
 
 CURVE_FILE = "pretraining.json"
@@ -96,7 +96,11 @@ def default_config() -> ml_collections.ConfigDict:
     )
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategy.Devices = strategy.DEFAULT,
+) -> dict:
     """Runs the stage into `directory` unless it is finished there.
 
     Raises:
@@ -105,6 +109,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         benchmark's queries. Names file and line.
     """
     _check(config)
+    devices.require_single_steps("pretraining takes one step at a time")
     beir = sources.open_beir(config.data)
     for path in config.texts:
         _refuse_private(pathlib.Path(path))
@@ -121,7 +126,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         directory,
         config,
         inputs,
-        lambda out: _make(config, out, own, inputs, log_directory(directory)),
+        lambda out: _make(config, devices, out, own, inputs, log_directory(directory)),
     )
     shutil.rmtree(own, ignore_errors=True)
     return stage
@@ -185,9 +190,7 @@ def documents_of(config: ml_collections.ConfigDict) -> Iterator[Document]:
         yield from read_documents(path)
 
 
-def _make(
-    config, out: pathlib.Path, own: pathlib.Path, inputs: dict, logs: pathlib.Path
-) -> dict:
+def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     _open_state(own, config, inputs)
     vocabulary = _vocabulary(config, own)
     tokenizer = Tokenizer(vocabulary)
@@ -216,8 +219,9 @@ def _make(
     watched = held.take(np.linspace(0, len(held) - 1, count).astype(np.int64))
     rows = config.pair_rows + config.text_rows
     tokens = rows * config.document_length + config.pair_rows * config.query_length
-    with Progress(logs, config.steps, True, rows, tokens, config.save_every) as bar:
-        record = _train(config, own, model, batches, watched, bar)
+    bar = Progress(logs, config.steps, True, rows, tokens, config.save_every)
+    with bar, devices.notice.training() as asked:
+        record = _train(config, own, model, batches, watched, bar, asked)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -304,9 +308,7 @@ def _rows(config, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore
     return stores
 
 
-def _train(
-    config, own: pathlib.Path, model, batches, watched, progress: Progress
-) -> dict[str, Any]:
+def _train(config, own, model, batches, watched, progress, asked) -> dict[str, Any]:
     schedule = WarmupCosine(config.learning_rate, config.warmup, config.steps)
     if config.optimizer == "adam":
         optimizer = tf.keras.optimizers.Adam(
@@ -373,17 +375,15 @@ def _train(
             record["losses"].append({k: round(v / count, 4) for k, v in sums.items()})
             found = watcher()
             record["watched"].append({k: round(v, 4) for k, v in found.items()})
-            logging.info(
-                "step %d of %d: %s; %s",
-                done,
-                config.steps,
-                record["losses"][-1],
-                record["watched"][-1],
-            )
+            latest = record["losses"][-1], record["watched"][-1]
+            logging.info("step %d of %d: %s; %s", done, config.steps, *latest)
             sums, count = {}, 0
-        if done % config.save_every == 0 or last:
+        ends = asked() and not last
+        if done % config.save_every == 0 or last or ends:
             record["hours"] = before + (time.monotonic() - began) / 3600
             _save(own, manager, {**record, "sums": sums, "count": count}, done)
+        if ends:
+            raise privacy.Preempted(done)
     return record
 
 
@@ -397,4 +397,4 @@ def _save(own: pathlib.Path, manager, record: dict, done: int) -> None:
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, ("default",))

@@ -78,6 +78,7 @@ class Progress:
         tokens: float = 0,
         save_every: int = 0,
         epsilon: Callable[[int], float] | None = None,
+        steps_per_loop: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ):
         """Starts the bar.
@@ -91,6 +92,8 @@ class Progress:
           tokens: how many places these have, padding included.
           save_every: steps between two saved states; 0 where none is saved.
           epsilon: see the class.
+          steps_per_loop: steps that are taken in one call, and then told of one after
+            another; each is taken to have had its share of the time.
           clock: seconds.
         """
         self.epsilon = epsilon
@@ -108,6 +111,9 @@ class Progress:
         self._every = max(1, steps // _POINTS)
         self._save_every = save_every
         self._times: collections.deque[float] = collections.deque(maxlen=_STEPS_TIMED)
+        # Times of steps whose loop is not told of to its end.
+        self._loop: list[float] = []
+        self._steps_per_loop = steps_per_loop
         self._sum, self._count = 0.0, 0
         self._clock = clock
         self._started = self._pointed = self._stepped = clock()
@@ -124,7 +130,11 @@ class Progress:
         if self._before is None:
             self._begin(step, now)
         else:  # the first step of a process is traced, too, and says nothing
-            self._times.append(now - self._stepped)
+            self._loop.append(now - self._stepped)
+        if len(self._loop) == self._steps_per_loop:
+            mean = sum(self._loop) / len(self._loop)
+            self._times.extend([mean] * len(self._loop))
+            self._loop.clear()
         self._step, self._stepped = step, now
         self._bar.update(step - self._bar.n)
         self._sum += loss

@@ -33,6 +33,7 @@ from tfdpsq.run import (
     plain_training,
     private_training,
     sources,
+    strategy,
     workdir,
 )
 
@@ -94,8 +95,17 @@ def default_config() -> ml_collections.ConfigDict:
     )
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategy.Devices = strategy.DEFAULT,
+) -> dict:
     """Runs the stage into `directory` unless it is finished there.
+
+    Args:
+      config: the settings.
+      directory: where the retriever goes.
+      devices: what it is trained on.
 
     Raises:
       InputError: bad settings or data, before any budget is spent.
@@ -122,7 +132,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         directory,
         config,
         inputs,
-        lambda out: _make(config, out, tokenizer, private, own, inputs),
+        lambda out: _make(config, devices, out, tokenizer, private, own, inputs),
     )
     private_training.close_run(own)
     return stage
@@ -130,6 +140,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
 def _make(
     config,
+    devices: strategy.Devices,
     out: pathlib.Path,
     tokenizer: Tokenizer,
     private: pathlib.Path,
@@ -141,7 +152,8 @@ def _make(
         sources.require_public(
             config.init, f"epsilon {config.epsilon} would not be all that was spent"
         )
-    model = _untrained(config)
+    with devices.scope():
+        model = _untrained(config)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
     executed = 0
     certificate = parent
@@ -159,18 +171,24 @@ def _make(
         reads = (
             private_training.record_losses(config, private) if source.private else []
         )
-        with private_training.progress_of(config, own.name, private) as progress:
+        with private_training.progress_of(
+            config, own.name, private, devices
+        ) as progress:
             if config.method == "plain":
                 if source.private:
                     progress.epsilon = lambda step: math.inf
-                plain_training.train(config, model, tokenizer, source, progress)
+                plain_training.train(
+                    config, model, tokenizer, source, progress, devices
+                )
                 executed = config.steps
             else:
                 private_training.open_run(own, config, inputs)
                 plan, executed = direct_training.train(
-                    config, model, tokenizer, source, progress, own, inputs
+                    config, model, tokenizer, source, progress, own, inputs, devices
                 )
         if config.method != "plain":
+            if not devices.chief:
+                return {}
             certificate = privacy.make_certificate(
                 plan,
                 executed,
@@ -283,4 +301,4 @@ def _facts(
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, strategy.STRATEGIES)

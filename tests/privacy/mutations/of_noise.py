@@ -139,12 +139,15 @@ MUTATIONS = (
     {
         "name": "skip_empty_batches",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            draw = sampler.draw(number)\n",
+        "old": """\
+            draws = [sampler.draw(number) for number in now]
+""",
         "new": """\
-            draw = sampler.draw(number)
-            if not draw.count:
+            draws = [sampler.draw(number) for number in now]
+            if not draws[0].count:
+                done += 1
                 if on_step is not None:
-                    on_step(number + 1, 0.0)
+                    on_step(done, 0.0)
                 continue
 """,
         "tests": (

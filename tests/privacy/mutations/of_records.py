@@ -11,19 +11,15 @@ MUTATIONS = (
         "file": "tfdpsq/privacy/training.py",
         "old": """\
             if kept is not None:
-                kept.ledger.pay(number)
-            draw = sampler.draw(number)
-            size = padded_rows(plan, draw.count, microbatch_size)
-            drawn = batch_of(take, draw, size, plan.spec.private)
-            loss = take_step(drawn, draw.count)
+                for number in now:
+                    kept.ledger.pay(number)
+            losses = take_steps(drawn, [draw.count for draw in draws])
 """,
         "new": """\
-            draw = sampler.draw(number)
-            size = padded_rows(plan, draw.count, microbatch_size)
-            drawn = batch_of(take, draw, size, plan.spec.private)
-            loss = take_step(drawn, draw.count)
+            losses = take_steps(drawn, [draw.count for draw in draws])
             if kept is not None:
-                kept.ledger.pay(number)
+                for number in now:
+                    kept.ledger.pay(number)
 """,
         "tests": (_PAID + "test_a_step_that_cannot_be_paid_for_has_no_effect",),
         "why": "killed between the two, a step took effect that nobody paid for",
@@ -63,8 +59,8 @@ MUTATIONS = (
     {
         "name": "resume_redraws_other_rows",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            draw = sampler.draw(number)\n",
-        "new": "            draw = sampler.draw(number - start)\n",
+        "old": "[sampler.draw(number) for number in now]",
+        "new": "[sampler.draw(number - start) for number in now]",
         "tests": (_AGAIN,),
         "why": "a replay with other rows is another look at the data, not paid for",
     },
@@ -179,7 +175,7 @@ MUTATIONS = (
     {
         "name": "paid_before_it_can_run",
         "file": "tfdpsq/privacy/training.py",
-        "old": "        take_step.build(batch)  #",
+        "old": "        take_steps.build(batch)  #",
         "new": "        #",
         "tests": (
             "tests/privacy/test_before_spending.py::"
