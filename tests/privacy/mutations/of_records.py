@@ -338,4 +338,37 @@ MUTATIONS = (
         "tests": ("tests/run/test_lineage.py::test_n_is_public_only_when_declared",),
         "why": "δ and q say how many queries there are, which is private",
     },
+    {
+        "name": "epsilon_so_far_of_too_few_steps",
+        "file": "tfdpsq/privacy/accounting.py",
+        "old": "whole.rdp * (first / steps * (1 + 1e-12))",
+        "new": "whole.rdp * ((first - 1) / steps * (1 + 1e-12))",
+        "tests": (
+            "tests/run/test_progress.py::"
+            "test_epsilon_so_far_is_never_less_than_what_is_spent",
+        ),
+        "why": "a run would be shown to have spent less than it has",
+    },
+    {
+        "name": "strict_mode_logs_losses_and_times",
+        "file": "tfdpsq/run/progress.py",
+        "old": '        if self._measured:\n            values["loss"]',
+        "new": '        if True:\n            values["loss"]',
+        "tests": (
+            "tests/run/test_progress.py::"
+            "test_in_strict_mode_steps_and_epsilon_are_all_there_is",
+        ),
+        "why": "both are private measurements, which strict mode rules out",
+    },
+    {
+        "name": "strict_mode_makes_points_by_the_clock",
+        "file": "tfdpsq/run/progress.py",
+        "old": "        waited = self._measured and now",
+        "new": "        waited = now",
+        "tests": (
+            "tests/run/test_progress.py::"
+            "test_in_strict_mode_steps_and_epsilon_are_all_there_is",
+        ),
+        "why": "where points lie would tell how long steps took",
+    },
 )
