@@ -28,6 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import app, flags  # noqa: E402
 
+from tfdpsq import validation  # noqa: E402
 from tfdpsq.run import command, status_stages  # noqa: E402
 from tfdpsq.run.status_stages import DONE, INTERRUPTED, RUNNING, Stage  # noqa: E402
 
@@ -49,6 +50,11 @@ def status(path: str, private: str | None = None) -> dict[str, Any]:
     Raises:
       InputError: no such directory, or nothing of the kind lies there.
     """
+    if "://" in path:
+        raise validation.InputError(
+            f"{path} is not on a disk of this machine, and has no locks that could be "
+            "looked at. Ask for the state of a local directory."
+        )
     stages = status_stages.survey(
         pathlib.Path(path), None if private is None else pathlib.Path(private)
     )
