@@ -289,8 +289,8 @@ def _assumed(job, shape, tower, options, devices, rates, origin) -> list[str]:
     ]
     lines += [
         f"It searches {rates.products:.2g} products a second and writes "
-        f"{rates.bytes / 1e6:.3g} MB (measured here); a stage takes "
-        f"{rates.start:.1f} s to get under way.",
+        f"{rates.bytes / 1e6:.3g} MB; tracing takes {rates.start:.1f} s a stage "
+        "(measured here).",
         f"The generator is a T5 of {shape.num_layers} layers, width "
         f"{shape.hidden_dim}; the retriever of {tower.num_layers}, width "
         f"{tower.hidden_dim}. Weights do not matter to speed.",
@@ -309,8 +309,9 @@ def _assumed(job, shape, tower, options, devices, rates, origin) -> list[str]:
         *lines,
         "A step computes half a microbatch more than its expected batch. Parts run one "
         "after another.",
-        "Not counted: reading and tokenising pairs, finding the noise, direct "
-        "training, audits, comparing texts, waiting for machines, moving data.",
+        "Not counted: starting programs, reading and tokenising pairs, finding the "
+        "noise, direct training, audits, comparing texts, waiting for machines, moving "
+        "data.",
     ]
 
 

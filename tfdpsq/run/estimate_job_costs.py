@@ -66,7 +66,7 @@ class Rates:
       products: of numbers, in a search.
       bytes: written to disk.
       query_bytes: of a query and its document in a synthetic set, on disk.
-      start: seconds until a stage is under way: imports, weights, tracing.
+      start: seconds until a stage is under way, of which tracing is the most.
     """
 
     examples: float = 0.0
