@@ -22,6 +22,7 @@ from tfdpsq.data import (
     verify,
     write_synthetic,
 )
+from tfdpsq.data.shards import PassSpec, ShardDirectory
 from tfdpsq.generator import (
     SamplingConfig,
     SynthesisConfig,
@@ -160,6 +161,20 @@ def test_what_beam_s_workers_are_sent_can_be_pickled_and_is_small(base, monkeypa
     again.setup()
     assert list(again.process(1)) == [1]
     assert shards.missing() == [0, 2, 3, 4]
+
+
+def _refusing():
+    raise InputError("the vocabulary does not fit the generator.")
+
+
+def test_what_a_worker_of_beam_refuses_is_told_as_by_any_command(tmp_path):
+    work = passes.Work("any", 2, _refusing)
+    shards = ShardDirectory(tmp_path / "pass", PassSpec("any", 2, {}, {}))
+    shards.open()
+    with pytest.raises(InputError) as caught:
+        beam.run(shards, work, [0, 1], [])
+    assert str(caught.value).startswith("the vocabulary does not fit the generator.")
+    assert shards.missing() == [0, 1]
 
 
 def test_a_generator_is_made_ready_once_for_all_shards(base, whole, monkeypatch):
