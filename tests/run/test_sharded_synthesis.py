@@ -130,7 +130,7 @@ def test_two_commands_write_the_same_set(base, whole, tmp_path):
         assert (done is None) == (index == 1)
         assert (tmp_path / "out").exists() == (index == 0)
     assert _files(tmp_path / "out" / "set") == whole
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "private"}  # logs
 
 
 def test_beam_in_this_process_writes_the_same_set(base, whole, tmp_path, monkeypatch):
@@ -332,7 +332,8 @@ def test_processes_beam_and_a_kill_all_end_in_one_set(base, whole, tmp_path):
     assert sum(_ends(process).count("rows in") for process in pair) == 5
     assert _files(tmp_path / "two" / "out" / "set") == whole
     for name in ("four", "beam", "killed", "two"):
-        assert [path.name for path in (tmp_path / name).iterdir()] == ["out"]
+        beside = {path.name for path in (tmp_path / name).iterdir()}
+        assert beside == {"out", "private"}  # where logs are
     # What is wrong is said in one line.
     for flags, message in (
         (("--num_shards=4", "--shard_index=4"), "shard_index is 4"),

@@ -110,7 +110,7 @@ def test_a_job_in_the_middle(tmp_path, hold):
     _paid(private, "generator_eps8", 30, 120)
     _logged(private, "generator_eps8", 29, 120, 0.5, lambda step: step / 10)
     found = status.status(str(tmp_path))
-    assert found["states"] == {DONE: 3, RUNNING: 1, INTERRUPTED: 0, LEFT: 10}
+    assert found["states"] == {DONE: 3, RUNNING: 1, INTERRUPTED: 0, LEFT: 11}
     now = _stage(found, "generator_eps8")
     assert now["state"] == RUNNING and now["processes"] == [process]
     # The ledger knows of 30 steps, the log of 29 at 2 steps a second: 90 / 2.
@@ -136,7 +136,7 @@ def test_a_job_in_the_middle(tmp_path, hold):
     )
     text = status.as_text(found)
     first = text.splitlines()[0]
-    assert "3 done, 1 running, 10 left; about 3.8 min more, and 8 of unknown" in first
+    assert "3 done, 1 running, 11 left; about 3.8 min more, and 8 of unknown" in first
     assert (
         f"step 30 of 120 (25%); ε so far 2.9; 2 steps/s; 45 s more; process {process}"
     )
