@@ -1,5 +1,6 @@
 """Synthesis by any number of processes writes the same set, to the last byte."""
 
+import contextlib
 import os
 import pathlib
 import pickle
@@ -234,7 +235,15 @@ def test_all_may_lie_on_an_object_store(base, whole, tmp_path):
 # -- Processes of their own, as users run them -----------------------------------
 
 
-def _start(base, directory, *flags, cores=None):
+_BEAM = (
+    "--beam",
+    "--runner=DirectRunner",
+    "--direct_num_workers=2",
+    "--direct_running_mode=multi_processing",
+)
+
+
+def _start(base, directory, *flags):
     config = _config(base)
     words = [
         sys.executable,
@@ -311,16 +320,7 @@ def test_processes_beam_and_a_kill_all_end_in_one_set(base, whole, tmp_path):
             assert ", ".join(map(str, missing)) in told
     assert _files(tmp_path / "four" / "out" / "set") == whole
     # Beam with two processes, which load the generator once each.
-    told = _ends(
-        _start(
-            base,
-            tmp_path / "beam" / "out",
-            "--beam",
-            "--runner=DirectRunner",
-            "--direct_num_workers=2",
-            "--direct_running_mode=multi_processing",
-        )
-    )
+    _ends(_start(base, tmp_path / "beam" / "out", *_BEAM))
     assert _files(tmp_path / "beam" / "out" / "set") == whole
     # Killed in the middle of a shard, then the same command.
     made = _kill_mid_shard(base, tmp_path / "killed", 2)
@@ -345,3 +345,29 @@ def test_processes_beam_and_a_kill_all_end_in_one_set(base, whole, tmp_path):
         assert not (tmp_path / "bad").exists()
     told = _ends(_start(base, tmp_path / "bad" / "out", "--runner=X"), status=1)
     assert "Unknown command line flag 'runner'" in told
+
+
+def _writing(directory):
+    """The processes that have a file of an unfinished shard open."""
+    found = set()
+    for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            file = os.readlink(link)
+            if file.startswith(str(directory)) and ".tfrecord." in file:
+                found.add(int(link.parts[2]))
+    return found
+
+
+@pytest.mark.slow  # two workers and those that come after them
+def test_a_worker_of_beam_that_is_killed_costs_its_shard_alone(base, whole, tmp_path):
+    process = _start(base, tmp_path / "out", *_BEAM)
+    deadline = time.monotonic() + 240
+    while not (workers := _writing(tmp_path)):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
+    os.kill(workers.pop(), signal.SIGKILL)
+    told = _ends(process)
+    assert "a worker of Beam died" in told
+    assert _files(tmp_path / "out" / "set") == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert not _writing(tmp_path)

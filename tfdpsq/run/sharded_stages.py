@@ -94,6 +94,7 @@ def run_stage(
         for file, value in (beside or {}).items():
             if shards.read_json(file) != value:
                 shards.write_json(file, value)
+        logging.info("%s: %d shards, in %s", name, work.shards, shards.directory)
         maker = passes.Maker(shards, work)
         _make(shards, work, maker, launch)
         missing = shards.missing()
