@@ -202,9 +202,18 @@ class ShardDirectory:
         any_files.discard(self.path(index, MARK))
 
     def remove(self) -> None:
-        """Removes everything, once the shards are merged."""
+        """Removes everything, once the shards are merged.
+
+        What says that there is a pass goes first, see `is_open`: of shards that vanish
+        one by one another command would think that they are to be made.
+        """
+        any_files.discard(f"{self.directory}/{PASS_FILE}")
         with contextlib.suppress(*any_files.GONE):
             tf.io.gfile.rmtree(self.directory)
+
+    def is_open(self) -> bool:
+        """Whether it was opened, and is not being removed."""
+        return tf.io.gfile.exists(f"{self.directory}/{PASS_FILE}")
 
     def path(self, index: int, extension: str) -> str:
         """Where a file of a shard lies."""

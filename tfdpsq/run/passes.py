@@ -129,12 +129,17 @@ class Maker:
 
         Returns:
           Whether it is there now; if not, another process is making it.
+
+        Raises:
+          FileNotFoundError: the directory was removed, as after a merge.
         """
         with self._shards.lock(index, wait) as held:
             if self._shards.finished(index) is not None:
                 return True
             if not held:
                 return False
+            if not self._shards.is_open():  # another command has merged
+                raise FileNotFoundError(f"{self._shards.directory} was removed")
             make = self.load()
             started = time.monotonic()
             with self._shards.writing(index) as out:
