@@ -221,7 +221,7 @@ def test_measured_rates_are_near_those_that_a_job_had(job):
     found = estimate_job.run(config, options, Devices())
     assert found.memory > 100 << 20
     logged = estimate_job_rates.from_logs(job.directory)
-    for name in ("examples", "queries", "retriever_steps"):
+    for name in ("examples", "queries"):  # a retriever has two steps, which say nothing
         ratio = getattr(found.rates, name) / logged[name]
         assert 1 / 5 < ratio < 5, (name, ratio)
 

@@ -214,6 +214,12 @@ def _shape(init: str, config: ml_collections.ConfigDict) -> T5Config:
     return estimate_step.shape_of(settings)
 
 
+def _with_pieces(shape: T5Config, tokenizer: Tokenizer) -> T5Config:
+    """The shape, with room for all pieces of a vocabulary that it was not made for."""
+    pieces = max(shape.vocabulary_size, tokenizer.vocabulary_size)
+    return dataclasses.replace(shape, vocabulary_size=pieces)
+
+
 def _lengths(config: ml_collections.ConfigDict, options: Options) -> tuple[int, int]:
     """Most tokens of a document and of a query, as a stage cuts them."""
     return (
@@ -238,6 +244,7 @@ def _measure(
     if needed & {"queries", "documents"}:
         tokenizer = Tokenizer(sources.vocabulary_file("", _VOCABULARY))
         documents = estimate_job_rates.sample(sources.PYDOCS)
+        shape, tower = (_with_pieces(one, tokenizer) for one in (shape, tower))
     if "queries" in needed:
         tokens = _lengths(job.synthesize, options)
         found.update(
