@@ -115,12 +115,12 @@ def make_step(
                 total = tf.reduce_sum(model.row_losses(batch, training=True))
             gradients = tape.gradient(total, variables)
         count = tf.maximum(count, 1)
-        # The optimizer adds up what the replicas give it.
-        optimizer.apply_gradients(
-            (None if g is None else g / count, v) for g, v in zip(gradients, variables)
-        )
+        gradients = [None if g is None else g / count for g in gradients]
         if replicas > 1:
-            total = context.all_reduce(tf.distribute.ReduceOp.SUM, total)
+            total, gradients = _summed(total, gradients, context)
+        optimizer.apply_gradients(
+            zip(gradients, variables), experimental_aggregate_gradients=False
+        )
         return total / count
 
     if not tf.distribute.has_strategy():
@@ -146,3 +146,11 @@ def make_step(
         return float(strategy.experimental_local_results(function(given))[0])
 
     return on_replicas
+
+
+def _summed(total, gradients, context) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+    """Over replicas, as dense tensors: those of an embedding differ in their rows."""
+    there = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+    total, *sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [total, *there])
+    left = iter(sums)
+    return total, [None if g is None else next(left) for g in gradients]
