@@ -103,8 +103,8 @@ def read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
 
 def _watch_each_other(cluster: dict[str, list[str]]) -> None:
     """Makes TensorFlow end all workers soon after one is lost."""
-    from tensorflow.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.eager import context
+    from tensorflow.tsl.protobuf import coordination_config_pb2
 
     first = "chief" if "chief" in cluster else "worker"
     context.context().configure_coordination_service(

@@ -97,6 +97,46 @@ def make_step(
     """
     strategy = tf.distribute.get_strategy()
     replicas = strategy.num_replicas_in_sync
+    step = replica_step(model, learning_rate, rows_at_a_time)
+    if not tf.distribute.has_strategy():
+        function = tf.function(step, jit_compile=jit_compile, autograph=False)
+        return lambda batch: float(
+            function({name: tf.constant(value) for name, value in batch.items()})
+        )
+    function = tf.function(
+        lambda batch: strategy.run(step, args=(batch,)), autograph=False
+    )
+
+    def on_replicas(batch: Mapping[str, np.ndarray]) -> float:
+        share = len(batch["weights"]) // replicas
+
+        def of(context) -> dict[str, tf.Tensor]:
+            first = context.replica_id_in_sync_group * share
+            return {
+                name: tf.constant(value[first : first + share])
+                for name, value in batch.items()
+            }
+
+        given = strategy.experimental_distribute_values_from_function(of)
+        return float(strategy.experimental_local_results(function(given))[0])
+
+    return on_replicas
+
+
+def replica_step(
+    model: retriever.TwoTower, learning_rate: Any, rows_at_a_time: int = 0
+) -> Callable[[Mapping[str, tf.Tensor]], tf.Tensor]:
+    """The step of one replica, to be compiled; see `make_step`.
+
+    Args:
+      model: the retriever.
+      learning_rate: a number or a schedule.
+      rows_at_a_time: of the replica's rows.
+
+    Returns:
+      Takes the replica's rows of a batch; returns the mean loss of the whole batch.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
     optimizer = tf.keras.optimizers.legacy.Adam(learning_rate)
     variables = model.trainable_variables
     optimizer._create_all_weights(variables)
@@ -123,29 +163,7 @@ def make_step(
         )
         return total / count
 
-    if not tf.distribute.has_strategy():
-        function = tf.function(step, jit_compile=jit_compile, autograph=False)
-        return lambda batch: float(
-            function({name: tf.constant(value) for name, value in batch.items()})
-        )
-    function = tf.function(
-        lambda batch: strategy.run(step, args=(batch,)), autograph=False
-    )
-
-    def on_replicas(batch: Mapping[str, np.ndarray]) -> float:
-        share = len(batch["weights"]) // replicas
-
-        def of(context) -> dict[str, tf.Tensor]:
-            first = context.replica_id_in_sync_group * share
-            return {
-                name: tf.constant(value[first : first + share])
-                for name, value in batch.items()
-            }
-
-        given = strategy.experimental_distribute_values_from_function(of)
-        return float(strategy.experimental_local_results(function(given))[0])
-
-    return on_replicas
+    return step
 
 
 def _summed(total, gradients, context) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
