@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 
+TF_CONFIG = "TF_CONFIG"
 # How long workers wait for all to be there, in seconds.
 _WAIT_SECONDS = 600
 # After how long without a sign of life one counts as lost.
@@ -31,7 +32,7 @@ def opened() -> tf.distribute.Strategy:
       InputError: no usable TF_CONFIG, a port that is in use, or workers that did not
         come.
     """
-    cluster, job, index = read_tf_config(os.environ.get("TF_CONFIG", ""))
+    cluster, job, index = read_tf_config(os.environ.get(TF_CONFIG, ""))
     port = int(cluster[job][index].rsplit(":", 1)[1])
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,8 +104,8 @@ def read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
 
 def _watch_each_other(cluster: dict[str, list[str]]) -> None:
     """Makes TensorFlow end all workers soon after one is lost."""
-    from tensorflow.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.eager import context
+    from tensorflow.tsl.protobuf import coordination_config_pb2
 
     first = "chief" if "chief" in cluster else "worker"
     context.context().configure_coordination_service(

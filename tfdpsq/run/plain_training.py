@@ -97,32 +97,7 @@ def make_step(
     """
     strategy = tf.distribute.get_strategy()
     replicas = strategy.num_replicas_in_sync
-    optimizer = tf.keras.optimizers.legacy.Adam(learning_rate)
-    variables = model.trainable_variables
-    optimizer._create_all_weights(variables)
-
-    def step(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        count = tf.reduce_sum(tf.cast(batch["weights"] > 0, tf.float32))
-        if replicas > 1:
-            context = tf.distribute.get_replica_context()
-            count = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
-        if rows_at_a_time:
-            total, gradients = retriever.cached_gradients(
-                model, batch, variables, rows_at_a_time
-            )
-        else:
-            with tf.GradientTape() as tape:
-                total = tf.reduce_sum(model.row_losses(batch, training=True))
-            gradients = tape.gradient(total, variables)
-        count = tf.maximum(count, 1)
-        # The optimizer adds up what the replicas give it.
-        optimizer.apply_gradients(
-            (None if g is None else g / count, v) for g, v in zip(gradients, variables)
-        )
-        if replicas > 1:
-            total = context.all_reduce(tf.distribute.ReduceOp.SUM, total)
-        return total / count
-
+    step = replica_step(model, learning_rate, rows_at_a_time)
     if not tf.distribute.has_strategy():
         function = tf.function(step, jit_compile=jit_compile, autograph=False)
         return lambda batch: float(
@@ -146,3 +121,54 @@ def make_step(
         return float(strategy.experimental_local_results(function(given))[0])
 
     return on_replicas
+
+
+def replica_step(
+    model: retriever.TwoTower, learning_rate: Any, rows_at_a_time: int = 0
+) -> Callable[[Mapping[str, tf.Tensor]], tf.Tensor]:
+    """The step of one replica, to be compiled; see `make_step`.
+
+    Args:
+      model: the retriever.
+      learning_rate: a number or a schedule.
+      rows_at_a_time: of the replica's rows.
+
+    Returns:
+      Takes the replica's rows of a batch; returns the mean loss of the whole batch.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    optimizer = tf.keras.optimizers.legacy.Adam(learning_rate)
+    variables = model.trainable_variables
+    optimizer._create_all_weights(variables)
+
+    def step(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        count = tf.reduce_sum(tf.cast(batch["weights"] > 0, tf.float32))
+        if replicas > 1:
+            context = tf.distribute.get_replica_context()
+            count = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
+        if rows_at_a_time:
+            total, gradients = retriever.cached_gradients(
+                model, batch, variables, rows_at_a_time
+            )
+        else:
+            with tf.GradientTape() as tape:
+                total = tf.reduce_sum(model.row_losses(batch, training=True))
+            gradients = tape.gradient(total, variables)
+        count = tf.maximum(count, 1)
+        gradients = [None if g is None else g / count for g in gradients]
+        if replicas > 1:
+            total, gradients = _summed(total, gradients, context)
+        optimizer.apply_gradients(
+            zip(gradients, variables), experimental_aggregate_gradients=False
+        )
+        return total / count
+
+    return step
+
+
+def _summed(total, gradients, context) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+    """Over replicas, as dense tensors: those of an embedding differ in their rows."""
+    there = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+    total, *sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [total, *there])
+    left = iter(sums)
+    return total, [None if g is None else next(left) for g in gradients]

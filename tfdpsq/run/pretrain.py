@@ -44,8 +44,8 @@ from tfdpsq.generator.resizing import resized
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
-from tfdpsq.retriever.losses import in_batch_losses
 from tfdpsq.run import command, sources, strategy, workdir
+from tfdpsq.run.pretraining_step import make_step
 from tfdpsq.run.progress import Progress, log_directory
 
 CURVE_FILE = "pretraining.json"
@@ -318,8 +318,7 @@ def _train(config, own, model, batches, watched, progress, asked) -> dict[str, A
         optimizer = tf.keras.optimizers.Adafactor(
             schedule, relative_step=False, jit_compile=False
         )
-    variables = model.trainable_variables
-    optimizer.build(variables)
+    optimizer.build(model.trainable_variables)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
     manager = tf.train.CheckpointManager(checkpoint, str(own / "weights"), 1)
     record: dict[str, Any] = {"steps": [], "losses": [], "watched": [], "hours": 0.0}
@@ -333,30 +332,11 @@ def _train(config, own, model, batches, watched, progress, asked) -> dict[str, A
         sums, count = record.pop("sums"), record.pop("count")
         logging.info("going on after step %d of %d", start, config.steps)
 
-    def contrast(queries, documents, keys):
-        return in_batch_losses(
-            queries,
-            documents,
-            keys,
-            tf.fill([tf.shape(keys)[0], 1], tf.constant(-1, keys.dtype)),
-            tf.ones(tf.shape(keys)[:1]),
-            config.scale,
-        )
-
-    @tf.function(jit_compile=config.jit_compile, autograph=False)
-    def step(batch):
-        with tf.GradientTape() as tape:
-            losses = pretraining.pretraining_losses(model, batch, contrast)
-            loss = losses["pseudo_queries"] * config.pair_rows
-            loss += losses["spans"] * config.text_rows
-            loss /= config.pair_rows + config.text_rows
-            loss += config.contrast_weight * losses["contrast"]
-        gradients = tape.gradient(loss, variables)
-        # The embedding's is part sparse (inputs), part dense (logits).
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        optimizer.apply_gradients(zip(gradients, variables))
-        return losses
-
+    step = tf.function(
+        make_step(config, model, optimizer),
+        jit_compile=config.jit_compile,
+        autograph=False,
+    )
     watcher = pretraining.Watcher(model, watched)
     began = time.monotonic()
     before = record["hours"]

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -258,6 +259,9 @@ def _mirrored(replicas: int) -> tf.distribute.Strategy:
         raise validation.InputError(
             f"replicas is {replicas}. Give how many devices to train on, or 0 for all."
         )
+    # Which it would read, and wait for workers that nobody asked for.
+    if os.environ.pop(clusters.TF_CONFIG, None) is not None:
+        logging.warning("TF_CONFIG is set, and ignored under --strategy=mirrored")
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         if replicas > len(gpus):

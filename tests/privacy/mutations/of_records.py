@@ -25,6 +25,17 @@ MUTATIONS = (
         "why": "killed between the two, a step took effect that nobody paid for",
     },
     {
+        "name": "every_worker_keeps_books",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "chiefs = directory if workers.is_chief() else None",
+        "new": "chiefs = directory",
+        "tests": (
+            _TESTS + "test_workers.py::"
+            "test_two_workers_train_what_one_would_and_pay_once",
+        ),
+        "why": "two ledgers of one run, of which each worker resumes from its own",
+    },
+    {
         "name": "replay_paid_twice",
         "file": "tfdpsq/privacy/ledger.py",
         "old": """\
