@@ -3,10 +3,11 @@
 import collections
 import math
 import random
+import weakref
 
 import pytest
 
-from tfdpsq.evaluation import BM25
+from tfdpsq.evaluation import BM25, bm25_streamed
 from tfdpsq.evaluation.bm25 import words
 from tfdpsq.validation import InputError
 
@@ -104,3 +105,62 @@ def test_settings_say_what_scores_depend_on():
     settings = BM25({"a": "word"}, k1=0.9, b=0.4).settings
     assert (settings["k1"], settings["b"], settings["variant"]) == (0.9, 0.4, "lucene")
     assert settings["library"].startswith("bm25s 0.")
+
+
+def _letters(count, seed=5):
+    """Documents of few words, so that many scores are equal, and queries."""
+    draw = random.Random(seed)
+    texts = {
+        f"d{n}": " ".join(draw.choices(["aa", "bb", "cc", "dd", "the"], k=n % 4))
+        for n in range(count)
+    }
+    return texts, {"q0": "aa bb", "q1": "cc cc dd", "q2": "zz", "q3": "the", "q4": ""}
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize("k", [1, 10, 100])
+@pytest.mark.parametrize("given", ["zipf", "ties"])
+def test_streaming_gives_the_librarys_floats(chunk, k, given):
+    """To the last bit, ties at the cut included, however the documents are cut."""
+    documents, queries = _corpus(4) if given == "zipf" else _letters(60)
+    index = BM25(documents, k1=0.9, b=0.4)
+    run, settings = bm25_streamed(
+        documents.items, queries, k, k1=0.9, b=0.4, chunk=chunk
+    )
+    expected = index.search(queries, k)
+    assert run == expected and settings == index.settings
+    assert list(run) == list(expected)
+    for query_id, hits in run.items():
+        assert list(hits.items()) == list(expected[query_id].items())
+
+
+def test_streaming_keeps_no_document():
+    """A chunk at a time: whoever reads on has let go of what came before."""
+    alive = []
+
+    class Text(str):
+        """A text whose life can be watched."""
+
+        def __init__(self, *_):
+            alive.append(weakref.ref(self))
+
+    def documents():
+        for number in range(40):
+            yield f"d{number}", Text(f"word{number % 3} and more")
+            assert sum(ref() is not None for ref in alive) <= 9
+
+    run, _ = bm25_streamed(documents, {"q": "word1"}, k=3, chunk=4)
+    assert list(run["q"]) == ["d7", "d4", "d37"] and len(alive) == 80
+
+
+def test_streaming_refuses_what_the_index_refuses():
+    with pytest.raises(InputError, match="none of the 2 documents"):
+        bm25_streamed({"a": "", "b": "the"}.items, {"q": "word"})
+    for bad, message in (
+        ({"k1": 0}, "k1 is 0"),
+        ({"b": 2}, "b is 2"),
+        ({"k": 0}, "k is 0"),
+        ({"chunk": 0}, "chunk is 0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            bm25_streamed({"a": "word"}.items, {"q": "word"}, **bad)

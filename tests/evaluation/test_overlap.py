@@ -230,6 +230,28 @@ def test_a_scan_goes_on_from_its_state():
             other.restore(first.state())
 
 
+@pytest.mark.parametrize("cuts", [(0, 0), (1, 2), (3, 5), (2, 6), (6, 6)])
+def test_scans_of_parts_merged_are_one_scan(cuts):
+    """Of the parts before, between and behind two cuts, each with its own scan."""
+    texts = ["a b", "b c d", "x y", "a b", "never", "z", "b c"]
+    parts = [["a b c"], ["b, c d."], ["x", "x y z"], ["a b"], ["b c", "x y"], ["z"]]
+    whole = OverlapScan(texts, n=2)
+    for part in parts:
+        whole.scan(part)
+    merged = OverlapScan(texts, n=2)
+    for start, end in zip((0, *cuts), (*cuts, len(parts))):
+        own = OverlapScan(texts, n=2)
+        for part in parts[start:end]:
+            own.scan(part)
+        merged.merge(own.state())
+    assert merged.scans == len(parts)
+    for field in dataclasses.fields(whole.result()):
+        a, b = (getattr(scan.result(), field.name) for scan in (whole, merged))
+        assert np.array_equal(a, b), field.name
+    with pytest.raises(InputError, match="another sample or another n"):
+        merged.merge(OverlapScan(texts, n=3).state())
+
+
 def test_texts_of_one_hash_are_told_apart_by_their_words(monkeypatch):
     """With R = 1 a hash only adds up bytes: words in any order have the same."""
     monkeypatch.setattr(span_hashes, "_BASE", 1)

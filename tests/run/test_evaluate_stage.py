@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pathlib
+import pickle
 import shutil
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq import retriever
-from tfdpsq.data import train_vocabulary
+from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
 from tfdpsq.layers import T5Config
-from tfdpsq.run import evaluate
+from tfdpsq.run import evaluate, passes, retrieval
 from tfdpsq.run.train_retriever import MODEL
 from tfdpsq.validation import DataError, InputError
 
@@ -57,18 +58,81 @@ def _ndcg(base, name, systems):
 def test_systems_with_one_document_tower_share_its_embeddings(base, monkeypatch):
     monkeypatch.setattr(evaluate.workdir, "stage_fingerprint", str)
     alone = {s: _ndcg(base, f"of_{s}", [s])[s] for s in "abc"}
-    kinds = []
-    encode = retriever.encode_texts
+    made = []
 
-    def spy(model, texts, tokenizer, kind, *rest):
-        kinds.append(kind)
-        return encode(model, texts, tokenizer, kind, *rest)
+    class Spy(retriever.Embedder):
+        """Counts the passes over the corpus."""
 
-    monkeypatch.setattr(evaluate.retriever, "encode_texts", spy)
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(arguments[2])
+
+    monkeypatch.setattr(retrieval.retriever, "Embedder", Spy)
     together = _ndcg(base, "of_all", ["a", "b", "c"])
     assert together == pytest.approx(alone) and len(set(alone.values())) > 1
-    assert kinds.count("document") == 2 and kinds.count("query") == 3
+    assert made == ["document", "document"]
     assert all(np.isfinite(list(together.values())))
+
+
+def test_commands_that_share_a_corpus_find_what_one_does(base, monkeypatch):
+    """Whatever is written, in any order; a damaged shard is searched again."""
+    monkeypatch.setattr(evaluate.workdir, "stage_fingerprint", str)
+    systems = {"a": str(base / "a"), "bm25": "bm25"}
+    config = _bad(base, systems=systems, shard_documents=50, resamples=100)
+    config.vocabulary = str(base / "spiece.model")
+    config.private_directory = str(base)
+    out = {name: base / "private" / name for name in ("one", "shared")}
+    evaluate.run(config, out["one"])
+    assert evaluate.run(config, out["shared"], passes.Launch(2, 1)) is None
+    held = sorted((base / "private" / ".shared.shards").glob("*.npz"))
+    assert len(held) == 1
+    held[0].write_bytes(held[0].read_bytes()[:-9])
+    evaluate.run(config, out["shared"])
+    files = {
+        name: {
+            str(path.relative_to(directory)): path.read_bytes()
+            for path in directory.rglob("*")
+            if path.is_file() and path.name != "stage.json"
+        }
+        for name, directory in out.items()
+    }
+    assert len(files["one"]) == 4 and files["shared"] == files["one"]
+    assert pickle.loads(pickle.dumps(config)) == config  # as Beam's workers need
+
+
+def test_streamed_runs_are_those_of_all_embeddings_at_once(base, monkeypatch):
+    """As they were found before: every document embedded, then one search."""
+    monkeypatch.setattr(retrieval, "ROWS", 16)  # several chunks of 84 documents
+    config = _bad(base, systems={"a": str(base / "a"), "b": str(base / "b")})
+    config.vocabulary = str(base / "spiece.model")
+    config.batch_size = 2
+    beir = BeirDirectory(base / "pairs")
+    queries = beir.queries()
+    found = {name: run for name, run, _ in evaluate.retrieve(config, beir, queries, 7)}
+    tokenizer = Tokenizer(base / "spiece.model")
+    documents = list(beir.documents())
+    for name in "ab":
+        model = retriever.load(base / name / MODEL)
+        asked, held = (
+            retriever.encode_texts(model, texts, tokenizer, side, progress=False)
+            for side, texts in (
+                ("query", queries.values()),
+                ("document", [d.content for d in documents]),
+            )
+        )
+        whole = retriever.as_run(
+            list(queries),
+            *retriever.search(asked, held, [d.id for d in documents], 7, "brute_force"),
+        )
+        assert list(found[name]) == list(whole)
+        for query_id, hits in whole.items():
+            # Scores within rounding of each other may change places.
+            np.testing.assert_allclose(
+                list(found[name][query_id].values()), list(hits.values()), atol=1e-6
+            )
+            least = min(hits.values())
+            for document, score in found[name][query_id].items():
+                assert hits.get(document, least) == pytest.approx(score, abs=1e-6)
 
 
 def _bad(base, **changes):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdpsq import retriever
 from tfdpsq.data import Document, Tokenizer, train_vocabulary, write_beir
-from tfdpsq.run import index, train_retriever
+from tfdpsq.run import encode, evaluate, index, passes, retrieval, train_retriever
 from tfdpsq.validation import InputError
 
 _HERE = pathlib.Path(__file__).parent
@@ -150,6 +150,117 @@ def test_documents_are_added_without_retraining(base, tmp_path):
         changes = {"retriever": str(base / "other"), "base": str(tmp_path / "first")}
         index.run(_config(base, **changes), tmp_path / "third")
     assert not (tmp_path / "third").exists()
+
+
+def _encode_config(home):
+    config = encode.default_config()
+    config.update({name: _config(home)[name] for name in config})
+    return config
+
+
+def _bytes_of(directory):
+    """Every file of an index: name -> content."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted((directory / encode.DOCUMENTS).rglob("*"))
+    }
+
+
+@pytest.fixture(scope="module")
+def encoded(base):
+    """What one process makes of the corpus."""
+    stage = encode.run(_encode_config(base), base / "encoded")
+    assert stage["result"] == {"documents": 84}
+    return _bytes_of(base / "encoded")
+
+
+def test_commands_that_share_a_corpus_embed_it_as_one_does(base, encoded):
+    config = _encode_config(base)
+    for shard in (2, 0):
+        assert encode.run(config, base / "shared", passes.Launch(3, shard)) is None
+        assert not (base / "shared").exists()
+    encode.run(config, base / "shared", passes.Launch(3, 1))
+    assert _bytes_of(base / "shared") == encoded
+    assert not (base / ".shared.shards").exists()
+    encode.run(config, base / "beam", passes.Launch(beam=("--runner=DirectRunner",)))
+    assert _bytes_of(base / "beam") == encoded
+    documents = retriever.DocumentIndex(base / "shared" / encode.DOCUMENTS)
+    documents.verify()
+    ids, products = _products(base, ["who sorts a table"])
+    assert list(documents.ids()) == ids
+    scores, places = documents.search(
+        retriever.encode_texts(
+            retriever.load(base / "retriever" / train_retriever.MODEL),
+            ["who sorts a table"],
+            Tokenizer(base / "spiece.model"),
+            "query",
+            progress=False,
+        ),
+        84,
+    )
+    np.testing.assert_allclose(scores[0], products[0, places[0]], atol=1e-5)
+
+
+def test_damaged_shards_of_embeddings_are_named_and_made_again(base, encoded, caplog):
+    """One was cut short, of one an id was edited, one has lost its file."""
+    config, out = _encode_config(base), base / "mended"
+    config.shard_documents = 20  # five shards of 84 documents
+    for shard in range(4):
+        encode.run(config, out, passes.Launch(5, shard))
+    vectors = sorted((base / ".mended.shards").glob("*.npy"))
+    vectors[0].write_bytes(vectors[0].read_bytes()[:-4])
+    edited = vectors[1].with_suffix(".jsonl")
+    edited.write_text(edited.read_text().replace('"d1', '"e1'))
+    vectors[3].unlink()
+    with caplog.at_level("INFO", logger="absl"):
+        encode.run(config, out)
+        made = [r.message for r in caplog.records if " rows in " in r.message]
+    text = " ".join(caplog.text.split())
+    assert f"{vectors[0]}: has " in text and "bytes, its mark says" in text
+    assert f"{edited}: SHA-256 is" in text
+    assert f"{vectors[3]}: is missing" in text
+    assert sorted(message.split()[2] for message in made) == ["0", "1", "3", "4"]
+    documents = retriever.DocumentIndex(out / encode.DOCUMENTS)
+    documents.verify()
+    (base / "whole").mkdir()
+    for name, data in encoded.items():
+        path = base / "whole" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+    whole = retriever.DocumentIndex(base / "whole" / encode.DOCUMENTS)
+    assert list(documents.ids()) == list(whole.ids())
+    np.testing.assert_allclose(
+        documents.embeddings(), whole.embeddings(), rtol=0, atol=1e-6
+    )
+
+
+def test_evaluation_takes_embeddings_that_are_there(base, encoded, monkeypatch):
+    config = evaluate.default_config()
+    config.data = str(base / "pairs")
+    config.vocabulary = str(base / "spiece.model")
+    config.resamples = 100
+    _tiny.write_pairs(base / "fewer", dev=11)
+    with config.unlocked():
+        config.systems = {"mine": str(base / "retriever")}
+    embedded = evaluate.run(config, base / "private" / "embedded")["result"]
+    with config.unlocked():
+        config.indexes = {"mine": str(base / "encoded")}
+    monkeypatch.setattr(retrieval.retriever, "Embedder", None)  # of documents, none
+    taken = evaluate.run(config, base / "private" / "taken")["result"]
+    assert taken == embedded and 0 < taken["mine"] < 1
+    for changes, message in (
+        ({"systems": {"mine": str(base / "other")}}, "was made by the encoder"),
+        ({"data": str(base / "fewer")}, "made of another corpus"),
+        ({"indexes": {"yours": str(base / "encoded")}}, "no retriever called 'yours'"),
+        ({"indexes": {"mine": str(base / "pairs")}}, "is not a finished stage"),
+    ):
+        other = config.copy_and_resolve_references()
+        with other.unlocked():
+            for name, value in changes.items():
+                other[name] = value
+        with pytest.raises(InputError, match=message):
+            evaluate.run(other, base / "private" / "refused")
+        assert not (base / "private" / "refused").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 import importlib.util
 import json
 import pathlib
+import shutil
 
 import pytest
 
 from tfdpsq.data import BeirDirectory
-from tfdpsq.run import overlap
+from tfdpsq.run import overlap, passes
 from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -123,50 +124,83 @@ def test_a_finished_stage_is_not_redone_and_another_corpus_refused(base):
         _run(base)
 
 
-def test_an_interrupted_scan_goes_on_after_the_last_part(base, monkeypatch):
-    whole, examples, _ = _run(base, "private/whole")
-    monkeypatch.setattr(overlap, "_SAVE_AFTER_SECONDS", 0)
-    read = []
+def _watch(monkeypatch, read, fails_after=None):
+    """Notes the names of the parts that are read; after some of them, fails."""
     parts = overlap.corpus_parts
 
-    def watched(*arguments):
-        def records(part):
-            read.append(pathlib.Path(part.name).name)
-            if read == ["a.txt", "b.txt", "c.txt"]:
-                raise KeyboardInterrupt
-            return part.records()
+    def records(part):
+        read.append(pathlib.Path(part.name).name)
+        if len(read) == fails_after:
+            raise KeyboardInterrupt
+        return part.records()
 
-        return [
-            overlap.CorpusPart(
-                part.name, part.identity, lambda part=part: records(part)
-            )
-            for part in parts(*arguments)
-        ]
+    monkeypatch.setattr(
+        overlap,
+        "corpus_parts",
+        lambda *arguments: [
+            overlap.CorpusPart(p.name, p.identity, lambda p=p: records(p))
+            for p in parts(*arguments)
+        ],
+    )
 
-    monkeypatch.setattr(overlap, "corpus_parts", watched)
+
+def test_an_interrupted_scan_goes_on_after_the_last_shard(base, monkeypatch):
+    whole, examples, _ = _run(base, "private/whole")
+    read = []
+    _watch(monkeypatch, read, fails_after=3)
     with pytest.raises(KeyboardInterrupt):
         _run(base)
-    state = base / "private" / "runs" / "overlap" / overlap.STATE_FILE
-    assert state.is_file() and not (base / "private" / "overlap").exists()
+    shards = base / "private" / ".overlap.shards"
+    assert shards.is_dir() and not (base / "private" / "overlap").exists()
     found, matches, _ = _run(base)
     assert read == ["a.txt", "b.txt", "c.txt", "c.txt"]
-    assert (found, matches) == (whole, examples) and not state.exists()
+    assert (found, matches) == (whole, examples) and not shards.exists()
 
 
-def test_a_state_of_another_corpus_is_not_taken_up(base, monkeypatch):
-    monkeypatch.setattr(overlap, "_SAVE_AFTER_SECONDS", 0)
+@pytest.mark.parametrize("shards", [1, 2, 64])
+def test_commands_that_share_the_corpus_find_what_one_finds(base, shards):
+    """In any order, with any number of parts in a shard."""
+    whole, examples, _ = _run(base, "private/whole")
+    config = _config(base, shards=shards)
+    directory = base / "private" / "shared"
+    for index in (2, 0, 1):
+        overlap.run(config, directory, passes.Launch(3, index))
+    found = json.loads((directory / overlap.OVERLAP_FILE).read_text())
+    lines = (directory / overlap.MATCHES_FILE).read_text().splitlines()
+    assert (found, [json.loads(line) for line in lines]) == (whole, examples)
+
+
+def test_a_damaged_shard_is_named_and_alone_made_again(base, monkeypatch, caplog):
+    whole, examples, _ = _run(base, "private/whole")
+    for index in (0, 2):
+        launch = passes.Launch(3, index)
+        assert overlap.run(_config(base), base / "private" / "overlap", launch) is None
+    held = sorted((base / "private" / ".overlap.shards").glob("*.npz"))
+    held[0].write_bytes(held[0].read_bytes()[:-7])
+    data = bytearray(held[1].read_bytes())
+    data[len(data) // 2] ^= 1
+    held[1].write_bytes(bytes(data))
+    read = []
+    _watch(monkeypatch, read)
+    with caplog.at_level("WARNING", logger="absl"):
+        found, matches, _ = _run(base)
+    assert f"{held[0]}: has " in caplog.text  # so many bytes, its mark says
+    assert f"{held[1]}: SHA-256 is" in caplog.text
+    assert sorted(read) == ["a.txt", "b.txt", "c.txt"]
+    assert (found, matches) == (whole, examples)
+
+
+def test_shards_of_another_corpus_are_not_taken_up(base):
     (base / "corpus" / "c.txt").write_bytes(b"\xff\n")
     with pytest.raises(DataError, match=r"c\.txt:1: byte 1 .* 0xff"):
         _run(base)
-    state = base / "private" / "runs" / "overlap" / overlap.STATE_FILE
-    assert state.is_file()
-    # Of a.txt as it is now, not as it was when the state was saved.
+    # Of a.txt as it was: what was found there is not in it any more.
     _write(base / "corpus" / "a.txt", ["x", "y", "z"])
     (base / "corpus" / "c.txt").unlink()
+    with pytest.raises(InputError, match=r"is of another pass.*inputs\.corpus.*Delete"):
+        _run(base)
+    shutil.rmtree(base / "private" / ".overlap.shards")
     assert _run(base)[0]["corpus"]["records"] == 6
-    state.write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"overlap\.npz: is no state of a scan"):
-        overlap._restore(None, state, "")
 
 
 @pytest.mark.parametrize(
@@ -180,6 +214,7 @@ def test_a_state_of_another_corpus_is_not_taken_up(base, monkeypatch):
         ({"draw_size": 0}, "draw_size is 0"),
         ({"n": 0}, "n is 0"),
         ({"threads": 0}, "threads is 0"),
+        ({"shards": 0}, "shards is 0"),
         ({"near": 0.0}, r"near is 0.0; it must lie in \(0, 1\]"),
         ({"confidence": 1.0}, r"confidence is 1.0; it must lie in \(0, 1\)"),
         ({"examples": -1}, "examples is -1"),

@@ -8,9 +8,15 @@ import pathlib
 import numpy as np
 import pytest
 
-from tfdpsq import evaluation
+from tfdpsq import evaluation, retriever
 from tfdpsq.data import BeirDirectory, train_vocabulary
-from tfdpsq.run import benchmark_sets, evaluate, train_retriever, zero_shot
+from tfdpsq.run import (
+    benchmark_sets,
+    evaluate,
+    retrieval,
+    train_retriever,
+    zero_shot,
+)
 
 _spec = importlib.util.spec_from_file_location(
     "tiny_sets", pathlib.Path(__file__).parent / "tiny_sets.py"
@@ -67,16 +73,29 @@ def made(base):
     zero_shot.run(_dense(base, "fiqa"), base / "made")
     with pytest.MonkeyPatch.context() as patch:
         # To load a model for every forum would take most of the time.
-        patch.setattr(evaluate, "_dense_run", _at_random)
+        patch.setattr(retrieval, "Retrievers", _AtRandom)
         config = _dense(base, "scifact", "fiqa", "arguana", "cqadupstack")
         found = zero_shot.run(config, base / "made")
     return base / "made", found
 
 
-def _at_random(config, beir, queries, k, path, embedded):
-    draw = np.random.default_rng(len(queries))
-    ids = [document.id for document in beir.documents()]
-    return {q: dict(zip(draw.permutation(ids)[:k], draw.random(k))) for q in queries}
+class _AtRandom:
+    """Finds anything."""
+
+    def __init__(self, config, queries, k):
+        self.queries, self.k = list(queries), k
+
+    def alike(self, name, among):
+        return [name]
+
+    def search(self, alike, documents):
+        draw = np.random.default_rng(len(self.queries))
+        ids = [document.id for document in documents()]
+        best = retriever.KBest(len(self.queries), self.k)
+        rows = np.stack([draw.permutation(len(ids))[: self.k] for _ in self.queries])
+        scores = draw.random(rows.shape).astype(np.float32)
+        best.merge(scores, rows, np.array(ids, object)[rows], len(ids))
+        return dict.fromkeys(alike, best)
 
 
 def _by_files(folder, system, ignore=False):

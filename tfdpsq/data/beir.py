@@ -27,7 +27,9 @@ from tfdpsq.data.beir_lines import (
     other_fields,
     read_judgements,
     read_records,
+    refuse_repeated,
     text_field,
+    unique,
     user_of,
 )
 from tfdpsq.data.beir_writer import write_beir_files
@@ -226,7 +228,8 @@ class BeirDirectory:
 
         Checked: every line's form and encoding, ids (unique, without white
         space), texts (not empty), and that every judgement names a known query
-        and document. Keeps all ids, but no document text, in memory.
+        and document. Of a document it keeps 8 bytes in memory, and its id if it is
+        judged.
 
         Args:
           splits: the splits that must be there. Others are not read.
@@ -239,23 +242,23 @@ class BeirDirectory:
         """
         rows = {split: self._positive(split) for split in splits}
         queries = self.queries()
-        documents: set[str] = set()
-        empty = 0
-        # Line numbers count blank lines, so they come from the reader itself.
-        for document in self.documents():
-            if document.id in documents:
-                raise duplicate(self._corpus, document.id, self._line_of(document.id))
-            documents.add(document.id)
+        judged = {row.document_id for s in splits for row in self._judgements(s)}
+        known: set[str] = set()
+        documents = empty = 0
+        for document in unique(self._corpus, self.documents()):
+            documents += 1
             empty += not document.content
+            if document.id in judged:
+                known.add(document.id)
         if not documents:
             raise DataError(self._corpus, "holds no document", "Add at least one line")
         return Counts(
-            documents=len(documents),
+            documents=documents,
             queries=len(queries),
             pairs={split: len(found) for split, found in rows.items()},
             empty_documents=empty,
             unknown_judgements=sum(
-                self._check_known(split, self._judgements(split), queries, documents)
+                self._check_known(split, self._judgements(split), queries, known)
                 for split in splits
             ),
         )
@@ -331,9 +334,7 @@ class BeirDirectory:
         for document in self.documents():
             if document.id in wanted:
                 if document.id in contents:
-                    raise duplicate(
-                        self._corpus, document.id, self._line_of(document.id)
-                    )
+                    refuse_repeated(self._corpus, {document.id})
                 contents[document.id] = document.content
         self._check_known(split, rows, queries, contents)
         return [
@@ -361,11 +362,6 @@ class BeirDirectory:
             (documents, self._corpus),
             allowed=0.01 if self.as_published else 0.0,
         )
-
-    def _line_of(self, document_id: str) -> int:
-        """Returns the line on which a document id occurs for the second time."""
-        records = read_records(self._corpus)
-        return [line for line, record in records if record["_id"] == document_id][1]
 
 
 def write_beir(

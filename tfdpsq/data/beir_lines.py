@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tfdpsq.data import any_files
 from tfdpsq.data.texts import Document, text_problem
+from tfdpsq.data.unique_ids import BATCH, UniqueIds
 from tfdpsq.validation import DataError
 
 _HEADER = ["query-id", "corpus-id", "score"]
@@ -217,6 +218,57 @@ def duplicate(path: Path, key: str, line: int) -> DataError:
         "Ids are unique; rename or remove one of the two",
         line,
     )
+
+
+def unique(path: Path, documents: Iterator[Document]) -> Iterator[Document]:
+    """Passes documents on, and raises where an id comes twice; 8 bytes a document.
+
+    Args:
+      path: the file they are read from, which is read again to be exact.
+      documents: all of its documents.
+
+    Yields:
+      The documents. One whose id came before may be among them, and up to some
+      thousands after it.
+
+    Raises:
+      DataError: an id occurs twice, or what `documents` raises, whichever is on the
+        earlier line.
+    """
+    ids = UniqueIds()
+    batch: list[str] = []
+    while True:
+        try:
+            document = next(documents, None)
+        except DataError:
+            refuse_repeated(path, ids.add(batch))
+            raise
+        if document is None or len(batch) == BATCH:
+            refuse_repeated(path, ids.add(batch))
+            batch = []
+        if document is None:
+            return
+        batch.append(document.id)
+        yield document
+
+
+def refuse_repeated(path: Path, suspects: set[str]) -> None:
+    """Raises if one of these ids occurs twice in a JSON-lines file.
+
+    Args:
+      path: the file; it is read only if there are suspects.
+      suspects: ids.
+
+    Raises:
+      DataError: one does; names the line of its second occurrence.
+    """
+    seen: set[str] = set()
+    # Line numbers count blank lines, so they come from the reader itself.
+    for line, record in read_records(path) if suspects else ():
+        if record["_id"] in seen:
+            raise duplicate(path, record["_id"], line)
+        if record["_id"] in suspects:
+            seen.add(record["_id"])
 
 
 def read_judgements(path: Path) -> Iterator[Judgement]:

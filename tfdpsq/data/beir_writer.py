@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import hashlib
 import io
 import json
 from collections.abc import Iterable, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfdpsq.data.texts import Document, text_problem
+from tfdpsq.data.unique_ids import SeenTexts
 from tfdpsq.validation import InputError
 
 
@@ -20,7 +20,7 @@ class BeirWriter:
 
     It refuses what `BeirDirectory.validate` would refuse, so that what was written
     can be read. A judgement must follow its document and its query. Of each
-    record only a hash of the id stays in memory. For a directory that appears as
+    record 16 bytes stay in memory, a hash of its id. For a directory that appears as
     a whole, write into `tfdpsq.data.files.atomic_directory`.
     """
 
@@ -35,9 +35,8 @@ class BeirWriter:
         self._compress = compress
         self._stack = contextlib.ExitStack()
         self._qrels: dict[str, IO[str]] = {}
-        self._documents: set[bytes] = set()
-        self._queries: set[bytes] = set()
-        self._judged: set[bytes] = set()
+        self._documents, self._queries = SeenTexts(), SeenTexts()
+        self._judged = SeenTexts()
 
     def __enter__(self) -> BeirWriter:  # noqa: PYI034 (Self is of Python 3.11)
         """Opens corpus and queries."""
@@ -69,7 +68,7 @@ class BeirWriter:
 
     def has_document(self, document_id: str) -> bool:
         """Says whether a document of this id was added."""
-        return _key(document_id) in self._documents
+        return document_id in self._documents
 
     def add_document(self, document: Document) -> None:
         """Adds a document to the corpus.
@@ -120,9 +119,9 @@ class BeirWriter:
             already in this split, or the score is no integer.
         """
         what = f"judgement of query {query_id!r} and document {document_id!r}"
-        if _key(query_id) not in self._queries:
+        if query_id not in self._queries:
             raise InputError(f"{what}: no such query; add the query first.")
-        if _key(document_id) not in self._documents:
+        if document_id not in self._documents:
             raise InputError(f"{what}: no such document; add the document first.")
         if isinstance(score, bool) or not isinstance(score, int):
             raise InputError(f"{what}: the score is {score!r}; it must be an integer.")
@@ -151,11 +150,9 @@ class BeirWriter:
         return enter(io.TextIOWrapper(packed, encoding="utf-8", newline="\n"))
 
     @staticmethod
-    def _remember(what: str, held: set[bytes], identifier: str) -> None:
-        key = _key(identifier)
-        if key in held:
+    def _remember(what: str, held: SeenTexts, identifier: str) -> None:
+        if not held.add(identifier):
             raise InputError(f"{what} was given twice; ids are unique.")
-        held.add(key)
 
 
 def write_beir_files(
@@ -180,11 +177,6 @@ def write_beir_files(
         for split, rows in qrels.items():
             for query_id, document_id, score in rows:
                 writer.add_judgement(split, query_id, document_id, score)
-
-
-def _key(identifier: str) -> bytes:
-    """16 bytes that no two ids of a corpus share, other than by design."""
-    return hashlib.blake2b(identifier.encode("utf-8"), digest_size=16).digest()
 
 
 def _refuse(what: str, problem: str | None) -> None:

@@ -25,6 +25,7 @@ from tfdpsq.data import any_files
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.data.files import atomic_directory, atomic_write, sha256_of_file
 from tfdpsq.data.texts import Document
+from tfdpsq.data.unique_ids import SeenTexts
 from tfdpsq.validation import DataError, InputError, positive_integer
 
 VERSION = 1
@@ -205,7 +206,7 @@ def _write(directory: Path, rows: Iterable[SyntheticQuery], shards: int) -> dict
         for shard in range(shards)
     ]
     counts = [0] * shards
-    documents: dict[bytes, bytes] = {}
+    documents = SeenTexts()
     total = written = empty = 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(any_files.full_disk_as_os_error())
@@ -253,18 +254,17 @@ def _write(directory: Path, rows: Iterable[SyntheticQuery], shards: int) -> dict
     }
 
 
-def _once(documents: dict[bytes, bytes], row: SyntheticQuery, beir: BeirWriter) -> None:
+def _once(documents: SeenTexts, row: SyntheticQuery, beir: BeirWriter) -> None:
     """Adds a row's document where it is new; keeps hashes alone in memory."""
-    key = hashlib.blake2b(row.document_id.encode(), digest_size=16).digest()
-    content = hashlib.blake2b(row.document.encode(), digest_size=16).digest()
-    held = documents.setdefault(key, content)
-    if held != content:
+    whole = f"{len(row.document_id)} {row.document_id}{row.document}"
+    if not beir.has_document(row.document_id):
+        beir.add_document(Document(row.document_id, "", row.document))
+        documents.add(whole)
+    elif whole not in documents:
         raise InputError(
             f"document {row.document_id!r} (query {row.query_id!r}) comes with "
             "another content than before; ids of documents are unique."
         )
-    if not beir.has_document(row.document_id):
-        beir.add_document(Document(row.document_id, "", row.document))
 
 
 def encode_query(row: SyntheticQuery) -> bytes:

@@ -1,7 +1,7 @@
 """Arrays and strings in, numbers out: what a run, or a set of queries, is worth."""
 
 from tfdpsq.evaluation.auditing import OneRunAudit, audit_one_run, one_run_p_value
-from tfdpsq.evaluation.bm25 import BM25
+from tfdpsq.evaluation.bm25 import BM25, bm25_streamed
 from tfdpsq.evaluation.comparisons import (
     Comparison,
     Randomization,
@@ -118,6 +118,7 @@ __all__ = [
     "attack_membership",
     "audit_one_run",
     "audit_two_hypotheses",
+    "bm25_streamed",
     "bootstrap_interval",
     "canary_ranks",
     "closeness",

@@ -1,4 +1,8 @@
-"""BM25, the reference row of words alone, through the library bm25s.
+"""BM25, the reference row of words alone: as bm25s computes it.
+
+`BM25` holds an index by that library in memory, for any number of searches.
+`bm25_streamed` searches for queries that are all known, reads the documents twice and
+keeps none; its scores are the library's to the last bit.
 
 Scores are Lucene's variant (Kamphuis et al. 2020), for a query q and document d:
 
@@ -13,8 +17,10 @@ words; there is no stemming.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import bm25s
@@ -27,6 +33,9 @@ from tfdpsq.validation import InputError, in_range, positive, positive_integer
 
 _WORD = re.compile(r"(?u)\b\w\w+\b")
 _STOP_WORDS = frozenset(STOPWORDS_EN)
+_VERSION = importlib.metadata.version("bm25s")
+# Documents that are scored together.
+_CHUNK = 16_384
 
 
 class BM25:
@@ -76,14 +85,7 @@ class BM25:
     @property
     def settings(self) -> dict[str, Any]:
         """What the scores depend on, to be written beside them."""
-        return {
-            "library": f"bm25s {importlib.metadata.version('bm25s')}",
-            "variant": "lucene",
-            "k1": self.k1,
-            "b": self.b,
-            "words": f"{_WORD.pattern}, lower case, {len(_STOP_WORDS)} stop words, "
-            "no stemming",
-        }
+        return _settings(self.k1, self.b)
 
     def search(
         self, queries: Mapping[str, str], k: int = 10, progress: bool = False
@@ -120,6 +122,150 @@ class BM25:
             hits = {self._ids[row]: float(scores[row]) for row in kept}
             run[query_id] = dict(ranked(hits)[:k])
         return run
+
+
+def bm25_streamed(
+    documents: Callable[[], Iterable[tuple[str, str]]],
+    queries: Mapping[str, str],
+    k: int = 10,
+    k1: float = 1.5,
+    b: float = 0.75,
+    progress: bool = False,
+    chunk: int = _CHUNK,
+) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    """The k best documents of each query, in memory that no corpus makes grow.
+
+    The first reading counts how many documents hold each word of the queries, and how
+    long they are; the second scores them, a chunk at a time.
+
+    Args:
+      documents: called twice; (document id, text) pairs, the ids distinct, the same
+        both times.
+      queries: {query id: text}.
+      k: documents to return, as `BM25.search` does.
+      k1: as for `BM25`.
+      b: as for `BM25`.
+      progress: whether to show a progress bar.
+      chunk: documents in memory at a time; the result does not depend on it.
+
+    Returns:
+      The run that `BM25(documents(), k1, b).search(queries, k)` gives, the same floats
+      in the same order, and what its scores depend on: `BM25.settings`.
+
+    Raises:
+      InputError: no document, none with a word in it, or a setting out of range.
+    """
+    positive("k1", k1)
+    in_range("b", b, 0, 1)
+    positive_integer("k", k)
+    positive_integer("chunk", chunk)
+    asked = {query_id: words(text) for query_id, text in queries.items()}
+    numbers = {
+        word: number
+        for number, word in enumerate(dict.fromkeys(itertools.chain(*asked.values())))
+    }
+    counts = np.zeros(len(numbers), np.int64)
+    count = total = 0
+    for _, text in tqdm(
+        documents(), desc="BM25, counting", unit="document", disable=not progress
+    ):
+        found = words(text)
+        count += 1
+        total += len(found)
+        for word in numbers.keys() & found:
+            counts[numbers[word]] += 1
+    if not total:
+        raise InputError(
+            f"none of the {count} documents holds a word; BM25 needs a corpus of text."
+        )
+    idf = np.array(
+        [math.log(1 + (count - df + 0.5) / (df + 0.5)) for df in counts.tolist()],
+        np.float32,
+    )
+    wanted = {
+        query_id: [n for n in map(numbers.__getitem__, found) if counts[n]]
+        for query_id, found in asked.items()
+    }
+    best: dict[str, dict[str, float]] = {name: {} for name, w in wanted.items() if w}
+    floor = dict.fromkeys(best, 0.0)  # the k-th best score so far, of k
+    stream = iter(
+        tqdm(
+            documents(),
+            desc="BM25",
+            unit="document",
+            total=count,
+            disable=not progress,
+        )
+    )
+    while part := list(itertools.islice(stream, chunk)):
+        postings = _Postings(part, numbers, idf, total / count, k1, b)
+        for query_id, hits in best.items():
+            new = postings.best(wanted[query_id], k, floor[query_id])
+            if new:
+                best[query_id] = dict(ranked({**hits, **new})[:k])
+                if len(best[query_id]) == k:
+                    floor[query_id] = min(best[query_id].values())
+    return best, _settings(k1, b)
+
+
+class _Postings:
+    """Which of some documents hold which words, and what that adds to their scores."""
+
+    def __init__(
+        self,
+        documents: Sequence[tuple[str, str]],
+        numbers: Mapping[str, int],
+        idf: np.ndarray,
+        mean_length: float,
+        k1: float,
+        b: float,
+    ):
+        self._ids = [document_id for document_id, _ in documents]
+        size = len(documents)
+        lengths = np.zeros(size, np.int64)
+        keys: list[int] = []  # word number * size + row, once for each occurrence
+        for row, (_, text) in enumerate(documents):
+            found = words(text)
+            lengths[row] = len(found)
+            keys.extend(numbers[word] * size + row for word in found if word in numbers)
+        pairs, tf = np.unique(np.array(keys, np.int64), return_counts=True)
+        word, self._rows = pairs // size, pairs % size
+        # In float32 where bm25s is.
+        norm = k1 * ((1 - b) + b * lengths[self._rows] / mean_length)
+        frequency = tf.astype(np.float32)
+        self._gain = idf[word] * (frequency / (norm.astype(np.float32) + frequency))
+        self._starts = np.asarray(np.searchsorted(word, np.arange(len(numbers) + 1)))
+
+    def best(self, wanted: Sequence[int], k: int, floor: float) -> dict[str, float]:
+        """Scores above 0 of the k best documents, and of all that equal the last.
+
+        Args:
+          wanted: numbers of a query's words, one twice if it comes twice.
+          k: how many.
+          floor: scores below are of no interest.
+        """
+        scores = np.zeros(len(self._ids), np.float32)
+        for number in wanted:
+            part = slice(self._starts[number], self._starts[number + 1])
+            scores[self._rows[part]] += self._gain[part]
+        kept = np.flatnonzero((scores > 0) & (scores >= floor))
+        if len(kept) > k:
+            held = scores[kept]
+            least = np.partition(held, len(held) - k)[len(held) - k]
+            kept = kept[held >= least]
+        return {self._ids[row]: float(scores[row]) for row in kept}
+
+
+def _settings(k1: float, b: float) -> dict[str, Any]:
+    return {
+        # The scores of both ways, to the last bit.
+        "library": f"bm25s {_VERSION}",
+        "variant": "lucene",
+        "k1": k1,
+        "b": b,
+        "words": f"{_WORD.pattern}, lower case, {len(_STOP_WORDS)} stop words, "
+        "no stemming",
+    }
 
 
 def words(text: str) -> list[str]:

@@ -32,7 +32,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import scipy.stats
@@ -181,7 +181,7 @@ class OverlapScan:
         )
 
     def state(self) -> dict[str, np.ndarray]:
-        """What `restore` needs to go on from the last complete `scan`."""
+        """What `restore` or `merge` needs of all complete calls of `scan`."""
         return {
             "sample": self._sample,
             "found": np.packbits(self._found),
@@ -189,19 +189,43 @@ class OverlapScan:
             "counts": np.array([self.scans, self.records, self.corpus_bytes]),
         }
 
-    def restore(self, state: dict[str, np.ndarray]) -> None:
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes up what a scan with the same sample and n had found.
 
         Raises:
           InputError: it is of another sample or n.
         """
+        self._found = self._found_in(state)
+        self._places = state["places"].copy()
+        self.scans, self.records, self.corpus_bytes = state["counts"].tolist()
+
+    def merge(self, state: Mapping[str, np.ndarray]) -> None:
+        """Adds what another scan with the same sample and n found in the next parts.
+
+        Whoever scans the parts of a corpus in several processes, and merges their
+        states in the order of the parts, has what a single scan has.
+
+        Args:
+          state: of the other scan, which began without any.
+
+        Raises:
+          InputError: it is of another sample or n.
+        """
+        self._found |= self._found_in(state)
+        theirs = state["places"]
+        theirs = np.where(theirs >= 0, theirs + [self.scans, 0], theirs)
+        self._places = np.where(self._places[..., :1] >= 0, self._places, theirs)
+        scans, records, corpus_bytes = state["counts"].tolist()
+        self.scans += scans
+        self.records += records
+        self.corpus_bytes += corpus_bytes
+
+    def _found_in(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
         if not np.array_equal(state["sample"], self._sample):
             raise InputError(
                 "the state is of another sample or another n. Start again without it."
             )
-        found = np.unpackbits(state["found"], count=self._index.grams)
-        self._found, self._places = found.astype(bool), state["places"].copy()
-        self.scans, self.records, self.corpus_bytes = state["counts"].tolist()
+        return np.unpackbits(state["found"], count=self._index.grams).astype(bool)
 
     def _look_at(self, batch: list[str]) -> tuple[np.ndarray, list[Match], int]:
         """Runs in a thread; changes nothing, and may see old findings."""

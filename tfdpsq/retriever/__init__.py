@@ -15,7 +15,12 @@ from tfdpsq.retriever.direct_losses import (
     NaiveLosses,
     PublicNegatives,
 )
-from tfdpsq.retriever.encoding import encode_texts, with_vectors
+from tfdpsq.retriever.encoding import (
+    Embedder,
+    encode_texts,
+    progress_bar,
+    with_vectors,
+)
 from tfdpsq.retriever.index import ScannBruteForce, ScannTree, as_run, search
 from tfdpsq.retriever.losses import (
     Embeddings,
@@ -31,6 +36,7 @@ from tfdpsq.retriever.model import (
     save,
     start_from,
 )
+from tfdpsq.retriever.nearest import BestDocuments, KBest
 from tfdpsq.retriever.serving import SearchModel
 from tfdpsq.retriever.store import DocumentIndex, encoder_fingerprint
 from tfdpsq.retriever.training import (
@@ -44,9 +50,12 @@ from tfdpsq.retriever.training import (
 
 __all__ = [
     "METHODS",
+    "BestDocuments",
     "DocumentIndex",
+    "Embedder",
     "Embeddings",
     "GroupLosses",
+    "KBest",
     "LogitTerms",
     "NaiveLosses",
     "PublicNegatives",
@@ -74,6 +83,7 @@ __all__ = [
     "make_batches",
     "microbatch_sensitivity_multiplier",
     "naive_sensitivity_multiplier",
+    "progress_bar",
     "public_negatives_sensitivity_multiplier",
     "save",
     "search",

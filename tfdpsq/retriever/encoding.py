@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +25,118 @@ class Encodes(Protocol):
         """[B] strings to ids [B, length] and lengths [B], both int32."""
 
 
+class Embedder:
+    """Texts to embeddings in batches of one size, by a function compiled once.
+
+    Texts of like length share a batch, which is cut to its longest text; padding
+    never changes an embedding (beyond rounding, below 1e-6). Under XLA every batch has
+    the full length instead, as each new shape would compile anew.
+    """
+
+    def __init__(
+        self,
+        model: TwoTower,
+        tokenizer: Encodes,
+        kind: str,
+        batch_size: int = 128,
+        jit_compile: bool = False,
+    ):
+        """Makes the function.
+
+        Args:
+          model: the retriever.
+          tokenizer: the model's tokenizer.
+          kind: "query" or "document": the tower, and the length texts are cut to.
+          batch_size: texts at a time.
+          jit_compile: compile with XLA.
+
+        Raises:
+          InputError: unknown kind, or batch_size below 1.
+        """
+        one_of("kind", kind, ("query", "document"))
+        self._batch_size = positive_integer("batch_size", batch_size)
+        is_query = kind == "query"
+        config = model.config
+        self._width = config.embedding_dim
+        self._length = config.query_length if is_query else config.document_length
+        self._tokenizer = tokenizer
+        self._trim = not jit_compile
+        self._embed = tf.function(
+            model.encode_queries if is_query else model.encode_documents,
+            input_signature=[
+                tf.TensorSpec(
+                    [batch_size, self._length if jit_compile else None], tf.int32
+                ),
+                tf.TensorSpec([batch_size], tf.int32),
+            ],
+            jit_compile=jit_compile,
+            autograph=False,
+        )
+
+    def windows(
+        self, texts: Iterable[str], done: Callable[[int], Any] | None = None
+    ) -> Iterator[np.ndarray]:
+        """Embeds texts as they stream by, 16 batches at a time.
+
+        Args:
+          texts: N of them.
+          done: called with the number of texts of every batch, for a progress bar.
+
+        Yields:
+          [at most 16 batches, D] float32 of unit length, in the order of the texts. No
+          text is taken from the stream before its window is wanted.
+        """
+        stream = iter(texts)
+        while window := list(itertools.islice(stream, self._batch_size * _WINDOW)):
+            ids, lengths = (
+                np.asarray(a) for a in self._tokenizer.encode(window, self._length)
+            )
+            vectors = np.empty([len(window), self._width], np.float32)
+            for rows, batch_ids, batch_lengths in _batches(
+                ids, lengths, self._batch_size, self._trim
+            ):
+                vectors[rows] = self._embed(batch_ids, batch_lengths).numpy()[
+                    : len(rows)
+                ]
+                if done is not None:
+                    done(len(rows))
+            yield vectors
+
+    def chunks(
+        self,
+        documents: Iterable[tuple[str, str]],
+        rows: int,
+        done: Callable[[int], Any] | None = None,
+    ) -> Iterator[tuple[list[str], np.ndarray]]:
+        """As `windows`, but documents with their ids, and more at a time.
+
+        Args:
+          documents: (id, text).
+          rows: at least so many at a time, and at most 16 batches more; but the last.
+          done: as for `windows`.
+
+        Yields:
+          n ids and embeddings [n, D].
+        """
+        positive_integer("rows", rows)
+        ids: list[str] = []
+
+        def texts() -> Iterator[str]:
+            for identifier, text in documents:
+                ids.append(identifier)
+                yield text
+
+        held: list[np.ndarray] = []
+        for vectors in self.windows(texts(), done):
+            held.append(vectors)
+            if len(ids) >= rows:
+                yield list(ids), np.concatenate(held)
+                ids.clear()
+                held = []
+        if held:
+            yield list(ids), np.concatenate(held)
+
+
 def encode_texts(
     model: TwoTower,
     texts: Iterable[str],
@@ -35,12 +147,7 @@ def encode_texts(
     progress: bool = True,
     jit_compile: bool = False,
 ) -> np.ndarray:
-    """Embeds texts in batches of one size, by a function compiled once.
-
-    Texts of like length share a batch, which is cut to its longest text; padding
-    never changes an embedding (beyond rounding, below 1e-6). The order of the
-    result is that of the texts. Under XLA every batch has the full length instead,
-    as each new shape would compile anew.
+    """Embeds texts that are few enough for memory; see `Embedder`.
 
     Args:
       model: the retriever.
@@ -58,36 +165,17 @@ def encode_texts(
     Raises:
       InputError: unknown kind, batch_size below 1, or no text at all.
     """
-    one_of("kind", kind, ("query", "document"))
-    positive_integer("batch_size", batch_size)
-    is_query = kind == "query"
-    length = model.config.query_length if is_query else model.config.document_length
-    embed = tf.function(
-        model.encode_queries if is_query else model.encode_documents,
-        input_signature=[
-            tf.TensorSpec([batch_size, length if jit_compile else None], tf.int32),
-            tf.TensorSpec([batch_size], tf.int32),
-        ],
-        jit_compile=jit_compile,
-        autograph=False,
-    )
-    stream = iter(texts)
-    parts = []
-    with tqdm(
-        total=total, desc=f"{kind} embeddings", unit="text", disable=not progress
-    ) as bar:
-        while window := list(itertools.islice(stream, batch_size * _WINDOW)):
-            ids, lengths = (np.asarray(a) for a in tokenizer.encode(window, length))
-            vectors = np.empty([len(window), model.config.embedding_dim], np.float32)
-            for rows, batch_ids, batch_lengths in _batches(
-                ids, lengths, batch_size, trim=not jit_compile
-            ):
-                vectors[rows] = embed(batch_ids, batch_lengths).numpy()[: len(rows)]
-                bar.update(len(rows))
-            parts.append(vectors)
+    embedder = Embedder(model, tokenizer, kind, batch_size, jit_compile)
+    with progress_bar(kind, total, progress) as bar:
+        parts = list(embedder.windows(texts, bar.update))
     if not parts:
         raise InputError(f"there is no {kind} to embed; give at least one text.")
     return np.concatenate(parts)
+
+
+def progress_bar(kind: str, total: int | None = None, shown: bool = True) -> tqdm:
+    """A progress bar for embeddings of texts of a kind; see `encode_texts`."""
+    return tqdm(total=total, desc=f"{kind} embeddings", unit="text", disable=not shown)
 
 
 def with_vectors(

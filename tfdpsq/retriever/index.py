@@ -150,6 +150,15 @@ class _Scann(tfrs.layers.factorized_top_k.TopK):
         found = searcher.search_batched_parallel(queries, final_num_neighbors=k)
         return found.distances, found.indices
 
+    def release(self) -> None:
+        """Gives up the index and its memory, which TensorFlow would keep for good."""
+        if self._searcher is not None:
+            tf.raw_ops.DestroyResourceOp(
+                resource=self._searcher.value.searcher_handle, ignore_lookup_error=True
+            )
+        self._searcher_state = self._searcher = self._identifiers = None
+        self._size = 0
+
     def _configured(self, builder: Any, size: int) -> Any:
         raise NotImplementedError  # each class below has its own
 
@@ -225,26 +234,37 @@ def search(
     """
     one_of("kind", kind, KINDS)
     positive_integer("batch_size", batch_size)
-    queries = _checked("query_embeddings", query_embeddings)
-    documents = _checked("document_embeddings", document_embeddings)
+    queries = checked("query_embeddings", query_embeddings)
+    documents = checked("document_embeddings", document_embeddings)
     if queries.shape[1] != documents.shape[1] or len(ids) != len(documents):
         raise InputError(
             f"query_embeddings {queries.shape}, document_embeddings {documents.shape} "
             f"and {len(ids)} ids do not fit: they must be [Q, D], [N, D] and N."
         )
     k = _at_most(positive_integer("k", k), len(documents))
-    layer = _built(kind, documents, k, batch_size)
-    found = [
-        layer(tf.constant(queries[start : start + batch_size]), k=k)
-        for start in range(0, len(queries), batch_size)
-    ]
-    scores = np.concatenate([part[0].numpy() for part in found])
-    rows = np.concatenate([part[1].numpy() for part in found])
+    scores, rows = nearest(queries, documents, k, kind, batch_size)
     # ScaNN marks a place it could not fill by NaN.
     empty = np.isnan(scores)
     names = np.array(list(ids), dtype=object)[np.where(empty, 0, rows)]
     names[empty] = ""
     return np.where(empty, -np.inf, scores).astype(np.float32), names
+
+
+def nearest(
+    queries: np.ndarray, documents: np.ndarray, k: int, kind: str, batch_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """[Q, k] scores and row numbers, as `search` says, of arguments that are sound."""
+    layer = _built(kind, documents, k, batch_size)
+    found = [
+        layer(tf.constant(queries[start : start + batch_size]), k=k)
+        for start in range(0, len(queries), batch_size)
+    ]
+    if isinstance(layer, _Scann):
+        layer.release()
+    return (
+        np.concatenate([part[0].numpy() for part in found]),
+        np.concatenate([part[1].numpy() for part in found]),
+    )
 
 
 def as_run(
@@ -306,7 +326,12 @@ def _at_most(k: int, size: int) -> int:
     return min(k, size)
 
 
-def _checked(name: str, embeddings: np.ndarray) -> np.ndarray:
+def checked(name: str, embeddings: np.ndarray) -> np.ndarray:
+    """The embeddings as [rows, D] float32, C-contiguous.
+
+    Raises:
+      InputError: another shape, no row, or numbers that are not finite.
+    """
     array = np.ascontiguousarray(embeddings, dtype=np.float32)
     if array.ndim != 2 or not len(array):
         raise InputError(f"{name} has shape {array.shape}; it must be [rows, D].")

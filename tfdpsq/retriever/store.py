@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import io
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -22,8 +22,10 @@ from typing import Any
 import numpy as np
 
 from tfdpsq import validation
-from tfdpsq.data.files import atomic_write, sha256_of_file
+from tfdpsq.data.files import atomic_file, atomic_write, sha256_of_file
+from tfdpsq.data.unique_ids import BATCH, UniqueIds
 from tfdpsq.retriever.model import TwoTower, ordered_weights
+from tfdpsq.retriever.nearest import ROWS, BestDocuments
 
 _FILE = "index.json"
 _FORMAT = "tfdpsq-index/2"
@@ -85,7 +87,7 @@ class DocumentIndex:
                 "Use the retriever that made the index, or make the index again."
             )
         self.size = sum(shard["count"] for shard in self._shards)
-        self._hashes = np.zeros(0, np.uint64)  # of the ids, once they are asked for
+        self._known: UniqueIds | None = None  # the ids, once they are asked for
         for shard in self._shards:
             self._embeddings(shard)
 
@@ -132,14 +134,14 @@ class DocumentIndex:
                 f"the embedding of {names[row]!r} is not finite; its rank would mean "
                 "nothing."
             )
-        hashes = self._require_new(names)
+        self._require_new(names)
         stem = f"shard-{len(self._shards):05d}"
         texts = "".join(json.dumps(name) + "\n" for name in names)
-        file = io.BytesIO()
-        np.save(file, vectors)
-        atomic_write(self.directory / f"{stem}.npy", file.getvalue())
+        with atomic_file(self.directory / f"{stem}.npy") as partial:
+            with partial.open("wb") as file:
+                np.save(file, vectors)
         atomic_write(self.directory / f"{stem}.jsonl", texts)
-        digest = hashlib.sha256(vectors.tobytes()).hexdigest()
+        digest = _sha256(vectors)
         shard = {
             "name": stem,
             "count": len(names),
@@ -149,7 +151,6 @@ class DocumentIndex:
         content = {"encoder": self.encoder, "width": self.width}
         _write(self.directory, {**content, "shards": [*self._shards, shard]})
         self._shards = [*self._shards, shard]
-        self._hashes = np.concatenate([self._hashes, hashes])
         self.size += len(names)
 
     def ids(self) -> Iterator[str]:
@@ -179,13 +180,19 @@ class DocumentIndex:
             for start in range(0, len(vectors), rows):
                 yield np.asarray(vectors[start : start + rows])
 
+    def documents(self, rows: int) -> Iterator[tuple[list[str], np.ndarray]]:
+        """Ids and embeddings of at most `rows` documents, in order, off the disk."""
+        names = self.ids()
+        for vectors in self.chunks(rows):
+            yield list(itertools.islice(names, len(vectors))), vectors
+
     def embeddings(self) -> np.ndarray:
         """[N, D] float32, all in memory."""
         parts = [self._embeddings(shard) for shard in self._shards]
         return np.concatenate([np.zeros([0, self.width], np.float32), *parts])
 
     def search(
-        self, queries: np.ndarray, k: int, rows: int = 65_536
+        self, queries: np.ndarray, k: int, rows: int = ROWS
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k best of each query by inner product, exactly, in flat memory.
 
@@ -202,31 +209,15 @@ class DocumentIndex:
         Raises:
           InputError: another width, or k below 1.
         """
-        queries = np.ascontiguousarray(queries, np.float32)
-        if queries.ndim != 2 or queries.shape[1] != self.width:
+        if np.ndim(queries) != 2 or np.shape(queries)[1] != self.width:
             raise validation.InputError(
-                f"queries have shape {queries.shape}; they must be [Q, {self.width}]."
+                f"queries have shape {np.shape(queries)}; they must be "
+                f"[Q, {self.width}]."
             )
-        k = min(validation.positive_integer("k", k), self.size)
-        scores = np.full([len(queries), 0], -np.inf, np.float32)
-        places = np.zeros([len(queries), 0], np.int64)
-        start = 0
+        best = BestDocuments(queries, k)
         for vectors in self.chunks(rows):
-            found = queries @ vectors.T
-            at = np.broadcast_to(np.arange(start, start + len(vectors)), found.shape)
-            if len(vectors) > k:
-                # What is not among this chunk's k best is among no k best. Stable:
-                # of equal scores the earlier document's stays.
-                best = np.argsort(-found, axis=1, kind="stable")[:, :k]
-                found = np.take_along_axis(found, best, axis=1)
-                at = np.take_along_axis(at, best, axis=1)
-            scores = np.concatenate([scores, found], axis=1)
-            places = np.concatenate([places, at], axis=1)
-            order = np.lexsort((places, -scores), axis=1)[:, :k]
-            scores = np.take_along_axis(scores, order, axis=1)
-            places = np.take_along_axis(places, order, axis=1)
-            start += len(vectors)
-        return scores, places
+            best.add(vectors)
+        return best.scores, best.places
 
     def verify(self) -> None:
         """Reads every shard and compares it with what was written.
@@ -235,7 +226,7 @@ class DocumentIndex:
           DataError: one differs.
         """
         for shard in self._shards:
-            found = hashlib.sha256(self._embeddings(shard).tobytes()).hexdigest()
+            found = _sha256(self._embeddings(shard))
             if found != shard["sha256"]:
                 path = self.directory / f"{shard['name']}.npy"
                 raise validation.DataError(path, "holds other embeddings", _REMEDY)
@@ -243,12 +234,14 @@ class DocumentIndex:
             if sha256_of_file(path) != shard["ids_sha256"]:
                 raise validation.DataError(path, "holds other ids", _REMEDY)
 
-    def _require_new(self, names: list[str]) -> np.ndarray:
-        """Hashes of the names, none of which is there: eight bytes a document."""
-        if len(self._hashes) < self.size:
-            self._hashes = np.fromiter(map(_hash, self.ids()), np.uint64)
-        hashes = np.fromiter(map(_hash, names), np.uint64)
-        suspects = set(np.array(names, object)[np.isin(hashes, self._hashes)])
+    def _require_new(self, names: list[str]) -> None:
+        """Refuses ids that come twice; keeps eight bytes a document."""
+        if self._known is None:
+            self._known = UniqueIds()
+            held = self.ids()
+            while batch := list(itertools.islice(held, BATCH)):
+                self._known.add(batch)
+        suspects = self._known.add(names)
         known = None
         if suspects:
             known = next((name for name in self.ids() if name in suspects), None)
@@ -259,7 +252,6 @@ class DocumentIndex:
                 f"document {known!r} is there already. Leave it out; to replace "
                 "documents, make the index again."
             )
-        return hashes
 
     def _content(self) -> dict[str, Any]:
         path = self.directory / _FILE
@@ -292,9 +284,8 @@ class DocumentIndex:
         return vectors
 
 
-def _hash(name: str) -> int:
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8)
-    return int.from_bytes(digest.digest(), "big")
+def _sha256(vectors: np.ndarray) -> str:
+    return hashlib.sha256(vectors.data).hexdigest()
 
 
 def _write(directory: Path, content: dict[str, Any]) -> None:

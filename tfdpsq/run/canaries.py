@@ -212,20 +212,23 @@ def make_canaries(
     heads = random.random(config.coins) < 0.5
     kinds += [("random_document", int(head), True) for head in heads]
     pairs = beir.pairs(config.split)
-    documents = [document.id for document in beir.documents()]
+    documents = sum(1 for _ in beir.documents())
     # One pair of each document, so that a document has no two canaries.
     shuffled = random.permutation(len(pairs))
     own = list({pairs[row].document_id: pairs[row] for row in shuffled}.values())
-    if len(kinds) > min(len(own), len(documents) // 2):
+    if len(kinds) > min(len(own), documents // 2):
         raise validation.InputError(
             f"{len(kinds)} canaries are asked for, each on a document of its own, but "
             f"split {config.split!r} has queries on {len(own)} documents, the corpus "
-            f"holds {len(documents)}. Lower trials, forms, repetitions or coins."
+            f"holds {documents}. Lower trials, forms, repetitions or coins."
         )
     own = own[: len(kinds)]
     taken = {pair.document_id for pair in own}
-    free = [documents[row] for row in random.permutation(len(documents))]
-    others = (document for document in free if document not in taken)
+    # At most half of these are taken.
+    free = random.permutation(documents)[: 2 * len(kinds)].tolist()
+    wanted = set(free)
+    ids = {row: d.id for row, d in enumerate(beir.documents()) if row in wanted}
+    others = (ids[row] for row in free if ids[row] not in taken)
     numbers = _numbers(config.digits, random)
     found = []
     for (form, repetitions, coin), pair in zip(kinds, own):

@@ -5,29 +5,39 @@
 Every number here is computed from private test queries and is covered by no ε, so
 the output belongs under `private/`. Writes TREC run and qrels files and
 `metrics.json`.
+
+Documents are embedded and searched by shards of `shard_documents`, which several
+commands can share (`--num_shards=4 --shard_index=0`, ...), or workers of Apache Beam
+(`--beam --runner=...`); see `sharded_stages`. The one that merges them searches by BM25
+and in `indexes`. While they wait to be merged, shards tell of queries what a run tells.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_collections
-import numpy as np
 
-from tfdpsq import evaluation, retriever, validation
-from tfdpsq.data import BeirDirectory, Tokenizer, atomic_write
+from tfdpsq import evaluation, validation
+from tfdpsq.data import atomic_write
+from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.run import (
     command,
+    corpus_shards,
+    passes,
     private_training,
+    retrieval,
+    sharded_stages,
     similarity,
     sources,
     systems,
     workdir,
 )
+from tfdpsq.run.retrieval import retrieve
 
 BM25 = systems.BM25
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
@@ -47,6 +57,9 @@ def default_config() -> ml_collections.ConfigDict:
             "split": "test",
             "vocabulary": "",
             "systems": {BM25: BM25},
+            # System -> directory of embeddings that `index` or `encode` made of the
+            # corpus with it; without, the documents are embedded here.
+            "indexes": {},
             "synthetic": {},
             "similarity_split": "dev",
             "similarity": similarity.settings(),
@@ -54,6 +67,8 @@ def default_config() -> ml_collections.ConfigDict:
             "k": 100,
             "index": "scann_brute_force",
             "batch_size": 128,
+            # Documents of a shard at most.
+            "shard_documents": 65_536,
             "ignore_identical_ids": False,
             "resamples": 10_000,
             "seed": 0,
@@ -63,28 +78,62 @@ def default_config() -> ml_collections.ConfigDict:
     )
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: sharded_stages.Place,
+    launch: passes.Launch = passes.ALONE,
+) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
+
+    Args:
+      config: the settings.
+      directory: where the output goes.
+      launch: which shards of the corpus this process searches.
+
+    Returns:
+      As `sharded_stages.run_stage`.
 
     Raises:
       InputError: bad settings, or a system that is not there.
       DataError: malformed data.
     """
     _check(config)
+    directory = sharded_stages.local_path(directory)
     private = private_training.private_directory(config, directory)
     inputs = {
         **systems.fingerprints(config),
+        **retrieval.index_inputs(config),
         **similarity.inputs(config),
         "data": sources.source_fingerprint(config.data, private),
     }
     systems.vocabulary(config)
-    if not (directory / workdir.STAGE_FILE).is_file():
+    finished = workdir.finished_stage(directory, config, inputs)
+    if finished is None:
         sources.open_beir(config.data).validate(_splits(config))
     reads = private_training.reads_of(config, private)
     where = f"{METRICS_FILE}, TREC files and whatever is made from them"
     reads.record(f"the queries and judgements of split {config.split!r}", where)
     similarity.record(config, reads, where)
-    return workdir.run_stage(directory, config, inputs, lambda out: _make(config, out))
+    corpus = None
+    if finished is None and retrieval.searched_by_shards(config):
+        corpus = corpus_shards.cut(
+            config.data,
+            0,
+            config.shard_documents,
+            sharded_stages.pass_directory(directory),
+        )
+    start = functools.partial(
+        retrieval.start_worker, config.copy_and_resolve_references(), corpus
+    )
+    return sharded_stages.run_stage(
+        directory,
+        config,
+        inputs,
+        passes.Work("evaluate", corpus.count if corpus else 1, start),
+        lambda out, shards: _make(config, shards, out),
+        launch,
+        beside={corpus_shards.PLAN_FILE: corpus.plan.to_json()} if corpus else None,
+    )
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
@@ -110,41 +159,18 @@ def _splits(config: ml_collections.ConfigDict) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def retrieve(
-    config: ml_collections.ConfigDict,
-    beir: BeirDirectory,
-    queries: Mapping[str, str],
-    k: int,
-) -> Iterator[tuple[str, dict[str, dict[str, float]], dict[str, Any]]]:
-    """What every system finds, one after the other.
-
-    Args:
-      config: says `systems`, `vocabulary`, `index` and `batch_size`.
-      beir: the documents to search.
-      queries: {query id: text}.
-      k: documents to find for each.
-
-    Yields:
-      The system's name, its run, and the settings that its scores depend on.
-    """
-    embedded: dict[str, np.ndarray] = {}
-    for name, path in config.systems.items():
-        if path == BM25:
-            index = evaluation.BM25((d.id, d.content) for d in beir.documents())
-            yield name, index.search(queries, k, progress=True), index.settings
-        else:
-            yield name, _dense_run(config, beir, queries, k, path, embedded), {}
-
-
-def _make(config, out: pathlib.Path) -> dict[str, Any]:
+def _make(config, shards: ShardDirectory, out: pathlib.Path) -> dict[str, Any]:
+    found_by_shards = retrieval.merged(config, shards)
     beir = sources.open_beir(config.data)
     qrels = beir.qrels(config.split)
-    queries = {name: text for name, text in beir.queries().items() if name in qrels}
+    queries = retrieval.queries_of(config)
     (out / "runs").mkdir()
     evaluation.write_trec_qrels(out / "qrels.trec", qrels)
     results = {}
     notes: dict[str, Any] = {}
-    for name, found, settings in retrieve(config, beir, queries, config.k):
+    for name, found, settings in retrieve(
+        config, beir, queries, config.k, found_by_shards
+    ):
         if settings:
             notes[name] = settings
         evaluation.write_trec_run(out / "runs" / f"{name}.trec", found, tag=name)
@@ -169,45 +195,6 @@ def _make(config, out: pathlib.Path) -> dict[str, Any]:
     return {name: values["ndcg@10"] for name, values in metrics["systems"].items()}
 
 
-def _dense_run(
-    config,
-    beir: BeirDirectory,
-    queries: Mapping[str, str],
-    k: int,
-    path: str,
-    embedded: dict[str, np.ndarray],
-) -> dict[str, dict[str, float]]:
-    """A retriever's run.
-
-    `embedded` holds the documents' embeddings of the system before, by what made them:
-    systems that differ in their query towers alone share one.
-    """
-    model = retriever.load(pathlib.Path(path) / "model")
-    tokenizer = Tokenizer(config.vocabulary)
-    ids: list[str] = []
-
-    def contents():
-        for document in beir.documents():
-            ids.append(document.id)
-            yield document.content
-
-    maker = retriever.encoder_fingerprint(model, tokenizer.fingerprint)
-    documents = embedded.get(maker)
-    if documents is None:
-        documents = retriever.encode_texts(
-            model, contents(), tokenizer, "document", config.batch_size
-        )
-        embedded.clear()  # one corpus in memory is enough
-        embedded[maker] = documents
-    else:
-        ids.extend(document.id for document in beir.documents())
-    vectors = retriever.encode_texts(
-        model, queries.values(), tokenizer, "query", config.batch_size
-    )
-    scores, found = retriever.search(vectors, documents, ids, k, config.index)
-    return retriever.as_run(list(queries), scores, found)
-
-
 def _summary(config, result, baseline) -> dict[str, Any]:
     summary: dict[str, Any] = {"missing_queries": len(result.missing)}
     for metric in METRICS:
@@ -229,4 +216,4 @@ def _summary(config, result, baseline) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, sharded=True)

@@ -64,12 +64,15 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     }
 
     def make(out: pathlib.Path) -> dict:
-        documents = sources.open_beir(corpus).documents()
-        index = evaluation.BM25((d.id, d.content) for d in documents)
-        queries = {pair.query_id: pair.query for pair in source.pairs}
-        found = index.search(queries, config.k, progress=True)
+        beir = sources.open_beir(corpus)
+        found, settings = evaluation.bm25_streamed(
+            lambda: ((d.id, d.content) for d in beir.documents()),
+            {pair.query_id: pair.query for pair in source.pairs},
+            config.k,
+            progress=True,
+        )
         evaluation.write_trec_run(out / RUN_FILE, found, tag="bm25")
-        by = {"name": "bm25", "settings": index.settings}
+        by = {"name": "bm25", "settings": settings}
         hard_negatives.write_origin(out, out / RUN_FILE, config, inputs["pairs"], by)
         return {}
 

@@ -10,35 +10,38 @@ What it says of queries is computed from private ones and covered by no ε, and 
 examples are private queries: the output belongs under `private/`. Documents are drawn
 from all there are, whichever have queries, so what it says of them is public.
 
-Interrupted, the same command goes on after the last part of the corpus (a file, or a
-shard) that was finished and saved.
+The corpus's parts (files, or shards of a TFDS split) are dealt into `shards`, which
+several commands can share (`--num_shards=4 --shard_index=0`, ...), or workers of Apache
+Beam (`--beam --runner=...`); see `sharded_stages`. What is found is the same, whoever
+looked where, and an interrupted command goes on after the last shard. While they wait
+to be merged, shards tell of queries what the output tells.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import functools
+import io
 import json
 import pathlib
 import time
-import zipfile
 from collections.abc import Iterator
 from typing import Any
 
 import ml_collections
 import numpy as np
+import tensorflow as tf
 from absl import logging
 from tqdm import tqdm
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, CorpusPart, atomic_write, corpus_parts
-from tfdpsq.data.files import atomic_file
+from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.text_corpus import parts_fingerprint
-from tfdpsq.run import command, private_training, sources, workdir
+from tfdpsq.run import command, passes, private_training, sharded_stages, sources
 
 OVERLAP_FILE = "overlap.json"
 MATCHES_FILE = "matches.jsonl"
-STATE_FILE = "overlap.npz"
 QUERIES = "queries"
 DOCUMENTS = "documents"
 RULES = {
@@ -50,7 +53,7 @@ RULES = {
     "near": "coverage of at least near_threshold",
     "interval": "Clopper-Pearson, of all draws together",
 }
-_SAVE_AFTER_SECONDS = 60
+_STATE = "npz"
 _SHOWN_CHARACTERS = 500
 
 
@@ -95,6 +98,8 @@ def default_config() -> ml_collections.ConfigDict:
             "confidence": 0.95,
             "examples": 5,
             "threads": 1,
+            # At most so many; each holds some parts, at least one.
+            "shards": 64,
             "seed": 0,
             "strict": False,
             "private_directory": "",
@@ -102,23 +107,30 @@ def default_config() -> ml_collections.ConfigDict:
     )
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: sharded_stages.Place,
+    launch: passes.Launch = passes.ALONE,
+) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
+
+    Args:
+      config: the settings.
+      directory: where the output goes.
+      launch: which shards this process does.
+
+    Returns:
+      As `sharded_stages.run_stage`.
 
     Raises:
       InputError: bad settings, a corpus that is not there or holds nothing, or
         queries in strict mode.
       DataError: malformed data, here or in the corpus.
     """
+    directory = sharded_stages.local_path(directory)
     private = private_training.private_directory(config, directory)
     _check(config)
-    parts = corpus_parts(
-        tuple(config.corpus),
-        config.format,
-        config.field,
-        config.corpus_split,
-        config.data_dir,
-    )
+    parts = _parts(config)
     inputs = {"corpus": parts_fingerprint(parts)}
     if QUERIES in config.texts:
         private_training.reads_of(config, private).record(
@@ -128,16 +140,64 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         inputs["data"] = sources.source_fingerprint(config.data, private)
     else:
         inputs["data"] = sources.corpus_fingerprint(config.data)
-    saved = private_training.run_directory(config, directory) / STATE_FILE
-    of = json.dumps([workdir.plain(config), inputs], sort_keys=True)
-    stage = workdir.run_stage(
+    count = max(1, min(config.shards, len(parts)))
+    start = functools.partial(
+        start_worker, config.copy_and_resolve_references(), inputs["corpus"], count
+    )
+    return sharded_stages.run_stage(
         directory,
         config,
         inputs,
-        lambda out: _make(config, parts, saved, of, out),
+        passes.Work("overlap", count, start),
+        lambda out, shards: _make(config, parts, shards, out),
+        launch,
     )
-    saved.unlink(missing_ok=True)
-    return stage
+
+
+def start_worker(
+    config: ml_collections.ConfigDict, corpus: str, count: int
+) -> passes.MakeShard:
+    """Draws the sample; returns what looks for it in a shard's parts.
+
+    Args:
+      config: the stage's.
+      corpus: fingerprint of the corpus's parts.
+      count: how many shards they are dealt into.
+
+    Raises:
+      InputError: the corpus was changed.
+    """
+    parts = _parts(config)
+    if parts_fingerprint(parts) != corpus:
+        raise validation.InputError(
+            f"the corpus {', '.join(config.corpus)} was changed since the command was "
+            "started. Run it again when it is no longer written to."
+        )
+    samples = _samples(config)
+    scan = _scan(config, samples)
+    nothing = scan.state()
+
+    def make(index: int, out: ShardWriter) -> None:
+        scan.restore(nothing)
+        started = time.monotonic()
+        own = slice(len(parts) * index // count, len(parts) * (index + 1) // count)
+        for part in parts[own]:
+            scan.scan(tqdm(part.records(), part.name, unit="record", leave=False))
+        seconds = max(time.monotonic() - started, 1e-9)
+        logging.info(
+            "looked at %d records, %.1f MB of text, in %d parts; %.1f MB/s",
+            scan.records,
+            scan.corpus_bytes / 1e6,
+            scan.scans,
+            scan.corpus_bytes / 1e6 / seconds,
+        )
+        state = io.BytesIO()  # an archive is not written from front to end
+        np.savez(state, **scan.state())
+        with tf.io.gfile.GFile(out.path(_STATE), "wb") as file:
+            file.write(state.getvalue())
+        out.count = scan.records
+
+    return make
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
@@ -147,7 +207,7 @@ def _check(config: ml_collections.ConfigDict) -> None:
         )
     for kind in config.texts:
         validation.one_of("texts", kind, (QUERIES, DOCUMENTS))
-    for name in ("draws", "draw_size", "n", "threads"):
+    for name in ("draws", "draw_size", "n", "threads", "shards"):
         validation.positive_integer(name, config[name])
     validation.in_range("near", config.near, 0, 1, low_open=True)
     validation.in_range(
@@ -156,19 +216,41 @@ def _check(config: ml_collections.ConfigDict) -> None:
     validation.in_range("examples", config.examples, 0, float("inf"))
 
 
+def _parts(config: ml_collections.ConfigDict) -> list[CorpusPart]:
+    return corpus_parts(
+        tuple(config.corpus),
+        config.format,
+        config.field,
+        config.corpus_split,
+        config.data_dir,
+    )
+
+
+def _samples(config: ml_collections.ConfigDict) -> dict[str, _Sample]:
+    beir = sources.open_beir(config.data)
+    draws_of = {QUERIES: _queries, DOCUMENTS: _documents}
+    return {kind: draws_of[kind](config, beir) for kind in config.texts}
+
+
+def _scan(
+    config: ml_collections.ConfigDict, samples: dict[str, _Sample]
+) -> evaluation.OverlapScan:
+    texts = [text for sample in samples.values() for text in sample.texts]
+    return evaluation.OverlapScan(texts, config.n, config.threads)
+
+
 def _make(
     config: ml_collections.ConfigDict,
     parts: list[CorpusPart],
-    saved: pathlib.Path,
-    of: str,
+    shards: ShardDirectory,
     out: pathlib.Path,
 ) -> dict[str, Any]:
-    beir = sources.open_beir(config.data)
-    draws_of = {QUERIES: _queries, DOCUMENTS: _documents}
-    samples = {kind: draws_of[kind](config, beir) for kind in config.texts}
-    texts = [text for sample in samples.values() for text in sample.texts]
-    scan = evaluation.OverlapScan(texts, config.n, config.threads)
-    _scan_all(scan, parts, saved, hashlib.sha256(of.encode()).hexdigest())
+    samples = _samples(config)
+    scan = _scan(config, samples)
+    for index in range(shards.spec.shards):
+        with shards.reading(index):
+            with tf.io.gfile.GFile(shards.path(index, _STATE), "rb") as file:
+                scan.merge(np.load(io.BytesIO(file.read())))
     if not scan.records:
         raise validation.InputError(
             f"the corpus {', '.join(config.corpus)} holds no record in its "
@@ -233,44 +315,6 @@ def _drawn(
     )
 
 
-def _scan_all(
-    scan: evaluation.OverlapScan, parts: list[CorpusPart], saved: pathlib.Path, of: str
-) -> None:
-    """Scans the parts that were not scanned before, and saves where it is."""
-    _restore(scan, saved, of)
-    before, started = scan.corpus_bytes, time.monotonic()
-    last = started
-    for part in parts[scan.scans :]:
-        records = tqdm(part.records(), part.name, unit="record", leave=False)
-        scan.scan(records)
-        if time.monotonic() - last > _SAVE_AFTER_SECONDS:
-            with atomic_file(saved) as partial, partial.open("wb") as file:
-                np.savez(file, of=of, **scan.state())
-            last = time.monotonic()
-    seconds = max(time.monotonic() - started, 1e-9)
-    logging.info(
-        "looked at %d records, %.1f MB of text, in %d parts; %.1f MB/s",
-        scan.records,
-        scan.corpus_bytes / 1e6,
-        len(parts),
-        (scan.corpus_bytes - before) / 1e6 / seconds,
-    )
-
-
-def _restore(scan: evaluation.OverlapScan, saved: pathlib.Path, of: str) -> None:
-    if not saved.is_file():
-        return
-    try:
-        with np.load(saved) as state:
-            if str(state["of"]) == of:
-                scan.restore({key: state[key] for key in state.files if key != "of"})
-                logging.info("going on after %d parts", scan.scans)
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise validation.DataError(
-            saved, f"is no state of a scan ({error})", "Delete it to start again"
-        ) from error
-
-
 def _summary(
     config: ml_collections.ConfigDict,
     sample: _Sample,
@@ -330,4 +374,4 @@ def _examples(
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, sharded=True)

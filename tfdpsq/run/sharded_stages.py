@@ -42,6 +42,20 @@ def pass_directory(directory: Place) -> str:
     return f"{parent}{slash}.{name}.shards"
 
 
+def local_path(directory: Place) -> pathlib.Path:
+    """A stage's directory, for a stage that keeps files of its own beside it.
+
+    Raises:
+      InputError: it is not on this machine.
+    """
+    if not any_files.is_local(directory):
+        raise validation.InputError(
+            f"workdir is {directory}; this stage writes to local paths, or to what is "
+            "mounted as one."
+        )
+    return pathlib.Path(directory)
+
+
 def run_stage(
     directory: Place,
     config: Any,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -22,8 +22,6 @@ import numpy as np
 from tfdpsq import evaluation, privacy, validation
 from tfdpsq.data import (
     BeirDirectory,
-    Pair,
-    SyntheticQuery,
     read_manifest,
     read_synthetic,
 )
@@ -157,18 +155,21 @@ def measure(
       {set: JSON values}, as the module says; "mauve" is left out without a featurizer
       or with fewer than two texts on a side.
     """
-    sets = {name: list(read_synthetic(path)) for name, path in config.synthetic.items()}
-    if not sets:
+    if not config.synthetic:
         return {}
     own = config.similarity
     pairs = beir.all_pairs(config.similarity_split)
+    references: dict[str, list[str]] = {}
+    for pair in pairs:
+        references.setdefault(pair.document_id, []).append(pair.query)
     queries = beir.queries()
     held_out = _texts(own, {pair.query_id: pair.query for pair in pairs}.values())
     trained_on = sorted(beir.positives(own.training_split))
     training = _texts(own, [queries[query_id] for query_id in trained_on])
-    synthetic = {
-        name: _texts(own, [row.query for row in rows]) for name, rows in sets.items()
-    }
+    synthetic, hypotheses = {}, {}
+    for name, path in config.synthetic.items():
+        queries_of_set, hypotheses[name] = _read(path, references)
+        synthetic[name] = _texts(own, queries_of_set)
     _add_features(own, [held_out, training, *synthetic.values()])
     grams = evaluation.GramIndex(training.texts)
     control = _Control(
@@ -177,7 +178,7 @@ def measure(
     )
     return {
         name: {
-            **_bleu(pairs, sets[name], config.similarity_split),
+            **_bleu(hypotheses[name], references, config.similarity_split),
             **_as_distributions(own, texts, held_out),
             "copies": _copies(texts, training, grams, control),
             "rules": {
@@ -221,23 +222,37 @@ def _add_features(own: ml_collections.ConfigDict, several: Sequence[_Texts]) -> 
         texts.features = of_texts
 
 
+def _read(
+    path: str, references: Container[str]
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """A set's queries, and (document id, query) of documents that have references.
+
+    The documents themselves, which are most of a set, do not stay in memory.
+    """
+    queries, hypotheses = [], []
+    for row in read_synthetic(path):
+        queries.append(row.query)
+        if row.document_id in references:
+            hypotheses.append((row.document_id, row.query))
+    return queries, hypotheses
+
+
 def _bleu(
-    pairs: Sequence[Pair], rows: Sequence[SyntheticQuery], split: str
+    hypotheses: Sequence[tuple[str, str]],
+    references: Mapping[str, list[str]],
+    split: str,
 ) -> dict[str, Any]:
     """BLEU of synthetic queries against the held-out queries of their documents."""
-    references: dict[str, list[str]] = {}
-    for pair in pairs:
-        references.setdefault(pair.document_id, []).append(pair.query)
-    rows = [row for row in rows if row.document_id in references]
-    if not rows:
+    if not hypotheses:
         return {"bleu": None, "queries": 0}
     bleu = evaluation.corpus_bleu(
-        [row.query for row in rows], [references[row.document_id] for row in rows]
+        [query for _, query in hypotheses],
+        [references[document_id] for document_id, _ in hypotheses],
     )
     return {
         "bleu": bleu.score,
         "signature": bleu.signature,
-        "queries": len(rows),
+        "queries": len(hypotheses),
         "against": f"private queries of split {split!r} on the same documents",
     }
 

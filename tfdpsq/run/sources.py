@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import hmac
+import os
 import pathlib
 import secrets
 import shutil
@@ -105,7 +106,15 @@ def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
     path = private_directory / KEY_FILE
     if not path.is_file():
         private_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        atomic_write(path, secrets.token_hex(32))
+        own = private_directory / f".{KEY_FILE}.{secrets.token_hex(6)}"
+        atomic_write(own, secrets.token_hex(32))
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            pass  # of commands that start at once, all take the key of the first
+        except OSError:  # no links on this file system
+            os.replace(own, path)
+        own.unlink(missing_ok=True)
     key = bytes.fromhex(path.read_text())
     return "keyed:" + hmac.new(key, fingerprint.encode(), hashlib.sha256).hexdigest()
 

@@ -9,10 +9,12 @@ import ml_collections
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import Tokenizer
-from tfdpsq.retriever import index
+from tfdpsq.retriever import nearest
 from tfdpsq.run import benchmark_sets, workdir
 
 BM25 = "bm25"
+# The one kind of index that has to hold all embeddings in memory.
+TREE = "scann"
 
 
 def check_search(config: ml_collections.ConfigDict, metrics: Sequence[str]) -> None:
@@ -27,7 +29,7 @@ def check_search(config: ml_collections.ConfigDict, metrics: Sequence[str]) -> N
     """
     for name in ("k", "batch_size", "resamples"):
         validation.positive_integer(name, config[name])
-    validation.one_of("index", config.index, index.KINDS)
+    validation.one_of("index", config.index, (*nearest.KINDS, TREE))
     evaluation.evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, metrics)
     for metric in metrics:
         if int(metric.partition("@")[2] or 0) > config.k:

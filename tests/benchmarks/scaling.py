@@ -1,0 +1,290 @@
+"""Seconds and peak memory of corpus passes against the size of the corpus.
+
+    python tests/benchmarks/scaling.py --workdir DIR --documents 10000 100000 1000000
+
+Every stage runs by its command line, in a process of its own, on one untrained
+retriever of one layer and made-up documents of a dozen words: `encode` embeds the
+corpus, `index` does so for a streamed search, `evaluate` validates, embeds and
+searches for 300 queries, `evaluate_index` searches the embeddings that `index` left,
+`evaluate_bm25` searches by words.
+
+Prints one JSON line a row: wall seconds, seconds of processor time, and the largest
+resident set that the kernel saw of that process. Writes DIR/scaling.md, a table, and
+DIR/scaling.png. Two numbers a stage say how it grows. `exponent` is p of
+processor seconds = a + b * documents^p through the last three sizes, each the same
+multiple of the one before: 1 is linear, whatever the start costs. Processor time, as
+other work on the machine does not lengthen it by much. `memory_ratio` is the largest
+peak by the smallest.
+
+A stage that is finished in DIR is not measured again: its row is read from DIR.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WORDS = 12
+VOCABULARY = 20_000
+QUERIES = 300
+STAGES = {
+    "encode": ("encode", {"corpus": "{corpus}"}),
+    "index": ("index", {"corpus": "{corpus}", "kind": "streamed"}),
+    "evaluate": ("evaluate", {"data": "{corpus}", "systems.mine": "{retriever}"}),
+    "evaluate_index": (
+        "evaluate",
+        {
+            "data": "{corpus}",
+            "systems.mine": "{retriever}",
+            "indexes.mine": "{out}/index",
+        },
+    ),
+    "evaluate_bm25": ("evaluate", {"data": "{corpus}", "systems.bm25": "bm25"}),
+}
+
+
+def made_up_words(draw):
+    """Distinct words of two to four syllables."""
+    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    found = {}
+    while len(found) < VOCABULARY:
+        found["".join(draw.choice(syllables, draw.integers(2, 5)))] = None
+    return list(found)
+
+
+def texts(count, seed=0, at_once=10_000):
+    """Made-up texts, the same beginning for every count; words follow Zipf's law."""
+    draw = np.random.default_rng(seed)
+    words = np.array(made_up_words(draw), object)
+    share = 1 / np.arange(1, VOCABULARY + 1)
+    share /= share.sum()
+    for start in range(0, count, at_once):
+        chosen = words[draw.choice(VOCABULARY, [at_once, WORDS], p=share)]
+        for row in chosen[: count - start]:
+            yield " ".join(row)
+
+
+def write_corpus(path, count):
+    """A BEIR directory whose queries are words of documents spread over the corpus."""
+    from tfdpsq.data import Document, write_beir
+
+    asked = {number * count // QUERIES: number for number in range(QUERIES)}
+    queries = []
+
+    def documents():
+        for number, text in enumerate(texts(count)):
+            if number in asked:
+                words = text.split()
+                queries.append((f"q{asked[number]}", " ".join(words[3:9])))
+            yield Document(f"document{number}", "", text)
+
+    judged = [(f"q{number}", f"document{at}", 1) for at, number in asked.items()]
+    write_beir(path, documents(), _later(queries), {"test": judged})
+
+
+def _later(rows):
+    """Rows of a list that is filled before they are wanted."""
+    yield from rows
+
+
+def write_retriever(home):
+    """An untrained retriever of one layer, and its vocabulary."""
+    from tfdpsq.data import train_vocabulary
+    from tfdpsq.run import train_retriever
+
+    train_vocabulary(texts(5000), 2000, home / "spiece.model")
+    config = train_retriever.default_config()
+    config.t5.update(
+        vocabulary_size=2048,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=32,
+        intermediate_dim=64,
+        key_value_dim=16,
+    )
+    config.update(
+        {
+            "pairs": str(home / f"corpus{QUERIES}"),
+            "split": "test",
+            "vocabulary": str(home / "spiece.model"),
+            "document_length": 16,
+            "query_length": 16,
+            "embedding_dim": 32,
+            "steps": 0,
+        }
+    )
+    train_retriever.run(config, home / "retriever")
+
+
+def measured(name, count, home, root):
+    """A row: what one stage on one corpus took."""
+    done = home / "rows" / f"{name}-{count}.json"
+    if done.is_file():
+        return json.loads(done.read_text())
+    module, settings = STAGES[name]
+    out = home / f"out{count}"
+    places = {
+        "corpus": home / f"corpus{count}",
+        "retriever": home / "retriever",
+        "out": out,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        f"tfdpsq.run.{module}",
+        f"--config={ROOT / 'tests' / 'benchmarks' / 'scaling.py'}:{name}",
+        f"--workdir={out / name}",
+        f"--config.vocabulary={home / 'spiece.model'}",
+    ]
+    if module != "evaluate":
+        command.append(f"--config.retriever={home / 'retriever'}")
+    command += [f"--config.{n}={v.format(**places)}" for n, v in settings.items()]
+    log = home / "logs" / f"{name}-{count}.txt"
+    log.parent.mkdir(exist_ok=True)
+    started = time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            stdout=file,
+            stderr=file,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.monotonic() - started
+    if status:
+        sys.exit(f"{' '.join(command)} failed; see {log}")
+    row = {
+        "benchmark": "scaling",
+        "stage": name,
+        "documents": count,
+        "seconds": round(seconds, 1),
+        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "peak_gib": round(usage.ru_maxrss / 2**20, 3),
+    }
+    done.parent.mkdir(exist_ok=True)
+    done.write_text(json.dumps(row) + "\n")
+    return row
+
+
+def growth(rows):
+    """How seconds and memory of one stage grow, as the module says."""
+    seconds = [row["processor_seconds"] for row in rows]
+    found = {
+        "memory_ratio": round(
+            max(row["peak_gib"] for row in rows) / min(row["peak_gib"] for row in rows),
+            3,
+        )
+    }
+    if len(rows) > 2:
+        sizes = [row["documents"] for row in rows[-3:]]
+        low, high = (b - a for a, b in zip(seconds[-3:], seconds[-2:]))
+        if sizes[1] / sizes[0] == sizes[2] / sizes[1] and min(low, high) > 0:
+            found["exponent"] = round(
+                math.log(high / low) / math.log(sizes[1] / sizes[0]), 3
+            )
+    return found
+
+
+def table(by_stage):
+    """Markdown: a line a stage and size."""
+    lines = [
+        "| stage | documents | seconds | of processor | GiB | exponent | "
+        "memory, most / least |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, rows in by_stage.items():
+        grown = growth(rows)
+        for row in rows:
+            last = row is rows[-1]
+            lines.append(
+                f"| {name} | {row['documents']:,} | {row['seconds']} | "
+                f"{row['processor_seconds']} | {row['peak_gib']} | "
+                f"{grown.get('exponent', '') if last else ''} | "
+                f"{grown['memory_ratio'] if last else ''} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def plot(by_stage, path):
+    """Seconds and memory against documents, on logarithmic axes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    for axis, field, label in zip(
+        axes,
+        ("processor_seconds", "peak_gib"),
+        ("seconds of processor time", "peak resident set, GiB"),
+    ):
+        for name, rows in by_stage.items():
+            axis.loglog(
+                [row["documents"] for row in rows],
+                [row[field] for row in rows],
+                marker="o",
+                label=name,
+            )
+        axis.set_xlabel("documents")
+        axis.set_ylabel(label)
+        axis.grid(True, which="both", alpha=0.3)
+    axes[1].set_ylim(0.1, 8)
+    axes[0].legend()
+    figure.savefig(path, dpi=120)
+
+
+def get_config(name):
+    """Settings of a row's stage, with the systems that its flags fill in."""
+    import importlib
+
+    module, settings = STAGES[name]
+    config = importlib.import_module(f"tfdpsq.run.{module}").default_config()
+    with config.unlocked():
+        for field in ("systems", "indexes"):
+            names = [n.partition(".")[2] for n in settings if n.startswith(field)]
+            if names:
+                config[field] = dict.fromkeys(names, "")
+    return config
+
+
+def main():
+    """Measures what was not measured before; prints all rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument(
+        "--documents", type=int, nargs="+", default=[10_000, 100_000, 1_000_000]
+    )
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument(
+        "--root", type=pathlib.Path, default=ROOT, help="the sources to measure"
+    )
+    options = parser.parse_args()
+    home = options.workdir.resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    for count in (QUERIES, *options.documents):
+        if not (home / f"corpus{count}").is_dir():
+            write_corpus(home / f"corpus{count}", count)
+    if not (home / "retriever").is_dir():
+        write_retriever(home)
+    by_stage = {name: [] for name in options.stages}
+    for count in sorted(options.documents):
+        for name in options.stages:
+            row = measured(name, count, home, options.root.resolve())
+            by_stage[name].append(row)
+            print(json.dumps(row), flush=True)
+    for name, rows in by_stage.items():
+        print(json.dumps({"benchmark": "scaling", "stage": name, **growth(rows)}))
+    (home / "scaling.md").write_text(table(by_stage))
+    plot(by_stage, home / "scaling.png")
+
+
+if __name__ == "__main__":
+    main()
