@@ -180,7 +180,7 @@ def test_rates_are_read_off_the_logs_of_a_job(tmp_path):
         ("generator_eps8", {"examples_per_second": 1.0}, {"examples_per_second": 9.0}),
         ("retriever_original", {"steps_per_second": 3.0, "examples_per_second": 7.0}),
         ("synthetic_eps8", {"queries_per_second": 5.0}, {"rows_per_second": 4.0}),
-        ("index", {"rows_per_second": 600.0}),
+        ("index", {"documents_per_second": 600.0}, {"rows_per_second": 9.0}),
     ):
         for point in points:
             point_log.append(logs / name / "log.jsonl", point)

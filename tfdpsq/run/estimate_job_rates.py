@@ -53,7 +53,7 @@ _DISK = 64 << 20
 _LOGGED = (
     ("examples_per_second", ("generator", "audited"), "examples"),
     ("queries_per_second", ("",), "queries"),
-    ("rows_per_second", ("index", "encode", "documents"), "documents"),
+    ("documents_per_second", ("",), "documents"),
     ("steps_per_second", ("retriever",), "retriever_steps"),
 )
 

@@ -100,12 +100,12 @@ class PassProgress:
         self._since: tuple[float, int, int] | None = None
         self._done = self._tokens = self._said = 0
 
-    def add(self, items: int, tokens: int) -> None:
+    def add(self, items: int, tokens: int = 0) -> None:
         """Counts what was done since the last call.
 
         Args:
           items: how many.
-          tokens: how many they have, without padding.
+          tokens: how many they have, without padding, where that is known.
         """
         now = self._clock()
         self._done += items
@@ -126,7 +126,8 @@ class PassProgress:
         if self._done > done and now > since:
             elapsed = now - since
             values[f"{self._unit}_per_second"] = (self._done - done) / elapsed
-            values["tokens_per_second"] = (self._tokens - tokens) / elapsed
+            if self._tokens > tokens:
+                values["tokens_per_second"] = (self._tokens - tokens) / elapsed
         _say(self._logs, *self._shard, self._first + self._done, values)
         self._said, self._said_at = self._done, now
 
