@@ -189,7 +189,7 @@ def encoding(
         return time.perf_counter() - began
 
     alone = took(batch)  # nearly all of it is tracing
-    count, more = 2 * batch, 0.0
+    count, more = batch, 0.0
     while more - alone < seconds and count < 1 << 20:
         count *= 2
         more = took(count)
