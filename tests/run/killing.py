@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,12 +32,12 @@ class Run:
         self._stage, self._settings = stage, settings
         self.base, self.out, self._name = base, base / name, name
 
-    def start(self, **options):
+    def start(self, *flags, environment=None, **options):
         """The stage in a process of its own, errors piped."""
         return subprocess.Popen(
-            command(self._stage, self.out, {**self._settings, **options}),
+            [*command(self._stage, self.out, {**self._settings, **options}), *flags],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -50,20 +51,45 @@ class Run:
         lines = path.read_text().split("\n")[1:-1]  # a torn last line is not yet one
         return [json.loads(line)["step"] for line in lines]
 
-    def kill_after(self, steps):
-        """Starts it, or goes on, and kills it when so many steps are paid for."""
-        child = self.start()
+    def wait_for(self, steps, child):
+        """Returns when so many steps are paid for."""
         while len(self.paid()) < steps:
             assert child.poll() is None, child.stderr.read()
             time.sleep(0.002)
+
+    def kill_after(self, steps, *flags):
+        """Starts it, or goes on, and kills it when so many steps are paid for."""
+        child = self.start(*flags)
+        self.wait_for(steps, child)
         child.kill()
         child.communicate()
         assert child.returncode == -signal.SIGKILL
         assert not self.out.exists()  # nothing half-finished is released
 
-    def finish(self, status=0, **options):
+    def finish(self, *flags, status=0, environment=None, **options):
         """Lets it run to its end; what it wrote to stderr."""
-        child = self.start(**options)
+        child = self.start(*flags, environment=environment, **options)
         _, errors = child.communicate()
         assert child.returncode == status, errors[-3000:]
         return errors
+
+
+def cluster(size):
+    """TF_CONFIG of each worker, on ports of this machine that nobody listens at."""
+    probes = [socket.socket() for _ in range(size)]
+    for probe in probes:
+        probe.bind(("localhost", 0))
+    workers = [f"localhost:{probe.getsockname()[1]}" for probe in probes]
+    for probe in probes:
+        probe.close()
+    return [
+        {
+            "TF_CONFIG": json.dumps(
+                {
+                    "cluster": {"worker": workers},
+                    "task": {"type": "worker", "index": index},
+                }
+            )
+        }
+        for index in range(size)
+    ]

@@ -40,6 +40,10 @@ _SETTINGS = {
 }
 
 
+def _points(base):
+    return list(map(json.loads, open(base / "private/logs/generator/log.jsonl")))
+
+
 @pytest.mark.slow
 def test_a_killed_stage_goes_on_to_the_same_bytes(tmp_path):
     _tiny.write_pairs(tmp_path / "pairs")
@@ -81,6 +85,13 @@ def test_a_killed_stage_goes_on_to_the_same_bytes(tmp_path):
     for name in ("model.safetensors", "spiece.model"):
         one = (killed.out / name).read_bytes()
         assert one == (whole.out / name).read_bytes()
+    # Points are those of a run that was not killed, each once, to the last one.
+    one, other = (_points(run.base) for run in (killed, whole))
+    assert [point["step"] for point in one] == list(range(1, _STEPS + 1))
+    for name in ("step", "loss", "epsilon"):
+        assert [p[name] for p in one] == [p[name] for p in other]
+    spent = json.loads((killed.out / "certificate.json").read_text())["guarantee"]
+    assert one[-1]["epsilon"] == pytest.approx(spent["epsilon"], rel=1e-6)
     # The seeds are gone with the state; the ledger stays.
     assert [p.name for p in (killed.base / "private/runs/generator").iterdir()] in (
         ["ledger.jsonl", "run.json"],

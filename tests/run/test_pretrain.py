@@ -104,7 +104,10 @@ def test_no_query_is_read(finished, pairs, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_it_goes_on_to_the_same_weights(finished, pairs, tmp_path):
+@pytest.mark.parametrize(
+    "sent, status", [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 75)]
+)
+def test_ended_it_goes_on_to_the_same_weights(finished, pairs, tmp_path, sent, status):
     config = tmp_path / "config.py"
     config.write_text(
         "import importlib.util\n"
@@ -130,8 +133,8 @@ def test_killed_it_goes_on_to_the_same_weights(finished, pairs, tmp_path):
         assert first.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.send_signal(sent)
+    assert first.wait() == status
     assert not out.exists()
     again = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr

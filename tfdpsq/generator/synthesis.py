@@ -156,13 +156,18 @@ class Synthesizer:
         self._write = _writer(model, tokenizer, config, jit_compile)
 
     def queries(
-        self, documents: Iterable[Document], first: int = 0
+        self,
+        documents: Iterable[Document],
+        first: int = 0,
+        on_batch: Callable[[int, int], None] = lambda queries, tokens: None,
     ) -> Iterator[SyntheticQuery]:
         """Writes the queries of some documents.
 
         Args:
           documents: read as a stream, a bounded number ahead.
           first: how many documents of the whole lie before these.
+          on_batch: called with how many queries a batch has written, and of how many
+            tokens, as soon as it has; they are yielded later, in order.
 
         Yields:
           As `synthesize`, numbered as they are in the whole.
@@ -170,7 +175,12 @@ class Synthesizer:
         samples, size = _batch_shape(self._config)
         tasks = _tokenized(documents, self._tokenizer, self._config, samples, size)
         number = first * self._config.samples_per_document
-        for task in _bucketed(tasks, self._write, size):
+
+        def write(batch: list[_Task]) -> None:
+            tokens = self._write(batch)
+            on_batch(sum(len(task.samples) for task in batch), tokens)
+
+        for task in _bucketed(tasks, write, size):
             for sample, text in zip(task.samples, task.queries):
                 yield SyntheticQuery(
                     query_id=f"genQ{number}",
@@ -284,8 +294,11 @@ def _writer(
     tokenizer: Tokenizer,
     config: SynthesisConfig,
     jit_compile: bool,
-) -> Callable[[list[_Task]], None]:
-    """The function that writes the queries of a batch of tasks into them."""
+) -> Callable[[list[_Task]], int]:
+    """The function that writes the queries of a batch of tasks into them.
+
+    It returns how many tokens they have, without padding.
+    """
     mask = decodable_logits_mask(
         model.config.vocabulary_size,
         tokenizer.vocabulary_size,
@@ -318,7 +331,7 @@ def _writer(
             decoder=decoder,
         )[0]
 
-    def write(tasks: list[_Task]) -> None:
+    def write(tasks: list[_Task]) -> int:
         # Batch and samples are filled up, so that one shape is compiled.
         filled = tasks + tasks[-1:] * (size - len(tasks))
         uniforms = np.zeros([size, samples, config.query_length], np.float32)
@@ -333,7 +346,11 @@ def _writer(
             tf.constant(uniforms.reshape(rows, -1)),
         )
         texts = tokenizer.decode(ids).numpy().reshape(size, samples)
-        for task, found in zip(tasks, texts):
+        written = ids.numpy().reshape(size, samples, -1) != tokenizer.pad_id
+        tokens = 0
+        for task, found, used in zip(tasks, texts, written):
             task.queries = tuple(found[: len(task.samples)])
+            tokens += int(used[: len(task.samples)].sum())
+        return tokens
 
     return write

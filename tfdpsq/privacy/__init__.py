@@ -23,7 +23,7 @@ from tfdpsq.privacy.selection import (
 from tfdpsq.privacy.spec import PrivacySpec
 from tfdpsq.privacy.step import make_logical_step
 from tfdpsq.privacy.terms import Terms
-from tfdpsq.privacy.training import train
+from tfdpsq.privacy.training import Preempted, train
 from tfdpsq.privacy.verification import Verification, verify_certificate
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Groups",
     "Ledger",
     "PoissonSampler",
+    "Preempted",
     "PrivacyPlan",
     "PrivacySpec",
     "PrivateModel",

@@ -152,6 +152,35 @@ def composed_epsilon(
     return float(_accountant(events, accountant).get_epsilon(delta))
 
 
+def epsilon_of_first(
+    noise_multiplier: float,
+    sampling_probability: float,
+    steps: int,
+    first: int,
+    delta: float,
+) -> float:
+    """ε at `delta` by RDP of the first of several releases, in well under 1 ms.
+
+    The Rényi divergence of k releases is k times that of one, at every order. So what
+    is slow is done once for all of them, and each part takes its share of it.
+
+    Args:
+      noise_multiplier: σ; see `training_event`, also for the next two.
+      sampling_probability: q.
+      steps: releases in all, at least one.
+      first: how many of them are meant, up to all.
+      delta: δ, or what truncation leaves of it.
+
+    Raises:
+      InputError: δ is not in (0, 1).
+    """
+    validation.in_range("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    whole = _accountant(((noise_multiplier, sampling_probability, steps),), "rdp")
+    # Rounding must not make it less than what `epsilon_of` says of as many releases.
+    part = whole.rdp * (first / steps * (1 + 1e-12))
+    return float(dp_accounting.rdp.compute_epsilon(whole.orders, part, delta)[0])
+
+
 @functools.lru_cache(maxsize=16)
 def _accountant(
     events: tuple[tuple[float, float, int], ...], accountant: str

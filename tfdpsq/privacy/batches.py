@@ -31,12 +31,19 @@ def padded_rows(plan: PrivacyPlan, count: int, microbatch_size: int | None) -> i
       grows with the square of the batch, the count rounded up to a multiple of 8.
 
     Raises:
-      InputError: coupled rows on several replicas.
+      InputError: coupled rows on several replicas; more replicas than microbatches.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if microbatch_size is not None:
-        multiple = microbatch_size * replicas
-        return -(-plan.max_rows // multiple) * multiple
+        microbatches = -(-plan.max_rows // microbatch_size)
+        if replicas > microbatches:
+            raise validation.InputError(
+                f"microbatch_size is {microbatch_size}, so that the largest batch, of "
+                f"{plan.max_rows} rows, has {microbatches} microbatches, and of "
+                f"{replicas} replicas some would never have one. Lower it, or use "
+                "fewer replicas."
+            )
+        return -(-microbatches // replicas) * replicas * microbatch_size
     if replicas > 1:
         raise validation.InputError(
             f"rows that depend on each other must stay on one replica, but there are "
@@ -83,32 +90,37 @@ def batch_of(
 
 
 def split_over_replicas(
-    batch: Mapping[str, np.ndarray], count: int, replicas: int, rows_per_unit: int
-) -> tuple[Callable[[int], dict[str, tf.Tensor]], Callable[[int], tf.Tensor]]:
-    """Deals the units of a batch to the replicas like cards.
+    batch: Mapping[str, np.ndarray], count: int, replicas: int, microbatch_size: int
+) -> tuple[Callable[[int], dict[str, np.ndarray]], Callable[[int], int]]:
+    """Deals the microbatches of a batch to the replicas like cards.
+
+    Microbatch j goes to replica j mod `replicas` whole, as one replica alone would
+    have it: what is clipped together stays together, and how the rows are grouped
+    does not depend on how many replicas there are.
 
     Args:
-      batch: arrays of `rows` leading rows, in use from the front.
+      batch: arrays of M leading rows, in use from the front; M a multiple of
+        `replicas` times `microbatch_size`.
       count: leading rows in use.
-      replicas: how many; they must divide the number of units that fit.
-      rows_per_unit: rows that stay together.
+      replicas: how many.
+      microbatch_size: rows of a microbatch.
 
     Returns:
       Two functions of the replica's number: its rows, and how many leading ones of
-      them are in use, scalar int32.
+      them are in use.
     """
-    units = count // rows_per_unit
 
-    def rows_of(replica: int) -> dict[str, tf.Tensor]:
+    def rows_of(replica: int) -> dict[str, np.ndarray]:
         dealt = {}
         for name, values in batch.items():
-            by_unit = values.reshape(-1, rows_per_unit, *values.shape[1:])
-            own = by_unit[replica::replicas]
-            dealt[name] = tf.convert_to_tensor(own.reshape(-1, *values.shape[1:]))
+            microbatches = values.reshape(-1, microbatch_size, *values.shape[1:])
+            own = microbatches[replica::replicas]
+            dealt[name] = own.reshape(-1, *values.shape[1:])
         return dealt
 
-    def count_of(replica: int) -> tf.Tensor:
-        own = len(range(replica, units, replicas))
-        return tf.constant(own * rows_per_unit, tf.int32)
+    def count_of(replica: int) -> int:
+        # All of its microbatches are full but perhaps the last one in use.
+        starts = range(replica * microbatch_size, count, replicas * microbatch_size)
+        return sum(min(microbatch_size, count - start) for start in starts)
 
     return rows_of, count_of

@@ -86,7 +86,7 @@ def open_secrets(
                     f"and is {value} now, so the steps it paid for would be other "
                     "steps. Go on as it began, or use another directory."
                 )
-        if before != dict(settings):  # nothing was paid for yet
+        if not steps_paid and before != dict(settings):
             _write(path, _content(kept, settings))
         return kept
     if steps_paid:

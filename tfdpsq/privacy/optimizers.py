@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow_privacy.privacy.dp_query import gaussian_query
 from tensorflow_privacy.privacy.optimizers import (
@@ -23,7 +24,7 @@ from tensorflow_privacy.privacy.optimizers import (
 )
 
 from tfdpsq import validation
-from tfdpsq.privacy import fast
+from tfdpsq.privacy import fast, workers
 from tfdpsq.privacy.jacobian import FiniteTape, require_rows
 from tfdpsq.privacy.noise import SeededGaussianSumQuery, as_words, derived_seed
 from tfdpsq.privacy.plan import PrivacyPlan
@@ -103,6 +104,12 @@ class LogicalStep:
         # Derived, so that small seeds, which only tests use, share no keys either.
         self._noise_words = as_words(derived_seed(noise_seed, "noise"))
         self._dropout_words = as_words(derived_seed(noise_seed, "dropout"))
+
+    def take_chiefs_seeds(self) -> None:
+        """Takes the seeds of the first of several workers; see `workers`."""
+        own = np.array([self._noise_words, self._dropout_words], np.int64)
+        (chiefs,) = workers.from_chief([own])
+        self._noise_words, self._dropout_words = map(tuple, chiefs.tolist())
 
     @property
     def dropout_seed(self) -> tf.Tensor:

@@ -53,7 +53,8 @@ def make_logical_step(
       use (those that are no number left out), which is a private measurement. An
       empty batch still takes a noisy step. It can be wrapped in `tf.function`,
       `jit_compile=True` included, and run by `Strategy.run`, each replica on rows
-      of its own; noise and result are then the same on all.
+      of its own; noise and result are then the same on all. Of R replicas, number r
+      takes the microbatches r, r + R, r + 2R, … of the whole batch.
 
     Raises:
       InputError: `microbatch_size` below one, or it does not divide M, or parts
@@ -116,12 +117,17 @@ def make_logical_step(
             )
         microbatches = rows // microbatch_size
         replica = tf.distribute.get_replica_context()
-        first = replica.replica_id_in_sync_group if replica is not None else 0
-        first = tf.cast(first, tf.int64) * microbatches
+        first, every = 0, 1
+        if replica is not None:
+            first = replica.replica_id_in_sync_group
+            every = replica.num_replicas_in_sync
+        first = tf.cast(first, tf.int64)
 
         def accumulate(index, loss_sum, losses_counted, *sums):
             part = _slice(batch, index * microbatch_size, microbatch_size)
-            number = first + tf.cast(index, tf.int64)
+            # As `batches.split_over_replicas` deals them: of the whole batch, this is
+            # the same one whatever the replicas, and so is its dropout.
+            number = first + tf.cast(index, tf.int64) * every
             clipped = differentiate(part, number)
             new = clipped.sums
             if rows_are_independent and private and clipped.complete is not True:

@@ -12,15 +12,16 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.privacy import checkpoint, fast
-from tfdpsq.privacy.batches import batch_of, padded_rows, split_over_replicas
+from tfdpsq.privacy import checkpoint, fast, workers
+from tfdpsq.privacy.batches import batch_of, padded_rows
+from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.independence import check_independence, computes_in_16_bits
 from tfdpsq.privacy.ledger import FILE_NAME as LEDGER
 from tfdpsq.privacy.ledger import Ledger, read_ledger
@@ -28,8 +29,22 @@ from tfdpsq.privacy.noise import derived_seed
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.sampling import Groups, fresh_seed
-from tfdpsq.privacy.step import Batch, make_logical_step
+from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.terms import Losses
+
+
+class Preempted(Exception):
+    """Training ended before its time because it was asked to (`train`'s `preempted`).
+
+    Attributes:
+      executed: logical steps executed. With a directory their state is saved, and
+        the same call goes on from there.
+    """
+
+    def __init__(self, executed: int):
+        """Takes how far the run came."""
+        super().__init__(f"training was asked to end, after step {executed}")
+        self.executed = executed
 
 
 class _Kept(NamedTuple):
@@ -60,6 +75,8 @@ def train(
     jit_compile: bool = False,
     before_step: Callable[[int], None] | None = None,
     state: Sequence[tf.Variable] = (),
+    steps_per_loop: int = 1,
+    preempted: Callable[[], bool] | None = None,
 ) -> int:
     """Runs every step of `plan`.
 
@@ -68,7 +85,10 @@ def train(
     pays for no step twice. Without one it lives in memory alone.
 
     Runs under the distribution strategy in whose scope it is called: each replica
-    takes its share of a logical batch, and noise is added once.
+    takes its share of a logical batch, and noise is added once. A run may go on under
+    another strategy, with other replicas, to the same weights but for the order of
+    floating-point sums. With several workers all call this alike, and the chief alone
+    uses `directory`; see `workers`.
 
     Args:
       plan: sampler, noise scale, number of steps.
@@ -103,6 +123,10 @@ def train(
         rows but the weights, which are released anyway: then it is post-processing,
         and costs nothing.
       state: variables that `before_step` sets, kept and restored with the weights.
+      steps_per_loop: steps taken in one compiled call, paid for before it. What is
+        called after a step is called for each of them when all are taken.
+      preempted: asked after every call, on any worker, whether to end: the state is
+        then saved, and `Preempted` raised.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient
     would depend on its place in the batch, and so on who else was drawn. Where ε is
@@ -114,6 +138,7 @@ def train(
       with a `directory`, those paid for.
 
     Raises:
+      Preempted: `preempted` said so before the last step.
       InputError: the optimizer was made for another plan, or has run before (its
         steps would be paid for once and taken twice); `take` returns too few rows;
         a loss that depends on other rows; a weight that no rule covers; other data
@@ -136,11 +161,10 @@ def train(
             "there are no variables to train. Build the model first, by calling it "
             "on a batch, and pass its trainable_variables."
         )
-    if getattr(tf.distribute.get_strategy().extended, "_in_multi_worker_mode", bool)():
+    if before_step is not None and steps_per_loop != 1:
         raise validation.InputError(
-            "several workers would each draw their own rows and their own noise, which "
-            "is not what is accounted for. Train in one process, under a strategy for "
-            "the devices of one machine."
+            f"steps_per_loop is {steps_per_loop}, but something has to be set before "
+            "every step (before_step). Set it to 1."
         )
     rows = len(groups.rows) if groups is not None else units or plan.spec.n
     declared = microbatch_size is None and plan.spec.sensitivity_multiplier != 1
@@ -163,44 +187,75 @@ def train(
         )
     if units is not None or groups is not None:
         data_fingerprint = _with_units(data_fingerprint, units, groups)
-    with _opened(plan, directory, data_fingerprint) as kept:
+    settings = _settings(optimizer, variables, microbatch_size, jit_compile)
+    _require_same_settings(plan, settings, units, groups)
+    # Whoever is not the chief has no directory, and pays for nothing.
+    chiefs = directory if workers.is_chief() else None
+    with _opened(plan, chiefs, data_fingerprint) as kept:
         seed = fresh_seed() if sampler_seed is None else sampler_seed
         if kept is not None:
             secrets = checkpoint.open_secrets(
-                kept.directory,
-                kept.ledger.steps_paid,
-                _settings(optimizer, variables, microbatch_size, jit_compile),
+                kept.directory, kept.ledger.steps_paid, settings
             )
             optimizer.reseed(secrets.noise_seed)
             seed = secrets.sampler_seed if sampler_seed is None else seed
+        optimizer.take_chiefs_seeds()
+        seed = workers.chiefs_number(seed)
         sampler = plan.sampler(units, seed, groups)
         if plan.spec.private:
             tf.random.set_seed(derived_seed(seed, "global") % (1 << 63))
         optimizer.prepare(variables)  # or its slots would be missing from the state
-        take_step = _CompiledStep(
-            plan, row_losses, variables, optimizer, microbatch_size, layers, jit_compile
+        take_steps = CompiledSteps(
+            plan,
+            row_losses,
+            variables,
+            optimizer,
+            microbatch_size,
+            layers,
+            jit_compile,
+            steps_per_loop,
         )
-        take_step.build(batch)  # what cannot be built must fail before it is paid for
+        take_steps.build(batch)  # what cannot be built must fail before it is paid for
         state = [*variables, *optimizer.state(), *state]
         start = 0 if kept is None else _resumed(kept, state, secrets)
-        for number in range(start, plan.spec.steps):
+        workers.copy_from_chief(state)
+        start = done = workers.chiefs_number(start)
+        stop = asked = False
+        while done < plan.spec.steps and not (stop or asked):
             if before_step is not None:
-                before_step(number)
+                before_step(done)
+            # Never past a step whose state is to be saved.
+            most = min(steps_per_loop, save_every - done % save_every)
+            now = range(done, min(done + most, plan.spec.steps))
+            draws = [sampler.draw(number) for number in now]
+            drawn = [
+                batch_of(
+                    take,
+                    draw,
+                    padded_rows(plan, draw.count, microbatch_size),
+                    plan.spec.private,
+                )
+                for draw in draws
+            ]
+            workers.require_same_rows(drawn)
             if kept is not None:
-                kept.ledger.pay(number)
-            draw = sampler.draw(number)
-            size = padded_rows(plan, draw.count, microbatch_size)
-            drawn = batch_of(take, draw, size, plan.spec.private)
-            loss = take_step(drawn, draw.count)
-            executed = number + 1
-            last = executed == plan.spec.steps
-            stop = on_step is not None and on_step(executed, loss) is True
-            if kept is not None and (last or stop or executed % save_every == 0):
-                checkpoint.save(kept.directory, executed, state, secrets)
-            if stop:
-                # Steps beyond, lost to a kill and not repeated, are paid for as well.
-                return executed if kept is None else kept.ledger.steps_paid
-    return plan.spec.steps
+                for number in now:
+                    kept.ledger.pay(number)
+            losses = take_steps(drawn, [draw.count for draw in draws])
+            for loss in losses:
+                done += 1
+                stop |= on_step is not None and on_step(done, loss) is True
+            asked = preempted is not None and preempted()
+            stop, asked = workers.any_of(stop, asked)
+            last = done == plan.spec.steps
+            due = last or stop or asked or done % save_every == 0
+            if kept is not None and due:
+                checkpoint.save(kept.directory, done, state, secrets)
+        if asked and not stop and done < plan.spec.steps:
+            raise Preempted(done)
+        # Steps beyond, lost to a kill and not repeated, are paid for as well.
+        executed = done if kept is None else max(done, kept.ledger.steps_paid)
+        return workers.chiefs_number(executed)
 
 
 def _first_rows(take: Take, rows: int, together: int) -> dict[str, np.ndarray]:
@@ -250,9 +305,17 @@ def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, s
         "optimizer": repr(sorted(optimizer.get_config().items(), key=str)),
         "microbatch_size": repr(microbatch_size),
         "jit_compile": repr(jit_compile),
-        "replicas": repr(tf.distribute.get_strategy().num_replicas_in_sync),
         "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
     }
+
+
+def _require_same_settings(plan, settings, units, groups) -> None:
+    """Refuses workers that would run something else than the chief."""
+    told = repr((plan.fingerprint, sorted(settings.items())))
+    told += _with_units("units", units, groups)
+    workers.require_same(
+        hashlib.sha256(told.encode()).digest(), "the plan, the model or the settings"
+    )
 
 
 def _try_out(row_losses, batch, variables, layers, engine, together, declared) -> None:
@@ -313,83 +376,3 @@ def _resumed(
         ledger.steps_paid,
     )
     return start
-
-
-class _CompiledStep:
-    """The step as a function of arrays, compiled once for each number of rows."""
-
-    def __init__(
-        self,
-        plan,
-        row_losses,
-        variables,
-        optimizer,
-        microbatch_size,
-        layers,
-        jit_compile,
-    ):
-        self._plan = plan
-        self._microbatch_size = microbatch_size
-        self._strategy = tf.distribute.get_strategy()
-        self._functions: dict[int, Any] = {}
-        # Autograph is for the caller's code; ours needs none, and is traced a third
-        # faster without.
-        of_caller = tf.__internal__.autograph.tf_convert(
-            row_losses, tf.__internal__.autograph.control_status_ctx()
-        )
-
-        def function(rows: int) -> Callable:
-            step = make_logical_step(
-                of_caller,
-                variables,
-                optimizer,
-                microbatch_size or rows,
-                layers=layers,
-                rows_are_independent=microbatch_size is not None,
-                copies_are_separate=True,  # `_try_out` has looked
-            )
-            if self._strategy.num_replicas_in_sync == 1:
-                return tf.function(step, jit_compile=jit_compile, autograph=False)
-            return tf.function(  # a TPU compiles by itself
-                lambda batch, count: self._strategy.run(step, args=(batch, count)),
-                autograph=False,
-            )
-
-        self._function = function
-
-    def _at(self, rows: int) -> Any:
-        if rows not in self._functions:
-            self._functions[rows] = self._function(rows)
-        return self._functions[rows]
-
-    def build(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Traces the step for batches like this one.
-
-        Rows that depend on each other come in several sizes: for the smallest.
-        """
-        rows = padded_rows(self._plan, 1, self._microbatch_size)
-        function = self._at(rows)
-        if self._strategy.num_replicas_in_sync == 1:
-            shapes = {
-                name: tf.TensorSpec(
-                    [rows, *values.shape[1:]], tf.convert_to_tensor(values[:1]).dtype
-                )
-                for name, values in batch.items()
-            }
-            function.get_concrete_function(shapes, tf.TensorSpec([], tf.int32))
-
-    def __call__(self, batch: Mapping[str, np.ndarray], count: int) -> float:
-        function = self._at(len(batch["weights"]))
-        replicas = self._strategy.num_replicas_in_sync
-        if replicas == 1:
-            tensors = {name: tf.convert_to_tensor(v) for name, v in batch.items()}
-            return float(function(tensors, tf.constant(count, tf.int32)))
-        per_unit = self._plan.rows_clipped_together
-        values = [
-            self._strategy.experimental_distribute_values_from_function(
-                lambda context, part=part: part(context.replica_id_in_sync_group)
-            )
-            for part in split_over_replicas(batch, count, replicas, per_unit)
-        ]
-        losses = function(*values)
-        return float(self._strategy.experimental_local_results(losses)[0])

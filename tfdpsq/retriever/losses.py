@@ -192,7 +192,10 @@ def everywhere(values: tf.Tensor) -> tf.Tensor:
     if replica is None:
         return values
     alone = replica.num_replicas_in_sync == 1
-    return values if alone else replica.all_gather(values, axis=0)
+    if alone:
+        return values
+    # A function's arguments are on no device, where several workers want to know one.
+    return replica.all_gather(tf.identity(values), axis=0)
 
 
 def _softmax_losses(

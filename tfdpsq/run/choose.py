@@ -54,6 +54,7 @@ from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import certified, choice
 from tfdpsq.run import canaries, choice_points, command, finetune, sources, workdir
 from tfdpsq.run import private_training as training
+from tfdpsq.run import strategy as strategies
 
 CHOICES, SCORES = "choices", "scores"
 CHOICE_FILE = "choice.json"
@@ -87,8 +88,17 @@ def default_config() -> ml_collections.ConfigDict:
     )
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategies.Devices = strategies.DEFAULT,
+) -> dict:
     """Runs the stage into `directory` unless it is finished there.
+
+    Args:
+      config: the settings.
+      directory: where the chosen generator goes.
+      devices: what all are trained on.
 
     Raises:
       InputError: bad settings or data, before any budget is spent; or all points
@@ -110,15 +120,16 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         directory,
         config,
         inputs,
-        lambda out: _Choice(config, directory, private, inputs).make(out),
+        lambda out: _Choice(config, directory, private, inputs, devices).make(out),
     )
 
 
 class _Choice:
     """One run of the stage: its points, and what it keeps of them."""
 
-    def __init__(self, config, directory: pathlib.Path, private, inputs):
+    def __init__(self, config, directory: pathlib.Path, private, inputs, devices):
         self._config = config
+        self._devices = devices
         self._name = directory.name
         self._private = private
         self._own = private / CHOICES / directory.name
@@ -204,7 +215,7 @@ class _Choice:
         failed = self._own / "diverged" / f"{point.name}.json"
         if not failed.is_file():
             try:
-                finetune.run(stage, out)
+                finetune.run(stage, out, self._devices)
             except finetune.DivergedError as error:
                 failed.parent.mkdir(parents=True, exist_ok=True)
                 atomic_write(failed, json.dumps(error.certificate))
@@ -302,4 +313,4 @@ def _writing(config, trained: Mapping[str, Any]) -> SynthesisConfig:
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, strategies.ONE_PROCESS)

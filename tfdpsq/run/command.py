@@ -1,7 +1,8 @@
 """Command lines: `--config` and `--workdir` for stages, own flags for scripts.
 
 Either way, bad input ends the program with one line on standard error and exit status
-2: what is wrong, where, and what to do; a traceback would only hide it.
+2: what is wrong, where, and what to do; a traceback would only hide it. Status 75 says
+that the same command, started again, goes on; see `preemption`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
+from tfdpsq.run import preemption, strategy
 
 
-def main(run: Callable[..., Any], sharded: bool = False) -> None:
+def main(
+    run: Callable[..., Any],
+    strategies: tuple[str, ...] = (),
+    sharded: bool = False,
+) -> None:
     """Parses the flags and calls `run(config, workdir)`.
 
     Args:
       run: the stage.
+      strategies: those that it can train under; it is then called with the
+        `strategy.Devices` as well. A stage that has none refuses all but the default.
       sharded: whether its work is a pass over shards: then flags say which of them
         this command does, and `run` takes a `passes.Launch` besides.
     """
@@ -33,6 +41,7 @@ def main(run: Callable[..., Any], sharded: bool = False) -> None:
     )
     directory = flags.DEFINE_string("workdir", None, "Where all output goes.")
     flags.mark_flags_as_required(["config", "workdir"])
+    chosen = strategy.define_flags()
     if sharded:
         run = _under_its_name(run)
         _define_launch()
@@ -45,11 +54,20 @@ def main(run: Callable[..., Any], sharded: bool = False) -> None:
         # Advice on how to write TensorFlow programs is of no use to those who run one.
         standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
         try:
-            given = (config.value, place_of(directory.value, sharded))
-            run(*given, *([_launch(argv[1:])] if sharded else []))
+            into = place_of(directory.value, sharded)
+            offered = strategies or ("default",)
+            with strategy.opened(**chosen(), offered=offered) as devices:
+                if strategies:
+                    devices.notice.listen()
+                    strategy.run(run, config.value, into, devices)
+                else:
+                    run(config.value, into, *([_launch(argv[1:])] if sharded else []))
         except (validation.InputError, OSError) as error:
             sys.stderr.write(f"error: {error}\n")
             sys.exit(2)
+        except (privacy.Preempted, strategy.LostWorker) as stopped:
+            sys.stderr.write(f"{stopped}. Start the same command again to go on.\n")
+            sys.exit(preemption.RESTART)
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     app.run(started, flags_parser=_parse if sharded else app.parse_flags_with_usage)

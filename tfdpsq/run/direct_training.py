@@ -17,7 +17,7 @@ from absl import logging
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.privacy import plan as plans
-from tfdpsq.run import hard_negatives, private_training, sources
+from tfdpsq.run import hard_negatives, private_training, sources, strategy
 from tfdpsq.run.progress import Progress
 
 ARGUMENTS = {
@@ -80,6 +80,22 @@ def _require_derived(config) -> None:
     validation.positive("scale", config.scale)
 
 
+def _require_devices(config, devices: strategy.Devices) -> None:
+    """Refuses devices that the method's rows cannot be dealt to."""
+    if config.method != "public_negatives" and devices.replicas > 1:
+        raise validation.InputError(
+            f"method is {config.method!r}, whose rows are clipped by what they are in "
+            f"one batch with and must stay on one replica, but there are "
+            f"{devices.replicas}. Train it with --strategy=default, or set method to "
+            "'public_negatives'."
+        )
+    devices.require_single_steps(
+        "training directly takes one step at a time: negatives, or the size of the "
+        "batch, are new in each"
+    )
+    devices.require_share(config.batch_size)
+
+
 def make_plan(
     config: ml_collections.ConfigDict, units: private_training.Units
 ) -> privacy.PrivacyPlan:
@@ -136,17 +152,19 @@ def train(
     progress: Progress,
     own: pathlib.Path,
     inputs: dict[str, str],
+    devices: strategy.Devices = strategy.DEFAULT,
 ) -> tuple[privacy.PrivacyPlan, int]:
     """Trains by the config's method.
 
     Args:
       config: the stage's.
-      model: to be trained.
+      model: to be trained; made in the devices' scope.
       tokenizer: the model's.
       source: private pairs.
       progress: called after each step.
       own: where the run keeps secrets, states and ledger.
       inputs: fingerprints of what the stage reads.
+      devices: what it is trained on.
 
     Returns:
       The plan, and the steps that were executed.
@@ -160,6 +178,7 @@ def train(
             f"{config.pairs} holds no private queries: use method 'plain'."
         )
     _require_derived(config)
+    _require_devices(config, devices)
     if config.hard_negatives.run and config.method != "public_negatives":
         raise validation.InputError(
             f"hard_negatives.run is {config.hard_negatives.run!r}, but the sensitivity "
@@ -172,23 +191,22 @@ def train(
         source.pairs, tokenizer, config.query_length, config.document_length
     )
     arrays.update(hard_negatives.arrays(config, source, tokenizer))
-    corpus = None
-    if config.method == "public_negatives":
-        corpus = _corpus(config, model, tokenizer)
-    # Each score of logit_dp is made from its own copies of both texts.
-    if config.method != "logit_dp" and model.documents_stay:
-        arrays = retriever.with_vectors(model, arrays, known=corpus)
-    loss, options = _loss(config, model, corpus, plan)
-    optimizer = privacy.make_optimizer(
-        plan,
-        private_training.learning_rate(config),
-        config.optimizer,
-        config.engine,
-    )
-    executed = privacy.train(
+    with devices.scope():
+        corpus = None
+        if config.method == "public_negatives":
+            corpus = _corpus(config, model, tokenizer)
+        # Each score of logit_dp is made from its own copies of both texts.
+        if config.method != "logit_dp" and model.documents_stay:
+            arrays = retriever.with_vectors(model, arrays, known=corpus)
+        loss, options = _loss(config, model, corpus, plan)
+        rate = private_training.learning_rate(config)
+        optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
+    progress.epsilon = plan.epsilon_so_far
+    executed = private_training.train(
+        devices,
+        model,
         plan,
         loss,
-        model.trainable_variables,
         optimizer,
         lambda rows: {name: values[rows] for name, values in arrays.items()},
         units=units.count,

@@ -34,6 +34,7 @@ from tfdpsq.privacy import read_certificate
 from tfdpsq.run import (
     command,
     corpus_shards,
+    pass_progress,
     passes,
     private_training,
     sharded_stages,
@@ -163,6 +164,7 @@ def run_pass(
         config.jit_compile,
         corpus,
         base,
+        pass_progress.log_of(sharded_stages.pass_directory(directory)),
     )
     return sharded_stages.run_stage(
         directory,
@@ -182,6 +184,7 @@ def start_worker(
     jit_compile: bool,
     corpus: corpus_shards.CorpusShards,
     base: str,
+    logs: pathlib.Path | None,
 ) -> passes.MakeShard:
     """Loads the retriever; returns what embeds a shard's documents.
 
@@ -192,6 +195,7 @@ def start_worker(
       jit_compile: as in the config.
       corpus: the documents of every shard.
       base: what `index` wrote and whose documents are left out, or "".
+      logs: where rates go.
 
     Raises:
       InputError: a base made by another retriever.
@@ -216,8 +220,11 @@ def start_worker(
 
         vectors = np.empty([corpus.size(index), model.config.embedding_dim], np.float32)
         count = 0
-        with retriever.progress_bar("document", corpus.size(index)) as bar:
-            for window in embedder.windows(contents(), bar.update):
+        at = index, corpus.count
+        with pass_progress.PassProgress(
+            logs, "documents", at, corpus.size(index), corpus.first(index)
+        ) as progress:
+            for window in embedder.windows(contents(), progress.add):
                 vectors[count : count + len(window)] = window
                 count += len(window)
         _require_finite(ids, vectors[:count])

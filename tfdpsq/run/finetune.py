@@ -25,7 +25,7 @@ from tfdpsq.layers import T5Config, apply_lora, train_only
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
 from tfdpsq.run import canaries, command, private_training, sources, workdir
-from tfdpsq.run.progress import Progress
+from tfdpsq.run import strategy as strategies
 
 # Pairs tokenised at a time.
 _CHUNK = 1024
@@ -181,12 +181,22 @@ def choose_trained(model: T5QueryGenerator, config: ml_collections.ConfigDict) -
         train_only(model, list(config.trained))
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategies.Devices = strategies.DEFAULT,
+) -> dict:
     """Runs the stage into `directory` unless it is finished there.
+
+    Args:
+      config: the settings.
+      directory: where the generator goes.
+      devices: what it is trained on.
 
     Raises:
       InputError: bad settings or data, before any budget is spent.
     """
+    devices.require_share(config.batch_size)
     vocabulary = sources.vocabulary_file(config.vocabulary, config.init)
     tokenizer = Tokenizer(vocabulary)
     private = private_training.private_directory(config, directory)
@@ -202,7 +212,9 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         directory,
         config,
         inputs,
-        lambda out: _make(config, out, tokenizer, private, own, inputs, vocabulary),
+        lambda out: _make(
+            config, devices, out, tokenizer, private, own, inputs, vocabulary
+        ),
     )
     # Only now is the result safe, and the seeds of its noise are of no more use.
     private_training.close_run(own)
@@ -211,6 +223,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
 def _make(
     config,
+    devices: strategies.Devices,
     out: pathlib.Path,
     tokenizer: Tokenizer,
     private: pathlib.Path,
@@ -223,33 +236,35 @@ def _make(
     _check_lineage(config, source, parent)
     units = private_training.units_of(config, source)
     plan = privacy.make_plan(private_training.spec_of(config, units))
-    model = load_generator(config, tokenizer)
-    optimizer = privacy.make_optimizer(
-        plan, private_training.learning_rate(config), config.optimizer, config.engine
-    )
+    with devices.scope():
+        model = load_generator(config, tokenizer)
+        rate = private_training.learning_rate(config)
+        optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
     private_training.open_run(own, config, inputs)
     rows = _tokenised(own, source.pairs, tokenizer, config)
     reads = private_training.record_losses(config, private) if source.private else []
-    progress = Progress(
-        private / "logs", own.name, config.steps, losses=not config.strict
-    )
-    executed = privacy.train(
-        plan,
-        lambda batch: model.row_losses(batch, training=True),
-        model.trainable_variables,
-        optimizer,
-        rows.take,
-        config.microbatch_size,
-        layers=[model],
-        units=units.count,
-        groups=units.groups,
-        directory=own,
-        data_fingerprint=inputs["pairs"],
-        save_every=config.save_every,
-        on_step=progress,
-        jit_compile=config.jit_compile,
-    )
-    progress.close()
+    with private_training.progress_of(config, own.name, private, devices) as progress:
+        if source.private:
+            progress.epsilon = plan.epsilon_so_far
+        executed = private_training.train(
+            devices,
+            model,
+            plan,
+            lambda batch: model.row_losses(batch, training=True),
+            optimizer,
+            rows.take,
+            config.microbatch_size,
+            layers=[model],
+            units=units.count,
+            groups=units.groups,
+            directory=own,
+            data_fingerprint=inputs["pairs"],
+            save_every=config.save_every,
+            on_step=progress,
+            jit_compile=config.jit_compile,
+        )
+    if not devices.chief:
+        return {}
     certificate = certificates.inherited_certificate(source.certificate, parent)
     if source.private:
         certificate = privacy.make_certificate(
@@ -317,4 +332,4 @@ def _check_lineage(config, source: sources.Source, parent: dict | None) -> None:
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, strategies.STRATEGIES)

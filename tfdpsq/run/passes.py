@@ -15,6 +15,7 @@ from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
+from tfdpsq.run import pass_progress
 
 # Makes a shard: its number, and where to write it.
 MakeShard = Callable[[int, ShardWriter], None]
@@ -152,4 +153,6 @@ class Maker:
             out.count,
             seconds,
         )
+        logs = pass_progress.log_of(self._shards.directory)
+        pass_progress.finished(logs, index, self._work.shards, out.count, seconds)
         return True

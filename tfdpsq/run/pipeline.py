@@ -42,12 +42,15 @@ from tfdpsq.run import (
     report_content,
     sources,
     stages,
+    strategy,
     synthesize,
     train_retriever,
     workdir,
 )
 
 SPLITS = ("train", "dev", "test")
+# The stages that `--strategy` concerns; all others run on one device.
+_TRAIN = (finetune, train_retriever)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -95,8 +98,17 @@ def default_config() -> ml_collections.ConfigDict:
     return config
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str, Any]:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategy.Devices = strategy.DEFAULT,
+) -> dict[str, Any]:
     """Runs the whole job, or what is left of it.
+
+    Args:
+      config: the settings.
+      directory: the workdir.
+      devices: what generators and retrievers are trained on.
 
     Returns:
       What `results.json` holds.
@@ -105,7 +117,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
       InputError: bad settings or data; before any training where they can be told.
     """
     started = time.monotonic()
-    job = open_job(config, directory)
+    job = open_job(config, directory, devices)
     directory = job.directory
     reads = privacy.PrivateReads(job.private / privacy_reads.FILE_NAME)
     if config.examples:
@@ -138,7 +150,11 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
     return results
 
 
-def open_job(config: ml_collections.ConfigDict, directory: pathlib.Path) -> Job:
+def open_job(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategy.Devices = strategy.DEFAULT,
+) -> Job:
     """Opens a workdir for a job, to run its stages one by one; runs none of them.
 
     Raises:
@@ -150,7 +166,7 @@ def open_job(config: ml_collections.ConfigDict, directory: pathlib.Path) -> Job:
     beir = sources.open_beir(config.data)
     beir.validate(SPLITS)
     pipeline_checks.check_sizes(config, len(beir.pairs("train")))
-    return Job(config, directory)
+    return Job(config, directory, devices)
 
 
 def epsilon_name(epsilon: float) -> str:
@@ -172,9 +188,15 @@ class Job:
       seconds: how long each stage took, by the name of its directory.
     """
 
-    def __init__(self, config: ml_collections.ConfigDict, directory: pathlib.Path):
+    def __init__(
+        self,
+        config: ml_collections.ConfigDict,
+        directory: pathlib.Path,
+        devices: strategy.Devices = strategy.DEFAULT,
+    ):
         """Makes `private/` in a workdir; `open_job` checks what it is given first."""
         self.config = config
+        self._devices = devices
         self.stages = stages.Stages(directory)
         self.directory = directory
         self.private, self.release = self.stages.private, self.stages.release
@@ -192,7 +214,8 @@ class Job:
         module, config = stage
         if module not in (evaluate, canaries):  # whose seed would tell the secrets
             settings = {"seed": self.config.seed, **settings}
-        return self.stages.run(module, config, name, free, **settings)
+        devices = (self._devices,) if module in _TRAIN else ()
+        return self.stages.run(module, config, name, free, *devices, **settings)
 
     def prepare(self) -> None:
         """Public pairs, the public T5 to start from, and its vocabulary."""
@@ -371,4 +394,4 @@ class Job:
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, strategy.ONE_PROCESS)

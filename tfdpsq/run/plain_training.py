@@ -1,7 +1,8 @@
 """Ordinary training of a retriever: whole batches, on one replica or several.
 
-Runs under the distribution strategy in whose scope it is called: each replica embeds
-its share of a batch, and every row's softmax is over the documents of all.
+Each replica embeds its share of a batch, and every row's softmax is over the documents
+of all, on whichever worker they are. No state is kept: a training that is ended begins
+anew, and takes the same steps to the same weights.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import ml_collections
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq import retriever, validation
+from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
-from tfdpsq.run import hard_negatives, private_training, sources
+from tfdpsq.privacy import workers
+from tfdpsq.run import hard_negatives, private_training, sources, strategy
 from tfdpsq.run.progress import Progress
 
 
@@ -26,26 +28,25 @@ def train(
     tokenizer: Tokenizer,
     source: sources.Source,
     progress: Progress,
+    devices: strategy.Devices = strategy.DEFAULT,
 ) -> None:
     """Trains for `config.steps` steps.
 
     Args:
       config: the stage's.
-      model: to be trained; made in the strategy's scope.
+      model: to be trained; made in the devices' scope.
       tokenizer: the model's.
       source: the pairs.
       progress: called after each step.
+      devices: what it is trained on.
 
     Raises:
+      Preempted: the process, or another worker, was asked to end.
       InputError: replicas, or `rows_at_a_time`, that do not divide the batch; bad hard
         negatives.
     """
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if config.batch_size % replicas:
-        raise validation.InputError(
-            f"batch_size is {config.batch_size}, which {replicas} replicas cannot "
-            "share. Make it a multiple."
-        )
+    devices.require_share(config.batch_size)
+    devices.require_single_steps("method 'plain' takes one step at a time")
     if model.documents_stay and config.rows_at_a_time:
         raise validation.InputError(
             f"rows_at_a_time is {config.rows_at_a_time}, but the documents stay as "
@@ -61,14 +62,19 @@ def train(
         negatives=hard_negatives.arrays(config, source, tokenizer),
         model=model if model.documents_stay else None,
     )
-    step = make_step(
-        model,
-        private_training.learning_rate(config),
-        config.rows_at_a_time,
-        config.jit_compile,
-    )
-    for number, batch in enumerate(itertools.islice(batches, config.steps)):
-        progress(number + 1, step(batch))
+    with devices.scope(), devices.notice.training() as asked:
+        workers.copy_from_chief(model.variables)
+        step = make_step(
+            model,
+            private_training.learning_rate(config),
+            config.rows_at_a_time,
+            config.jit_compile,
+        )
+        for done, batch in enumerate(itertools.islice(batches, config.steps), 1):
+            workers.require_same_rows([batch])
+            progress(done, step(batch))
+            if any(workers.any_of(asked())) and done < config.steps:
+                raise privacy.Preempted(done)
 
 
 def make_step(
@@ -91,30 +97,7 @@ def make_step(
     """
     strategy = tf.distribute.get_strategy()
     replicas = strategy.num_replicas_in_sync
-    optimizer = tf.keras.optimizers.legacy.Adam(learning_rate)
-    variables = model.trainable_variables
-    optimizer._create_all_weights(variables)
-
-    def step(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        count = tf.reduce_sum(tf.cast(batch["weights"] > 0, tf.float32))
-        if replicas > 1:
-            context = tf.distribute.get_replica_context()
-            count = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
-        if rows_at_a_time:
-            total, gradients = retriever.cached_gradients(
-                model, batch, variables, rows_at_a_time
-            )
-        else:
-            with tf.GradientTape() as tape:
-                total = tf.reduce_sum(model.row_losses(batch, training=True))
-            gradients = tape.gradient(total, variables)
-        count = tf.maximum(count, 1)
-        # The optimizer adds up what the replicas give it.
-        optimizer.apply_gradients(
-            (None if g is None else g / count, v) for g, v in zip(gradients, variables)
-        )
-        return total / count
-
+    step = replica_step(model, learning_rate, rows_at_a_time)
     if not tf.distribute.has_strategy():
         function = tf.function(step, jit_compile=jit_compile, autograph=False)
         return lambda batch: float(
@@ -135,7 +118,57 @@ def make_step(
             }
 
         given = strategy.experimental_distribute_values_from_function(of)
-        parts = strategy.experimental_local_results(function(given))
-        return float(sum(float(part) for part in parts))
+        return float(strategy.experimental_local_results(function(given))[0])
 
     return on_replicas
+
+
+def replica_step(
+    model: retriever.TwoTower, learning_rate: Any, rows_at_a_time: int = 0
+) -> Callable[[Mapping[str, tf.Tensor]], tf.Tensor]:
+    """The step of one replica, to be compiled; see `make_step`.
+
+    Args:
+      model: the retriever.
+      learning_rate: a number or a schedule.
+      rows_at_a_time: of the replica's rows.
+
+    Returns:
+      Takes the replica's rows of a batch; returns the mean loss of the whole batch.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    optimizer = tf.keras.optimizers.legacy.Adam(learning_rate)
+    variables = model.trainable_variables
+    optimizer._create_all_weights(variables)
+
+    def step(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        count = tf.reduce_sum(tf.cast(batch["weights"] > 0, tf.float32))
+        if replicas > 1:
+            context = tf.distribute.get_replica_context()
+            count = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
+        if rows_at_a_time:
+            total, gradients = retriever.cached_gradients(
+                model, batch, variables, rows_at_a_time
+            )
+        else:
+            with tf.GradientTape() as tape:
+                total = tf.reduce_sum(model.row_losses(batch, training=True))
+            gradients = tape.gradient(total, variables)
+        count = tf.maximum(count, 1)
+        gradients = [None if g is None else g / count for g in gradients]
+        if replicas > 1:
+            total, gradients = _summed(total, gradients, context)
+        optimizer.apply_gradients(
+            zip(gradients, variables), experimental_aggregate_gradients=False
+        )
+        return total / count
+
+    return step
+
+
+def _summed(total, gradients, context) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+    """Over replicas, as dense tensors: those of an embedding differ in their rows."""
+    there = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+    total, *sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [total, *there])
+    left = iter(sums)
+    return total, [None if g is None else next(left) for g in gradients]

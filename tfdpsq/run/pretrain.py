@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
 from tfdpsq.data import (
     Document,
     RowStore,
@@ -44,8 +44,9 @@ from tfdpsq.generator.resizing import resized
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
-from tfdpsq.retriever.losses import in_batch_losses
-from tfdpsq.run import command, sources, workdir
+from tfdpsq.run import command, sources, strategy, workdir
+from tfdpsq.run.pretraining_step import make_step
+from tfdpsq.run.progress import Progress, log_directory
 
 CURVE_FILE = "pretraining.json"
 
@@ -95,7 +96,11 @@ def default_config() -> ml_collections.ConfigDict:
     )
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategy.Devices = strategy.DEFAULT,
+) -> dict:
     """Runs the stage into `directory` unless it is finished there.
 
     Raises:
@@ -104,6 +109,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         benchmark's queries. Names file and line.
     """
     _check(config)
+    devices.require_single_steps("pretraining takes one step at a time")
     beir = sources.open_beir(config.data)
     for path in config.texts:
         _refuse_private(pathlib.Path(path))
@@ -117,7 +123,10 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = directory.parent / f".{directory.name}.state"
     stage = workdir.run_stage(
-        directory, config, inputs, lambda out: _make(config, out, own, inputs)
+        directory,
+        config,
+        inputs,
+        lambda out: _make(config, devices, out, own, inputs, log_directory(directory)),
     )
     shutil.rmtree(own, ignore_errors=True)
     return stage
@@ -181,7 +190,7 @@ def documents_of(config: ml_collections.ConfigDict) -> Iterator[Document]:
         yield from read_documents(path)
 
 
-def _make(config, out: pathlib.Path, own: pathlib.Path, inputs: dict) -> dict:
+def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     _open_state(own, config, inputs)
     vocabulary = _vocabulary(config, own)
     tokenizer = Tokenizer(vocabulary)
@@ -208,7 +217,11 @@ def _make(config, out: pathlib.Path, own: pathlib.Path, inputs: dict) -> dict:
     # Spread over the corpus, which is sorted by package.
     count = min(len(held), config.watched_rows)
     watched = held.take(np.linspace(0, len(held) - 1, count).astype(np.int64))
-    record = _train(config, own, model, batches, watched)
+    rows = config.pair_rows + config.text_rows
+    tokens = rows * config.document_length + config.pair_rows * config.query_length
+    bar = Progress(logs, config.steps, True, rows, tokens, config.save_every)
+    with bar, devices.notice.training() as asked:
+        record = _train(config, own, model, batches, watched, bar, asked)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -295,7 +308,7 @@ def _rows(config, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore
     return stores
 
 
-def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]:
+def _train(config, own, model, batches, watched, progress, asked) -> dict[str, Any]:
     schedule = WarmupCosine(config.learning_rate, config.warmup, config.steps)
     if config.optimizer == "adam":
         optimizer = tf.keras.optimizers.Adam(
@@ -305,8 +318,7 @@ def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]
         optimizer = tf.keras.optimizers.Adafactor(
             schedule, relative_step=False, jit_compile=False
         )
-    variables = model.trainable_variables
-    optimizer.build(variables)
+    optimizer.build(model.trainable_variables)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
     manager = tf.train.CheckpointManager(checkpoint, str(own / "weights"), 1)
     record: dict[str, Any] = {"steps": [], "losses": [], "watched": [], "hours": 0.0}
@@ -320,39 +332,22 @@ def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]
         sums, count = record.pop("sums"), record.pop("count")
         logging.info("going on after step %d of %d", start, config.steps)
 
-    def contrast(queries, documents, keys):
-        return in_batch_losses(
-            queries,
-            documents,
-            keys,
-            tf.fill([tf.shape(keys)[0], 1], tf.constant(-1, keys.dtype)),
-            tf.ones(tf.shape(keys)[:1]),
-            config.scale,
-        )
-
-    @tf.function(jit_compile=config.jit_compile, autograph=False)
-    def step(batch):
-        with tf.GradientTape() as tape:
-            losses = pretraining.pretraining_losses(model, batch, contrast)
-            loss = losses["pseudo_queries"] * config.pair_rows
-            loss += losses["spans"] * config.text_rows
-            loss /= config.pair_rows + config.text_rows
-            loss += config.contrast_weight * losses["contrast"]
-        gradients = tape.gradient(loss, variables)
-        # The embedding's is part sparse (inputs), part dense (logits).
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        optimizer.apply_gradients(zip(gradients, variables))
-        return losses
-
+    step = tf.function(
+        make_step(config, model, optimizer),
+        jit_compile=config.jit_compile,
+        autograph=False,
+    )
     watcher = pretraining.Watcher(model, watched)
     began = time.monotonic()
     before = record["hours"]
     for number in range(start, config.steps):
         batch = {name: tf.constant(v) for name, v in batches(number).items()}
-        for name, value in step(batch).items():
-            sums[name] = sums.get(name, 0.0) + float(value)
+        losses = {name: float(value) for name, value in step(batch).items()}
+        for name, value in losses.items():
+            sums[name] = sums.get(name, 0.0) + value
         count += 1
         done = number + 1
+        progress(done, sum(losses.values()))
         last = done == config.steps
         if done % config.watch_every == 0 or last:
             record["hours"] = before + (time.monotonic() - began) / 3600
@@ -360,20 +355,15 @@ def _train(config, own: pathlib.Path, model, batches, watched) -> dict[str, Any]
             record["losses"].append({k: round(v / count, 4) for k, v in sums.items()})
             found = watcher()
             record["watched"].append({k: round(v, 4) for k, v in found.items()})
-            logging.info(
-                "step %d of %d, %.0f rows/s: %s; %s",
-                done,
-                config.steps,
-                (done - start)
-                * (config.pair_rows + config.text_rows)
-                / (time.monotonic() - began),
-                record["losses"][-1],
-                record["watched"][-1],
-            )
+            latest = record["losses"][-1], record["watched"][-1]
+            logging.info("step %d of %d: %s; %s", done, config.steps, *latest)
             sums, count = {}, 0
-        if done % config.save_every == 0 or last:
+        ends = asked() and not last
+        if done % config.save_every == 0 or last or ends:
             record["hours"] = before + (time.monotonic() - began) / 3600
             _save(own, manager, {**record, "sums": sums, "count": count}, done)
+        if ends:
+            raise privacy.Preempted(done)
     return record
 
 
@@ -387,4 +377,4 @@ def _save(own: pathlib.Path, manager, record: dict, done: int) -> None:
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, ("default",))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
@@ -17,14 +17,16 @@ from tfdpsq import privacy, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import certificate as certificates
-from tfdpsq.privacy import checkpoint, ledger, reads
-from tfdpsq.run import sources, workdir
+from tfdpsq.privacy import checkpoint, ledger, reads, workers
+from tfdpsq.run import sources, strategy, workdir
+from tfdpsq.run.progress import LOGS, Progress
 
-RUNS = "runs"
+RUNS = workdir.RUNS
 RUN_FILE = "run.json"
 SCHEDULES = ("constant", "cosine")
 LOSS_READ = {
-    "what": "the training loss of every step, averaged over its batch",
+    "what": "the training loss of every step, averaged over its batch, and how long "
+    "the step took",
     "where": "the terminal, and logs/ under private/",
 }
 
@@ -200,6 +202,51 @@ def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) ->
         atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
 
 
+def train(
+    devices: strategy.Devices,
+    model: tf.keras.Model,
+    plan: privacy.PrivacyPlan,
+    row_losses: Callable,
+    optimizer: Any,
+    take: Callable,
+    microbatch_size: int | None,
+    **options: Any,
+) -> int:
+    """`privacy.train` on a stage's devices.
+
+    Args:
+      devices: in whose scope model and optimizer were made.
+      model: whose trainable weights are trained.
+      plan: see `privacy.train` for this and all others.
+      row_losses: its loss.
+      optimizer: of the plan.
+      take: the rows.
+      microbatch_size: rows at a time.
+      **options: passed on.
+
+    Returns:
+      The number of steps executed.
+
+    Raises:
+      Preempted: the process, or another worker, was asked to end.
+      InputError: what `privacy.train` raises.
+    """
+    with devices.scope(), devices.notice.training() as asked:
+        # What is not trained, too: others may have other files at the same path.
+        workers.copy_from_chief(model.variables)
+        return privacy.train(
+            plan,
+            row_losses,
+            model.trainable_variables,
+            optimizer,
+            take,
+            microbatch_size,
+            steps_per_loop=devices.steps_per_loop,
+            preempted=asked,
+            **options,
+        )
+
+
 def close_run(directory: pathlib.Path) -> None:
     """Removes a finished run's seeds and states; its ledger stays."""
     checkpoint.discard(directory)
@@ -217,10 +264,35 @@ def reads_of(
     return privacy.PrivateReads(private / reads.FILE_NAME, strict=config.strict)
 
 
+def progress_of(
+    config: ml_collections.ConfigDict,
+    name: str,
+    private: pathlib.Path,
+    devices: strategy.Devices,
+) -> Progress:
+    """The bar and log of a run, with all that strict mode does not leave out.
+
+    Args:
+      config: the stage's.
+      name: the run's.
+      private: the private directory.
+      devices: where the stage trains.
+    """
+    return Progress(
+        private / LOGS / name,
+        config.steps,
+        measured=not config.strict,
+        examples=config.batch_size,
+        tokens=config.batch_size * (config.document_length + config.query_length),
+        save_every=config.save_every,
+        steps_per_loop=devices.steps_per_loop,
+    )
+
+
 def record_losses(
     config: ml_collections.ConfigDict, private: pathlib.Path
 ) -> list[dict[str, str]]:
-    """Notes that losses are read, unless strict mode leaves them out.
+    """Notes that losses and times are read, unless strict mode leaves them out.
 
     Returns:
       All private reads of the workdir so far, for the certificate: what was seen

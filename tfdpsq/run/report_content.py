@@ -214,6 +214,8 @@ def _curves(logs: pathlib.Path) -> dict[str, Any]:
     for path in sorted(logs.glob("*/curve.json")):
         name = path.parent.name
         generator = name.startswith(("generator", "audited"))
+        if not generator and not name.startswith("retriever"):
+            continue  # public pretraining tells of its own in `pretraining.json`
         curves[report_names.run_label(name)] = {
             **json.loads(path.read_text("utf-8")),
             "chart": "Generator: training loss"

@@ -15,7 +15,7 @@ import ml_collections
 import tensorflow as tf
 
 from tfdpsq.data import atomic_write
-from tfdpsq.run import workdir
+from tfdpsq.run import strategy, workdir
 
 SECONDS_FILE = "seconds.json"
 MEMORY_FILE = "peak_memory.json"
@@ -55,6 +55,7 @@ class Stages:
         config: ml_collections.ConfigDict,
         name: str,
         free: bool,
+        *devices: strategy.Devices,
         **settings: Any,
     ) -> pathlib.Path:
         """Runs one stage unless it is finished.
@@ -64,6 +65,7 @@ class Stages:
           config: its settings, which are copied.
           name: of its output directory.
           free: whether the output carries a finite ε or touches nothing private.
+          *devices: what a stage that trains is trained on, unless the default.
           **settings: what the job sets in the stage's config.
 
         Returns:
@@ -79,7 +81,7 @@ class Stages:
             for field, value in settings.items():
                 config[field] = value  # `update` would keep what a mapping held before
         out = (self.release if free else self.private) / name
-        stage = module.run(config, out)
+        stage = module.run(config, out, *devices)
         # Keras keeps every graph it ever built; a dozen stages would add up.
         tf.keras.backend.clear_session()
         gc.collect()

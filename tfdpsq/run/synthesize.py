@@ -20,7 +20,6 @@ from typing import Any
 
 import ml_collections
 import tensorflow as tf
-import tqdm
 
 from tfdpsq.data import (
     SyntheticQuery,
@@ -40,6 +39,7 @@ from tfdpsq.generator import (
 from tfdpsq.run import (
     command,
     corpus_shards,
+    pass_progress,
     passes,
     sharded_stages,
     sources,
@@ -140,6 +140,7 @@ def run(
         settings,
         config.jit_compile,
         corpus,
+        pass_progress.log_of(sharded_stages.pass_directory(directory)),
     )
     return sharded_stages.run_stage(
         directory,
@@ -159,6 +160,7 @@ def start_worker(
     settings: SynthesisConfig,
     jit_compile: bool,
     corpus: corpus_shards.CorpusShards,
+    logs: pathlib.Path | None,
 ) -> passes.MakeShard:
     """Loads the generator; returns what writes a shard's queries.
 
@@ -169,6 +171,7 @@ def start_worker(
       settings: how to write.
       jit_compile: as in the config.
       corpus: the documents of every shard.
+      logs: where rates go.
 
     Raises:
       InputError: the vocabulary does not fit the generator.
@@ -178,15 +181,17 @@ def start_worker(
     writer = Synthesizer(model, Tokenizer(vocabulary_path), settings, jit_compile)
 
     def make(index: int, out: ShardWriter) -> None:
-        rows = tqdm.tqdm(
-            writer.queries(corpus.read(index), corpus.first(index)),
-            total=corpus.size(index) * settings.samples_per_document,
-            desc=f"shard {index} of {corpus.count}",
-            unit="query",
-            mininterval=1.0,
+        each = settings.samples_per_document
+        progress = pass_progress.PassProgress(
+            logs,
+            "queries",
+            (index, corpus.count),
+            total=corpus.size(index) * each,
+            first=corpus.first(index) * each,
         )
-        with tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
-            for row in rows:
+        documents, first = corpus.read(index), corpus.first(index)
+        with progress, tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
+            for row in writer.queries(documents, first, progress.add):
                 file.write(encode_query(row))
                 out.count += 1
 

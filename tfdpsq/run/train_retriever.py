@@ -33,9 +33,9 @@ from tfdpsq.run import (
     plain_training,
     private_training,
     sources,
+    strategy,
     workdir,
 )
-from tfdpsq.run.progress import Progress
 
 METHODS = ("plain", *retriever.METHODS)
 MODEL = "model"
@@ -95,8 +95,17 @@ def default_config() -> ml_collections.ConfigDict:
     )
 
 
-def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
+def run(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategy.Devices = strategy.DEFAULT,
+) -> dict:
     """Runs the stage into `directory` unless it is finished there.
+
+    Args:
+      config: the settings.
+      directory: where the retriever goes.
+      devices: what it is trained on.
 
     Raises:
       InputError: bad settings or data, before any budget is spent.
@@ -123,7 +132,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         directory,
         config,
         inputs,
-        lambda out: _make(config, out, tokenizer, private, own, inputs),
+        lambda out: _make(config, devices, out, tokenizer, private, own, inputs),
     )
     private_training.close_run(own)
     return stage
@@ -131,6 +140,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
 def _make(
     config,
+    devices: strategy.Devices,
     out: pathlib.Path,
     tokenizer: Tokenizer,
     private: pathlib.Path,
@@ -142,7 +152,8 @@ def _make(
         sources.require_public(
             config.init, f"epsilon {config.epsilon} would not be all that was spent"
         )
-    model = _untrained(config)
+    with devices.scope():
+        model = _untrained(config)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
     executed = 0
     certificate = parent
@@ -160,20 +171,24 @@ def _make(
         reads = (
             private_training.record_losses(config, private) if source.private else []
         )
-        progress = Progress(
-            private / "logs", own.name, config.steps, losses=not config.strict
-        )
-        if config.method == "plain":
-            plain_training.train(config, model, tokenizer, source, progress)
-            executed = config.steps
-            if source.private:
-                facts = _facts(config, model, inputs, reads, mined)
-                certificate = _unprotected(config, len(source.pairs), facts)
-        else:
-            private_training.open_run(own, config, inputs)
-            plan, executed = direct_training.train(
-                config, model, tokenizer, source, progress, own, inputs
-            )
+        with private_training.progress_of(
+            config, own.name, private, devices
+        ) as progress:
+            if config.method == "plain":
+                if source.private:
+                    progress.epsilon = lambda step: math.inf
+                plain_training.train(
+                    config, model, tokenizer, source, progress, devices
+                )
+                executed = config.steps
+            else:
+                private_training.open_run(own, config, inputs)
+                plan, executed = direct_training.train(
+                    config, model, tokenizer, source, progress, own, inputs, devices
+                )
+        if config.method != "plain":
+            if not devices.chief:
+                return {}
             certificate = privacy.make_certificate(
                 plan,
                 executed,
@@ -182,7 +197,9 @@ def _make(
                 ledger_head=private_training.ledger_head(own),
                 **_facts(config, model, inputs, reads, mined),
             )
-        progress.close()
+        elif source.private:
+            facts = _facts(config, model, inputs, reads, mined)
+            certificate = _unprotected(config, len(source.pairs), facts)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -284,4 +301,4 @@ def _facts(
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, strategy.STRATEGIES)

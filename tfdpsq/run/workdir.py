@@ -35,6 +35,8 @@ from tfdpsq.data import any_files, files
 
 STAGE_FILE = "stage.json"
 CONFIG_FILE = "config.json"
+# Under a private directory: ledgers, secrets and states of training runs.
+RUNS = "runs"
 # Of two JSON values, for every file that says what it was made with.
 differences = validation.differences
 _PACKAGES = (

@@ -225,8 +225,8 @@ MUTATIONS = (
     {
         "name": "users_rows_dealt_to_different_replicas",
         "file": "tfdpsq/privacy/batches.py",
-        "old": "by_unit = values.reshape(-1, rows_per_unit, *",
-        "new": "by_unit = values.reshape(-1, 1, *",
+        "old": "microbatches = values.reshape(-1, microbatch_size, *",
+        "new": "microbatches = values.reshape(-1, 1, *",
         "tests": (
             _TESTS + "test_trajectories.py::test_replicas_leave_a_users_rows_together",
         ),

@@ -2,6 +2,9 @@
 
 _TESTS = "tests/privacy/"
 _STATISTICS = _TESTS + "test_statistics.py::"
+_WORKERS = (
+    _TESTS + "test_workers.py::test_two_workers_train_what_one_would_and_pay_once"
+)
 _LAW = _STATISTICS + "test_zero_gradients_leave_the_stated_noise"
 
 MUTATIONS = (
@@ -37,6 +40,26 @@ MUTATIONS = (
 """,
         "tests": (_LAW + "[1-2]",),
         "why": "replicas drift apart, and each one's weights have noise of their own",
+    },
+    {
+        "name": "noise_of_each_workers_own",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        optimizer.take_chiefs_seeds()\n",
+        "new": "",
+        "tests": (_WORKERS,),
+        "why": "each worker's copy of the weights has a noise of its own",
+    },
+    {
+        "name": "microbatches_numbered_by_replica",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "number = first + tf.cast(index, tf.int64) * every",
+        "new": "number = first * microbatches + tf.cast(index, tf.int64)",
+        "tests": (
+            _TESTS + "test_replicas.py::"
+            "test_any_number_of_replicas_trains_the_same_weights[4.0]",
+        ),
+        "why": "a step repeated on other replicas has other masks: another step, "
+        "which nobody paid for",
     },
     {
         "name": "noise_per_microstep",
@@ -139,12 +162,15 @@ MUTATIONS = (
     {
         "name": "skip_empty_batches",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            draw = sampler.draw(number)\n",
+        "old": """\
+            draws = [sampler.draw(number) for number in now]
+""",
         "new": """\
-            draw = sampler.draw(number)
-            if not draw.count:
+            draws = [sampler.draw(number) for number in now]
+            if not draws[0].count:
+                done += 1
                 if on_step is not None:
-                    on_step(number + 1, 0.0)
+                    on_step(done, 0.0)
                 continue
 """,
         "tests": (

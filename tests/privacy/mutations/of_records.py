@@ -11,22 +11,29 @@ MUTATIONS = (
         "file": "tfdpsq/privacy/training.py",
         "old": """\
             if kept is not None:
-                kept.ledger.pay(number)
-            draw = sampler.draw(number)
-            size = padded_rows(plan, draw.count, microbatch_size)
-            drawn = batch_of(take, draw, size, plan.spec.private)
-            loss = take_step(drawn, draw.count)
+                for number in now:
+                    kept.ledger.pay(number)
+            losses = take_steps(drawn, [draw.count for draw in draws])
 """,
         "new": """\
-            draw = sampler.draw(number)
-            size = padded_rows(plan, draw.count, microbatch_size)
-            drawn = batch_of(take, draw, size, plan.spec.private)
-            loss = take_step(drawn, draw.count)
+            losses = take_steps(drawn, [draw.count for draw in draws])
             if kept is not None:
-                kept.ledger.pay(number)
+                for number in now:
+                    kept.ledger.pay(number)
 """,
         "tests": (_PAID + "test_a_step_that_cannot_be_paid_for_has_no_effect",),
         "why": "killed between the two, a step took effect that nobody paid for",
+    },
+    {
+        "name": "every_worker_keeps_books",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "chiefs = directory if workers.is_chief() else None",
+        "new": "chiefs = directory",
+        "tests": (
+            _TESTS + "test_workers.py::"
+            "test_two_workers_train_what_one_would_and_pay_once",
+        ),
+        "why": "two ledgers of one run, of which each worker resumes from its own",
     },
     {
         "name": "replay_paid_twice",
@@ -63,8 +70,8 @@ MUTATIONS = (
     {
         "name": "resume_redraws_other_rows",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            draw = sampler.draw(number)\n",
-        "new": "            draw = sampler.draw(number - start)\n",
+        "old": "[sampler.draw(number) for number in now]",
+        "new": "[sampler.draw(number - start) for number in now]",
         "tests": (_AGAIN,),
         "why": "a replay with other rows is another look at the data, not paid for",
     },
@@ -179,7 +186,7 @@ MUTATIONS = (
     {
         "name": "paid_before_it_can_run",
         "file": "tfdpsq/privacy/training.py",
-        "old": "        take_step.build(batch)  #",
+        "old": "        take_steps.build(batch)  #",
         "new": "        #",
         "tests": (
             "tests/privacy/test_before_spending.py::"
@@ -341,5 +348,38 @@ MUTATIONS = (
         "new": "    if not config.n_bound:\n",
         "tests": ("tests/run/test_lineage.py::test_n_is_public_only_when_declared",),
         "why": "δ and q say how many queries there are, which is private",
+    },
+    {
+        "name": "epsilon_so_far_of_too_few_steps",
+        "file": "tfdpsq/privacy/accounting.py",
+        "old": "whole.rdp * (first / steps * (1 + 1e-12))",
+        "new": "whole.rdp * ((first - 1) / steps * (1 + 1e-12))",
+        "tests": (
+            "tests/run/test_progress.py::"
+            "test_epsilon_so_far_is_never_less_than_what_is_spent",
+        ),
+        "why": "a run would be shown to have spent less than it has",
+    },
+    {
+        "name": "strict_mode_logs_losses_and_times",
+        "file": "tfdpsq/run/progress.py",
+        "old": '        if self._measured:\n            values["loss"]',
+        "new": '        if True:\n            values["loss"]',
+        "tests": (
+            "tests/run/test_progress.py::"
+            "test_in_strict_mode_steps_and_epsilon_are_all_there_is",
+        ),
+        "why": "both are private measurements, which strict mode rules out",
+    },
+    {
+        "name": "strict_mode_makes_points_by_the_clock",
+        "file": "tfdpsq/run/progress.py",
+        "old": "        waited = self._measured and now",
+        "new": "        waited = now",
+        "tests": (
+            "tests/run/test_progress.py::"
+            "test_in_strict_mode_steps_and_epsilon_are_all_there_is",
+        ),
+        "why": "where points lie would tell how long steps took",
     },
 )

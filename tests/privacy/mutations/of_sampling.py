@@ -22,6 +22,17 @@ MUTATIONS = (
         "why": "the first rows take part more often than they are accounted for",
     },
     {
+        "name": "workers_draw_for_themselves",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        seed = workers.chiefs_number(seed)\n",
+        "new": "",
+        "tests": (
+            _TESTS + "test_workers.py::"
+            "test_two_workers_train_what_one_would_and_pay_once",
+        ),
+        "why": "a row can be in the shares of two workers, and moves the sum by 2·C",
+    },
+    {
         "name": "batches_of_fixed_size",
         "file": "tfdpsq/privacy/sampling.py",
         "old": "        drawn = random.binomial(self.n, self.sampling_probability)\n",

@@ -1,0 +1,274 @@
+"""Replicas, loops of steps and interruptions change nothing of what is trained."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.privacy import Preempted, PrivacySpec, make_optimizer, make_plan, train
+from tfdpsq.privacy.batches import batch_of, padded_rows, split_over_replicas
+from tfdpsq.privacy.ledger import FILE_NAME, Ledger, read_ledger
+
+_N, _STEPS, _MICROBATCH = 60, 7, 4
+
+
+def _plan(**changes):
+    values = dict(
+        epsilon=4.0,
+        clip_norm=0.5,
+        n=_N,
+        batch_size=14,
+        steps=_STEPS,
+        accountant="rdp",
+    )
+    return make_plan(PrivacySpec(**{**values, **changes}))
+
+
+def _strategy(replicas, logical_cpus):
+    if replicas == 1:
+        return tf.distribute.get_strategy()
+    return tf.distribute.MirroredStrategy(
+        logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
+    )
+
+
+class _Run:
+    """A classifier with dropout, trained with fixed seeds, or a directory's."""
+
+    def __init__(self, strategy, plan=None, seed=3, **options):
+        random = np.random.default_rng(0)
+        x = random.normal(size=[_N, 6]).astype(np.float32)
+        y = random.normal(size=[_N]).astype(np.float32)
+        plan = plan or _plan()
+        self.losses, self.preempted = [], None
+        with strategy.scope():
+            tf.keras.utils.set_random_seed(1)
+            model = tf.keras.Sequential(
+                [
+                    tf.keras.layers.Dense(8, "tanh"),
+                    tf.keras.layers.Dropout(0.5),
+                    tf.keras.layers.Dense(1),
+                ]
+            )
+            model.build([None, 6])
+            noise = None if "directory" in options else 7
+            optimizer = make_optimizer(plan, 0.05, "adam", noise_seed=noise)
+            options.setdefault(
+                "on_step", lambda done, loss: self.losses.append((done, loss))
+            )
+            try:
+                self.executed = train(
+                    plan,
+                    lambda batch: (model(batch["x"], True)[:, 0] - batch["y"]) ** 2,
+                    model.trainable_variables,
+                    optimizer,
+                    lambda rows: {"x": x[rows], "y": y[rows]},
+                    _MICROBATCH,
+                    layers=[model],
+                    sampler_seed=None if "directory" in options else seed,
+                    data_fingerprint="sixty rows" if "directory" in options else "",
+                    **options,
+                )
+            except Preempted as stopped:
+                self.preempted = stopped.executed
+            self.weights = [v.numpy() for v in model.trainable_variables]
+            self.state = [v.numpy() for v in optimizer.state()]
+
+    def assert_like(self, other, atol=1e-5):
+        for one, two in zip(self.weights, other.weights):
+            np.testing.assert_allclose(one, two, rtol=0, atol=atol)
+
+
+# -- Dealing --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+def test_shares_hold_every_row_drawn_once_and_in_the_microbatches_of_one(replicas):
+    """The draw is the whole batch's: who is in it was decided before it is dealt."""
+    plan = _plan(max_batch_size=30)
+    rows = -(-plan.max_rows // (_MICROBATCH * replicas)) * _MICROBATCH * replicas
+    for step in range(20):
+        draw = plan.sampler(seed=5).draw(step)
+        batch = batch_of(lambda at: {"row": at + 100}, draw, rows)
+        rows_of, count_of = split_over_replicas(
+            batch, draw.count, replicas, _MICROBATCH
+        )
+        seen = []
+        for replica in range(replicas):
+            share, count = rows_of(replica), count_of(replica)
+            # In use from the front, and nothing beyond.
+            assert (share["weights"][:count] == 1).all()
+            assert (share["weights"][count:] == 0).all()
+            assert len(share["row"]) * replicas == rows
+            for start in range(0, count, _MICROBATCH):
+                number = start // _MICROBATCH * replicas + replica
+                first = number * _MICROBATCH
+                used = min(_MICROBATCH, draw.count - first)
+                np.testing.assert_array_equal(
+                    share["row"][start : start + used],
+                    draw.indices[first : first + used] + 100,
+                )
+            seen += share["row"][:count].tolist()
+        assert sorted(seen) == sorted((draw.indices[: draw.count] + 100).tolist())
+
+
+# -- Replicas -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [4.0, math.inf])
+def test_any_number_of_replicas_trains_the_same_weights(logical_cpus, epsilon):
+    """Dropout included: its masks follow from the microbatch, not from the replica."""
+    plan = _plan(epsilon=epsilon)
+    alone = _Run(_strategy(1, logical_cpus), plan)
+    for replicas in (2, 4):
+        shared = _Run(_strategy(replicas, logical_cpus), plan)
+        shared.assert_like(alone)
+        np.testing.assert_allclose(shared.losses, alone.losses, rtol=1e-4)
+    # Other masks would be seen: so far do the weights move with other rows.
+    other = _Run(_strategy(1, logical_cpus), plan, seed=4)
+    assert max(np.abs(a - b).max() for a, b in zip(other.weights, alone.weights)) > 0.01
+
+
+def test_more_replicas_than_microbatches_are_refused(logical_cpus, tmp_path):
+    plan = _plan(max_batch_size=30, batch_size=2)
+    with _strategy(4, logical_cpus).scope():
+        assert padded_rows(plan, 30, 4) == 32  # 8 microbatches, 2 each
+        with pytest.raises(ValueError, match="has 2 microbatches, and of 4 replicas"):
+            padded_rows(plan, 30, 16)
+
+
+@pytest.mark.parametrize("before, after", [(2, 1), (2, 4), (1, 2)])
+def test_a_run_goes_on_under_other_replicas(logical_cpus, tmp_path, before, after):
+    """Killed between two saved states; what is redone is the same step."""
+    begun = _Run(
+        _strategy(1, logical_cpus),
+        directory=tmp_path / "whole",
+        preempted=lambda: True,
+        save_every=2,
+    )
+    assert begun.preempted == 1
+    shutil.copytree(tmp_path / "whole", tmp_path / "moved")
+
+    class Killed(Exception):
+        """Ends the run where SIGKILL would."""
+
+    def die(done, loss):
+        if done == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        _Run(
+            _strategy(before, logical_cpus),
+            directory=tmp_path / "moved",
+            save_every=2,
+            on_step=die,
+        )
+    assert read_ledger(tmp_path / "moved" / FILE_NAME).steps_paid == 5
+    moved = _Run(
+        _strategy(after, logical_cpus), directory=tmp_path / "moved", save_every=2
+    )
+    assert [done for done, _ in moved.losses] == [5, 6, 7]
+    whole = _Run(_strategy(1, logical_cpus), directory=tmp_path / "whole", save_every=2)
+    moved.assert_like(whole)
+    assert moved.executed == whole.executed == _STEPS
+    ledgers = [
+        (tmp_path / name / FILE_NAME).read_bytes() for name in ("moved", "whole")
+    ]
+    assert ledgers[0] == ledgers[1]  # every step once
+
+
+# -- Loops ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replicas, jit", [(1, False), (2, False), (1, True)])
+def test_loops_of_steps_are_the_steps_one_by_one(logical_cpus, replicas, jit):
+    strategy = _strategy(replicas, logical_cpus)
+    alone = _Run(strategy, jit_compile=jit)
+    looped = _Run(strategy, jit_compile=jit, steps_per_loop=3)
+    looped.assert_like(alone, 1e-6)
+    assert [done for done, _ in looped.losses] == list(range(1, _STEPS + 1))
+    np.testing.assert_allclose(looped.losses, alone.losses, rtol=1e-5)
+
+
+def test_a_loop_is_paid_for_before_it_and_saved_where_steps_are(
+    logical_cpus, tmp_path, monkeypatch
+):
+    paid, events = Ledger.pay, []
+
+    def pay(self, step):
+        events.append(("paid", step))
+        return paid(self, step)
+
+    monkeypatch.setattr(Ledger, "pay", pay)
+    run = _Run(
+        _strategy(1, logical_cpus),
+        directory=tmp_path,
+        save_every=4,
+        steps_per_loop=3,
+        on_step=lambda done, loss: events.append(("done", done)),
+    )
+    assert run.executed == _STEPS
+    loops = [range(0, 3), range(3, 4), range(4, 7)]  # none goes past step 4
+    assert events == [
+        event
+        for loop in loops
+        for event in (
+            *(("paid", step) for step in loop),
+            *(("done", step + 1) for step in loop),
+        )
+    ]
+    states = sorted(path.name for path in (tmp_path / "state").glob("step-*"))
+    assert states == ["step-00000004.npz", "step-00000007.npz"]
+
+
+def test_a_stop_inside_a_loop_counts_the_whole_loop(logical_cpus, tmp_path):
+    run = _Run(
+        _strategy(1, logical_cpus),
+        directory=tmp_path,
+        steps_per_loop=3,
+        on_step=lambda done, loss: done == 2,
+    )
+    assert run.executed == 3 == read_ledger(tmp_path / FILE_NAME).steps_paid
+    assert run.state[0] == 3  # iterations: what ran is what is said to have run
+
+
+def test_loops_that_cannot_be_are_refused(logical_cpus):
+    with pytest.raises(ValueError, match="has to be set before every step"):
+        _Run(
+            _strategy(1, logical_cpus), steps_per_loop=2, before_step=lambda done: None
+        )
+    with pytest.raises(ValueError, match="steps_per_loop.*0"):
+        _Run(_strategy(1, logical_cpus), steps_per_loop=0)
+
+
+# -- Being asked to end ---------------------------------------------------------------
+
+
+def test_a_run_that_is_asked_to_end_goes_on_to_the_same_bytes(logical_cpus, tmp_path):
+    strategy = _strategy(1, logical_cpus)
+    begun = _Run(strategy, directory=tmp_path / "a", preempted=lambda: True)
+    assert begun.preempted == 1
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    asked = iter([False, True])
+    stopped = _Run(
+        strategy,
+        directory=tmp_path / "a",
+        preempted=lambda: next(asked),
+        steps_per_loop=2,
+    )
+    assert stopped.preempted == 5 == read_ledger(tmp_path / "a" / FILE_NAME).steps_paid
+    ended, whole = (
+        _Run(strategy, directory=tmp_path / name, steps_per_loop=2) for name in "ab"
+    )
+    assert [done for done, _ in ended.losses] == [6, 7]
+    for one, other in zip(ended.weights + ended.state, whole.weights + whole.state):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_request_during_the_last_step_comes_too_late(logical_cpus):
+    """What is finished is not thrown away."""
+    asked = iter([False] * (_STEPS - 1) + [True])
+    run = _Run(_strategy(1, logical_cpus), preempted=lambda: next(asked))
+    assert run.preempted is None and run.executed == _STEPS

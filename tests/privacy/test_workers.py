@@ -1,0 +1,122 @@
+"""Two worker processes over loopback: one run, one ledger, one noise."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.privacy import workers
+from tfdpsq.privacy.ledger import FILE_NAME, read_ledger
+
+_CHILD = pathlib.Path(__file__).with_name("worker_child.py")
+_SPEC = importlib.util.spec_from_file_location("worker_child", _CHILD)
+worker_child = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(worker_child)
+
+
+def _addresses(count):
+    """Of ports that nobody listens at."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("localhost", 0))
+    found = [f"localhost:{probe.getsockname()[1]}" for probe in probes]
+    for probe in probes:
+        probe.close()
+    return found
+
+
+def _start(base, options=((), ())):
+    """Two workers, each with a directory of its own; only the chief's counts."""
+    cluster = {"worker": _addresses(2)}
+    return [
+        subprocess.Popen(
+            [
+                sys.executable,
+                str(_CHILD),
+                str(base / ("run" if index == 0 else "other")),
+                str(base / f"{index}.npz"),
+                *options[index],
+            ],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "TF_CONFIG": json.dumps(
+                    {"cluster": cluster, "task": {"type": "worker", "index": index}}
+                ),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(2)
+    ]
+
+
+def _ended(children):
+    """Their statuses and words."""
+    try:
+        words = [child.communicate(timeout=240)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    return [child.returncode for child in children], words
+
+
+def _values(path):
+    with np.load(path) as values:
+        return [values[name] for name in values.files]
+
+
+def test_two_workers_train_what_one_would_and_pay_once(tmp_path):
+    """From one paid step, with its seeds: 1 process and 2 go on alike."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    worker_child.main(run, preempted=lambda: True)
+    assert read_ledger(run / FILE_NAME).steps_paid == 1
+    shutil.copytree(run, whole)
+    statuses, words = _ended(_start(tmp_path))
+    assert statuses == [0, 0], words
+    worker_child.main(whole, tmp_path / "whole.npz")
+    chief, other, alone = (
+        _values(tmp_path / f"{name}.npz") for name in ("0", "1", "whole")
+    )
+    assert len(chief) == len(other) == len(alone) > 8
+    for one, two, three in zip(chief, other, alone):
+        np.testing.assert_array_equal(one, two)  # the same noise on both, once
+        np.testing.assert_allclose(one, three, rtol=0, atol=1e-5)
+    # Every step is paid for once, by the chief; the other has no books at all.
+    assert (run / FILE_NAME).read_bytes() == (whole / FILE_NAME).read_bytes()
+    assert not (tmp_path / "other").exists()
+    # The chief's state is that of any run: one process could have gone on from it.
+    assert [path.name for path in sorted((run / "state").iterdir())] == [
+        path.name for path in sorted((whole / "state").iterdir())
+    ]
+
+
+@pytest.mark.slow
+def test_workers_with_other_rows_end_before_anything_is_paid(tmp_path):
+    statuses, words = _ended(_start(tmp_path, ((), ("OTHER_ROWS",))))
+    assert 0 not in statuses
+    for said in words:
+        assert "the rows of a step are not the same on all workers" in said, said
+    assert read_ledger(tmp_path / "run" / FILE_NAME).steps_paid == 0
+
+
+def test_one_worker_gets_back_what_it_gives():
+    arrays = [np.arange(3), np.float64(2.5)]
+    assert workers.from_chief(arrays)[0] is arrays[0]
+    assert workers.chiefs_number((1 << 127) + 5) == (1 << 127) + 5
+    assert workers.gathered(b"ab") == [b"ab"]
+    assert workers.any_of(True, False) == [True, False]
+    workers.require_same(b"x", "anything")
+    assert workers.is_chief() and not workers.several()
+    variable = tf.Variable([1.0])
+    workers.copy_from_chief([variable])
+    assert variable.numpy() == [1.0]

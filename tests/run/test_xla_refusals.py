@@ -1,0 +1,252 @@
+"""What a TPU would refuse, looked for in what XLA makes of each step.
+
+A TPU runs nothing but XLA's programs, with shapes that are known when they are
+compiled, in 32 bits or fewer, without asking its host. Compiling says the first; the
+rest is read off the program.
+"""
+
+import math
+import re
+
+import ml_collections
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import privacy, retriever
+from tfdpsq.generator import (
+    SamplingConfig,
+    T5QueryGenerator,
+    decodable_logits_mask,
+    generate,
+)
+from tfdpsq.layers import T5Config
+from tfdpsq.privacy import choose_max_batch_size, make_logical_step
+from tfdpsq.run import plain_training, pretraining_step
+
+_T5 = {
+    "vocabulary_size": 40,
+    "num_layers": 1,
+    "num_heads": 2,
+    "hidden_dim": 8,
+    "intermediate_dim": 12,
+    "key_value_dim": 4,
+    "version": "1.1",
+}
+_N = 20
+# What is computed on the device under a name of its own.
+_ON_DEVICE = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "TopK"}
+
+
+def refusals(function, *arguments):
+    """What a TPU has against a function of tensors; nothing, where it would run it."""
+    # Their types and shapes: XLA would take values for constants of the program.
+    arguments = tf.nest.map_structure(
+        lambda value: tf.TensorSpec(value.shape, value.dtype), arguments
+    )
+    try:
+        program = tf.function(
+            function, jit_compile=True, autograph=False
+        ).experimental_get_compiler_ir(*arguments)(stage="hlo")
+    # Whatever XLA does not know, and it raises as it pleases.
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        return [f"does not compile: {error}"]
+    assert program.startswith("HloModule") and "ROOT" in program
+    found = []
+    for name, pattern in (
+        ("64-bit floats", r"\b(f64|c128)\["),
+        ("dynamic shapes", r"\[[^\]]*<=|set-dimension-size|dynamic-reshape"),
+        ("the host", r"\b(infeed|outfeed|send|recv|send-done|recv-done)\("),
+    ):
+        lines = [line for line in program.splitlines() if re.search(pattern, line)]
+        found += [f"{name}: {line.strip()}" for line in lines[:3]]
+    targets = set(re.findall(r'custom_call_target="([^"]*)"', program)) - _ON_DEVICE
+    return found + [f"the host: custom call {target}" for target in sorted(targets)]
+
+
+# -- The check sees what it is for ----------------------------------------------------
+
+
+def test_each_kind_of_refusal_is_seen():
+    x = tf.constant([1.0, -2.0, 3.0])
+    assert refusals(lambda x: tf.reduce_sum(tf.nn.softmax(x)), x) == []
+
+    def planted(function, *arguments):
+        return " ".join(refusals(function, *(arguments or (x,))))
+
+    assert "64-bit floats" in planted(lambda x: tf.reduce_sum(tf.cast(x, tf.float64)))
+    # Also where it is cast back at once.
+    assert "64-bit floats" in planted(
+        lambda x: x + tf.cast(tf.exp(tf.cast(x, tf.float64)), tf.float32)
+    )
+    assert "dynamic shapes" in planted(lambda x: tf.boolean_mask(x, x > 0))
+    assert "dynamic shapes" in planted(lambda x: tf.unique(x)[0])
+    assert "does not compile" in planted(
+        lambda x: tf.py_function(lambda v: v + 1, [x], tf.float32)
+    )
+    assert "does not compile" in planted(
+        lambda x: tf.numpy_function(lambda v: v + 1, [x], tf.float32)
+    )
+    assert "does not compile" in planted(lambda x: tf.strings.as_string(x))
+    assert "does not compile" in planted(
+        lambda x: tf.reshape(x, [tf.cast(x[0], tf.int32), -1])
+    )
+
+
+# -- Every step -----------------------------------------------------------------------
+
+
+def _batch(rows, columns):
+    random = np.random.default_rng(0)
+    batch = {"weights": tf.ones([rows])}
+    for name, length in columns.items():
+        batch[f"{name}_ids"] = tf.constant(
+            random.integers(3, 40, [rows, length]), tf.int32
+        )
+        batch[f"{name}_lengths"] = tf.fill([rows], length)
+    return batch
+
+
+def _plan(epsilon=8.0, **changes):
+    values = dict(
+        epsilon=epsilon, clip_norm=0.1, n=_N, batch_size=3, steps=2, accountant="rdp"
+    )
+    return privacy.make_plan(privacy.PrivacySpec(**{**values, **changes}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "optimizer, epsilon, engine, dtype",
+    [
+        ("adam", 8.0, "fast", "float32"),
+        ("adafactor", 8.0, "fast", "float32"),
+        ("sgd", 8.0, "fast", "float32"),
+        ("adam", math.inf, "fast", "float32"),
+        ("adafactor", math.inf, "fast", "float32"),
+        ("adam", 8.0, "fast", "mixed_bfloat16"),
+        ("adafactor", math.inf, "fast", "mixed_bfloat16"),
+        ("adam", 8.0, "dpkeras", "float32"),
+        ("adam", 8.0, "vectorized", "float32"),
+    ],
+)
+def test_private_training_of_the_generator(optimizer, epsilon, engine, dtype):
+    model = T5QueryGenerator(T5Config(**_T5, dropout=0.1), dtype)
+    step = make_logical_step(
+        lambda batch: model.row_losses(batch, training=True),
+        model.trainable_variables,
+        privacy.make_optimizer(_plan(epsilon), 0.1, optimizer, engine),
+        4,
+        layers=[model],
+    )
+    batch = _batch(8, {"document": 7, "query": 5})
+    assert refusals(step, batch, tf.constant(5)) == []
+
+
+def _two_tower(dtype="float32"):
+    model = retriever.TwoTower(
+        retriever.RetrieverConfig(T5Config(**_T5, dropout=0.1), 8, 5.0, 5, 7)
+    )
+    batch = _batch(8, {"query": 5, "document": 7})
+    batch["document_key"] = tf.range(8, dtype=tf.int64)
+    batch["positive_keys"] = tf.fill([8, 1], tf.constant(-1, tf.int64))
+    return model, batch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows_at_a_time", [0, 4])
+def test_ordinary_training_of_the_retriever(rows_at_a_time):
+    model, batch = _two_tower()
+    step = plain_training.replica_step(model, 1e-2, rows_at_a_time)
+    assert refusals(step, batch) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", retriever.METHODS)
+def test_training_the_retriever_directly(method):
+    model, batch = _two_tower()
+    maximum = choose_max_batch_size(_N, 3, 2, 8.0, 0.5 / _N)
+    changes, rows = {}, 8
+    if method == "microbatch":
+        changes = {"clip_groups": 2, "sensitivity_multiplier": 2.0}
+    elif method != "public_negatives":
+        changes = {"sensitivity_multiplier": 2.0 * maximum, "max_batch_size": maximum}
+    plan = _plan(**changes)
+    if method == "naive":
+        loss = losses = retriever.NaiveLosses(model)
+    elif method == "logit_dp":
+        losses = retriever.LogitTerms(model)
+
+        def loss(batch):
+            return privacy.Terms(*losses(batch))
+
+    elif method == "microbatch":
+        loss = losses = retriever.GroupLosses(model, plan.group_capacity)
+        rows = plan.max_rows
+        batch = {
+            name: tf.repeat(value[:1], rows, axis=0) for name, value in batch.items()
+        }
+    else:
+        corpus = {name: value.numpy() for name, value in batch.items()}
+        loss = losses = retriever.PublicNegatives(model, corpus, 6, seed=0)
+        losses.refresh(0)
+        rows = 4
+    step = make_logical_step(
+        loss,
+        model.trainable_variables,
+        privacy.make_optimizer(plan, 0.1, "adam"),
+        rows,
+        layers=losses.layers,
+        rows_are_independent=method in ("public_negatives", "microbatch"),
+        copies_are_separate=True,
+    )
+    assert refusals(step, batch, tf.constant(len(batch["weights"]))) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adafactor", "adam"])
+def test_pretraining(optimizer):
+    model = T5QueryGenerator(T5Config(**_T5, dropout=0.1))
+    made = {
+        "adafactor": lambda: tf.keras.optimizers.Adafactor(0.01, relative_step=False),
+        "adam": lambda: tf.keras.optimizers.Adam(0.01, global_clipnorm=1.0),
+    }[optimizer]()
+    made.build(model.trainable_variables)
+    config = ml_collections.ConfigDict(
+        {"pair_rows": 5, "text_rows": 3, "contrast_weight": 1.0, "scale": 20.0}
+    )
+    batch = _batch(8, {"document": 7, "query": 5})
+    batch["document_key"] = tf.range(5, dtype=tf.int64)
+    step = pretraining_step.make_step(config, model, made)
+    assert refusals(step, batch) == []
+
+
+@pytest.mark.parametrize("top_p", [0.8, pytest.param(None, marks=pytest.mark.slow)])
+def test_generation(top_p):
+    """With `early_stop` as in synthesis; fixed widths, as a TPU gets them."""
+    model = T5QueryGenerator(T5Config(**_T5, dropout=0.0))
+    mask = decodable_logits_mask(40, 30, (0, 2))
+    batch = _batch(8, {"document": 16})
+
+    def written(ids, lengths, uniforms):
+        return generate(
+            model, ids, lengths, uniforms, SamplingConfig(1.0, None, top_p), mask, 1
+        )[0]
+
+    uniforms = tf.random.stateless_uniform([16, 6], [1, 2])
+    assert (
+        refusals(written, batch["document_ids"], batch["document_lengths"], uniforms)
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", ["query", pytest.param("document", marks=pytest.mark.slow)]
+)
+def test_encoding(kind):
+    model, batch = _two_tower()
+    encode = model.encode_queries if kind == "query" else model.encode_documents
+
+    def embed(ids, lengths):
+        return encode(ids, lengths)
+
+    assert refusals(embed, batch[f"{kind}_ids"], batch[f"{kind}_lengths"]) == []

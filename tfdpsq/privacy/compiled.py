@@ -1,0 +1,218 @@
+"""The logical step as a compiled function of arrays, on one replica or several.
+
+A logical batch is cut into microbatches, and microbatch j goes to replica j mod R. So
+microbatches, their clipped sums and their dropout keys (which follow from j) are the
+same for every number of replicas R; only the order in which sums are added up is not.
+Who is drawn was decided before: the sampler draws the whole batch, by the plan's law,
+and dealing it out changes nothing of that law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.privacy.batches import padded_rows, split_over_replicas
+from tfdpsq.privacy.optimizers import LogicalStep
+from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.step import Batch, make_logical_step
+from tfdpsq.privacy.terms import Losses
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class CompiledSteps:
+    """Takes logical steps, up to `most` of them in one call."""
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        row_losses: Callable[[Batch], Losses],
+        variables: Sequence[tf.Variable],
+        optimizer: LogicalStep,
+        microbatch_size: int | None,
+        layers: Iterable[tf.Module],
+        jit_compile: bool,
+        most: int = 1,
+    ):
+        """Takes what `train` was given; nothing is traced yet.
+
+        Args:
+          plan: what is run.
+          row_losses: the loss.
+          variables: what is trained.
+          optimizer: of the plan.
+          microbatch_size: rows differentiated at a time, or `None` for coupled rows.
+          layers: that hold the variables.
+          jit_compile: compile with XLA; on several replicas left to the strategy.
+          most: steps in one call at most.
+
+        Raises:
+          InputError: `most` below one; or above it, for coupled rows; more replicas
+            than microbatches.
+        """
+        self._most = validation.positive_integer("steps_per_loop", most)
+        if most > 1 and microbatch_size is None:
+            raise validation.InputError(
+                f"steps_per_loop is {most}, but the batches of rows that depend on "
+                "each other differ in size from step to step. Set it to 1."
+            )
+        self._plan = plan
+        self._microbatch_size = microbatch_size
+        self._strategy = tf.distribute.get_strategy()
+        self._replicas = self._strategy.num_replicas_in_sync
+        self._functions: dict[int, Any] = {}
+        # Autograph is for the caller's code; ours needs none, and is traced a third
+        # faster without.
+        of_caller = tf.__internal__.autograph.tf_convert(
+            row_losses, tf.__internal__.autograph.control_status_ctx()
+        )
+
+        def function(rows: int) -> Callable:
+            step = make_logical_step(
+                of_caller,
+                variables,
+                optimizer,
+                microbatch_size or rows,
+                layers=layers,
+                rows_are_independent=microbatch_size is not None,
+                copies_are_separate=True,  # `train` has looked
+            )
+            return tf.function(
+                self._on_one(step) if self._replicas == 1 else self._on_all(step),
+                # A strategy's devices compile, or not, by themselves.
+                jit_compile=jit_compile if self._replicas == 1 else None,
+                autograph=False,
+            )
+
+        self._function = function
+
+    def build(self, batch: Arrays) -> None:
+        """Traces the step for batches like this one.
+
+        Rows that depend on each other come in several sizes: for the smallest.
+
+        Args:
+          batch: one row or more of what `__call__` will get.
+        """
+        rows = padded_rows(self._plan, 1, self._microbatch_size)
+        empty = {
+            name: np.zeros([rows, *values.shape[1:]], values.dtype)
+            for name, values in batch.items()
+        }
+        self._at(rows).get_concrete_function(*self._arguments([empty], [0]))
+
+    def __call__(self, batches: Sequence[Arrays], counts: Sequence[int]) -> list[float]:
+        """Takes one step for each batch, in order.
+
+        Args:
+          batches: 1 to `most` of them, of one size; see `batches.batch_of`.
+          counts: leading rows in use, of each.
+
+        Returns:
+          The mean loss of each step, in which all replicas have a part.
+        """
+        function = self._at(len(batches[0]["weights"]))
+        losses = function(*self._arguments(batches, counts))
+        if self._replicas > 1:
+            losses = self._strategy.experimental_local_results(losses)[0]
+        return np.reshape(losses, [-1])[: len(batches)].tolist()
+
+    def _at(self, rows: int) -> Any:
+        if rows not in self._functions:
+            self._functions[rows] = self._function(rows)
+        return self._functions[rows]
+
+    def _arguments(self, batches: Sequence[Arrays], counts: Sequence[int]) -> list[Any]:
+        """What the function takes: batch, count and, of a loop, how many are in use.
+
+        A loop's are stacked, and filled up to `most`: its shapes are always the same.
+        """
+        dealt = [
+            (lambda _, batch=batch: batch, lambda _, count=count: count)
+            if self._microbatch_size is None
+            else split_over_replicas(
+                batch, count, self._replicas, self._microbatch_size
+            )
+            for batch, count in zip(batches, counts)
+        ]
+        more = self._most - len(batches)
+
+        def rows_of(replica: int) -> dict[str, tf.Tensor]:
+            parts = [rows(replica) for rows, _ in dealt]
+            if self._most == 1:
+                return {name: tf.convert_to_tensor(v) for name, v in parts[0].items()}
+            return {
+                name: tf.convert_to_tensor(
+                    np.stack([part[name] for part in parts + parts[:1] * more])
+                )
+                for name in parts[0]
+            }
+
+        def count_of(replica: int) -> tf.Tensor:
+            own = [count(replica) for _, count in dealt]
+            return tf.constant(
+                own[0] if self._most == 1 else own + [0] * more, tf.int32
+            )
+
+        arguments: list[Any] = [rows_of, count_of]
+        if self._replicas == 1:
+            arguments = [part(0) for part in arguments]
+        else:
+            arguments = [
+                self._strategy.experimental_distribute_values_from_function(
+                    lambda context, part=part: part(context.replica_id_in_sync_group)
+                )
+                for part in arguments
+            ]
+        if self._most > 1:
+            arguments.append(tf.constant(len(batches), tf.int32))
+        return arguments
+
+    def _on_one(self, step: Callable) -> Callable:
+        if self._most == 1:
+            return step
+        return lambda batches, counts, used: self._loop(
+            lambda index: _step_of(step, batches, counts, index), used
+        )
+
+    def _on_all(self, step: Callable) -> Callable:
+        run, local = self._strategy.run, self._strategy.experimental_local_results
+        if self._most == 1:
+            return lambda batch, count: run(step, args=(batch, count))
+        # The loop is around the replicas, not in them: what they wait for each other
+        # with cannot be inside a loop of one's own.
+        return lambda batches, counts, used: self._loop(
+            lambda index: local(
+                run(
+                    lambda *given: _step_of(step, *given), args=(batches, counts, index)
+                )
+            )[0],
+            used,
+        )
+
+    def _loop(self, take: Callable[[tf.Tensor], tf.Tensor], used: tf.Tensor):
+        """[most] losses of the first `used` steps, one after the other; then zeros."""
+
+        def body(index: tf.Tensor, losses: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            now = tf.range(self._most) == index
+            return index + 1, tf.where(now, take(index), losses)
+
+        return tf.while_loop(
+            lambda index, _: index < used,
+            body,
+            (tf.constant(0), tf.zeros([self._most])),
+            maximum_iterations=self._most,
+            parallel_iterations=1,
+        )[1]
+
+
+def _step_of(
+    step: Callable, batches: Batch, counts: tf.Tensor, index: tf.Tensor
+) -> tf.Tensor:
+    batch = {name: tf.gather(values, index) for name, values in batches.items()}
+    return step(batch, tf.gather(counts, index))

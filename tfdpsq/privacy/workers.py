@@ -1,0 +1,178 @@
+"""Several worker processes: all take every step, one of them keeps the books.
+
+Under `tf.distribute.MultiWorkerMirroredStrategy` each process runs the same program.
+The first, the *chief*, alone has the run's directory: ledger, seeds and states. The
+others get from it what they need, over the strategy's own collectives: seeds, weights,
+the step to go on from. All therefore draw the same global batch and the same noise,
+and each differentiates its replicas' share.
+
+A step's noised gradient comes into being in an all-reduce of all workers, which the
+chief joins only once the step is paid for. What another worker has computed until then
+is its share of a clipped sum, in its memory alone.
+
+What goes over the network is as secret as the data (seeds, sums without noise): the
+workers' network has to be as private as the disk that the data lie on.
+
+With one process every function here returns what it was given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import validation
+
+# Numbers sent at a time, 16 bits in each.
+_CHUNK = 1 << 22
+
+
+def several() -> bool:
+    """Whether the strategy in whose scope this is called has several processes."""
+    extended = tf.distribute.get_strategy().extended
+    return bool(getattr(extended, "_in_multi_worker_mode", bool)())
+
+
+def is_chief() -> bool:
+    """Whether this process keeps the books; true of the only one."""
+    return bool(tf.distribute.get_strategy().extended.should_checkpoint)
+
+
+def from_chief(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The chief's values, to the last bit.
+
+    Args:
+      arrays: of the same shapes and types on all workers; only the chief's values
+        count. Any type of a fixed size.
+
+    Returns:
+      The chief's arrays.
+    """
+    if not several():
+        return list(arrays)
+    given = [np.asarray(array) for array in arrays]
+    sent = b"".join(array.tobytes() for array in given)
+    received = _from_chief(sent)
+    values, start = [], 0
+    for array in given:
+        own = received[start : start + array.nbytes]
+        values.append(np.frombuffer(own, array.dtype).reshape(array.shape).copy())
+        start += array.nbytes
+    return values
+
+
+def copy_from_chief(variables: Sequence[tf.Variable]) -> None:
+    """Sets the variables to the chief's values.
+
+    Args:
+      variables: made in the strategy's scope, in the same order on all workers.
+    """
+    if not several():
+        return
+    for variable in variables:
+        (value,) = from_chief([variable.numpy()])
+        variable.assign(value)
+
+
+def chiefs_number(number: int) -> int:
+    """The chief's number, from 0 and below 2^128."""
+    own = np.frombuffer(int(number).to_bytes(16, "big"), np.uint8)
+    return int.from_bytes(from_chief([own])[0].tobytes(), "big")
+
+
+def gathered(message: bytes) -> list[bytes]:
+    """What each replica's worker says, in the order of replicas.
+
+    All workers must call it, so it is a place where they wait for each other.
+
+    Args:
+      message: of the same length on all workers.
+    """
+    if not several():
+        return [message]
+    size = len(message)
+    pieces = np.frombuffer(message, np.uint8).astype(np.float32)
+
+    def own_row(replica: int, replicas: int) -> np.ndarray:
+        rows = np.zeros([replicas, size], np.float32)
+        rows[replica] = pieces
+        return rows
+
+    return [row.astype(np.uint8).tobytes() for row in _summed(own_row)]
+
+
+def any_of(*flags: bool) -> list[bool]:
+    """Of each flag, whether it is set on any worker."""
+    said = gathered(bytes(map(bool, flags)))
+    return [any(word[place] for word in said) for place in range(len(flags))]
+
+
+def require_same(digest: bytes, what: str) -> None:
+    """Ends all workers where one has something else than the others.
+
+    Args:
+      digest: of what all must have.
+      what: names it, for the error.
+
+    Raises:
+      InputError: on all workers, where their digests differ.
+    """
+    if len(set(gathered(digest))) > 1:
+        raise validation.InputError(
+            f"{what} are not the same on all workers, so that they would take "
+            "different steps. Start all of them with the same command, code and "
+            "data. Nothing was paid for this."
+        )
+
+
+def require_same_rows(batches: Sequence[Mapping[str, np.ndarray]]) -> None:
+    """Ends all workers where one is about to take a step on other rows.
+
+    Were their rows not the same, one row could be in two workers' shares.
+
+    Args:
+      batches: of the next steps, whole.
+
+    Raises:
+      InputError: as `require_same`.
+    """
+    if not several():
+        return
+    digest = hashlib.sha256()
+    for batch in batches:
+        for name, values in sorted(batch.items()):
+            digest.update(f"{name} {values.dtype} {values.shape} ".encode())
+            digest.update(np.ascontiguousarray(values).tobytes())
+    require_same(digest.digest(), "the rows of a step")
+
+
+def _from_chief(sent: bytes) -> bytes:
+    numbers = np.frombuffer(sent + b"\0" * (len(sent) % 2), np.uint16)
+    received = []
+    for start in range(0, len(numbers), _CHUNK):
+        part = numbers[start : start + _CHUNK].astype(np.float32)
+
+        def of(replica: int, _: int, part: np.ndarray = part) -> np.ndarray:
+            # The chief's first replica is the first of all.
+            return np.zeros_like(part) if replica else part
+
+        received.append(_summed(of).astype(np.uint16))
+    return np.concatenate([*received, np.zeros(0, np.uint16)]).tobytes()[: len(sent)]
+
+
+def _summed(of: Callable[[int, int], np.ndarray]) -> np.ndarray:
+    """The sum over all replicas of `of(replica, replicas)`, float32.
+
+    Not of integers, which not every device adds up: 16 bits are exact in float32, and
+    stay so as all others add zeros.
+    """
+    strategy = tf.distribute.get_strategy()
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(
+            of(context.replica_id_in_sync_group, context.num_replicas_in_sync)
+        )
+    )
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None).numpy()

@@ -1,0 +1,379 @@
+"""What a whole job takes: hours, memory, disk and money, before it starts.
+
+    python -m tfdpsq.run.estimate_job --config=configs/quickstart.py
+    python -m tfdpsq.run.estimate_job --config=configs/finetune.py --size=small \
+        --pairs=533000 --epochs=30 --documents=10000000 --workers=16 --price=2.5
+
+The config is a pipeline's, or of stage finetune, beside which all other stages have
+their defaults. Fine-tuning, synthesis, the retrievers' training, encoding, indexing and
+evaluation are counted. How fast they go is measured on this machine, some seconds of
+each, with random weights of the shape that is meant; or taken from elsewhere:
+
+    --from_logs=WORKDIR          the logs of a job that ran
+    --examples_per_second=X      of fine-tuning, on one device; also
+                                 --queries_per_second, --documents_per_second and
+                                 --retriever_steps_per_second
+    --size, --retriever_size     T5 1.1 of this size, whatever the config says
+    --pairs, --epochs            instead of the config's steps
+    --documents, --queries       of the corpus, and searched for; by default those of
+                                 the config's data
+    --document_tokens, --query_tokens   how long texts are, at most; by default as the
+                                 config cuts them
+    --replicas, --workers        devices that share a step, and a corpus
+    --scaling=0.9                what share of a device's speed each of several has
+    --price=2.5                  of a device for an hour
+    --seconds=5                  how long each measurement lasts
+    --memory=False               without tracing the step, which takes a minute
+    --json=FILE                  the same as JSON
+
+Every assumption is printed. A small job on the machine that it was estimated on took
+between half and twice as long, part by part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging as standard_logging
+import math
+import os
+import pathlib
+import sys
+from typing import Any
+
+import ml_collections
+import tensorflow as tf
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from tfdpsq import retriever, validation
+from tfdpsq.data import Tokenizer, atomic_write
+from tfdpsq.layers import T5Config
+from tfdpsq.run import (
+    estimate,
+    estimate_job_rates,
+    estimate_step,
+    pipeline,
+    sources,
+)
+from tfdpsq.run.estimate_job_costs import Devices, Work, parts_of
+from tfdpsq.run.estimate_job_table import Estimate, as_json, as_text
+
+# A vocabulary that fits every published T5, to measure with.
+_VOCABULARY = "t5_tiny_pydocs"
+_GIVEN = {
+    "examples": "examples_per_second",
+    "queries": "queries_per_second",
+    "documents": "documents_per_second",
+    "retriever_steps": "retriever_steps_per_second",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the flags say beside the config; see the module.
+
+    0 and "" are what is not given.
+    """
+
+    size: str = ""
+    retriever_size: str = ""
+    pairs: int = 0
+    epochs: float = 0.0
+    documents: int = 0
+    queries: int = 0
+    document_tokens: int = 0
+    query_tokens: int = 0
+    seconds: float = 5.0
+    from_logs: str = ""
+    memory: bool = True
+    rates: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        """Checks what is not checked elsewhere."""
+        if bool(self.pairs) != bool(self.epochs):
+            raise validation.InputError(
+                f"pairs is {self.pairs} and epochs {self.epochs}: steps follow from "
+                "both. Give both, or neither to take the config's steps."
+            )
+        for name in ("pairs", "epochs", "documents", "queries"):
+            validation.in_range(name, getattr(self, name), 0, 1e15)
+        for name in ("document_tokens", "query_tokens"):
+            validation.in_range(name, getattr(self, name), 0, 1e6)
+        validation.positive("seconds", self.seconds)
+
+
+def job_config(config: Any) -> ml_collections.ConfigDict:
+    """A pipeline's config: the one given, or the default one with its finetune stage.
+
+    Raises:
+      InputError: it is neither a pipeline's nor one of stage finetune.
+    """
+    stage = estimate.stage_config(config)
+    if "finetune" in config:
+        return config.copy_and_resolve_references()
+    job = pipeline.default_config()
+    job.finetune = stage
+    job.init = stage.init
+    job.epsilons = (float(stage.epsilon),)
+    job.direct_epsilons = ()
+    for name in ("synthesize", "retriever"):
+        job[name].document_length = stage.document_length
+        job[name].query_length = stage.query_length
+    return job
+
+
+def work_of(
+    config: ml_collections.ConfigDict, options: Options, dimension: int
+) -> Work:
+    """How much there is to do.
+
+    Args:
+      config: a pipeline's.
+      options: what the flags say.
+      dimension: of an embedding.
+
+    Raises:
+      InputError: no data to count the documents of.
+    """
+    stage = config.finetune
+    steps = stage.steps
+    if options.pairs:
+        steps = math.ceil(options.pairs * options.epochs / stage.batch_size)
+    documents, queries = options.documents, options.queries
+    if not (documents and queries):
+        beir = sources.open_beir(config.data)
+        documents = documents or sum(1 for _ in beir.documents())
+        queries = queries or len(beir.qrels(config.evaluate.split))
+    # Without steps: the untrained one. Without rows of their own: direct ones.
+    retrievers = 2 + len(config.epsilons)
+    return Work(
+        generators=len(config.epsilons),
+        steps=steps,
+        batch=stage.batch_size,
+        microbatch=min(stage.microbatch_size, stage.batch_size),
+        synthetic_documents=min(
+            documents, config.synthesize.max_documents or documents
+        ),
+        samples=config.synthesize.samples_per_document,
+        retrievers=retrievers,
+        retriever_steps=config.retriever.steps,
+        documents=documents,
+        queries=queries,
+        systems=1 + retrievers + len(config.direct_epsilons),
+        dimension=dimension,
+    )
+
+
+def run(
+    config: ml_collections.ConfigDict, options: Options, devices: Devices
+) -> Estimate:
+    """Estimates a job.
+
+    Args:
+      config: a pipeline's, see `job_config`.
+      options: what the flags say.
+      devices: what may be used.
+
+    Raises:
+      InputError: settings that a stage would refuse, no data, or no log with a rate.
+    """
+    process = estimate_step.resident_bytes()
+    job = config.copy_and_resolve_references()
+    with job.unlocked():
+        job.finetune.init = "" if options.size else job.init
+    if options.size:
+        shape = T5Config.from_size(options.size, "1.1")
+        job.finetune.t5.update(dataclasses.asdict(shape))
+    else:
+        shape = estimate_step.shape_of(job.finetune)
+    encoder = job.retriever_init or ("" if options.size else job.init)
+    if options.retriever_size:
+        tower = T5Config.from_size(options.retriever_size, "1.1")
+    else:
+        tower = _shape(encoder, job.retriever)
+    work = work_of(job, options, job.retriever.embedding_dim)
+    found = dict(options.rates)
+    origin = dict.fromkeys(found, "given")
+    if options.from_logs:
+        logged = estimate_job_rates.from_logs(pathlib.Path(options.from_logs))
+        found = {**logged, **found}
+        origin = {name: origin.get(name, options.from_logs) for name in found}
+    _measure(job, shape, tower, options, found)
+    rates = estimate_job_rates.known(found)
+    memory = None
+    if options.memory:
+        memory = estimate.estimate(job.finetune, None, process).memory.peak
+    assumed = _assumed(job, shape, tower, options, devices, rates, origin)
+    return Estimate(parts_of(work, rates, devices), rates, memory, assumed)
+
+
+def _shape(init: str, config: ml_collections.ConfigDict) -> T5Config:
+    settings = ml_collections.ConfigDict({"init": init, "t5": config.t5})
+    settings.soft_prompt = {"length": 0}
+    return estimate_step.shape_of(settings)
+
+
+def _with_pieces(shape: T5Config, tokenizer: Tokenizer) -> T5Config:
+    """The shape, with room for all pieces of a vocabulary that it was not made for."""
+    pieces = max(shape.vocabulary_size, tokenizer.vocabulary_size)
+    return dataclasses.replace(shape, vocabulary_size=pieces)
+
+
+def _lengths(config: ml_collections.ConfigDict, options: Options) -> tuple[int, int]:
+    """Most tokens of a document and of a query, as a stage cuts them."""
+    return (
+        min(options.document_tokens or 1 << 30, config.document_length),
+        min(options.query_tokens or 1 << 30, config.query_length),
+    )
+
+
+def _measure(
+    job: ml_collections.ConfigDict,
+    shape: T5Config,
+    tower: T5Config,
+    options: Options,
+    found: dict[str, float],
+) -> None:
+    """Adds the rates that are not there yet, one model in memory at a time."""
+    needed = set(_GIVEN) - set(found)
+    seconds = options.seconds
+    if "examples" in needed:
+        found.update(estimate_job_rates.training(job.finetune, shape, seconds))
+        tf.keras.backend.clear_session()
+    if needed & {"queries", "documents"}:
+        tokenizer = Tokenizer(sources.vocabulary_file("", _VOCABULARY))
+        documents = estimate_job_rates.sample(sources.PYDOCS)
+        shape, tower = (_with_pieces(one, tokenizer) for one in (shape, tower))
+    if "queries" in needed:
+        tokens = _lengths(job.synthesize, options)
+        found.update(
+            estimate_job_rates.synthesis(
+                job.synthesize, shape, tokenizer, documents, tokens, seconds
+            )
+        )
+        tf.keras.backend.clear_session()
+    if needed & {"documents", "retriever_steps"}:
+        settings = job.retriever
+        cut = _lengths(settings, options)
+        model = retriever.TwoTower(
+            retriever.RetrieverConfig(
+                t5=tower,
+                embedding_dim=settings.embedding_dim,
+                scale=settings.scale,
+                query_length=cut[1],
+                document_length=cut[0],
+                shared=settings.shared,
+                pooling=settings.pooling,
+            )
+        )
+        if "documents" in needed:
+            batch = job.evaluate.batch_size
+            found.update(
+                estimate_job_rates.encoding(model, tokenizer, documents, batch, seconds)
+            )
+        if "retriever_steps" in needed:
+            found.update(
+                estimate_job_rates.retriever_training(settings, model, seconds)
+            )
+        tf.keras.backend.clear_session()
+    dimension, kind = job.retriever.embedding_dim, job.evaluate.index
+    found.update(estimate_job_rates.machine(dimension, kind, min(seconds, 1.0)))
+
+
+def _assumed(job, shape, tower, options, devices, rates, origin) -> list[str]:
+    document, query = _lengths(job.synthesize, options)
+    of = {
+        "examples": f"{rates.examples:.3g} pairs a second in fine-tuning, and "
+        f"{rates.step:.2g} s a step besides",
+        "queries": f"{rates.queries:.3g} queries written a second",
+        "documents": f"{rates.documents:.3g} documents encoded a second",
+        "retriever_steps": f"{rates.retriever_steps:.3g} steps of a retriever a second",
+    }
+    lines = [
+        f"One device does {what} ({origin.get(name, 'measured here')})."
+        for name, what in of.items()
+    ]
+    lines += [
+        f"It searches {rates.products:.2g} products a second and writes "
+        f"{rates.bytes / 1e6:.3g} MB; tracing takes {rates.start:.1f} s a stage "
+        "(measured here).",
+        f"The generator is a T5 of {shape.num_layers} layers, width "
+        f"{shape.hidden_dim}; the retriever of {tower.num_layers}, width "
+        f"{tower.hidden_dim}. Weights do not matter to speed.",
+    ]
+    if "queries" not in origin:
+        lines.append(
+            f"Documents are docstrings, cut to {document} tokens, and every query has "
+            f"all of {query} tokens: those that end earlier take less."
+        )
+    if max(devices.replicas, devices.workers) > 1:
+        lines.append(
+            f"{devices.replicas} replicas and {devices.workers} workers each reach "
+            f"{devices.scaling:.0%} of a device's speed: given, not measured."
+        )
+    return [
+        *lines,
+        "A step computes half a microbatch more than its expected batch. Parts run one "
+        "after another.",
+        "Not counted: starting programs, reading and tokenising pairs, finding the "
+        "noise, direct training, audits, comparing texts, waiting for machines, moving "
+        "data.",
+    ]
+
+
+def main() -> None:
+    """Parses the flags and prints the estimate."""
+    config = config_flags.DEFINE_config_file(
+        "config", None, "Python file whose get_config() returns the settings."
+    )
+    holders = {}
+    for field in dataclasses.fields(Options):
+        if field.name != "rates":
+            define = {bool: flags.DEFINE_bool, str: flags.DEFINE_string}.get(
+                type(field.default), flags.DEFINE_float
+            )
+            if type(field.default) is int:
+                define = flags.DEFINE_integer
+            holders[field.name] = define(field.name, field.default, "See --help.")
+    replicas = flags.DEFINE_integer("replicas", 1, "Devices that share a step.")
+    workers = flags.DEFINE_integer("workers", 1, "Devices that share a corpus.")
+    scaling = flags.DEFINE_float("scaling", 1.0, "Share of speed each of several has.")
+    price = flags.DEFINE_float("price", 0.0, "Of a device for an hour.")
+    given = {
+        rate: flags.DEFINE_float(flag, None, f"Rate of one device: {rate}.")
+        for rate, flag in _GIVEN.items()
+    }
+    file = flags.DEFINE_string("json", None, "Where the estimate also goes, as JSON.")
+    flags.mark_flag_as_required("config")
+
+    def started(argv: list[str]) -> None:
+        if len(argv) > 1:
+            raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+        logging.set_verbosity(logging.WARNING)
+        standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
+        try:
+            rates = {
+                rate: validation.positive(_GIVEN[rate], flag.value)
+                for rate, flag in given.items()
+                if flag.value is not None
+            }
+            options = Options(
+                **{name: holder.value for name, holder in holders.items()}, rates=rates
+            )
+            devices = Devices(replicas.value, workers.value, scaling.value, price.value)
+            found = run(job_config(config.value), options, devices)
+            sys.stdout.write(as_text(found, devices))
+            if file.value:
+                result = as_json(found, devices)
+                atomic_write(file.value, json.dumps(result, indent=2) + "\n")
+        except (validation.InputError, OSError) as error:
+            sys.stderr.write(f"error: {error}\n")
+            sys.exit(2)
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    app.run(started)
+
+
+if __name__ == "__main__":
+    main()

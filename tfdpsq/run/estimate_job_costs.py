@@ -1,0 +1,210 @@
+"""What a whole job costs: arithmetic on how much work there is and how fast it goes.
+
+Nothing is measured here; rates come from `estimate_job_rates`, from the log of a
+finished run, or from whoever knows another machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfdpsq import validation
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """How much there is to do.
+
+    Attributes:
+      generators: how many are fine-tuned, each of which writes a set.
+      steps: of one fine-tuning.
+      batch: pairs that a step is expected to draw.
+      microbatch: pairs differentiated at a time.
+      synthetic_documents: that queries are written for.
+      samples: queries for each of them.
+      retrievers: how many are trained.
+      retriever_steps: of each.
+      documents: of the corpus, to be encoded, indexed and searched.
+      queries: to be searched for.
+      systems: retrievers that are evaluated, each of which encodes all documents.
+      dimension: of an embedding.
+
+    Raises:
+      InputError: a number below 0, or below 1 where it is divided by.
+    """
+
+    generators: int = 0
+    steps: int = 0
+    batch: int = 1
+    microbatch: int = 1
+    synthetic_documents: int = 0
+    samples: int = 1
+    retrievers: int = 0
+    retriever_steps: int = 0
+    documents: int = 0
+    queries: int = 0
+    systems: int = 0
+    dimension: int = 1
+
+    def __post_init__(self):
+        """Checks every value."""
+        for field in dataclasses.fields(self):
+            least = 1 if field.name in ("batch", "microbatch", "dimension") else 0
+            validation.in_range(field.name, getattr(self, field.name), least, 1e15)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What one device (a machine, a GPU, a TPU core) does in a second; 0 is unknown.
+
+    Attributes:
+      examples: pairs of fine-tuning, in full microbatches.
+      step: seconds of a step of fine-tuning beside its microbatches: noise, update.
+      queries: written.
+      retriever_steps: of training a retriever.
+      documents: encoded.
+      products: of numbers, in a search.
+      bytes: written to disk.
+      query_bytes: of a query and its document in a synthetic set, on disk.
+      start: seconds until a stage is under way, of which tracing is the most.
+    """
+
+    examples: float = 0.0
+    step: float = 0.0
+    queries: float = 0.0
+    retriever_steps: float = 0.0
+    documents: float = 0.0
+    products: float = 0.0
+    bytes: float = 0.0
+    query_bytes: float = 0.0
+    start: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """What the job may use.
+
+    Attributes:
+      replicas: devices that a step is shared by.
+      workers: devices that a corpus is shared by.
+      scaling: what share of one device's speed each of several has.
+      price: of one device for an hour, in whatever currency.
+    """
+
+    replicas: int = 1
+    workers: int = 1
+    scaling: float = 1.0
+    price: float = 0.0
+
+    def __post_init__(self):
+        """Checks every value."""
+        validation.positive_integer("replicas", self.replicas)
+        validation.positive_integer("workers", self.workers)
+        validation.in_range("scaling", self.scaling, 0.0, 1.0, low_open=True)
+        validation.in_range("price", self.price, 0.0, 1e9)
+
+    def speed(self, devices: int) -> float:
+        """How many times one device's speed so many have together."""
+        return 1.0 if devices == 1 else devices * self.scaling
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One kind of work of the job.
+
+    Attributes:
+      name: of it.
+      work: how much, in words.
+      seconds: by the clock; `None` if its rate is unknown.
+      devices: that are busy meanwhile.
+      bytes: that stay on disk.
+    """
+
+    name: str
+    work: str
+    seconds: float | None
+    devices: int
+    bytes: float = 0.0
+
+    @property
+    def device_hours(self) -> float | None:
+        """Hours of all its devices together."""
+        return None if self.seconds is None else self.seconds * self.devices / 3600
+
+
+def parts_of(work: Work, rates: Rates, devices: Devices) -> list[Part]:
+    """The job, part by part, one after another.
+
+    | part            | seconds                                                     |
+    |-----------------|-------------------------------------------------------------|
+    | finetune        | generators · steps · (step + pairs computed / examples)     |
+    | synthesize      | generators · documents · samples / queries                  |
+    | train_retriever | retrievers · steps / retriever_steps                        |
+    | index           | documents / documents a second, and writing embeddings      |
+    | evaluate        | systems · (documents + queries) / documents a second,       |
+    |                 | systems · documents · queries · dimension / products        |
+
+    to each of which comes `start`, for every output. Of a Poisson batch ⌈K / m⌉
+    microbatches are computed, half a one more than B / m on average. Microbatches are
+    divided by the replicas, corpora by the workers, each times `scaling` where there
+    are several; what a step takes besides is not divided.
+
+    Args:
+      work: how much there is.
+      rates: of one device.
+      devices: what may be used.
+    """
+    together = devices.speed(devices.replicas)
+    shared = devices.speed(devices.workers)
+    microbatches = work.batch / work.microbatch + (0.5 if work.microbatch > 1 else 0.0)
+    found = []
+    if work.generators and work.steps:
+        seconds = None
+        if rates.examples:
+            each = microbatches * work.microbatch / rates.examples / together
+            seconds = work.generators * (work.steps * (rates.step + each) + rates.start)
+        text = f"{work.steps:,} steps of {work.batch:,}"
+        found.append(
+            Part("finetune", _times(work.generators, text), seconds, devices.replicas)
+        )
+    written = work.synthetic_documents * work.samples
+    if work.generators and written:
+        seconds = _over(written, rates.queries * shared)
+        if seconds is not None:
+            seconds = work.generators * (seconds + rates.start)
+        size = work.generators * written * rates.query_bytes
+        text = _times(work.generators, f"{written:,} queries")
+        found.append(Part("synthesize", text, seconds, devices.workers, size))
+    if work.retrievers and work.retriever_steps:
+        seconds = _over(work.retriever_steps, rates.retriever_steps * together)
+        if seconds is not None:
+            seconds = work.retrievers * (seconds + rates.start)
+        text = _times(work.retrievers, f"{work.retriever_steps:,} steps")
+        found.append(Part("train_retriever", text, seconds, devices.replicas))
+    if work.documents:
+        size = 4.0 * work.documents * work.dimension
+        seconds = _over(work.documents, rates.documents * shared)
+        if seconds is not None:
+            seconds += rates.start + (_over(size, rates.bytes * shared) or 0.0)
+        text = f"{work.documents:,} documents"
+        found.append(Part("index", text, seconds, devices.workers, size))
+    if work.systems and work.documents and work.queries:
+        texts = work.documents + work.queries
+        products = float(work.documents) * work.queries * work.dimension
+        seconds = _over(texts, rates.documents * shared)
+        if seconds is not None:
+            seconds += (_over(products, rates.products * shared) or 0.0) + rates.start
+            seconds *= work.systems
+        text = f"{work.queries:,} queries among {work.documents:,} documents"
+        found.append(
+            Part("evaluate", _times(work.systems, text), seconds, devices.workers)
+        )
+    return found
+
+
+def _over(amount: float, rate: float) -> float | None:
+    return amount / rate if rate else None
+
+
+def _times(count: int, text: str) -> str:
+    return text if count == 1 else f"{count} × {text}"
