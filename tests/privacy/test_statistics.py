@@ -120,6 +120,7 @@ def trained(logical_cpus):
                     lambda rows: {"x": np.ones((len(rows), 60), np.float32)},
                     None if coupled else 32 // (replicas * microbatches),
                     layers=still.layers,
+                    sampler_seed=0,  # as where steps without anybody are counted
                     on_step=lambda *_: weights.append(still.copies(strategy)),
                 )
                 assert (
