@@ -59,7 +59,7 @@ def main(
             with strategy.opened(**chosen(), offered=offered) as devices:
                 if strategies:
                     devices.notice.listen()
-                    strategy.run(run, config.value, into, devices)
+                    strategy.run(run, config.value, pathlib.Path(into), devices)
                 else:
                     run(config.value, into, *([_launch(argv[1:])] if sharded else []))
         except (validation.InputError, OSError) as error:
