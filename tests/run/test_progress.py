@@ -98,7 +98,7 @@ def test_whoever_waits_sees_a_point_every_ten_seconds(tmp_path):
 def test_in_strict_mode_steps_and_epsilon_are_all_there_is(tmp_path, capfd):
     clock = _Clock()
     progress = Progress(
-        tmp_path, 400, False, 32, 3840, 50, lambda step: step / 100, clock
+        tmp_path, 400, False, 32, 3840, 50, lambda step: step / 100, clock=clock
     )
     # Slow steps make no points of their own: these would tell how slow they were.
     _run(progress, clock, range(1, 401), seconds=30.0)
