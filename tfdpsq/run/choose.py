@@ -127,7 +127,14 @@ def run(
 class _Choice:
     """One run of the stage: its points, and what it keeps of them."""
 
-    def __init__(self, config, directory: pathlib.Path, private, inputs, devices):
+    def __init__(
+        self,
+        config,
+        directory: pathlib.Path,
+        private,
+        inputs,
+        devices: strategies.Devices = strategies.DEFAULT,
+    ):
         self._config = config
         self._devices = devices
         self._name = directory.name

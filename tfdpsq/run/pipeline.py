@@ -49,8 +49,6 @@ from tfdpsq.run import (
 )
 
 SPLITS = ("train", "dev", "test")
-# The stages that `--strategy` concerns; all others run on one device.
-_TRAIN = (finetune, train_retriever)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -162,6 +160,8 @@ def open_job(
         was made with others.
     """
     pipeline_checks.check_settings(config)
+    for trained in (config.finetune, config.retriever):
+        devices.require_share(trained.batch_size)
     directory = workdir.open_workdir(directory, config)
     beir = sources.open_beir(config.data)
     beir.validate(SPLITS)
@@ -214,7 +214,9 @@ class Job:
         module, config = stage
         if module not in (evaluate, canaries):  # whose seed would tell the secrets
             settings = {"seed": self.config.seed, **settings}
-        devices = (self._devices,) if module in _TRAIN else ()
+        devices = [self._devices] if module is finetune else []
+        if module is train_retriever:
+            devices = [train_retriever.usable(config, self._devices)]
         return self.stages.run(module, config, name, free, *devices, **settings)
 
     def prepare(self) -> None:

@@ -12,6 +12,7 @@ directly on private pairs by DP-SGD: "naive", "microbatch", "logit_dp" and
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 from typing import Any
@@ -136,6 +137,25 @@ def run(
     )
     private_training.close_run(own)
     return stage
+
+
+def usable(
+    config: ml_collections.ConfigDict, devices: strategy.Devices
+) -> strategy.Devices:
+    """What of a job's devices a method can use, where a job trains by several.
+
+    Args:
+      config: the stage's.
+      devices: of the whole job.
+
+    Returns:
+      The same with one step in a loop; one device alone for methods whose rows must
+      stay together.
+    """
+    one = dataclasses.replace(devices, steps_per_loop=1)
+    if config.method in ("plain", "public_negatives"):
+        return one
+    return dataclasses.replace(one, strategy=None)
 
 
 def _make(
