@@ -14,7 +14,11 @@ from absl import logging
 
 LOGICAL_CPUS = 4
 # They share one finished job, which takes a minute to make.
-_OF_ONE_JOB = ("tests/run/test_pipeline.py", "tests/run/test_release_secrets.py")
+_OF_ONE_JOB = (
+    "tests/run/test_pipeline.py",
+    "tests/run/test_release_secrets.py",
+    "tests/run/test_status.py",
+)
 
 
 def pytest_configure() -> None:

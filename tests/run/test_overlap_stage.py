@@ -102,7 +102,7 @@ def test_draws_are_of_the_size_asked_for(base):
 def test_looking_for_queries_is_a_recorded_read_and_for_documents_none(base):
     found, matches, _ = _run(base, "documents", texts=("documents",), strict=True)
     assert "queries" not in found and {m["of"] for m in matches} == {"documents"}
-    assert not (base / "private").exists()
+    assert not (base / "private" / "private_reads.jsonl").exists()
     with pytest.raises(InputError, match="strict"):
         _run(base, strict=True)
     assert not (base / "private" / "overlap").exists()

@@ -1,6 +1,7 @@
 """Synthesis by any number of processes writes the same set, to the last byte."""
 
 import contextlib
+import json
 import os
 import pathlib
 import pickle
@@ -33,7 +34,7 @@ from tfdpsq.generator import (
     synthesize,
 )
 from tfdpsq.layers import T5Config
-from tfdpsq.run import beam, passes, sources
+from tfdpsq.run import beam, passes, sharded_stages, sources
 from tfdpsq.run import synthesize as stage
 from tfdpsq.validation import DataError, InputError
 
@@ -132,6 +133,21 @@ def test_two_commands_write_the_same_set(base, whole, tmp_path):
         assert (tmp_path / "out").exists() == (index == 0)
     assert _files(tmp_path / "out" / "set") == whole
     assert {path.name for path in tmp_path.iterdir()} == {"out", "private"}  # logs
+
+
+def test_shards_of_a_private_generator_say_what_holds_of_them(
+    base, tmp_path, monkeypatch
+):
+    certificate = {"guarantee": {"epsilon": 8.0}}
+    monkeypatch.setattr(sources, "certificate_of_model", lambda _: certificate)
+    assert stage.run(_config(base), tmp_path / "out", passes.Launch(2, 1)) is None
+    (shards,) = tmp_path.glob(".out.shards")
+    found = json.loads((shards / sharded_stages.GUARANTEE_FILE).read_text())
+    assert found["certificate"] == certificate
+    # It is the set's in the end, and the shards are gone with what they said.
+    assert stage.run(_config(base), tmp_path / "out", passes.Launch(2, 0))
+    assert read_manifest(tmp_path / "out" / "set")["certificate"] == certificate
+    assert not shards.exists()
 
 
 def test_beam_in_this_process_writes_the_same_set(base, whole, tmp_path, monkeypatch):

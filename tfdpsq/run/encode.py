@@ -173,7 +173,10 @@ def run_pass(
         passes.Work(name, corpus.count, start),
         merge,
         launch,
-        beside={corpus_shards.PLAN_FILE: corpus.plan.to_json()},
+        beside={
+            corpus_shards.PLAN_FILE: corpus.plan.to_json(),
+            **sharded_stages.guarantee(certificate_of(config.retriever)),
+        },
     )
 
 
@@ -274,8 +277,16 @@ def write_certificate(out: pathlib.Path, path: str) -> None:
       out: where to.
       path: the retriever.
     """
-    certificate = read_certificate(sources.fetched(path))
-    private_training.write_certificate(out, certificate)
+    private_training.write_certificate(out, certificate_of(path))
+
+
+def certificate_of(path: str) -> dict[str, Any] | None:
+    """A retriever's certificate; `None` for one made from public documents alone.
+
+    Args:
+      path: the retriever.
+    """
+    return read_certificate(sources.fetched(path))
 
 
 def _require_finite(ids: list[str], vectors: np.ndarray) -> None:

@@ -24,6 +24,7 @@ from tfdpsq.data import any_files
 from tfdpsq.data.shards import DamagedShard, PassSpec, ShardDirectory
 from tfdpsq.run import passes, workdir
 
+GUARANTEE_FILE = "guarantee.json"
 # So often one shard is made again before the disk is to blame.
 _TIMES_DAMAGED = 3
 
@@ -40,6 +41,19 @@ def pass_directory(directory: Place) -> str:
     """
     parent, slash, name = os.fspath(directory).rstrip("/").rpartition("/")
     return f"{parent}{slash}.{name}.shards"
+
+
+def guarantee(certificate: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """What `run_stage` is to keep beside shards that private queries had a part in.
+
+    An unfinished pass is not to be released; should it be, this is what holds of it.
+
+    Args:
+      certificate: of what makes the shards; `None` where that is public.
+    """
+    if certificate is None:
+        return {}
+    return {GUARANTEE_FILE: {"certificate": certificate}}
 
 
 def local_path(directory: Place) -> pathlib.Path:

@@ -118,13 +118,14 @@ def run(
     )
     inputs = {**fingerprints, "corpus": corpus.plan.fingerprint}
     provenance = {"config": workdir.plain(config), "inputs": inputs}
+    certificate = sources.certificate_of_model(generator)
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         manifest = write_synthetic(
             out / SET,
             _merged(shards),
             provenance=provenance,
-            certificate=sources.certificate_of_model(generator),
+            certificate=certificate,
             shards=config.shards,
         )
         return {
@@ -149,7 +150,10 @@ def run(
         passes.Work("synthesize", corpus.count, start),
         merge,
         launch,
-        beside={corpus_shards.PLAN_FILE: corpus.plan.to_json()},
+        beside={
+            corpus_shards.PLAN_FILE: corpus.plan.to_json(),
+            **sharded_stages.guarantee(certificate),
+        },
     )
 
 
@@ -160,7 +164,7 @@ def start_worker(
     settings: SynthesisConfig,
     jit_compile: bool,
     corpus: corpus_shards.CorpusShards,
-    logs: pathlib.Path | None,
+    logs: pathlib.Path | None = None,
 ) -> passes.MakeShard:
     """Loads the generator; returns what writes a shard's queries.
 
@@ -171,7 +175,7 @@ def start_worker(
       settings: how to write.
       jit_compile: as in the config.
       corpus: the documents of every shard.
-      logs: where rates go.
+      logs: where rates go; `None` for nowhere.
 
     Raises:
       InputError: the vocabulary does not fit the generator.
