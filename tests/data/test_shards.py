@@ -1,6 +1,7 @@
 """Shards of a pass: whole or not there, and damage to one never goes unseen."""
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -320,6 +321,19 @@ def test_a_lock_is_one_process_s_and_removes_what_a_dead_one_left(tmp_path):
             assert other
     with shards.lock(0, wait=False) as held:
         assert held
+
+
+def test_without_locks_what_another_process_may_be_writing_stays(tmp_path, monkeypatch):
+    shards = _opened(tmp_path / "pass")
+    partial = tmp_path / "pass" / f".{SPEC.file(0, 'txt')}.0ab.partial"
+    partial.write_text("half")
+
+    def refused(*args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(any_files.fcntl, "flock", refused)
+    with shards.lock(0, wait=False) as held:
+        assert held and partial.exists()
 
 
 def test_a_lock_in_a_directory_that_was_merged_and_removed(tmp_path):

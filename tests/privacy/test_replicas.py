@@ -1,5 +1,6 @@
 """Replicas, loops of steps and interruptions change nothing of what is trained."""
 
+import json
 import math
 import shutil
 
@@ -7,9 +8,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.privacy import Preempted, PrivacySpec, make_optimizer, make_plan, train
+from tfdpsq.privacy import (
+    Preempted,
+    PrivacySpec,
+    checkpoint,
+    make_optimizer,
+    make_plan,
+    train,
+)
 from tfdpsq.privacy.batches import batch_of, padded_rows, split_over_replicas
 from tfdpsq.privacy.ledger import FILE_NAME, Ledger, read_ledger
+from tfdpsq.validation import InputError
 
 _N, _STEPS, _MICROBATCH = 60, 7, 4
 
@@ -272,3 +281,34 @@ def test_a_request_during_the_last_step_comes_too_late(logical_cpus):
     asked = iter([False] * (_STEPS - 1) + [True])
     run = _Run(_strategy(1, logical_cpus), preempted=lambda: next(asked))
     assert run.preempted is None and run.executed == _STEPS
+
+
+# -- What would make a step that is paid for another step ----------------------------
+
+
+def test_a_step_that_xla_compiled_is_not_repeated_uncompiled(logical_cpus, tmp_path):
+    """Its draws may be others there; replicas leave compiling to the strategy."""
+    options = {"directory": tmp_path, "jit_compile": True}
+    begun = _Run(_strategy(1, logical_cpus), preempted=lambda: True, **options)
+    assert begun.preempted == 1
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(InputError, match="jit_compile was True .* and is False now"):
+        _Run(_strategy(2, logical_cpus), **options)
+    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert _Run(_strategy(1, logical_cpus), **options).executed == _STEPS
+
+
+def test_a_run_on_replicas_that_were_dealt_other_rows_is_refused(
+    logical_cpus, tmp_path
+):
+    strategy = _strategy(1, logical_cpus)
+    _Run(strategy, directory=tmp_path, preempted=lambda: True)
+    path = tmp_path / checkpoint.STATE / checkpoint.SECRETS
+    content = json.loads(path.read_text())
+    content["settings"]["replicas"] = "2"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="began on 2 replicas with an older tfdpsq"):
+        _Run(strategy, directory=tmp_path)
+    content["settings"]["replicas"] = "1"  # whose rows nobody dealt
+    path.write_text(json.dumps(content))
+    assert _Run(strategy, directory=tmp_path).executed == _STEPS

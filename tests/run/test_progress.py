@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 from tfdpsq import validation
@@ -108,6 +109,14 @@ def test_in_strict_mode_steps_and_epsilon_are_all_there_is(tmp_path, capfd):
         {"step": step, "of": 400, "epsilon": step / 100} for step in range(2, 401, 2)
     ]
     assert set(_shown(tmp_path)) == {"epsilon"}
+    # Nor does when points were added tell: of all of them the same time is kept.
+    events = [
+        event
+        for path in tmp_path.glob("events.*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        if event.HasField("summary")
+    ]
+    assert len(events) == 200 and len({event.wall_time for event in events}) == 1
     told = capfd.readouterr().err
     assert "400/400" in told and "step/s" not in told and "s/step" not in told
 

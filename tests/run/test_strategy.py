@@ -185,6 +185,21 @@ def test_whoever_imports_a_stage_keeps_its_handlers():
 # -- Through the command line ---------------------------------------------------------
 
 
+def test_what_a_killed_worker_left_is_removed_and_nothing_of_a_living_one(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(strategy.tempfile, "tempdir", str(tmp_path))
+    left, new = tmp_path / "tfdpsq-worker-left", tmp_path / "tfdpsq-worker-new"
+    for path in (left, new):
+        (path / "private").mkdir(parents=True)
+    os.utime(left, (1, 1))
+    with strategy.scratch_directory() as living:
+        os.utime(living, (1, 1))
+        with strategy.scratch_directory() as other:
+            assert set(tmp_path.iterdir()) == {new, living, other}
+    assert set(tmp_path.iterdir()) == {new}
+
+
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory):
     """Pairs, and a vocabulary of their queries, which are made up."""

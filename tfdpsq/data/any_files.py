@@ -275,6 +275,24 @@ def _flock(descriptor: int, wait: bool) -> bool:
     return True
 
 
+def is_locked(path: str) -> bool:
+    """Whether somebody holds the lock of `locked`; never, where there are no locks."""
+    if not is_local(path):
+        return False
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def _is_at(path: str, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))

@@ -190,7 +190,8 @@ class ShardDirectory:
         """
         name = "merge.lock" if index is None else self.spec.file(index, "lock")
         with any_files.locked(f"{self.directory}/.{name}", wait) as held:
-            if held and index is not None and any_files.is_local(self.directory):
+            alone = held and any_files.is_locked(f"{self.directory}/.{name}")
+            if alone and index is not None and any_files.is_local(self.directory):
                 start = "." + self.spec.file(index, "")
                 for left in os.listdir(self.directory):
                     if left.startswith(start) and left.endswith(".partial"):

@@ -86,6 +86,11 @@ def open_secrets(
                     f"and is {value} now, so the steps it paid for would be other "
                     "steps. Go on as it began, or use another directory."
                 )
+        if steps_paid and before.get("replicas", "1") != "1":
+            raise validation.InputError(
+                f"the run in {directory} began on {before['replicas']} replicas with "
+                "an older tfdpsq, which dealt them other rows. Go on with that one."
+            )
         if not steps_paid and before != dict(settings):
             _write(path, _content(kept, settings))
         return kept

@@ -304,9 +304,17 @@ def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, s
         "engine": optimizer.engine,
         "optimizer": repr(sorted(optimizer.get_config().items(), key=str)),
         "microbatch_size": repr(microbatch_size),
-        "jit_compile": repr(jit_compile),
+        "jit_compile": repr(_compiled_by_xla(jit_compile)),
         "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
     }
+
+
+def _compiled_by_xla(jit_compile: bool) -> bool | str:
+    """Whether the step is, as it runs: what it draws at random depends on that."""
+    strategy = tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return "by the TPU"
+    return jit_compile and strategy.num_replicas_in_sync == 1
 
 
 def _require_same_settings(plan, settings, units, groups) -> None:

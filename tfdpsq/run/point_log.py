@@ -37,13 +37,16 @@ class PointLog:
       last: the last point there is, or an empty dict.
     """
 
-    def __init__(self, directory: pathlib.Path, key: str):
+    def __init__(self, directory: pathlib.Path, key: str, timed: bool = True):
         """Writes nothing yet.
 
         Args:
           directory: where they go; TensorBoard reads it.
           key: what points are ordered by, a whole number in each.
+          timed: whether TensorBoard is told when a point was added; if not, each has
+            the time at which this log was opened.
         """
+        self._time = None if timed else time.time()
         self.directory = directory
         self.last: dict[str, Any] = {}
         self._key = key
@@ -70,7 +73,8 @@ class PointLog:
             raise _unwritable(path, error) from error
         self._writer = tf.summary.create_file_writer(str(self.directory))
         start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-        _send(self._writer, tf.compat.v1.Event(step=first, session_log=start))
+        begun = tf.compat.v1.Event(step=first, session_log=start)
+        _send(self._writer, begun, self._time)
 
     def add(self, at: int, values: Mapping[str, Any]) -> None:
         """Appends a point.
@@ -93,7 +97,8 @@ class PointLog:
         except OSError as error:
             raise _unwritable(self.directory / FILE_NAME, error) from error
         self.last = point
-        show(self._writer, at, {k: v for k, v in point.items() if k != self._key})
+        shown = {k: v for k, v in point.items() if k != self._key}
+        show(self._writer, at, shown, self._time)
 
     def close(self) -> None:
         """Closes both files; does nothing where nothing was begun."""
@@ -114,7 +119,12 @@ def append(path: pathlib.Path, point: Mapping[str, Any]) -> None:
         file.write(_line(point))
 
 
-def show(writer: tf.summary.SummaryWriter, at: int, values: Mapping[str, Any]) -> None:
+def show(
+    writer: tf.summary.SummaryWriter,
+    at: int,
+    values: Mapping[str, Any],
+    when: float | None = None,
+) -> None:
     """Gives TensorBoard the numbers of a point, all in one event.
 
     Args:
@@ -122,12 +132,13 @@ def show(writer: tf.summary.SummaryWriter, at: int, values: Mapping[str, Any]) -
       at: the point's place.
       values: by name. Those that are no text and no whole number, of which some say how
         many there are, are shown.
+      when: in seconds since 1970; `None` for now.
     """
     shown = tf.compat.v1.Summary()
     for name, value in values.items():
         if isinstance(value, float):
             shown.value.add(tag=name, simple_value=value)
-    _send(writer, tf.compat.v1.Event(step=at, summary=shown))
+    _send(writer, tf.compat.v1.Event(step=at, summary=shown), when)
     writer.flush()
 
 
@@ -157,8 +168,8 @@ def _lines(path: pathlib.Path) -> Iterator[tuple[dict[str, Any], int]]:
             yield point, end
 
 
-def _send(writer: tf.summary.SummaryWriter, event: Any) -> None:
-    event.wall_time = time.time()
+def _send(writer: tf.summary.SummaryWriter, event: Any, when: float | None) -> None:
+    event.wall_time = time.time() if when is None else when
     with writer.as_default(step=event.step):
         summary_ops_v2.import_event(event.SerializeToString())
 

@@ -98,7 +98,8 @@ class Progress:
         """
         self.epsilon = epsilon
         self._steps, self._measured = steps, measured
-        self._log = point_log.PointLog(directory, "step")
+        # When a step ended would tell how long it took.
+        self._log = point_log.PointLog(directory, "step", timed=measured)
         bare = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
         self._bar = tqdm.tqdm(
             total=steps,

@@ -13,17 +13,21 @@ None of this is a setting of the stage: a run has the same result under any of t
 for the order of floating-point sums, and may go on under another.
 
 With several workers only the first, the chief, writes into the workdir. Each of the
-others has a directory of its own for temporary files, which is removed at its end. One
-that fails ends all of them; started again, they go on.
+others has a directory of its own for temporary files, which is removed at its end, or
+by the next worker on its machine if it was killed. One that fails ends all of them;
+started again, they go on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import pathlib
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,6 +42,8 @@ from tfdpsq.run.preemption import Notice
 STRATEGIES = ("default", "mirrored", "multiworker", "tpu")
 # For stages that do other things between trainings, on one machine.
 ONE_PROCESS = ("default", "mirrored", "tpu")
+_SCRATCH = "tfdpsq-worker-"
+_SETTLED_SECONDS = 60
 # What a collective raises when one that it waits for is no longer there.
 _LOSSES = (
     tf.errors.AbortedError,
@@ -238,8 +244,8 @@ def _run_with_others(stage, config, directory: pathlib.Path, devices: Devices) -
     if devices.chief:
         stage(config, directory, devices)
     elif not finished:
-        with tempfile.TemporaryDirectory(prefix="tfdpsq-worker-") as scratch:
-            private = pathlib.Path(scratch) / "private"
+        with scratch_directory() as scratch:
+            private = scratch / "private"
             if "private_directory" in config:
                 config.private_directory = str(private)
             stage(config, private / directory.name, devices)
@@ -247,6 +253,36 @@ def _run_with_others(stage, config, directory: pathlib.Path, devices: Devices) -
         return
     if not finished:
         _wait_for_all(devices)
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[pathlib.Path]:
+    """A directory for this worker's temporary files, removed at the end.
+
+    Private rows lie in it. So those of workers of this user that were killed on this
+    machine, which nobody holds any more, are removed as well.
+
+    Yields:
+      The directory.
+    """
+    for left in pathlib.Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+            # A new one may not be held yet.
+            if time.time() - left.stat().st_mtime > _SETTLED_SECONDS:
+                with _held(left):
+                    shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as made, _held(made):
+        yield pathlib.Path(made)
+
+
+@contextlib.contextmanager
+def _held(path: str | os.PathLike) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _wait_for_all(devices: Devices) -> None:
