@@ -10,7 +10,9 @@
 | tpu         | of the TPU named by `--tpu`: a name, an address, or "local"          |
 
 None of this is a setting of the stage: a run has the same result under any of them, but
-for the order of floating-point sums, and may go on under another.
+for the order of floating-point sums, and may go on under another; not, once steps are
+paid for, where they would be compiled otherwise (`jit_compile`, a TPU), as draws under
+XLA can be others.
 
 With several workers only the first, the chief, writes into the workdir. Each of the
 others has a directory of its own for temporary files, which is removed at its end, or
