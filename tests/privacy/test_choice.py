@@ -65,7 +65,7 @@ def test_scores_that_move_against_each_other_would_cost_twice_as_much():
 
 
 def test_draws_follow_the_probabilities_and_no_other_scale():
-    epsilon, sums, draws = 0.7, [0.0, 1.0, 2.5, 3.0, 0.5], 20_000
+    epsilon, sums, draws = 0.7, [0.0, 1.0, 2.5, 3.0, 0.5], 60_000
     counts = np.bincount(
         [choice.choose(sums, epsilon) for _ in range(draws)], minlength=len(sums)
     )
@@ -80,7 +80,7 @@ def test_draws_follow_the_probabilities_and_no_other_scale():
 
 
 def test_gumbel_noise_has_its_distribution_and_its_far_tail(monkeypatch):
-    draws = [choice._gumbel() for _ in range(20_000)]
+    draws = [choice._gumbel() for _ in range(100_000)]
     assert scipy.stats.kstest(draws, "gumbel_r").pvalue > 1e-6
     assert scipy.stats.kstest(np.multiply(draws, 1.1), "gumbel_r").pvalue < 1e-9
     # U one step below 1, and one above 0: quantiles that 53 bits do not reach.
