@@ -16,7 +16,9 @@ from tfdpsq.generator import checkpoints
 from tfdpsq.generator.checkpoints import huggingface
 from tfdpsq.layers import T5Config, build_backbone
 from tfdpsq.privacy import certificate as certificates
+from tfdpsq.privacy import read_certificate
 from tfdpsq.run import convert as command
+from tfdpsq.run import private_training
 from tfdpsq.run.convert import convert
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -48,6 +50,7 @@ def generator(request, tmp_path_factory, vocabulary):
     config = T5Config(310, 1, 2, 6, 5, 4, request.param)
     huggingface.save(directory, config, build_backbone(config), vocabulary=vocabulary)
     write_certificate(directory)
+    private_training.write_certificate(directory, read_certificate(directory))
     return request.param, directory
 
 

@@ -7,9 +7,11 @@ import pathlib
 import shutil
 
 import pytest
+from keras_nlp.src.models.t5.t5_backbone import T5Backbone
 
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.run import (
+    convert,
     evaluate,
     finetune,
     pipeline,
@@ -18,6 +20,7 @@ from tfdpsq.run import (
     synthesize,
     train_retriever,
 )
+from tfdpsq.validation import DataError
 
 _HERE = pathlib.Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
@@ -152,6 +155,55 @@ def test_public_training_has_no_certificate(stages):
     assert read_certificate(stages.base / "public") is None
     assert stages.retriever("public_retriever", pairs=stages.public_pairs) is None
     assert not sources.load_source(stages.public_pairs).private
+
+
+def _without(what, base, name, *files):
+    copy = base / f"{name}_without_{len(files)}"
+    shutil.copytree(what, copy, ignore=shutil.ignore_patterns(*files))
+    return copy
+
+
+@pytest.mark.parametrize(
+    "files", [["certificate.json"], ["certificate.json", "stage*"]]
+)
+def test_weights_whose_certificate_was_not_copied_are_not_taken_for_public(
+    stages, tmp_path, files
+):
+    generator = _without(stages.base / "protected", tmp_path, "t5", *files)
+    for use in (
+        lambda: stages.finetune("heir", init=str(generator), epsilon=math.inf),
+        lambda: stages.retriever(
+            "heir_retriever", pairs=stages.public_pairs, init=str(generator)
+        ),
+        lambda: convert.convert(generator, tmp_path / "converted", "huggingface"),
+        lambda: sources.certificate_of_model(str(generator)),
+    ):
+        with pytest.raises(
+            DataError, match=r"certificate.json: missing, while \w+.json says that"
+        ):
+            use()
+    retriever = stages.base / "direct"
+    if not retriever.is_dir():
+        assert stages.retriever("direct", pairs=stages.set("protected"))
+    copy = _without(retriever, tmp_path, "retriever", *files)
+    with pytest.raises(DataError, match="certificate.json: missing, while"):
+        stages.retriever("heir2", pairs=stages.public_pairs, init=str(copy))
+    # Only what says nothing of a certificate needs none.
+    assert read_certificate(stages.base / "public") is None
+
+
+@pytest.mark.parametrize("form", ["huggingface", "keras"])
+def test_a_certificate_and_its_mark_are_carried_into_other_formats(
+    stages, tmp_path, form
+):
+    out = tmp_path / "other"
+    convert.convert(stages.base / "protected", out, form)
+    assert read_certificate(out) == read_certificate(stages.base / "protected")
+    if form == "keras":
+        T5Backbone.from_preset(str(out))
+    shutil.copy(stages.base / "unprotected" / "certificate.json", out)
+    with pytest.raises(DataError, match="certificate.json: of something else, while"):
+        read_certificate(out)
 
 
 def test_a_generator_that_was_made_anew_is_noticed(stages):

@@ -6,7 +6,8 @@ from tfdpsq.privacy.accounting import (
     truncation_delta,
 )
 from tfdpsq.privacy.calibration import calibrate_noise_multiplier
-from tfdpsq.privacy.certificate import make_certificate, read_certificate
+from tfdpsq.privacy.certificate import make_certificate
+from tfdpsq.privacy.certificate_files import read_certificate
 from tfdpsq.privacy.checkpoint import discard as discard_state
 from tfdpsq.privacy.ledger import Ledger, read_ledger
 from tfdpsq.privacy.model import PrivateModel

@@ -319,23 +319,6 @@ def digest_of(certificate: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
-    """The certificate in a directory, or `None` where there is none.
-
-    Raises:
-      DataError: the file is no certificate, of another format, or was changed.
-    """
-    path = pathlib.Path(directory) / FILE_NAME
-    if not path.is_file():
-        return None
-    certificate = load_certificate(path)
-    if certificate.get("digest") != digest_of(certificate):
-        raise validation.DataError(
-            path, "its digest is not that of its content: it was changed", _REMEDY
-        )
-    return certificate
-
-
 def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
     """The content of a certificate file, of which only the format is checked.
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -35,8 +34,8 @@ from tfdpsq.generator.checkpoints import (  # noqa: E402
     t5x,
     weights,
 )
-from tfdpsq.privacy import certificate as certificates  # noqa: E402
-from tfdpsq.run import command  # noqa: E402
+from tfdpsq.privacy import read_certificate  # noqa: E402
+from tfdpsq.run import command, private_training  # noqa: E402
 
 _WRITERS: dict[str, Any] = {
     "huggingface": huggingface,
@@ -84,7 +83,7 @@ def convert(
     if hasattr(writer, "check_options"):  # Before the work, not after it.
         writer.check_options(dtype, encoder_only)
     directory = checkpoints.locate(source)
-    certificate = certificates.read_certificate(directory)
+    certificate = read_certificate(directory)
     checkpoint = checkpoints.open_checkpoint(directory, encoder_only, ignore)
     config = checkpoint.config
     vocabulary = vocabulary or checkpoints.vocabulary_in(directory)
@@ -97,9 +96,7 @@ def convert(
         # From file to file, a weight at a time: no model is ever in memory.
         writer.save(partial, config, checkpoint, dtype, vocabulary, encoder_only)
         checkpoint.check_copies()
-        if certificate is not None:
-            name = certificates.FILE_NAME
-            shutil.copyfile(directory / name, partial / name)
+        private_training.write_certificate(partial, certificate)
     count = sum(math.prod(slot.shape) for slot in checkpoint.slots)
     prompt = checkpoint.soft_prompt_length()
     epsilon = (certificate or {}).get("guarantee", {}).get("epsilon")

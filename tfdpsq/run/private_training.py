@@ -17,7 +17,7 @@ from tfdpsq import privacy, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import certificate as certificates
-from tfdpsq.privacy import checkpoint, ledger, reads, workers
+from tfdpsq.privacy import certificate_files, checkpoint, ledger, reads, workers
 from tfdpsq.run import sources, strategy, workdir
 from tfdpsq.run.progress import LOGS, Progress
 
@@ -307,12 +307,24 @@ def record_losses(
 def write_certificate(
     directory: pathlib.Path, certificate: Mapping[str, Any] | None
 ) -> None:
-    """Writes `certificate.json`, or nothing where no private query had a part."""
-    if certificate is not None:
-        atomic_write(
-            directory / certificates.FILE_NAME,
-            json.dumps(certificate, indent=2, sort_keys=True, allow_nan=False) + "\n",
-        )
+    """Writes `certificate.json`, and its digest into the configs of models beside it.
+
+    Args:
+      directory: of a model, or of what was made by one; finished but for this.
+      certificate: `None`, where no private query had a part, writes nothing.
+    """
+    if certificate is None:
+        return
+    for path in (directory / name for name in certificate_files.CONFIGS):
+        if path.is_file():
+            marked = {certificate_files.MARK: certificate["digest"]}
+            _write_json(path, {**workdir.read_json(path), **marked})
+    _write_json(directory / certificates.FILE_NAME, certificate)
+
+
+def _write_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
+    text = json.dumps(values, indent=2, sort_keys=True, allow_nan=False)
+    atomic_write(path, text + "\n")
 
 
 def learning_rate(

@@ -32,6 +32,7 @@ from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.data import any_files, files
+from tfdpsq.privacy import certificate_files
 
 STAGE_FILE = "stage.json"
 CONFIG_FILE = "config.json"
@@ -115,7 +116,7 @@ def run_stage(
 
     Returns:
       The content of `stage.json`: "config", "inputs", "fingerprint", "run" and
-      "result"; and "seconds" if it was run now.
+      "result"; "certificate_digest" where there is one; "seconds" if it was run now.
 
     Raises:
       InputError: the directory holds the result of another config or input.
@@ -138,6 +139,7 @@ def run_stage(
             "fingerprint": _fingerprint(wanted),
             "run": secrets.token_hex(8),
             "result": plain(result or {}),
+            **certificate_files.digest_beside(temporary),
         }
         files.atomic_write(
             temporary / STAGE_FILE,

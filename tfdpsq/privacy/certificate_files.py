@@ -1,0 +1,75 @@
+"""A certificate beside what it speaks of, and the mark that it has to lie there.
+
+Weights that were copied without their `certificate.json` would look like public ones,
+and what is made from them like something that private queries had no part in. So the
+files that no model is used without, its `config.json` and the stage's `stage.json`,
+state the digest of the certificate: where one is stated, it has to be there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from tfdpsq import validation
+from tfdpsq.privacy.certificate import FILE_NAME, digest_of, load_certificate
+
+MARK = "certificate_digest"
+# A T5's and a retriever's, which `run` marks with the certificate that it writes.
+CONFIGS = ("config.json", "model/config.json")
+_MARKED = (*CONFIGS, "stage.json")
+
+
+def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
+    """The certificate in a directory, or `None` where there is and was none.
+
+    Args:
+      directory: of a model, a set, or of anything else that a stage made.
+
+    Raises:
+      DataError: the file is no certificate, of another format, or was changed; or it is
+        missing, or another model's, as a mark beside it says.
+    """
+    path = pathlib.Path(directory) / FILE_NAME
+    certificate = None
+    if path.is_file():
+        certificate = load_certificate(path)
+        if certificate.get("digest") != digest_of(certificate):
+            raise validation.DataError(
+                path,
+                "its digest is not that of its content: it was changed",
+                "Make the artefact again; a certificate must not be edited.",
+            )
+    for marked in (pathlib.Path(directory) / name for name in _MARKED):
+        stated = _stated(marked)
+        if stated is not None and (certificate or {}).get("digest") != stated:
+            raise validation.DataError(
+                path,
+                f"{'missing' if certificate is None else 'of something else'}, while "
+                f"{marked.name} says that private queries had a part in this, with "
+                f"certificate {stated}",
+                "Copy that certificate.json from where this was made: without it, "
+                "nobody knows what is protected.",
+            )
+    return certificate
+
+
+def digest_beside(directory: str | os.PathLike) -> dict[str, str]:
+    """What a JSON file that is to be marked has to hold: `MARK`, or nothing.
+
+    Args:
+      directory: where a certificate may lie.
+    """
+    path = pathlib.Path(directory) / FILE_NAME
+    return {MARK: load_certificate(path)["digest"]} if path.is_file() else {}
+
+
+def _stated(path: pathlib.Path) -> Any:
+    """The digest that a file states; `None` where there is none, or no file."""
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):  # its own reader says what is wrong with it
+        return None
+    return values.get(MARK) if isinstance(values, dict) else None
