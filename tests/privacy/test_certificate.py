@@ -8,6 +8,7 @@ import pytest
 
 from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan, read_certificate
 from tfdpsq.privacy import certificate as certificates
+from tfdpsq.privacy.certificate_files import MARK
 from tfdpsq.validation import DataError, InputError
 
 
@@ -117,6 +118,24 @@ def test_it_is_plain_json_and_the_digest_is_of_all_of_it():
 def test_what_json_cannot_hold_is_refused(value):
     with pytest.raises(InputError, match="the certificate holds what JSON cannot"):
         _certificate(training={"value": value})
+
+
+@pytest.mark.parametrize("name", ["config.json", "model/config.json", "stage.json"])
+def test_a_certificate_that_is_stated_has_to_be_there(tmp_path, name):
+    certificate = _certificate()
+    (tmp_path / "model").mkdir()
+    for unmarked in ("[]", "{", '{"certificate": 1}'):
+        (tmp_path / name).write_text(unmarked)
+        assert read_certificate(tmp_path) is None
+    (tmp_path / name).write_text(json.dumps({MARK: certificate["digest"], "a": 1}))
+    with pytest.raises(DataError, match="certificate.json: missing, while .*Copy that"):
+        read_certificate(tmp_path)
+    (tmp_path / "certificate.json").write_text(json.dumps(certificate))
+    assert read_certificate(tmp_path) == certificate
+    other = _certificate(training={"another": 1})
+    (tmp_path / "certificate.json").write_text(json.dumps(other))
+    with pytest.raises(DataError, match="certificate.json: of something else, while"):
+        read_certificate(tmp_path)
 
 
 def test_reading_takes_an_untouched_file_only(tmp_path):

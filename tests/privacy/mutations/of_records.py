@@ -342,6 +342,17 @@ MUTATIONS = (
         "why": "what an unprotected artefact had a part in has no guarantee",
     },
     {
+        "name": "weights_without_their_certificate_taken_for_public",
+        "file": "tfdpsq/privacy/certificate_files.py",
+        "old": "        if stated is not None and (",
+        "new": "        if stated is not None is not certificate and (",
+        "tests": (
+            _TESTS + "test_certificate.py::"
+            "test_a_certificate_that_is_stated_has_to_be_there",
+        ),
+        "why": "what is made from them would be free, and is not",
+    },
+    {
         "name": "number_of_queries_published_undeclared",
         "file": "tfdpsq/run/private_training.py",
         "old": "    if config.n_is_public:\n",
