@@ -105,9 +105,17 @@ def test_no_query_is_read(finished, pairs, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sent, status", [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 75)]
+    "sent, status, flags",
+    [
+        (signal.SIGKILL, -signal.SIGKILL, ["--strategy=mirrored", "--replicas=3"]),
+        (signal.SIGTERM, 75, []),
+        (signal.SIGTERM, 75, ["--strategy=mirrored", "--replicas=3"]),
+    ],
 )
-def test_ended_it_goes_on_to_the_same_weights(finished, pairs, tmp_path, sent, status):
+def test_ended_it_goes_on_to_the_same_weights(
+    finished, pairs, tmp_path, sent, status, flags
+):
+    """On one device, whatever it ran on before."""
     config = tmp_path / "config.py"
     config.write_text(
         "import importlib.util\n"
@@ -126,7 +134,9 @@ def test_ended_it_goes_on_to_the_same_weights(finished, pairs, tmp_path, sent, s
         f"--workdir={out}",
     ]
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    first = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        [*command, *flags], env=environment, stderr=subprocess.DEVNULL
+    )
     state = tmp_path / ".t5.state" / "weights"
     deadline = time.monotonic() + 300
     while not (state / "checkpoint").is_file():
