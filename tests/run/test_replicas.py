@@ -39,14 +39,12 @@ def _ids(random, shape, length):
 # -- The retriever --------------------------------------------------------------------
 
 
-def _trained(strategy, rows_at_a_time=0, seed=3, steps=4, rate=1e-3):
-    """Losses and weights of a few steps on one batch, with hard negatives."""
+def _batch(rows, hard):
+    """With `hard` negatives of each row, all different."""
     random = np.random.default_rng(0)
-    rows, hard = 8, 2
     batch = {
         "document_key": np.arange(rows),
         "positive_keys": np.full([rows, 1], -1),
-        "weights": np.array([1, 1, 1, 1, 1, 1, 1, 0], np.float32),
         "negative_keys": 100 + np.arange(rows * hard).reshape(rows, hard),
     }
     for name, shape in (
@@ -56,10 +54,21 @@ def _trained(strategy, rows_at_a_time=0, seed=3, steps=4, rate=1e-3):
     ):
         for what, values in _ids(random, shape, 5).items():
             batch[f"{name}_{what}"] = values
+    return batch
+
+
+def _two_tower():
+    tf.keras.utils.set_random_seed(4)
+    t5 = T5Config(30, 1, 2, 8, 12, 4, dropout=0.2)
+    return retriever.TwoTower(retriever.RetrieverConfig(t5, 6, 10.0, 5, 5))
+
+
+def _trained(strategy, rows_at_a_time=0, seed=3, steps=4, rate=1e-3):
+    """Losses and weights of a few steps on one batch, with hard negatives."""
+    weights = np.array([1, 1, 1, 1, 1, 1, 1, 0], np.float32)
+    batch = {**_batch(8, 2), "weights": weights}
     with strategy.scope():
-        tf.keras.utils.set_random_seed(4)
-        t5 = T5Config(30, 1, 2, 8, 12, 4, dropout=0.2)
-        model = retriever.TwoTower(retriever.RetrieverConfig(t5, 6, 10.0, 5, 5))
+        model = _two_tower()
         step = plain_training.make_step(model, rate, rows_at_a_time, seed=seed)
         losses = [step(batch) for _ in range(steps)]
     return losses, [v.numpy() for v in model.trainable_variables]
@@ -91,6 +100,52 @@ def test_seed_and_step_decide_what_is_dropped(alone):
     assert losses[0] == alone[0][0]  # begun anew
     found = sorted([*losses, *other])
     assert min(np.diff(found)) > 1e-4
+
+
+def _trained_directly(strategy, noise_seed=7):
+    """Weights and negatives after some private steps, by public negatives."""
+    n, rows = 40, 8
+    pairs = {
+        name: values
+        for name, values in _batch(n, 1).items()
+        if not name.startswith("negative")
+    }
+    plan = privacy.make_plan(
+        privacy.PrivacySpec(
+            epsilon=8.0, clip_norm=0.5, n=n, batch_size=rows, steps=4, accountant="rdp"
+        )
+    )
+    with strategy.scope():
+        model = _two_tower()
+        corpus = {
+            name: values for name, values in pairs.items() if name.startswith("doc")
+        }
+        loss = retriever.PublicNegatives(model, corpus, 12, seed=5, refresh_every=2)
+        executed = privacy.train(
+            plan,
+            loss,
+            model.trainable_variables,
+            privacy.make_optimizer(plan, 1e-3, "adam", noise_seed=noise_seed),
+            lambda at: {name: values[at] for name, values in pairs.items()},
+            4,
+            layers=loss.layers,
+            sampler_seed=3,
+            before_step=loss.refresh,
+            state=loss.state,
+        )
+    assert executed == 4
+    return [v.numpy() for v in (*model.trainable_variables, *loss.state)]
+
+
+def test_direct_private_training_takes_the_steps_of_one_replica(logical_cpus):
+    """Which negatives are drawn, what they are embedded as, noise, dropout."""
+    alone = _trained_directly(tf.distribute.get_strategy())
+    shared = _trained_directly(_strategy(2, logical_cpus))
+    for one, other in zip(shared, alone):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    # Noise of its own would be seen: each step of Adam moves a weight by 1e-3.
+    start = _two_tower().trainable_variables
+    assert min(np.abs(a - b).max() for a, b in zip(alone, start)) > 1e-3
 
 
 # -- Pretraining ----------------------------------------------------------------------
