@@ -86,9 +86,9 @@ def advice(config: Any, name: str = "") -> list[str]:
     if "steps" in config and config.get("dtype") == "float32":
         found.append(
             f"{name}dtype is 'float32', but a TPU's matrix units multiply bfloat16: "
-            f"--config.{name}dtype=mixed_bfloat16 lets them (weights, softmax and norms "
-            "stay float32), in less memory. It stays as it is, as it is a setting of "
-            "the result."
+            f"--config.{name}dtype=mixed_bfloat16 lets them, in less memory "
+            "(weights, softmax and norms stay float32). It is left as it is, as the "
+            "result depends on it."
         )
     for key, value in config.items():
         if hasattr(value, "items"):
