@@ -208,7 +208,12 @@ def _assert_like(out, other):
     assert curves[0]["steps"] == curves[1]["steps"] == [4, 6]
     for name in ("losses", "watched"):
         for one, two in zip(*(curve[name] for curve in curves)):
-            assert one == pytest.approx(two, abs=2e-3)
+            assert _but_first(one) == pytest.approx(_but_first(two), abs=2e-3)
+
+
+def _but_first(measured):
+    """Without the share whose own document is nearest: of near ones, any may be."""
+    return {name: value for name, value in measured.items() if name != "first"}
 
 
 class _AskedAt(preemption.Notice):
