@@ -1,6 +1,7 @@
 """compile and fit for any Keras model, and what they refuse."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tfdpsq.privacy import (
     make_optimizer,
     make_plan,
 )
+from tfdpsq.privacy.ledger import FILE_NAME, Ledger
 
 _NONE = tf.keras.losses.Reduction.NONE
 
@@ -279,3 +281,75 @@ def test_an_interrupted_fit_counts_the_steps_that_ran():
     with pytest.raises(KeyboardInterrupt):
         private.fit(*_data(), callbacks=[Interrupt()])
     assert private.steps_executed == 3 and private.epsilon() == plan.epsilon(3)
+
+
+class _Watch(tf.keras.callbacks.Callback):
+    """What callbacks find, among the payments."""
+
+    def __init__(self, events, last=None):
+        super().__init__()
+        self.events, self._last, self._step = events, last, 0
+        self.at_epochs = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._step += 1
+        self.events.append("told")
+        self.model.stop_training = self._step == self._last
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.at_epochs.append((epoch, self.model.model.get_weights()))
+
+
+def test_steps_per_execution_are_the_steps_one_by_one(tmp_path, monkeypatch):
+    """Paid for before each loop, of which none goes past an epoch or the plan."""
+    pay, events = Ledger.pay, []
+
+    def paid(self, step):
+        events.append("paid")
+        return pay(self, step)
+
+    monkeypatch.setattr(Ledger, "pay", paid)
+    plan = _plan(steps=10)
+
+    def fit(name, last=None, **options):
+        private = PrivateModel(_sequential(), plan, microbatch_size=8)
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=_NONE)
+        private.compile(make_optimizer(plan, 0.05, "adam"), loss, **options)
+        events.clear()
+        watch = _Watch(events, last)
+        private.fit(*_data(), directory=tmp_path / name, callbacks=[watch])
+        return private, watch
+
+    begun, _ = fit("one", last=1)  # whose seeds and state both go on from
+    assert begun.steps_executed == 1
+    shutil.copytree(tmp_path / "one", tmp_path / "looped")
+    _, alone = fit("one")
+    assert events == ["paid", "told"] * 9
+    private, looped = fit("looped", steps_per_execution=3)
+    # Epochs end after 4, 8 and 10 steps: loops are 1-4, 4-7, 7-8, 8-10.
+    sizes = (3, 3, 1, 2)
+    assert events == [word for n in sizes for word in ["paid"] * n + ["told"] * n]
+    assert private.steps_executed == 10
+    ledgers = [(tmp_path / n / FILE_NAME).read_bytes() for n in ("one", "looped")]
+    assert ledgers[0] == ledgers[1]
+    assert [epoch for epoch, _ in alone.at_epochs] == [0, 1, 2]
+    # Also at an epoch's end callbacks find the weights of its last step.
+    for (_, ours), (_, theirs) in zip(looped.at_epochs, alone.at_epochs):
+        for one, other in zip(ours, theirs):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0, -2, "auto", 1.5])
+def test_steps_per_execution_are_a_number(value):
+    plan = _plan()
+    private = PrivateModel(_functional(), plan)
+    with pytest.raises(ValueError, match="steps_per_execution is"):
+        private.compile(
+            make_optimizer(plan, 0.05, "sgd"), "mse", steps_per_execution=value
+        )
+
+
+def test_an_epoch_has_a_step():
+    private = _compiled(_functional(), _plan())
+    with pytest.raises(ValueError, match="steps_per_epoch is -4"):
+        private.fit(*_data(), steps_per_epoch=-4)

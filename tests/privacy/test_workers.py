@@ -75,13 +75,19 @@ def _values(path):
         return [values[name] for name in values.files]
 
 
-def test_two_workers_train_what_one_would_and_pay_once(tmp_path):
-    """From one paid step, with its seeds: 1 process and 2 go on alike."""
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("LOOPS",), marks=pytest.mark.slow)]
+)
+def test_two_workers_train_what_one_would_and_pay_once(tmp_path, options):
+    """From one paid step, with its seeds: 1 process and 2 go on alike.
+
+    Also where the two take up to four steps in one call, and the one takes one.
+    """
     run, whole = tmp_path / "run", tmp_path / "whole"
     worker_child.main(run, preempted=lambda: True)
     assert read_ledger(run / FILE_NAME).steps_paid == 1
     shutil.copytree(run, whole)
-    statuses, words = _ended(_start(tmp_path))
+    statuses, words = _ended(_start(tmp_path, (options, options)))
     assert statuses == [0, 0], words
     worker_child.main(whole, tmp_path / "whole.npz")
     chief, other, alone = (

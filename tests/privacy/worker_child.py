@@ -1,6 +1,6 @@
 """A training run of one worker or several; see test_workers.py.
 
-    TF_CONFIG=... python worker_child.py DIRECTORY OUTPUT [OTHER_ROWS]
+    TF_CONFIG=... python worker_child.py DIRECTORY OUTPUT [OTHER_ROWS] [LOOPS]
 
 Without TF_CONFIG it is a run of one process.
 """
@@ -17,7 +17,7 @@ STEPS = 6
 _N = 60
 
 
-def main(directory, output=None, other_rows=False, preempted=None):
+def main(directory, output=None, other_rows=False, preempted=None, steps_per_loop=1):
     """Trains, and writes all variables to `output`."""
     strategy = tf.distribute.get_strategy()
     if os.environ.get("TF_CONFIG"):
@@ -57,6 +57,7 @@ def main(directory, output=None, other_rows=False, preempted=None):
                 data_fingerprint="sixty rows",
                 save_every=4,
                 preempted=preempted,
+                steps_per_loop=steps_per_loop,
             )
         except Preempted:
             return
@@ -67,4 +68,9 @@ def main(directory, output=None, other_rows=False, preempted=None):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], "OTHER_ROWS" in sys.argv)
+    main(
+        sys.argv[1],
+        sys.argv[2],
+        "OTHER_ROWS" in sys.argv,
+        steps_per_loop=4 if "LOOPS" in sys.argv else 1,
+    )

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 import pathlib
 import shutil
 
@@ -17,7 +16,7 @@ from tfdpsq.evaluation import read_trec_run, write_trec_run
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, verify_certificate
-from tfdpsq.run import hard_negatives, mine, plain_training, sources, train_retriever
+from tfdpsq.run import hard_negatives, mine, sources, train_retriever
 from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -320,40 +319,3 @@ def test_bad_runs_are_told_apart(base, tmp_path):
         with pytest.raises(error, match=message):
             _train(base, "refused", hard_negatives=bad)
     assert not (base / "refused").exists()
-
-
-@pytest.mark.parametrize("rows_at_a_time", [0, 2])
-def test_two_replicas_take_the_step_of_one(logical_cpus, rows_at_a_time):
-    """Also where each replica embeds its rows in parts."""
-    draw = np.random.default_rng(0)
-    rows, hard = 8, 2
-    batch = {
-        "document_key": np.arange(rows),
-        "positive_keys": np.full([rows, 1], -1),
-        "weights": np.array([1, 1, 1, 1, 1, 1, 1, 0], np.float32),
-        "negative_keys": 100 + np.arange(rows * hard).reshape(rows, hard),
-    }
-    for name, shape in (
-        ("query", [rows]),
-        ("document", [rows]),
-        ("negative", [rows, hard]),
-    ):
-        batch[f"{name}_ids"] = draw.integers(2, 30, (*shape, 4)).astype(np.int32)
-        batch[f"{name}_lengths"] = draw.integers(1, 5, shape).astype(np.int32)
-    found = {}
-    for replicas in (1, 2):
-        strategy = tf.distribute.MirroredStrategy(
-            logical_cpus[:replicas], tf.distribute.ReductionToOneDevice()
-        )
-        with strategy.scope():
-            tf.keras.utils.set_random_seed(4)
-            t5 = T5Config(30, 1, 2, 8, 12, 4, dropout=0.0)
-            model = retriever.TwoTower(retriever.RetrieverConfig(t5, 6, 10.0, 4, 4))
-            step = plain_training.make_step(model, 1e-2, rows_at_a_time)
-            losses = [step(batch) for _ in range(3)]
-        found[replicas] = (losses, [v.numpy() for v in model.trainable_variables])
-        assert losses[-1] < losses[0] and math.isfinite(losses[-1])
-    for replicas in (2,):
-        np.testing.assert_allclose(found[replicas][0], found[1][0], rtol=1e-5)
-        for one, other in zip(found[replicas][1], found[1][1]):
-            np.testing.assert_allclose(one, other, atol=2e-4)

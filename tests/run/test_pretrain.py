@@ -21,9 +21,16 @@ from tfdpsq.run import pretrain, sources
 
 _HERE = pathlib.Path(__file__).parent
 _ROOT = _HERE.parents[1]
-_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
+
+
+def _module(name):
+    spec = importlib.util.spec_from_file_location(name, _HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_tiny, _killing = _module("tiny"), _module("killing")
 
 _T5 = {
     "vocabulary_size": 460,
@@ -32,6 +39,7 @@ _T5 = {
     "hidden_dim": 16,
     "intermediate_dim": 24,
     "key_value_dim": 8,
+    "dropout": 0.2,
 }
 
 
@@ -103,12 +111,9 @@ def test_no_query_is_read(finished, pairs, tmp_path):
     assert _file(finished, "spiece.model") == _file(tmp_path / "t5", "spiece.model")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "sent, status", [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 75)]
-)
-def test_ended_it_goes_on_to_the_same_weights(finished, pairs, tmp_path, sent, status):
-    config = tmp_path / "config.py"
+def _start(base, pairs, *flags, environment=None):
+    """The stage in a process of its own, into base/t5."""
+    config = base / "config.py"
     config.write_text(
         "import importlib.util\n"
         "def get_config():\n"
@@ -117,36 +122,119 @@ def test_ended_it_goes_on_to_the_same_weights(finished, pairs, tmp_path, sent, s
         "    spec.loader.exec_module(module)\n"
         f"    return module._config({str(pairs)!r})\n"
     )
-    out = tmp_path / "t5"
-    command = [
-        sys.executable,
-        "-m",
-        "tfdpsq.run.pretrain",
-        f"--config={config}",
-        f"--workdir={out}",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
-    first = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    state = tmp_path / ".t5.state" / "weights"
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tfdpsq.run.pretrain",
+            f"--config={config}",
+            f"--workdir={base / 't5'}",
+            *flags,
+        ],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(_ROOT),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            **(environment or {}),
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _wait_for_a_state(base, child):
+    state = base / ".t5.state" / "weights" / "checkpoint"
     deadline = time.monotonic() + 300
-    while not (state / "checkpoint").is_file():
-        assert first.poll() is None, "it ended before it could be killed"
+    while not state.is_file():
+        assert child.poll() is None, child.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    first.send_signal(sent)
-    assert first.wait() == status
-    assert not out.exists()
-    again = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert "going on after step" in again.stderr
-    _assert_same_weights(finished, out)
+
+
+def _assert_same(base, finished):
+    _assert_same_weights(finished, base / "t5")
     curve, whole = (
-        json.loads((path / pretrain.CURVE_FILE).read_text()) for path in (out, finished)
+        json.loads((path / pretrain.CURVE_FILE).read_text())
+        for path in (base / "t5", finished)
     )
     assert curve["steps"] == whole["steps"]
     for name in ("watched", "losses"):
         for ours, theirs in zip(curve[name], whole[name]):
-            assert ours == pytest.approx(theirs, abs=2e-3)
+            for what in set(theirs) - {"first"}:  # of near documents any may be
+                assert ours[what] == pytest.approx(theirs[what], abs=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sent, status, flags",
+    [
+        (signal.SIGKILL, -signal.SIGKILL, ["--strategy=mirrored", "--replicas=3"]),
+        (signal.SIGTERM, 75, []),
+        (signal.SIGTERM, 75, ["--strategy=mirrored", "--replicas=3"]),
+    ],
+)
+def test_ended_it_goes_on_to_the_same_weights(
+    finished, pairs, tmp_path, sent, status, flags
+):
+    """On one device, whatever it ran on before."""
+    first = _start(tmp_path, pairs, *flags)
+    _wait_for_a_state(tmp_path, first)
+    first.send_signal(sent)
+    _, words = first.communicate()
+    assert first.returncode == status, words
+    assert not (tmp_path / "t5").exists()
+    again = _start(tmp_path, pairs)
+    _, words = again.communicate()
+    assert again.returncode == 0, words
+    assert "going on after step" in words
+    _assert_same(tmp_path, finished)
+
+
+@pytest.mark.slow
+def test_workers_train_what_one_process_does(finished, pairs, tmp_path):
+    """Three of them, of which one is asked to end; all do, and go on together."""
+    pairs_before = sorted(pairs.rglob("*"))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+
+    def workers():
+        return [
+            _start(
+                tmp_path,
+                pairs,
+                "--strategy=multiworker",
+                environment={**environment, "TMPDIR": str(scratch)},
+            )
+            for environment in _killing.cluster(3)
+        ]
+
+    def ended(children):
+        try:
+            return [child.communicate(timeout=240)[1] for child in children]
+        finally:
+            for child in children:
+                child.kill()
+
+    children = workers()
+    _wait_for_a_state(tmp_path, children[0])
+    children[2].send_signal(signal.SIGTERM)
+    words = ended(children)
+    assert [child.returncode for child in children] == [75] * 3, words
+    assert not (tmp_path / "t5").exists()
+    children = workers()
+    words = ended(children)
+    assert [child.returncode for child in children] == [0] * 3, words
+    assert "going on after step" in words[0]
+    _assert_same(tmp_path, finished)
+    # The chief alone has written, and nothing is left over.
+    assert list(scratch.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "config.py",
+        "private",
+        "scratch",
+        "t5",
+    }
+    assert sorted(pairs.rglob("*")) == pairs_before
 
 
 def test_an_unfinished_run_of_another_config_is_not_gone_on_with(pairs, tmp_path):
@@ -272,6 +360,7 @@ def test_a_minute_of_it_moves_what_is_watched_the_right_way(tmp_path):
         hidden_dim=64,
         intermediate_dim=128,
         key_value_dim=32,
+        dropout=0.0,
     )
     pretrain.run(config, tmp_path / "t5")
     record = json.loads((tmp_path / "t5" / pretrain.CURVE_FILE).read_text())

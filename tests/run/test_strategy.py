@@ -323,7 +323,7 @@ def test_workers_strategies_and_kills_make_no_other_model(tmp_path, settings):
 def test_ordinary_training_of_the_retriever_is_the_same_on_two_workers(
     tmp_path, settings
 ):
-    settings = {**settings, "embedding_dim": 16, "t5.dropout": 0.0, "steps": 12}
+    settings = {**settings, "embedding_dim": 16, "t5.dropout": 0.2, "steps": 12}
     alone, shared = (
         _run("train_retriever", tmp_path / name, settings) for name in ("a", "b")
     )

@@ -217,7 +217,13 @@ def test_pretraining(optimizer):
     }[optimizer]()
     made.build(model.trainable_variables)
     config = ml_collections.ConfigDict(
-        {"pair_rows": 5, "text_rows": 3, "contrast_weight": 1.0, "scale": 20.0}
+        {
+            "pair_rows": 5,
+            "text_rows": 3,
+            "contrast_weight": 1.0,
+            "scale": 20.0,
+            "seed": 0,
+        }
     )
     batch = _batch(8, {"document": 7, "query": 5})
     batch["document_key"] = tf.range(5, dtype=tf.int64)

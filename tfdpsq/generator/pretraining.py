@@ -23,7 +23,7 @@ from tfdpsq.data import PROMPT, Document, RowStore, Tokenizer, pseudo_pairs
 from tfdpsq.generator.model import T5QueryGenerator, row_losses_of
 from tfdpsq.generator.passages import document_of, passages
 from tfdpsq.generator.span_corruption import SENTINELS, corrupt_spans
-from tfdpsq.layers import MaskedMeanPooling
+from tfdpsq.layers import MaskedMeanPooling, kinds_of_rows
 from tfdpsq.validation import InputError
 
 # Query embeddings [B, D], document embeddings [B, D], document keys [B] to [B] losses.
@@ -229,8 +229,10 @@ def pretraining_losses(
       "pseudo_queries", "spans" and "contrast": scalars in nats (a token, a token, a
       row).
     """
-    pairs = batch["document_key"].shape[0]
-    states = model.states(batch, training)
+    pairs, rows = batch["document_key"].shape[0], batch["query_ids"].shape[0]
+    # In a share of a batch, too, the pseudo-queries come first.
+    with kinds_of_rows((pairs, rows - pairs)):
+        states = model.states(batch, training)
     losses = row_losses_of(model.head(states["decoder_sequence_output"]), batch)
     queries = _embed(
         model, batch["query_ids"][:pairs], batch["query_lengths"][:pairs], training

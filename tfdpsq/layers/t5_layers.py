@@ -18,7 +18,12 @@ from keras_nlp.src.models.t5 import t5_multi_head_attention as keras_nlp_attenti
 from keras_nlp.src.models.t5 import t5_transformer_layer as keras_nlp_layer
 from keras_nlp.src.models.t5.t5_layer_norm import T5LayerNorm
 
-from tfdpsq.layers.seeded_dropout import next_dropout_seed
+from tfdpsq.layers.seeded_dropout import (
+    current_kinds,
+    dropped,
+    kinds_of_rows,
+    next_dropout_seed,
+)
 from tfdpsq.rematerialization import rematerialized
 
 _MASKED = -1e9
@@ -46,7 +51,7 @@ class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
             the bias is made here.
           key_value_states: [B, k, hidden_dim]; `None` attends to `hidden_states`.
           position_bias: what another layer returned, mask included; `None` makes it.
-          dropout_seed: [2] integers; `None` lets the dropout layer draw.
+          dropout_seed: as `_dropped` takes it; `None` lets the dropout layer draw.
           training: whether dropout is on.
 
         Returns:
@@ -203,8 +208,11 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         }
         given = {name: value for name, value in given.items() if value is not None}
 
+        kinds = current_kinds()
+
         def function(x, *tensors):
-            return self._run(x, training=training, **dict(zip(given, tensors)))
+            with kinds_of_rows(kinds):  # also when it is run again, afterwards
+                return self._run(x, training=training, **dict(zip(given, tensors)))
 
         return function, [hidden_states, *given.values()]
 
@@ -253,9 +261,10 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         """One seed for each dropout, from where the dropout layers have theirs."""
         if not self.dropout_layer.rate:
             return None
-        seed = next_dropout_seed()
-        if seed is None:
-            seed = self.dropout_layer._random_generator.make_seed_for_stateless_op()
+        seeds = [next_dropout_seed() for _ in range(_DROPOUTS)]
+        if seeds[0] is not None:
+            return tf.stack(seeds)
+        seed = self.dropout_layer._random_generator.make_seed_for_stateless_op()
         if seed is None:  # Keras draws from TensorFlow's global generator.
             seed = tf.random.uniform([2], maxval=tf.int64.max, dtype=tf.int64)
         shape = [_DROPOUTS, 2]
@@ -268,11 +277,16 @@ def _dropped(
     seed: tf.Tensor | None,
     training: bool,
 ) -> tf.Tensor:
-    """Dropout as the layer would do it, from a seed where there is one."""
+    """Dropout as the layer would do it, from a seed where there is one.
+
+    It is [2] integers, or [4] that say the place in a batch, too (`next_dropout_seed`).
+    """
     if seed is None and training and layer.rate:
         seed = next_dropout_seed()
     if seed is None:
         return layer(x, training=training)
+    if seed.shape[0] == 4:
+        return dropped(x, layer.rate, seed)
     return tf.nn.experimental.stateless_dropout(x, rate=layer.rate, seed=seed)
 
 

@@ -78,6 +78,7 @@ class PrivateModel(tf.keras.Model):
         optimizer: LogicalStep,
         loss: Loss | str,
         jit_compile: bool = False,
+        steps_per_execution: int = 1,
         **options: Any,
     ) -> None:
         """Sets optimizer and loss.
@@ -88,6 +89,9 @@ class PrivateModel(tf.keras.Model):
             (targets, predictions) to losses with the rows as first dimension;
             further dimensions are averaged.
           jit_compile: compile the step with XLA.
+          steps_per_execution: steps of `fit` in one compiled call, never past the end
+            of an epoch; all are paid for before it, and callbacks told of them after
+            it. As in Keras, of `evaluate` and `predict`, too.
           **options: passed on to Keras; metrics are computed by `evaluate` alone.
 
         Raises:
@@ -105,7 +109,15 @@ class PrivateModel(tf.keras.Model):
             )
         self._row_loss = _per_row(loss)
         self._jit = jit_compile
-        super().compile(optimizer=optimizer, loss=self._row_loss, **options)
+        self._steps_at_once = validation.positive_integer(
+            "steps_per_execution", steps_per_execution
+        )
+        super().compile(
+            optimizer=optimizer,
+            loss=self._row_loss,
+            steps_per_execution=steps_per_execution,
+            **options,
+        )
 
     def fit(  # noqa: D417  (the arguments of Keras's that have no meaning here)
         self,
@@ -164,7 +176,10 @@ class PrivateModel(tf.keras.Model):
         if not self.reads.strict:
             self.reads.record("the training loss of every step", "the history of fit()")
         steps = self.plan.spec.steps
-        per_epoch = steps_per_epoch or max(1, round(1 / self.plan.sampling_probability))
+        per_epoch = validation.positive_integer(
+            "steps_per_epoch",
+            steps_per_epoch or max(1, round(1 / self.plan.sampling_probability)),
+        )
         watch = tf.keras.callbacks.CallbackList(
             callbacks,
             add_history=True,
@@ -209,6 +224,8 @@ class PrivateModel(tf.keras.Model):
                 data_fingerprint=_fingerprint(flat) if directory is not None else "",
                 on_step=epoch.step,
                 jit_compile=self._jit,
+                steps_per_loop=self._steps_at_once,
+                pause_every=per_epoch,
             )
         finally:  # also of a run that was interrupted
             ran = int(tf.convert_to_tensor(self.optimizer.iterations))

@@ -77,6 +77,7 @@ def train(
     state: Sequence[tf.Variable] = (),
     steps_per_loop: int = 1,
     preempted: Callable[[], bool] | None = None,
+    pause_every: int | None = None,
 ) -> int:
     """Runs every step of `plan`.
 
@@ -127,6 +128,8 @@ def train(
         called after a step is called for each of them when all are taken.
       preempted: asked after every call, on any worker, whether to end: the state is
         then saved, and `Preempted` raised.
+      pause_every: steps between two that no loop goes past, besides those whose state
+        is saved: what is called after such a step finds its weights.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient
     would depend on its place in the batch, and so on who else was drawn. Where ε is
@@ -166,6 +169,7 @@ def train(
             f"steps_per_loop is {steps_per_loop}, but something has to be set before "
             "every step (before_step). Set it to 1."
         )
+    pause_every = validation.positive_integer("pause_every", pause_every or save_every)
     rows = len(groups.rows) if groups is not None else units or plan.spec.n
     declared = microbatch_size is None and plan.spec.sensitivity_multiplier != 1
     together = 1
@@ -225,7 +229,8 @@ def train(
             if before_step is not None:
                 before_step(done)
             # Never past a step whose state is to be saved.
-            most = min(steps_per_loop, save_every - done % save_every)
+            to_pause = (every - done % every for every in (save_every, pause_every))
+            most = min(steps_per_loop, *to_pause)
             now = range(done, min(done + most, plan.spec.steps))
             draws = [sampler.draw(number) for number in now]
             drawn = [

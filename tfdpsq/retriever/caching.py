@@ -25,11 +25,13 @@ def cached_gradients(
     variables: Sequence[tf.Variable],
     rows: int,
     training: bool = True,
+    seed: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """The batch's summed loss and its gradient, some rows at a time.
 
     Dropout, too, is the same in both passes (`layers.dropout_seed`), so that it is
-    the gradient of the loss that is returned. Within a replica of a
+    the gradient of the loss that is returned; and it drops what
+    it would drop in one part, with the same seed. Within a replica of a
     `tf.distribute.Strategy` both are those of the replica's rows among all rows.
 
     Args:
@@ -38,6 +40,7 @@ def cached_gradients(
       variables: to differentiate by.
       rows: how many rows are encoded at a time; it divides B.
       training: whether dropout is on.
+      seed: [2] integers, of dropout, the same on all replicas; `None` draws one.
 
     Returns:
       The sum of `row_losses`, a scalar, and a dense gradient for each variable.
@@ -63,11 +66,11 @@ def cached_gradients(
         for name, values in batch.items()
         if name.endswith(("_ids", "_lengths"))
     }
-    # One for each part; drawn once, so that both passes drop the same.
-    seeds = tf.random.uniform([total // rows, 2], maxval=tf.int64.max, dtype=tf.int64)
+    if seed is None:  # drawn once, so that both passes drop the same
+        seed = tf.random.uniform([2], maxval=tf.int64.max, dtype=tf.int64)
 
     def encode(number: tf.Tensor) -> list[tf.Tensor]:
-        with dropout_seed(seeds[number]):
+        with dropout_seed(seed, number, total // rows):
             part = {name: values[number] for name, values in parts.items()}
             found = model.encode(part, training)
         return [values for values in found if values is not None]

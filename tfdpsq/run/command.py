@@ -19,7 +19,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from tfdpsq import privacy, validation
-from tfdpsq.run import preemption, strategy
+from tfdpsq.run import preemption, strategy, tpus
 
 
 def main(
@@ -56,7 +56,10 @@ def main(
         try:
             into = place_of(directory.value, sharded)
             offered = strategies or ("default",)
-            with strategy.opened(**chosen(), offered=offered) as devices:
+            where = chosen()
+            with strategy.opened(**where, offered=offered) as devices:
+                for line in tpus.advice(config.value) if where["kind"] == "tpu" else ():
+                    logging.warning("%s", line)
                 if strategies:
                     devices.notice.listen()
                     strategy.run(run, config.value, pathlib.Path(into), devices)

@@ -215,8 +215,8 @@ class Job:
         if module not in (evaluate, canaries):  # whose seed would tell the secrets
             settings = {"seed": self.config.seed, **settings}
         devices = [self._devices] if module is finetune else []
-        if module is train_retriever:
-            devices = [train_retriever.usable(config, self._devices)]
+        if module in (pretrain, train_retriever):
+            devices = [module.usable(config, self._devices)]
         return self.stages.run(module, config, name, free, *devices, **settings)
 
     def prepare(self) -> None:

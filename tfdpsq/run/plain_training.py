@@ -1,8 +1,9 @@
 """Ordinary training of a retriever: whole batches, on one replica or several.
 
 Each replica embeds its share of a batch, and every row's softmax is over the documents
-of all, on whichever worker they are. No state is kept: a training that is ended begins
-anew, and takes the same steps to the same weights.
+of all, on whichever worker they are. What dropout drops follows from the run's seed,
+the step and the row's place in the batch (`layers.dropout_seed`). No state is kept: a
+training that is ended begins anew, and takes the same steps to the same weights.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import tensorflow as tf
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
+from tfdpsq.layers import dropout_seed, seed_of_step
 from tfdpsq.privacy import workers
-from tfdpsq.run import hard_negatives, private_training, sources, strategy
+from tfdpsq.run import hard_negatives, private_training, replicas, sources, strategy
 from tfdpsq.run.progress import Progress
 
 
@@ -69,6 +71,7 @@ def train(
             private_training.learning_rate(config),
             config.rows_at_a_time,
             config.jit_compile,
+            config.seed,
         )
         for done, batch in enumerate(itertools.islice(batches, config.steps), 1):
             workers.require_same_rows([batch])
@@ -82,6 +85,7 @@ def make_step(
     learning_rate: Any,
     rows_at_a_time: int = 0,
     jit_compile: bool = False,
+    seed: int = 0,
 ) -> Callable[[Mapping[str, np.ndarray]], float]:
     """A step of Adam on the mean loss of a batch.
 
@@ -91,40 +95,20 @@ def make_step(
       rows_at_a_time: of a replica's rows, how many are embedded at a time
         (`retriever.cached_gradients`); 0 for all.
       jit_compile: compile with XLA; in a strategy's scope left to the strategy.
+      seed: of dropout.
 
     Returns:
       Takes a whole batch, applies its gradient, returns its mean loss in nats.
     """
-    strategy = tf.distribute.get_strategy()
-    replicas = strategy.num_replicas_in_sync
-    step = replica_step(model, learning_rate, rows_at_a_time)
-    if not tf.distribute.has_strategy():
-        function = tf.function(step, jit_compile=jit_compile, autograph=False)
-        return lambda batch: float(
-            function({name: tf.constant(value) for name, value in batch.items()})
-        )
-    function = tf.function(
-        lambda batch: strategy.run(step, args=(batch,)), autograph=False
-    )
-
-    def on_replicas(batch: Mapping[str, np.ndarray]) -> float:
-        share = len(batch["weights"]) // replicas
-
-        def of(context) -> dict[str, tf.Tensor]:
-            first = context.replica_id_in_sync_group * share
-            return {
-                name: tf.constant(value[first : first + share])
-                for name, value in batch.items()
-            }
-
-        given = strategy.experimental_distribute_values_from_function(of)
-        return float(strategy.experimental_local_results(function(given))[0])
-
-    return on_replicas
+    step = replica_step(model, learning_rate, rows_at_a_time, seed)
+    return replicas.whole_batches(step, jit_compile, replicas.rows_of)
 
 
 def replica_step(
-    model: retriever.TwoTower, learning_rate: Any, rows_at_a_time: int = 0
+    model: retriever.TwoTower,
+    learning_rate: Any,
+    rows_at_a_time: int = 0,
+    seed: int = 0,
 ) -> Callable[[Mapping[str, tf.Tensor]], tf.Tensor]:
     """The step of one replica, to be compiled; see `make_step`.
 
@@ -132,43 +116,33 @@ def replica_step(
       model: the retriever.
       learning_rate: a number or a schedule.
       rows_at_a_time: of the replica's rows.
+      seed: of dropout.
 
     Returns:
       Takes the replica's rows of a batch; returns the mean loss of the whole batch.
     """
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
     optimizer = tf.keras.optimizers.legacy.Adam(learning_rate)
     variables = model.trainable_variables
     optimizer._create_all_weights(variables)
 
     def step(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         count = tf.reduce_sum(tf.cast(batch["weights"] > 0, tf.float32))
-        if replicas > 1:
-            context = tf.distribute.get_replica_context()
-            count = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
+        (count,) = replicas.summed([count])
+        drawn = seed_of_step(seed, optimizer.iterations)
         if rows_at_a_time:
             total, gradients = retriever.cached_gradients(
-                model, batch, variables, rows_at_a_time
+                model, batch, variables, rows_at_a_time, seed=drawn
             )
         else:
-            with tf.GradientTape() as tape:
+            with tf.GradientTape() as tape, dropout_seed(drawn):
                 total = tf.reduce_sum(model.row_losses(batch, training=True))
             gradients = tape.gradient(total, variables)
         count = tf.maximum(count, 1)
         gradients = [None if g is None else g / count for g in gradients]
-        if replicas > 1:
-            total, gradients = _summed(total, gradients, context)
+        total, *gradients = replicas.summed([total, *gradients])
         optimizer.apply_gradients(
             zip(gradients, variables), experimental_aggregate_gradients=False
         )
         return total / count
 
     return step
-
-
-def _summed(total, gradients, context) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
-    """Over replicas, as dense tensors: those of an embedding differ in their rows."""
-    there = [tf.convert_to_tensor(g) for g in gradients if g is not None]
-    total, *sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [total, *there])
-    left = iter(sums)
-    return total, [None if g is None else next(left) for g in gradients]

@@ -6,28 +6,25 @@ Span corruption, pseudo-queries and a contrastive task for the encoder, in every
 (see `generator.pretraining`). No query is trained on, and none of your own is read
 ("pydocs" compares further `texts` with its queries, to refuse them). Writes the model
 with its vocabulary, and `pretraining.json` with the losses and what they hide.
-Interrupted, the same command goes on where it was, to the same weights where dropout
-is 0.
+Interrupted, the same command goes on where it was, to the same weights, also under
+another `--strategy` (see `pretraining_loop`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
-import os
 import pathlib
 import shutil
-import time
 from collections.abc import Iterator
-from typing import Any
 
 import ml_collections
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
-from tfdpsq import privacy, validation
+from tfdpsq import validation
 from tfdpsq.data import (
     Document,
     RowStore,
@@ -41,14 +38,14 @@ from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import T5QueryGenerator, checkpoints, pretraining
 from tfdpsq.generator.checkpoints import huggingface
 from tfdpsq.generator.resizing import resized
-from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
-from tfdpsq.run import command, sources, strategy, workdir
-from tfdpsq.run.pretraining_step import make_step
+from tfdpsq.run import command, pretraining_loop, sources, strategy, workdir
 from tfdpsq.run.progress import Progress, log_directory
 
 CURVE_FILE = "pretraining.json"
+# Of these rows every replica has as many as any other.
+_SHARED = ("pair_rows", "text_rows")
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -104,12 +101,16 @@ def run(
     """Runs the stage into `directory` unless it is finished there.
 
     Raises:
-      InputError: bad settings, a corpus too small for the vocabulary asked for.
+      InputError: bad settings, replicas that cannot share a batch, a corpus too small
+        for the vocabulary asked for.
+      Preempted: the process, or another worker, was asked to end.
       DataError: malformed documents; for "pydocs", further text that holds one of the
         benchmark's queries. Names file and line.
     """
     _check(config)
     devices.require_single_steps("pretraining takes one step at a time")
+    for field in _SHARED:
+        devices.require_share(config[field], field)
     beir = sources.open_beir(config.data)
     for path in config.texts:
         _refuse_private(pathlib.Path(path))
@@ -130,6 +131,25 @@ def run(
     )
     shutil.rmtree(own, ignore_errors=True)
     return stage
+
+
+def usable(
+    config: ml_collections.ConfigDict, devices: strategy.Devices
+) -> strategy.Devices:
+    """What of a job's devices this stage can use, where a job trains by several.
+
+    Args:
+      config: the stage's.
+      devices: of the whole job.
+
+    Returns:
+      The same with one step in a loop; one device alone where the replicas cannot
+      share a batch.
+    """
+    one = dataclasses.replace(devices, steps_per_loop=1)
+    if any(config[field] % devices.replicas for field in _SHARED):
+        return dataclasses.replace(one, strategy=None)
+    return one
 
 
 def _refuse_private(path: pathlib.Path) -> None:
@@ -195,14 +215,15 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     vocabulary = _vocabulary(config, own)
     tokenizer = Tokenizer(vocabulary)
     tf.keras.utils.set_random_seed(config.seed)
-    if config.init:
-        model = resized(
-            T5QueryGenerator.load(config.init, soft_prompt=0),
-            **config.resize,
-            seed=config.seed,
-        )
-    else:
-        model = T5QueryGenerator(T5Config(**config.t5))
+    with devices.scope():
+        if config.init:
+            model = resized(
+                T5QueryGenerator.load(config.init, soft_prompt=0),
+                **config.resize,
+                seed=config.seed,
+            )
+        else:
+            model = T5QueryGenerator(T5Config(**config.t5))
     stores = _rows(config, own, tokenizer)
     batches = pretraining.Batches(
         stores["pairs"],
@@ -220,8 +241,10 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     rows = config.pair_rows + config.text_rows
     tokens = rows * config.document_length + config.pair_rows * config.query_length
     bar = Progress(logs, config.steps, True, rows, tokens, config.save_every)
-    with bar, devices.notice.training() as asked:
-        record = _train(config, own, model, batches, watched, bar, asked)
+    with bar:
+        record = pretraining_loop.train(
+            config, own, model, batches, watched, bar, devices
+        )
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -308,73 +331,5 @@ def _rows(config, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore
     return stores
 
 
-def _train(config, own, model, batches, watched, progress, asked) -> dict[str, Any]:
-    schedule = WarmupCosine(config.learning_rate, config.warmup, config.steps)
-    if config.optimizer == "adam":
-        optimizer = tf.keras.optimizers.Adam(
-            schedule, global_clipnorm=1.0, jit_compile=False
-        )
-    else:
-        optimizer = tf.keras.optimizers.Adafactor(
-            schedule, relative_step=False, jit_compile=False
-        )
-    optimizer.build(model.trainable_variables)
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    manager = tf.train.CheckpointManager(checkpoint, str(own / "weights"), 1)
-    record: dict[str, Any] = {"steps": [], "losses": [], "watched": [], "hours": 0.0}
-    start = 0
-    sums: dict[str, float] = {}
-    count = 0
-    if manager.latest_checkpoint:
-        checkpoint.restore(manager.latest_checkpoint).assert_consumed()
-        start = int(optimizer.iterations)
-        record = json.loads((own / f"record-{start}.json").read_text())
-        sums, count = record.pop("sums"), record.pop("count")
-        logging.info("going on after step %d of %d", start, config.steps)
-
-    step = tf.function(
-        make_step(config, model, optimizer),
-        jit_compile=config.jit_compile,
-        autograph=False,
-    )
-    watcher = pretraining.Watcher(model, watched)
-    began = time.monotonic()
-    before = record["hours"]
-    for number in range(start, config.steps):
-        batch = {name: tf.constant(v) for name, v in batches(number).items()}
-        losses = {name: float(value) for name, value in step(batch).items()}
-        for name, value in losses.items():
-            sums[name] = sums.get(name, 0.0) + value
-        count += 1
-        done = number + 1
-        progress(done, sum(losses.values()))
-        last = done == config.steps
-        if done % config.watch_every == 0 or last:
-            record["hours"] = before + (time.monotonic() - began) / 3600
-            record["steps"].append(done)
-            record["losses"].append({k: round(v / count, 4) for k, v in sums.items()})
-            found = watcher()
-            record["watched"].append({k: round(v, 4) for k, v in found.items()})
-            latest = record["losses"][-1], record["watched"][-1]
-            logging.info("step %d of %d: %s; %s", done, config.steps, *latest)
-            sums, count = {}, 0
-        ends = asked() and not last
-        if done % config.save_every == 0 or last or ends:
-            record["hours"] = before + (time.monotonic() - began) / 3600
-            _save(own, manager, {**record, "sums": sums, "count": count}, done)
-        if ends:
-            raise privacy.Preempted(done)
-    return record
-
-
-def _save(own: pathlib.Path, manager, record: dict, done: int) -> None:
-    """The record first: a checkpoint is never there without its own."""
-    atomic_write(own / f"record-{done}.json", json.dumps(record))
-    manager.save(checkpoint_number=done)
-    for path in own.glob("record-*.json"):
-        if path.name != f"record-{done}.json":
-            os.remove(path)
-
-
 if __name__ == "__main__":
-    command.main(run, ("default",))
+    command.main(run, strategy.STRATEGIES)

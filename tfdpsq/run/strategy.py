@@ -113,15 +113,19 @@ class Devices:
                 f"steps_per_loop is {self.steps_per_loop}, but {why}. Set it to 1."
             )
 
-    def require_share(self, batch_size: int) -> None:
+    def require_share(self, rows: int, name: str = "batch_size") -> None:
         """Refuses a batch of which some replicas would have more than others.
+
+        Args:
+          rows: how many it has.
+          name: of the setting that says so.
 
         Raises:
           InputError: the replicas do not divide it.
         """
-        if batch_size % self.replicas:
+        if rows % self.replicas:
             raise validation.InputError(
-                f"batch_size is {batch_size}, which {self.replicas} replicas cannot "
+                f"{name} is {rows}, which {self.replicas} replicas cannot "
                 "share. Make it a multiple of them, or use fewer."
             )
 
@@ -181,7 +185,7 @@ def opened(
             f"{' or '.join(offered)} with it: "
             + (
                 "it does more than train, in one process. Start the stages that train "
-                "(finetune, train_retriever) by themselves."
+                "(pretrain, finetune, train_retriever) by themselves."
                 if len(offered) > 1
                 else "it trains nothing under a strategy. Leave the flag out."
             )

@@ -1,0 +1,95 @@
+"""Ordinary training on replicas: whole batches dealt out, sums over all of them.
+
+Each replica gets an equal share of a batch's rows, and what it computes is summed up
+before it is used. (Private training deals otherwise: see `privacy.compiled`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Arrays = Mapping[str, np.ndarray]
+# A batch, a replica's number and how many there are to that replica's share.
+Deal = Callable[[Arrays, int, int], Arrays]
+
+
+def whole_batches(
+    step: Callable[[Mapping[str, tf.Tensor]], Any], jit_compile: bool, deal: Deal
+) -> Callable[[Arrays], Any]:
+    """A replica's step as a function of whole batches, compiled.
+
+    To be called, and the result, too, in the strategy's scope, if there is one.
+
+    Args:
+      step: of a replica's share; returns the same scalars on all replicas.
+      jit_compile: compile with XLA; in a strategy's scope left to the strategy.
+      deal: gives each replica its share.
+
+    Returns:
+      Takes a batch, returns what the step does, as floats.
+    """
+    strategy = tf.distribute.get_strategy()
+    count = strategy.num_replicas_in_sync
+    if not tf.distribute.has_strategy():
+        function = tf.function(step, jit_compile=jit_compile, autograph=False)
+        return lambda batch: _floats(function(_tensors(batch)))
+    function = tf.function(
+        lambda batch: strategy.run(step, args=(batch,)), autograph=False
+    )
+
+    def on_replicas(batch: Arrays) -> Any:
+        given = strategy.experimental_distribute_values_from_function(
+            lambda context: _tensors(
+                deal(batch, context.replica_id_in_sync_group, count)
+            )
+        )
+        found = function(given)
+        return _floats(
+            tf.nest.map_structure(
+                lambda value: strategy.experimental_local_results(value)[0], found
+            )
+        )
+
+    return on_replicas
+
+
+def rows_of(batch: Arrays, replica: int, replicas: int) -> Arrays:
+    """The rows of a replica: so many, after those of the replicas before it.
+
+    Args:
+      batch: arrays of as many rows each, a multiple of `replicas`.
+      replica: its number.
+      replicas: how many.
+    """
+    shares = {}
+    for name, values in batch.items():
+        share = len(values) // replicas
+        shares[name] = values[replica * share : (replica + 1) * share]
+    return shares
+
+
+def summed(values: Sequence[Any]) -> list[Any]:
+    """The values' sums over all replicas; themselves where there is one.
+
+    Args:
+      values: of the same shapes on all replicas; `None` stays. Slices become dense:
+        those of an embedding's gradient differ in their rows.
+    """
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return list(values)
+    there = [tf.convert_to_tensor(v) for v in values if v is not None]
+    left = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, there))
+    return [None if v is None else next(left) for v in values]
+
+
+def _tensors(batch: Arrays) -> dict[str, tf.Tensor]:
+    return {name: tf.constant(values) for name, values in batch.items()}
+
+
+def _floats(values: Any) -> Any:
+    return tf.nest.map_structure(float, values)
