@@ -162,3 +162,24 @@ def test_a_trained_query_tower_searches_the_index_there_is(make_model):
         tf.fill(model.document_tower.weights[-1].shape, 1e-6)
     )
     assert encoder_fingerprint(model, "v") != before
+
+
+def test_embeddings_of_queries_are_never_taken_for_those_of_documents(make_model):
+    """Not even of a shared tower, and texts cut to the same length."""
+    model = make_model(query_length=12, document_length=12)
+    own = encoder_fingerprint(model, "v", "query")
+    assert own != encoder_fingerprint(model, "v")
+    longer = make_model(query_length=13, document_length=12)
+    assert encoder_fingerprint(longer, "v", "query") != own
+    assert encoder_fingerprint(longer, "v") == encoder_fingerprint(model, "v")
+    apart = make_model(shared=False)
+    own = encoder_fingerprint(apart, "v", "query")
+    for weight in apart.document_tower.weights:
+        weight.assign(weight + 1)
+    assert encoder_fingerprint(apart, "v", "query") == own
+    apart.query_tower.weights[-1].assign_add(
+        tf.fill(apart.query_tower.weights[-1].shape, 1e-6)
+    )
+    assert encoder_fingerprint(apart, "v", "query") != own
+    with pytest.raises(InputError, match="kind is 'text'"):
+        encoder_fingerprint(apart, "v", "text")

@@ -154,7 +154,8 @@ def test_documents_are_added_without_retraining(base, tmp_path):
 
 def _encode_config(home):
     config = encode.default_config()
-    config.update({name: _config(home)[name] for name in config})
+    given = _config(home)
+    config.update({name: given[name] for name in encode.settings()})
     return config
 
 

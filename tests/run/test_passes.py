@@ -6,6 +6,7 @@ import os
 import pathlib
 import sys
 import threading
+import time
 
 import ml_collections
 import pytest
@@ -84,6 +85,22 @@ def test_one_command_does_all_and_a_finished_stage_is_not_redone(tmp_path):
     assert numbers.loaded == 1
     with pytest.raises(InputError, match="seed: 3 there, 4 now"):
         _run(tmp_path / "out", numbers, config=ml_collections.ConfigDict({"seed": 4}))
+
+
+def test_the_time_that_is_told_is_that_of_the_whole_pass(tmp_path, caplog):
+    """It was that of the merge alone, which a user takes for all of it."""
+    numbers = _Numbers()
+    numbers.before = lambda index: time.sleep(0.25)
+    with caplog.at_level("INFO", "absl"):
+        stage = _run(tmp_path / "out", numbers)
+    assert 0.25 * SHARDS <= stage["seconds"] < 30
+    told = [line for line in caplog.messages if line.startswith(("out:", "numbers: m"))]
+    assert told[0].startswith("out: 7 shards, in ")
+    assert told[1:] == [
+        "numbers: merging 7 shards",
+        f"out: finished in {stage['seconds']:.0f} s",
+    ]
+    assert int(told[2].split()[3]) >= 2  # 7 times a quarter, and the rest
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1)])

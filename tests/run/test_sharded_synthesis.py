@@ -1,14 +1,12 @@
 """Synthesis by any number of processes writes the same set, to the last byte."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
 import pickle
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import tensorflow as tf
@@ -42,16 +40,21 @@ _HERE = pathlib.Path(__file__).parent
 _ROOT = _HERE.parents[1]
 
 
+def _load(name):
+    spec = importlib.util.spec_from_file_location(name, _HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_sharded, _tiny = _load("sharded"), _load("tiny")
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Pairs of 84 documents, and a generator of random weights for them."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
-    tiny = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tiny)
     base = tmp_path_factory.mktemp("sharded")
-    queries = tiny.write_pairs(base / "pairs")
+    queries = _tiny.write_pairs(base / "pairs")
     train_vocabulary(queries, 320, base / "spiece.model")
     tf.keras.utils.set_random_seed(3)
     (base / "generator").mkdir()
@@ -78,14 +81,6 @@ def _config(base, **changes):
     return config
 
 
-def _files(directory):
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
-
-
 def _by_one_call(config, directory, provenance):
     """The set as it is written without shards: the library's two functions alone."""
     settings = SynthesisConfig(
@@ -108,7 +103,7 @@ def _by_one_call(config, directory, provenance):
         None,
         config.shards,
     )
-    return _files(directory)
+    return _sharded.files(directory)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +112,7 @@ def whole(base):
     result = stage.run(_config(base), base / "whole")
     assert result["result"]["queries"] > 150
     verify(base / "whole" / "set")
-    return _files(base / "whole" / "set")
+    return _sharded.files(base / "whole" / "set")
 
 
 def test_the_set_is_what_is_written_without_shards(base, whole, tmp_path):
@@ -131,7 +126,7 @@ def test_two_commands_write_the_same_set(base, whole, tmp_path):
         done = stage.run(_config(base), tmp_path / "out", passes.Launch(2, index))
         assert (done is None) == (index == 1)
         assert (tmp_path / "out").exists() == (index == 0)
-    assert _files(tmp_path / "out" / "set") == whole
+    assert _sharded.files(tmp_path / "out" / "set") == whole
     assert {path.name for path in tmp_path.iterdir()} == {"out", "private"}  # logs
 
 
@@ -161,7 +156,7 @@ def test_beam_in_this_process_writes_the_same_set(base, whole, tmp_path, monkeyp
     monkeypatch.setattr(T5QueryGenerator, "load", classmethod(counted))
     flags = ("--runner=DirectRunner",)
     assert stage.run(_config(base), tmp_path / "out", passes.Launch(beam=flags))
-    assert _files(tmp_path / "out" / "set") == whole
+    assert _sharded.files(tmp_path / "out" / "set") == whole
     assert len(loaded) == 1
 
 
@@ -237,7 +232,7 @@ def test_all_may_lie_on_an_object_store(base, whole, tmp_path):
     assert stage.run(config, place)["run"] == made["run"]
     assert tf.io.gfile.listdir(f"{remote}/work") in (["out"], ["out/"])
     any_files.copy_tree(place, str(tmp_path / "out"))
-    found = _files(tmp_path / "out" / "set")
+    found = _sharded.files(tmp_path / "out" / "set")
     # All but the manifest, which tells the paths of the inputs.
     assert found.pop("manifest.json")
     assert found == {name: whole[name] for name in found}
@@ -251,75 +246,26 @@ def test_all_may_lie_on_an_object_store(base, whole, tmp_path):
 # -- Processes of their own, as users run them -----------------------------------
 
 
-_BEAM = (
-    "--beam",
-    "--runner=DirectRunner",
-    "--direct_num_workers=2",
-    "--direct_running_mode=multi_processing",
+_SETTINGS = (
+    "generator",
+    "corpus",
+    "samples_per_document",
+    "document_length",
+    "query_length",
+    "batch_size",
+    "shards",
+    "shard_documents",
 )
 
 
 def _start(base, directory, *flags):
     config = _config(base)
-    words = [
-        sys.executable,
-        "-m",
-        "tfdpsq.run.synthesize",
-        "--config=configs/synthesize.py",
-        f"--workdir={directory}",
-        *(
-            f"--config.{key}={config[key]}"
-            for key in (
-                "generator",
-                "corpus",
-                "samples_per_document",
-                "document_length",
-                "query_length",
-                "batch_size",
-                "shards",
-                "shard_documents",
-            )
-        ),
-        *flags,
-    ]
-    return subprocess.Popen(
-        words,
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def _ends(process, status=0):
-    told, _ = process.communicate(timeout=300)
-    assert process.returncode == status, told[-3000:]
-    return told
-
-
-def _marks(directory):
-    return sorted(directory.glob(".out.shards/synthesize-*.json"))
-
-
-def _kill_mid_shard(base, directory, marks):
-    """Kills a command (-9) that has made so many shards and is making another."""
-    process = _start(base, directory / "out")
-    deadline = time.monotonic() + 240
-    while True:
-        assert process.poll() is None and time.monotonic() < deadline
-        partial = list(directory.glob(".out.shards/.synthesize-*.tfrecord.*.partial"))
-        if len(_marks(directory)) >= marks and partial:
-            break
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (directory / "out").exists()
-    return len(_marks(directory))
+    settings = {name: config[name] for name in _SETTINGS}
+    return _sharded.Command("synthesize", directory, settings, *flags)
 
 
 def _is_whole(directory, whole):
-    assert _files(directory / "out" / "set") == whole
+    assert _sharded.files(directory / "out" / "set") == whole
     # Nothing else is left but the logs.
     assert {path.name for path in directory.iterdir()} == {"out", "private"}
 
@@ -328,7 +274,7 @@ def _is_whole(directory, whole):
 def test_four_processes_write_the_same_set(base, whole, tmp_path):
     for index in range(4):
         flags = ("--num_shards=4", f"--shard_index={index}")
-        told = _ends(_start(base, tmp_path / "out", *flags))
+        told = _start(base, tmp_path / "out", *flags).ends()
         missing = [s for s in range(5) if s % 4 > index]
         if missing:
             assert f"{len(missing)} of 5 shards are still to be made" in told
@@ -338,14 +284,14 @@ def test_four_processes_write_the_same_set(base, whole, tmp_path):
 
 @pytest.mark.slow  # one process, and two of Beam's
 def test_two_processes_of_beam_write_the_same_set(base, whole, tmp_path):
-    _ends(_start(base, tmp_path / "out", *_BEAM))
+    _start(base, tmp_path / "out", *_sharded.BEAM).ends()
     _is_whole(tmp_path, whole)
 
 
 @pytest.mark.slow  # two processes, one after another
 def test_a_process_killed_in_a_shard_is_gone_on_with(base, whole, tmp_path):
-    made = _kill_mid_shard(base, tmp_path, 2)
-    told = _ends(_start(base, tmp_path / "out"))
+    made = _start(base, tmp_path / "out").is_killed_in_a_shard(2, partial=True)
+    told = _start(base, tmp_path / "out").ends()
     assert told.count("rows in") == 5 - made
     _is_whole(tmp_path, whole)
 
@@ -353,7 +299,7 @@ def test_a_process_killed_in_a_shard_is_gone_on_with(base, whole, tmp_path):
 @pytest.mark.slow  # two processes
 def test_two_processes_told_to_make_the_same_shards(base, whole, tmp_path):
     pair = [_start(base, tmp_path / "out") for _ in range(2)]
-    assert sum(_ends(process).count("rows in") for process in pair) == 5
+    assert sum(command.ends().count("rows in") for command in pair) == 5
     _is_whole(tmp_path, whole)
 
 
@@ -363,14 +309,14 @@ def test_what_is_wrong_with_flags_is_said_in_one_line(base, tmp_path):
         (("--num_shards=4", "--shard_index=4"), "shard_index is 4"),
         (("--shard_index=1",), "num_shards was not given"),
     ):
-        told = _ends(_start(base, tmp_path / "out", *flags), status=2)
+        told = _start(base, tmp_path / "out", *flags).ends(status=2)
         assert "Traceback" not in told
         assert message in told.strip().splitlines()[-1]
-    told = _ends(_start(base, tmp_path / "out", "--runner=X"), status=1)
+    told = _start(base, tmp_path / "out", "--runner=X").ends(status=1)
     assert "Unknown command line flag 'runner'" in told
     assert not list(tmp_path.iterdir())
     # `ram://` is gone with its process, which wrote nothing to a directory "ram:".
-    told = _ends(_start(base, f"ram:/{tmp_path}/out"))
+    told = _start(base, f"ram:/{tmp_path}/out").ends()
     assert told.count("rows in") == 5 and "out: finished in" in told
     assert not pathlib.Path(_ROOT, "ram:").exists()
 
@@ -388,13 +334,10 @@ def _writing(directory):
 
 @pytest.mark.slow  # two workers and those that come after them
 def test_a_worker_of_beam_that_is_killed_costs_its_shard_alone(base, whole, tmp_path):
-    process = _start(base, tmp_path / "out", *_BEAM)
-    deadline = time.monotonic() + 240
-    while not (workers := _writing(tmp_path)):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.001)
+    command = _start(base, tmp_path / "out", *_sharded.BEAM)
+    workers = command.waits_for(lambda: _writing(tmp_path))
     os.kill(workers.pop(), signal.SIGKILL)
-    told = _ends(process)
+    told = command.ends()
     assert "a worker of Beam died" in told
     _is_whole(tmp_path, whole)
     assert not _writing(tmp_path)

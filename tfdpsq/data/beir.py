@@ -105,6 +105,11 @@ class BeirDirectory:
         """The file with the documents, which may be compressed."""
         return self._corpus
 
+    @property
+    def queries_file(self) -> Path:
+        """The file with the queries of all splits, which may be compressed."""
+        return self._queries
+
     def documents(self) -> Iterator[Document]:
         """Streams the corpus, in the order of the file.
 

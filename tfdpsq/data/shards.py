@@ -26,7 +26,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent import futures
 from typing import Any
 
 import tensorflow as tf
@@ -37,6 +38,8 @@ from tfdpsq.data import any_files
 from tfdpsq.data.shard_files import MARK, DamagedShard, Mark, PassSpec, ShardWriter
 
 PASS_FILE = "pass.json"
+# So many marks are read at a time: on a remote disk each waits for several answers.
+_AT_ONCE = 16
 _GO_ON = "and run the same command again: finished shards are kept."
 
 
@@ -58,6 +61,7 @@ class ShardDirectory:
         self.directory = os.fspath(directory).rstrip("/")
         self.spec = spec
         self._fingerprint = spec.fingerprint
+        self._told: set[str] = set()  # of damage, what the log has
 
     def open(self) -> None:
         """Makes the directory, or takes up what the same pass left there.
@@ -92,23 +96,30 @@ class ShardDirectory:
         Raises:
           InputError: it is another pass's.
         """
-        try:
-            return self._checked(index)
-        except DamagedShard as error:
-            logging.warning("%s", error)
-            return None
+        return self._sound(self._judged(index))
 
-    def missing(self) -> list[int]:
-        """The shards that are not there, or damaged."""
+    def missing(self, among: Iterable[int] | None = None) -> list[int]:
+        """The shards that are not there, or damaged.
+
+        The directory is listed once; marks that it has are read, with the sizes of
+        their files, several at a time.
+
+        Args:
+          among: which shards are asked for; `None` asks for all.
+
+        Raises:
+          InputError: one is another pass's.
+        """
         try:
             names = set(tf.io.gfile.listdir(self.directory))
         except any_files.GONE:
             names = set()
-        return [
-            index
-            for index in range(self.spec.shards)
-            if self.spec.file(index, MARK) not in names or self.finished(index) is None
-        ]
+        asked = range(self.spec.shards) if among is None else list(among)
+        marked = [index for index in asked if self.spec.file(index, MARK) in names]
+        with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = dict(zip(marked, pool.map(self._judged, marked)))
+        sound = {index for index, judged in found.items() if self._sound(judged)}
+        return [index for index in asked if index not in sound]
 
     def verify(self, index: int) -> Mark:
         """A shard's mark, after all bytes of its files were compared with it.
@@ -246,6 +257,21 @@ class ShardDirectory:
                     if not free:
                         return True
         return False
+
+    def _judged(self, index: int) -> Mark | DamagedShard | None:
+        try:
+            return self._checked(index)
+        except DamagedShard as error:
+            return error
+
+    def _sound(self, judged: Mark | DamagedShard | None) -> Mark | None:
+        """The mark, if the shard is there; tells of damage, each once."""
+        if isinstance(judged, DamagedShard):
+            if str(judged) not in self._told:
+                self._told.add(str(judged))
+                logging.warning("%s", judged)
+            return None
+        return judged
 
     def _checked(self, index: int) -> Mark | None:
         path = self.path(index, MARK)

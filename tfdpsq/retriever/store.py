@@ -1,5 +1,7 @@
 """Document embeddings on disk: searched in chunks, added to without retraining.
 
+Queries' lie there in the same form.
+
     DIR/index.json           encoder's fingerprint, width, shards
     DIR/shard-00000.npy      [n, D] float32, read by memory map
     DIR/shard-00000.jsonl    n ids, a JSON string a line
@@ -34,21 +36,28 @@ _SHARD = ("name", "count", "sha256", "ids_sha256")
 _REMEDY = "Make the index again with run.index."
 
 
-def encoder_fingerprint(model: TwoTower, vocabulary: str) -> str:
-    """SHA-256, in hex, of all that decides what a document's embedding is.
+def encoder_fingerprint(
+    model: TwoTower, vocabulary: str, kind: str = "document"
+) -> str:
+    """SHA-256, in hex, of all that decides what a text's embedding is.
 
-    The query tower is no part of it where it is another one: retrievers that differ in
-    that alone search the same index.
+    The other tower is no part of it where there are two: retrievers that differ in
+    their query towers alone search the same index. That of queries is never that of
+    documents.
 
     Args:
       model: the retriever.
       vocabulary: the tokenizer's fingerprint.
+      kind: "document" or "query": which texts.
     """
+    of_queries = validation.one_of("kind", kind, ("document", "query")) == "query"
     config = json.loads(model.config.to_json())
-    fields = ("t5", "embedding_dim", "pooling", "document_length")
+    fields = ("t5", "embedding_dim", "pooling", f"{kind}_length")
     shape = json.dumps([config[field] for field in fields], sort_keys=True)
-    digest = hashlib.sha256(f"{vocabulary}\n{shape}".encode())
-    for weight in ordered_weights(model.document_tower):
+    told = f"{vocabulary}\n{shape}" + ("\nof queries" if of_queries else "")
+    digest = hashlib.sha256(told.encode())
+    tower = model.query_tower if of_queries else model.document_tower
+    for weight in ordered_weights(tower):
         digest.update(np.ascontiguousarray(weight.numpy()).tobytes())
     return digest.hexdigest()
 

@@ -83,10 +83,23 @@ def cut(
       InputError: a number out of range.
       DataError: malformed data.
     """
+    return cut_file(_file_of(corpus), most, shard_documents, pass_directory)
+
+
+def cut_file(
+    file: str, most: int, shard_documents: int, pass_directory: str
+) -> CorpusShards:
+    """As `cut`, of a file of JSON lines, each with an id and a text.
+
+    Args:
+      file: the file, `.jsonl` or `.jsonl.gz`.
+      most: as for `cut`.
+      shard_documents: as for `cut`.
+      pass_directory: as for `cut`.
+    """
     validation.positive_integer("shard_documents", shard_documents)
     if most:
         validation.positive_integer("the number of documents", most)
-    file = _file_of(corpus)
 
     def bounds(total: int) -> list[int]:
         taken = min(most or total, total)

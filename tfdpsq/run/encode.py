@@ -1,4 +1,4 @@
-"""Stage `encode`: embed a corpus with a retriever.
+"""Stage `encode`: embed a corpus with a retriever, or queries.
 
     python -m tfdpsq.run.encode --config=configs/encode.py --workdir=DIR
 
@@ -12,6 +12,12 @@ The corpus is cut into shards of `shard_documents`, which several commands can s
 
 Documents are public, so their embeddings cost no privacy; but what private queries made
 of the retriever shows in them. They carry the retriever's certificate.
+
+`--config.texts=queries` embeds the queries of a synthetic set or of a BEIR split that
+`corpus` names, and writes `queries/` instead. Those of a set carry the certificate of
+set and retriever. Those of a BEIR directory are private unless `private` is False: they
+are covered by no ε, the read is recorded, and they have to lie in a private directory;
+see `query_sets`.
 """
 
 from __future__ import annotations
@@ -37,6 +43,7 @@ from tfdpsq.run import (
     pass_progress,
     passes,
     private_training,
+    query_sets,
     sharded_stages,
     sources,
     train_retriever,
@@ -44,23 +51,35 @@ from tfdpsq.run import (
 )
 
 DOCUMENTS = "documents"
+QUERIES = "queries"
+_KINDS = {DOCUMENTS: "document", QUERIES: "query"}
 _VECTORS, _IDS = "npy", "jsonl"
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings."""
+    """The stage's settings; for those of queries see `query_sets.settings`."""
     return ml_collections.ConfigDict(
         {
-            "retriever": "",
-            "vocabulary": "",
-            "corpus": sources.PYDOCS,
-            "batch_size": 128,
-            # Documents of a shard at most: what one process does at a time, and what
-            # is in memory.
-            "shard_documents": 65_536,
-            "jit_compile": False,
+            **settings(),
+            # What of `corpus` is embedded: "documents" or "queries".
+            "texts": DOCUMENTS,
+            **query_sets.settings(),
         }
     )
+
+
+def settings() -> dict[str, Any]:
+    """Settings of whoever embeds documents."""
+    return {
+        "retriever": "",
+        "vocabulary": "",
+        "corpus": sources.PYDOCS,
+        "batch_size": 128,
+        # Documents (or queries) of a shard at most: what one process does at a time,
+        # and what is in memory.
+        "shard_documents": 65_536,
+        "jit_compile": False,
+    }
 
 
 def run(
@@ -79,21 +98,29 @@ def run(
       As `sharded_stages.run_stage`.
 
     Raises:
-      InputError: bad settings, no retriever, or a vocabulary that is not its own.
+      InputError: bad settings, no retriever, or a vocabulary that is not its own;
+        private queries where they may not be read, or not be written to.
       DataError: malformed data.
     """
+    texts = validation.one_of("texts", config.texts, (DOCUMENTS, QUERIES))
     inputs = check(config)
+    asked: query_sets.QuerySet | None = None
+    certificate = certificate_of(config.retriever)
+    if texts == QUERIES:
+        # Two guarantees that would have to be added are refused before any read.
+        asked = query_sets.open_queries(config, directory, QUERIES, certificate)
+        certificate = asked.certificate
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
-        model, tokenizer, maker = load(config.retriever, config.vocabulary)
+        model, _, maker = load(config.retriever, config.vocabulary, texts)
         index = retriever.DocumentIndex.create(
-            out / DOCUMENTS, maker, model.config.embedding_dim
+            out / texts, maker, model.config.embedding_dim
         )
         add_shards(index, shards)
-        write_certificate(out, config.retriever)
-        return {"documents": index.size}
+        private_training.write_certificate(out, certificate)
+        return {texts: index.size, **({"private": asked.private} if asked else {})}
 
-    return run_pass("encode", config, inputs, directory, merge, launch)
+    return run_pass("encode", config, inputs, directory, merge, launch, asked=asked)
 
 
 def check(config: ml_collections.ConfigDict) -> dict[str, str]:
@@ -135,8 +162,9 @@ def run_pass(
     merge: sharded_stages.Merge,
     launch: passes.Launch,
     base: str = "",
+    asked: query_sets.QuerySet | None = None,
 ) -> dict[str, Any] | None:
-    """Embeds a corpus by shards; for this stage and `index`.
+    """Embeds a corpus, or queries, by shards; for this stage and `index`.
 
     Args:
       name: of the stage.
@@ -146,16 +174,21 @@ def run_pass(
       merge: as for `sharded_stages.run_stage`.
       launch: as for `run`.
       base: what `index` wrote and whose documents are left out, or "".
+      asked: the queries to embed instead of documents.
 
     Returns:
       As `sharded_stages.run_stage`.
     """
-    corpus = corpus_shards.cut(
-        config.corpus,
-        0,
-        config.shard_documents,
-        sharded_stages.pass_directory(directory),
-    )
+    place = sharded_stages.pass_directory(directory)
+    if asked is None:
+        corpus = corpus_shards.cut(config.corpus, 0, config.shard_documents, place)
+        inputs = {**inputs, "corpus": corpus.plan.fingerprint}
+        certificate = certificate_of(config.retriever)
+    else:
+        # The plan, with its plain hashes, lies beside the shards: where they may, too.
+        corpus = corpus_shards.cut_file(asked.file, 0, config.shard_documents, place)
+        inputs = {**inputs, "queries": asked.fingerprint}
+        certificate = asked.certificate
     start = functools.partial(
         start_worker,
         config.retriever,
@@ -164,18 +197,19 @@ def run_pass(
         config.jit_compile,
         corpus,
         base,
-        pass_progress.log_of(sharded_stages.pass_directory(directory)),
+        pass_progress.log_of(place),
+        asked,
     )
     return sharded_stages.run_stage(
         directory,
         config,
-        {**inputs, "corpus": corpus.plan.fingerprint},
+        inputs,
         passes.Work(name, corpus.count, start),
         merge,
         launch,
         beside={
             corpus_shards.PLAN_FILE: corpus.plan.to_json(),
-            **sharded_stages.guarantee(certificate_of(config.retriever)),
+            **sharded_stages.guarantee(certificate),
         },
     )
 
@@ -188,8 +222,9 @@ def start_worker(
     corpus: corpus_shards.CorpusShards,
     base: str,
     logs: pathlib.Path | None,
+    asked: query_sets.QuerySet | None = None,
 ) -> passes.MakeShard:
-    """Loads the retriever; returns what embeds a shard's documents.
+    """Loads the retriever; returns what embeds a shard's documents, or queries.
 
     Args:
       path: the retriever.
@@ -199,13 +234,18 @@ def start_worker(
       corpus: the documents of every shard.
       base: what `index` wrote and whose documents are left out, or "".
       logs: where rates go.
+      asked: the queries whose file `corpus` is; `None` for documents.
 
     Raises:
       InputError: a base made by another retriever.
       DataError: a damaged base.
     """
-    model, tokenizer, maker = load(path, vocabulary)
-    embedder = retriever.Embedder(model, tokenizer, "document", batch_size, jit_compile)
+    texts = DOCUMENTS if asked is None else QUERIES
+    model, tokenizer, maker = load(path, vocabulary, texts)
+    embedder = retriever.Embedder(
+        model, tokenizer, _KINDS[texts], batch_size, jit_compile
+    )
+    judged = None if asked is None else query_sets.judged_in(asked)
     known = SeenTexts()
     if base:
         held = pathlib.Path(sources.fetched(base)) / DOCUMENTS
@@ -216,16 +256,17 @@ def start_worker(
         ids: list[str] = []
 
         def contents() -> Iterator[str]:
-            for document in corpus.read(index):
-                if document.id not in known:
-                    ids.append(document.id)
-                    yield document.content
+            for text in corpus.read(index):
+                wanted = judged is None or text.id in judged
+                if wanted and text.id not in known:
+                    ids.append(text.id)
+                    yield text.content if asked is None else text.text
 
         vectors = np.empty([corpus.size(index), model.config.embedding_dim], np.float32)
         count = 0
         at = index, corpus.count
         with pass_progress.PassProgress(
-            logs, "documents", at, corpus.size(index), corpus.first(index)
+            logs, texts, at, corpus.size(index), corpus.first(index)
         ) as progress:
             for window in embedder.windows(contents(), progress.add):
                 vectors[count : count + len(window)] = window
@@ -257,8 +298,15 @@ def add_shards(index: retriever.DocumentIndex, shards: ShardDirectory) -> None:
                 index.add(ids, vectors)
 
 
-def load(path: str, vocabulary: str) -> tuple[retriever.TwoTower, Tokenizer, str]:
-    """A retriever, its tokenizer, and the fingerprint of its document tower.
+def load(
+    path: str, vocabulary: str, texts: str = DOCUMENTS
+) -> tuple[retriever.TwoTower, Tokenizer, str]:
+    """A retriever, its tokenizer, and the fingerprint of one of its towers.
+
+    Args:
+      path: the retriever.
+      vocabulary: its SentencePiece file.
+      texts: "documents" or "queries": what the tower embeds.
 
     Raises:
       InputError: the vocabulary has pieces that the retriever does not know.
@@ -266,7 +314,7 @@ def load(path: str, vocabulary: str) -> tuple[retriever.TwoTower, Tokenizer, str
     model = retriever.load(pathlib.Path(sources.fetched(path)) / train_retriever.MODEL)
     tokenizer = Tokenizer(sources.fetched(vocabulary))
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
-    maker = retriever.encoder_fingerprint(model, tokenizer.fingerprint)
+    maker = retriever.encoder_fingerprint(model, tokenizer.fingerprint, _KINDS[texts])
     return model, tokenizer, maker
 
 

@@ -20,6 +20,8 @@ import shutil
 from typing import Any
 
 import ml_collections
+import tensorflow as tf
+from tensorflow.python.framework import ops
 
 from tfdpsq import retriever, validation
 from tfdpsq.data.shards import ShardDirectory
@@ -29,13 +31,15 @@ from tfdpsq.run import command, encode, passes, sharded_stages, sources, workdir
 DOCUMENTS = encode.DOCUMENTS
 SEARCH = "search"
 STREAMED = "streamed"
+# More than the numbers that a process gives out before it merges.
+_ROUND = 1_000_000
 
 
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings."""
     return ml_collections.ConfigDict(
         {
-            **encode.default_config(),
+            **encode.settings(),
             # An index of the same retriever to add to, or "".
             "base": "",
             # "exact", "scann_brute_force", "scann" (approximate), or "streamed": off
@@ -70,6 +74,7 @@ def run(
         inputs["base"] = workdir.stage_fingerprint(sources.fetched(config.base))
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
+        _number_anew()
         model, tokenizer, maker = encode.load(config.retriever, config.vocabulary)
         if config.base:
             base = pathlib.Path(sources.fetched(config.base)) / DOCUMENTS
@@ -92,6 +97,18 @@ def run(
     return encode.run_pass(
         "index", config, inputs, directory, merge, launch, config.base
     )
+
+
+def _number_anew() -> None:
+    """Lets TensorFlow name what comes next as it would in any other process.
+
+    An exported model holds names of functions and variables, and numbers in them that
+    count what the process did before: which shards it made, if any. Keras's begin anew;
+    TensorFlow's cannot, and go on from the next million.
+    """
+    tf.keras.backend.clear_session()
+    while ops.uid() % _ROUND:
+        pass
 
 
 if __name__ == "__main__":

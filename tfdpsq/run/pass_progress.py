@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -157,6 +158,7 @@ def _say(
         "of": of,
         **values,
         "process": process,
+        "host": socket.gethostname(),
         "time": int(time.time()),
     }
     try:

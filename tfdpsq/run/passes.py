@@ -108,10 +108,14 @@ class Maker:
         Those that another process is making are left to it, and looked at again at
         the end: it may have died.
 
+        Args:
+          indices: which are wanted.
+
         Raises:
           InputError: what the work raises; the disk is full.
         """
-        for index in [index for index in indices if not self.make(index, wait=False)]:
+        missing = self._shards.missing(indices)
+        for index in [index for index in missing if not self.make(index, wait=False)]:
             logging.info(
                 "%s: shard %d of %d is being made by another process; waiting",
                 self._work.name,

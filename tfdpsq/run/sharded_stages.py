@@ -141,10 +141,8 @@ def run_stage(
             if not held:
                 logging.info("%s: is being merged by another process", name)
                 return None
-            stage = _merged(directory, config, inputs, merge, shards, maker)
+            stage = _merged(directory, config, inputs, merge, shards, maker, started)
         _remove(shards)
-        if "seconds" in stage:
-            stage["seconds"] = round(time.monotonic() - started, 2)
         return stage
 
     stage = finished()
@@ -196,14 +194,20 @@ def _merged(
     merge: Merge,
     shards: ShardDirectory,
     maker: passes.Maker,
+    started: float,
 ) -> dict[str, Any]:
     """Merges; a shard that turns out to be damaged is made again, and that alone."""
     damaged: collections.Counter[int] = collections.Counter()
     while True:
         maker.make_all(shards.missing())
+        logging.info("%s: merging %d shards", shards.spec.name, shards.spec.shards)
         try:
             return _made(
-                directory, config, inputs, lambda out: dict(merge(out, shards))
+                directory,
+                config,
+                inputs,
+                lambda out: dict(merge(out, shards)),
+                started,
             )
         except DamagedShard as error:
             damaged[error.index] += 1
@@ -218,16 +222,18 @@ def _made(
     config: Any,
     inputs: Mapping[str, str],
     make: Callable[[pathlib.Path], dict[str, Any]],
+    started: float,
 ) -> dict[str, Any]:
     """As `workdir.run_stage`, on any file system."""
     if any_files.is_local(directory):
-        return workdir.run_stage(pathlib.Path(directory), config, inputs, make)
+        return workdir.run_stage(pathlib.Path(directory), config, inputs, make, started)
     place = os.fspath(directory)
     with tempfile.TemporaryDirectory(prefix="tfdpsq-") as folder:
         local = pathlib.Path(folder, os.path.basename(place.rstrip("/")))
-        stage = workdir.run_stage(local, config, inputs, make)
+        stage = workdir.run_stage(local, config, inputs, make, started)
         any_files.copy_tree(str(local), place, last=workdir.STAGE_FILE)
-    return stage
+    logging.info("%s: copied to %s", local.name, place)
+    return {**stage, "seconds": round(time.monotonic() - started, 2)}
 
 
 def _remove(shards: ShardDirectory) -> None:

@@ -7,7 +7,8 @@ WORKDIR is that of a job, or the output of one stage, which need not be there ye
 only, and takes no lock: it can be asked at any time, as often as one likes. How long
 what is running needs follows from the last line of its log (in strict mode there is
 none: times are private), and for what has not begun from stages of its kind that are
-done; what has none is named. What runs on another machine looks interrupted here.
+done; what has none is named. What runs on another machine looks interrupted here, but
+for a pass over shards, whose log its processes on all machines write.
 
     --private=DIR    the private directory, where stages were given one of their own
 

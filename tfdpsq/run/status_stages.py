@@ -7,7 +7,10 @@
 | interrupted | the same without a lock, or a run's ledger or state without an output |
 | left        | nothing, but the job's config asks for it                             |
 
-Locks are those of this machine: what runs on another one looks interrupted here.
+Locks are those of this machine: what runs on another one looks interrupted here. But a
+pass over shards is running, too, if a process of another machine was heard of in its
+log, which is on the disk that they share: in the last minute, or in the time of three
+shards, by the clocks of both.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,7 +37,18 @@ _LEFT = re.compile(r"\.(.+)\.(?:state|shards)")
 # Where stages of a workdir lie.
 _FOLDERS = ("", "release", "private", "points", "private/choices/*/points")
 # What a line about a shard has beside what it counts.
-_NO_COUNT = ("shard", "of", "total", "seconds", "process", "time", "finished")
+_NO_COUNT = (
+    "shard",
+    "of",
+    "total",
+    "seconds",
+    "process",
+    "host",
+    "time",
+    "finished",
+)
+# Seconds after which a process of another machine is no longer taken to be at work.
+_SILENT = 60.0
 _EPSILON = re.compile(r"_(inf|eps[^_]+)$")
 # All are trained for as many steps of as many pairs.
 _ALIKE = ("retriever_public_only", "retriever_original", "retriever_synthetic")
@@ -232,18 +248,43 @@ def _add_shards(
     shares = {at: _share_done(point) for at, point in last.items()}
     if not took:
         took = [last[at]["seconds"] / share for at, share in shares.items() if share]
-    at_work = max(len(stage.processes), 1)
+    rates = {(point.get("host"), point["process"]): point for point in points}
+    here = socket.gethostname()
+    busy = [rates[here, p] for p in stage.processes if (here, p) in rates]
+    others = _heard_of(rates, here, 3 * sum(took) / len(took) if took else 0.0)
+    if others:
+        stage.state = RUNNING
+        hosts = sorted({str(point["host"]) for point in others})
+        noun = "process" if len(others) == 1 else "processes"
+        stage.note = f"{len(others)} {noun} on {', '.join(hosts)}, by the log"
+    at_work = max(len(stage.processes) + len(others), 1)
     if took:
         left = stage.total - stage.count - sum(shares.values())
         stage.remaining = max(left, 0.0) * sum(took) / len(took) / at_work
-    rates = {point["process"]: point for point in points}
-    busy = [rates[p] for p in stage.processes if p in rates] or points[-1:]
-    for point in busy:
+    for point in [*busy, *others] or points[-1:]:
         for name, rate in point.items():
             if name.endswith("_per_second") and not name.startswith("tokens"):
                 stage.per_second = (stage.per_second or 0.0) + rate
                 stage.rate_of = name[: -len("_per_second")]
         stage.written = max(stage.written or 0, point["time"])
+
+
+def _heard_of(
+    last: Mapping[tuple[Any, int], dict[str, Any]], here: str, silent: float
+) -> list[dict[str, Any]]:
+    """The last words of processes of other machines that are at work, it seems.
+
+    Args:
+      last: of (machine, process), its last line.
+      here: this machine.
+      silent: seconds that one may have been silent, if more than a minute.
+    """
+    since = time.time() - max(silent, _SILENT)
+    return [
+        point
+        for (host, _), point in last.items()
+        if host not in (None, here) and point["time"] >= since
+    ]
 
 
 def _share_done(point: Mapping[str, Any]) -> float:

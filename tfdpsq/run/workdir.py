@@ -105,6 +105,7 @@ def run_stage(
     config: Any,
     inputs: Mapping[str, str],
     make: Callable[[pathlib.Path], dict[str, Any] | None],
+    since: float | None = None,
 ) -> dict[str, Any]:
     """Runs a stage unless its finished output is there already.
 
@@ -113,6 +114,7 @@ def run_stage(
       config: what the stage's result depends on.
       inputs: fingerprints of what it reads.
       make: fills the directory it is given; may return JSON values to record.
+      since: when the stage was begun, by `time.monotonic`, where `make` only ends it.
 
     Returns:
       The content of `stage.json`: "config", "inputs", "fingerprint", "run" and
@@ -126,8 +128,10 @@ def run_stage(
         logging.info("%s: finished before, not redone", directory.name)
         return finished
     wanted = {"config": plain(config), "inputs": dict(inputs)}
-    logging.info("%s: started", directory.name)
-    started = time.monotonic()
+    started = since
+    if started is None:
+        logging.info("%s: started", directory.name)
+        started = time.monotonic()
     directory.parent.mkdir(parents=True, exist_ok=True)
     for left in directory.parent.glob(f".{directory.name}.*.partial"):
         with _held(left, directory):

@@ -1,0 +1,247 @@
+"""Stage `encode` on queries: those of sets carry a guarantee, private ones stay in."""
+
+import importlib.util
+import json
+import math
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from tfdpsq import privacy, retriever
+from tfdpsq.data import (
+    BeirDirectory,
+    SyntheticQuery,
+    Tokenizer,
+    train_vocabulary,
+    write_synthetic,
+)
+from tfdpsq.run import (
+    encode,
+    passes,
+    query_sets,
+    sharded_stages,
+    train_retriever,
+)
+from tfdpsq.validation import DataError, InputError
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny", pathlib.Path(__file__).parent / "tiny.py"
+)
+_tiny = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_tiny)
+
+_QUERIES = encode.QUERIES
+
+
+def _certificate(epsilon):
+    spec = privacy.PrivacySpec(
+        epsilon=epsilon,
+        clip_norm=0.1,
+        n=400,
+        n_is_public=True,
+        batch_size=8,
+        steps=4,
+        accountant="rdp",
+    )
+    return privacy.make_certificate(
+        privacy.make_plan(spec),
+        4,
+        description="A test.",
+        sensitivity_argument="A test.",
+        training={},
+        fingerprints={},
+    )
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Pairs, a public retriever with two towers, and a synthetic set of 50 queries."""
+    base = tmp_path_factory.mktemp("encode_queries")
+    queries = _tiny.write_pairs(base / "pairs")
+    train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
+    config = train_retriever.default_config()
+    config.t5.update(
+        vocabulary_size=330,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=16,
+        intermediate_dim=24,
+        key_value_dim=8,
+    )
+    config.update(
+        pairs=str(base / "pairs"),
+        vocabulary=str(base / "spiece.model"),
+        document_length=24,
+        query_length=10,
+        embedding_dim=16,
+        steps=0,
+        shared=False,
+    )
+    train_retriever.run(config, base / "retriever")
+    _write_set(base / "set", _certificate(8.0))
+    return base
+
+
+def _write_set(directory, certificate):
+    rows = [
+        SyntheticQuery(f"genQ{i}", f"sorts a list {i}", f"d{i % 20}", "text", 0)
+        for i in range(50)
+    ]
+    write_synthetic(directory, rows, {"made": "by a test"}, certificate, 2)
+
+
+def _config(base, **changes):
+    config = encode.default_config()
+    config.update(
+        {
+            "retriever": str(base / "retriever"),
+            "vocabulary": str(base / "spiece.model"),
+            "corpus": str(base / "pairs"),
+            "texts": _QUERIES,
+            "shard_documents": 20,
+            **changes,
+        }
+    )
+    return config
+
+
+def _expected(base, queries):
+    """Ids, and embeddings by the query tower, all in one go."""
+    return list(queries), retriever.encode_texts(
+        retriever.load(base / "retriever" / train_retriever.MODEL),
+        queries.values(),
+        Tokenizer(base / "spiece.model"),
+        "query",
+        progress=False,
+    )
+
+
+def _is_of(base, out, queries):
+    held = retriever.DocumentIndex(out / _QUERIES)
+    held.verify()
+    ids, vectors = _expected(base, queries)
+    assert list(held.ids()) == ids
+    np.testing.assert_allclose(held.embeddings(), vectors, rtol=0, atol=1e-6)
+    assert not (out / encode.DOCUMENTS).exists()
+
+
+def _reads(directory):
+    path = directory / "private_reads.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def test_queries_of_a_set_carry_its_certificate(base, tmp_path):
+    config = _config(base, corpus=str(base / "set"))
+    assert encode.run(config, tmp_path / "out", passes.Launch(2, 1)) is None
+    shards = tmp_path / ".out.shards"
+    held = json.loads((shards / sharded_stages.GUARANTEE_FILE).read_text())
+    certificate = privacy.read_certificate(base / "set")
+    assert held["certificate"] == certificate
+    stage = encode.run(config, tmp_path / "out")
+    assert stage["result"] == {"queries": 50, "private": False}
+    assert privacy.read_certificate(tmp_path / "out") == certificate
+    rows = (base / "set" / "beir" / "queries.jsonl").read_text().splitlines()
+    queries = {row["_id"]: row["text"] for row in map(json.loads, rows)}
+    assert len(queries) == 50
+    _is_of(base, tmp_path / "out", queries)
+    assert not _reads(tmp_path / "private")
+
+
+def test_private_queries_are_embedded_where_they_may_lie(base, tmp_path):
+    out = tmp_path / "private" / "out"
+    config = _config(base)
+    assert encode.run(config, out, passes.Launch(2, 1)) is None
+    assert not (out.parent / ".out.shards" / sharded_stages.GUARANTEE_FILE).exists()
+    stage = encode.run(config, out, passes.Launch(2, 0))
+    assert stage["result"] == {"queries": 12, "private": True}
+    beir = BeirDirectory(base / "pairs")
+    judged = beir.qrels("test")
+    queries = {name: text for name, text in beir.queries().items() if name in judged}
+    assert len(queries) == 12
+    _is_of(base, out, queries)
+    # Recorded once, by whichever of two commands; and nothing says it is covered.
+    assert _reads(out.parent) == [
+        {
+            "what": "the queries of split 'test'",
+            "where": "out/queries, and whatever is made from it",
+        }
+    ]
+    assert privacy.read_certificate(out) is None
+    inputs = json.loads((out / "stage.json").read_text())["inputs"]
+    assert inputs["queries"].startswith("keyed:") and "corpus" not in inputs
+
+
+@pytest.mark.parametrize(
+    ("out", "changes", "message"),
+    [
+        ("out", {}, "are private, and so is an embedding .* Write it under .*private"),
+        ("release/out", {"private_directory": "{here}/hidden"}, "under .*hidden inst"),
+        ("private/out", {"strict": True}, "strict mode refuses .* of split 'test'"),
+        ("private/out", {"split": "tets"}, "split is 'tets'; choose one of"),
+        ("private/out", {"texts": "answers"}, "texts is 'answers'; choose one of"),
+        ("ram://w/out", {}, "ram://w/out; this stage writes to local paths"),
+    ],
+)
+def test_private_queries_are_refused_before_they_are_read(
+    base, tmp_path, out, changes, message
+):
+    given = {
+        name: value.replace("{here}", str(tmp_path)) if name != "strict" else value
+        for name, value in changes.items()
+    }
+    place = out if "://" in out else tmp_path / out
+    with pytest.raises(InputError, match=message):
+        encode.run(_config(base, **given), place)
+    assert not list(tmp_path.rglob("*.npy")) and not _reads(tmp_path / "private")
+    assert not list(tmp_path.rglob("plan.json"))
+
+
+def test_judgements_of_a_query_that_is_not_there_are_named(base, tmp_path):
+    pairs = tmp_path / "pairs"
+    _tiny.write_pairs(pairs)
+    with (pairs / "qrels" / "test.tsv").open("a") as file:
+        file.write("gone\td1\t1\n")
+    with pytest.raises(DataError, match="test.tsv: query 'gone' is not in"):
+        encode.run(_config(base, corpus=str(pairs)), tmp_path / "private" / "out")
+    assert not _reads(tmp_path / "private")
+
+
+def test_queries_declared_public_are_no_read_and_take_the_encoder_s_guarantee(
+    base, tmp_path
+):
+    config = _config(base, private=False, strict=True, split="dev")
+    own = _certificate(4.0)
+    found = query_sets.open_queries(config, tmp_path / "out", _QUERIES, own)
+    assert found.certificate == own and not found.private
+    assert not found.fingerprint.startswith("keyed:")
+    judged = BeirDirectory(base / "pairs").qrels("dev")
+    assert query_sets.judged_in(found) == judged.keys() and len(judged) == 12
+    assert not list(tmp_path.iterdir())
+
+
+def test_guarantees_of_a_set_and_of_another_retriever_do_not_add_up(base, tmp_path):
+    """Neither covers both; one without any protection decides."""
+    config = _config(base, corpus=str(base / "set"))
+    of_set = privacy.read_certificate(base / "set")
+
+    def guaranteed(encoder):
+        out = tmp_path / "out"
+        return query_sets.open_queries(config, out, _QUERIES, encoder).certificate
+
+    with pytest.raises(InputError, match="epsilons would add up"):
+        guaranteed(_certificate(4.0))
+    assert guaranteed(None) == of_set
+    assert guaranteed(of_set) == of_set  # of a retriever trained on the set
+    unprotected = _certificate(math.inf)
+    assert guaranteed(unprotected) == unprotected and not unprotected["private"]
+
+
+def test_a_set_that_was_changed_is_refused(base, tmp_path):
+    shutil.copytree(base / "set", tmp_path / "set")
+    queries = tmp_path / "set" / "beir" / "queries.jsonl"
+    queries.write_text(queries.read_text().replace("list 7", "list 8"))
+    with pytest.raises(DataError, match="queries.jsonl: SHA-256 is"):
+        encode.run(_config(base, corpus=str(tmp_path / "set")), tmp_path / "out")
