@@ -197,8 +197,10 @@ def _make(
             if config.method == "plain":
                 if source.private:
                     progress.epsilon = lambda step: math.inf
+                # Tokenised private queries are private.
+                rows = (own if source.private else out) / "rows"
                 plain_training.train(
-                    config, model, tokenizer, source, progress, devices
+                    config, model, tokenizer, source, progress, rows, devices
                 )
                 executed = config.steps
             else:
@@ -219,7 +221,7 @@ def _make(
             )
         elif source.private:
             facts = _facts(config, model, inputs, reads, mined)
-            certificate = _unprotected(config, len(source.pairs), facts)
+            certificate = _unprotected(config, source.count, facts)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
