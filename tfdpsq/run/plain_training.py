@@ -78,7 +78,7 @@ def train(
 def _batches(
     config, model, tokenizer, source: sources.Source, scratch: pathlib.Path
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Batches from the disk; with hard negatives, as of these, from memory."""
+    """Batches from the disk; of pairs with hard negatives, in memory as these are."""
     retriever.require_enough(source.count, config.batch_size)
     lengths = config.query_length, config.document_length
     embedding = model if model.documents_stay else None

@@ -8,6 +8,11 @@ public pairs, and without any guarantee on private ones. The other methods train
 directly on private pairs by DP-SGD: "naive", "microbatch", "logit_dp" and
 "public_negatives"; see `tfdpsq.retriever.direct_dp`.
 `steps = 0` writes the untrained model.
+
+Method "plain" tokenises its pairs onto the disk while they stream by, four bytes for
+each of a row's `query_length + document_length` tokens, and reads them a batch at a
+time: sets of any size are trained on. With hard negatives, and by the other methods,
+the pairs are in memory.
 """
 
 from __future__ import annotations
