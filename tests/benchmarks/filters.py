@@ -26,7 +26,14 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.run import evaluate, prepare, sources, synthesize, train_retriever
+from tfdpsq.run import (
+    evaluate,
+    prepare,
+    round_trip,
+    sources,
+    synthesize,
+    train_retriever,
+)
 from tfdpsq.run import filter as filter_stage
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -67,10 +74,10 @@ def rows(options):
         REFERENCE: None,
         "words_duplicates": words,
         "known_words": known,
-        "round_trip_bm25": judged(filter_stage.BM25),
+        "round_trip_bm25": judged(round_trip.BM25),
         "round_trip_public": judged(f"@{PUBLIC}"),
         "round_trip_own": judged(f"@{REFERENCE}"),
-        "all": {**words, **known, **judged(filter_stage.BM25)},
+        "all": {**words, **known, **judged(round_trip.BM25)},
     }
     wanted = [REFERENCE, *(options.only or found)]
     return {name: settings for name, settings in found.items() if name in wanted}

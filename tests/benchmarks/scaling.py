@@ -6,7 +6,11 @@ Every stage runs by its command line, in a process of its own, on one untrained
 retriever of one layer and made-up documents of a dozen words: `encode` embeds the
 corpus, `index` does so for a streamed search, `evaluate` validates, embeds and
 searches for 300 queries, `evaluate_index` searches the embeddings that `index` left,
-`evaluate_bm25` searches by words.
+`evaluate_bm25` searches by words. Of sets of queries, written for these documents:
+`filter_round_trip` and `filter_bm25` rank the documents of 300; `filter_words` looks
+for known words and duplicates among as many queries as there are documents, of which
+`train_retriever` takes 20 steps, and for which `mine` finds ten documents each (its
+seconds are those of a corpus and a set that both grow).
 
 Prints one JSON line a row: wall seconds, seconds of processor time, and the largest
 resident set that the kernel saw of that process. Writes DIR/scaling.md, a table, and
@@ -34,19 +38,38 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORDS = 12
 VOCABULARY = 20_000
 QUERIES = 300
+_VOCABULARY = {"vocabulary": "{vocabulary}"}
+_ENCODE = {**_VOCABULARY, "corpus": "{corpus}", "retriever": "{retriever}"}
+_EVALUATE = {**_VOCABULARY, "data": "{corpus}"}
+_FILTER = {"corpus": "{corpus}", "synthetic": "{asked}"}
 STAGES = {
-    "encode": ("encode", {"corpus": "{corpus}"}),
-    "index": ("index", {"corpus": "{corpus}", "kind": "streamed"}),
-    "evaluate": ("evaluate", {"data": "{corpus}", "systems.mine": "{retriever}"}),
+    "encode": ("encode", _ENCODE),
+    "index": ("index", {**_ENCODE, "kind": "streamed"}),
+    "evaluate": ("evaluate", {**_EVALUATE, "systems.mine": "{retriever}"}),
     "evaluate_index": (
         "evaluate",
+        {**_EVALUATE, "systems.mine": "{retriever}", "indexes.mine": "{out}/index"},
+    ),
+    "evaluate_bm25": ("evaluate", {**_EVALUATE, "systems.bm25": "bm25"}),
+    "filter_round_trip": (
+        "filter",
         {
-            "data": "{corpus}",
-            "systems.mine": "{retriever}",
-            "indexes.mine": "{out}/index",
+            **_FILTER,
+            "round_trip.retriever": "{retriever}",
+            "round_trip.vocabulary": "{vocabulary}",
+            "round_trip.k": "100",
         },
     ),
-    "evaluate_bm25": ("evaluate", {"data": "{corpus}", "systems.bm25": "bm25"}),
+    "filter_bm25": ("filter", {**_FILTER, "round_trip.retriever": "bm25"}),
+    "filter_words": (
+        "filter",
+        {**_FILTER, "synthetic": "{set}", "duplicates": "True", "min_known": "0.5"},
+    ),
+    "train_retriever": (
+        "train_retriever",
+        {**_VOCABULARY, "pairs": "{set}", "steps": "20"},
+    ),
+    "mine": ("mine", {"pairs": "{set}", "corpus": "{corpus}", "k": "10"}),
 }
 
 
@@ -89,6 +112,24 @@ def write_corpus(path, count):
     write_beir(path, documents(), _later(queries), {"test": judged})
 
 
+def write_set(path, count, rows):
+    """A set of queries, words of `rows` documents spread over a corpus of `count`."""
+    from tfdpsq.data import write_synthetic
+    from tfdpsq.data.records import SyntheticQuery
+
+    asked = {number * count // rows for number in range(rows)}
+    written = (
+        (number, text) for number, text in enumerate(texts(count)) if number in asked
+    )
+    queries = (
+        SyntheticQuery(
+            f"genQ{at}", " ".join(text.split()[3:9]), f"document{number}", text, 0
+        )
+        for at, (number, text) in enumerate(written)
+    )
+    write_synthetic(path, queries, {"by": "a benchmark"}, None)
+
+
 def _later(rows):
     """Rows of a list that is filled before they are wanted."""
     yield from rows
@@ -100,7 +141,20 @@ def write_retriever(home):
     from tfdpsq.run import train_retriever
 
     train_vocabulary(texts(5000), 2000, home / "spiece.model")
-    config = train_retriever.default_config()
+    config = small(train_retriever.default_config())
+    config.update(
+        {
+            "pairs": str(home / f"corpus{QUERIES}"),
+            "split": "test",
+            "vocabulary": str(home / "spiece.model"),
+            "steps": 0,
+        }
+    )
+    train_retriever.run(config, home / "retriever")
+
+
+def small(config):
+    """Settings of `train_retriever`, for a model of one layer and short texts."""
     config.t5.update(
         vocabulary_size=2048,
         num_layers=1,
@@ -109,18 +163,8 @@ def write_retriever(home):
         intermediate_dim=64,
         key_value_dim=16,
     )
-    config.update(
-        {
-            "pairs": str(home / f"corpus{QUERIES}"),
-            "split": "test",
-            "vocabulary": str(home / "spiece.model"),
-            "document_length": 16,
-            "query_length": 16,
-            "embedding_dim": 32,
-            "steps": 0,
-        }
-    )
-    train_retriever.run(config, home / "retriever")
+    config.update(document_length=16, query_length=16, embedding_dim=32)
+    return config
 
 
 def measured(name, count, home, root):
@@ -132,19 +176,22 @@ def measured(name, count, home, root):
     out = home / f"out{count}"
     places = {
         "corpus": home / f"corpus{count}",
+        "asked": home / f"asked{count}",
+        "set": home / f"set{count}",
         "retriever": home / "retriever",
+        "vocabulary": home / "spiece.model",
         "out": out,
     }
+    for of, rows in (("asked", QUERIES), ("set", count)):
+        if f"{{{of}}}" in settings.values() and not places[of].is_dir():
+            write_set(places[of], count, rows)
     command = [
         sys.executable,
         "-m",
         f"tfdpsq.run.{module}",
         f"--config={ROOT / 'tests' / 'benchmarks' / 'scaling.py'}:{name}",
         f"--workdir={out / name}",
-        f"--config.vocabulary={home / 'spiece.model'}",
     ]
-    if module != "evaluate":
-        command.append(f"--config.retriever={home / 'retriever'}")
     command += [f"--config.{n}={v.format(**places)}" for n, v in settings.items()]
     log = home / "logs" / f"{name}-{count}.txt"
     log.parent.mkdir(exist_ok=True)
@@ -252,7 +299,7 @@ def get_config(name):
             names = [n.partition(".")[2] for n in settings if n.startswith(field)]
             if names:
                 config[field] = dict.fromkeys(names, "")
-    return config
+    return small(config) if name == "train_retriever" else config
 
 
 def main():

@@ -183,3 +183,40 @@ def test_embeddings_of_queries_are_never_taken_for_those_of_documents(make_model
     assert encoder_fingerprint(apart, "v", "query") != own
     with pytest.raises(InputError, match="kind is 'text'"):
         encoder_fingerprint(apart, "v", "text")
+
+
+@pytest.mark.parametrize("rows, at_once", [(1000, 256), (7, 5), (1, 1), (64, 3)])
+def test_ranks_count_the_better_documents_of_the_whole_product(
+    tmp_path, monkeypatch, rows, at_once
+):
+    """Numbers are eighths, so no sum is rounded and many are equal: none may slip."""
+    monkeypatch.setattr("tfdpsq.retriever.store._RANKED", at_once)
+    draw = np.random.default_rng(4)
+    every, queries = (draw.integers(-2, 3, [n, 6]) / 8 for n in (150, 40))
+    index = DocumentIndex.create(tmp_path / "index", "x", 6)
+    for start in range(0, 150, 60):
+        part = every[start : start + 60]
+        index.add([f"d{start + i}" for i in range(len(part))], part)
+    places = draw.integers(0, 150, 40)
+    scores = queries @ every.T
+    own = scores[np.arange(40), places]
+    assert ((scores == own[:, None]).sum(axis=1) > 1).sum() > 20  # ties, many
+    found = index.ranks(queries.astype(np.float32), places, rows)
+    assert found.tolist() == (1 + (scores > own[:, None]).sum(axis=1)).tolist()
+
+
+def test_places_are_those_of_the_documents_that_are_there(index):
+    names = {"d3", "é", "d50", "elsewhere"}
+    assert index.places(names) == {"d3": 3, "é": 50, "d50": 51}
+
+
+def test_ranks_of_what_is_not_there_are_refused(index):
+    for places, message in (
+        ([0, 52], "each one from 0 to 51"),
+        ([-1, 3], "each one from 0 to 51"),
+        ([0], r"shape \(1,\) for 2 queries"),
+    ):
+        with pytest.raises(InputError, match=message):
+            index.ranks(_vectors(2), places)
+    with pytest.raises(InputError, match=r"must be \[Q, 8\]"):
+        index.ranks(_vectors(2, width=7), [0, 1])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq import privacy, retriever
+from tfdpsq import evaluation, privacy, retriever
 from tfdpsq.data import (
     Document,
     Tokenizer,
@@ -20,7 +20,7 @@ from tfdpsq.data import (
 )
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.run import filter as filter_stage
-from tfdpsq.run import train_retriever
+from tfdpsq.run import round_trip, train_retriever
 from tfdpsq.validation import DataError, InputError
 
 ROWS = [
@@ -163,6 +163,133 @@ def test_round_trip_through_a_retriever_is_a_rank(base, tmp_path):
     judge = {"retriever": str(base / "retriever"), "vocabulary": str(base / "spiece")}
     kept, _ = _filter(base, tmp_path / "out", round_trip={**judge, "k": 3})
     assert kept == [q for (q, _), rank in zip(ROWS, ranks) if rank <= 3]
+
+
+@pytest.fixture(scope="module")
+def larger(base):
+    """A corpus and a set of more than a chunk: ties, duplicates across the borders."""
+    draw = np.random.default_rng(3)
+    known = sorted({word for text in TEXTS for word in text.lower().split()})
+    texts = [" ".join(draw.choice(known, 7)) for _ in range(45)]
+    # The same words, so the same score by BM25, but not the same embedding: of two that
+    # are equal but for rounding, rounding says which is the better.
+    texts += [" ".join(reversed(text.split())) for text in texts[:15]]
+    documents = [Document(f"d{i}", "", text) for i, text in enumerate(texts)]
+    write_beir(
+        base / "larger", documents, [("q", "anything")], {"train": [("q", "d0", 1)]}
+    )
+    rows = []
+    for number, place in enumerate(draw.integers(0, len(texts), 70).tolist()):
+        words = texts[place].split()
+        query = " ".join(draw.choice(words, 3))
+        if number % 5 == 4:  # as one before, of this chunk or of another
+            query = rows[number * 7 % len(rows)].query.upper() + " "
+        rows.append(
+            SyntheticQuery(f"genQ{number}", query, f"d{place}", texts[place], 0)
+        )
+    write_synthetic(base / "larger_set", rows, {"by": "a test"}, _certificate(8.0))
+    return documents, rows
+
+
+def _in_memory(base, judge, documents, rows, k):
+    """Which rows come back, with the whole corpus in memory."""
+    if judge == "bm25":
+        index = evaluation.BM25((d.id, d.content) for d in documents)
+        found = index.search({row.query_id: row.query for row in rows}, k)
+        return [row.document_id in found.get(row.query_id, {}) for row in rows]
+    model = retriever.load(base / "retriever" / "model")
+    embed = {
+        kind: retriever.encode_texts(
+            model, texts, Tokenizer(base / "spiece"), kind, 128, progress=False
+        )
+        for kind, texts in (
+            ("query", [row.query for row in rows]),
+            ("document", [d.content for d in documents]),
+        )
+    }
+    scores = embed["query"] @ embed["document"].T
+    mine = [int(row.document_id[1:]) for row in rows]
+    own = np.take_along_axis(scores, np.array(mine)[:, None], axis=1)
+    return ((scores > own).sum(axis=1) < k).tolist()
+
+
+@pytest.mark.parametrize(
+    "judge, k, chunk",
+    [("bm25", 1, 8192), ("bm25", 4, 9), ("own", 2, 8192), ("own", 9, 9)],
+)
+def test_round_trips_are_those_of_a_corpus_in_memory(
+    base, larger, tmp_path, monkeypatch, judge, k, chunk
+):
+    """However set and corpus are cut; ties, here by BM25, go as they did."""
+    documents, rows = larger
+    monkeypatch.setattr(filter_stage, "_CHUNK", chunk)
+    monkeypatch.setattr(round_trip, "ROWS", 20)  # shards: three, of a window each
+    monkeypatch.setattr("tfdpsq.retriever.encoding._WINDOW", 1)
+    monkeypatch.setattr("tfdpsq.retriever.store._RANKED", 5)
+    expected = _in_memory(base, judge, documents, rows, k)
+    assert 10 < sum(expected) < 60
+    own = {"retriever": judge, "k": k}
+    if judge == "own":
+        own.update(retriever=str(base / "retriever"), vocabulary=str(base / "spiece"))
+    paths = {"synthetic": str(base / "larger_set"), "corpus": str(base / "larger")}
+    kept, dropped = _filter(
+        base, tmp_path / "out", round_trip=own, batch_size=20, **paths
+    )
+    assert kept == [row.query for row, keep in zip(rows, expected) if keep]
+    assert dropped == {"round_trip": 70 - len(kept)}
+    # Nothing of the corpus stays with the set.
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "set",
+        "filter.json",
+        "stage.json",
+    }
+
+
+@pytest.mark.parametrize("chunk", [8192, 9])
+def test_duplicates_and_known_words_are_those_of_python_sets(
+    base, larger, tmp_path, monkeypatch, chunk
+):
+    """Wherever chunks end, and the words that are still in a set."""
+    documents, rows = larger
+    monkeypatch.setattr(filter_stage, "_CHUNK", chunk)
+    monkeypatch.setattr(filter_stage, "BATCH", 5)
+    seen, expected = set(), []
+    known = {word.strip(".") for d in documents[:9] for word in d.content.split()}
+    for row in rows:
+        words = row.query.lower().split()
+        if np.mean([word.strip(".") in known for word in words]) < 0.7:
+            continue
+        if " ".join(words) not in seen:
+            expected.append(row.query)
+        seen.add(" ".join(words))
+    assert len(seen) < 60 and len(expected) > 10
+    write_beir(
+        tmp_path / "part", documents[:9], [("q", "x")], {"train": [("q", "d0", 1)]}
+    )
+    kept, dropped = _filter(
+        base,
+        tmp_path / "out",
+        synthetic=str(base / "larger_set"),
+        corpus=str(tmp_path / "part"),
+        duplicates=True,
+        min_known=0.7,
+    )
+    assert kept == expected
+    assert sum(dropped.values()) == 70 - len(expected) and min(dropped.values()) > 3
+
+
+@pytest.mark.parametrize("judge", ["bm25", "own"])
+def test_a_corpus_with_an_id_twice_is_refused(base, tmp_path, judge):
+    """Whichever of the two were meant, the rank would be of one of them alone."""
+    shutil.copytree(base / "corpus", tmp_path / "corpus")
+    with (tmp_path / "corpus" / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "d2", "title": "", "text": "another"}\n')
+    own = {"retriever": judge}
+    if judge == "own":
+        own.update(retriever=str(base / "retriever"), vocabulary=str(base / "spiece"))
+    with pytest.raises(ValueError, match="id 'd2' occurs on an|'d2' is there already"):
+        _filter(base, tmp_path / "out", corpus=str(tmp_path / "corpus"), round_trip=own)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("epsilon", [3.0, math.inf])

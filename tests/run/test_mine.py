@@ -108,6 +108,20 @@ def test_what_is_mined_shares_words_and_depends_on_its_own_query_alone(base, tmp
     assert changed == {q: d for q, d in found.items() if q != "q0"}
 
 
+def test_the_run_does_not_depend_on_how_queries_are_cut(base, tmp_path, monkeypatch):
+    """Every query is looked at by itself, in whatever company."""
+    monkeypatch.setattr(mine, "_CHUNK", 7)
+    _mine(tmp_path, "mined", pairs=str(base / "pairs"), k=5)
+    whole = base / "private" / "mined"
+    for name in (mine.RUN_FILE, hard_negatives.ORIGIN_FILE):
+        one, other = (d / name for d in (whole, tmp_path / "mined"))
+        if name == mine.RUN_FILE:
+            assert one.read_bytes() == other.read_bytes()
+        else:  # whose fingerprints are keyed
+            found = [json.loads(path.read_text()) for path in (one, other)]
+            assert found[0]["by"] == found[1]["by"] and "settings" in found[0]["by"]
+
+
 def test_mining_for_private_queries_is_a_recorded_read(base, tmp_path):
     entries = (base / "private" / "private_reads.jsonl").read_text().splitlines()
     (entry,) = [e for e in map(json.loads, entries) if "BM25" in e["what"]]

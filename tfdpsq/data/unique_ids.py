@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -101,6 +101,11 @@ class SeenTexts:
             ):
                 self._runs.append(_Run.merged(self._runs.pop(), self._runs.pop()))
         return True
+
+    def update(self, texts: Iterable[str]) -> None:
+        """Adds texts."""
+        for text in texts:
+            self.add(text)
 
 
 class _Run:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import scipy.sparse
@@ -64,20 +64,31 @@ class Closeness:
     closer: float
 
 
-def exact_copies(texts: Sequence[str], private: Sequence[str]) -> ExactCopies:
+def exact_copies(texts: Iterable[str], private: Sequence[str]) -> ExactCopies:
     """Counts the texts that are equal to a private one.
 
     Args:
-      texts: generated texts, or the held-out ones of the control.
+      texts: generated texts, or the held-out ones of the control; streamed.
       private: the texts they may be copies of.
 
     Raises:
       InputError: one text instead of several, or none at all.
     """
-    _require_texts(texts=texts, private=private)
+    _require_texts(private=private)
+    if isinstance(texts, str):
+        _require_texts(texts=texts)
     known = {normalized(text) for text in private}
-    met = [key for key in map(normalized, texts) if key in known]
-    return ExactCopies(len(met), len(met) / len(texts), len(set(met)))
+    count = met = 0
+    distinct = set()
+    for text in texts:
+        count += 1
+        key = normalized(text)
+        if key in known:
+            met += 1
+            distinct.add(key)
+    if not count:
+        _require_texts(texts=())
+    return ExactCopies(met, met / count, len(distinct))
 
 
 def closeness(synthetic: np.ndarray, held_out: np.ndarray) -> Closeness:

@@ -58,7 +58,11 @@ def ranked(hits: Mapping[str, float]) -> list[tuple[str, float]]:
     )
 
 
-def write_trec_run(path: str | os.PathLike, run: Run, tag: str = "tfdpsq") -> None:
+def write_trec_run(
+    path: str | os.PathLike,
+    run: Run | Iterable[tuple[str, Mapping[str, float]]],
+    tag: str = "tfdpsq",
+) -> None:
     """Writes a run, best document first, ranks from 1.
 
     Scores are written so that they read back to the same float. A query with no
@@ -66,7 +70,7 @@ def write_trec_run(path: str | os.PathLike, run: Run, tag: str = "tfdpsq") -> No
 
     Args:
       path: file to write; an existing one is replaced in one step.
-      run: query id -> {document id: score}.
+      run: query id -> {document id: score}, or such pairs, streamed.
       tag: name of the run, the last field of every line.
 
     Raises:
@@ -76,7 +80,7 @@ def write_trec_run(path: str | os.PathLike, run: Run, tag: str = "tfdpsq") -> No
     _check_word("tag", tag)
 
     def lines() -> Iterator[str]:
-        for query_id, hits in run.items():
+        for query_id, hits in run.items() if isinstance(run, Mapping) else run:
             _check_word("query id", query_id)
             checked = {
                 document_id: checked_score(score, query_id, document_id)

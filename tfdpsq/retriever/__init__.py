@@ -39,6 +39,7 @@ from tfdpsq.retriever.model import (
 from tfdpsq.retriever.nearest import BestDocuments, KBest
 from tfdpsq.retriever.serving import SearchModel
 from tfdpsq.retriever.store import DocumentIndex, encoder_fingerprint
+from tfdpsq.retriever.stored_pairs import StoredPairs, store_pairs
 from tfdpsq.retriever.training import (
     collate,
     content_key,
@@ -46,6 +47,7 @@ from tfdpsq.retriever.training import (
     encode_negatives,
     encode_pairs,
     make_batches,
+    require_enough,
 )
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "ScannBruteForce",
     "ScannTree",
     "SearchModel",
+    "StoredPairs",
     "TwoTower",
     "as_run",
     "batch_losses",
@@ -85,8 +88,10 @@ __all__ = [
     "naive_sensitivity_multiplier",
     "progress_bar",
     "public_negatives_sensitivity_multiplier",
+    "require_enough",
     "save",
     "search",
     "start_from",
+    "store_pairs",
     "with_vectors",
 ]

@@ -201,12 +201,7 @@ def with_vectors(
     Raises:
       InputError: the document tower is trained, or is the query tower.
     """
-    if not model.documents_stay:
-        raise InputError(
-            f"the document tower has {len(model.document_tower.trainable_weights)} "
-            "trainable weights: what it makes of a document does not stay. Train the "
-            "query tower alone, with shared=False."
-        )
+    require_staying(model)
     found = dict(arrays)
     places: dict[int, int] = {}
     vectors = [np.empty([0, model.config.embedding_dim], np.float32)]
@@ -227,8 +222,8 @@ def with_vectors(
                 new[key] = row
         if new:
             rows = list(new.values())
-            texts = _Rows(flat[rows], lengths.ravel()[rows])
-            numbers = map(str, range(len(rows)))
+            texts = Tokenised(_taking(flat, lengths.ravel()))
+            numbers = map(str, rows)
             vectors.append(
                 encode_texts(
                     model, numbers, texts, "document", batch_size, progress=False
@@ -242,16 +237,34 @@ def with_vectors(
     return found
 
 
-class _Rows:
+def require_staying(model: TwoTower) -> None:
+    """Refuses to embed documents once for a tower that will embed them otherwise.
+
+    Raises:
+      InputError: the document tower is trained, or is the query tower.
+    """
+    if not model.documents_stay:
+        raise InputError(
+            f"the document tower has {len(model.document_tower.trainable_weights)} "
+            "trainable weights: what it makes of a document does not stay. Train the "
+            "query tower alone, with shared=False."
+        )
+
+
+def _taking(ids: np.ndarray, lengths: np.ndarray):
+    return lambda rows: (ids[rows], lengths[rows])
+
+
+class Tokenised:
     """Texts that are tokenised already, called by their numbers."""
 
-    def __init__(self, ids: np.ndarray, lengths: np.ndarray):
-        self.ids, self.lengths = ids, lengths
+    def __init__(self, take: Callable[[list[int]], tuple[np.ndarray, np.ndarray]]):
+        """Keeps what gives ids [B, length] and lengths [B] of B numbers."""
+        self._take = take
 
-    def encode(self, texts: Sequence[str], length: int) -> tuple[tf.Tensor, tf.Tensor]:
+    def encode(self, texts: Sequence[str], length: int) -> tuple[Any, Any]:
         """See `Encodes`; they were cut to the length before."""
-        rows = [int(text) for text in texts]
-        return self.ids[rows], self.lengths[rows]
+        return self._take([int(text) for text in texts])
 
 
 def _batches(

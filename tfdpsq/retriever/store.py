@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from tfdpsq.data.unique_ids import BATCH, UniqueIds
 from tfdpsq.retriever.model import TwoTower, ordered_weights
 from tfdpsq.retriever.nearest import ROWS, BestDocuments
 
+# Queries that are ranked at a time: with `ROWS` documents, 16 MiB of scores.
+_RANKED = 256
 _FILE = "index.json"
 _FORMAT = "tfdpsq-index/2"
 _INDEX = ("encoder", "width")
@@ -218,15 +220,65 @@ class DocumentIndex:
         Raises:
           InputError: another width, or k below 1.
         """
-        if np.ndim(queries) != 2 or np.shape(queries)[1] != self.width:
-            raise validation.InputError(
-                f"queries have shape {np.shape(queries)}; they must be "
-                f"[Q, {self.width}]."
-            )
+        self._require_width(queries)
         best = BestDocuments(queries, k)
         for vectors in self.chunks(rows):
             best.add(vectors)
         return best.scores, best.places
+
+    def places(self, names: Set[str]) -> dict[str, int]:
+        """Positions, in the order of `ids`, of those of some documents that are there.
+
+        Args:
+          names: their ids; no others are kept in memory.
+        """
+        return {name: at for at, name in enumerate(self.ids()) if name in names}
+
+    def ranks(
+        self, queries: np.ndarray, places: Sequence[int] | np.ndarray, rows: int = ROWS
+    ) -> np.ndarray:
+        """How far down one document of each query comes, exactly, in flat memory.
+
+        A document's own score is taken out of the very product that the others are
+        compared in, so rounding never puts it before or behind itself.
+
+        Args:
+          queries: [Q, D] float32.
+          places: [Q] positions of the documents, in the order of `ids`.
+          rows: documents in memory at a time.
+
+        Returns:
+          [Q] int64: 1, and 1 for each document of a higher inner product.
+
+        Raises:
+          InputError: another width, or positions that are none.
+        """
+        own = np.asarray(places, np.int64)
+        self._require_width(queries)
+        if own.shape != (len(queries),) or ((own < 0) | (own >= self.size)).any():
+            raise validation.InputError(
+                f"places have shape {own.shape} for {len(queries)} queries; give each "
+                f"one from 0 to {self.size - 1}."
+            )
+        # Neighbours' own documents lie together, so few products are made twice.
+        order = np.argsort(own, kind="stable")
+        queries, own = np.asarray(queries, np.float32)[order], own[order]
+        parts = [slice(start, start + _RANKED) for start in range(0, len(own), _RANKED)]
+        scores = np.empty([len(own), 1], np.float32)
+        for first, vectors in self._numbered(rows):
+            for part in parts:
+                at = own[part] - first
+                here = np.flatnonzero((at >= 0) & (at < len(vectors)))
+                if len(here):
+                    found = queries[part] @ vectors.T
+                    scores[part][here, 0] = found[here, at[here]]
+        better = np.zeros(len(own), np.int64)
+        for _, vectors in self._numbered(rows):
+            for part in parts:
+                better[part] += (queries[part] @ vectors.T > scores[part]).sum(axis=1)
+        ranks = np.empty_like(better)
+        ranks[order] = 1 + better
+        return ranks
 
     def verify(self) -> None:
         """Reads every shard and compares it with what was written.
@@ -242,6 +294,20 @@ class DocumentIndex:
             path = self.directory / f"{shard['name']}.jsonl"
             if sha256_of_file(path) != shard["ids_sha256"]:
                 raise validation.DataError(path, "holds other ids", _REMEDY)
+
+    def _numbered(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        """As `chunks`, with the position of each chunk's first document."""
+        first = 0
+        for vectors in self.chunks(rows):
+            yield first, vectors
+            first += len(vectors)
+
+    def _require_width(self, queries: np.ndarray) -> None:
+        if np.ndim(queries) != 2 or np.shape(queries)[1] != self.width:
+            raise validation.InputError(
+                f"queries have shape {np.shape(queries)}; they must be "
+                f"[Q, {self.width}]."
+            )
 
     def _require_new(self, names: list[str]) -> None:
         """Refuses ids that come twice; keeps eight bytes a document."""

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
 from tfdpsq import validation
 from tfdpsq.data.beir import Pair
 from tfdpsq.retriever.encoding import Encodes, with_vectors
+from tfdpsq.retriever.known_answers import KnownAnswers
 from tfdpsq.retriever.model import TwoTower
 
 # Texts tokenised at a time.
-_CHUNK = 1024
+CHUNK = 1024
 
 Arrays = Mapping[str, np.ndarray]
 
 
-def content_key(document: str) -> int:
-    """A 63-bit number that is equal for equal contents, now and in any process."""
-    digest = hashlib.blake2b(document.encode("utf-8"), digest_size=8).digest()
+def content_key(text: str) -> int:
+    """A 63-bit number that is equal for equal texts, now and in any process."""
+    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
@@ -52,6 +53,27 @@ def encode_pairs(
     Raises:
       InputError: no rows, or a length below one.
     """
+    arrays = encode_rows(rows, tokenizer, query_length, document_length)
+    arrays["positive_keys"] = _positive_keys(
+        rows, arrays["document_key"], positives or {}
+    )
+    return arrays
+
+
+def encode_rows(
+    rows: Sequence[Pair], tokenizer: Encodes, query_length: int, document_length: int
+) -> dict[str, np.ndarray]:
+    """What of `encode_pairs` looks at each pair alone: all but "positive_keys".
+
+    Args:
+      rows: as there.
+      tokenizer: as there.
+      query_length: as there.
+      document_length: as there.
+
+    Raises:
+      InputError: as there.
+    """
     validation.positive_integer("query_length", query_length)
     validation.positive_integer("document_length", document_length)
     if not len(rows):
@@ -61,8 +83,6 @@ def encode_pairs(
     )
     queries = _encoded([row.query for row in rows], tokenizer, query_length)
     arrays["query_ids"], arrays["query_lengths"] = queries
-    keys = [int(key) for key in arrays["document_key"]]
-    arrays["positive_keys"] = _positive_keys(rows, keys, positives or {})
     return arrays
 
 
@@ -139,8 +159,8 @@ def _encoded(
     texts: Sequence[str], tokenizer: Encodes, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
     parts = [
-        tokenizer.encode(texts[start : start + _CHUNK], length)
-        for start in range(0, len(texts), _CHUNK)
+        tokenizer.encode(texts[start : start + CHUNK], length)
+        for start in range(0, len(texts), CHUNK)
     ]
     ids, lengths = zip(*parts)
     return np.concatenate([np.asarray(i) for i in ids]), np.concatenate(
@@ -213,45 +233,86 @@ def make_batches(
       InputError: at once, not at the first batch: batch larger than the data, and
         as in `encode_pairs`.
     """
-    validation.positive_integer("batch_size", batch_size)
-    if batch_size > len(rows):
-        raise validation.InputError(
-            f"batch_size is {batch_size} but there are {len(rows)} pairs; take at most "
-            "as many."
-        )
+    require_enough(len(rows), batch_size)
     arrays = encode_pairs(rows, tokenizer, query_length, document_length, positives)
     arrays.update(negatives or {})
     if model is not None:
         arrays = with_vectors(model, arrays)
-    return _epochs(arrays, len(rows), batch_size, seed)
+    return shuffled_epochs(
+        lambda indices: {name: array[indices] for name, array in arrays.items()},
+        len(rows),
+        batch_size,
+        seed,
+    )
 
 
-def _epochs(
-    arrays: Arrays, n: int, batch_size: int, seed: int
+def require_enough(count: int, batch_size: int) -> None:
+    """Refuses a batch larger than the data, which no epoch would hold.
+
+    Raises:
+      InputError: it is, or is below 1.
+    """
+    validation.positive_integer("batch_size", batch_size)
+    if batch_size > count:
+        raise validation.InputError(
+            f"batch_size is {batch_size} but there are {count} pairs; take at most "
+            "as many."
+        )
+
+
+def shuffled_epochs(
+    take: Callable[[np.ndarray], dict[str, np.ndarray]],
+    count: int,
+    batch_size: int,
+    seed: int,
 ) -> Iterator[dict[str, np.ndarray]]:
+    """Shuffled epochs without end, of rows that are given by number.
+
+    Args:
+      take: [B] row numbers to their fields.
+      count: n, how many rows there are; their order takes 8 bytes of each.
+      batch_size: rows of a batch.
+      seed: the same seed gives the same batches.
+
+    Returns:
+      As `make_batches`.
+
+    Raises:
+      InputError: at once: batch larger than the data.
+    """
+    require_enough(count, batch_size)
+    return _epochs(take, count, batch_size, seed)
+
+
+def _epochs(take, n: int, batch_size: int, seed: int) -> Iterator[dict]:
     random = np.random.default_rng(seed)
     while True:
         order = random.permutation(n)
         for start in range(0, n - batch_size + 1, batch_size):
-            yield collate(arrays, order[start : start + batch_size])
+            batch = take(order[start : start + batch_size])
+            batch["weights"] = np.ones(batch_size, np.float32)
+            yield batch
 
 
 def _positive_keys(
-    rows: Sequence[Pair], keys: Sequence[int], positives: Mapping[str, Set[str]]
+    rows: Sequence[Pair], keys: np.ndarray, positives: Mapping[str, Set[str]]
 ) -> np.ndarray:
+    queries = np.array([content_key(row.query_id) for row in rows], np.int64)
     # One id can have several contents: pseudo-pairs cut their sentence out of the
     # document, another one for each pair.
-    by_document: dict[str, set[int]] = {}
-    by_query: dict[str, set[int]] = {}
-    for row, key in zip(rows, keys):
-        by_document.setdefault(row.document_id, set()).add(key)
-        by_query.setdefault(row.query_id, set()).add(key)
-    for query_id, document_ids in positives.items():
-        if query_id in by_query:
-            for document_id in document_ids:
-                by_query[query_id] |= by_document.get(document_id, set())
-    others = [sorted(by_query[row.query_id] - {key}) for row, key in zip(rows, keys)]
-    padded = np.full([len(rows), max(1, max(map(len, others)))], -1, np.int64)
-    for number, known in enumerate(others):
-        padded[number, : len(known)] = known
-    return padded
+    contents: dict[str, set[int]] = {}
+    if positives:
+        for row, key in zip(rows, keys.tolist()):
+            contents.setdefault(row.document_id, set()).add(key)
+    known = {row.query_id for row in rows} & positives.keys()
+    more = [
+        (content_key(query_id), key)
+        for query_id in known
+        for document_id in positives[query_id]
+        for key in contents.get(document_id, ())
+    ]
+    added = np.array(more, np.int64).reshape([-1, 2])
+    answers = KnownAnswers(
+        np.concatenate([queries, added[:, 0]]), np.concatenate([keys, added[:, 1]])
+    )
+    return answers.others(queries, keys)

@@ -16,8 +16,11 @@ The filters, each off unless set, in this order:
     known       too few of its words occur in the public documents: another language,
                 or no language
     duplicates  a query that was there before, apart from case and white space
-    round_trip  the query does not bring its own document back among the best (Dai et
-                al. 2022, *Promptagator*, arXiv:2209.11755, section 3.2)
+    round_trip  the query does not bring its own document back among the best (see
+                `round_trip`)
+
+Neither the corpus nor the set is in memory: of a word of the corpus, and of a query
+where duplicates are dropped, 16 bytes are.
 
 Writes the set anew under `set/`, with its certificate, and `filter.json`: how many
 queries each filter dropped.
@@ -25,36 +28,34 @@ queries each filter dropped.
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import itertools
 import json
 import pathlib
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ml_collections
 import numpy as np
 
-from tfdpsq import evaluation, retriever, validation
+from tfdpsq import evaluation, validation
 from tfdpsq.data import (
-    Tokenizer,
     atomic_write,
     read_manifest,
     read_synthetic,
     write_synthetic,
 )
 from tfdpsq.data.records import SyntheticQuery
-from tfdpsq.data.texts import Document
+from tfdpsq.data.unique_ids import BATCH, SeenTexts
 from tfdpsq.evaluation.ngrams import words
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import canaries, command, sources, workdir
+from tfdpsq.run import canaries, command, round_trip, sources, workdir
 
 SET = "set"
 COUNTS_FILE = "filter.json"
-BM25 = "bm25"
-# Queries embedded at a time, and scored at a time: against a million documents, 1 GiB.
+# Queries in memory at a time.
 _CHUNK = 8192
-_SCORED = 256
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -99,33 +100,36 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     }
     read_certificate(config.synthetic)  # refuses one that was changed
     judge = config.round_trip.retriever
-    if judge and judge != BM25:
+    if judge and judge != round_trip.BM25:
         require_same_guarantee(judge, config.synthetic, manifest["certificate"])
         inputs["retriever"] = workdir.stage_fingerprint(judge)
-        _tokenizer(config.round_trip)
+        round_trip.tokenizer_of(config.round_trip)
     if config.canaries:
         inputs["canaries"] = workdir.stage_fingerprint(config.canaries)
 
     def make(out: pathlib.Path) -> dict:
         counts: dict[str, int] = {}
-        rows = filtered(config, read_synthetic(config.synthetic), counts)
-        first = next(rows, None)
-        if first is None:
-            raise validation.InputError(
-                f"no query of {config.synthetic} passes; of {manifest['count']}, the "
-                f"filters drop {counts}. Loosen the one that drops most."
+        with tempfile.TemporaryDirectory(dir=out) as scratch:
+            rows = filtered(
+                config, read_synthetic(config.synthetic), counts, pathlib.Path(scratch)
             )
-        written = write_synthetic(
-            out / SET,
-            itertools.chain([first], rows),
-            provenance={
-                "config": workdir.plain(config),
-                "inputs": inputs,
-                "of": manifest["provenance"],
-            },
-            certificate=manifest["certificate"],
-            shards=config.shards,
-        )
+            first = next(rows, None)
+            if first is None:
+                raise validation.InputError(
+                    f"no query of {config.synthetic} passes; of {manifest['count']}, "
+                    f"the filters drop {counts}. Loosen the one that drops most."
+                )
+            written = write_synthetic(
+                out / SET,
+                itertools.chain([first], rows),
+                provenance={
+                    "config": workdir.plain(config),
+                    "inputs": inputs,
+                    "of": manifest["provenance"],
+                },
+                certificate=manifest["certificate"],
+                shards=config.shards,
+            )
         found = {"read": manifest["count"], "kept": written["count"], "dropped": counts}
         atomic_write(
             out / COUNTS_FILE, json.dumps(found, indent=2, sort_keys=True) + "\n"
@@ -166,6 +170,7 @@ def filtered(
     config: ml_collections.ConfigDict,
     rows: Iterable[SyntheticQuery],
     counts: dict[str, int],
+    scratch: pathlib.Path,
 ) -> Iterator[SyntheticQuery]:
     """The rows that pass all filters that are set, in their order.
 
@@ -173,6 +178,7 @@ def filtered(
       config: the stage's.
       rows: of a set; read as a stream.
       counts: filled with the number of rows that each filter dropped first.
+      scratch: a directory for the corpus's embeddings.
 
     Yields:
       Rows as they are.
@@ -187,7 +193,7 @@ def filtered(
     if config.duplicates:
         tests.append(("duplicates", _each(_new())))
     if config.round_trip.retriever:
-        tests.append(("round_trip", _comes_back(config)))
+        tests.append(("round_trip", round_trip.comes_back(config, scratch)))
     counts.update({name: 0 for name, _ in tests})
     stream = iter(rows)
     while chunk := list(itertools.islice(stream, _CHUNK)):
@@ -215,119 +221,40 @@ def _of_length(config) -> Callable[[str], bool]:
 
 
 def _of_known_words(config) -> Callable[[str], bool]:
-    known = set()
+    known = SeenTexts()
+    recent: set[str] = set()  # frequent words come again and again
     for document in sources.open_beir(config.corpus).documents():
-        known.update(words(document.content))
+        recent.update(words(document.content))
+        if len(recent) > BATCH:
+            known.update(recent)
+            recent.clear()
+    known.update(recent)
+    is_known = functools.lru_cache(BATCH)(known.__contains__)
 
     def keep(query: str) -> bool:
         found = words(query)
-        return sum(word in known for word in found) >= config.min_known * len(found)
+        return sum(map(is_known, found)) >= config.min_known * len(found)
 
     return keep
 
 
 def _new() -> Callable[[str], bool]:
-    """Whether a query is the first of its kind; keeps hashes alone in memory."""
-    seen: set[bytes] = set()
-
-    def keep(query: str) -> bool:
-        plain = " ".join(query.casefold().split())
-        key = hashlib.blake2b(plain.encode(), digest_size=16).digest()
-        if key in seen:
-            return False
-        seen.add(key)
-        return True
-
-    return keep
-
-
-def _comes_back(config) -> Callable[[list[SyntheticQuery]], Iterable[bool]]:
-    """Whether queries find their documents, by BM25 or by a retriever."""
-    own, k = config.round_trip, config.round_trip.k
-    ids: dict[str, int] = {}
-
-    def documents() -> Iterator[Document]:
-        for document in sources.open_beir(config.corpus).documents():
-            ids[document.id] = len(ids)
-            yield document
-
-    def known(chunk: list[SyntheticQuery]) -> None:
-        for row in chunk:
-            if row.document_id not in ids:
-                raise validation.InputError(
-                    f"query {row.query_id!r} was written for document "
-                    f"{row.document_id!r}, which {config.corpus} does not hold. Give "
-                    "the corpus that the set was written for."
-                )
-
-    if own.retriever == BM25:
-        index = evaluation.BM25((d.id, d.content) for d in documents())
-
-        def by_words(chunk):
-            known(chunk)
-            queries = {row.query_id: row.query for row in chunk}
-            found = index.search(queries, k)
-            return [row.document_id in found.get(row.query_id, {}) for row in chunk]
-
-        return by_words
-    model = retriever.load(pathlib.Path(own.retriever) / "model")
-    tokenizer = _tokenizer(own)
-    corpus = retriever.encode_texts(
-        model,
-        (document.content for document in documents()),
-        tokenizer,
-        "document",
-        config.batch_size,
-    )
-
-    def by_vectors(chunk):
-        known(chunk)
-        texts = [row.query for row in chunk]
-        vectors = retriever.encode_texts(
-            model, texts, tokenizer, "query", config.batch_size, progress=False
-        )
-        mine = np.array([ids[row.document_id] for row in chunk])
-        kept = []
-        for start in range(0, len(chunk), _SCORED):
-            part = slice(start, start + _SCORED)
-            scores = vectors[part] @ corpus.T
-            own_score = np.take_along_axis(scores, mine[part, None], axis=1)
-            kept.extend((scores > own_score).sum(axis=1) < k)
-        return kept
-
-    return by_vectors
-
-
-def _tokenizer(own: ml_collections.ConfigDict) -> Tokenizer:
-    """The retriever's vocabulary.
-
-    Raises:
-      InputError: none was given, or another one than the retriever was trained with.
-    """
-    if not own.vocabulary:
-        raise validation.InputError(
-            f"round_trip.vocabulary is not set, and {own.retriever} needs the one it "
-            "was trained with. Give its SentencePiece file."
-        )
-    tokenizer = Tokenizer(own.vocabulary)
-    stage = workdir.read_json(pathlib.Path(own.retriever) / workdir.STAGE_FILE)
-    trained = stage["inputs"].get("vocabulary")
-    if trained != tokenizer.fingerprint:
-        raise validation.InputError(
-            f"round_trip.vocabulary is {own.vocabulary}, which is not the one that "
-            f"{own.retriever} was trained with ({trained}). Give that one."
-        )
-    return tokenizer
+    """Whether a query is the first of its kind; keeps 16 bytes of each in memory."""
+    seen = SeenTexts()
+    return lambda query: seen.add(" ".join(query.casefold().split()))
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
     validation.positive_integer("batch_size", config.batch_size)
     validation.positive_integer("shards", config.shards)
     judge = config.round_trip.retriever
-    if judge not in ("", BM25) and not (pathlib.Path(judge) / "model").is_dir():
+    if (
+        judge not in ("", round_trip.BM25)
+        and not (pathlib.Path(judge) / "model").is_dir()
+    ):
         raise validation.InputError(
             f"round_trip.retriever is {judge!r}, where no retriever lies. Give what "
-            f"train_retriever wrote, {BM25!r}, or nothing."
+            f"train_retriever wrote, {round_trip.BM25!r}, or nothing."
         )
     if not config.synthetic or not sources.is_free(config.synthetic):
         raise validation.InputError(

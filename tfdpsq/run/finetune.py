@@ -10,6 +10,7 @@ fingerprint) goes to `private_directory`, by default `private` beside the output
 
 from __future__ import annotations
 
+import itertools
 import math
 import pathlib
 from typing import Any
@@ -241,7 +242,7 @@ def _make(
         rate = private_training.learning_rate(config)
         optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
     private_training.open_run(own, config, inputs)
-    rows = _tokenised(own, source.pairs, tokenizer, config)
+    rows = _tokenised(own, source, tokenizer, config)
     reads = private_training.record_losses(config, private) if source.private else []
     with private_training.progress_of(config, own.name, private, devices) as progress:
         if source.private:
@@ -288,24 +289,20 @@ def _make(
     return {"steps_executed": executed}
 
 
-def _tokenised(own: pathlib.Path, pairs, tokenizer: Tokenizer, config) -> RowStore:
+def _tokenised(
+    own: pathlib.Path, source: sources.Source, tokenizer: Tokenizer, config
+) -> RowStore:
     """The pairs as rows on disk, of which training holds one batch at a time."""
     path = own / checkpoint.STATE / "rows"
     if path.is_dir():  # of a run that was killed
         store = RowStore(path)
         store.verify()
         return store
+    pairs = source.read()
+    chunks = iter(lambda: list(itertools.islice(pairs, _CHUNK)), [])
+    lengths = config.document_length, config.query_length
     return write_rows(
-        path,
-        (
-            encode_pairs(
-                pairs[start : start + _CHUNK],
-                tokenizer,
-                config.document_length,
-                config.query_length,
-            )
-            for start in range(0, len(pairs), _CHUNK)
-        ),
+        path, (encode_pairs(chunk, tokenizer, *lengths) for chunk in chunks)
     )
 
 

@@ -13,7 +13,10 @@ the output belongs under `private/`.
 
 from __future__ import annotations
 
+import itertools
 import pathlib
+from collections.abc import Iterator
+from typing import Any
 
 import ml_collections
 
@@ -21,6 +24,9 @@ from tfdpsq import evaluation, validation
 from tfdpsq.run import command, hard_negatives, private_training, sources, workdir
 
 RUN_FILE = "run.trec"
+# Queries in memory at a time, with what is found for them; the corpus is read twice
+# for each so many.
+_CHUNK = 8192
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -65,14 +71,20 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
     def make(out: pathlib.Path) -> dict:
         beir = sources.open_beir(corpus)
-        found, settings = evaluation.bm25_streamed(
-            lambda: ((d.id, d.content) for d in beir.documents()),
-            {pair.query_id: pair.query for pair in source.pairs},
-            config.k,
-            progress=True,
-        )
-        evaluation.write_trec_run(out / RUN_FILE, found, tag="bm25")
-        by = {"name": "bm25", "settings": settings}
+        by: dict[str, Any] = {"name": "bm25"}
+
+        def found() -> Iterator[tuple[str, dict[str, float]]]:
+            pairs = source.read()
+            while some := list(itertools.islice(pairs, _CHUNK)):
+                run, by["settings"] = evaluation.bm25_streamed(
+                    lambda: ((d.id, d.content) for d in beir.documents()),
+                    {pair.query_id: pair.query for pair in some},
+                    config.k,
+                    progress=True,
+                )
+                yield from run.items()
+
+        evaluation.write_trec_run(out / RUN_FILE, found(), tag="bm25")
         hard_negatives.write_origin(out, out / RUN_FILE, config, inputs["pairs"], by)
         return {}
 

@@ -8,8 +8,11 @@ training that is ended begins anew, and takes the same steps to the same weights
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -30,6 +33,7 @@ def train(
     tokenizer: Tokenizer,
     source: sources.Source,
     progress: Progress,
+    scratch: pathlib.Path,
     devices: strategy.Devices = strategy.DEFAULT,
 ) -> None:
     """Trains for `config.steps` steps.
@@ -40,6 +44,8 @@ def train(
       tokenizer: the model's.
       source: the pairs.
       progress: called after each step.
+      scratch: a directory for the tokenised pairs, as private as they are. It is made,
+        and removed at the end; what a killed run left there is removed first.
       devices: what it is trained on.
 
     Raises:
@@ -54,30 +60,58 @@ def train(
             f"rows_at_a_time is {config.rows_at_a_time}, but the documents stay as "
             "they are and are embedded before training. Set it to 0."
         )
-    batches = retriever.make_batches(
+    with _empty(scratch):
+        batches = _batches(config, model, tokenizer, source, scratch)
+        with devices.scope(), devices.notice.training() as asked:
+            workers.copy_from_chief(model.variables)
+            step = make_step(
+                model,
+                private_training.learning_rate(config),
+                config.rows_at_a_time,
+                config.jit_compile,
+                config.seed,
+            )
+            for done, batch in enumerate(itertools.islice(batches, config.steps), 1):
+                workers.require_same_rows([batch])
+                progress(done, step(batch))
+                if any(workers.any_of(asked())) and done < config.steps:
+                    raise privacy.Preempted(done)
+
+
+def _batches(
+    config, model, tokenizer, source: sources.Source, scratch: pathlib.Path
+) -> Iterator[dict[str, np.ndarray]]:
+    """Batches from the disk; of pairs with hard negatives, in memory as these are."""
+    retriever.require_enough(source.count, config.batch_size)
+    lengths = config.query_length, config.document_length
+    embedding = model if model.documents_stay else None
+    negatives = hard_negatives.arrays(config, source, tokenizer)
+    if not negatives:
+        stored = retriever.store_pairs(
+            scratch, source.read(), tokenizer, *lengths, embedding
+        )
+        return stored.batches(config.batch_size, config.seed)
+    return retriever.make_batches(
         source.pairs,
         tokenizer,
         config.batch_size,
-        config.query_length,
-        config.document_length,
+        *lengths,
         config.seed,
-        negatives=hard_negatives.arrays(config, source, tokenizer),
-        model=model if model.documents_stay else None,
+        negatives=negatives,
+        model=embedding,
     )
-    with devices.scope(), devices.notice.training() as asked:
-        workers.copy_from_chief(model.variables)
-        step = make_step(
-            model,
-            private_training.learning_rate(config),
-            config.rows_at_a_time,
-            config.jit_compile,
-            config.seed,
-        )
-        for done, batch in enumerate(itertools.islice(batches, config.steps), 1):
-            workers.require_same_rows([batch])
-            progress(done, step(batch))
-            if any(workers.any_of(asked())) and done < config.steps:
-                raise privacy.Preempted(done)
+
+
+@contextlib.contextmanager
+def _empty(directory: pathlib.Path) -> Iterator[None]:
+    """A directory for the owner alone, removed at the end."""
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(mode=0o700, parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(directory)
 
 
 def make_step(

@@ -81,7 +81,7 @@ def units_of(config: ml_collections.ConfigDict, source: sources.Source) -> Units
       DataError: a query without the user field.
     """
     if config.unit != "user" or not source.private:
-        return Units(len(source.pairs), None, source.private)
+        return Units(source.count, None, source.private)
     users = sources.open_beir(config.pairs).users(config.split, config.user_field)
     groups = privacy.Groups.of([users[pair.query_id] for pair in source.pairs])
     return Units(len(groups), groups, True)

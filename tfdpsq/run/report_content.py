@@ -245,15 +245,18 @@ def _examples(
     config: ml_collections.ConfigDict, sets: Mapping[float, pathlib.Path]
 ) -> list[dict[str, Any]]:
     """Documents with a held-out query and a synthetic one from every generator."""
-    synthetic: dict[str, dict[str, list[str]]] = {}
+    pairs = sources.open_beir(config.data).pairs("dev")
+    # Of sets, which may be large, only what can be shown.
+    synthetic: dict[str, dict[str, list[str]]] = {p.document_id: {} for p in pairs}
     for epsilon, path in sets.items():
         label = f"Synthetic, ε = {epsilon_symbol(epsilon)}"
         for row in read_synthetic(path):
-            by_set = synthetic.setdefault(row.document_id, {})
-            by_set.setdefault(label, []).append(row.query)
+            if row.document_id in synthetic:
+                of_document = synthetic[row.document_id]
+                of_document.setdefault(label, []).append(row.query)
     examples = []
-    for pair in sources.open_beir(config.data).pairs("dev"):
-        written = synthetic.get(pair.document_id, {})
+    for pair in pairs:
+        written = synthetic[pair.document_id]
         if len(written) == len(sets):
             examples.append(
                 {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -120,16 +120,16 @@ def record(
 
 @dataclasses.dataclass
 class _Texts:
-    """Queries of one kind.
+    """Queries of one kind, of which a sample is in memory.
 
     Attributes:
-      texts: all of them.
+      count: how many there are.
       sample: as many as features are made of, in random order: its beginning is a
         smaller sample.
       features: [len(sample), d], where there is a featurizer.
     """
 
-    texts: list[str]
+    count: int
     sample: list[str]
     features: np.ndarray | None = None
 
@@ -163,24 +163,26 @@ def measure(
     for pair in pairs:
         references.setdefault(pair.document_id, []).append(pair.query)
     queries = beir.queries()
-    held_out = _texts(own, {pair.query_id: pair.query for pair in pairs}.values())
-    trained_on = sorted(beir.positives(own.training_split))
-    training = _texts(own, [queries[query_id] for query_id in trained_on])
-    synthetic, hypotheses = {}, {}
+    asked = list({pair.query_id: pair.query for pair in pairs}.values())
+    held_out = _texts(own, asked)
+    trained_on = [queries[name] for name in sorted(beir.positives(own.training_split))]
+    training = _texts(own, trained_on)
+    synthetic, hypotheses, copies = {}, {}, {}
     for name, path in config.synthetic.items():
-        queries_of_set, hypotheses[name] = _read(path, references)
-        synthetic[name] = _texts(own, queries_of_set)
+        synthetic[name], hypotheses[name], copies[name] = _read(
+            own, path, references, trained_on
+        )
     _add_features(own, [held_out, training, *synthetic.values()])
-    grams = evaluation.GramIndex(training.texts)
+    grams = evaluation.GramIndex(trained_on)
     control = _Control(
-        evaluation.exact_copies(held_out.texts, training.texts),
+        evaluation.exact_copies(asked, trained_on),
         _distances(held_out, training, grams),
     )
     return {
         name: {
             **_bleu(hypotheses[name], references, config.similarity_split),
             **_as_distributions(own, texts, held_out),
-            "copies": _copies(texts, training, grams, control),
+            "copies": _copies(texts, copies[name], training, grams, control),
             "rules": {
                 "words": evaluation.WORDS,
                 "equal_texts": evaluation.NORMALIZATION,
@@ -199,11 +201,14 @@ def _featurizer(own: ml_collections.ConfigDict) -> str:
     return f"{own.featurizer} {_init(own)}" if own.featurizer else "none"
 
 
-def _texts(own: ml_collections.ConfigDict, texts: Iterable[str]) -> _Texts:
-    everything = list(texts)
-    # Which texts are drawn is no secret, and must not differ from run to run.
-    order = np.random.default_rng(0).permutation(len(everything))[: own.samples]
-    return _Texts(everything, [everything[place] for place in order])
+def _texts(own: ml_collections.ConfigDict, texts: Sequence[str]) -> _Texts:
+    return _Texts(len(texts), [texts[place] for place in _drawn(own, len(texts))])
+
+
+def _drawn(own: ml_collections.ConfigDict, count: int) -> list[int]:
+    """Which of so many texts are the sample."""
+    # It is no secret, and must not differ from run to run.
+    return np.random.default_rng(0).permutation(count)[: own.samples].tolist()
 
 
 def _add_features(own: ml_collections.ConfigDict, several: Sequence[_Texts]) -> None:
@@ -223,18 +228,31 @@ def _add_features(own: ml_collections.ConfigDict, several: Sequence[_Texts]) -> 
 
 
 def _read(
-    path: str, references: Container[str]
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """A set's queries, and (document id, query) of documents that have references.
+    own: ml_collections.ConfigDict,
+    path: str,
+    references: Container[str],
+    trained_on: Sequence[str],
+) -> tuple[_Texts, list[tuple[str, str]], evaluation.ExactCopies]:
+    """What is kept of a set, which streams by.
 
-    The documents themselves, which are most of a set, do not stay in memory.
+    Returns:
+      Its sample, (document id, query) of documents that have references, and how many
+      of all queries are copies.
     """
-    queries, hypotheses = [], []
-    for row in read_synthetic(path):
-        queries.append(row.query)
-        if row.document_id in references:
-            hypotheses.append((row.document_id, row.query))
-    return queries, hypotheses
+    count = read_manifest(path)["count"]
+    sample = dict.fromkeys(_drawn(own, count), "")
+    hypotheses = []
+
+    def queries() -> Iterator[str]:
+        for place, row in enumerate(read_synthetic(path)):
+            if place in sample:
+                sample[place] = row.query
+            if row.document_id in references:
+                hypotheses.append((row.document_id, row.query))
+            yield row.query
+
+    copies = evaluation.exact_copies(queries(), trained_on)
+    return _Texts(count, list(sample.values())), hypotheses, copies
 
 
 def _bleu(
@@ -267,8 +285,8 @@ def _as_distributions(
     words = {name: evaluation.vocabulary(of) for name, of in both.items()}
     found: dict[str, Any] = {
         "sizes": {
-            "synthetic": len(texts.texts),
-            "held_out": len(held_out.texts),
+            "synthetic": texts.count,
+            "held_out": held_out.count,
             "compared": size,
         },
         "distinct": {name: evaluation.distinct_n(of) for name, of in both.items()},
@@ -306,13 +324,15 @@ def _distances(
 
 
 def _copies(
-    texts: _Texts, training: _Texts, grams: evaluation.GramIndex, control: _Control
+    texts: _Texts,
+    exact: evaluation.ExactCopies,
+    training: _Texts,
+    grams: evaluation.GramIndex,
+    control: _Control,
 ) -> dict[str, Any]:
     return {
         "exact": {
-            "synthetic": dataclasses.asdict(
-                evaluation.exact_copies(texts.texts, training.texts)
-            ),
+            "synthetic": dataclasses.asdict(exact),
             "held_out": dataclasses.asdict(control.exact),
         },
         **{
@@ -321,6 +341,6 @@ def _copies(
             )
             for name, distances in _distances(texts, training, grams).items()
         },
-        "training_queries": len(training.texts),
+        "training_queries": training.count,
         "training_queries_with_features": len(training.sample),
     }

@@ -17,7 +17,7 @@ import pathlib
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -45,16 +45,24 @@ class Source:
     """Pairs to train on.
 
     Attributes:
-      pairs: the rows; for private pairs exactly one per query.
+      count: how many there are.
+      read: streams them; for private pairs exactly one per query. A set is checked
+        against its checksums first, and is not in memory; private pairs are.
       private: whether these are private pairs themselves, which alone can be
         trained on under DP: one query has a part in one row only.
       certificate: of the synthetic set they come from; `None` for public pairs and
         for private ones.
     """
 
-    pairs: list[Pair]
+    count: int
+    read: Callable[[], Iterator[Pair]]
     private: bool
     certificate: dict[str, Any] | None
+
+    @functools.cached_property
+    def pairs(self) -> list[Pair]:
+        """All of them, in memory from now on."""
+        return list(self.read())
 
 
 def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
@@ -202,7 +210,7 @@ def is_free(path: str) -> bool:
 
 
 def load_source(path: str, split: str = "train") -> Source:
-    """Reads the pairs of a BEIR split or of a synthetic set.
+    """Finds the pairs of a BEIR split or of a synthetic set.
 
     Args:
       path: "pydocs", a BEIR directory, or a directory that `synthesize` or
@@ -214,20 +222,24 @@ def load_source(path: str, split: str = "train") -> Source:
       InputError: no pairs.
     """
     if is_free(path):
-        read_manifest(path)  # whose certificate must be the one beside it
-        certificate = read_certificate(path)
-        pairs = [
-            Pair(row.query_id, row.query, row.document_id, row.document)
-            for row in read_synthetic(path)
-        ]
-        source = Source(pairs, False, certificate)
+        # Whose certificate must be the one beside it.
+        count = read_manifest(path)["count"]
+        source = Source(
+            count, lambda: _pairs_of_set(path), False, read_certificate(path)
+        )
     else:
-        source = Source(open_beir(path).pairs(split), True, None)
-    if not source.pairs:
+        pairs = open_beir(path).pairs(split)
+        source = Source(len(pairs), lambda: iter(pairs), True, None)
+    if not source.count:
         raise validation.InputError(
             f"{path} has no pairs in split {split!r}. Choose another split or set."
         )
     return source
+
+
+def _pairs_of_set(path: str) -> Iterator[Pair]:
+    for row in read_synthetic(path):
+        yield Pair(row.query_id, row.query, row.document_id, row.document)
 
 
 def sampled_documents(path: str, most: int | None) -> Iterator[Document]:

@@ -8,6 +8,11 @@ public pairs, and without any guarantee on private ones. The other methods train
 directly on private pairs by DP-SGD: "naive", "microbatch", "logit_dp" and
 "public_negatives"; see `tfdpsq.retriever.direct_dp`.
 `steps = 0` writes the untrained model.
+
+Method "plain" tokenises its pairs onto the disk while they stream by, four bytes for
+each of a row's `query_length + document_length` tokens, and reads them a batch at a
+time: sets of any size are trained on. With hard negatives, and by the other methods,
+the pairs are in memory.
 """
 
 from __future__ import annotations
@@ -197,8 +202,10 @@ def _make(
             if config.method == "plain":
                 if source.private:
                     progress.epsilon = lambda step: math.inf
+                # Tokenised private queries are private.
+                rows = (own if source.private else out) / "rows"
                 plain_training.train(
-                    config, model, tokenizer, source, progress, devices
+                    config, model, tokenizer, source, progress, rows, devices
                 )
                 executed = config.steps
             else:
@@ -219,7 +226,7 @@ def _make(
             )
         elif source.private:
             facts = _facts(config, model, inputs, reads, mined)
-            certificate = _unprotected(config, len(source.pairs), facts)
+            certificate = _unprotected(config, source.count, facts)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "

@@ -1,0 +1,144 @@
+"""Pairs on disk are those in memory, row by row and batch by batch."""
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+
+from tfdpsq.retriever import (
+    content_key,
+    encode_pairs,
+    make_batches,
+    stored_pairs,
+    with_vectors,
+)
+from tfdpsq.retriever.known_answers import KnownAnswers
+from tfdpsq.validation import InputError
+
+
+def _positive_keys(rows, keys, positives):
+    """The others of each row's query, by dicts of sets."""
+    by_document, by_query = {}, {}
+    for row, key in zip(rows, keys):
+        by_document.setdefault(row.document_id, set()).add(key)
+        by_query.setdefault(row.query_id, set()).add(key)
+    for query_id, document_ids in positives.items():
+        if query_id in by_query:
+            for document_id in document_ids:
+                by_query[query_id] |= by_document.get(document_id, set())
+    others = [sorted(by_query[row.query_id] - {key}) for row, key in zip(rows, keys)]
+    width = max(1, max(map(len, others)))
+    return [known + [-1] * (width - len(known)) for known in others]
+
+
+@pytest.fixture(scope="module")
+def rows(make_rows):
+    """Pairs of which some share their query, their document, or both, far apart."""
+    made = make_rows(61)
+    draw = np.random.default_rng(8)
+    for number in draw.choice(61, 40):
+        other = made[int(draw.integers(61))]
+        made[number] = dataclasses.replace(
+            made[number],
+            **(
+                {"query_id": other.query_id}
+                if draw.random() < 0.6
+                else {"document_id": other.document_id, "document": other.document}
+            ),
+        )
+    return [*made, made[3], made[0]]  # two rows once more
+
+
+@pytest.fixture
+def chunked(monkeypatch):
+    """Chunks of seven pairs, so that what belongs together is in several."""
+    monkeypatch.setattr(stored_pairs, "CHUNK", 7)
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_known_answers_are_those_of_dicts_of_sets(rows, tokenizer, several):
+    """With what is known beside the rows, too; and where no query has several."""
+    positives = {}
+    if several:
+        positives = {
+            row.query_id: {rows[place].document_id, "in no row"}
+            for place, row in enumerate(rows[::5])
+        }
+        positives["not in the rows"] = {rows[0].document_id}
+    else:
+        rows = [
+            dataclasses.replace(row, query_id=f"own{i}") for i, row in enumerate(rows)
+        ]
+    arrays = encode_pairs(rows, tokenizer, 6, 12, positives)
+    keys = [content_key(row.document) for row in rows]
+    expected = _positive_keys(rows, keys, positives)
+    assert arrays["positive_keys"].tolist() == expected
+    assert (len(expected[0]) > 2) == several
+    assert (np.array(expected) >= 0).any() == several
+
+
+def test_answers_of_a_query_of_one_document_are_not_kept():
+    """Nothing is in memory of most sets, however often a row comes."""
+    draw = np.random.default_rng(1)
+    queries, keys = draw.integers(0, 2**62, [2, 300])
+    queries, keys = np.tile(queries, 3), np.tile(keys, 3)
+    answers = KnownAnswers(queries, keys)
+    assert not len(answers._keys) and answers.most == 1
+    assert (answers.others(queries, keys) == -1).all()
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_batches_are_those_of_memory(
+    rows, tokenizer, make_model, tmp_path, chunked, stays
+):
+    """To the last bit, over epochs, with documents embedded once or in each batch."""
+    model = make_model(shared=False) if stays else None
+    if stays:
+        model.document_tower.trainable = False
+    expected = make_batches(rows, tokenizer, 9, 6, 12, seed=4, model=model)
+    stored = stored_pairs.store_pairs(
+        tmp_path / "rows", iter(rows), tokenizer, 6, 12, model
+    )
+    assert len(stored) == len(rows)
+    found = stored.batches(9, seed=4)
+    for _ in range(20):  # three epochs of 7
+        one, other = next(expected), next(found)
+        assert one.keys() == other.keys()
+        for name, values in one.items():
+            assert values.dtype == other[name].dtype
+            np.testing.assert_array_equal(values, other[name], strict=True)
+    if stays:
+        files = sorted((tmp_path / "rows" / "documents").glob("rows-*"))
+        distinct = len({row.document for row in rows})
+        assert sum(os.path.getsize(file) for file in files) == distinct * 12 * 4
+
+
+def test_rows_are_taken_in_any_order(rows, tokenizer, tmp_path, chunked):
+    """As `encode_pairs` has them, twice if they are wanted twice."""
+    stored = stored_pairs.store_pairs(tmp_path / "rows", rows, tokenizer, 6, 12)
+    arrays = encode_pairs(rows, tokenizer, 6, 12)
+    at = np.array([62, 0, 13, 13, 7, 61])
+    found = stored.take(at)
+    assert found.keys() == arrays.keys()
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(found[name], values[at])
+
+
+def test_what_cannot_be_stored_is_refused(model, make_rows, tokenizer, tmp_path):
+    """A trained tower, no pairs, a length of none, a batch larger than all."""
+    rows = make_rows(4)
+    for number, (arguments, message) in enumerate(
+        (
+            (([], tokenizer, 6, 12), "no row to write"),
+            ((rows, tokenizer, 0, 12), "query_length is 0"),
+            ((rows, tokenizer, 6, 12, model), "trainable weights"),
+        )
+    ):
+        with pytest.raises(InputError, match=message):
+            stored_pairs.store_pairs(tmp_path / str(number), *arguments)
+    stored = stored_pairs.store_pairs(tmp_path / "rows", rows, tokenizer, 6, 12)
+    with pytest.raises(InputError, match="batch_size is 5 but there are 4 pairs"):
+        stored.batches(5, seed=0)
+    with pytest.raises(InputError, match="trainable weights"):
+        with_vectors(model, encode_pairs(rows, tokenizer, 6, 12))

@@ -1,0 +1,162 @@
+"""Pairs of plain retriever training lie on disk: the same training, nothing left."""
+
+import pathlib
+import shutil
+import stat
+
+import numpy as np
+import pytest
+
+from tfdpsq import retriever
+from tfdpsq.data import (
+    Document,
+    Tokenizer,
+    train_vocabulary,
+    write_beir,
+    write_synthetic,
+)
+from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.run import plain_training, sources, train_retriever
+from tfdpsq.validation import DataError, InputError
+
+_WORDS = "array list matrix tensor string file image graph table index sort".split()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The same pairs as private ones and as a set."""
+    base = tmp_path_factory.mktemp("rows")
+    draw = np.random.default_rng(0)
+    texts = [f"{' '.join(draw.choice(_WORDS, 8))} {i}" for i in range(13)]
+    queries = [" ".join(draw.choice(text.split(), 3)) for text in texts]
+    write_beir(
+        base / "pairs",
+        [Document(f"d{i}", "", text) for i, text in enumerate(texts)],
+        [(f"q{i}", query) for i, query in enumerate(queries)],
+        {"train": [(f"q{i}", f"d{i}", 1) for i in range(13)]},
+    )
+    rows = (
+        SyntheticQuery(f"genQ{i}", query, f"d{i}", text, 0)
+        for i, (query, text) in enumerate(zip(queries, texts))
+    )
+    write_synthetic(base / "set", rows, {"by": "a test"}, None)
+    train_vocabulary(texts * 9, 290, base / "spiece.model")
+    return base
+
+
+def _config(base, pairs, **options):
+    config = train_retriever.default_config()
+    config.update(
+        pairs=str(base / pairs),
+        vocabulary=str(base / "spiece.model"),
+        document_length=12,
+        query_length=6,
+        embedding_dim=16,
+        batch_size=4,
+        steps=4,
+        n_is_public=True,
+    )
+    config.t5.update(vocabulary_size=330, num_layers=1, num_heads=2, hidden_dim=16)
+    config.t5.update(intermediate_dim=24, key_value_dim=8, dropout=0.0)
+    config.update(options)
+    return config
+
+
+def _rows_directory(base, pairs):
+    """Where a stage called `out` has its rows while it trains."""
+    if pairs == "pairs":
+        return base / "private" / "runs" / "out" / "rows"
+    (partial,) = base.glob(".out.*.partial")
+    return partial / "rows"
+
+
+@pytest.mark.parametrize("pairs, stays", [("pairs", False), ("set", True)])
+def test_steps_are_taken_on_the_batches_of_memory(
+    base, tmp_path, monkeypatch, pairs, stays
+):
+    """Bit by bit, two epochs; rows are the owner's alone, and gone at the end."""
+    options = dict(shared=False, trained=("query_tower/*",)) if stays else {}
+    config = _config(base, pairs, **options)
+    models, modes, files, taken = [], [], set(), []
+    make_step = plain_training.make_step
+
+    def watched(model, *arguments):
+        path = _rows_directory(tmp_path, pairs)
+        models.append(model)
+        modes.append(stat.S_IMODE(path.stat().st_mode))
+        files.update(p.relative_to(path).as_posix() for p in path.rglob("*.bin"))
+        step = make_step(model, *arguments)
+        return lambda batch: taken.append(batch) or step(batch)
+
+    monkeypatch.setattr(plain_training, "make_step", watched)
+    monkeypatch.setattr(retriever, "save", lambda *_: None)  # slow, and not looked at
+    train_retriever.run(config, tmp_path / "out")
+    assert modes == [0o700]
+    documents = {"documents/rows-00000.bin"} if stays else set()
+    assert files == {"pairs/rows-00000.bin"} | documents
+    left = [path.name for path in tmp_path.rglob("*")]
+    assert "rows" not in left and not any(name.endswith(".bin") for name in left)
+    expected = retriever.make_batches(
+        sources.load_source(config.pairs).pairs,
+        Tokenizer(base / "spiece.model"),
+        config.batch_size,
+        config.query_length,
+        config.document_length,
+        config.seed,
+        model=models[0] if stays else None,  # its document tower is as it was
+    )
+    assert len(taken) == 4
+    for found in taken:
+        wanted = next(expected)
+        assert wanted.keys() == found.keys()
+        for name, values in wanted.items():
+            np.testing.assert_array_equal(found[name], values, strict=True)
+
+
+def test_a_killed_training_leaves_rows_that_the_next_removes(
+    base, tmp_path, monkeypatch
+):
+    """Also half of them, as they lie when it is killed while writing."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plain_training, "make_step", killed)
+    with monkeypatch.context() as patch:
+        # A process that is killed removes nothing; one that fails does.
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            train_retriever.run(_config(base, "pairs"), tmp_path / "out")
+    rows = _rows_directory(tmp_path, "pairs")
+    assert (rows / "pairs" / "rows-00000.bin").is_file()
+    (rows / ".pairs.x.partial").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        train_retriever.run(_config(base, "pairs"), tmp_path / "out")
+    assert not rows.exists() and not (tmp_path / "out").exists()
+
+
+def test_a_source_is_streamed_and_checked(base, tmp_path):
+    """A set's pairs are not held, and not given out where a file was altered."""
+    source = sources.load_source(str(base / "set"))
+    assert source.count == 13 and not source.private
+    stream = source.read()
+    assert next(stream).query_id == "genQ0"
+    assert [pair.query_id for pair in source.read()] == [f"genQ{i}" for i in range(13)]
+    assert source.pairs == list(source.read()) and source.pairs is source.pairs
+    private = sources.load_source(str(base / "pairs"))
+    assert private.count == 13 and private.private and len(private.pairs) == 13
+    shutil.copytree(base / "set", tmp_path / "set")
+    (file,) = pathlib.Path(tmp_path / "set" / "records").iterdir()
+    file.write_bytes(file.read_bytes()[:-3] + b"abc")
+    with pytest.raises(DataError, match="was altered or damaged"):
+        train_retriever.run(_config(base, tmp_path / "set"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_batch_larger_than_the_set_is_refused_before_anything_is_written(
+    base, tmp_path, monkeypatch
+):
+    """By the count of its manifest alone."""
+    monkeypatch.setattr(retriever, "store_pairs", lambda *_: pytest.fail("written"))
+    with pytest.raises(InputError, match="batch_size is 14 but there are 13 pairs"):
+        train_retriever.run(_config(base, "set", batch_size=14), tmp_path / "out")
