@@ -88,9 +88,9 @@ def open_queries(
     here = any_files.is_local(path)
     if not here and not any_files.exists(f"{path.rstrip('/')}/manifest.json"):
         raise validation.InputError(
-            f"corpus is {path}, where no synthetic or public set lies; the queries of a "
-            "BEIR directory are read from local paths, and copied to none. Give a set, "
-            "or a local directory."
+            f"corpus is {path}, where no synthetic or public set lies; the queries of "
+            "a BEIR directory are read from local paths, and copied to none. Give a "
+            "set, or a local directory."
         )
     if not here or sources.is_free(path):
         fetched = sources.fetched(path)
