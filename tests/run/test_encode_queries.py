@@ -14,10 +14,12 @@ from tfdpsq.data import (
     BeirDirectory,
     SyntheticQuery,
     Tokenizer,
+    any_files,
     train_vocabulary,
     write_synthetic,
 )
 from tfdpsq.run import (
+    corpus_shards,
     encode,
     passes,
     query_sets,
@@ -237,6 +239,21 @@ def test_guarantees_of_a_set_and_of_another_retriever_do_not_add_up(base, tmp_pa
     assert guaranteed(of_set) == of_set  # of a retriever trained on the set
     unprotected = _certificate(math.inf)
     assert guaranteed(unprotected) == unprotected and not unprotected["private"]
+
+
+def test_a_set_may_lie_on_an_object_store_and_private_queries_may_not(base, tmp_path):
+    remote = f"ram:/{tmp_path}"
+    for name in ("set", "pairs"):
+        any_files.copy_tree(str(base / name), f"{remote}/{name}")
+    config = _config(base, corpus=f"{remote}/set")
+    found = query_sets.open_queries(config, f"{remote}/out", _QUERIES, None)
+    assert found.certificate == privacy.read_certificate(base / "set")
+    parts = corpus_shards.cut_file(found.file, 0, 20, f"{remote}/.out.shards")
+    assert [parts.size(index) for index in range(parts.count)] == [16, 17, 17]
+    assert [text.id for text in parts.read(1)] == [f"genQ{i}" for i in range(16, 33)]
+    config = _config(base, corpus=f"{remote}/pairs")
+    with pytest.raises(InputError, match="pairs, where no synthetic or public set"):
+        query_sets.open_queries(config, tmp_path / "private" / "out", _QUERIES, None)
 
 
 def test_a_set_that_was_changed_is_refused(base, tmp_path):

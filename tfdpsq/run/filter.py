@@ -19,8 +19,8 @@ The filters, each off unless set, in this order:
     round_trip  the query does not bring its own document back among the best (see
                 `round_trip`)
 
-Neither the corpus nor the set is in memory: of a word of the corpus, and of a query
-where duplicates are dropped, 16 bytes are.
+Neither the corpus nor the set is in memory, but hashes: 8 bytes of a document, 16 of a
+word of the corpus and of a query, where a filter looks at them.
 
 Writes the set anew under `set/`, with its certificate, and `filter.json`: how many
 queries each filter dropped.

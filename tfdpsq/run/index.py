@@ -74,7 +74,8 @@ def run(
         inputs["base"] = workdir.stage_fingerprint(sources.fetched(config.base))
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
-        _number_anew()
+        if config.kind != STREAMED:
+            _number_anew()
         model, tokenizer, maker = encode.load(config.retriever, config.vocabulary)
         if config.base:
             base = pathlib.Path(sources.fetched(config.base)) / DOCUMENTS
@@ -103,8 +104,9 @@ def _number_anew() -> None:
     """Lets TensorFlow name what comes next as it would in any other process.
 
     An exported model holds names of functions and variables, and numbers in them that
-    count what the process did before: which shards it made, if any. Keras's begin anew;
-    TensorFlow's cannot, and go on from the next million.
+    count what the process did before: which shards it made, if any. Keras's begin anew
+    (models that are there keep their names); TensorFlow's cannot, and go on from the
+    next million.
     """
     tf.keras.backend.clear_session()
     while ops.uid() % _ROUND:

@@ -19,6 +19,7 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import validation
+from tfdpsq.data import any_files
 from tfdpsq.data.records import verify
 from tfdpsq.data.texts import Document, documents_fingerprint
 from tfdpsq.privacy import read_certificate
@@ -84,16 +85,23 @@ def open_queries(
       DataError: malformed data.
     """
     path = config.corpus
-    here = sources.fetched(path)
-    if sources.is_free(here):
-        manifest = verify(here)
+    here = any_files.is_local(path)
+    if not here and not any_files.exists(f"{path.rstrip('/')}/manifest.json"):
+        raise validation.InputError(
+            f"corpus is {path}, where no synthetic or public set lies; the queries of "
+            "a BEIR directory are read from local paths, and copied to none. Give a "
+            "set, or a local directory."
+        )
+    if not here or sources.is_free(path):
+        fetched = sources.fetched(path)
+        manifest = verify(fetched)
         return QuerySet(
             f"{path.rstrip('/')}/beir/queries.jsonl",
             manifest["fingerprint"],
             None,
-            certificate=inherited_certificate(read_certificate(here), encoder),
+            certificate=inherited_certificate(read_certificate(fetched), encoder),
         )
-    beir = sources.open_beir(here)
+    beir = sources.open_beir(path)
     validation.one_of("split", config.split, beir.splits())
     if config.private:
         out = sharded_stages.local_path(directory)
