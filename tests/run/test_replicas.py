@@ -80,7 +80,9 @@ def alone():
     return _trained(tf.distribute.get_strategy())
 
 
-@pytest.mark.parametrize("replicas, rows_at_a_time", [(2, 2), (4, 0)])
+@pytest.mark.parametrize(
+    "replicas, rows_at_a_time", [(2, 2), pytest.param(4, 0, marks=pytest.mark.slow)]
+)
 def test_a_row_loses_the_same_units_wherever_it_is_embedded(
     logical_cpus, alone, replicas, rows_at_a_time
 ):
@@ -93,12 +95,8 @@ def test_a_row_loses_the_same_units_wherever_it_is_embedded(
 
 def test_seed_and_step_decide_what_is_dropped(alone):
     """At rate 0 nothing else differs from step to step."""
-    default = tf.distribute.get_strategy()
-    losses, other = (
-        _trained(default, seed=seed, steps=3, rate=0.0)[0] for seed in (3, 4)
-    )
-    assert losses[0] == alone[0][0]  # begun anew
-    found = sorted([*losses, *other])
+    losses, _ = _trained(tf.distribute.get_strategy(), seed=4, steps=3, rate=0.0)
+    found = sorted([*losses, alone[0][0]])  # that of another seed's first step
     assert min(np.diff(found)) > 1e-4
 
 
@@ -137,6 +135,7 @@ def _trained_directly(strategy, noise_seed=7):
     return [v.numpy() for v in (*model.trainable_variables, *loss.state)]
 
 
+@pytest.mark.slow
 def test_direct_private_training_takes_the_steps_of_one_replica(logical_cpus):
     """Which negatives are drawn, what they are embedded as, noise, dropout."""
     alone = _trained_directly(tf.distribute.get_strategy())
