@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -79,8 +80,12 @@ def test_the_prompt_alone_is_trained_and_certified(base, tuned):
     assert len(theirs) == len(before.backbone.weights)
     for one, other in zip(theirs, before.backbone.weights):
         np.testing.assert_array_equal(one, other)
-    for name in ("model.safetensors", "config.json", "spiece.model"):
+    for name in ("model.safetensors", "spiece.model"):
         assert (tuned / name).read_bytes() == (base / "public" / name).read_bytes()
+    configs = [
+        json.loads((p / "config.json").read_text()) for p in (base / "public", tuned)
+    ]
+    assert configs[1] == {**configs[0], "certificate_digest": certificate["digest"]}
     # Three steps from where it started, words of the vocabulary.
     start = _start(base)
     vectors = model.backbone.soft_prompt.vectors.numpy()
@@ -178,8 +183,10 @@ def test_the_estimate_knows_it(base):
 def test_settings_that_cannot_be_are_refused_before_anything_is_spent(base, tuned):
     prompted = base / "prompted"
     prompted.mkdir()
-    for name in ("model.safetensors", "config.json", "soft_prompt.safetensors"):
+    for name in ("model.safetensors", "soft_prompt.safetensors"):
         (prompted / name).write_bytes((tuned / name).read_bytes())
+    # Of the same shapes, and public.
+    shutil.copyfile(base / "public" / "config.json", prompted / "config.json")
     other = {"soft_prompt": {"length": 4}}
     none = {"soft_prompt": {"length": 0}}
     for options, message in (

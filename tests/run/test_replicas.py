@@ -231,13 +231,10 @@ class _AskedAt(preemption.Notice):
         yield asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before, after, step, optimizer",
-    [
-        (2, 1, 5, "adafactor"),
-        pytest.param(1, 4, 2, "adam", marks=pytest.mark.slow),
-        pytest.param(4, 2, 3, "adafactor", marks=pytest.mark.slow),
-    ],
+    [(2, 1, 5, "adafactor"), (1, 4, 2, "adam"), (4, 2, 3, "adafactor")],
 )
 def test_pretraining_moves_between_replicas(
     whole, logical_cpus, tmp_path, before, after, step, optimizer
