@@ -19,6 +19,29 @@ _OF_ONE_JOB = (
     "tests/run/test_release_secrets.py",
     "tests/run/test_status.py",
 )
+# What takes longest, to be begun first: at the end a worker would wait for the other.
+_LONG = (
+    "job",
+    "tests/run/test_retriever_init.py",
+    "tests/run/test_lineage.py",
+    "tests/retriever/test_model.py",
+    "tests/run/test_finetune_options.py",
+    "tests/privacy/test_fast_layers.py",
+    "tests/generator/test_pretraining_losses.py",
+    "tests/privacy/test_resume.py",
+    "tests/privacy/test_fast_t5.py",
+    "tests/privacy/test_replicas.py",
+    "tests/generator/test_decoding.py",
+    "tests/run/test_index_stage.py",
+    "tests/layers/test_trained_part.py",
+    "tests/run/test_direct_training.py",
+    "tests/retriever/test_caching.py",
+    "tests/generator/test_resizing.py",
+    "tests/notebooks/test_notebooks.py",
+    "tests/privacy/test_calibration.py",
+    "tests/run/test_grid.py",
+    "tests/privacy/test_workers.py",
+)
 
 
 def pytest_configure() -> None:
@@ -59,6 +82,12 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             return "job" if file.endswith(_OF_ONE_JOB) else file
+
+        def _assign_work_unit(self, node) -> None:
+            for scope in reversed(_LONG):
+                if scope in self.workqueue:
+                    self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log)
 

@@ -189,6 +189,7 @@ def test_equal_embeddings_give_cosines_of_one_and_no_gap():
     assert found["gap"] == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_decoder_that_reads_its_document_has_a_gap():
     """A few steps on the rows themselves: they are learned by heart."""
     model, rows = _model(), _rows(keys=range(ROWS))

@@ -68,6 +68,7 @@ def test_it_equals_the_plain_gradient(rows, hard, options):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_both_passes_drop_the_same_units():
     """With dropout, it is the gradient of the very loss that is returned.
 

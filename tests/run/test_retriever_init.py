@@ -269,6 +269,7 @@ def test_what_a_retriever_cost_is_inherited(base):
         _train(base, "twice", pairs=str(base / "pairs"), method="naive", **options)
 
 
+@pytest.mark.slow
 def test_only_what_matches_is_trained(base):
     start, _ = _train(base, "part_start", steps=0)
     for method, pairs in (("plain", "public_pairs"), ("public_negatives", "pairs")):
