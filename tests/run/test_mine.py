@@ -110,7 +110,7 @@ def test_what_is_mined_shares_words_and_depends_on_its_own_query_alone(base, tmp
 
 def test_the_run_does_not_depend_on_how_queries_are_cut(base, tmp_path, monkeypatch):
     """Every query is looked at by itself, in whatever company."""
-    monkeypatch.setattr(mine, "_CHUNK", 7)
+    monkeypatch.setattr(mine, "_HITS", 7 * 5)
     _mine(tmp_path, "mined", pairs=str(base / "pairs"), k=5)
     whole = base / "private" / "mined"
     for name in (mine.RUN_FILE, hard_negatives.ORIGIN_FILE):

@@ -130,6 +130,11 @@ def test_a_killed_training_leaves_rows_that_the_next_removes(
     rows = _rows_directory(tmp_path, "pairs")
     assert (rows / "pairs" / "rows-00000.bin").is_file()
     (rows / ".pairs.x.partial").mkdir()
+    # Also by a run of another kind into the same directory, which makes no rows.
+    train_retriever.run(_config(base, "pairs", steps=0), tmp_path / "out")
+    assert not rows.exists()
+    shutil.rmtree(tmp_path / "out")
+    rows.mkdir()
     with pytest.raises(KeyboardInterrupt):
         train_retriever.run(_config(base, "pairs"), tmp_path / "out")
     assert not rows.exists() and not (tmp_path / "out").exists()

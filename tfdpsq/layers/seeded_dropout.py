@@ -39,9 +39,11 @@ def dropout_seed(
 
     The n-th dropout to be called draws from the seed, n and the place of its rows in
     the batch: the same calls in the same order drop the same units, in another run, on
-    other devices, compiled by XLA or not. A batch may be cut into any number of parts
-    of one size, and its rows lose what they would lose uncut. Each replica of a
-    `tf.distribute.Strategy` has so many of them, the first replica the first.
+    other devices, compiled by XLA or not (but for TPUs, which make another key of the
+    seed, and for seeds beyond 32 bits, of which XLA takes the lower). A batch may be
+    cut into any number of parts of one size, and its rows lose what they would lose
+    uncut. Each replica of a `tf.distribute.Strategy` has so many of them, the first
+    replica the first.
 
     Args:
       seed: [2] integers, the same on all replicas.

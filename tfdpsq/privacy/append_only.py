@@ -150,7 +150,7 @@ def _create(path: Path, first: bytes) -> int | None:
 
     It is locked before it has its name, so nobody comes in between.
     """
-    _make_folder(path.parent)
+    _make_folder(path.parent, 0o700)  # what else comes there is private, too
     partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL
     descriptor = os.open(partial, flags, 0o600)
@@ -190,12 +190,12 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path, mode: int = 0o777) -> None:
     """Makes a directory and those above it, with their entries on the device."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode, exist_ok=True)
     _flush(folder.parent)
 
 

@@ -120,7 +120,15 @@ def run(
         private_training.write_certificate(out, certificate)
         return {texts: index.size, **({"private": asked.private} if asked else {})}
 
-    return run_pass("encode", config, inputs, directory, merge, launch, asked=asked)
+    of_pass = (
+        config
+        if asked
+        else ml_collections.ConfigDict(
+            # What says whose queries they are has no part in documents.
+            {name: config[name] for name in settings()}
+        )
+    )
+    return run_pass("encode", of_pass, inputs, directory, merge, launch, asked=asked)
 
 
 def check(config: ml_collections.ConfigDict) -> dict[str, str]:

@@ -24,9 +24,9 @@ from tfdpsq import evaluation, validation
 from tfdpsq.run import command, hard_negatives, private_training, sources, workdir
 
 RUN_FILE = "run.trec"
-# Queries in memory at a time, with what is found for them; the corpus is read twice
-# for each so many.
-_CHUNK = 8192
+# Documents found that are in memory at a time; the corpus is read twice for the queries
+# that they are found for.
+_HITS = 4_000_000
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -75,7 +75,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
         def found() -> Iterator[tuple[str, dict[str, float]]]:
             pairs = source.read()
-            while some := list(itertools.islice(pairs, _CHUNK)):
+            while some := list(itertools.islice(pairs, max(1, _HITS // config.k))):
                 run, by["settings"] = evaluation.bm25_streamed(
                     lambda: ((d.id, d.content) for d in beir.documents()),
                     {pair.query_id: pair.query for pair in some},

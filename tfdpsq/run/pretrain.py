@@ -7,7 +7,7 @@ Span corruption, pseudo-queries and a contrastive task for the encoder, in every
 ("pydocs" compares further `texts` with its queries, to refuse them). Writes the model
 with its vocabulary, and `pretraining.json` with the losses and what they hide.
 Interrupted, the same command goes on where it was, to the same weights, also under
-another `--strategy` (see `pretraining_loop`).
+another `--strategy` (see `pretraining_loop`; with dropout, a TPU draws other masks).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ from tfdpsq.run.progress import LOGS, Progress
 
 RUNS = workdir.RUNS
 RUN_FILE = "run.json"
+# Of a run's directory: its pairs, tokenised, while it trains without protection.
+ROWS = "rows"
 SCHEDULES = ("constant", "cosine")
 LOSS_READ = {
     "what": "the training loss of every step, averaged over its batch, and how long "
@@ -248,8 +251,9 @@ def train(
 
 
 def close_run(directory: pathlib.Path) -> None:
-    """Removes a finished run's seeds and states; its ledger stays."""
+    """Removes a finished run's seeds, states and rows; its ledger stays."""
     checkpoint.discard(directory)
+    shutil.rmtree(directory / ROWS, ignore_errors=True)
 
 
 def ledger_head(directory: pathlib.Path) -> str:

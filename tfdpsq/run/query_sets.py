@@ -14,6 +14,7 @@ made of it, refused in strict mode, and the output has to lie in the private dir
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import ml_collections
@@ -113,6 +114,8 @@ def open_queries(
                 f"{private} instead of {out}, or set private = False if the "
                 "queries are public."
             )
+        if config.strict:  # before they are looked at
+            _record(config, private, out, name)
     queries = beir.queries()
     judged = beir.qrels(config.split)
     unknown = next((name for name in judged if name not in queries), None)
@@ -126,10 +129,7 @@ def open_queries(
         Document(name, "", queries[name]) for name in sorted(judged)
     )
     if config.private:
-        private_training.reads_of(config, private).record(
-            f"the queries of split {config.split!r}",
-            f"{out.name}/{name}, and whatever is made from it",
-        )
+        _record(config, private, out, name)
         fingerprint = sources.keyed_fingerprint(fingerprint, private)
     return QuerySet(
         str(beir.queries_file),
@@ -137,6 +137,13 @@ def open_queries(
         (path, config.split),
         bool(config.private),
         None if config.private else encoder,
+    )
+
+
+def _record(config, private: pathlib.Path, out: pathlib.Path, name: str) -> None:
+    private_training.reads_of(config, private).record(
+        f"the queries of split {config.split!r}",
+        f"{out.name}/{name}, and whatever is made from it",
     )
 
 

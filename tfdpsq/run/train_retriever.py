@@ -203,7 +203,7 @@ def _make(
                 if source.private:
                     progress.epsilon = lambda step: math.inf
                 # Tokenised private queries are private.
-                rows = (own if source.private else out) / "rows"
+                rows = (own if source.private else out) / private_training.ROWS
                 plain_training.train(
                     config, model, tokenizer, source, progress, rows, devices
                 )
