@@ -54,6 +54,7 @@ def test_a_larger_one_is_the_same_function(version, size):
     np.testing.assert_allclose(larger(_rows()).numpy(), expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_what_was_added_learns():
     """Each new weight, or what it feeds, has a gradient: none is dead for good."""
     larger = resized(_model(version="1.1"), 5, 16)  # no relu, which may be 0

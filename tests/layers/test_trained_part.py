@@ -171,6 +171,7 @@ def test_what_layers_share_has_its_first_path_and_is_frozen_everywhere():
     assert model.trainable_variables[0] is model.left.layers[0].kernel
 
 
+@pytest.mark.slow
 def test_the_documented_parts_of_a_t5():
     for version, head in (("1.0", []), ("1.1", ["reverse_embeddings"])):
         model = _generator(version)

@@ -278,6 +278,7 @@ def _printed(notebook):
     )
 
 
+@pytest.mark.slow
 def test_the_first_notebook_runs_in_this_interpreter(run):
     notebook, directory = run("1_pairs")
 

@@ -250,6 +250,7 @@ def test_bad_settings_are_refused(changes, message):
         estimate.estimate(_config(**changes), None, process=0)
 
 
+@pytest.mark.slow
 def test_command_refuses_another_stage_with_one_line():
     command = [sys.executable, "-m", "tfdpsq.run.estimate"]
     done = subprocess.run(

@@ -55,6 +55,7 @@ def _ndcg(base, name, systems):
     return {s: values["ndcg@10"] for s, values in metrics["systems"].items()}
 
 
+@pytest.mark.slow
 def test_systems_with_one_document_tower_share_its_embeddings(base, monkeypatch):
     monkeypatch.setattr(evaluate.workdir, "stage_fingerprint", str)
     alone = {s: _ndcg(base, f"of_{s}", [s])[s] for s in "abc"}
@@ -74,6 +75,7 @@ def test_systems_with_one_document_tower_share_its_embeddings(base, monkeypatch)
     assert all(np.isfinite(list(together.values())))
 
 
+@pytest.mark.slow
 def test_commands_that_share_a_corpus_find_what_one_does(base, monkeypatch):
     """Whatever is written, in any order; a damaged shard is searched again."""
     monkeypatch.setattr(evaluate.workdir, "stage_fingerprint", str)

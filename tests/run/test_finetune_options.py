@@ -133,6 +133,7 @@ def test_by_default_everything_is_trained_and_the_certificate_says_so(tuned):
     assert finetune.default_config().trained == ("*",)
 
 
+@pytest.mark.slow
 def test_the_rate_follows_the_schedule_over_the_steps_that_are_asked_for(base):
     before = T5QueryGenerator.load(base / "public").backbone.weights
     for schedule, share in (("constant", 1.0), ("cosine", 0.25)):
@@ -157,6 +158,7 @@ def test_the_rate_follows_the_schedule_over_the_steps_that_are_asked_for(base):
     np.testing.assert_allclose(longest, far, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_a_preset_is_a_place_to_start_from(base, tuned, monkeypatch):
     monkeypatch.setattr(presets, "_FOLDER", base)
     _, certificate = _finetune(base, "by_name", init="public", steps=1)
@@ -190,6 +192,7 @@ def test_the_vocabulary_beside_the_weights_is_used_and_passed_on(base, tuned):
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_vocabulary_inside_a_keras_nlp_preset_is_used_and_passed_on(base):
     # `finetune` once knew `spiece.model` alone, and asked for a vocabulary.
     preset = base / "preset"

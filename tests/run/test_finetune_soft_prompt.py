@@ -169,6 +169,7 @@ def test_a_public_prompt_is_tuned_further(base, tuned):
         finetune.run(_config(base, init=str(tuned)), base / "again")
 
 
+@pytest.mark.slow
 def test_the_estimate_knows_it(base):
     config = _config(base)
     found = estimate.estimate(config, None, process=0)

@@ -132,6 +132,7 @@ def test_a_setting_that_is_none_is_refused_before_anything_runs(
     assert not (tmp_path / "work").exists()
 
 
+@pytest.mark.slow
 def test_a_retrievers_points_are_ranked_by_where_it_ranks(base, tmp_path):
     config = _config(base, stage="train_retriever", axes=())
     stage = config.train_retriever

@@ -84,6 +84,7 @@ def _products(base, texts):
     return [d["_id"] for d in documents], queries @ vectors.T
 
 
+@pytest.mark.slow
 def test_a_corpus_is_indexed_by_command_and_searched(base):
     command = [
         sys.executable,
@@ -175,6 +176,7 @@ def encoded(base):
     return _bytes_of(base / "encoded")
 
 
+@pytest.mark.slow
 def test_commands_that_share_a_corpus_embed_it_as_one_does(base, encoded):
     config = _encode_config(base)
     for shard in (2, 0):

@@ -176,6 +176,7 @@ def test_judgements_of_zero_are_negatives_from_the_data(base, tmp_path):
     assert arrays["negative_keys"][row, 0] == retriever.content_key(text)
 
 
+@pytest.mark.slow
 def test_plain_training_takes_them_and_parts_of_a_batch(base):
     mined = {"run": str(base / "mined_public"), "corpus": str(base / "pairs")}
     weights = {}

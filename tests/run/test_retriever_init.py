@@ -239,6 +239,7 @@ def test_a_vocabulary_that_does_not_fit_is_refused(base, tmp_path):
     assert not (base / "large").exists()
 
 
+@pytest.mark.slow
 def test_a_retriever_goes_on_where_another_stopped(base):
     vocabulary = str(base / "public" / "spiece.model")
     before, _ = _train(base, "first", learning_rate=1e-2)
