@@ -16,7 +16,8 @@ row is above another in a column; of `lower` columns, that its number is lower.
 import importlib.util
 import pathlib
 
-from tfdpsq.run import benchmark_sets, reproduce
+from tfdpsq.run import reproduce
+from tfdpsq.run.search import benchmark_sets
 
 SCALES = ("tiny", "paper")
 SIZES = ("small", "base", "large", "xl")

@@ -29,7 +29,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.data.beir_writer import BeirWriter
-from tfdpsq.run import audit, canaries, finetune, sources, synthesize
+from tfdpsq.run import audit, canaries, finetune, synthesize
+from tfdpsq.run.core import sources
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -28,7 +28,7 @@ import transformers
 from tfdpsq import retriever
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
-from tfdpsq.run import sources
+from tfdpsq.run.core import sources
 
 # Of `sort`ed batches, how many are sorted together; as in `encode_texts`.
 WINDOW = 16

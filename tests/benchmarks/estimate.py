@@ -69,7 +69,8 @@ def _config(case, options):
 
 def _estimated(case, options):
     """What the estimator says; run in a process of its own, as from the command."""
-    from tfdpsq.run import estimate, estimate_step, estimate_time
+    from tfdpsq.run import estimate
+    from tfdpsq.run.estimation import estimate_step, estimate_time
 
     config = _config(case, options)
     process = estimate_step.resident_bytes()
@@ -95,7 +96,7 @@ def _measured(case, options):
     from tfdpsq import privacy
     from tfdpsq.generator import T5QueryGenerator
     from tfdpsq.layers import T5Config, apply_lora
-    from tfdpsq.run import estimate_time
+    from tfdpsq.run.estimation import estimate_time
 
     config = _config(case, options)
     model = T5QueryGenerator(T5Config(**config.t5), config.dtype, config.rematerialize)

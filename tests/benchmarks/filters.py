@@ -26,15 +26,10 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.run import (
-    evaluate,
-    prepare,
-    round_trip,
-    sources,
-    synthesize,
-    train_retriever,
-)
+from tfdpsq.run import evaluate, prepare, synthesize, train_retriever
 from tfdpsq.run import filter as filter_stage
+from tfdpsq.run.core import sources
+from tfdpsq.run.search import round_trip
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 METRIC = "ndcg@10"

@@ -28,7 +28,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import evaluation
-from tfdpsq.run import evaluate, prepare, sources, synthesize, train_retriever
+from tfdpsq.run import evaluate, prepare, synthesize, train_retriever
+from tfdpsq.run.core import sources
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 METRIC = "ndcg@10"

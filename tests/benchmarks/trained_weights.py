@@ -28,7 +28,8 @@ import tensorflow as tf
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.generator.pretraining import Watcher
-from tfdpsq.run import evaluate, finetune, sources, synthesize, train_retriever
+from tfdpsq.run import evaluate, finetune, synthesize, train_retriever
+from tfdpsq.run.core import sources
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Rates and LoRA's rank: the best on the public stand-in (configs/grid.py).

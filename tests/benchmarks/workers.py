@@ -36,7 +36,9 @@ def _serve(options):
     tf.config.threading.set_inter_op_parallelism_threads(1)
     from tfdpsq.data.shards import PassSpec, ShardDirectory
     from tfdpsq.generator import SynthesisConfig
-    from tfdpsq.run import corpus_shards, passes, sources, synthesize
+    from tfdpsq.run import synthesize
+    from tfdpsq.run.core import sources
+    from tfdpsq.run.passes import corpus_shards, passes
 
     corpus = corpus_shards.cut(
         options.corpus, options.documents, options.shard_documents, ""

@@ -5,7 +5,7 @@ import html.parser
 import math
 import re
 
-from tfdpsq.run import report as report_module
+from tfdpsq.run.reporting import report as report_module
 
 ATTACK = "\"><script>alert(1)</script><img src=x onerror=alert(2)> & 'q'"
 

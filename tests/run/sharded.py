@@ -9,7 +9,8 @@ import subprocess
 import tempfile
 import time
 
-from tfdpsq.run import locks, sharded_stages
+from tfdpsq.run.core import locks
+from tfdpsq.run.passes import sharded_stages
 
 _HERE = pathlib.Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("killing", _HERE / "killing.py")

@@ -17,15 +17,8 @@ from tfdpsq.evaluation import audit_one_run, pure_epsilon_bound
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import (
-    audit,
-    audit_subject,
-    canaries,
-    finetune,
-    synthesize,
-    text_scores,
-    train_retriever,
-)
+from tfdpsq.run import audit, canaries, finetune, synthesize, train_retriever
+from tfdpsq.run.attacks import audit_subject, text_scores
 from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(

@@ -10,7 +10,8 @@ import pytest
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy import choice
-from tfdpsq.run import choice_points, choose
+from tfdpsq.run import choose
+from tfdpsq.run.training import choice_points
 
 _HERE = pathlib.Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("grid", _HERE / "tiny_grid.py")

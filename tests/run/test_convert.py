@@ -18,8 +18,8 @@ from tfdpsq.layers import T5Config, build_backbone
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import convert as command
-from tfdpsq.run import private_training
 from tfdpsq.run.convert import convert
+from tfdpsq.run.training import private_training
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PIECES = 290

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.data.shards import PassSpec, ShardDirectory
-from tfdpsq.run import corpus_shards, passes, sharded_stages, sources
+from tfdpsq.run.core import sources
+from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.validation import DataError, InputError
 
 

@@ -14,7 +14,8 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
 from tfdpsq.privacy.certificate import digest_of
-from tfdpsq.run import direct_training, private_training, train_retriever
+from tfdpsq.run import train_retriever
+from tfdpsq.run.training import direct_training, private_training
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(

@@ -18,14 +18,8 @@ from tfdpsq.data import (
     train_vocabulary,
     write_synthetic,
 )
-from tfdpsq.run import (
-    corpus_shards,
-    encode,
-    passes,
-    query_sets,
-    sharded_stages,
-    train_retriever,
-)
+from tfdpsq.run import encode, train_retriever
+from tfdpsq.run.passes import corpus_shards, passes, query_sets, sharded_stages
 from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(

@@ -13,14 +13,13 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.layers import T5Config
-from tfdpsq.run import (
-    estimate,
+from tfdpsq.run import estimate, finetune
+from tfdpsq.run.estimation import (
     estimate_graph,
     estimate_memory,
     estimate_step,
     estimate_table,
     estimate_time,
-    finetune,
 )
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -12,15 +12,10 @@ import sys
 import pytest
 
 from tfdpsq import validation
-from tfdpsq.run import (
-    estimate_job,
-    estimate_job_rates,
-    estimate_job_table,
-    finetune,
-    pipeline,
-    point_log,
-)
-from tfdpsq.run.estimate_job_costs import Devices, Rates, Work, parts_of
+from tfdpsq.run import estimate_job, finetune, pipeline
+from tfdpsq.run.core import point_log
+from tfdpsq.run.estimation import estimate_job_rates, estimate_job_table
+from tfdpsq.run.estimation.estimate_job_costs import Devices, Rates, Work, parts_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location(

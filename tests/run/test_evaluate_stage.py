@@ -13,7 +13,9 @@ import tensorflow as tf
 from tfdpsq import retriever
 from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
 from tfdpsq.layers import T5Config
-from tfdpsq.run import evaluate, passes, retrieval
+from tfdpsq.run import evaluate
+from tfdpsq.run.passes import passes
+from tfdpsq.run.search import retrieval
 from tfdpsq.run.train_retriever import MODEL
 from tfdpsq.validation import DataError, InputError
 

@@ -20,7 +20,8 @@ from tfdpsq.data import (
 )
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.run import filter as filter_stage
-from tfdpsq.run import round_trip, train_retriever
+from tfdpsq.run import train_retriever
+from tfdpsq.run.search import round_trip
 from tfdpsq.validation import DataError, InputError
 
 ROWS = [

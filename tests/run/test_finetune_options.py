@@ -13,7 +13,9 @@ from tfdpsq.data import read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.checkpoints import presets
 from tfdpsq.layers import T5Config
-from tfdpsq.run import convert, finetune, private_training, sources, synthesize
+from tfdpsq.run import convert, finetune, synthesize
+from tfdpsq.run.core import sources
+from tfdpsq.run.training import private_training
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(

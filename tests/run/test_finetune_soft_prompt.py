@@ -13,7 +13,8 @@ import tensorflow as tf
 from tfdpsq.data import Tokenizer, read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.layers import T5Config
-from tfdpsq.run import convert, estimate, finetune, synthesize, train_retriever, workdir
+from tfdpsq.run import convert, estimate, finetune, synthesize, train_retriever
+from tfdpsq.run.core import workdir
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(

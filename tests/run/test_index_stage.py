@@ -13,7 +13,9 @@ import tensorflow as tf
 
 from tfdpsq import retriever
 from tfdpsq.data import Document, Tokenizer, train_vocabulary, write_beir
-from tfdpsq.run import encode, evaluate, index, passes, retrieval, train_retriever
+from tfdpsq.run import encode, evaluate, index, train_retriever
+from tfdpsq.run.passes import passes
+from tfdpsq.run.search import retrieval
 from tfdpsq.validation import InputError
 
 _HERE = pathlib.Path(__file__).parent

@@ -16,10 +16,10 @@ from tfdpsq.run import (
     finetune,
     pipeline,
     prepare,
-    sources,
     synthesize,
     train_retriever,
 )
+from tfdpsq.run.core import sources
 from tfdpsq.validation import DataError
 
 _HERE = pathlib.Path(__file__).parent

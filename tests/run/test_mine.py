@@ -16,7 +16,9 @@ from tfdpsq.evaluation import read_trec_run, write_trec_run
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, verify_certificate
-from tfdpsq.run import hard_negatives, mine, sources, train_retriever
+from tfdpsq.run import mine, train_retriever
+from tfdpsq.run.core import sources
+from tfdpsq.run.training import hard_negatives
 from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(

@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from tfdpsq.data import BeirDirectory
-from tfdpsq.run import overlap, passes
+from tfdpsq.run import overlap
+from tfdpsq.run.passes import passes
 from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(

@@ -7,7 +7,9 @@ import pathlib
 import pytest
 
 from tfdpsq import privacy
-from tfdpsq.run import direct_training, pipeline, pipeline_checks, private_training
+from tfdpsq.run import pipeline
+from tfdpsq.run.core import pipeline_checks
+from tfdpsq.run.training import direct_training, private_training
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

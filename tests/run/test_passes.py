@@ -13,7 +13,8 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.data.shards import PassSpec, ShardDirectory
-from tfdpsq.run import command, passes, sharded_stages
+from tfdpsq.run.core import command
+from tfdpsq.run.passes import passes, sharded_stages
 from tfdpsq.validation import DataError, InputError
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -343,7 +344,7 @@ def test_beam_is_imported_by_one_module_that_nobody_imports_at_once():
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             if any(name.startswith("apache_beam") for name in names):
                 assert path.name == "beam.py", path
-            if "tfdpsq.run.beam" in names:
+            if "tfdpsq.run.passes.beam" in names:
                 assert node not in tree.body, path
                 late.append(path.name)
     assert late == ["sharded_stages.py"]
@@ -353,7 +354,7 @@ def test_without_beam_the_command_says_what_to_install(tmp_path, monkeypatch):
     import tfdpsq.run
 
     monkeypatch.setitem(sys.modules, "apache_beam", None)
-    monkeypatch.delitem(sys.modules, "tfdpsq.run.beam", raising=False)
+    monkeypatch.delitem(sys.modules, "tfdpsq.run.passes.beam", raising=False)
     monkeypatch.delattr(tfdpsq.run, "beam", raising=False)
     with pytest.raises(InputError, match=r"pip install 'tfdpsq\[beam\]'"):
         _run(tmp_path / "out", _Numbers(), passes.Launch(beam=()))

@@ -11,7 +11,8 @@ import tensorflow as tf
 from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, read_synthetic, verify
 from tfdpsq.privacy import accounting, read_certificate
-from tfdpsq.run import canaries, pipeline, workdir
+from tfdpsq.run import canaries, pipeline
+from tfdpsq.run.core import workdir
 
 _HERE = pathlib.Path(__file__).parent
 

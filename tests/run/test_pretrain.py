@@ -17,7 +17,8 @@ from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer, build_pydocs
 from tfdpsq.data.pydocs import PUBLIC_TEXT
 from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.run import pretrain, sources
+from tfdpsq.run import pretrain
+from tfdpsq.run.core import sources
 
 _HERE = pathlib.Path(__file__).parent
 _ROOT = _HERE.parents[1]

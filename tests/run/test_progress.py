@@ -14,8 +14,9 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from tfdpsq import validation
 from tfdpsq.privacy import PrivacySpec, make_plan
-from tfdpsq.run import pass_progress, point_log
-from tfdpsq.run.progress import Progress, log_directory
+from tfdpsq.run.core import point_log
+from tfdpsq.run.core.progress import Progress, log_directory
+from tfdpsq.run.passes import pass_progress
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -177,7 +178,7 @@ def test_epsilon_so_far_without_privacy_and_beyond_the_plan():
 # middle of a line.
 _KILLED = """
 import os, pathlib, signal, sys
-from tfdpsq.run.progress import Progress
+from tfdpsq.run.core.progress import Progress
 out = pathlib.Path(sys.argv[1])
 progress = Progress(out, 600, True, 8, 80, 5)
 for step in range(1, 18):

@@ -12,7 +12,9 @@ from safetensors.numpy import load_file
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.layers import T5Config
-from tfdpsq.run import plain_training, preemption, pretrain, pretraining_step, strategy
+from tfdpsq.run import pretrain
+from tfdpsq.run.devices import preemption, strategy
+from tfdpsq.run.training import plain_training, pretraining_step
 
 _spec = importlib.util.spec_from_file_location(
     "tiny", pathlib.Path(__file__).with_name("tiny.py")

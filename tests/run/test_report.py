@@ -10,8 +10,8 @@ import re
 import numpy as np
 import pytest
 
-from tfdpsq.run import report as report_module
-from tfdpsq.run import report_html, report_names, report_plots
+from tfdpsq.run.reporting import report as report_module
+from tfdpsq.run.reporting import report_html, report_names, report_plots
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(

@@ -12,7 +12,7 @@ from tfdpsq.privacy import (
     make_plan,
     make_selection_certificate,
 )
-from tfdpsq.run import report_certificates
+from tfdpsq.run.reporting import report_certificates
 
 
 def _text(page):

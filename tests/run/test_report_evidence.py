@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfdpsq import evaluation
-from tfdpsq.run import report_comparison
+from tfdpsq.run.reporting import report_comparison
 
 _spec = importlib.util.spec_from_file_location(
     "report_page", pathlib.Path(__file__).parent / "report_page.py"

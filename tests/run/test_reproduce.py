@@ -13,7 +13,10 @@ import pytest
 
 from tfdpsq import validation
 from tfdpsq.data.pydocs import PACKAGES, build_pydocs
-from tfdpsq.run import benchmark_sets, pipeline_checks, reproduce, reproduce_rows
+from tfdpsq.run import reproduce
+from tfdpsq.run.core import pipeline_checks
+from tfdpsq.run.reproduction import reproduce_rows
+from tfdpsq.run.search import benchmark_sets
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

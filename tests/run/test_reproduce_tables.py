@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tfdpsq import validation
-from tfdpsq.run import reproduce_report, reproduce_tables
-from tfdpsq.run.reproduce_tables import FAILS, HOLDS, OPEN, Cell
+from tfdpsq.run.reproduction import reproduce_report, reproduce_tables
+from tfdpsq.run.reproduction.reproduce_tables import FAILS, HOLDS, OPEN, Cell
 
 
 def _cell(*parts):

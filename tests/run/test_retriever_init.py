@@ -16,7 +16,8 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.checkpoints import presets
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import finetune, plain_training, train_retriever
+from tfdpsq.run import finetune, train_retriever
+from tfdpsq.run.training import plain_training
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(

@@ -16,7 +16,9 @@ from tfdpsq.data import (
     write_synthetic,
 )
 from tfdpsq.data.records import SyntheticQuery
-from tfdpsq.run import plain_training, sources, train_retriever
+from tfdpsq.run import train_retriever
+from tfdpsq.run.core import sources
+from tfdpsq.run.training import plain_training
 from tfdpsq.validation import DataError, InputError
 
 _WORDS = "array list matrix tensor string file image graph table index sort".split()

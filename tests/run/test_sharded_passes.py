@@ -12,7 +12,8 @@ import pathlib
 import pytest
 
 from tfdpsq.data import train_vocabulary
-from tfdpsq.run import sharded_stages, train_retriever
+from tfdpsq.run import train_retriever
+from tfdpsq.run.passes import sharded_stages
 
 pytestmark = pytest.mark.slow  # a minute for every stage
 

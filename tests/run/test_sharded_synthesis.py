@@ -32,8 +32,9 @@ from tfdpsq.generator import (
     synthesize,
 )
 from tfdpsq.layers import T5Config
-from tfdpsq.run import beam, passes, sharded_stages, sources
 from tfdpsq.run import synthesize as stage
+from tfdpsq.run.core import sources
+from tfdpsq.run.passes import beam, passes, sharded_stages
 from tfdpsq.validation import DataError, InputError
 
 _HERE = pathlib.Path(__file__).parent

@@ -13,7 +13,8 @@ from tfdpsq.data import BeirDirectory, SyntheticQuery, train_vocabulary, write_s
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import reads
-from tfdpsq.run import evaluate, similarity, text_features
+from tfdpsq.run import evaluate
+from tfdpsq.run.reporting import similarity, text_features
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(

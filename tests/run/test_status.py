@@ -13,8 +13,16 @@ import pytest
 from tfdpsq import validation
 from tfdpsq.data.shards import PassSpec, ShardDirectory
 from tfdpsq.privacy import Ledger
-from tfdpsq.run import locks, pass_progress, passes, progress, status, workdir
-from tfdpsq.run.status_stages import DONE, INTERRUPTED, LEFT, RUNNING, planned_stages
+from tfdpsq.run import status
+from tfdpsq.run.core import locks, progress, workdir
+from tfdpsq.run.passes import pass_progress, passes
+from tfdpsq.run.reporting.status_stages import (
+    DONE,
+    INTERRUPTED,
+    LEFT,
+    RUNNING,
+    planned_stages,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTIAL = ".{}.0123456789ab.partial"

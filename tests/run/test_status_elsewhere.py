@@ -8,8 +8,9 @@ import time
 import pytest
 
 from tfdpsq.data.shards import PassSpec, ShardDirectory
-from tfdpsq.run import pass_progress, status
-from tfdpsq.run.status_stages import INTERRUPTED, RUNNING
+from tfdpsq.run import status
+from tfdpsq.run.passes import pass_progress
+from tfdpsq.run.reporting.status_stages import INTERRUPTED, RUNNING
 
 
 def test_processes_of_other_machines_are_known_by_the_log(tmp_path, monkeypatch):

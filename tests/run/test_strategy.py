@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 
 from tfdpsq import retriever, validation
 from tfdpsq.data import train_vocabulary
-from tfdpsq.run import clusters, preemption, strategy, tpus, train_retriever
+from tfdpsq.run import train_retriever
+from tfdpsq.run.devices import clusters, preemption, strategy, tpus
 
 
 def _module(name):

@@ -12,8 +12,8 @@ from keras_nlp.src.tokenizers.byte_pair_tokenizer import bytes_to_unicode
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.layers import T5Config
-from tfdpsq.run import text_features
-from tfdpsq.run.text_features import gpt2_features, t5_encoder_features
+from tfdpsq.run.reporting import text_features
+from tfdpsq.run.reporting.text_features import gpt2_features, t5_encoder_features
 from tfdpsq.validation import InputError
 
 TEXTS = [

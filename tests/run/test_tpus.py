@@ -2,7 +2,8 @@
 
 import pytest
 
-from tfdpsq.run import finetune, pipeline, pretrain, tpus, train_retriever
+from tfdpsq.run import finetune, pipeline, pretrain, train_retriever
+from tfdpsq.run.devices import tpus
 
 
 def test_float32_on_a_tpu_is_remarked_upon_and_left_alone():

@@ -22,7 +22,7 @@ from tfdpsq.generator import (
 )
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import choose_max_batch_size, make_logical_step
-from tfdpsq.run import plain_training, pretraining_step
+from tfdpsq.run.training import plain_training, pretraining_step
 
 _T5 = {
     "vocabulary_size": 40,

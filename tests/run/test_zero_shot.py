@@ -10,13 +10,8 @@ import pytest
 
 from tfdpsq import evaluation, retriever
 from tfdpsq.data import BeirDirectory, train_vocabulary
-from tfdpsq.run import (
-    benchmark_sets,
-    evaluate,
-    retrieval,
-    train_retriever,
-    zero_shot,
-)
+from tfdpsq.run import evaluate, train_retriever, zero_shot
+from tfdpsq.run.search import benchmark_sets, retrieval
 
 _spec = importlib.util.spec_from_file_location(
     "tiny_sets", pathlib.Path(__file__).parent / "tiny_sets.py"

@@ -10,7 +10,8 @@ import pytest
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, train_vocabulary
-from tfdpsq.run import benchmark_sets, evaluate, zero_shot
+from tfdpsq.run import evaluate, zero_shot
+from tfdpsq.run.search import benchmark_sets
 from tfdpsq.validation import DataError, InputError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

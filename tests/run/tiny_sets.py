@@ -58,7 +58,7 @@ def write_flawed(path):
 
 def write_all(root):
     """scifact, nfcorpus, arguana, fiqa with its flaws, and CQADupStack's forums."""
-    from tfdpsq.run import benchmark_sets
+    from tfdpsq.run.search import benchmark_sets
 
     for seed, name in enumerate(("scifact", "nfcorpus")):
         write(root / name, seed)

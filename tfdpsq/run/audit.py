@@ -35,14 +35,10 @@ from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
-from tfdpsq.run import (
-    audit_subject,
-    canaries,
-    command,
-    private_training,
-    sources,
-    workdir,
-)
+from tfdpsq.run import canaries
+from tfdpsq.run.attacks import audit_subject
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.training import private_training
 
 AUDIT_FILE = "audit.json"
 

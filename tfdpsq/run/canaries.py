@@ -45,7 +45,8 @@ from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.beir_lines import names_user
 from tfdpsq.data.beir_writer import BeirWriter
-from tfdpsq.run import command, private_training, sources, workdir
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.training import private_training
 
 DATA = "data"
 CANARIES_FILE = "canaries.jsonl"

@@ -52,9 +52,11 @@ from tfdpsq.generator import (
 )
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import certified, choice
-from tfdpsq.run import canaries, choice_points, command, finetune, sources, workdir
-from tfdpsq.run import private_training as training
-from tfdpsq.run import strategy as strategies
+from tfdpsq.run import canaries, finetune
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.devices import strategy as strategies
+from tfdpsq.run.training import choice_points
+from tfdpsq.run.training import private_training as training
 
 CHOICES, SCORES = "choices", "scores"
 CHOICE_FILE = "choice.json"

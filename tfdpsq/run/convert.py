@@ -35,7 +35,8 @@ from tfdpsq.generator.checkpoints import (  # noqa: E402
     weights,
 )
 from tfdpsq.privacy import read_certificate  # noqa: E402
-from tfdpsq.run import command, private_training  # noqa: E402
+from tfdpsq.run.core import command  # noqa: E402
+from tfdpsq.run.training import private_training
 
 _WRITERS: dict[str, Any] = {
     "huggingface": huggingface,

@@ -37,18 +37,16 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.unique_ids import SeenTexts
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import (
-    command,
+from tfdpsq.run import train_retriever
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.passes import (
     corpus_shards,
     pass_progress,
     passes,
-    private_training,
     query_sets,
     sharded_stages,
-    sources,
-    train_retriever,
-    workdir,
 )
+from tfdpsq.run.training import private_training
 
 DOCUMENTS = "documents"
 QUERIES = "queries"

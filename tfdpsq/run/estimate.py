@@ -34,7 +34,7 @@ from ml_collections import config_flags
 
 from tfdpsq import validation
 from tfdpsq.data import atomic_write
-from tfdpsq.run import estimate_step, estimate_table, estimate_time
+from tfdpsq.run.estimation import estimate_step, estimate_table, estimate_time
 
 _SIGNS = (
     "Assumed: as many rows a step as batch_size says, every gradient finite, no XLA.",

@@ -50,15 +50,11 @@ from ml_collections import config_flags
 from tfdpsq import retriever, validation
 from tfdpsq.data import Tokenizer, atomic_write
 from tfdpsq.layers import T5Config
-from tfdpsq.run import (
-    estimate,
-    estimate_job_rates,
-    estimate_step,
-    pipeline,
-    sources,
-)
-from tfdpsq.run.estimate_job_costs import Devices, Work, parts_of
-from tfdpsq.run.estimate_job_table import Estimate, as_json, as_text
+from tfdpsq.run import estimate, pipeline
+from tfdpsq.run.core import sources
+from tfdpsq.run.estimation import estimate_job_rates, estimate_step
+from tfdpsq.run.estimation.estimate_job_costs import Devices, Work, parts_of
+from tfdpsq.run.estimation.estimate_job_table import Estimate, as_json, as_text
 
 # A vocabulary that fits every published T5, to measure with.
 _VOCABULARY = "t5_tiny_pydocs"

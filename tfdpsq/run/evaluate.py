@@ -25,19 +25,12 @@ import ml_collections
 from tfdpsq import evaluation, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run import (
-    command,
-    corpus_shards,
-    passes,
-    private_training,
-    retrieval,
-    sharded_stages,
-    similarity,
-    sources,
-    systems,
-    workdir,
-)
-from tfdpsq.run.retrieval import retrieve
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
+from tfdpsq.run.reporting import similarity
+from tfdpsq.run.search import retrieval, systems
+from tfdpsq.run.search.retrieval import retrieve
+from tfdpsq.run.training import private_training
 
 BM25 = systems.BM25
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")

@@ -50,7 +50,9 @@ from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.unique_ids import BATCH, SeenTexts
 from tfdpsq.evaluation.ngrams import words
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import canaries, command, round_trip, sources, workdir
+from tfdpsq.run import canaries
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.search import round_trip
 
 SET = "set"
 COUNTS_FILE = "filter.json"

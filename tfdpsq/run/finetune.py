@@ -25,8 +25,10 @@ from tfdpsq.generator import T5QueryGenerator, checkpoints, encode_pairs
 from tfdpsq.layers import T5Config, apply_lora, train_only
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
-from tfdpsq.run import canaries, command, private_training, sources, workdir
-from tfdpsq.run import strategy as strategies
+from tfdpsq.run import canaries
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.devices import strategy as strategies
+from tfdpsq.run.training import private_training
 
 # Pairs tokenised at a time.
 _CHUNK = 1024

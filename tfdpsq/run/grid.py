@@ -40,7 +40,8 @@ from tfdpsq.data.pydocs import split_of
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.generator.pretraining import Watcher
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import command, finetune, sources, train_retriever, workdir
+from tfdpsq.run import finetune, train_retriever
+from tfdpsq.run.core import command, sources, workdir
 
 RESULTS_FILE = "grid.json"
 

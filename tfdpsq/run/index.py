@@ -26,7 +26,9 @@ from tensorflow.python.framework import ops
 from tfdpsq import retriever, validation
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.retriever import serving
-from tfdpsq.run import command, encode, passes, sharded_stages, sources, workdir
+from tfdpsq.run import encode
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.passes import passes, sharded_stages
 
 DOCUMENTS = encode.DOCUMENTS
 SEARCH = "search"

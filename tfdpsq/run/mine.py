@@ -21,7 +21,8 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import evaluation, validation
-from tfdpsq.run import command, hard_negatives, private_training, sources, workdir
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.training import hard_negatives, private_training
 
 RUN_FILE = "run.trec"
 # Documents found that are in memory at a time; the corpus is read twice for the queries

@@ -38,7 +38,9 @@ from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, CorpusPart, atomic_write, corpus_parts
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.text_corpus import parts_fingerprint
-from tfdpsq.run import command, passes, private_training, sharded_stages, sources
+from tfdpsq.run.core import command, sources
+from tfdpsq.run.passes import passes, sharded_stages
+from tfdpsq.run.training import private_training
 
 OVERLAP_FILE = "overlap.json"
 MATCHES_FILE = "matches.jsonl"

@@ -32,21 +32,16 @@ from tfdpsq.privacy import reads as privacy_reads
 from tfdpsq.run import (
     audit,
     canaries,
-    command,
     evaluate,
     finetune,
-    pipeline_checks,
     prepare,
     pretrain,
-    report,
-    report_content,
-    sources,
-    stages,
-    strategy,
     synthesize,
     train_retriever,
-    workdir,
 )
+from tfdpsq.run.core import command, pipeline_checks, sources, stages, workdir
+from tfdpsq.run.devices import strategy
+from tfdpsq.run.reporting import report, report_content
 
 SPLITS = ("train", "dev", "test")
 

@@ -18,7 +18,7 @@ from absl import logging
 from tfdpsq.data import pseudo_pairs, train_vocabulary, write_synthetic
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.tokenization import VOCABULARY_FILE
-from tfdpsq.run import command, sources, workdir
+from tfdpsq.run.core import command, sources, workdir
 
 VOCABULARY = pathlib.Path("vocabulary", VOCABULARY_FILE)
 PUBLIC_PAIRS = "public_pairs"

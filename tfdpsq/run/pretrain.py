@@ -40,8 +40,10 @@ from tfdpsq.generator.checkpoints import huggingface
 from tfdpsq.generator.resizing import resized
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
-from tfdpsq.run import command, pretraining_loop, sources, strategy, workdir
-from tfdpsq.run.progress import Progress, log_directory
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.core.progress import Progress, log_directory
+from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import pretraining_loop
 
 CURVE_FILE = "pretraining.json"
 # Of these rows every replica has as many as any other.

@@ -26,16 +26,9 @@ import ml_collections
 from absl import flags
 
 from tfdpsq import validation
-from tfdpsq.run import (
-    command,
-    pipeline,
-    pipeline_checks,
-    reproduce_numbers,
-    reproduce_report,
-    reproduce_rows,
-    workdir,
-    zero_shot,
-)
+from tfdpsq.run import pipeline, zero_shot
+from tfdpsq.run.core import command, pipeline_checks, workdir
+from tfdpsq.run.reproduction import reproduce_numbers, reproduce_report, reproduce_rows
 
 CONFIG = pathlib.Path("configs", "paper", "tables.py")
 

@@ -30,8 +30,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import app, flags  # noqa: E402
 
 from tfdpsq import validation  # noqa: E402
-from tfdpsq.run import command, status_stages  # noqa: E402
-from tfdpsq.run.status_stages import DONE, INTERRUPTED, RUNNING, Stage  # noqa: E402
+from tfdpsq.run.core import command  # noqa: E402
+from tfdpsq.run.reporting import status_stages
+from tfdpsq.run.reporting.status_stages import DONE, INTERRUPTED, RUNNING, Stage  # noqa: E402
 
 _USAGE = "usage: python -m tfdpsq.run.status WORKDIR [--json] [--private=DIR]\n"
 

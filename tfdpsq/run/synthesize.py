@@ -36,15 +36,8 @@ from tfdpsq.generator import (
     T5QueryGenerator,
     checkpoints,
 )
-from tfdpsq.run import (
-    command,
-    corpus_shards,
-    pass_progress,
-    passes,
-    sharded_stages,
-    sources,
-    workdir,
-)
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.passes import corpus_shards, pass_progress, passes, sharded_stages
 
 SET = "set"
 _EXTENSION = "tfrecord"

@@ -31,16 +31,14 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy import certificate as certificates
-from tfdpsq.run import (
-    canaries,
-    command,
+from tfdpsq.run import canaries
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import (
     direct_training,
     hard_negatives,
     plain_training,
     private_training,
-    sources,
-    strategy,
-    workdir,
 )
 
 METHODS = ("plain", *retriever.METHODS)

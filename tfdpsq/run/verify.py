@@ -28,7 +28,7 @@ from absl import app, flags  # noqa: E402
 from tfdpsq.privacy import certificate as certificates  # noqa: E402
 from tfdpsq.privacy import verification  # noqa: E402
 from tfdpsq.privacy.ledger import read_ledger  # noqa: E402
-from tfdpsq.run import command  # noqa: E402
+from tfdpsq.run.core import command  # noqa: E402
 
 _USAGE = "usage: python -m tfdpsq.run.verify CERTIFICATE [--ledger=LEDGER]\n"
 

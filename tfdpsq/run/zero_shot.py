@@ -30,16 +30,11 @@ import numpy as np
 from tfdpsq import evaluation, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import (
-    benchmark_sets,
-    command,
-    evaluate,
-    private_training,
-    sources,
-    systems,
-    workdir,
-)
-from tfdpsq.run.benchmark_sets import Part
+from tfdpsq.run import evaluate
+from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.search import benchmark_sets, systems
+from tfdpsq.run.search.benchmark_sets import Part
+from tfdpsq.run.training import private_training
 
 RUNS = "runs"
 QRELS_FILE = "qrels.trec"

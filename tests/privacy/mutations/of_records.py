@@ -354,7 +354,7 @@ MUTATIONS = (
     },
     {
         "name": "number_of_queries_published_undeclared",
-        "file": "tfdpsq/run/private_training.py",
+        "file": "tfdpsq/run/training/private_training.py",
         "old": "    if config.n_is_public:\n",
         "new": "    if not config.n_bound:\n",
         "tests": ("tests/run/test_lineage.py::test_n_is_public_only_when_declared",),
@@ -373,7 +373,7 @@ MUTATIONS = (
     },
     {
         "name": "strict_mode_logs_losses_and_times",
-        "file": "tfdpsq/run/progress.py",
+        "file": "tfdpsq/run/core/progress.py",
         "old": '        if self._measured:\n            values["loss"]',
         "new": '        if True:\n            values["loss"]',
         "tests": (
@@ -384,7 +384,7 @@ MUTATIONS = (
     },
     {
         "name": "strict_mode_makes_points_by_the_clock",
-        "file": "tfdpsq/run/progress.py",
+        "file": "tfdpsq/run/core/progress.py",
         "old": "        waited = self._measured and now",
         "new": "        waited = now",
         "tests": (

@@ -1,0 +1,1 @@
+"""Attacks on what was trained: what is attacked, and the scores."""

@@ -1,0 +1,189 @@
+"""What the stage `audit` attacks: a generator, and the set that it wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from tfdpsq import validation
+from tfdpsq.data import BeirDirectory, Tokenizer, read_manifest, read_synthetic
+from tfdpsq.data.texts import Document, Pair
+from tfdpsq.generator import (
+    SamplingConfig,
+    SynthesisConfig,
+    T5QueryGenerator,
+    synthesize,
+)
+from tfdpsq.privacy import read_certificate
+from tfdpsq.run import canaries
+from tfdpsq.run.attacks import text_scores
+from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.training import private_training
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is under audit, ready to score.
+
+    Attributes:
+      config: the stage's.
+      trained: the config that the generator was trained with.
+      model: the generator.
+      likelihood: scores of pairs under the generator.
+      references: the same under models that saw none of the queries.
+      tokenizer: the vocabulary of all of them.
+      documents: id -> document, of those that canaries stand beside.
+      queries: (document id, query) of the synthetic set; `None` without one.
+    """
+
+    config: ml_collections.ConfigDict
+    trained: ml_collections.ConfigDict
+    model: T5QueryGenerator
+    likelihood: text_scores.LikelihoodScorer
+    references: Sequence[text_scores.LikelihoodScorer]
+    tokenizer: Tokenizer
+    documents: dict[str, Document]
+    queries: list[tuple[str, str]] | None
+
+    def reference_scores(self, pairs: Sequence[Pair], cut: bool = False) -> np.ndarray:
+        """[references, pairs] log-likelihoods under each reference, in nats."""
+        return np.stack([score(pairs, cut) for score in self.references])
+
+    def pair(self, canary: canaries.Canary, secret: str | None = None) -> Pair:
+        """A canary, or one of its candidates, as a pair."""
+        document = self.documents[canary.document_id]
+        return Pair("", canary.query(secret), document.id, document.content)
+
+    def set_scores(self, pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
+        """The scores that the synthetic set gives, if there is one."""
+        if self.queries is None:
+            return {}
+        scores = text_scores.set_scores(self.queries, pairs)
+        return {f"set_{name}": values for name, values in scores.items()}
+
+    def written(self, made: Iterable[canaries.Canary]) -> Iterator[str]:
+        """Queries that the generator writes for canaries' documents."""
+        settings = SynthesisConfig(
+            samples_per_document=self.config.samples_per_document,
+            document_length=self.trained.document_length,
+            query_length=self.trained.query_length,
+            batch_size=self.config.batch_size,
+            seed=self.config.seed,
+            sampling=SamplingConfig(top_p=0.8),  # the paper's
+        )
+        documents = [self.documents[canary.document_id] for canary in made]
+        for row in synthesize(self.model, self.tokenizer, documents, settings):
+            yield row.query
+
+
+def load(
+    config: ml_collections.ConfigDict,
+    trained: ml_collections.ConfigDict,
+    references: Sequence[str],
+    made: Sequence[canaries.Canary],
+) -> Subject:
+    """Loads the models, and the documents of canaries."""
+    tokenizer = Tokenizer(sources.vocabulary_file(trained.vocabulary, config.generator))
+    lengths = (trained.document_length, trained.query_length)
+
+    def scorer(model: T5QueryGenerator) -> text_scores.LikelihoodScorer:
+        return text_scores.LikelihoodScorer(
+            model, tokenizer, *lengths, config.batch_size
+        )
+
+    wanted = {canary.document_id for canary in made}
+    model = T5QueryGenerator.load(config.generator)
+    return Subject(
+        config,
+        trained,
+        model,
+        scorer(model),
+        [scorer(T5QueryGenerator.load(path)) for path in references],
+        tokenizer,
+        {d.id: d for d in data_of(config).documents() if d.id in wanted},
+        [(row.document_id, row.query) for row in read_synthetic(config.synthetic)]
+        if config.synthetic
+        else None,
+    )
+
+
+def data_of(config: ml_collections.ConfigDict) -> BeirDirectory:
+    """The pairs with canaries among them."""
+    return sources.open_beir(str(pathlib.Path(config.canaries) / canaries.DATA))
+
+
+def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """How the generator was trained, if it was on these canaries.
+
+    Raises:
+      InputError: it was not, or nobody can tell.
+    """
+    directory = pathlib.Path(config.generator)
+    workdir.stage_fingerprint(directory)
+    stage = workdir.read_json(directory / workdir.STAGE_FILE)
+    trained = ml_collections.ConfigDict(stage["config"])
+    pairs = str(pathlib.Path(config.canaries) / canaries.DATA)
+    if "private_directory" not in trained or "query_length" not in trained:
+        raise validation.InputError(
+            f"{directory} is no generator that finetune trained. Give one that was "
+            f"trained on {pairs}."
+        )
+    private = private_training.private_directory(trained, directory)
+    key = private / sources.KEY_FILE
+    if not key.is_file():
+        raise validation.InputError(
+            f"{key} is not there, without which nobody can tell what {directory} was "
+            "trained on. Audit where it was trained."
+        )
+    if stage["inputs"].get("pairs") != sources.source_fingerprint(pairs, private):
+        raise validation.InputError(
+            f"{directory} was not trained on {pairs}, but on {trained.pairs}: secrets "
+            "must be put in before training. Train a generator on them, then audit it."
+        )
+    return trained
+
+
+def require_own_set(synthetic: str, generator: str) -> None:
+    """Refuses a set that another generator wrote, of which an audit would say nothing.
+
+    Args:
+      synthetic: a set that `synthesize` wrote, or `filter` from such a one.
+      generator: what is under audit.
+
+    Raises:
+      InputError: there is no such set, or another generator wrote it.
+    """
+    if not sources.is_free(synthetic):
+        raise validation.InputError(
+            f"synthetic is {synthetic!r}, where no set of queries lies. Give the "
+            "directory of a set that synthesize wrote."
+        )
+    made = read_manifest(synthetic)["provenance"]
+    while "of" in made:  # filtered
+        made = made["of"]
+    if made.get("inputs", {}).get("generator") != workdir.stage_fingerprint(generator):
+        raise validation.InputError(
+            f"{synthetic} was not written by {generator}, as its manifest.json says: "
+            "the audit of one would be told of the other. Give the set that this "
+            "generator wrote, or no set."
+        )
+
+
+def certificate_of(generator: str) -> dict[str, Any]:
+    """The certificate of what is under audit.
+
+    Raises:
+      InputError: it is gone.
+    """
+    certificate = read_certificate(generator)
+    if certificate is None:
+        raise validation.InputError(
+            f"{generator} was trained on private queries, but its certificate.json is "
+            "gone. Train it again."
+        )
+    return certificate

@@ -1,0 +1,1 @@
+"""Shared by every command: command line, workdir, sources of pairs, progress."""

@@ -1,0 +1,1 @@
+"""Devices that a stage trains on: strategies, workers, TPUs, preemption."""

@@ -1,0 +1,335 @@
+"""On which devices a stage trains: `--strategy`, and what goes with it.
+
+| --strategy  | replicas                                                             |
+|-------------|----------------------------------------------------------------------|
+| default     | one: the first GPU, or the CPU                                       |
+| mirrored    | all GPUs of this machine, or the first `--replicas`; without GPUs    |
+|             | the CPU, split into `--replicas` logical devices                     |
+| multiworker | of several machines, each with a process of its own, as TF_CONFIG    |
+|             | names them; all are started with the same command                    |
+| tpu         | of the TPU named by `--tpu`: a name, an address, or "local"          |
+
+None of this is a setting of the stage: a run has the same result under any of them, but
+for the order of floating-point sums, and may go on under another; not, once steps are
+paid for, where they would be compiled otherwise (`jit_compile`, a TPU), as draws under
+XLA can be others.
+
+With several workers only the first, the chief, writes into the workdir. Each of the
+others has a directory of its own for temporary files, which is removed at its end, or
+by the next worker on its machine if it was killed. One that fails ends all of them;
+started again, they go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import pathlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import flags, logging
+
+from tfdpsq import validation
+from tfdpsq.privacy import workers
+from tfdpsq.run.core import workdir
+from tfdpsq.run.devices import clusters, tpus
+from tfdpsq.run.devices.preemption import Notice
+
+STRATEGIES = ("default", "mirrored", "multiworker", "tpu")
+# For stages that do other things between trainings, on one machine.
+ONE_PROCESS = ("default", "mirrored", "tpu")
+_SCRATCH = "tfdpsq-worker-"
+_SETTLED_SECONDS = 60
+# What a collective raises when one that it waits for is no longer there.
+_LOSSES = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
+
+
+class LostWorker(Exception):
+    """Another worker ended, so that this one cannot go on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """Where a stage trains.
+
+    Attributes:
+      strategy: in whose scope; `None` for none.
+      steps_per_loop: steps of private training in one compiled call.
+      notice: of being asked to end.
+    """
+
+    strategy: tf.distribute.Strategy | None = None
+    steps_per_loop: int = 1
+    notice: Notice = dataclasses.field(default_factory=Notice)
+
+    def scope(self) -> contextlib.AbstractContextManager:
+        """Models and optimizers are made, and trained, inside."""
+        if self.strategy is None:
+            return contextlib.nullcontext()
+        return self.strategy.scope()
+
+    @property
+    def replicas(self) -> int:
+        """How many share a batch."""
+        return 1 if self.strategy is None else self.strategy.num_replicas_in_sync
+
+    @property
+    def chief(self) -> bool:
+        """Whether this process writes the output."""
+        with self.scope():
+            return workers.is_chief()
+
+    @property
+    def several_workers(self) -> bool:
+        """Whether there are other processes."""
+        with self.scope():
+            return workers.several()
+
+    def require_single_steps(self, why: str) -> None:
+        """Refuses loops of steps.
+
+        Args:
+          why: the steps are taken one by one.
+
+        Raises:
+          InputError: `steps_per_loop` is more than one.
+        """
+        if self.steps_per_loop > 1:
+            raise validation.InputError(
+                f"steps_per_loop is {self.steps_per_loop}, but {why}. Set it to 1."
+            )
+
+    def require_share(self, rows: int, name: str = "batch_size") -> None:
+        """Refuses a batch of which some replicas would have more than others.
+
+        Args:
+          rows: how many it has.
+          name: of the setting that says so.
+
+        Raises:
+          InputError: the replicas do not divide it.
+        """
+        if rows % self.replicas:
+            raise validation.InputError(
+                f"{name} is {rows}, which {self.replicas} replicas cannot "
+                "share. Make it a multiple of them, or use fewer."
+            )
+
+
+DEFAULT = Devices()
+
+
+def define_flags() -> Callable[[], dict[str, Any]]:
+    """Defines the flags; returns what gives their values once they are parsed."""
+    defined = {
+        "kind": flags.DEFINE_string(
+            "strategy",
+            "default",
+            f"What a stage trains on, one of {', '.join(STRATEGIES)}: one device, the "
+            "GPUs of this machine (or its CPU, split), several workers by TF_CONFIG, "
+            "or a TPU. Results are the same.",
+        ),
+        "tpu": flags.DEFINE_string(
+            "tpu", "", 'For --strategy=tpu: its name or address, or "local".'
+        ),
+        "replicas": flags.DEFINE_integer(
+            "replicas", 0, "For --strategy=mirrored: how many; 0 for all GPUs."
+        ),
+        "steps_per_loop": flags.DEFINE_integer(
+            "steps_per_loop", 1, "Steps of private training in one compiled call."
+        ),
+    }
+    return lambda: {name: flag.value for name, flag in defined.items()}
+
+
+@contextlib.contextmanager
+def opened(
+    kind: str = "default",
+    tpu: str = "",
+    replicas: int = 0,
+    steps_per_loop: int = 1,
+    offered: tuple[str, ...] = STRATEGIES,
+) -> Iterator[Devices]:
+    """Sets up devices, and shuts down at the end what has to be.
+
+    To be called before TensorFlow has run anything.
+
+    Args:
+      kind: one of `STRATEGIES`.
+      tpu: name, address or "local".
+      replicas: of "mirrored"; 0 for all GPUs.
+      steps_per_loop: see `Devices`.
+      offered: the kinds that the stage can train under.
+
+    Raises:
+      InputError: a strategy that the stage has no use for, or flags that mean nothing
+        for it; devices that are not there; a TF_CONFIG that says nothing usable.
+    """
+    if validation.one_of("strategy", kind, STRATEGIES) not in offered:
+        raise validation.InputError(
+            f"strategy is {kind!r}, but this command can do no more than "
+            f"{' or '.join(offered)} with it: "
+            + (
+                "it does more than train, in one process. Start the stages that train "
+                "(pretrain, finetune, train_retriever) by themselves."
+                if len(offered) > 1
+                else "it trains nothing under a strategy. Leave the flag out."
+            )
+        )
+    for name, value, whose in (("tpu", tpu, "tpu"), ("replicas", replicas, "mirrored")):
+        if value and kind != whose:
+            raise validation.InputError(
+                f"{name} is {value!r}, which means something to strategy {whose!r} "
+                f"alone, but strategy is {kind!r}. Leave it out, or set strategy to "
+                f"{whose!r}."
+            )
+    validation.positive_integer("steps_per_loop", steps_per_loop)
+    if kind == "tpu":
+        with tpus.opened(tpu) as strategy:
+            yield Devices(strategy, steps_per_loop)
+        return
+    strategy = None
+    if kind == "mirrored":
+        strategy = _mirrored(replicas)
+    elif kind == "multiworker":
+        strategy = clusters.opened()
+    yield Devices(strategy, steps_per_loop)
+
+
+def run(
+    stage: Callable[[Any, pathlib.Path, Devices], Any],
+    config: Any,
+    directory: pathlib.Path,
+    devices: Devices,
+) -> None:
+    """Runs a stage; of several workers the chief alone into its directory.
+
+    Where the stage is finished there, the others end as well. They end only when the
+    chief has written its output, so that one that fails is noticed by all.
+
+    Args:
+      stage: `run` of a stage that trains.
+      config: the stage's.
+      directory: where its output goes.
+      devices: what `opened` gave.
+
+    Raises:
+      LostWorker: another worker ended.
+      InputError: what the stage raises.
+    """
+    if not devices.several_workers:
+        stage(config, directory, devices)
+        return
+    try:
+        _run_with_others(stage, config, directory, devices)
+    except _LOSSES as error:
+        raise LostWorker(
+            "another worker ended, or cannot be reached any more "
+            f"({clusters.first_line(error)}). Look for its own error"
+        ) from error
+
+
+def _run_with_others(stage, config, directory: pathlib.Path, devices: Devices) -> None:
+    with devices.scope():
+        found = (directory / workdir.STAGE_FILE).is_file()
+        finished = bool(workers.chiefs_number(found))
+    if devices.chief:
+        stage(config, directory, devices)
+    elif not finished:
+        with scratch_directory() as scratch:
+            private = scratch / "private"
+            if "private_directory" in config:
+                config.private_directory = str(private)
+            stage(config, private / directory.name, devices)
+            _wait_for_all(devices)
+        return
+    if not finished:
+        _wait_for_all(devices)
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[pathlib.Path]:
+    """A directory for this worker's temporary files, removed at the end.
+
+    Private rows lie in it. So those of workers of this user that were killed on this
+    machine, which nobody holds any more, are removed as well.
+
+    Yields:
+      The directory.
+    """
+    for left in pathlib.Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+            # A new one may not be held yet.
+            if time.time() - left.stat().st_mtime > _SETTLED_SECONDS:
+                with _held(left):
+                    shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as made, _held(made):
+        yield pathlib.Path(made)
+
+
+@contextlib.contextmanager
+def _held(path: str | os.PathLike) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_all(devices: Devices) -> None:
+    with devices.scope():
+        workers.any_of(False)
+
+
+def _mirrored(replicas: int) -> tf.distribute.Strategy:
+    if replicas < 0:
+        raise validation.InputError(
+            f"replicas is {replicas}. Give how many devices to train on, or 0 for all."
+        )
+    # Which it would read, and wait for workers that nobody asked for.
+    if os.environ.pop(clusters.TF_CONFIG, None) is not None:
+        logging.warning("TF_CONFIG is set, and ignored under --strategy=mirrored")
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        if replicas > len(gpus):
+            raise validation.InputError(
+                f"replicas is {replicas}, but this machine has {len(gpus)} GPUs. Use "
+                "at most as many."
+            )
+        names = [f"GPU:{number}" for number in range(replicas or len(gpus))]
+        return tf.distribute.MirroredStrategy(names)
+    count = replicas or 1
+    if count == 1:
+        logging.warning("no GPU was found: training on the CPU, as one device")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if count > 1:
+        try:
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * count
+            )
+        except RuntimeError as error:
+            raise validation.InputError(
+                f"the CPU cannot be split into {count} devices any more ({error}). "
+                "Open the strategy before TensorFlow runs anything."
+            ) from error
+    # Added up on one device: what collectives do better needs devices that differ.
+    return tf.distribute.MirroredStrategy(
+        [f"CPU:{number}" for number in range(count)],
+        tf.distribute.ReductionToOneDevice(),
+    )

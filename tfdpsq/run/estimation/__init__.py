@@ -1,0 +1,1 @@
+"""Estimates of memory, time and cost before anything starts."""

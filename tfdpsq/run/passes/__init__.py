@@ -1,0 +1,1 @@
+"""Passes over a corpus: shards, their workers and their progress."""

@@ -1,0 +1,130 @@
+"""A corpus cut into the shards of a pass, whatever the number of workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.data import any_files, corpus_plan
+from tfdpsq.data.texts import Document
+from tfdpsq.run.core import sources
+
+PLAN_FILE = "plan.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusShards:
+    """Shards of a corpus, or of an evenly spread part of it. To be pickled.
+
+    Of D documents, shard i of S holds those from D·i/S to D·(i+1)/S.
+
+    Attributes:
+      file: the corpus.
+      most: how many documents are taken; 0 takes all.
+      plan: where each shard's documents lie.
+      remedy: what to do if the corpus is changed.
+    """
+
+    file: str
+    most: int
+    plan: corpus_plan.CorpusPlan
+    remedy: str
+
+    @property
+    def count(self) -> int:
+        """How many shards, S."""
+        return len(self.plan.ranges)
+
+    @property
+    def documents(self) -> int:
+        """How many documents in all, D."""
+        return min(self.most or self.plan.documents, self.plan.documents)
+
+    def first(self, index: int) -> int:
+        """How many documents lie in the shards before this one."""
+        return self.documents * index // self.count
+
+    def size(self, index: int) -> int:
+        """How many documents a shard holds."""
+        return self.first(index + 1) - self.first(index)
+
+    def read(self, index: int) -> Iterator[Document]:
+        """Streams a shard's documents.
+
+        Raises:
+          DataError: a malformed line; a corpus that was changed, at the end.
+        """
+        lies = self.plan.ranges[index]
+        documents = corpus_plan.read_range(self.file, lies, self.remedy)
+        total = self.plan.documents
+        return sources.due_documents(documents, lies.start, total, self.most or total)
+
+
+def cut(
+    corpus: str, most: int, shard_documents: int, pass_directory: str
+) -> CorpusShards:
+    """Cuts a corpus into shards, by the plan in a pass's directory if there is one.
+
+    That plan saves reading the corpus: its fingerprint is taken from there if the
+    corpus has the size that it had, and what a shard reads of it is compared then.
+
+    Args:
+      corpus: "pydocs" or a BEIR directory, local or of another file system.
+      most: how many documents, evenly spread over it; 0 takes all.
+      shard_documents: most documents of a shard.
+      pass_directory: where the shards are to lie.
+
+    Raises:
+      InputError: a number out of range.
+      DataError: malformed data.
+    """
+    return cut_file(_file_of(corpus), most, shard_documents, pass_directory)
+
+
+def cut_file(
+    file: str, most: int, shard_documents: int, pass_directory: str
+) -> CorpusShards:
+    """As `cut`, of a file of JSON lines, each with an id and a text.
+
+    Args:
+      file: the file, `.jsonl` or `.jsonl.gz`.
+      most: as for `cut`.
+      shard_documents: as for `cut`.
+      pass_directory: as for `cut`.
+    """
+    validation.positive_integer("shard_documents", shard_documents)
+    if most:
+        validation.positive_integer("the number of documents", most)
+
+    def bounds(total: int) -> list[int]:
+        taken = min(most or total, total)
+        shards = max(1, math.ceil(taken / shard_documents))
+        # Of the first n documents n · taken // total are taken: the least n for each.
+        firsts = (taken * index // shards for index in range(shards + 1))
+        return [-(-first * total // (taken or 1)) for first in firsts]
+
+    found = any_files.read_or_warn(f"{pass_directory}/{PLAN_FILE}")
+    plan = corpus_plan.CorpusPlan.from_json(found) if found else None
+    if plan is None or not plan.describes(file, bounds(plan.documents)):
+        plan = corpus_plan.plan_corpus(file, bounds)
+    else:
+        logging.info("%s/%s: the corpus is not read again", pass_directory, PLAN_FILE)
+    remedy = f"Restore it, or delete {pass_directory} to begin again"
+    return CorpusShards(file, most, plan, remedy)
+
+
+def _file_of(corpus: str) -> str:
+    """The file with the documents; of a remote directory, nothing else is looked at."""
+    if any_files.is_local(corpus):
+        return str(sources.open_beir(corpus).corpus_file)
+    for name in ("corpus.jsonl", "corpus.jsonl.gz"):
+        if tf.io.gfile.exists(f"{corpus.rstrip('/')}/{name}"):
+            return f"{corpus.rstrip('/')}/{name}"
+    raise validation.DataError(
+        corpus, "holds no corpus.jsonl (nor .gz)", "Give a BEIR directory"
+    )

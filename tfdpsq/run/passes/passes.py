@@ -1,0 +1,162 @@
+"""Runs the shards of a pass: by this process, whoever else runs others.
+
+See `data.shards` for what lies on disk, `sharded_stages` for a stage that is a pass,
+and `beam` for workers of Apache Beam.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.data.shards import ShardDirectory, ShardWriter
+from tfdpsq.run.passes import pass_progress
+
+# Makes a shard: its number, and where to write it.
+MakeShard = Callable[[int, ShardWriter], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Who does which shards.
+
+    Attributes:
+      num_shards: number of commands that share the work. Command i does the pass's
+        shards i, i + num_shards, i + 2 · num_shards, …
+      shard_index: which of them this is, from 0.
+      beam: flags for Apache Beam, whose workers then do all; or `None`.
+
+    Raises:
+      InputError: no such command.
+    """
+
+    num_shards: int = 1
+    shard_index: int = 0
+    beam: tuple[str, ...] | None = None
+
+    def __post_init__(self):
+        """Checks every value."""
+        validation.positive_integer("num_shards", self.num_shards)
+        if not 0 <= self.shard_index < self.num_shards:
+            raise validation.InputError(
+                f"shard_index is {self.shard_index}; with num_shards = "
+                f"{self.num_shards} it must be an integer from 0 to "
+                f"{self.num_shards - 1}."
+            )
+        if self.beam is not None and self.num_shards > 1:
+            raise validation.InputError(
+                f"num_shards is {self.num_shards}, with Beam; its runner shares the "
+                "work itself. Leave out num_shards, or beam."
+            )
+
+    @property
+    def alone(self) -> bool:
+        """Whether this command sees to all shards."""
+        return self.num_shards == 1
+
+
+# One command for all shards.
+ALONE = Launch()
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is done for every shard. To be pickled, for workers elsewhere.
+
+    Attributes:
+      name: what shards are called by, and the log.
+      shards: how many there are.
+      start: loads what the work needs (models, vocabularies), once in a process, and
+        returns the function that makes a shard. A function of a module, or a
+        `functools.partial` of one, with arguments that can be pickled.
+    """
+
+    name: str
+    shards: int
+    start: Callable[[], MakeShard]
+
+
+class Maker:
+    """Makes shards in this process; models are loaded for the first one it makes."""
+
+    def __init__(self, shards: ShardDirectory, work: Work):
+        """Loads nothing yet.
+
+        Args:
+          shards: where they go.
+          work: what is done.
+        """
+        self._shards, self._work = shards, work
+        self._loading = threading.Lock()
+        self._make: MakeShard | None = None
+
+    def load(self) -> MakeShard:
+        """The function that makes a shard, with all that it needs."""
+        with self._loading:
+            if self._make is None:
+                self._make = self._work.start()
+            return self._make
+
+    def make_all(self, indices: Iterable[int]) -> None:
+        """Makes shards that are not there.
+
+        Those that another process is making are left to it, and looked at again at
+        the end: it may have died.
+
+        Args:
+          indices: which are wanted.
+
+        Raises:
+          InputError: what the work raises; the disk is full.
+        """
+        missing = self._shards.missing(indices)
+        for index in [index for index in missing if not self.make(index, wait=False)]:
+            logging.info(
+                "%s: shard %d of %d is being made by another process; waiting",
+                self._work.name,
+                index,
+                self._work.shards,
+            )
+            self.make(index, wait=True)
+
+    def make(self, index: int, wait: bool) -> bool:
+        """Makes a shard unless it is there.
+
+        Args:
+          index: which.
+          wait: until another process that is making it has ended.
+
+        Returns:
+          Whether it is there now; if not, another process is making it.
+
+        Raises:
+          FileNotFoundError: the directory was removed, as after a merge.
+        """
+        with self._shards.lock(index, wait) as held:
+            if self._shards.finished(index) is not None:
+                return True
+            if not held:
+                return False
+            if not self._shards.is_open():  # another command has merged
+                raise FileNotFoundError(f"{self._shards.directory} was removed")
+            make = self.load()
+            started = time.monotonic()
+            with self._shards.writing(index) as out:
+                make(index, out)
+        seconds = time.monotonic() - started
+        logging.info(
+            "%s: shard %d of %d: %d rows in %.1f s",
+            self._work.name,
+            index,
+            self._work.shards,
+            out.count,
+            seconds,
+        )
+        logs = pass_progress.log_of(self._shards.directory)
+        pass_progress.finished(logs, index, self._work.shards, out.count, seconds)
+        return True

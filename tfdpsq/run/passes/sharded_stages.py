@@ -1,0 +1,244 @@
+"""Stages whose work is a pass over shards: shared, merged once, then as any stage.
+
+The shards lie beside the stage's output, in `.NAME.shards/`, until they are merged
+into it. A command does all shards that are not there, or its part of them; whoever
+finds all of them there merges. So one command, several on one disk, workers of Apache
+Beam, or any of these after one was killed, end with the same output.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Union
+
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.data import any_files
+from tfdpsq.data.shards import DamagedShard, PassSpec, ShardDirectory
+from tfdpsq.run.core import workdir
+from tfdpsq.run.passes import passes
+
+GUARANTEE_FILE = "guarantee.json"
+# So often one shard is made again before the disk is to blame.
+_TIMES_DAMAGED = 3
+
+# A local path, or one of another file system, which a `pathlib.Path` would spoil.
+Place = Union[str, pathlib.Path]
+Merge = Callable[[pathlib.Path, ShardDirectory], Mapping[str, Any]]
+
+
+def pass_directory(directory: Place) -> str:
+    """Where the shards of a stage lie until they are merged.
+
+    Args:
+      directory: the stage's output directory.
+    """
+    parent, slash, name = os.fspath(directory).rstrip("/").rpartition("/")
+    return f"{parent}{slash}.{name}.shards"
+
+
+def guarantee(certificate: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """What `run_stage` is to keep beside shards that private queries had a part in.
+
+    An unfinished pass is not to be released; should it be, this is what holds of it.
+
+    Args:
+      certificate: of what makes the shards; `None` where that is public.
+    """
+    if certificate is None:
+        return {}
+    return {GUARANTEE_FILE: {"certificate": certificate}}
+
+
+def local_path(directory: Place) -> pathlib.Path:
+    """A stage's directory, for a stage that keeps files of its own beside it.
+
+    Raises:
+      InputError: it is not on this machine.
+    """
+    if not any_files.is_local(directory):
+        raise validation.InputError(
+            f"workdir is {directory}; this stage writes to local paths, or to what is "
+            "mounted as one."
+        )
+    return pathlib.Path(directory)
+
+
+def run_stage(
+    directory: Place,
+    config: Any,
+    inputs: Mapping[str, str],
+    work: passes.Work,
+    merge: Merge,
+    launch: passes.Launch,
+    beside: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Any] | None:
+    """As `workdir.run_stage`, for a stage that is a pass.
+
+    On an object store the output is made in a temporary directory of this machine and
+    copied there, `stage.json` last: what has none is not finished.
+
+    Args:
+      directory: the stage's output directory, local or of another file system.
+      config: what the stage's result depends on.
+      inputs: fingerprints of what it reads.
+      work: what is done for every shard.
+      merge: fills the directory it is given from the shards, read by
+        `ShardDirectory.reading`; returns JSON values to record.
+      launch: which shards this command does.
+      beside: file name -> JSON object to keep beside the shards, for other commands.
+
+    Returns:
+      As `workdir.run_stage`; `None` if others have yet to do their part, or merge.
+
+    Raises:
+      InputError: the directory, or the shards beside it, are of another config or
+        input; what the work or the merge raises.
+    """
+    started = time.monotonic()
+    name = os.path.basename(os.fspath(directory).rstrip("/"))
+    spec = PassSpec(work.name, work.shards, workdir.plain(config), dict(inputs))
+    shards = ShardDirectory(pass_directory(directory), spec)
+
+    def finished() -> dict[str, Any] | None:
+        stage = workdir.finished_stage(directory, config, inputs)
+        if stage is not None:
+            logging.info("%s: finished before, not redone", name)
+            _remove(shards)  # of a command that was killed after its merge
+        return stage
+
+    def passed() -> dict[str, Any] | None:
+        shards.open()
+        # Another command may have merged, and removed all, since it was last asked.
+        stage = finished()
+        if stage is not None:
+            return stage
+        for file, value in (beside or {}).items():
+            if shards.read_json(file) != value:
+                shards.write_json(file, value)
+        logging.info("%s: %d shards, in %s", name, work.shards, shards.directory)
+        maker = passes.Maker(shards, work)
+        _make(shards, work, maker, launch)
+        missing = shards.missing()
+        if missing and not launch.alone:
+            listed = ", ".join(map(str, missing[:10]))
+            logging.info(
+                "%s: %d of %d shards are still to be made by others: %s%s",
+                name,
+                len(missing),
+                work.shards,
+                listed,
+                ", ..." if len(missing) > 10 else "",
+            )
+            return None
+        with shards.lock(None, wait=launch.alone) as held:
+            if not held:
+                logging.info("%s: is being merged by another process", name)
+                return None
+            stage = _merged(directory, config, inputs, merge, shards, maker, started)
+        _remove(shards)
+        return stage
+
+    stage = finished()
+    if stage is not None:
+        return stage
+    try:
+        return passed()
+    except (OSError, tf.errors.OpError, validation.InputError):
+        # Shards vanish under the hands of a command when another has merged them.
+        stage = finished()
+        if stage is None:
+            raise
+        return stage
+
+
+def _make(
+    shards: ShardDirectory,
+    work: passes.Work,
+    maker: passes.Maker,
+    launch: passes.Launch,
+) -> None:
+    """Makes what this command is to make."""
+    if launch.beam is None:
+        maker.make_all(range(launch.shard_index, work.shards, launch.num_shards))
+        return
+    missing = shards.missing()
+    if missing:
+        try:
+            from tfdpsq.run.passes import beam
+        except ImportError as error:
+            raise validation.InputError(
+                f"Apache Beam cannot be imported ({error}). Run: pip install "
+                "'tfdpsq[beam]'"
+            ) from error
+        beam.run(shards, work, missing, launch.beam)
+        left = shards.missing()
+        if len(left) == len(missing):
+            raise validation.InputError(
+                f"Beam's workers made {len(missing)} shards, and none is in "
+                f"{shards.directory}. Give a workdir that is the same for them and "
+                "for this command, such as a path on a shared disk."
+            )
+
+
+def _merged(
+    directory: Place,
+    config: Any,
+    inputs: Mapping[str, str],
+    merge: Merge,
+    shards: ShardDirectory,
+    maker: passes.Maker,
+    started: float,
+) -> dict[str, Any]:
+    """Merges; a shard that turns out to be damaged is made again, and that alone."""
+    damaged: collections.Counter[int] = collections.Counter()
+    while True:
+        maker.make_all(shards.missing())
+        logging.info("%s: merging %d shards", shards.spec.name, shards.spec.shards)
+        try:
+            return _made(
+                directory,
+                config,
+                inputs,
+                lambda out: dict(merge(out, shards)),
+                started,
+            )
+        except DamagedShard as error:
+            damaged[error.index] += 1
+            if damaged[error.index] == _TIMES_DAMAGED:
+                raise
+            logging.warning("%s", error)
+            shards.discard(error.index)
+
+
+def _made(
+    directory: Place,
+    config: Any,
+    inputs: Mapping[str, str],
+    make: Callable[[pathlib.Path], dict[str, Any]],
+    started: float,
+) -> dict[str, Any]:
+    """As `workdir.run_stage`, on any file system."""
+    if any_files.is_local(directory):
+        return workdir.run_stage(pathlib.Path(directory), config, inputs, make, started)
+    place = os.fspath(directory)
+    with tempfile.TemporaryDirectory(prefix="tfdpsq-") as folder:
+        local = pathlib.Path(folder, os.path.basename(place.rstrip("/")))
+        stage = workdir.run_stage(local, config, inputs, make, started)
+        any_files.copy_tree(str(local), place, last=workdir.STAGE_FILE)
+    logging.info("%s: copied to %s", local.name, place)
+    return {**stage, "seconds": round(time.monotonic() - started, 2)}
+
+
+def _remove(shards: ShardDirectory) -> None:
+    try:
+        shards.remove()
+    except tf.errors.OpError as error:
+        logging.warning("%s: could not be removed (%s)", shards.directory, error)

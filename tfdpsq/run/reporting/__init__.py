@@ -1,0 +1,1 @@
+"""The report of a job, and what it shows."""

@@ -1,0 +1,292 @@
+"""Gathers what the report shows from the stages' directories."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ml_collections
+
+from tfdpsq.data import read_synthetic
+from tfdpsq.privacy import read_certificate, verification
+from tfdpsq.run import audit, evaluate
+from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.reporting import report_comparison, report_names
+from tfdpsq.run.reporting.report_names import epsilon_symbol
+
+_DESCRIPTIONS = {
+    "bm25": "Words in common; nothing is trained.",
+    "untrained": "The weights that every other row starts from.",
+    "public_only": "Trained on sentences cut from public documents.",
+    "original": "Trained on the private pairs without protection.",
+    "synthetic": "Trained on synthetic queries only.",
+    "direct": "Trained on the private pairs by DP-SGD.",
+}
+# ε is shown at so many points of a run: each takes a second or two of accounting.
+_EPSILON_POINTS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+      name: what it is called in files.
+      label: what it is called in the report.
+      epsilon: target ε, ∞ for private data without protection, `None` where no
+        private query was used.
+      path: the retriever's directory; `None` for BM25.
+    """
+
+    name: str
+    label: str
+    epsilon: float | None
+    path: pathlib.Path | None
+
+
+def gather(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    *,
+    rows: Sequence[Row],
+    sets: Mapping[float, pathlib.Path],
+    seconds: Mapping[str, float],
+    peak_memory_gib: float,
+    command: str,
+) -> dict[str, Any]:
+    """What `report.write_report` takes, from a finished workdir."""
+    private = directory / "private"
+    metrics = json.loads(
+        (private / "evaluation" / evaluate.METRICS_FILE).read_text("utf-8")
+    )
+    trained = _trained_on_private(directory)
+    rules = metrics["rules"]
+    return {
+        "title": "Synthetic queries from private pairs",
+        "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": command,
+        "rows": [_row(row, metrics["systems"][row.name]) for row in rows],
+        "curves": _curves(private / "logs"),
+        "epsilon_curves": {
+            report_names.run_label(path.name): _epsilon_curve(certificate)
+            for path, certificate in trained.items()
+        },
+        "examples": _examples(config, sets),
+        "certificates": [
+            {"name": report_names.run_label(path.name), "certificate": certificate}
+            for path, certificate in trained.items()
+        ],
+        "similarity": {
+            # In the order of the table; an older evaluation may have others.
+            report_names.set_label(name): metrics["similarity"][name]
+            for name in sorted(metrics["similarity"], key=_place(rows))
+        },
+        "audits": _audits(private),
+        "wins_and_losses": _wins_and_losses(config, private / "evaluation", rows),
+        "seconds": dict(seconds),
+        "peak_memory_gib": round(peak_memory_gib, 3),
+        "versions": workdir.versions(),
+        "fingerprints": {
+            "corpus": sources.corpus_fingerprint(config.data),
+            "pairs": sources.source_fingerprint(config.data, private),
+            "code": workdir.code_fingerprint(),
+        },
+        "notes": [
+            f"{metrics['queries']} test queries; {rules['evaluator']}; gain "
+            f"{rules['gain']}; ties {rules['ties']}; recall {rules['recall']}; "
+            f"{rules['missing_queries']}.",
+            f"Every retriever was trained for {config.retriever.steps} steps of "
+            f"{config.retriever.batch_size} pairs from the same weights "
+            f"(scale {config.retriever.scale:g}).",
+            "Synthetic queries were written for documents chosen from the whole "
+            "corpus without looking at which of them have private queries.",
+        ],
+    }
+
+
+def _place(rows: Sequence[Row]) -> Callable[[str], int]:
+    """By which synthetic sets are sorted as the rows are that were trained on them."""
+    names = [row.name for row in rows]
+
+    def of(name: str) -> int:
+        row = f"synthetic_{name}"
+        return names.index(row) if row in names else len(names)
+
+    return of
+
+
+def _row(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
+    certificate = read_certificate(row.path) if row.path else None
+    epsilon: Any = row.epsilon
+    if certificate is not None:
+        # What was spent, by the steps that ran; the target is only its bound.
+        epsilon = certificate["guarantee"]["epsilon"]
+    difference = values.get("difference_to_baseline")
+    return {
+        "name": row.name,
+        "label": row.label,
+        "description": _DESCRIPTIONS[
+            row.name if row.name in _DESCRIPTIONS else row.name.split("_")[0]
+        ],
+        "private_data": "none"
+        if row.epsilon is None
+        else ("unprotected" if math.isinf(row.epsilon) else "protected"),
+        "epsilon": epsilon,
+        **{
+            key: values[key]
+            for metric in evaluate.METRICS
+            if metric in values  # an older evaluation has fewer
+            for key in (metric, f"{metric}_ci")
+        },
+        "difference_to_public_only": difference
+        and {
+            "difference": difference["difference"],
+            "ci": [difference["low"], difference["high"]],
+            "p": difference["p_value"],
+        },
+    }
+
+
+def _trained_on_private(directory: pathlib.Path) -> dict[pathlib.Path, dict]:
+    """Certificates of the runs that read private pairs, each once."""
+    found = {}
+    patterns = ("generator_*", "retriever_direct_*", "retriever_original")
+    for path in (
+        p for pattern in patterns for p in sorted(directory.glob(f"*/{pattern}"))
+    ):
+        certificate = read_certificate(path)
+        if certificate is not None:
+            found[path] = certificate
+    return found
+
+
+def _audits(private: pathlib.Path) -> dict[str, Any]:
+    """What the stage `audit` found of each generator that was trained on canaries."""
+    found = {}
+    for path in sorted(private.glob(f"audit_*/{audit.AUDIT_FILE}")):
+        name = path.parent.name.removeprefix("audit_")
+        epsilon = math.inf if name == "inf" else float(name.removeprefix("eps"))
+        label = f"Generator, ε = {epsilon_symbol(epsilon)}"
+        found[label] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def _wins_and_losses(
+    config: ml_collections.ConfigDict, directory: pathlib.Path, rows: Sequence[Row]
+) -> dict[str, Any] | None:
+    """The first protected synthetic row against the one that costs nothing."""
+    if not config.examples:
+        return None
+    protected = [
+        row
+        for row in rows
+        if row.name.startswith("synthetic") and math.isfinite(row.epsilon or math.inf)
+    ]
+    public = [row for row in rows if row.name == "public_only"]
+    if not protected or not public:
+        return None
+    beir = sources.open_beir(config.data)
+    qrels = beir.qrels(config.evaluate.split)
+    judged = {document for of_query in qrels.values() for document in of_query}
+    found = report_comparison.wins_and_losses(
+        directory,
+        beir.queries(),
+        {d.id: d.content for d in beir.documents() if d.id in judged},
+        protected[0].name,
+        public[0].name,
+        most=min(5, config.examples),
+    )
+    return {**found, "label": protected[0].label, "against_label": public[0].label}
+
+
+def _curves(logs: pathlib.Path) -> dict[str, Any]:
+    curves = {}
+    for path in sorted(logs.glob("*/curve.json")):
+        name = path.parent.name
+        generator = name.startswith(("generator", "audited"))
+        if not generator and not name.startswith("retriever"):
+            continue  # public pretraining tells of its own in `pretraining.json`
+        curves[report_names.run_label(name)] = {
+            **json.loads(path.read_text("utf-8")),
+            "chart": "Generator: training loss"
+            if generator
+            else "Retriever: training loss",
+            "unit": "nats per token" if generator else "nats per query",
+        }
+    return curves
+
+
+def _epsilon_curve(certificate: Mapping[str, Any]) -> dict[str, Any]:
+    executed = certificate["accounting"]["steps_executed"]
+    if not certificate["private"]:
+        return {"step": [0, executed], "epsilon": [math.inf, math.inf]}
+    steps = sorted(
+        {round(executed * i / _EPSILON_POINTS) for i in range(_EPSILON_POINTS)}
+    )
+    plan, _ = verification.plan_of(certificate)
+    spent = [plan.epsilon(step) for step in steps]
+    return {
+        "step": [*steps, executed],
+        "epsilon": [*spent, certificate["guarantee"]["epsilon"]],
+    }
+
+
+def _examples(
+    config: ml_collections.ConfigDict, sets: Mapping[float, pathlib.Path]
+) -> list[dict[str, Any]]:
+    """Documents with a held-out query and a synthetic one from every generator."""
+    pairs = sources.open_beir(config.data).pairs("dev")
+    # Of sets, which may be large, only what can be shown.
+    synthetic: dict[str, dict[str, list[str]]] = {p.document_id: {} for p in pairs}
+    for epsilon, path in sets.items():
+        label = f"Synthetic, ε = {epsilon_symbol(epsilon)}"
+        for row in read_synthetic(path):
+            if row.document_id in synthetic:
+                of_document = synthetic[row.document_id]
+                of_document.setdefault(label, []).append(row.query)
+    examples = []
+    for pair in pairs:
+        written = synthetic[pair.document_id]
+        if len(written) == len(sets):
+            examples.append(
+                {
+                    "document_id": pair.document_id,
+                    "document": pair.document,
+                    "original_query": pair.query,
+                    "synthetic": written,
+                }
+            )
+        if len(examples) == config.examples:
+            break
+    return examples
+
+
+def results_table(results: Mapping[str, Any]) -> str:
+    """The rows of `results.json` as a Markdown table, as README shows them."""
+    lines = [
+        "| row | ε spent | NDCG@10 (95 %) | Recall@10 | over public-only (95 %) |",
+        "|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        epsilon = row["epsilon"]
+        if epsilon is None:
+            shown = "none used"
+        else:
+            shown = "∞" if epsilon == "inf" else f"{epsilon:.2f}"
+        low, high = row["ndcg@10_ci"]
+        over = row["difference_to_public_only"]
+        difference = (
+            f"{over['difference']:+.4f} ({over['ci'][0]:+.4f} to {over['ci'][1]:+.4f})"
+            if over
+            else "–"
+        )
+        lines.append(
+            f"| {row['name']} | {shown} | {row['ndcg@10']:.4f} ({low:.4f}–{high:.4f})"
+            f" | {row['recall@10']:.4f} | {difference} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,347 @@
+"""How close synthetic queries are to private ones: the part of `evaluate` on texts.
+
+All of it reads private queries and is covered by no ε.
+
+- `bleu`: of the queries of documents that have held-out ones, against these.
+- `mauve`, `distinct`, `lengths`, `vocabulary`: of all synthetic queries against all
+  held-out ones, as distributions, on samples of one size.
+- `copies`: how near they come to the *training* queries, with the held-out queries as
+  the control; what that does and does not mean: `evaluation.copies`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from tfdpsq import evaluation, privacy, validation
+from tfdpsq.data import (
+    BeirDirectory,
+    read_manifest,
+    read_synthetic,
+)
+from tfdpsq.generator import checkpoints
+from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.reporting import text_features
+
+FEATURIZERS = {"": "", "t5": text_features.PRESET, "gpt2": text_features.GPT2}
+# k-means starts from these seeds; the first is the published one.
+_FIRST_SEED = 25
+
+
+def settings() -> dict[str, Any]:
+    """Settings of the comparison.
+
+    `featurizer` makes the features for MAUVE and distances: "t5", the encoder of the
+    T5 `init` (by default the one that comes with the package, on whatever data, so that
+    numbers compare) with `vocabulary` (by default the one beside it); "gpt2", the
+    keras-nlp preset `init`; or "", which leaves both out. `seeds` is how many k-means
+    is run with. Features are made of at most `samples` texts of a set, drawn by a
+    public seed. `training_split` holds the queries that copies are looked for among.
+    """
+    return {
+        "featurizer": "t5",
+        "init": "",
+        "vocabulary": "",
+        "batch_size": 128,
+        "seeds": 5,
+        "samples": 5_000,
+        "training_split": "train",
+    }
+
+
+def inputs(config: ml_collections.ConfigDict) -> dict[str, str]:
+    """Fingerprints of what is read besides the pairs; checks the settings.
+
+    Args:
+      config: `evaluate`'s.
+
+    Raises:
+      InputError: bad settings, or no such model.
+      DataError: no such split or set.
+    """
+    if not config.synthetic:
+        return {}
+    own = config.similarity
+    validation.one_of("similarity.featurizer", own.featurizer, tuple(FEATURIZERS))
+    if validation.positive_integer("similarity.samples", own.samples) < 2:
+        raise validation.InputError(
+            f"similarity.samples is {own.samples}; MAUVE makes clusters of at least 2 "
+            "texts of each kind. Raise it."
+        )
+    if validation.positive_integer("similarity.seeds", own.seeds) < 2:
+        raise validation.InputError(
+            f"similarity.seeds is {own.seeds}; MAUVE needs at least 2: one value "
+            "without a deviation says little."
+        )
+    for name, path in config.synthetic.items():
+        if not path or not sources.is_free(path):
+            raise validation.InputError(
+                f"synthetic.{name} is {path!r}, where no set of queries lies. Give it "
+                "the directory of a set that synthesize or filter wrote."
+            )
+    splits = sources.open_beir(config.data).splits()
+    for field, split in (
+        ("similarity_split", config.similarity_split),
+        ("similarity.training_split", own.training_split),
+    ):
+        validation.one_of(field, split, splits)
+    found = {
+        f"synthetic {name}": read_manifest(path)["fingerprint"]
+        for name, path in sorted(config.synthetic.items())
+    }
+    if own.featurizer:
+        init = _init(own)
+        # GPT-2 by its name is downloaded where it is needed.
+        if own.featurizer == "t5":
+            init = os.fspath(checkpoints.locate(init))
+        if os.path.isdir(init):
+            init = workdir.model_fingerprint(init)
+        found["featurizer"] = init
+    return found
+
+
+def record(
+    config: ml_collections.ConfigDict, reads: privacy.PrivateReads, where: str
+) -> None:
+    """Notes what `measure` will read.
+
+    Raises:
+      InputError: in strict mode.
+    """
+    if config.synthetic:
+        for split in (config.similarity_split, config.similarity.training_split):
+            reads.record(f"the queries of split {split!r}", where)
+
+
+@dataclasses.dataclass
+class _Texts:
+    """Queries of one kind, of which a sample is in memory.
+
+    Attributes:
+      count: how many there are.
+      sample: as many as features are made of, in random order: its beginning is a
+        smaller sample.
+      features: [len(sample), d], where there is a featurizer.
+    """
+
+    count: int
+    sample: list[str]
+    features: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Control:
+    """What the held-out queries' copies and distances are."""
+
+    exact: evaluation.ExactCopies
+    distances: Mapping[str, np.ndarray]
+
+
+def measure(
+    config: ml_collections.ConfigDict, beir: BeirDirectory
+) -> dict[str, dict[str, Any]]:
+    """Compares every synthetic set with the private queries.
+
+    Args:
+      config: `evaluate`'s.
+      beir: the private pairs.
+
+    Returns:
+      {set: JSON values}, as the module says; "mauve" is left out without a featurizer
+      or with fewer than two texts on a side.
+    """
+    if not config.synthetic:
+        return {}
+    own = config.similarity
+    pairs = beir.all_pairs(config.similarity_split)
+    references: dict[str, list[str]] = {}
+    for pair in pairs:
+        references.setdefault(pair.document_id, []).append(pair.query)
+    queries = beir.queries()
+    asked = list({pair.query_id: pair.query for pair in pairs}.values())
+    held_out = _texts(own, asked)
+    trained_on = [queries[name] for name in sorted(beir.positives(own.training_split))]
+    training = _texts(own, trained_on)
+    synthetic, hypotheses, copies = {}, {}, {}
+    for name, path in config.synthetic.items():
+        synthetic[name], hypotheses[name], copies[name] = _read(
+            own, path, references, trained_on
+        )
+    _add_features(own, [held_out, training, *synthetic.values()])
+    grams = evaluation.GramIndex(trained_on)
+    control = _Control(
+        evaluation.exact_copies(asked, trained_on),
+        _distances(held_out, training, grams),
+    )
+    return {
+        name: {
+            **_bleu(hypotheses[name], references, config.similarity_split),
+            **_as_distributions(own, texts, held_out),
+            "copies": _copies(texts, copies[name], training, grams, control),
+            "rules": {
+                "words": evaluation.WORDS,
+                "equal_texts": evaluation.NORMALIZATION,
+                "featurizer": _featurizer(own),
+            },
+        }
+        for name, texts in synthetic.items()
+    }
+
+
+def _init(own: ml_collections.ConfigDict) -> str:
+    return own.init or FEATURIZERS[own.featurizer]
+
+
+def _featurizer(own: ml_collections.ConfigDict) -> str:
+    return f"{own.featurizer} {_init(own)}" if own.featurizer else "none"
+
+
+def _texts(own: ml_collections.ConfigDict, texts: Sequence[str]) -> _Texts:
+    return _Texts(len(texts), [texts[place] for place in _drawn(own, len(texts))])
+
+
+def _drawn(own: ml_collections.ConfigDict, count: int) -> list[int]:
+    """Which of so many texts are the sample."""
+    # It is no secret, and must not differ from run to run.
+    return np.random.default_rng(0).permutation(count)[: own.samples].tolist()
+
+
+def _add_features(own: ml_collections.ConfigDict, several: Sequence[_Texts]) -> None:
+    """Makes all features in one call, so that the model is loaded once."""
+    together = [text for texts in several for text in texts.sample]
+    if own.featurizer == "t5":
+        features = text_features.t5_encoder_features(
+            together, _init(own), own.vocabulary, own.batch_size
+        )
+    elif own.featurizer == "gpt2":
+        features = text_features.gpt2_features(together, _init(own), own.batch_size)
+    else:
+        return
+    ends = np.cumsum([len(texts.sample) for texts in several])
+    for texts, of_texts in zip(several, np.split(features, ends[:-1])):
+        texts.features = of_texts
+
+
+def _read(
+    own: ml_collections.ConfigDict,
+    path: str,
+    references: Container[str],
+    trained_on: Sequence[str],
+) -> tuple[_Texts, list[tuple[str, str]], evaluation.ExactCopies]:
+    """What is kept of a set, which streams by.
+
+    Returns:
+      Its sample, (document id, query) of documents that have references, and how many
+      of all queries are copies.
+    """
+    count = read_manifest(path)["count"]
+    sample = dict.fromkeys(_drawn(own, count), "")
+    hypotheses = []
+
+    def queries() -> Iterator[str]:
+        for place, row in enumerate(read_synthetic(path)):
+            if place in sample:
+                sample[place] = row.query
+            if row.document_id in references:
+                hypotheses.append((row.document_id, row.query))
+            yield row.query
+
+    copies = evaluation.exact_copies(queries(), trained_on)
+    return _Texts(count, list(sample.values())), hypotheses, copies
+
+
+def _bleu(
+    hypotheses: Sequence[tuple[str, str]],
+    references: Mapping[str, list[str]],
+    split: str,
+) -> dict[str, Any]:
+    """BLEU of synthetic queries against the held-out queries of their documents."""
+    if not hypotheses:
+        return {"bleu": None, "queries": 0}
+    bleu = evaluation.corpus_bleu(
+        [query for _, query in hypotheses],
+        [references[document_id] for document_id, _ in hypotheses],
+    )
+    return {
+        "bleu": bleu.score,
+        "signature": bleu.signature,
+        "queries": len(hypotheses),
+        "against": f"private queries of split {split!r} on the same documents",
+    }
+
+
+def _as_distributions(
+    own: ml_collections.ConfigDict, texts: _Texts, held_out: _Texts
+) -> dict[str, Any]:
+    """Synthetic queries against held-out ones, as many of one as of the other."""
+    size = min(len(texts.sample), len(held_out.sample))
+    both = {"synthetic": texts.sample[:size], "held_out": held_out.sample[:size]}
+    ours, theirs = both.values()
+    words = {name: evaluation.vocabulary(of) for name, of in both.items()}
+    found: dict[str, Any] = {
+        "sizes": {
+            "synthetic": texts.count,
+            "held_out": held_out.count,
+            "compared": size,
+        },
+        "distinct": {name: evaluation.distinct_n(of) for name, of in both.items()},
+        "lengths": {
+            **{
+                name: dataclasses.asdict(evaluation.text_lengths(of))
+                for name, of in both.items()
+            },
+            "total_variation": evaluation.length_difference(ours, theirs),
+        },
+        "vocabulary": {name: dataclasses.asdict(of) for name, of in words.items()},
+    }
+    if all(of.tokens for of in words.values()):
+        difference = evaluation.vocabulary_difference(ours, theirs)
+        found["vocabulary"].update(dataclasses.asdict(difference))
+    if texts.features is not None and held_out.features is not None and size > 1:
+        seeds = range(_FIRST_SEED, _FIRST_SEED + own.seeds)
+        mauve = evaluation.mauve_of_features(
+            texts.features[:size], held_out.features[:size], seeds=seeds
+        )
+        found["mauve"] = dataclasses.asdict(mauve)
+    return found
+
+
+def _distances(
+    texts: _Texts, training: _Texts, grams: evaluation.GramIndex
+) -> dict[str, np.ndarray]:
+    """Distances of the sample to the nearest training query, by each measure."""
+    found = {"by_grams": grams.nearest(texts.sample)}
+    if texts.features is not None and training.features is not None:
+        found["by_features"] = evaluation.nearest_by_cosine(
+            texts.features, training.features
+        )
+    return found
+
+
+def _copies(
+    texts: _Texts,
+    exact: evaluation.ExactCopies,
+    training: _Texts,
+    grams: evaluation.GramIndex,
+    control: _Control,
+) -> dict[str, Any]:
+    return {
+        "exact": {
+            "synthetic": dataclasses.asdict(exact),
+            "held_out": dataclasses.asdict(control.exact),
+        },
+        **{
+            name: dataclasses.asdict(
+                evaluation.closeness(distances, control.distances[name])
+            )
+            for name, distances in _distances(texts, training, grams).items()
+        },
+        "training_queries": training.count,
+        "training_queries_with_features": len(training.sample),
+    }

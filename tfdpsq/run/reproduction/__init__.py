@@ -1,0 +1,1 @@
+"""The paper's tables: rows, numbers, comparison and pages."""

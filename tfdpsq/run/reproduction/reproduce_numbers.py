@@ -1,0 +1,238 @@
+"""Reads the rows' numbers for each of the paper's tables, and compares."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from tfdpsq import evaluation
+from tfdpsq.run import audit, evaluate
+from tfdpsq.run.core import workdir
+from tfdpsq.run.reproduction import reproduce_tables
+from tfdpsq.run.reproduction.reproduce_rows import Row, Rows, row_of
+from tfdpsq.run.reproduction.reproduce_tables import Cell
+
+MEAN = "mean"
+_Cells = dict[str, dict[str, Cell]]
+
+
+def compare(
+    config: ml_collections.ConfigDict,
+    rows: Rows,
+    tables: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Makes the rows of the tables and sets them beside the paper's.
+
+    Args:
+      config: `reproduce`'s.
+      rows: makes them.
+      tables: those to make, as the config has them.
+
+    Returns:
+      JSON values: "tables", each with "rows", "tau" and "verdicts"; "seeds".
+    """
+    made = {}
+    for name, table in tables.items():
+        ours = _MEASURES[table["measure"]](config, rows, table)
+        made[name] = _set_beside(config, table, ours)
+    return {
+        "tables": made,
+        "seeds": list(config.seeds),
+        "data": rows.data,
+        "zero_shot_sets": dict(rows.sets),
+        "versions": workdir.versions(),
+    }
+
+
+def _set_beside(config, table: Mapping[str, Any], ours: _Cells) -> dict[str, Any]:
+    paper = {
+        row: dict(zip(table["columns"], numbers))
+        for row, numbers in table["paper"].items()
+    }
+    found = [
+        reproduce_tables.judge(
+            tuple(claim), ours, paper, table["lower"], config.resamples
+        )
+        for claim in table["claims"]
+    ]
+    shared = [c for c in table["columns"] if all(c in ours[row] for row in paper)]
+    return {
+        "title": table["title"],
+        "room": _room(table, ours),
+        "columns": list(next(iter(ours.values()))),
+        "rows": [
+            {
+                "name": row,
+                "paper": paper.get(row),
+                "ours": {
+                    column: {"value": cell.value, "note": cell.note}
+                    for column, cell in cells.items()
+                },
+            }
+            for row, cells in ours.items()
+        ],
+        "tau": {
+            column: dataclasses.asdict(
+                reproduce_tables.kendall(
+                    [ours[row][column].value for row in paper],
+                    [paper[row][column] for row in paper],
+                )
+            )
+            for column in shared
+        },
+        "verdicts": [
+            {
+                **dataclasses.asdict(verdict),
+                "why": ""
+                if verdict.verdict == reproduce_tables.HOLDS
+                else reproduce_tables.why(
+                    verdict,
+                    sum(map(len, ours[verdict.above][verdict.column].queries)),
+                    len(config.seeds),
+                ),
+            }
+            for verdict in found
+        ],
+    }
+
+
+def _room(table: Mapping[str, Any], ours: _Cells) -> dict[str, float]:
+    """Column -> what unprotected training on the private pairs is worth."""
+    if not {"original", "untrained"} <= ours.keys():
+        return {}
+    return {
+        column: ours["original"][column].value - ours["untrained"][column].value
+        for column in table["columns"]
+    }
+
+
+def _asked(table: Mapping[str, Any]) -> list[Row]:
+    """The paper's rows, best first by its first column, and the controls."""
+    paper = sorted(table["paper"], key=lambda row: table["paper"][row][0])
+    if table["columns"][0] not in table["lower"]:
+        paper.reverse()
+    return [row_of(name) for name in (*paper, *table["controls"])]
+
+
+def _retrieval(config, rows: Rows, table: Mapping[str, Any]) -> _Cells:
+    """Means over seeds of each query's value, from the TREC files."""
+    found: _Cells = {}
+    for row in _asked(table):
+        values: dict[str, list[np.ndarray]] = {}
+        for seed in config.seeds:
+            out = rows.retrieved(row, seed)
+            result = evaluation.evaluate_run(
+                evaluation.read_trec_qrels(out / "qrels.trec"),
+                evaluation.read_trec_run(out / "runs" / f"{row.name}.trec"),
+                table["columns"],
+            )
+            for column in table["columns"]:
+                values.setdefault(column, []).append(result.values(column))
+        found[row.name] = {
+            column: _cell([of_seeds]) for column, of_seeds in values.items()
+        }
+    return found
+
+
+def _zero_shot(config, rows: Rows, table: Mapping[str, Any]) -> _Cells:
+    """NDCG@10 of each set, and the mean of sets; CQADupStack's forums are one set."""
+    asked = _asked(table)
+    runs = [rows.zero_shot(asked, seed, "ndcg@10") for seed in config.seeds]
+    found: _Cells = {}
+    for row in asked:
+        cells = {
+            name: _cell(list(zip(*(run[name][row.name] for run in runs))))
+            for name in runs[0]
+        }
+        # Forums of one set would count as sets of their own in the mean.
+        whole = [_as_one(cell.queries) for cell in cells.values()]
+        mean = float(np.mean([cell.value for cell in cells.values()]))
+        found[row.name] = {MEAN: Cell(mean, tuple(whole)), **cells}
+    return found
+
+
+def _as_one(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """[queries] of all parts, scaled so that their mean is the mean of parts."""
+    share = sum(map(len, parts)) / len(parts)
+    return np.concatenate([part * (share / len(part)) for part in parts])
+
+
+def _cell(parts: Sequence[Sequence[np.ndarray]]) -> Cell:
+    """The mean of parts of the means over queries, each query the mean of seeds.
+
+    Args:
+      parts: for each part, for each seed, [queries].
+    """
+    queries = tuple(np.mean(seeds, axis=0) for seeds in parts)
+    by_seed = np.mean([[values.mean() for values in seeds] for seeds in parts], axis=0)
+    note = ""
+    if len(by_seed) > 1:
+        note = "by seed " + ", ".join(f"{value:.4f}" for value in by_seed)
+    return Cell(float(np.mean([q.mean() for q in queries])), queries, note)
+
+
+def _similarity(config, rows: Rows, table: Mapping[str, Any]) -> _Cells:
+    found: _Cells = {}
+    for row in _asked(table):
+        read = [
+            _json(rows.compared(row, seed) / evaluate.METRICS_FILE)
+            for seed in config.seeds
+        ]
+        measured = [metrics["similarity"][row.name] for metrics in read]
+        mauves = [each["mauve"]["mean"] for each in measured if "mauve" in each]
+        found[row.name] = {
+            # sacrebleu's is in per cent.
+            "bleu": Cell(
+                float(np.mean([(each["bleu"] or 0.0) / 100 for each in measured])),
+                note=f"{measured[0]['queries']:,} queries",
+            ),
+            "mauve": Cell(
+                float(np.mean(mauves)) if mauves else float("nan"),
+                note="± {:.4f} over k-means seeds".format(
+                    measured[0]["mauve"]["deviation"]
+                )
+                if mauves
+                else "",
+            ),
+        }
+    return found
+
+
+def _canaries(config, rows: Rows, table: Mapping[str, Any]) -> _Cells:
+    found: _Cells = {}
+    for row in _asked(table):
+        entries = _json(rows.audited(row) / audit.AUDIT_FILE)["canaries"]
+        cells: dict[str, Cell] = {}
+        for entry in entries:
+            if entry["form"] != "all":
+                continue
+            times = entry["repetitions"]
+            cells[f"rank, {times}"] = Cell(
+                entry["mean_rank"],
+                note=f"mean of {len(entry['ranks'])} secrets; p = "
+                f"{entry['p_value']:.2g} against chance ({entry['chance']:g})",
+            )
+            # As the paper counts: in the synthetic output, for the canaries' documents.
+            cells[f"leaked, {times}"] = Cell(
+                entry["leaked"], note=f"{entry['leaked_in_set']:.0%} in the whole set"
+            )
+        found[row.name] = cells
+    return found
+
+
+def _json(path: pathlib.Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+_MEASURES = {
+    "retrieval": _retrieval,
+    "zero_shot": _zero_shot,
+    "similarity": _similarity,
+    "canaries": _canaries,
+}

@@ -1,0 +1,1 @@
+"""Searching a corpus with the systems that are measured."""

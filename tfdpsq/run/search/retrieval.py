@@ -1,0 +1,301 @@
+"""What systems retrieve, for `evaluate` and `zero_shot`: the corpus streams by.
+
+No more of the corpus is in memory than a chunk, for every exact kind of index and for
+BM25. Only ScaNN's tree ("scann") has to hold all embeddings to be built.
+
+`evaluate` has a corpus searched by shards, `zero_shot` each of its sets in one go.
+"""
+
+from __future__ import annotations
+
+import io
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import evaluation, retriever, validation
+from tfdpsq.data import BeirDirectory, Tokenizer
+from tfdpsq.data.shards import ShardDirectory, ShardWriter
+from tfdpsq.data.texts import Document
+from tfdpsq.retriever.nearest import ROWS
+from tfdpsq.run import encode, train_retriever
+from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.passes import corpus_shards, passes
+from tfdpsq.run.search import systems
+
+_BEST = "npz"
+Run = dict[str, dict[str, float]]
+
+
+def retrieve(
+    config: Any,
+    beir: BeirDirectory,
+    queries: Mapping[str, str],
+    k: int,
+    known: Mapping[str, retriever.KBest] | None = None,
+) -> Iterator[tuple[str, Run, dict[str, Any]]]:
+    """What every system finds, one after the other.
+
+    Retrievers that differ in their query towers alone are searched together, so that
+    the documents are embedded once.
+
+    Args:
+      config: says `systems`, `vocabulary`, `index` and `batch_size`, and may say
+        `indexes`: system -> what `index` or `encode` wrote, whose embeddings are taken.
+      beir: the documents to search.
+      queries: {query id: text}.
+      k: documents to find for each.
+      known: what was found before, by system: see `merged`.
+
+    Yields:
+      The system's name, its run, and the settings that its scores depend on.
+
+    Raises:
+      InputError: embeddings of another encoder, or of other documents.
+    """
+    found = dict(known or {})
+    dense = Retrievers(config, queries, k)
+    left = [n for n, p in config.systems.items() if p != systems.BM25]
+    for name, path in config.systems.items():
+        if path == systems.BM25:
+            run, settings = evaluation.bm25_streamed(
+                lambda: ((d.id, d.content) for d in beir.documents()),
+                queries,
+                k,
+                progress=True,
+            )
+            yield name, run, settings
+            continue
+        if name not in found:
+            missing = [each for each in left if each not in found]
+            found.update(dense.search(dense.alike(name, missing), beir.documents))
+        left.remove(name)
+        best = found.pop(name)
+        yield name, retriever.as_run(list(queries), best.scores, best.ids), {}
+
+
+class Retrievers:
+    """Systems that embed, searched for some queries; one model in memory at a time."""
+
+    def __init__(self, config: Any, queries: Mapping[str, str], k: int):
+        """Loads nothing yet.
+
+        Args:
+          config: as for `retrieve`.
+          queries: {query id: text}.
+          k: documents to find for each.
+        """
+        self._config, self._queries, self._k = config, queries, k
+        self._vectors: dict[str, np.ndarray] = {}  # system -> [Q, D]
+        self._makers: dict[str, str] = {}  # system -> fingerprint of document tower
+        self._tokenizer: Any = None
+        self._model: tuple[str, retriever.TwoTower] | None = None
+        self._embedder: tuple[str, retriever.Embedder] | None = None
+
+    def alike(self, name: str, among: Iterable[str]) -> list[str]:
+        """Which of some systems have the document tower of `name`."""
+        self._embed_queries()
+        maker = self._makers[name]
+        return [each for each in among if self._makers[each] == maker]
+
+    def search(
+        self, alike: list[str], documents: Callable[[], Iterable[Document]]
+    ) -> dict[str, retriever.KBest]:
+        """The best documents by systems that have one document tower.
+
+        Args:
+          alike: as `alike` gives them.
+          documents: called once, unless there are embeddings of them.
+        """
+        self._embed_queries()
+        kind = self._config.index
+        if kind == systems.TREE:
+            return self._by_tree(alike, documents)
+        best = {
+            name: retriever.BestDocuments(self._vectors[name], self._k, kind)
+            for name in alike
+        }
+        for ids, vectors in self._embedded(alike, documents):
+            for of_one in best.values():
+                of_one.add(vectors, ids)
+        return dict(best)
+
+    def _by_tree(
+        self, alike: list[str], documents: Callable[[], Iterable[Document]]
+    ) -> dict[str, retriever.KBest]:
+        ids: list[str] = []
+        parts = []
+        for some, vectors in self._embedded(alike, documents):
+            ids.extend(some)
+            parts.append(vectors)
+        everything = np.concatenate(parts)
+        found = {}
+        for name in alike:
+            vectors = self._vectors[name]
+            scores, names = retriever.search(
+                vectors, everything, ids, self._k, systems.TREE
+            )
+            found[name] = retriever.KBest(len(vectors), self._k)
+            found[name].scores, found[name].ids = scores, names
+        return found
+
+    def _embed_queries(self) -> None:
+        if self._makers:
+            return
+        self._tokenizer = Tokenizer(self._config.vocabulary)
+        for name, path in self._config.systems.items():
+            if path == systems.BM25:
+                continue
+            model = self._loaded(name)
+            maker = retriever.encoder_fingerprint(model, self._tokenizer.fingerprint)
+            self._makers[name] = maker
+            self._vectors[name] = retriever.encode_texts(
+                model,
+                self._queries.values(),
+                self._tokenizer,
+                "query",
+                self._config.batch_size,
+            )
+
+    def _embedded(
+        self, alike: list[str], documents: Callable[[], Iterable[Document]]
+    ) -> Iterator[tuple[list[str], np.ndarray]]:
+        """Ids and embeddings of all documents, a chunk at a time."""
+        indexes = self._config.get("indexes", {})
+        made = next((indexes[name] for name in alike if indexes.get(name)), "")
+        if made:
+            held = retriever.DocumentIndex(
+                pathlib.Path(made) / encode.DOCUMENTS, self._makers[alike[0]]
+            )
+            held.verify()
+            yield from held.documents(ROWS)
+            return
+        if self._embedder is None or self._embedder[0] != alike[0]:
+            self._embedder = None
+            embedder = retriever.Embedder(
+                self._loaded(alike[0]),
+                self._tokenizer,
+                "document",
+                self._config.batch_size,
+            )
+            self._embedder = alike[0], embedder
+        texts = ((d.id, d.content) for d in documents())
+        with retriever.progress_bar("document") as bar:
+            yield from self._embedder[1].chunks(texts, ROWS, bar.update)
+
+    def _loaded(self, name: str) -> retriever.TwoTower:
+        if self._model is None or self._model[0] != name:
+            self._model = self._embedder = None
+            path = pathlib.Path(self._config.systems[name])
+            self._model = name, retriever.load(path / train_retriever.MODEL)
+        return self._model[1]
+
+
+def searched_by_shards(config: Any) -> list[str]:
+    """Systems that a corpus is embedded for, and that shards can be searched by."""
+    if config.index == systems.TREE:
+        return []
+    return [
+        name
+        for name, path in config.systems.items()
+        if path != systems.BM25 and not config.indexes.get(name)
+    ]
+
+
+def queries_of(config: Any) -> dict[str, str]:
+    """The judged queries of the split that is evaluated: {query id: text}."""
+    beir = sources.open_beir(config.data)
+    qrels = beir.qrels(config.split)
+    return {name: text for name, text in beir.queries().items() if name in qrels}
+
+
+def start_worker(
+    config: Any, corpus: corpus_shards.CorpusShards | None
+) -> passes.MakeShard:
+    """Embeds the queries; returns what searches a shard's documents for them.
+
+    Args:
+      config: of `evaluate`.
+      corpus: the documents of every shard; `None` where no system needs any.
+    """
+    queries = queries_of(config) if corpus is not None else {}
+    dense = Retrievers(config, queries, config.k)
+
+    def make(index: int, out: ShardWriter) -> None:
+        arrays = {}
+        left = searched_by_shards(config)
+        while left and corpus is not None:
+            alike = dense.alike(left[0], left)
+            left = [name for name in left if name not in alike]
+            for name, best in dense.search(alike, lambda: corpus.read(index)).items():
+                arrays[f"{name}/scores"] = best.scores
+                arrays[f"{name}/places"] = best.places
+                arrays[f"{name}/ids"] = best.ids.astype(str)
+                out.count = best.size
+        data = io.BytesIO()  # an archive is not written from front to end
+        np.savez_compressed(data, **arrays)
+        with tf.io.gfile.GFile(out.path(_BEST), "wb") as file:
+            file.write(data.getvalue())
+
+    return make
+
+
+def merged(config: Any, shards: ShardDirectory) -> dict[str, retriever.KBest]:
+    """What systems found in all shards, for `retrieve`.
+
+    Raises:
+      DamagedShard: a shard is not what it was when it was made.
+    """
+    found: dict[str, retriever.KBest] = {}
+    for index in range(shards.spec.shards):
+        with shards.reading(index) as mark:
+            with tf.io.gfile.GFile(shards.path(index, _BEST), "rb") as file:
+                arrays = np.load(io.BytesIO(file.read()))
+        for name in searched_by_shards(config):
+            scores = arrays[f"{name}/scores"]
+            if name not in found:
+                found[name] = retriever.KBest(len(scores), config.k)
+            found[name].merge(
+                scores,
+                arrays[f"{name}/places"],
+                arrays[f"{name}/ids"].astype(object),
+                mark.count,
+            )
+    return found
+
+
+def index_inputs(config: Any) -> dict[str, str]:
+    """What identifies the embeddings that are taken as they are, as a stage's inputs.
+
+    Raises:
+      InputError: one is of no system that needs any, is not there, was made of another
+        corpus, or holds documents of a further one.
+    """
+    found = {}
+    given = {name: path for name, path in config.indexes.items() if path}
+    corpus = sources.corpus_fingerprint(config.data) if given else ""
+    for name, path in sorted(given.items()):
+        if config.systems.get(name, systems.BM25) == systems.BM25:
+            raise validation.InputError(
+                f"indexes.{name} is {path!r}, but systems has no retriever called "
+                f"{name!r}. Correct the name, or take it out of indexes."
+            )
+        found[f"index {name}"] = workdir.stage_fingerprint(path)
+        stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
+        made_of = stage["inputs"].get("corpus")
+        if made_of != corpus:
+            raise validation.InputError(
+                f"indexes.{name} is {path}, which was made of another corpus "
+                f"(fingerprint {made_of}) than {config.data} ({corpus}). Index this "
+                "corpus, or leave the index out."
+            )
+        if stage["result"].get("taken_over"):
+            raise validation.InputError(
+                f"indexes.{name} is {path}, which took documents over from another "
+                "index: they may be others than those of the corpus. Index the corpus "
+                "without a base, or leave the index out."
+            )
+    return found

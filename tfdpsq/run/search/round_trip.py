@@ -1,0 +1,128 @@
+"""Whether synthetic queries bring their own documents back, for the stage `filter`.
+
+A query passes if fewer than k documents of the corpus score higher than the one that
+it was written for (Dai et al. 2022, *Promptagator*, arXiv:2209.11755, section 3.2), by
+BM25 or by a retriever. The corpus is not in memory: BM25 reads it twice for every chunk
+of queries; what a retriever makes of it lies on disk, and is read by blocks.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+import ml_collections
+import numpy as np
+
+from tfdpsq import evaluation, retriever, validation
+from tfdpsq.data import Tokenizer
+from tfdpsq.data.beir_lines import unique
+from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.retriever.nearest import ROWS
+from tfdpsq.run.core import sources, workdir
+
+BM25 = "bm25"
+
+Test = Callable[[list[SyntheticQuery]], Iterable[bool]]
+
+
+def comes_back(config: ml_collections.ConfigDict, scratch: pathlib.Path) -> Test:
+    """What says of some rows which of them pass.
+
+    Args:
+      config: `filter`'s.
+      scratch: where embeddings of the corpus may go; removed by the caller.
+
+    Returns:
+      The test, of as many rows at a time as fit into memory. It raises InputError for
+      a row of a document that the corpus does not hold.
+
+    Raises:
+      InputError: a vocabulary that is not the retriever's.
+      DataError: a damaged corpus.
+    """
+    if config.round_trip.retriever == BM25:
+        return _by_words(config)
+    return _by_vectors(config, scratch)
+
+
+def _by_words(config) -> Test:
+    beir = sources.open_beir(config.corpus)
+
+    def test(rows: list[SyntheticQuery]) -> list[bool]:
+        def documents() -> Iterator[tuple[str, str]]:
+            missing = {row.document_id for row in rows}
+            for document in unique(beir.corpus_file, beir.documents()):
+                missing.discard(document.id)
+                yield document.id, document.content
+            _require_none(missing, rows, config.corpus)
+
+        queries = {row.query_id: row.query for row in rows}
+        found, _ = evaluation.bm25_streamed(documents, queries, config.round_trip.k)
+        return [row.document_id in found.get(row.query_id, {}) for row in rows]
+
+    return test
+
+
+def _by_vectors(config, scratch: pathlib.Path) -> Test:
+    own = config.round_trip
+    model = retriever.load(pathlib.Path(own.retriever) / "model")
+    tokenizer = tokenizer_of(own)
+    held = retriever.DocumentIndex.create(
+        scratch / "documents",
+        retriever.encoder_fingerprint(model, tokenizer.fingerprint),
+        model.config.embedding_dim,
+    )
+    embedder = retriever.Embedder(model, tokenizer, "document", config.batch_size)
+    texts = ((d.id, d.content) for d in sources.open_beir(config.corpus).documents())
+    with retriever.progress_bar("document") as bar:
+        for ids, vectors in embedder.chunks(texts, ROWS, bar.update):
+            held.add(ids, vectors)
+    embedder = retriever.Embedder(model, tokenizer, "query", config.batch_size)
+
+    def test(rows: list[SyntheticQuery]) -> Iterable[bool]:
+        wanted = {row.document_id for row in rows}
+        places = held.places(wanted)
+        _require_none(wanted - places.keys(), rows, config.corpus)
+        queries = np.concatenate(list(embedder.windows(row.query for row in rows)))
+        return held.ranks(queries, [places[row.document_id] for row in rows]) <= own.k
+
+    return test
+
+
+def _require_none(
+    missing: Collection[str], rows: list[SyntheticQuery], corpus: str
+) -> None:
+    """Refuses the first row whose document is among those that are missing."""
+    row = next((row for row in rows if row.document_id in missing), None)
+    if row is not None:
+        raise validation.InputError(
+            f"query {row.query_id!r} was written for document {row.document_id!r}, "
+            f"which {corpus} does not hold. Give the corpus that the set was written "
+            "for."
+        )
+
+
+def tokenizer_of(own: ml_collections.ConfigDict) -> Tokenizer:
+    """The retriever's vocabulary.
+
+    Args:
+      own: `filter`'s settings of the round trip.
+
+    Raises:
+      InputError: none was given, or another one than the retriever was trained with.
+    """
+    if not own.vocabulary:
+        raise validation.InputError(
+            f"round_trip.vocabulary is not set, and {own.retriever} needs the one it "
+            "was trained with. Give its SentencePiece file."
+        )
+    tokenizer = Tokenizer(own.vocabulary)
+    stage = workdir.read_json(pathlib.Path(own.retriever) / workdir.STAGE_FILE)
+    trained = stage["inputs"].get("vocabulary")
+    if trained != tokenizer.fingerprint:
+        raise validation.InputError(
+            f"round_trip.vocabulary is {own.vocabulary}, which is not the one that "
+            f"{own.retriever} was trained with ({trained}). Give that one."
+        )
+    return tokenizer

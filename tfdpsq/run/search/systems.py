@@ -1,0 +1,93 @@
+"""The systems that `evaluate` and `zero_shot` measure: checked before any search."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+import ml_collections
+
+from tfdpsq import evaluation, validation
+from tfdpsq.data import Tokenizer
+from tfdpsq.retriever import nearest
+from tfdpsq.run.core import workdir
+from tfdpsq.run.search import benchmark_sets
+
+BM25 = "bm25"
+# The one kind of index that has to hold all embeddings in memory.
+TREE = "scann"
+
+
+def check_search(config: ml_collections.ConfigDict, metrics: Sequence[str]) -> None:
+    """Refuses names and numbers with which a search could not be scored.
+
+    Args:
+      config: says `systems`, `k`, `index`, `batch_size` and `resamples`.
+      metrics: what is to be measured.
+
+    Raises:
+      InputError: names the setting.
+    """
+    for name in ("k", "batch_size", "resamples"):
+        validation.positive_integer(name, config[name])
+    validation.one_of("index", config.index, (*nearest.KINDS, TREE))
+    evaluation.evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, metrics)
+    for metric in metrics:
+        if int(metric.partition("@")[2] or 0) > config.k:
+            raise validation.InputError(
+                f"{metric!r} is to be measured, but only {config.k} documents are "
+                "found for a query. Raise k."
+            )
+    for name, path in config.systems.items():
+        benchmark_sets.check_file_name("a system", name)
+        if not path:
+            raise validation.InputError(
+                f"systems.{name} is {path!r}. Give it the directory of a retriever "
+                f"that train_retriever wrote, or {BM25!r}."
+            )
+
+
+def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
+    """What identifies every retriever of `systems`, as a stage's inputs.
+
+    Raises:
+      InputError: one is not there.
+    """
+    return {
+        f"system {name}": workdir.stage_fingerprint(path)
+        for name, path in sorted(config.systems.items())
+        if path != BM25
+    }
+
+
+def vocabulary(config: ml_collections.ConfigDict) -> dict[str, str]:
+    """Fingerprint of the vocabulary, if there is a retriever that needs one.
+
+    Raises:
+      InputError: a retriever that is not there, or was trained with another.
+      DataError: it is no vocabulary.
+    """
+    retrievers = {n: p for n, p in config.systems.items() if p != BM25}
+    if not retrievers:
+        return {}
+    if not config.vocabulary:
+        raise validation.InputError(
+            f"vocabulary is {config.vocabulary!r}, but system {min(retrievers)!r} "
+            "needs one. Give the SentencePiece file that it was trained with."
+        )
+    tokenizer = Tokenizer(config.vocabulary)
+    for name, path in retrievers.items():
+        stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
+        theirs = stage.get("inputs", {}).get("vocabulary")
+        if not (pathlib.Path(path) / "model").is_dir():
+            raise validation.InputError(
+                f"system {name!r} is {path}, which holds no retriever. Give what "
+                "train_retriever wrote."
+            )
+        if theirs not in (None, tokenizer.fingerprint):
+            raise validation.InputError(
+                f"vocabulary is {config.vocabulary}, which is not what system {name!r} "
+                f"({path}) was trained with. Give the SentencePiece file that it was; "
+                "systems of several vocabularies need a run each."
+            )
+    return {"vocabulary": tokenizer.fingerprint}

@@ -1,0 +1,1 @@
+"""Training runs of the commands: private, plain and direct, and their settings."""

@@ -1,0 +1,222 @@
+"""The points of a grid on private pairs: checked, and planned to share one budget.
+
+All of it before the first step is paid for: a grid that is begun cannot be changed, as
+what its points cost counts from then on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import ml_collections
+import tensorflow as tf
+
+from tfdpsq import privacy, validation
+from tfdpsq.data import Tokenizer, atomic_write
+from tfdpsq.privacy import ledger, selection
+from tfdpsq.run import finetune, grid
+from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.training import private_training
+
+MODES = ("declared", "accounted")
+PLAN_FILE = "plan.json"
+# What all points have in common, or what they share.
+_COMMON = (
+    "pairs split epsilon delta accountant sampler unit user_field rows_per_unit "
+    "n_is_public n_bound strict private_directory"
+).split()
+# What a generator is made of; points that differ elsewhere start from the same one.
+_MODEL = "init t5 vocabulary lora soft_prompt trained dtype rematerialize".split()
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A point of the grid.
+
+    Attributes:
+      name: of its files.
+      settings: what it has of its own.
+      stage: the config that `finetune` takes.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    stage: ml_collections.ConfigDict
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+    """Refuses settings that no guarantee could be given for.
+
+    Args:
+      config: of the stage `choose`.
+
+    Raises:
+      InputError: as said.
+    """
+    validation.one_of("choice", config.choice, MODES)
+    shared, points = config.finetune, list(_points(config))
+    if len({point.name for point in points}) < max(len(points), 2):
+        raise validation.InputError(
+            f"the grid has {len(points)} points, of which "
+            f"{len({point.name for point in points})} are different; there must be at "
+            "least two, and none twice. Mend variants and axes, or use finetune."
+        )
+    for point in points:
+        for field in point.settings:
+            if field in _COMMON:
+                raise validation.InputError(
+                    f"the grid varies {field!r}, which all points must have in "
+                    f"common. Set finetune.{field}."
+                )
+    declared = config.choice == "declared"
+    if not declared and not math.isfinite(float(shared.epsilon)):
+        raise validation.InputError(
+            f"choice is 'accounted' and finetune.epsilon {shared.epsilon}: beside "
+            "generators without protection a private choice protects nothing. Set "
+            "finetune.epsilon to a finite number, or choice to 'declared'."
+        )
+    validation.in_range("choice_epsilon", config.choice_epsilon, 0.0, math.inf)
+    if declared and config.choice_epsilon:
+        raise validation.InputError(
+            f"choice_epsilon is {config.choice_epsilon}, but choice 'declared' adds no "
+            "noise. Set choice_epsilon to 0, or choice to 'accounted'."
+        )
+    if declared and shared.strict:
+        raise validation.InputError(
+            "choice is 'declared' and finetune.strict True, which refuses what no "
+            "epsilon covers: reading the held-out queries. Set choice to 'accounted', "
+            "or strict to False."
+        )
+    if config.held_out == shared.split:
+        raise validation.InputError(
+            f"held_out and finetune.split are both {config.held_out!r}: what was "
+            "trained on cannot choose. Name two splits."
+        )
+    if sources.is_free(shared.pairs):
+        raise validation.InputError(
+            f"{shared.pairs} is a synthetic or public set, where choosing costs "
+            "nothing. Give private pairs, or use the stage grid."
+        )
+
+
+def planned(
+    config: ml_collections.ConfigDict,
+    train: sources.Source,
+    own: pathlib.Path,
+    run_of: Callable[[str], pathlib.Path],
+    inputs: Mapping[str, str],
+) -> tuple[list[Point], float]:
+    """The points with what each may spend, which is written down with the first call.
+
+    Args:
+      config: of the stage `choose`.
+      train: the pairs that all points are trained on.
+      own: directory of what this grid keeps.
+      run_of: where the ledger of the point of a name is kept.
+      inputs: fingerprints of what the grid is made from.
+
+    Returns:
+      The points, and δ of all of them together.
+
+    Raises:
+      InputError: a point that cannot be run; or a grid of other settings or data was
+        begun here and paid for.
+    """
+    units = private_training.units_of(config.finetune, train)
+    points = list(_points(config))
+    n = private_training.spec_of(config.finetune, units, steps=1, batch_size=1).n
+    for point in points:
+        stage = point.stage
+        with stage.unlocked():
+            epochs = stage.epochs
+            del stage["epochs"]
+        if epochs:
+            validation.positive("epochs", epochs)
+            stage.steps = max(1, round(epochs * n / stage.batch_size))
+    specs = [private_training.spec_of(point.stage, units) for point in points]
+    for spec in specs:
+        for problem in selection.requirements(spec):
+            raise validation.InputError(f"finetune {problem}.")
+    delta = specs[0].target_delta
+    path = own / PLAN_FILE
+    wanted = {"config": workdir.plain(config), "inputs": dict(inputs)}
+    found = workdir.read_json(path) if path.is_file() else None
+    if found is not None:
+        changed = workdir.differences(found["of"], wanted)
+        if changed and any(_paid(run_of(name)) for name in found["points"]):
+            raise validation.InputError(
+                f"{own} holds a grid that was begun with another config or other data "
+                f"({'; '.join(changed)}). Go on with the same, or use another "
+                "--workdir: a new grid spends a budget of its own, and both add up."
+            )
+        found = None if changed else found
+    if found is None:
+        if specs[0].private:
+            total = float(config.finetune.epsilon)
+            specs = privacy.share_epsilon(specs, total, delta)
+        _try(points, specs)
+        found = {
+            "of": wanted,
+            "points": [point.name for point in points],
+            "epsilon": specs[0].epsilon if specs[0].private else "inf",
+            "delta": specs[0].delta or 0.0,
+        }
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(found, indent=1, sort_keys=True) + "\n")
+    for point in points:
+        point.stage.epsilon = float(found["epsilon"])
+        point.stage.delta = found["delta"]
+    return points, delta
+
+
+def _points(config) -> Iterator[Point]:
+    """What `grid.points_of` says, of a stage that has epochs besides."""
+    stage = config.finetune.copy_and_resolve_references()
+    with stage.unlocked():
+        stage.epochs = 0.0
+    varied = {
+        "stage": "finetune",
+        "finetune": stage,
+        "variants": config.variants,
+        "axes": config.axes,
+    }
+    for name, settings, of_point in grid.points_of(ml_collections.ConfigDict(varied)):
+        yield Point(name, workdir.plain(settings), of_point)
+
+
+def _paid(run: pathlib.Path) -> bool:
+    """Whether a step of a point's run was paid for."""
+    path = run / ledger.FILE_NAME
+    return path.is_file() and privacy.read_ledger(path).steps_paid > 0
+
+
+def _try(points: list[Point], specs: list[privacy.PrivacySpec]) -> None:
+    """Makes what training needs of every point, and nothing of it twice.
+
+    Raises:
+      InputError: a setting does not fit the model, or is none.
+    """
+    made = set()
+    for point, spec in zip(points, specs):
+        stage = point.stage
+        if spec.private:
+            sources.require_public(
+                stage.init, f"epsilon {spec.epsilon} would not be all that was spent"
+            )
+        privacy.make_optimizer(
+            privacy.make_plan(spec),
+            private_training.learning_rate(stage),
+            stage.optimizer,
+            stage.engine,
+        )
+        model = json.dumps({name: workdir.plain(stage[name]) for name in _MODEL})
+        if model not in made:
+            made.add(model)
+            vocabulary = sources.vocabulary_file(stage.vocabulary, stage.init)
+            finetune.load_generator(stage, Tokenizer(vocabulary))
+            tf.keras.backend.clear_session()

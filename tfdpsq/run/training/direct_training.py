@@ -1,0 +1,290 @@
+"""Training the retriever on private pairs themselves: plan, loss and loop by method.
+
+What each method clips, what one pair can move in its sum, and why, stands in
+`tfdpsq.retriever.direct_dp`; here its numbers become a plan, and its loss a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import ml_collections
+import numpy as np
+from absl import logging
+
+from tfdpsq import privacy, retriever, validation
+from tfdpsq.data import Tokenizer
+from tfdpsq.privacy import plan as plans
+from tfdpsq.run.core import sources
+from tfdpsq.run.core.progress import Progress
+from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import hard_negatives, private_training
+
+ARGUMENTS = {
+    "naive": (
+        "Each row's gradient is clipped to the clip norm C, but every row's in-batch "
+        "softmax reads all rows. Adding or removing one query changes its own row (C) "
+        "and can turn every other of at most M - 1 rows around (2C each): (2M - 1)C, "
+        "M being the static maximum batch size."
+    ),
+    "microbatch": (
+        "Every row drawn is dealt to a group by a throw of its own, the softmax is "
+        "the group's, and the gradient of a group's losses is clipped to C. One query "
+        "more changes one group, whose clipped gradient it can turn around: 2C."
+    ),
+    "logit_dp": (
+        "The gradient of each score z_ij is clipped to C and weighted by p_ij - [i=j], "
+        "p the softmax. One query more has weights of its own that sum to at most 2 "
+        "in size, and takes at most the share 1/(1 + (M - 1)exp(-2s)) of every other "
+        "row's softmax, scores being within the scale s: the multiplier is "
+        "2(M - 1)/(M - 1 + exp(-2s)) + 2(M - 1)/(1 + (M - 1)exp(-2s)), M being the "
+        "static maximum batch size."
+    ),
+    "public_negatives": (
+        "Each row's loss is a softmax over its own document and documents drawn from "
+        "the public corpus independently of which rows are drawn, embedded with "
+        "weights that earlier steps released, and among hard negatives of its own if "
+        "there are any, which follow from its query and public data alone. It reads no "
+        "other row, and its gradient is clipped to C: one query moves the sum by at "
+        "most C."
+    ),
+}
+
+
+def settings() -> dict[str, Any]:
+    """Settings of the methods; each looks at its own.
+
+    `clip_groups`: groups of a step ("microbatch"). `negatives`, `refresh_every`,
+    `most_documents`: public negatives of a step, for how many steps they stay, and of
+    how many documents, evenly spread over the corpus, they are drawn
+    ("public_negatives"). `microbatch_size`: rows differentiated at a time, of which
+    only memory depends ("public_negatives"; the others decide for themselves).
+    """
+    return {
+        "clip_groups": 8,
+        "negatives": 256,
+        "refresh_every": 1,
+        "most_documents": 100_000,
+        "microbatch_size": 32,
+    }
+
+
+def _require_derived(config) -> None:
+    """Refuses a sampler or unit that the method was not derived for."""
+    for field, value in (("unit", "query"), ("sampler", "poisson")):
+        if config[field] != value:
+            raise validation.InputError(
+                f"method is {config.method!r} and {field} is {config[field]!r}, for "
+                f"which its sensitivity is not derived. Set {field} to {value!r}."
+            )
+    validation.positive("scale", config.scale)
+
+
+def _require_devices(config, devices: strategy.Devices) -> None:
+    """Refuses devices that the method's rows cannot be dealt to."""
+    if config.method != "public_negatives" and devices.replicas > 1:
+        raise validation.InputError(
+            f"method is {config.method!r}, whose rows are clipped by what they are in "
+            f"one batch with and must stay on one replica, but there are "
+            f"{devices.replicas}. Train it with --strategy=default, or set method to "
+            "'public_negatives'."
+        )
+    devices.require_single_steps(
+        "training directly takes one step at a time: negatives, or the size of the "
+        "batch, are new in each"
+    )
+    devices.require_share(config.batch_size)
+
+
+def make_plan(
+    config: ml_collections.ConfigDict, units: private_training.Units
+) -> privacy.PrivacyPlan:
+    """The plan of the config's method: its sampler, its sensitivity.
+
+    Raises:
+      InputError: a sampler or unit that the method was not derived for; what
+        `PrivacySpec` raises.
+    """
+    _require_derived(config)
+    if config.method == "microbatch":
+        spec = private_training.spec_of(
+            config,
+            units,
+            clip_groups=config.clip_groups,
+            sensitivity_multiplier=retriever.microbatch_sensitivity_multiplier(),
+        )
+        return privacy.make_plan(spec)
+    spec = private_training.spec_of(config, units)
+    if config.method == "public_negatives":
+        multiplier: float = retriever.public_negatives_sensitivity_multiplier()
+        return privacy.make_plan(
+            dataclasses.replace(spec, sensitivity_multiplier=multiplier)
+        )
+    # The spec checks its values; the sensitivity needs the largest batch first.
+    maximum = plans.max_batch_size_of(spec)
+    if config.method == "naive":
+        multiplier = retriever.naive_sensitivity_multiplier(maximum)
+    else:
+        multiplier = retriever.logit_dp_sensitivity_multiplier(maximum, config.scale)
+        vacuous = retriever.logit_dp_is_vacuous_above(maximum)
+        if config.scale >= vacuous:
+            logging.warning(
+                "scale is %s, where logit_dp's sensitivity of %.4g clip norms for %d "
+                "rows is no better than naive's; it is below that up to a scale of "
+                "%.2f",
+                config.scale,
+                multiplier,
+                maximum,
+                vacuous,
+            )
+    return privacy.make_plan(
+        dataclasses.replace(
+            spec, max_batch_size=maximum, sensitivity_multiplier=multiplier
+        )
+    )
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    model: retriever.TwoTower,
+    tokenizer: Tokenizer,
+    source: sources.Source,
+    progress: Progress,
+    own: pathlib.Path,
+    inputs: dict[str, str],
+    devices: strategy.Devices = strategy.DEFAULT,
+) -> tuple[privacy.PrivacyPlan, int]:
+    """Trains by the config's method.
+
+    Args:
+      config: the stage's.
+      model: to be trained; made in the devices' scope.
+      tokenizer: the model's.
+      source: private pairs.
+      progress: called after each step.
+      own: where the run keeps secrets, states and ledger.
+      inputs: fingerprints of what the stage reads.
+      devices: what it is trained on.
+
+    Returns:
+      The plan, and the steps that were executed.
+
+    Raises:
+      InputError: pairs that are not private, or settings that cannot be, all before
+        any budget is spent.
+    """
+    if not source.private:
+        raise validation.InputError(
+            f"{config.pairs} holds no private queries: use method 'plain'."
+        )
+    _require_derived(config)
+    _require_devices(config, devices)
+    if config.hard_negatives.run and config.method != "public_negatives":
+        raise validation.InputError(
+            f"hard_negatives.run is {config.hard_negatives.run!r}, but the sensitivity "
+            f"of {config.method!r} is derived for in-batch negatives alone. Set it to "
+            "'', or method to 'public_negatives'."
+        )
+    units = private_training.units_of(config, source)
+    plan = make_plan(config, units)
+    arrays = retriever.encode_pairs(
+        source.pairs, tokenizer, config.query_length, config.document_length
+    )
+    arrays.update(hard_negatives.arrays(config, source, tokenizer))
+    with devices.scope():
+        corpus = None
+        if config.method == "public_negatives":
+            corpus = _corpus(config, model, tokenizer)
+        # Each score of logit_dp is made from its own copies of both texts.
+        if config.method != "logit_dp" and model.documents_stay:
+            arrays = retriever.with_vectors(model, arrays, known=corpus)
+        loss, options = _loss(config, model, corpus, plan)
+        rate = private_training.learning_rate(config)
+        optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
+    progress.epsilon = plan.epsilon_so_far
+    executed = private_training.train(
+        devices,
+        model,
+        plan,
+        loss,
+        optimizer,
+        lambda rows: {name: values[rows] for name, values in arrays.items()},
+        units=units.count,
+        directory=own,
+        data_fingerprint=inputs["pairs"],
+        save_every=config.save_every,
+        on_step=progress,
+        jit_compile=config.jit_compile,
+        **options,
+    )
+    return plan, executed
+
+
+def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """The public documents that negatives are drawn from, as the loss takes them."""
+    for field in ("most_documents", "microbatch_size"):
+        validation.positive_integer(field, config[field])
+    documents = sources.sampled_documents(config.pairs, config.most_documents)
+    corpus = retriever.encode_documents(
+        [document.content for document in documents],
+        tokenizer,
+        config.document_length,
+    )
+    return retriever.with_vectors(model, corpus) if model.documents_stay else corpus
+
+
+def _loss(config, model, corpus, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
+    """The method's loss, and what else `privacy.train` is to be given for it."""
+    if config.method == "naive":
+        if config.engine != "fast" or not plan.spec.private:
+            # One gradient per row, or one in all, needs no copies.
+            return (
+                lambda batch: model.row_losses(batch, training=True),
+                {"microbatch_size": None, "layers": [model]},
+            )
+        loss: Any = retriever.NaiveLosses(model)
+        return loss, {"microbatch_size": None, "layers": loss.layers}
+    if config.method == "logit_dp":
+        terms = retriever.LogitTerms(model)
+        return (
+            lambda batch: privacy.Terms(*terms(batch)),
+            {"microbatch_size": None, "layers": terms.layers},
+        )
+    if config.method == "microbatch":
+        loss = retriever.GroupLosses(model, plan.group_capacity)
+        return loss, {"microbatch_size": plan.max_rows, "layers": loss.layers}
+    loss = retriever.PublicNegatives(
+        model, corpus, config.negatives, config.seed, config.refresh_every
+    )
+    return loss, {
+        "microbatch_size": config.microbatch_size,
+        "layers": loss.layers,
+        "before_step": loss.refresh,
+        "state": loss.state,
+    }
+
+
+def facts(
+    config: ml_collections.ConfigDict, model: retriever.TwoTower
+) -> dict[str, Any]:
+    """What the certificate says of the method, beside the mechanism's own numbers."""
+    found: dict[str, Any] = {
+        name: config[name]
+        for name in ("method", "scale", "learned_scale", "pooling", "bidirectional")
+    }
+    found["documents"] = (
+        "embedded by the starting weights, which stay"
+        if model.documents_stay
+        else "embedded by weights that are trained"
+    )
+    if config.method != "public_negatives":
+        return {**found, "microbatch_size": "the whole batch"}
+    found["negatives"] = config.negatives
+    found["negatives_drawn_from"] = (
+        f"the public corpus (at most {config.most_documents} documents, evenly spread "
+        "over it), uniformly, by a public seed; anew every "
+        f"{config.refresh_every} steps"
+    )
+    return found

@@ -1,0 +1,132 @@
+"""The loop of public pretraining: steps, what is watched, and the states it keeps.
+
+Replicas share a batch as `pretraining_step` deals it, so a run takes the same steps on
+any number of them, and goes on from its states on any other. Of several workers each
+keeps states, but only the chief's lie where a run that is started again looks, and
+what the chief has found there all others are given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import privacy
+from tfdpsq.data import atomic_write
+from tfdpsq.generator import T5QueryGenerator, pretraining
+from tfdpsq.generator.schedules import WarmupCosine
+from tfdpsq.privacy import workers
+from tfdpsq.run.core.progress import Progress
+from tfdpsq.run.devices import replicas, strategy
+from tfdpsq.run.training.pretraining_step import deal, make_step
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    own: pathlib.Path,
+    model: T5QueryGenerator,
+    batches: pretraining.Batches,
+    watched: Mapping[str, np.ndarray],
+    progress: Progress,
+    devices: strategy.Devices,
+) -> dict[str, Any]:
+    """Trains to the last step, from the state in `own` if there is one.
+
+    Args:
+      config: the stage's.
+      own: where states are kept.
+      model: made in the devices' scope.
+      batches: what is trained on.
+      watched: held-out rows, as `pretraining.Watcher` takes.
+      progress: called after each step.
+      devices: what it is trained on.
+
+    Returns:
+      "steps" at which something was measured, "losses" since the time before,
+      "watched" by then, and "hours" taken.
+
+    Raises:
+      Preempted: the process, or another worker, was asked to end.
+    """
+    with devices.scope(), devices.notice.training() as asked:
+        optimizer = _optimizer(config)
+        optimizer.build(model.trainable_variables)
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+        manager = tf.train.CheckpointManager(checkpoint, str(own / "weights"), 1)
+        record: dict[str, Any] = {
+            "steps": [],
+            "losses": [],
+            "watched": [],
+            "hours": 0.0,
+        }
+        sums: dict[str, float] = {}
+        count = 0
+        # Also from none, as it makes a variable: what one worker makes all have to.
+        restored = checkpoint.restore(manager.latest_checkpoint)
+        if manager.latest_checkpoint:
+            restored.assert_consumed()
+            found = int(optimizer.iterations.numpy())
+            record = json.loads((own / f"record-{found}.json").read_text())
+            sums, count = record.pop("sums"), record.pop("count")
+            logging.info("going on after step %d of %d", found, config.steps)
+        workers.copy_from_chief([*model.variables, *optimizer.variables])
+        start = int(optimizer.iterations.numpy())
+        step = replicas.whole_batches(
+            make_step(config, model, optimizer), config.jit_compile, deal
+        )
+        watcher = pretraining.Watcher(model, watched)
+        began = time.monotonic()
+        before = record["hours"]
+        for done in range(start + 1, config.steps + 1):
+            batch = batches(done - 1)
+            workers.require_same_rows([batch])
+            losses = step(batch)
+            for name, value in losses.items():
+                sums[name] = sums.get(name, 0.0) + value
+            count += 1
+            progress(done, sum(losses.values()))
+            last = done == config.steps
+            record["hours"] = before + (time.monotonic() - began) / 3600
+            if done % config.watch_every == 0 or last:
+                record["steps"].append(done)
+                means = {name: round(v / count, 4) for name, v in sums.items()}
+                record["losses"].append(means)
+                seen = {name: round(v, 4) for name, v in watcher().items()}
+                record["watched"].append(seen)
+                logging.info("step %d of %d: %s; %s", done, config.steps, means, seen)
+                sums, count = {}, 0
+            ends = any(workers.any_of(asked())) and not last
+            if done % config.save_every == 0 or last or ends:
+                _save(own, manager, {**record, "sums": sums, "count": count}, done)
+            if ends:
+                raise privacy.Preempted(done)
+    return record
+
+
+def _optimizer(config: ml_collections.ConfigDict) -> tf.keras.optimizers.Optimizer:
+    schedule = WarmupCosine(config.learning_rate, config.warmup, config.steps)
+    if config.optimizer == "adam":
+        return tf.keras.optimizers.Adam(
+            schedule, global_clipnorm=1.0, jit_compile=False
+        )
+    return tf.keras.optimizers.Adafactor(
+        schedule, relative_step=False, jit_compile=False
+    )
+
+
+def _save(own: pathlib.Path, manager, record: dict, done: int) -> None:
+    """The record first: a checkpoint is never there without its own."""
+    atomic_write(own / f"record-{done}.json", json.dumps(record))
+    manager.save(checkpoint_number=done)
+    for path in own.glob("record-*.json"):
+        if path.name != f"record-{done}.json":
+            os.remove(path)
