@@ -30,6 +30,8 @@ ARROWS = {
     },
 }
 FOLDERS = sorted(set(ARROWS) - {"validation"})
+# Commands that run other commands; `estimate_job` takes a pipeline's settings.
+RUN_OTHERS = {"pipeline", "choose", "reproduce", "grid", "estimate_job"}
 
 # -- What the checks are made of: functions of source text ----------------------
 
@@ -92,6 +94,38 @@ def configuration_violations(sources):
         for name in sorted(imports_of(source, module))
         if (name + ".").startswith(("ml_collections.", "absl.flags.", "absl.app."))
         and part_of(module) != "run"
+    ]
+
+
+def command_violations(sources):
+    """Lists imports of commands by helpers, and by commands that run no others.
+
+    A command is a module directly in tfdpsq/run; helpers are in its folders.
+    """
+    run = f"{PACKAGE}.run."
+    commands = {name for name in sources if name.count(".") == 2 and run in name}
+    commands -= {name for name in commands if name + "." in _prefix(sources)}
+    problems = []
+    for module, source in sorted(sources.items()):
+        if run not in module or module.removeprefix(run) in RUN_OTHERS:
+            continue
+        imported = imports_of(source, module, module + "." in _prefix(sources), sources)
+        problems += [
+            f"{module} imports the command {name}"
+            for name in sorted(imported & commands - {module})
+        ]
+    return problems
+
+
+def unstartable_commands(sources):
+    """Lists modules directly in tfdpsq/run that cannot be started."""
+    return [
+        name
+        for name, source in sorted(sources.items())
+        if name.startswith(f"{PACKAGE}.run.")
+        and name.count(".") == 2
+        and name + "." not in _prefix(sources)
+        and 'if __name__ == "__main__":' not in source
     ]
 
 
@@ -172,6 +206,14 @@ def test_only_run_sees_flags_and_config_dicts():
     assert configuration_violations(_project_sources()) == []
 
 
+def test_helpers_import_no_command_and_few_commands_run_others():
+    assert command_violations(_project_sources()) == []
+
+
+def test_what_is_directly_in_run_is_a_command():
+    assert unstartable_commands(_project_sources()) == []
+
+
 def test_no_import_cycles():
     assert cycles(_project_sources()) == []
 
@@ -228,6 +270,25 @@ def test_allowed_imports_are_not_reported():
 def test_a_flag_outside_run_is_found(source):
     assert configuration_violations({"tfdpsq.data.files": source}) != []
     assert configuration_violations({"tfdpsq.run.pipeline": source}) == []
+
+
+def test_a_helper_that_imports_a_command_is_found():
+    start = 'if __name__ == "__main__":\n    main()'
+    sources = {
+        "tfdpsq.run": "",
+        "tfdpsq.run.core": "",
+        "tfdpsq.run.core.workdir": "def f():\n    from tfdpsq.run import mine",
+        "tfdpsq.run.mine": start,
+        "tfdpsq.run.index": "from tfdpsq.run.mine import x\n" + start,
+        "tfdpsq.run.pipeline": "from tfdpsq.run import mine\n" + start,
+        "tfdpsq.run.rows": "",
+    }
+
+    assert command_violations(sources) == [
+        "tfdpsq.run.core.workdir imports the command tfdpsq.run.mine",
+        "tfdpsq.run.index imports the command tfdpsq.run.mine",
+    ]
+    assert unstartable_commands(sources) == ["tfdpsq.run.rows"]
 
 
 def test_a_cycle_is_found_also_through_a_late_import():

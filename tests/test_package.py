@@ -212,3 +212,24 @@ def test_nothing_names_a_package_index():
     for name in ("setup.cfg", "pyproject.toml", "constraints.txt", ".ci/run"):
         text = (ROOT / name).read_text()
         assert "index-url" not in text and "://" not in text, name
+
+
+def test_the_fingerprint_of_the_code_covers_every_source(tmp_path, monkeypatch):
+    """A file that moves into a folder of its own stays covered."""
+    from tfdpsq.run.core import workdir
+
+    copy = tmp_path / "tfdpsq"
+    shutil.copytree(
+        ROOT / "tfdpsq", copy, ignore=shutil.ignore_patterns("__pycache__", "presets")
+    )
+    original = workdir.code_fingerprint()
+    monkeypatch.setattr(tfdpsq, "__file__", str(copy / "__init__.py"))
+    assert workdir.code_fingerprint() == original
+    sources = sorted(copy.rglob("*.py"))
+    assert len(sources) > 200
+    for path in sources:
+        before = path.read_bytes()
+        path.write_bytes(before + b"#")
+        path_changed = workdir.code_fingerprint() != original
+        path.write_bytes(before)
+        assert path_changed, path

@@ -30,7 +30,8 @@ import tensorflow as tf
 
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.run import audit, canaries, finetune, synthesize
-from tfdpsq.run.core import sources
+from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.core import layout, sources
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -81,7 +82,7 @@ def run(options):
         if options.document_length:
             training.document_length = options.document_length
         training.update(
-            pairs=str(private / "canaries" / canaries.DATA),
+            pairs=str(private / "canaries" / canary_set.DATA),
             init=job.init,
             unit=unit,
             epsilon=epsilon,
@@ -103,7 +104,7 @@ def run(options):
         auditing.update(
             canaries=str(private / "canaries"),
             generator=str(generator),
-            synthetic=str(written / synthesize.SET),
+            synthetic=str(written / layout.SET),
             other_splits=("dev",),
             members=options.members,
             private_directory=str(private),
@@ -111,7 +112,7 @@ def run(options):
         out = private / f"audit_{name}"
         audit.run(auditing, out)
         tf.keras.backend.clear_session()
-        found[name] = json.loads((out / audit.AUDIT_FILE).read_text("utf-8"))
+        found[name] = json.loads((out / layout.AUDIT_FILE).read_text("utf-8"))
     return found
 
 

@@ -25,6 +25,8 @@ import subprocess
 import sys
 import time
 
+from tfdpsq.run.estimation import finetuning
+
 # Shape, microbatch, microbatches, document and query tokens, engines.
 _ALL = ("plain", "fast", "dpkeras", "vectorized")
 _CASES = (
@@ -69,13 +71,12 @@ def _config(case, options):
 
 def _estimated(case, options):
     """What the estimator says; run in a process of its own, as from the command."""
-    from tfdpsq.run import estimate
     from tfdpsq.run.estimation import estimate_step, estimate_time
 
     config = _config(case, options)
     process = estimate_step.resident_bytes()
     rates = estimate_time.Rates(**case["rates"])
-    found = estimate.estimate(config, rates, process)
+    found = finetuning.estimate(config, rates, process)
     return {
         "mib": found.memory.peak / 2**20,
         "seconds": found.seconds,

@@ -26,9 +26,9 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.run import evaluate, prepare, synthesize, train_retriever
+from tfdpsq.run import evaluate, prepare, train_retriever
 from tfdpsq.run import filter as filter_stage
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import layout, sources
 from tfdpsq.run.search import round_trip
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -111,7 +111,7 @@ def one_seed(options, seed):
         return str(out)
 
     made, _ = weights.synthetic_set(options, job, WAY, options.epsilon, seed)
-    whole = made / "synthetic" / synthesize.SET
+    whole = made / "synthetic" / layout.SET
     note("a set")
     counts: dict = {}
     judges: dict = {}
@@ -128,7 +128,7 @@ def one_seed(options, seed):
                     data=options.data,
                     vocabulary_size=0,
                 )
-                pairs = prepared / prepare.PUBLIC_PAIRS
+                pairs = prepared / layout.PUBLIC_PAIRS
             judges[name] = retriever(name, pairs)
         return judges[name]
 
@@ -143,7 +143,7 @@ def one_seed(options, seed):
         out = home / "filtered" / name
         filter_stage.run(config, out)
         counts[name] = json.loads((out / filter_stage.COUNTS_FILE).read_text("utf-8"))
-        return retriever(name, out / filter_stage.SET)
+        return retriever(name, out / layout.SET)
 
     found = {}
     job.evaluate.systems = {}  # without BM25, which no filter changes

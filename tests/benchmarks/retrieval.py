@@ -28,8 +28,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import evaluation
-from tfdpsq.run import evaluate, prepare, synthesize, train_retriever
-from tfdpsq.run.core import sources
+from tfdpsq.run import evaluate, prepare, train_retriever
+from tfdpsq.run.core import layout, sources
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 METRIC = "ndcg@10"
@@ -82,7 +82,7 @@ class Seed:
         for name in names:
             bm25 = name == "bm25"
             # One that is finished is not made again, but with other settings refused.
-            found = evaluate.BM25 if bm25 else str(self._retriever(name))
+            found = systems.BM25 if bm25 else str(self._retriever(name))
             if not self._evaluated(name):
                 systems[name] = found
             seconds = round(time.time() - started)
@@ -156,7 +156,7 @@ class Seed:
                 data=pairs,
                 vocabulary_size=0,
             )
-            pairs = str(prepared / prepare.PUBLIC_PAIRS)
+            pairs = str(prepared / layout.PUBLIC_PAIRS)
         elif kind == "synthetic":
             found, _ = weights.synthetic_set(
                 self.options,
@@ -165,7 +165,7 @@ class Seed:
                 float(epsilon.removeprefix("eps")),
                 self.seed,
             )
-            pairs = str(found / "synthetic" / synthesize.SET)
+            pairs = str(found / "synthetic" / layout.SET)
         return self._run(
             train_retriever,
             stage,

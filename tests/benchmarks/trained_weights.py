@@ -29,7 +29,7 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.generator.pretraining import Watcher
 from tfdpsq.run import evaluate, finetune, synthesize, train_retriever
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import layout, sources
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Rates and LoRA's rank: the best on the public stand-in (configs/grid.py).
@@ -125,7 +125,7 @@ def cell(options, job, way, epsilon, seed):
             home,
             seed,
             init=job.init,
-            pairs=str(home / "synthetic" / synthesize.SET),
+            pairs=str(home / "synthetic" / layout.SET),
             steps=options.documents // job.retriever.batch_size,
         ),
         home / "retriever",
@@ -139,11 +139,11 @@ def cell(options, job, way, epsilon, seed):
             data=data,
             vocabulary=vocabulary,
             systems={"synthetic": str(home / "retriever")},
-            synthetic={"synthetic": str(home / "synthetic" / synthesize.SET)},
+            synthetic={"synthetic": str(home / "synthetic" / layout.SET)},
         ),
         home / "evaluation",
     )
-    metrics = json.loads((home / "evaluation" / evaluate.METRICS_FILE).read_text())
+    metrics = json.loads((home / "evaluation" / layout.METRICS_FILE).read_text())
     found = _held_out(home / "generator", data, job.finetune)
     tf.keras.backend.clear_session()
     return {

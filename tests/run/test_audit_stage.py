@@ -18,7 +18,7 @@ from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import audit, canaries, finetune, synthesize, train_retriever
-from tfdpsq.run.attacks import audit_subject, text_scores
+from tfdpsq.run.attacks import audit_subject, canary_set, text_scores
 from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -101,10 +101,10 @@ def _audit(base, name, **options):
 
 def test_forms_are_what_they_say(base):
     """Alone; the query's words on its own document; on another's."""
-    made = canaries.read_canaries(base / "private" / "canaries")
+    made = canary_set.read_canaries(base / "private" / "canaries")
     own = {p.document_id: p.query for p in BeirDirectory(base / "pairs").pairs("train")}
     kinds = collections.Counter((c.form, c.repetitions) for c in made if not c.coin)
-    assert kinds == {(f, r): TRIALS for f in canaries.FORMS for r in (3, 5)}
+    assert kinds == {(f, r): TRIALS for f in canary_set.FORMS for r in (3, 5)}
     for canary in made:
         if canary.form == "secret":
             assert canary.query() == canary.secret
@@ -120,20 +120,20 @@ def test_forms_are_what_they_say(base):
 
 def test_secrets_are_fresh_unless_a_seed_is_given(base):
     """The same seed gives the same; none gives others each time."""
-    first = canaries.read_canaries(base / "private" / "canaries")
+    first = canary_set.read_canaries(base / "private" / "canaries")
     _insert(base, "private/again")
-    assert canaries.read_canaries(base / "private" / "again") == first
+    assert canary_set.read_canaries(base / "private" / "again") == first
     fresh = []
     for name in ("private/fresh1", "private/fresh2"):
         _insert(base, name, seed=-1)
-        fresh.append({c.secret for c in canaries.read_canaries(base / name)})
+        fresh.append({c.secret for c in canary_set.read_canaries(base / name)})
     assert not fresh[0] & fresh[1]
 
 
 def test_audit_says_what_the_model_says(base):
     """Ranks and the one-run bound, computed again from the model itself."""
     found = json.loads((base / "private" / "audit" / "audit.json").read_text())
-    made = canaries.read_canaries(base / "private" / "canaries")
+    made = canary_set.read_canaries(base / "private" / "canaries")
     documents = {d.id: d.content for d in BeirDirectory(base / "pairs").documents()}
     tokenizer = Tokenizer(base / "spiece.model")
 
@@ -198,7 +198,7 @@ def test_a_guarantee_for_users_is_for_a_whole_secret(base):
     _train(base, "private/by_user", unit="user", epsilon=math.inf, steps=1)
     _audit(base, "private/audit_user", generator=str(base / "private" / "by_user"))
     found = json.loads((base / "private" / "audit_user" / "audit.json").read_text())
-    made = canaries.read_canaries(base / "private" / "canaries")
+    made = canary_set.read_canaries(base / "private" / "canaries")
     certificate = read_certificate(base / "private" / "by_user")
     assert certificate["guarantee"]["unit"] == found["unit"] == "user"
     assert certificate["sampler"]["n"] == 120 + sum(c.repetitions > 0 for c in made)
@@ -326,11 +326,11 @@ def test_bad_settings_of_the_audit(base, tmp_path):
         audit_subject.certificate_of(str(base / "public"))
     broken = tmp_path / "canaries"
     shutil.copytree(base / "private" / "canaries", broken)
-    with (broken / canaries.CANARIES_FILE).open("a") as file:
+    with (broken / canary_set.CANARIES_FILE).open("a") as file:
         file.write('{"form": "secret"}\n')
     with pytest.raises(DataError, match="it is no canary"):
-        canaries.read_canaries(broken)
-    lines = (base / "private" / "canaries" / canaries.CANARIES_FILE).read_text()
-    (broken / canaries.CANARIES_FILE).write_text(lines.replace("own_d", "oen_d", 1))
+        canary_set.read_canaries(broken)
+    lines = (base / "private" / "canaries" / canary_set.CANARIES_FILE).read_text()
+    (broken / canary_set.CANARIES_FILE).write_text(lines.replace("own_d", "oen_d", 1))
     with pytest.raises(DataError, match="it is no canary .form is 'oen_document'"):
-        canaries.read_canaries(broken)
+        canary_set.read_canaries(broken)

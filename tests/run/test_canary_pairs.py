@@ -10,6 +10,7 @@ import pytest
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.run import canaries
+from tfdpsq.run.attacks import canary_set
 from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -44,7 +45,7 @@ def _insert(base, name, **settings):
 
 def test_canaries_stand_among_the_pairs(base):
     """Every canary so often, on its document; all other pairs as they were."""
-    made = canaries.read_canaries(base / "private" / "canaries")
+    made = canary_set.read_canaries(base / "private" / "canaries")
     before = BeirDirectory(base / "pairs")
     after = BeirDirectory(base / "private" / "canaries" / "data")
     for split in ("dev", "test"):
@@ -66,7 +67,7 @@ def test_canaries_stand_among_the_pairs(base):
 def test_all_queries_of_a_canary_are_one_users(base):
     """Who owns nothing else; in data without users everybody else owns one query."""
     users = BeirDirectory(base / "private" / "canaries" / "data").users()
-    made = canaries.read_canaries(base / "private" / "canaries")
+    made = canary_set.read_canaries(base / "private" / "canaries")
     owned = collections.defaultdict(set)
     for query_id, user in users.items():
         owned[user].add(query_id)
@@ -114,7 +115,7 @@ def test_other_queries_keep_their_users(base, tmp_path):
     changed, after = insert("train", lambda row: {"who": "a"} if row < 120 else {})
     assert set(after.users("train", "who").values()) - {"a"} == {
         f"canary-{number}"
-        for number, canary in enumerate(canaries.read_canaries(after.path.parent))
+        for number, canary in enumerate(canary_set.read_canaries(after.path.parent))
         if canary.repetitions
     }
     with pytest.raises(DataError, match="queries.jsonl.*has no user under 'who'"):
@@ -130,10 +131,10 @@ def test_so_many_pairs_are_kept_and_all_canaries(tmp_path):
     given = BeirDirectory(tmp_path / "pairs")
     options = {"trials": 1, "coins": 0, "repetitions": (1, 10)}
     _insert(tmp_path, "private/fewer", most_pairs=50, **options)
-    made = canaries.read_canaries(tmp_path / "private" / "fewer")
-    fewer = BeirDirectory(tmp_path / "private" / "fewer" / canaries.DATA)
+    made = canary_set.read_canaries(tmp_path / "private" / "fewer")
+    fewer = BeirDirectory(tmp_path / "private" / "fewer" / canary_set.DATA)
     found = set(fewer.positives("train"))
-    added = {name for name in found if name.startswith(canaries.ID_PREFIX)}
+    added = {name for name in found if name.startswith(canary_set.ID_PREFIX)}
     kept = found - added
     assert len(added) == sum(canary.repetitions for canary in made) == 33
     assert len(kept) == 50 and kept < set(given.positives("train"))

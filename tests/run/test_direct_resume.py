@@ -10,7 +10,7 @@ import pytest
 
 from tfdpsq import retriever
 from tfdpsq.data import train_vocabulary
-from tfdpsq.run import train_retriever
+from tfdpsq.run.core import layout
 
 
 def _module(name):
@@ -75,7 +75,7 @@ def test_a_killed_run_goes_on_with_its_negatives_to_the_same_weights(tmp_path):
     ]
     assert certificates[0] == certificates[1]
     models = [
-        retriever.load(run.out / train_retriever.MODEL) for run in (killed, whole)
+        retriever.load(run.out / layout.RETRIEVER_MODEL) for run in (killed, whole)
     ]
     for one, other in zip(*(model.get_weights() for model in models)):
         np.testing.assert_array_equal(one, other)

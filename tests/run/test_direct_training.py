@@ -15,6 +15,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
 from tfdpsq.privacy.certificate import digest_of
 from tfdpsq.run import train_retriever
+from tfdpsq.run.core import layout
 from tfdpsq.run.training import direct_training, private_training
 from tfdpsq.validation import InputError
 
@@ -59,7 +60,7 @@ def _train(base, name, **options):
         }
     )
     train_retriever.run(config, base / name)
-    model = retriever.load(base / name / train_retriever.MODEL)
+    model = retriever.load(base / name / layout.RETRIEVER_MODEL)
     return model, read_certificate(base / name)
 
 

@@ -19,7 +19,14 @@ from tfdpsq.data import (
     write_synthetic,
 )
 from tfdpsq.run import encode, train_retriever
-from tfdpsq.run.passes import corpus_shards, passes, query_sets, sharded_stages
+from tfdpsq.run.core import layout
+from tfdpsq.run.passes import (
+    corpus_shards,
+    embedding,
+    passes,
+    query_sets,
+    sharded_stages,
+)
 from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -28,7 +35,7 @@ _spec = importlib.util.spec_from_file_location(
 _tiny = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_tiny)
 
-_QUERIES = encode.QUERIES
+_QUERIES = embedding.QUERIES
 
 
 def _certificate(epsilon):
@@ -106,7 +113,7 @@ def _config(base, **changes):
 def _expected(base, queries):
     """Ids, and embeddings by the query tower, all in one go."""
     return list(queries), retriever.encode_texts(
-        retriever.load(base / "retriever" / train_retriever.MODEL),
+        retriever.load(base / "retriever" / layout.RETRIEVER_MODEL),
         queries.values(),
         Tokenizer(base / "spiece.model"),
         "query",
@@ -120,7 +127,7 @@ def _is_of(base, out, queries):
     ids, vectors = _expected(base, queries)
     assert list(held.ids()) == ids
     np.testing.assert_allclose(held.embeddings(), vectors, rtol=0, atol=1e-6)
-    assert not (out / encode.DOCUMENTS).exists()
+    assert not (out / embedding.DOCUMENTS).exists()
 
 
 def _reads(directory):

@@ -20,6 +20,7 @@ from tfdpsq.run.estimation import (
     estimate_step,
     estimate_table,
     estimate_time,
+    finetuning,
 )
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -181,7 +182,7 @@ def test_operations_in_loops_count_as_often_as_they_run():
 
 
 def test_parts_are_what_they_are_called():
-    found = estimate.estimate(_config(), None, process=10**9)
+    found = finetuning.estimate(_config(), None, process=10**9)
     # Embedding; per layer and stack 4 or 8 projections, two of the feed-forward, 2
     # or 3 norms; two bias tables [32, 2]; two last norms.
     attention, hidden = 4 * 16 * 16, 2 * 16 * 24
@@ -204,12 +205,12 @@ def test_more_rows_and_longer_texts_take_more():
     def step(**changes):
         # Large enough for tensors that the simulated allocator sees.
         config = _config(microbatch_size=32, batch_size=64, **changes)
-        return estimate.estimate(config, None, process=0).memory.step
+        return finetuning.estimate(config, None, process=0).memory.step
 
     base = step()
     assert step(document_length=24) > base
     assert (
-        estimate.estimate(
+        finetuning.estimate(
             _config(microbatch_size=64, batch_size=64), None, process=0
         ).memory.step
         > 1.5 * base
@@ -219,7 +220,7 @@ def test_more_rows_and_longer_texts_take_more():
 def test_lora_takes_no_slots_for_what_is_frozen():
     config = _config()
     config.lora.rank = 2
-    found = estimate.estimate(config, None, process=0)
+    found = finetuning.estimate(config, None, process=0)
     # Query and value of three attentions: 16 × 2 and 2 × 16 numbers each.
     assert found.trained == 6 * 2 * 2 * 16
     assert found.memory.sums == 4 * found.trained
@@ -246,7 +247,7 @@ def test_nothing_of_a_large_model_is_allocated():
 )
 def test_bad_settings_are_refused(changes, message):
     with pytest.raises(validation.InputError, match=message):
-        estimate.estimate(_config(**changes), None, process=0)
+        finetuning.estimate(_config(**changes), None, process=0)
 
 
 @pytest.mark.slow

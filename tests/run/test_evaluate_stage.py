@@ -14,6 +14,7 @@ from tfdpsq import retriever
 from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
 from tfdpsq.layers import T5Config
 from tfdpsq.run import evaluate
+from tfdpsq.run.core import layout
 from tfdpsq.run.passes import passes
 from tfdpsq.run.search import retrieval
 from tfdpsq.run.train_retriever import MODEL
@@ -53,7 +54,7 @@ def _ndcg(base, name, systems):
     with config.unlocked():
         config.systems = {system: str(base / system) for system in systems}
     evaluate.run(config, base / name)
-    metrics = json.loads((base / name / evaluate.METRICS_FILE).read_text())
+    metrics = json.loads((base / name / layout.METRICS_FILE).read_text())
     return {s: values["ndcg@10"] for s, values in metrics["systems"].items()}
 
 
@@ -112,7 +113,7 @@ def test_streamed_runs_are_those_of_all_embeddings_at_once(base, monkeypatch):
     config.batch_size = 2
     beir = BeirDirectory(base / "pairs")
     queries = beir.queries()
-    found = {name: run for name, run, _ in evaluate.retrieve(config, beir, queries, 7)}
+    found = {name: run for name, run, _ in retrieval.retrieve(config, beir, queries, 7)}
     tokenizer = Tokenizer(base / "spiece.model")
     documents = list(beir.documents())
     for name in "ab":

@@ -14,7 +14,7 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.checkpoints import presets
 from tfdpsq.layers import T5Config
 from tfdpsq.run import convert, finetune, synthesize
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import layout, sources
 from tfdpsq.run.training import private_training
 from tfdpsq.validation import InputError
 
@@ -187,7 +187,7 @@ def test_the_vocabulary_beside_the_weights_is_used_and_passed_on(base, tuned):
         }
     )
     synthesize.run(config, base / "written")
-    manifest = read_manifest(base / "written" / synthesize.SET)
+    manifest = read_manifest(base / "written" / layout.SET)
     assert manifest["count"] + manifest["empty_queries_left_out"] == 5
     assert (base / "tuned" / "spiece.model").read_bytes() == (
         base / "spiece.model"

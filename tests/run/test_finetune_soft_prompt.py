@@ -13,8 +13,10 @@ import tensorflow as tf
 from tfdpsq.data import Tokenizer, read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.layers import T5Config
-from tfdpsq.run import convert, estimate, finetune, synthesize, train_retriever
-from tfdpsq.run.core import workdir
+from tfdpsq.run import convert, finetune, synthesize, train_retriever
+from tfdpsq.run.core import layout, workdir
+from tfdpsq.run.estimation import finetuning
+from tfdpsq.run.training import starting_model
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -96,7 +98,7 @@ def test_the_prompt_alone_is_trained_and_certified(base, tuned):
 def _start(base, **options):
     config = _config(base, **options)
     tokenizer = Tokenizer(config.vocabulary)
-    model = finetune.load_generator(config, tokenizer)
+    model = starting_model.load_generator(config, tokenizer)
     return model.backbone.soft_prompt.vectors.numpy()
 
 
@@ -121,9 +123,9 @@ def test_later_stages_use_it_or_refuse(base, tuned, tmp_path):
         config.generator = str(generator)
         out = tmp_path / str(number)
         synthesize.run(config, out)
-        manifest = read_manifest(out / synthesize.SET)
+        manifest = read_manifest(out / layout.SET)
         assert manifest["count"] + manifest["empty_queries_left_out"] == 5
-        (queries,) = (out / synthesize.SET).rglob("queries.jsonl")
+        (queries,) = (out / layout.SET).rglob("queries.jsonl")
         written.append(queries.read_text())
         private = (manifest["certificate"] or {}).get("private", False)
         assert private == (generator == tuned)
@@ -173,12 +175,12 @@ def test_a_public_prompt_is_tuned_further(base, tuned):
 @pytest.mark.slow
 def test_the_estimate_knows_it(base):
     config = _config(base)
-    found = estimate.estimate(config, None, process=0)
+    found = finetuning.estimate(config, None, process=0)
     assert found.trained == _P * _HIDDEN
     assert found.memory.sums == 4 * found.trained
     plain = _config(base, soft_prompt={"length": 0})
     assert found.parameters == (
-        estimate.estimate(plain, None, process=0).parameters + found.trained
+        finetuning.estimate(plain, None, process=0).parameters + found.trained
     )
 
 
@@ -211,5 +213,5 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_spent(base, tune
         assert not list((base / "private").glob("runs/bad/ledger.jsonl"))
         if "init" in options:
             with pytest.raises(InputError, match=message):
-                estimate.estimate(config, None, process=0)
+                finetuning.estimate(config, None, process=0)
     assert checkpoints.open_checkpoint(prompted).soft_prompt.length == _P

@@ -14,7 +14,8 @@ import tensorflow as tf
 from tfdpsq import retriever
 from tfdpsq.data import Document, Tokenizer, train_vocabulary, write_beir
 from tfdpsq.run import encode, evaluate, index, train_retriever
-from tfdpsq.run.passes import passes
+from tfdpsq.run.core import layout
+from tfdpsq.run.passes import embedding, passes
 from tfdpsq.run.search import retrieval
 from tfdpsq.validation import InputError
 
@@ -72,7 +73,7 @@ def _config(home, **changes):
 
 def _products(base, texts):
     """Document ids, and [texts, documents] inner products of embeddings."""
-    model = retriever.load(base / "retriever" / train_retriever.MODEL)
+    model = retriever.load(base / "retriever" / layout.RETRIEVER_MODEL)
     tokenizer = Tokenizer(base / "spiece.model")
     lines = (base / "pairs" / "corpus.jsonl").read_text().splitlines()
     documents = [json.loads(line) for line in lines]
@@ -158,7 +159,7 @@ def test_documents_are_added_without_retraining(base, tmp_path):
 def _encode_config(home):
     config = encode.default_config()
     given = _config(home)
-    config.update({name: given[name] for name in encode.settings()})
+    config.update({name: given[name] for name in embedding.settings()})
     return config
 
 
@@ -166,7 +167,7 @@ def _bytes_of(directory):
     """Every file of an index: name -> content."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted((directory / encode.DOCUMENTS).rglob("*"))
+        for path in sorted((directory / embedding.DOCUMENTS).rglob("*"))
     }
 
 
@@ -189,13 +190,13 @@ def test_commands_that_share_a_corpus_embed_it_as_one_does(base, encoded):
     assert not (base / ".shared.shards").exists()
     encode.run(config, base / "beam", passes.Launch(beam=("--runner=DirectRunner",)))
     assert _bytes_of(base / "beam") == encoded
-    documents = retriever.DocumentIndex(base / "shared" / encode.DOCUMENTS)
+    documents = retriever.DocumentIndex(base / "shared" / embedding.DOCUMENTS)
     documents.verify()
     ids, products = _products(base, ["who sorts a table"])
     assert list(documents.ids()) == ids
     scores, places = documents.search(
         retriever.encode_texts(
-            retriever.load(base / "retriever" / train_retriever.MODEL),
+            retriever.load(base / "retriever" / layout.RETRIEVER_MODEL),
             ["who sorts a table"],
             Tokenizer(base / "spiece.model"),
             "query",
@@ -225,14 +226,14 @@ def test_damaged_shards_of_embeddings_are_named_and_made_again(base, encoded, ca
     assert f"{edited}: SHA-256 is" in text
     assert f"{vectors[3]}: is missing" in text
     assert sorted(message.split()[2] for message in made) == ["0", "1", "3", "4"]
-    documents = retriever.DocumentIndex(out / encode.DOCUMENTS)
+    documents = retriever.DocumentIndex(out / embedding.DOCUMENTS)
     documents.verify()
     (base / "whole").mkdir()
     for name, data in encoded.items():
         path = base / "whole" / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
-    whole = retriever.DocumentIndex(base / "whole" / encode.DOCUMENTS)
+    whole = retriever.DocumentIndex(base / "whole" / embedding.DOCUMENTS)
     assert list(documents.ids()) == list(whole.ids())
     np.testing.assert_allclose(
         documents.embeddings(), whole.embeddings(), rtol=0, atol=1e-6

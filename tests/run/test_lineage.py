@@ -19,7 +19,7 @@ from tfdpsq.run import (
     synthesize,
     train_retriever,
 )
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import layout, sources
 from tfdpsq.validation import DataError
 
 _HERE = pathlib.Path(__file__).parent
@@ -49,7 +49,7 @@ class _Made:
     def __init__(self, base, config):
         self.base, self.config = base, config
         self.vocabulary = str(base / "prepare" / prepare.VOCABULARY)
-        self.public_pairs = str(base / "prepare" / prepare.PUBLIC_PAIRS)
+        self.public_pairs = str(base / "prepare" / layout.PUBLIC_PAIRS)
 
     def _settings(self, stage, **changes):
         settings = self.config[stage].copy_and_resolve_references()
@@ -79,7 +79,7 @@ class _Made:
         return read_certificate(self.base / name)
 
     def set(self, name):
-        return str(self.base / f"{name}_set" / synthesize.SET)
+        return str(self.base / f"{name}_set" / layout.SET)
 
 
 def test_a_set_made_without_protection_cannot_be_protected_afterwards(stages):

@@ -17,7 +17,7 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.run import mine, train_retriever
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import layout, sources
 from tfdpsq.run.training import hard_negatives
 from tfdpsq.validation import DataError, InputError
 
@@ -200,7 +200,7 @@ def test_plain_training_takes_them_and_parts_of_a_batch(base):
         )
         config.optimizer = "adam"
         train_retriever.run(config, base / name)
-        model = retriever.load(base / name / train_retriever.MODEL)
+        model = retriever.load(base / name / layout.RETRIEVER_MODEL)
         weights[name] = model.query_tower.get_layer("projection").get_weights()[0]
     assert np.abs(weights["with"] - weights["without"]).max() > 1e-5
     # Adam's first steps go by the gradient's sign; a few are next to 0.

@@ -11,7 +11,8 @@ import tensorflow as tf
 from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, read_synthetic, verify
 from tfdpsq.privacy import accounting, read_certificate
-from tfdpsq.run import canaries, pipeline
+from tfdpsq.run import pipeline
+from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import workdir
 
 _HERE = pathlib.Path(__file__).parent
@@ -146,12 +147,12 @@ def test_nothing_under_release_gives_a_private_query_away(finished):
 
 def test_canaries_are_audited_reported_and_stay_private(finished):
     directory, _, _ = finished
-    made = canaries.read_canaries(directory / "private" / "canaries")
+    made = canary_set.read_canaries(directory / "private" / "canaries")
     found = json.loads(
         (directory / "private" / "audit_eps8" / "audit.json").read_text()
     )
     assert found["epsilon_certified"] <= 8.0
-    assert {entry["form"] for entry in found["canaries"]} == {*canaries.FORMS, "all"}
+    assert {entry["form"] for entry in found["canaries"]} == {*canary_set.FORMS, "all"}
     page = (directory / "report.html").read_text()
     assert "What leaked" in page and "Generator, ε = 8: secrets repeated 2" in page
     assert found["unit"] == "query"

@@ -17,6 +17,7 @@ from tfdpsq.generator.checkpoints import presets
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import finetune, train_retriever
+from tfdpsq.run.core import layout
 from tfdpsq.run.training import plain_training
 from tfdpsq.validation import InputError
 
@@ -91,7 +92,7 @@ def _train(base, name, **options):
         }
     )
     train_retriever.run(config, base / name)
-    model = retriever.load(base / name / train_retriever.MODEL)
+    model = retriever.load(base / name / layout.RETRIEVER_MODEL)
     return model, read_certificate(base / name)
 
 

@@ -14,6 +14,7 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import reads
 from tfdpsq.run import evaluate
+from tfdpsq.run.core import layout
 from tfdpsq.run.reporting import similarity, text_features
 from tfdpsq.validation import InputError
 
@@ -71,7 +72,7 @@ def _config(base, sets=("near", "apart"), **settings):
 
 def _run(base, directory, **settings):
     evaluate.run(_config(base, **settings), directory / "private" / "evaluation")
-    text = (directory / "private" / "evaluation" / evaluate.METRICS_FILE).read_text()
+    text = (directory / "private" / "evaluation" / layout.METRICS_FILE).read_text()
     return json.loads(text)["similarity"]
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from tfdpsq import retriever, validation
 from tfdpsq.data import train_vocabulary
-from tfdpsq.run import train_retriever
+from tfdpsq.run.core import layout
 from tfdpsq.run.devices import clusters, preemption, strategy, tpus
 
 
@@ -336,7 +336,7 @@ def test_ordinary_training_of_the_retriever_is_the_same_on_two_workers(
     words = _ended(children)
     assert [child.returncode for child in children] == [0, 0], words
     models = [
-        retriever.load(run.out / train_retriever.MODEL) for run in (alone, shared)
+        retriever.load(run.out / layout.RETRIEVER_MODEL) for run in (alone, shared)
     ]
     for one, other in zip(*(model.get_weights() for model in models)):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)

@@ -10,7 +10,8 @@ import pytest
 
 from tfdpsq import evaluation, retriever
 from tfdpsq.data import BeirDirectory, train_vocabulary
-from tfdpsq.run import evaluate, train_retriever, zero_shot
+from tfdpsq.run import train_retriever, zero_shot
+from tfdpsq.run.core import layout
 from tfdpsq.run.search import benchmark_sets, retrieval
 
 _spec = importlib.util.spec_from_file_location(
@@ -98,7 +99,7 @@ def _by_files(folder, system, ignore=False):
     return evaluation.evaluate_run(
         evaluation.read_trec_qrels(folder / "qrels.trec"),
         evaluation.read_trec_run(folder / f"{system}.trec"),
-        evaluate.METRICS,
+        layout.METRICS,
         ignore,
     )
 
@@ -114,12 +115,12 @@ def test_numbers_are_those_of_the_trec_files(made, base):
         for system in ("bm25", "tower"):
             row = found["sets"][name]["systems"][system]
             expected = _by_files(folder, system, ignore)
-            for metric in evaluate.METRICS:
+            for metric in layout.METRICS:
                 assert row[metric] == pytest.approx(expected.means[metric], abs=1e-12)
                 low, high = row[f"{metric}_ci"]
                 assert 0 <= low <= row[metric] <= high <= 1
             assert row["missing_queries"] == row["queries_without_relevant"] == 0
-    for system, metric in itertools.product(("bm25", "tower"), evaluate.METRICS):
+    for system, metric in itertools.product(("bm25", "tower"), layout.METRICS):
         values = [s["systems"][system][metric] for s in found["sets"].values()]
         mean = found["mean"]["systems"][system][metric]
         assert mean == pytest.approx(sum(values) / 4, abs=1e-12)

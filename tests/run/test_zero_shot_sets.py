@@ -10,7 +10,8 @@ import pytest
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, train_vocabulary
-from tfdpsq.run import evaluate, zero_shot
+from tfdpsq.run import zero_shot
+from tfdpsq.run.core import layout
 from tfdpsq.run.search import benchmark_sets
 from tfdpsq.validation import DataError, InputError
 
@@ -43,7 +44,7 @@ def _bm25(folder):
     return evaluation.evaluate_run(
         evaluation.read_trec_qrels(folder / "qrels.trec"),
         evaluation.read_trec_run(folder / "bm25.trec"),
-        evaluate.METRICS,
+        layout.METRICS,
     )
 
 

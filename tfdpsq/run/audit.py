@@ -35,12 +35,9 @@ from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
-from tfdpsq.run import canaries
-from tfdpsq.run.attacks import audit_subject
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.attacks import audit_subject, canary_set
+from tfdpsq.run.core import command, layout, sources, workdir
 from tfdpsq.run.training import private_training
-
-AUDIT_FILE = "audit.json"
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -84,7 +81,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     """
     _check(config)
     private = private_training.private_directory(config, directory)
-    made = canaries.read_canaries(pathlib.Path(config.canaries))
+    made = canary_set.read_canaries(pathlib.Path(config.canaries))
     if not made:
         raise validation.InputError(
             f"{config.canaries} holds no canary, so that there is nothing to look for. "
@@ -117,13 +114,13 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         inputs["synthetic"] = sources.source_fingerprint(config.synthetic, private)
     private_training.reads_of(config, private).record(
         "how likely a generator finds training queries, held-out queries and canaries",
-        f"{directory.name}/{AUDIT_FILE}",
+        f"{directory.name}/{layout.AUDIT_FILE}",
     )
 
     def make(out: pathlib.Path) -> dict:
         found = _audit(config, made, trained, references)
         atomic_write(
-            out / AUDIT_FILE,
+            out / layout.AUDIT_FILE,
             json.dumps(found, indent=2, sort_keys=True, allow_nan=False) + "\n",
         )
         return {"one_run": found["one_run"], "delta": found["delta"]}
@@ -200,7 +197,7 @@ def _audit(config, made, trained, references) -> dict[str, Any]:
 
 def _canaries(
     subject: audit_subject.Subject,
-    ranked: Sequence[canaries.Canary],
+    ranked: Sequence[canary_set.Canary],
     guarantee: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """One entry for each number of repetitions and form, and for all forms."""
@@ -225,7 +222,7 @@ def _canaries(
     epsilon = float(guarantee["epsilon"])
     for repetitions in sorted({canary.repetitions for canary in ranked}):
         units = 1 if guarantee["unit"] == "user" else repetitions
-        forms = [f for f in canaries.FORMS if any(c.form == f for c in ranked)]
+        forms = [f for f in canary_set.FORMS if any(c.form == f for c in ranked)]
         for form in (*forms, "all"):
             rows = [
                 row
@@ -265,7 +262,7 @@ def _canaries(
 
 
 def _one_run(
-    subject: audit_subject.Subject, coins: Sequence[canaries.Canary], delta: float
+    subject: audit_subject.Subject, coins: Sequence[canary_set.Canary], delta: float
 ) -> dict[str, Any]:
     """Bounds from the canaries with a coin: the model's, and the set's own."""
     if not coins:
@@ -339,7 +336,7 @@ def _members(
     inside = [
         pair
         for pair in beir.pairs(split)
-        if not pair.query_id.startswith(canaries.ID_PREFIX)
+        if not pair.query_id.startswith(canary_set.ID_PREFIX)
     ]
     outside = [
         pair

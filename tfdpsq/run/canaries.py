@@ -45,47 +45,14 @@ from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.beir_lines import names_user
 from tfdpsq.data.beir_writer import BeirWriter
+from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import command, sources, workdir
 from tfdpsq.run.training import private_training
 
-DATA = "data"
-CANARIES_FILE = "canaries.jsonl"
-FORMS = ("secret", "own_document", "random_document")
 # Characters before a secret at most: so few that no query length cuts the secret off.
 _PREFIX = 24
 # Of so many, fewer than two fall on one side in 3 of a million draws.
 _FEWEST_COINS = 24
-# Of the ids of canaries' queries, and of their users.
-ID_PREFIX = "canary-"
-
-
-@dataclasses.dataclass(frozen=True)
-class Canary:
-    """A secret, where it stands, and what it is compared with.
-
-    Attributes:
-      form: one of FORMS.
-      repetitions: how many training queries hold the secret; for a canary with a coin,
-        1 or 0.
-      coin: whether a coin decided that it is there.
-      prefix: words before the secret; "" for form secret.
-      secret: digits.
-      candidates: digits drawn from the same law, which no query holds; empty for a
-        canary with a coin.
-      document_id: of the document it is paired with.
-    """
-
-    form: str
-    repetitions: int
-    coin: bool
-    prefix: str
-    secret: str
-    candidates: tuple[str, ...]
-    document_id: str
-
-    def query(self, secret: str | None = None) -> str:
-        """The query with the secret, or with a candidate in its place."""
-        return f"{self.prefix} {self.secret if secret is None else secret}".strip()
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -103,7 +70,7 @@ def default_config() -> ml_collections.ConfigDict:
             "split": "train",
             "most_pairs": 0,
             "user_field": "user_id",
-            "forms": FORMS,
+            "forms": canary_set.FORMS,
             "repetitions": (10, 100),
             "trials": 5,
             "candidates": 100,
@@ -134,68 +101,21 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             system_randomness.randbits(256) if fresh else config.seed
         )
         made = make_canaries(beir, config, random)
-        (out / DATA).mkdir()
+        (out / canary_set.DATA).mkdir()
         left_out = _left_out(beir, config, random)
-        rows = _write_data(out / DATA, beir, config, made, left_out)
+        rows = _write_data(out / canary_set.DATA, beir, config, made, left_out)
         lines = [json.dumps(dataclasses.asdict(canary)) for canary in made]
-        atomic_write(out / CANARIES_FILE, "".join(line + "\n" for line in lines))
+        atomic_write(
+            out / canary_set.CANARIES_FILE, "".join(line + "\n" for line in lines)
+        )
         return {"canaries": len(made), "queries_added": rows}
 
     return workdir.run_stage(directory, config, inputs, make)
 
 
-def read_canaries(directory: pathlib.Path) -> list[Canary]:
-    """What the stage wrote.
-
-    Raises:
-      InputError: the directory is not what the stage wrote.
-      DataError: a damaged line.
-    """
-    path = pathlib.Path(directory) / CANARIES_FILE
-    if not path.is_file():
-        raise validation.InputError(
-            f"{directory} holds no {CANARIES_FILE}. Give what the stage canaries "
-            "wrote: secrets must be put in before training, not asked for after it."
-        )
-    found = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        try:
-            fields = json.loads(line)
-            fields["candidates"] = tuple(fields["candidates"])
-            validation.one_of("form", fields["form"], FORMS)
-            found.append(Canary(**fields))
-        except (ValueError, TypeError, KeyError) as error:
-            raise validation.DataError(
-                path, f"it is no canary ({error})", "Make the canaries again.", number
-            ) from error
-    return found
-
-
-def require_private_output(
-    pairs: str, private: pathlib.Path, directory: pathlib.Path
-) -> None:
-    """Keeps what is trained on canaries from where it would be released.
-
-    Args:
-      pairs: what is trained on.
-      private: the run's private directory.
-      directory: where the result is to go.
-
-    Raises:
-      InputError: the pairs hold canaries, and the directory is not a private one.
-    """
-    made = pathlib.Path(pairs).parent / CANARIES_FILE
-    if made.is_file() and private.resolve() not in directory.resolve().parents:
-        raise validation.InputError(
-            f"{pairs} holds canaries ({made}): what is trained on it knows secrets "
-            f"that are to be audited, and is not for release. Write it under {private} "
-            f"instead of {directory}."
-        )
-
-
 def make_canaries(
     beir: BeirDirectory, config: ml_collections.ConfigDict, random: np.random.Generator
-) -> list[Canary]:
+) -> list[canary_set.Canary]:
     """Draws canaries for a split of private pairs, each on a document of its own.
 
     Args:
@@ -236,7 +156,7 @@ def make_canaries(
     found = []
     for (form, repetitions, coin), pair in zip(kinds, own):
         found.append(
-            Canary(
+            canary_set.Canary(
                 form=form,
                 repetitions=repetitions,
                 coin=coin,
@@ -278,7 +198,7 @@ def _write_data(
     directory: pathlib.Path,
     beir: BeirDirectory,
     config: ml_collections.ConfigDict,
-    made: Iterable[Canary],
+    made: Iterable[canary_set.Canary],
     left_out: Set[str],
 ) -> int:
     """Writes the pairs with the canaries among them, each query with its user.
@@ -304,7 +224,7 @@ def _write_data(
                 for document_id, relevance in judgements.items():
                     writer.add_judgement(each, query_id, document_id, relevance)
         for number, canary in enumerate(made):
-            user = f"{ID_PREFIX}{number}"
+            user = f"{canary_set.ID_PREFIX}{number}"
             for copy in range(canary.repetitions):
                 query_id = f"{user}-{copy}"
                 if query_id in queries or user in users:
@@ -376,7 +296,7 @@ def _check(
             "private pairs that a generator is trained on: give a BEIR directory."
         )
     for form in config.forms:
-        validation.one_of("forms", form, FORMS)
+        validation.one_of("forms", form, canary_set.FORMS)
     for repetitions in config.repetitions:
         validation.positive_integer("repetitions", repetitions)
     validation.positive_integer("trials", config.trials)

@@ -52,7 +52,8 @@ from tfdpsq.generator import (
 )
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import certified, choice
-from tfdpsq.run import canaries, finetune
+from tfdpsq.run import finetune
+from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import command, sources, workdir
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import choice_points
@@ -110,7 +111,7 @@ def run(
     _writing(config, config.finetune)
     shared = config.finetune
     private = training.private_directory(shared, directory)
-    canaries.require_private_output(shared.pairs, private, directory)
+    canary_set.require_private_output(shared.pairs, private, directory)
     vocabulary = sources.vocabulary_file(shared.vocabulary, shared.init)
     inputs = {
         "pairs": sources.source_fingerprint(shared.pairs, private),

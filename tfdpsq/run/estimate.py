@@ -34,7 +34,12 @@ from ml_collections import config_flags
 
 from tfdpsq import validation
 from tfdpsq.data import atomic_write
-from tfdpsq.run.estimation import estimate_step, estimate_table, estimate_time
+from tfdpsq.run.estimation import (
+    estimate_step,
+    estimate_table,
+    estimate_time,
+    finetuning,
+)
 
 _SIGNS = (
     "Assumed: as many rows a step as batch_size says, every gradient finite, no XLA.",
@@ -42,80 +47,7 @@ _SIGNS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """What one config takes.
-
-    Attributes:
-      memory: bytes at the peak.
-      parameters: how many numbers the model has.
-      trained: how many of them are trained.
-      microbatches: of one step.
-      flops: of one step, in products.
-      seconds: of one step; `None` if that was not asked for.
-    """
-
-    memory: estimate_step.Memory
-    parameters: int
-    trained: int
-    microbatches: int
-    flops: float
-    seconds: float | None
-
-
-def estimate(
-    config: ml_collections.ConfigDict, rates: estimate_time.Rates | None, process: int
-) -> Estimate:
-    """Estimates one config.
-
-    Args:
-      config: of stage finetune.
-      rates: what the machine does per second, or `None`.
-      process: bytes of a process that has imported what training imports.
-
-    Raises:
-      InputError: settings that training would refuse, too.
-    """
-    traced = estimate_step.trace(config, estimate_step.shape_of(config))
-    seconds = None
-    if rates is not None:
-        seconds = estimate_time.seconds_of(traced.flat, rates)
-    return Estimate(
-        memory=estimate_step.memory_of(traced, process, threads()),
-        parameters=traced.parameters[0],
-        trained=traced.parameters[1],
-        microbatches=traced.microbatches,
-        flops=estimate_time.flops_of(traced.flat),
-        seconds=seconds,
-    )
-
-
-def threads() -> int:
-    """How many kernels TensorFlow runs at once here."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(2, len(os.sched_getaffinity(0)))
-    return max(2, os.cpu_count() or 2)
-
-
-def stage_config(config: Any) -> ml_collections.ConfigDict:
-    """The config of stage finetune, or that of a pipeline's.
-
-    Raises:
-      InputError: it is neither.
-    """
-    if isinstance(config, ml_collections.ConfigDict):
-        if "finetune" in config:
-            config = config.finetune.copy_and_resolve_references()
-        if {"microbatch_size", "t5", "init", "engine"} <= set(config):
-            return config
-    raise validation.InputError(
-        "the config is not one of stage finetune, nor of a pipeline: it has no "
-        "microbatch_size, t5, init and engine. Use configs/finetune.py or "
-        "configs/quickstart.py."
-    )
-
-
-def as_text(config: ml_collections.ConfigDict, found: Estimate) -> str:
+def as_text(config: ml_collections.ConfigDict, found: finetuning.Estimate) -> str:
     """The estimate for people to read."""
     memory = found.memory
     part = "all" if found.trained == found.parameters else f"{found.trained:,}"
@@ -159,7 +91,9 @@ def _duration(seconds: float) -> str:
     return f"{seconds:8.2f} s"
 
 
-def _as_json(found: Estimate, config: ml_collections.ConfigDict) -> dict[str, Any]:
+def _as_json(
+    found: finetuning.Estimate, config: ml_collections.ConfigDict
+) -> dict[str, Any]:
     result = dataclasses.asdict(found)
     result["memory"]["peak"] = found.memory.peak
     if found.seconds is not None:
@@ -190,7 +124,7 @@ def main() -> None:
         standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
         process = estimate_step.resident_bytes()
         try:
-            settings = stage_config(config.value)
+            settings = finetuning.stage_config(config.value)
             rates = None
             if seconds.value:
                 rates = (
@@ -200,13 +134,15 @@ def main() -> None:
                         *[validation.positive("flops_per_second", rate.value)] * 2
                     )
                 )
-            found = estimate(settings, rates, process)
+            found = finetuning.estimate(settings, rates, process)
             result: dict[str, Any] = {"config": _as_json(found, settings)}
             sys.stdout.write(as_text(settings, found))
             if table.value:
                 result["table"] = []
                 sys.stdout.write("\n" + estimate_table.head())
-                rows = estimate_table.rows(settings, process, threads(), engines.value)
+                rows = estimate_table.rows(
+                    settings, process, finetuning.threads(), engines.value
+                )
                 for row in rows:
                     result["table"].append(dataclasses.asdict(row))
                     sys.stdout.write(estimate_table.line(row))

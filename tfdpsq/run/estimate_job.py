@@ -50,9 +50,9 @@ from ml_collections import config_flags
 from tfdpsq import retriever, validation
 from tfdpsq.data import Tokenizer, atomic_write
 from tfdpsq.layers import T5Config
-from tfdpsq.run import estimate, pipeline
+from tfdpsq.run import pipeline
 from tfdpsq.run.core import sources
-from tfdpsq.run.estimation import estimate_job_rates, estimate_step
+from tfdpsq.run.estimation import estimate_job_rates, estimate_step, finetuning
 from tfdpsq.run.estimation.estimate_job_costs import Devices, Work, parts_of
 from tfdpsq.run.estimation.estimate_job_table import Estimate, as_json, as_text
 
@@ -106,7 +106,7 @@ def job_config(config: Any) -> ml_collections.ConfigDict:
     Raises:
       InputError: it is neither a pipeline's nor one of stage finetune.
     """
-    stage = estimate.stage_config(config)
+    stage = finetuning.stage_config(config)
     if "finetune" in config:
         return config.copy_and_resolve_references()
     job = pipeline.default_config()
@@ -200,7 +200,7 @@ def run(
     rates = estimate_job_rates.known(found)
     memory = None
     if options.memory:
-        memory = estimate.estimate(job.finetune, None, process).memory.peak
+        memory = finetuning.estimate(job.finetune, None, process).memory.peak
     assumed = _assumed(job, shape, tower, options, devices, rates, origin)
     return Estimate(parts_of(work, rates, devices), rates, memory, assumed)
 

@@ -25,16 +25,11 @@ import ml_collections
 from tfdpsq import evaluation, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.core import command, layout, sources, workdir
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import retrieval, systems
-from tfdpsq.run.search.retrieval import retrieve
 from tfdpsq.run.training import private_training
-
-BM25 = systems.BM25
-METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
-METRICS_FILE = "metrics.json"
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -49,7 +44,7 @@ def default_config() -> ml_collections.ConfigDict:
             "data": sources.PYDOCS,
             "split": "test",
             "vocabulary": "",
-            "systems": {BM25: BM25},
+            "systems": {systems.BM25: systems.BM25},
             # System -> directory of embeddings that `index` or `encode` made of the
             # corpus with it; without, or with "", the documents are embedded here.
             "indexes": {},
@@ -104,7 +99,7 @@ def run(
     if finished is None:
         sources.open_beir(config.data).validate(_splits(config))
     reads = private_training.reads_of(config, private)
-    where = f"{METRICS_FILE}, TREC files and whatever is made from them"
+    where = f"{layout.METRICS_FILE}, TREC files and whatever is made from them"
     reads.record(f"the queries and judgements of split {config.split!r}", where)
     similarity.record(config, reads, where)
     corpus = None
@@ -131,11 +126,11 @@ def run(
 
 def _check(config: ml_collections.ConfigDict) -> None:
     """What can be known to be wrong before any data are read."""
-    systems.check_search(config, METRICS)
+    systems.check_search(config, layout.METRICS)
     if not config.systems and not config.synthetic:
         raise validation.InputError(
             "systems and synthetic are empty: there is nothing to evaluate. Name a "
-            f"retriever in systems, {BM25!r}, or a set of queries in synthetic."
+            f"retriever in systems, {systems.BM25!r}, or a set of queries in synthetic."
         )
     if config.baseline and config.baseline not in config.systems:
         raise validation.InputError(
@@ -161,14 +156,14 @@ def _make(config, shards: ShardDirectory, out: pathlib.Path) -> dict[str, Any]:
     evaluation.write_trec_qrels(out / "qrels.trec", qrels)
     results = {}
     notes: dict[str, Any] = {}
-    for name, found, settings in retrieve(
+    for name, found, settings in retrieval.retrieve(
         config, beir, queries, config.k, found_by_shards
     ):
         if settings:
             notes[name] = settings
         evaluation.write_trec_run(out / "runs" / f"{name}.trec", found, tag=name)
         results[name] = evaluation.evaluate_run(
-            qrels, found, METRICS, config.ignore_identical_ids
+            qrels, found, layout.METRICS, config.ignore_identical_ids
         )
     metrics = {
         "split": config.split,
@@ -182,7 +177,7 @@ def _make(config, shards: ShardDirectory, out: pathlib.Path) -> dict[str, Any]:
         "similarity": similarity.measure(config, beir),
     }
     atomic_write(
-        out / METRICS_FILE,
+        out / layout.METRICS_FILE,
         json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n",
     )
     return {name: values["ndcg@10"] for name, values in metrics["systems"].items()}
@@ -190,7 +185,7 @@ def _make(config, shards: ShardDirectory, out: pathlib.Path) -> dict[str, Any]:
 
 def _summary(config, result, baseline) -> dict[str, Any]:
     summary: dict[str, Any] = {"missing_queries": len(result.missing)}
-    for metric in METRICS:
+    for metric in layout.METRICS:
         interval = evaluation.bootstrap_interval(
             result.values(metric), resamples=config.resamples, seed=config.seed
         )

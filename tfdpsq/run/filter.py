@@ -50,11 +50,10 @@ from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.unique_ids import BATCH, SeenTexts
 from tfdpsq.evaluation.ngrams import words
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import canaries
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.core import command, layout, sources, workdir
 from tfdpsq.run.search import round_trip
 
-SET = "set"
 COUNTS_FILE = "filter.json"
 # Queries in memory at a time; for each so many, a round trip reads the corpus twice.
 _CHUNK = 32_768
@@ -122,7 +121,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
                     f"the filters drop {counts}. Loosen the one that drops most."
                 )
             written = write_synthetic(
-                out / SET,
+                out / layout.SET,
                 itertools.chain([first], rows),
                 provenance={
                     "config": workdir.plain(config),
@@ -212,7 +211,7 @@ def _each(keep: Callable[[str], bool]):
 
 
 def _without_secrets(path: str) -> Callable[[str], bool]:
-    made = canaries.read_canaries(pathlib.Path(path))
+    made = canary_set.read_canaries(pathlib.Path(path))
     secrets = [canary.secret for canary in made]
     return lambda query: not any(evaluation.leaked_secrets(secrets, [query]).found)
 

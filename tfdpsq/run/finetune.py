@@ -17,18 +17,16 @@ from typing import Any
 
 import ml_collections
 import numpy as np
-import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import RowStore, Tokenizer, write_rows
-from tfdpsq.generator import T5QueryGenerator, checkpoints, encode_pairs
-from tfdpsq.layers import T5Config, apply_lora, train_only
+from tfdpsq.generator import checkpoints, encode_pairs
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
-from tfdpsq.run import canaries
+from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import command, sources, workdir
 from tfdpsq.run.devices import strategy as strategies
-from tfdpsq.run.training import private_training
+from tfdpsq.run.training import private_training, starting_model
 
 # Pairs tokenised at a time.
 _CHUNK = 1024
@@ -122,68 +120,6 @@ def default_config() -> ml_collections.ConfigDict:
     )
 
 
-def load_generator(
-    config: ml_collections.ConfigDict, tokenizer: Tokenizer
-) -> T5QueryGenerator:
-    """The generator to start from: `config.init`, or random weights by `config.t5`.
-
-    Raises:
-      InputError: the vocabulary does not fit the model, or what is to be trained does
-        not.
-    """
-    tf.keras.utils.set_random_seed(config.seed)
-    options = (config.dtype, config.rematerialize, config.soft_prompt.length)
-    tuned = 0
-    if config.init:
-        model = T5QueryGenerator.load(config.init, *options)
-        tuned = checkpoints.open_checkpoint(config.init).soft_prompt_length()
-    else:
-        model = T5QueryGenerator(T5Config(**config.t5), *options)
-    tokenizer.require_embeddings(model.config.vocabulary_size)
-    choose_trained(model, config)
-    if config.soft_prompt.length and not tuned:
-        model.start_soft_prompt(_first_words(config, tokenizer))
-    return model
-
-
-def _first_words(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> list[int]:
-    """Draws the words that a soft prompt starts as, all different if there are enough.
-
-    From the 5,000 most common ones, as Lester et al. 2021 do (section 3.2, figure 3b).
-    """
-    common = tokenizer.common_ids(5000)
-    length = config.soft_prompt.length
-    random = np.random.default_rng(config.seed)
-    return random.choice(common, length, replace=length > len(common)).tolist()
-
-
-def choose_trained(model: T5QueryGenerator, config: ml_collections.ConfigDict) -> None:
-    """Freezes all but a low-rank update, a soft prompt, or a part of the weights.
-
-    Raises:
-      InputError: the settings do not fit the model, or two of them are given.
-    """
-    rank, length = config.lora.rank, config.soft_prompt.length
-    if rank and length:
-        raise validation.InputError(
-            f"lora.rank is {rank} and soft_prompt.length {length}: each freezes all "
-            "weights but its own. Set one of them to 0."
-        )
-    if (rank or length) and list(config.trained) != ["*"]:
-        name, what = ("lora.rank", "LoRA") if rank else ("soft_prompt.length", "it")
-        raise validation.InputError(
-            f"{name} is {rank or length} and trained {list(config.trained)}: {what} "
-            f"freezes all weights but its own. Leave trained at ('*',), or set {name} "
-            "to 0."
-        )
-    if rank:
-        apply_lora(model, rank, config.lora.alpha, list(config.lora.targets))
-    elif length:
-        train_only(model, ["*soft_prompt/*"])
-    else:
-        train_only(model, list(config.trained))
-
-
 def run(
     config: ml_collections.ConfigDict,
     directory: pathlib.Path,
@@ -203,7 +139,7 @@ def run(
     vocabulary = sources.vocabulary_file(config.vocabulary, config.init)
     tokenizer = Tokenizer(vocabulary)
     private = private_training.private_directory(config, directory)
-    canaries.require_private_output(config.pairs, private, directory)
+    canary_set.require_private_output(config.pairs, private, directory)
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
@@ -240,7 +176,7 @@ def _make(
     units = private_training.units_of(config, source)
     plan = privacy.make_plan(private_training.spec_of(config, units))
     with devices.scope():
-        model = load_generator(config, tokenizer)
+        model = starting_model.load_generator(config, tokenizer)
         rate = private_training.learning_rate(config)
         optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
     private_training.open_run(own, config, inputs)

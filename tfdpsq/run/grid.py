@@ -13,13 +13,11 @@ Writes `grid.json`; interrupted, it goes on.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 import math
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
@@ -41,7 +39,8 @@ from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.generator.pretraining import Watcher
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import finetune, train_retriever
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.core import command, layout, sources, workdir
+from tfdpsq.run.training import grid_points
 
 RESULTS_FILE = "grid.json"
 
@@ -78,7 +77,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
     Raises:
       InputError: an unknown field, or bad settings or data.
     """
-    points = list(points_of(config))
+    points = list(grid_points.points_of(config))
     directory.mkdir(parents=True, exist_ok=True)
     proxy = _proxy(config, directory / "proxy")
     results = []
@@ -114,54 +113,6 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
 def _order(row: Mapping[str, Any]) -> float:
     """Less is better."""
     return -row["ndcg@10"] if "ndcg@10" in row else row["own_loss"]
-
-
-def points_of(
-    config: ml_collections.ConfigDict,
-) -> Iterator[tuple[str, dict[str, Any], ml_collections.ConfigDict]]:
-    """(name, settings, the stage's config) of every point.
-
-    Raises:
-      InputError: an unknown stage, or a setting that it does not have.
-    """
-    validation.one_of("stage", config.stage, tuple(_STAGES))
-    fields = [field for field, _ in config.axes]
-    for variant, own in config.variants.to_dict().items():
-        for values in itertools.product(*(values for _, values in config.axes)):
-            settings = {**_flat(own), **dict(zip(fields, values))}
-            stage = config[config.stage].copy_and_resolve_references()
-            for field, value in settings.items():
-                _set(stage, field, value, config.stage)
-            text = json.dumps(workdir.plain(stage), sort_keys=True)
-            digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-            yield f"{variant}-{digest}", {"variant": variant, **settings}, stage
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    flat = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{before}{name}."))
-        else:
-            flat[before + name] = value
-    return flat
-
-
-def _set(config: ml_collections.ConfigDict, field: str, value: Any, stage: str) -> None:
-    *path, last = field.split(".")
-    node = config
-    try:
-        for part in path:
-            node = node[part]
-        if last not in node:  # it would be added without a word
-            raise KeyError(f"there is no {field!r}")
-        node[last] = value
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise validation.InputError(
-            f"the grid sets {field!r} to {value!r}, which {stage} does not take "
-            f"({error}). Its fields: {', '.join(sorted(config))}."
-        ) from error
 
 
 def _proxy(config, directory: pathlib.Path) -> pathlib.Path:
@@ -223,7 +174,7 @@ def _rank(config, proxy: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
     """
     stage = workdir.read_json(out / workdir.STAGE_FILE)["config"]
     tokenizer = Tokenizer(sources.vocabulary_file(stage["vocabulary"], stage["init"]))
-    model = retriever.load(out / train_retriever.MODEL)
+    model = retriever.load(out / layout.RETRIEVER_MODEL)
     pairs = _held_out(config, proxy)
     beir = BeirDirectory(proxy)
     texts = {p.document_id: p.document for s in ("dev", "test") for p in beir.pairs(s)}

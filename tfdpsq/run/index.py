@@ -26,11 +26,10 @@ from tensorflow.python.framework import ops
 from tfdpsq import retriever, validation
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.retriever import serving
-from tfdpsq.run import encode
 from tfdpsq.run.core import command, sources, workdir
-from tfdpsq.run.passes import passes, sharded_stages
+from tfdpsq.run.passes import embedding, passes, sharded_stages
 
-DOCUMENTS = encode.DOCUMENTS
+DOCUMENTS = embedding.DOCUMENTS
 SEARCH = "search"
 STREAMED = "streamed"
 # More than the numbers that a process gives out before it merges.
@@ -41,7 +40,7 @@ def default_config() -> ml_collections.ConfigDict:
     """The stage's settings."""
     return ml_collections.ConfigDict(
         {
-            **encode.settings(),
+            **embedding.settings(),
             # An index of the same retriever to add to, or "".
             "base": "",
             # "exact", "scann_brute_force", "scann" (approximate), or "streamed": off
@@ -71,14 +70,14 @@ def run(
       DataError: malformed data, or a damaged base.
     """
     validation.one_of("kind", config.kind, (*serving.KINDS, STREAMED))
-    inputs = encode.check(config)
+    inputs = embedding.check(config)
     if config.base:
         inputs["base"] = workdir.stage_fingerprint(sources.fetched(config.base))
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         if config.kind != STREAMED:
             _number_anew()
-        model, tokenizer, maker = encode.load(config.retriever, config.vocabulary)
+        model, tokenizer, maker = embedding.load(config.retriever, config.vocabulary)
         if config.base:
             base = pathlib.Path(sources.fetched(config.base)) / DOCUMENTS
             retriever.DocumentIndex(base, maker).verify()
@@ -89,15 +88,15 @@ def run(
                 out / DOCUMENTS, maker, model.config.embedding_dim
             )
         taken_over = index.size
-        encode.add_shards(index, shards)
+        embedding.add_shards(index, shards)
         if config.kind != STREAMED:
             retriever.SearchModel(
                 model, tokenizer, list(index.ids()), index.embeddings(), config.kind
             ).export(out / SEARCH)
-        encode.write_certificate(out, config.retriever)
+        embedding.write_certificate(out, config.retriever)
         return {"documents": index.size, "taken_over": taken_over}
 
-    return encode.run_pass(
+    return embedding.run_pass(
         "index", config, inputs, directory, merge, launch, config.base
     )
 

@@ -39,9 +39,11 @@ from tfdpsq.run import (
     synthesize,
     train_retriever,
 )
-from tfdpsq.run.core import command, pipeline_checks, sources, stages, workdir
+from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.core import command, layout, pipeline_checks, sources, stages, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.reporting import report, report_content
+from tfdpsq.run.search import systems
 
 SPLITS = ("train", "dev", "test")
 
@@ -220,7 +222,7 @@ class Job:
         data = {"data": self.config.data}
         settings = {**data, "vocabulary_size": 0} if init else data
         prepared = self._run((prepare, self.config.prepare), "prepare", True, settings)
-        self.public_pairs = str(prepared / prepare.PUBLIC_PAIRS)
+        self.public_pairs = str(prepared / layout.PUBLIC_PAIRS)
         self.vocabulary = (
             str(sources.vocabulary_file("", init))
             if init
@@ -269,7 +271,7 @@ class Job:
                     "corpus": self.config.data,
                 },
             )
-            / synthesize.SET
+            / layout.SET
             for epsilon, generator in generators.items()
         }
 
@@ -342,7 +344,7 @@ class Job:
             name = epsilon_name(epsilon)
             training = {
                 "vocabulary": self.vocabulary,
-                "pairs": str(made / canaries.DATA),
+                "pairs": str(made / canary_set.DATA),
                 "init": self.start,
                 "epsilon": epsilon,
             }
@@ -363,7 +365,7 @@ class Job:
             found = {
                 "canaries": str(made),
                 "generator": str(generator),
-                "synthetic": str(written / synthesize.SET),
+                "synthetic": str(written / layout.SET),
             }
             self._run((audit, self.config.audit), f"audit_{name}", False, found)
 
@@ -379,7 +381,7 @@ class Job:
                 "data": self.config.data,
                 "vocabulary": self.vocabulary,
                 "systems": {
-                    row.name: evaluate.BM25 if row.path is None else str(row.path)
+                    row.name: systems.BM25 if row.path is None else str(row.path)
                     for row in rows
                 },
                 "synthetic": {

@@ -18,10 +18,9 @@ from absl import logging
 from tfdpsq.data import pseudo_pairs, train_vocabulary, write_synthetic
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.tokenization import VOCABULARY_FILE
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.core import command, layout, sources, workdir
 
 VOCABULARY = pathlib.Path("vocabulary", VOCABULARY_FILE)
-PUBLIC_PAIRS = "public_pairs"
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -69,7 +68,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             )
         )
         manifest = write_synthetic(
-            out / PUBLIC_PAIRS,
+            out / layout.PUBLIC_PAIRS,
             rows,
             provenance={
                 "made_from": "public documents only",

@@ -25,6 +25,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from tfdpsq.run.core import progress
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import app, flags  # noqa: E402
@@ -81,7 +83,7 @@ def as_text(found: dict[str, Any]) -> str:
         unknown = len(found["unknown"])
         known = len(stages) - found["states"][DONE] - unknown
         if known:
-            head += f"; about {duration(found['remaining'])} more"
+            head += f"; about {progress.duration(found['remaining'])} more"
         if unknown:
             head += f"{', and' if known else ';'} {unknown} of unknown length"
     width = max(len(stage.name) for stage in stages)
@@ -94,7 +96,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 def _details(stage: Stage) -> str:
     if stage.state == DONE:
-        return "" if stage.seconds is None else duration(stage.seconds)
+        return "" if stage.seconds is None else progress.duration(stage.seconds)
     parts = []
     if stage.count is not None and stage.state in (RUNNING, INTERRUPTED):
         parts.append(_counted(stage.count, stage.total, stage.unit))
@@ -105,7 +107,7 @@ def _details(stage: Stage) -> str:
     if stage.per_second is not None:
         parts.append(f"{stage.per_second:.3g} {stage.rate_of}/s")
     if stage.remaining is not None:
-        parts.append(f"{duration(stage.remaining)} more")
+        parts.append(f"{progress.duration(stage.remaining)} more")
     if stage.processes:
         noun = "process" if len(stage.processes) == 1 else "processes"
         parts.append(f"{noun} {', '.join(map(str, stage.processes))}")
@@ -117,14 +119,6 @@ def _counted(count: int, total: int | None, unit: str | None) -> str:
         return f"{count:,} {unit}"
     share = f"{count:,} of {total:,} ({count / total:.0%})"
     return f"step {share}" if unit == "step" else f"{share} {unit}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the unit that people would say them in."""
-    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

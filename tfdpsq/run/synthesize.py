@@ -36,10 +36,9 @@ from tfdpsq.generator import (
     T5QueryGenerator,
     checkpoints,
 )
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.core import command, layout, sources, workdir
 from tfdpsq.run.passes import corpus_shards, pass_progress, passes, sharded_stages
 
-SET = "set"
 _EXTENSION = "tfrecord"
 
 
@@ -115,7 +114,7 @@ def run(
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         manifest = write_synthetic(
-            out / SET,
+            out / layout.SET,
             _merged(shards),
             provenance=provenance,
             certificate=certificate,

@@ -31,8 +31,8 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy import certificate as certificates
-from tfdpsq.run import canaries
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.core import command, layout, sources, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import (
     direct_training,
@@ -42,7 +42,6 @@ from tfdpsq.run.training import (
 )
 
 METHODS = ("plain", *retriever.METHODS)
-MODEL = "model"
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -122,7 +121,7 @@ def run(
         )
     tokenizer = Tokenizer(sources.vocabulary_file(config.vocabulary, config.init))
     private = private_training.private_directory(config, directory)
-    canaries.require_private_output(config.pairs, private, directory)
+    canary_set.require_private_output(config.pairs, private, directory)
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
@@ -230,7 +229,7 @@ def _make(
             "training diverged: the weights hold NaN or infinity. Lower "
             f"learning_rate (now {config.learning_rate})."
         )
-    retriever.save(model, out / MODEL)
+    retriever.save(model, out / layout.RETRIEVER_MODEL)
     private_training.write_certificate(out, certificate)
     return {"steps_executed": executed}
 
@@ -238,7 +237,7 @@ def _make(
 def _untrained(config) -> retriever.TwoTower:
     """The retriever to start from: of `init`, with its encoder, or random by `t5`."""
     tf.keras.utils.set_random_seed(config.seed)
-    trained = pathlib.Path(config.init) / MODEL
+    trained = pathlib.Path(config.init) / layout.RETRIEVER_MODEL
     before = retriever.load(trained) if config.init and trained.is_dir() else None
     encoder = None
     if before is not None:
@@ -276,7 +275,7 @@ def _untrained(config) -> retriever.TwoTower:
 def _require_vocabulary(init: str, tokenizer: Tokenizer) -> None:
     """Refuses to go on from a retriever that was trained with another vocabulary."""
     path = pathlib.Path(init) / workdir.STAGE_FILE
-    if not (pathlib.Path(init) / MODEL).is_dir() or not path.is_file():
+    if not (pathlib.Path(init) / layout.RETRIEVER_MODEL).is_dir() or not path.is_file():
         return
     theirs = workdir.read_json(path)["inputs"].get("vocabulary")
     if theirs != tokenizer.fingerprint:

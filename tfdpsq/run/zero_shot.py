@@ -30,9 +30,8 @@ import numpy as np
 from tfdpsq import evaluation, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import evaluate
-from tfdpsq.run.core import command, sources, workdir
-from tfdpsq.run.search import benchmark_sets, systems
+from tfdpsq.run.core import command, layout, sources, workdir
+from tfdpsq.run.search import benchmark_sets, retrieval, systems
 from tfdpsq.run.search.benchmark_sets import Part
 from tfdpsq.run.training import private_training
 
@@ -52,8 +51,8 @@ def default_config() -> ml_collections.ConfigDict:
             **benchmark_sets.settings(),
             "private": False,
             "vocabulary": "",
-            "systems": {evaluate.BM25: evaluate.BM25},
-            "metrics": evaluate.METRICS,
+            "systems": {systems.BM25: systems.BM25},
+            "metrics": layout.METRICS,
             "compared": "ndcg@10",
             "k": 100,
             "index": "scann_brute_force",
@@ -102,7 +101,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         "versions": workdir.versions(),
     }
     atomic_write(
-        directory / evaluate.METRICS_FILE,
+        directory / layout.METRICS_FILE,
         json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n",
     )
     return metrics
@@ -139,7 +138,7 @@ def _checked(
     if config.private:
         private_training.reads_of(config, private).record(
             f"the queries and judgements of split {part.split!r} of {part.name}",
-            f"{evaluate.METRICS_FILE}, TREC files and whatever is made from them",
+            f"{layout.METRICS_FILE}, TREC files and whatever is made from them",
         )
     beir = sources.open_beir(part.path, part.as_published)
     fingerprint = beir.fingerprint()
@@ -175,7 +174,7 @@ def _search(
         queries = {name: text for name, text in beir.queries().items() if name in qrels}
         evaluation.write_trec_qrels(out / QRELS_FILE, qrels)
         notes = {}
-        for name, found, note in evaluate.retrieve(config, beir, queries, k):
+        for name, found, note in retrieval.retrieve(config, beir, queries, k):
             evaluation.write_trec_run(out / f"{name}.trec", found, tag=name)
             notes[name] = note
         return {**counts, "settings": notes}
@@ -320,8 +319,8 @@ def _system(config, name: str, held: Mapping[str, Mapping[str, Any]]) -> dict[st
     """What a system is, and what protects the private queries in it."""
     path = config.systems[name]
     settings = next(iter(held.values()))["settings"][name]
-    if path == evaluate.BM25:
-        return {"kind": evaluate.BM25, "settings": settings, "guarantee": None}
+    if path == systems.BM25:
+        return {"kind": systems.BM25, "settings": settings, "guarantee": None}
     certificate = read_certificate(path)
     return {
         "kind": "retriever",

@@ -20,8 +20,7 @@ from tfdpsq.generator import (
     synthesize,
 )
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run import canaries
-from tfdpsq.run.attacks import text_scores
+from tfdpsq.run.attacks import canary_set, text_scores
 from tfdpsq.run.core import sources, workdir
 from tfdpsq.run.training import private_training
 
@@ -54,7 +53,7 @@ class Subject:
         """[references, pairs] log-likelihoods under each reference, in nats."""
         return np.stack([score(pairs, cut) for score in self.references])
 
-    def pair(self, canary: canaries.Canary, secret: str | None = None) -> Pair:
+    def pair(self, canary: canary_set.Canary, secret: str | None = None) -> Pair:
         """A canary, or one of its candidates, as a pair."""
         document = self.documents[canary.document_id]
         return Pair("", canary.query(secret), document.id, document.content)
@@ -66,7 +65,7 @@ class Subject:
         scores = text_scores.set_scores(self.queries, pairs)
         return {f"set_{name}": values for name, values in scores.items()}
 
-    def written(self, made: Iterable[canaries.Canary]) -> Iterator[str]:
+    def written(self, made: Iterable[canary_set.Canary]) -> Iterator[str]:
         """Queries that the generator writes for canaries' documents."""
         settings = SynthesisConfig(
             samples_per_document=self.config.samples_per_document,
@@ -85,7 +84,7 @@ def load(
     config: ml_collections.ConfigDict,
     trained: ml_collections.ConfigDict,
     references: Sequence[str],
-    made: Sequence[canaries.Canary],
+    made: Sequence[canary_set.Canary],
 ) -> Subject:
     """Loads the models, and the documents of canaries."""
     tokenizer = Tokenizer(sources.vocabulary_file(trained.vocabulary, config.generator))
@@ -114,7 +113,7 @@ def load(
 
 def data_of(config: ml_collections.ConfigDict) -> BeirDirectory:
     """The pairs with canaries among them."""
-    return sources.open_beir(str(pathlib.Path(config.canaries) / canaries.DATA))
+    return sources.open_beir(str(pathlib.Path(config.canaries) / canary_set.DATA))
 
 
 def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -127,7 +126,7 @@ def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     workdir.stage_fingerprint(directory)
     stage = workdir.read_json(directory / workdir.STAGE_FILE)
     trained = ml_collections.ConfigDict(stage["config"])
-    pairs = str(pathlib.Path(config.canaries) / canaries.DATA)
+    pairs = str(pathlib.Path(config.canaries) / canary_set.DATA)
     if "private_directory" not in trained or "query_length" not in trained:
         raise validation.InputError(
             f"{directory} is no generator that finetune trained. Give one that was "

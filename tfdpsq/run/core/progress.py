@@ -208,3 +208,11 @@ class Progress:
             self.close()
         else:
             self._bar.close()
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that people would say them in."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"

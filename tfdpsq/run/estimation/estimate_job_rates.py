@@ -32,10 +32,9 @@ from tfdpsq.generator import (
     T5QueryGenerator,
 )
 from tfdpsq.layers import T5Config
-from tfdpsq.run import finetune
 from tfdpsq.run.core import point_log, progress, sources
 from tfdpsq.run.estimation.estimate_job_costs import Rates
-from tfdpsq.run.training import plain_training, private_training
+from tfdpsq.run.training import plain_training, private_training, starting_model
 
 # Documents that are taken for the measurements.
 _SAMPLED = 4096
@@ -77,7 +76,7 @@ def training(
     model = T5QueryGenerator(
         shape, config.dtype, config.rematerialize, config.soft_prompt.length
     )
-    finetune.choose_trained(model, config)
+    starting_model.choose_trained(model, config)
     optimizer = privacy.make_optimizer(
         plan, config.learning_rate, config.optimizer, config.engine
     )

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from tfdpsq.run.core import workdir
+from tfdpsq.run.core.progress import duration
 from tfdpsq.run.estimation.estimate_job_costs import Devices, Part, Rates
-from tfdpsq.run.status import duration
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,8 @@ from tensorflow.python.ops import resource_variable_ops
 from tfdpsq import privacy, validation
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.layers import T5Config
-from tfdpsq.run import finetune
 from tfdpsq.run.estimation import estimate_graph, estimate_memory
-from tfdpsq.run.training import private_training
+from tfdpsq.run.training import private_training, starting_model
 
 # What TensorFlow takes for each operation of a traced step until it can be run, and
 # once for all, in bytes: measured on tiny models, see tests/benchmarks/estimate.py.
@@ -121,7 +120,7 @@ def trace(config: ml_collections.ConfigDict, shape: T5Config) -> Traced:
         model = T5QueryGenerator(
             shape, config.dtype, config.rematerialize, config.soft_prompt.length
         )
-        finetune.choose_trained(model, config)
+        starting_model.choose_trained(model, config)
         optimizer = privacy.make_optimizer(
             plan, config.learning_rate, config.optimizer, config.engine
         )

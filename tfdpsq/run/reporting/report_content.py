@@ -14,8 +14,7 @@ import ml_collections
 
 from tfdpsq.data import read_synthetic
 from tfdpsq.privacy import read_certificate, verification
-from tfdpsq.run import audit, evaluate
-from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.reporting import report_comparison, report_names
 from tfdpsq.run.reporting.report_names import epsilon_symbol
 
@@ -62,7 +61,7 @@ def gather(
     """What `report.write_report` takes, from a finished workdir."""
     private = directory / "private"
     metrics = json.loads(
-        (private / "evaluation" / evaluate.METRICS_FILE).read_text("utf-8")
+        (private / "evaluation" / layout.METRICS_FILE).read_text("utf-8")
     )
     trained = _trained_on_private(directory)
     rules = metrics["rules"]
@@ -139,7 +138,7 @@ def _row(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
         "epsilon": epsilon,
         **{
             key: values[key]
-            for metric in evaluate.METRICS
+            for metric in layout.METRICS
             if metric in values  # an older evaluation has fewer
             for key in (metric, f"{metric}_ci")
         },
@@ -168,7 +167,7 @@ def _trained_on_private(directory: pathlib.Path) -> dict[pathlib.Path, dict]:
 def _audits(private: pathlib.Path) -> dict[str, Any]:
     """What the stage `audit` found of each generator that was trained on canaries."""
     found = {}
-    for path in sorted(private.glob(f"audit_*/{audit.AUDIT_FILE}")):
+    for path in sorted(private.glob(f"audit_*/{layout.AUDIT_FILE}")):
         name = path.parent.name.removeprefix("audit_")
         epsilon = math.inf if name == "inf" else float(name.removeprefix("eps"))
         label = f"Generator, ε = {epsilon_symbol(epsilon)}"

@@ -12,10 +12,9 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation
-from tfdpsq.run import audit, evaluate
-from tfdpsq.run.core import workdir
+from tfdpsq.run.core import layout, workdir
 from tfdpsq.run.reproduction import reproduce_tables
-from tfdpsq.run.reproduction.reproduce_rows import Row, Rows, row_of
+from tfdpsq.run.reproduction.reproduce_rows import Row, RowMaker, row_of
 from tfdpsq.run.reproduction.reproduce_tables import Cell
 
 MEAN = "mean"
@@ -24,7 +23,7 @@ _Cells = dict[str, dict[str, Cell]]
 
 def compare(
     config: ml_collections.ConfigDict,
-    rows: Rows,
+    rows: RowMaker,
     tables: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Makes the rows of the tables and sets them beside the paper's.
@@ -120,7 +119,7 @@ def _asked(table: Mapping[str, Any]) -> list[Row]:
     return [row_of(name) for name in (*paper, *table["controls"])]
 
 
-def _retrieval(config, rows: Rows, table: Mapping[str, Any]) -> _Cells:
+def _retrieval(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
     """Means over seeds of each query's value, from the TREC files."""
     found: _Cells = {}
     for row in _asked(table):
@@ -140,7 +139,7 @@ def _retrieval(config, rows: Rows, table: Mapping[str, Any]) -> _Cells:
     return found
 
 
-def _zero_shot(config, rows: Rows, table: Mapping[str, Any]) -> _Cells:
+def _zero_shot(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
     """NDCG@10 of each set, and the mean of sets; CQADupStack's forums are one set."""
     asked = _asked(table)
     runs = [rows.zero_shot(asked, seed, "ndcg@10") for seed in config.seeds]
@@ -177,11 +176,11 @@ def _cell(parts: Sequence[Sequence[np.ndarray]]) -> Cell:
     return Cell(float(np.mean([q.mean() for q in queries])), queries, note)
 
 
-def _similarity(config, rows: Rows, table: Mapping[str, Any]) -> _Cells:
+def _similarity(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
     found: _Cells = {}
     for row in _asked(table):
         read = [
-            _json(rows.compared(row, seed) / evaluate.METRICS_FILE)
+            _json(rows.compared(row, seed) / layout.METRICS_FILE)
             for seed in config.seeds
         ]
         measured = [metrics["similarity"][row.name] for metrics in read]
@@ -204,10 +203,10 @@ def _similarity(config, rows: Rows, table: Mapping[str, Any]) -> _Cells:
     return found
 
 
-def _canaries(config, rows: Rows, table: Mapping[str, Any]) -> _Cells:
+def _canaries(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
     found: _Cells = {}
     for row in _asked(table):
-        entries = _json(rows.audited(row) / audit.AUDIT_FILE)["canaries"]
+        entries = _json(rows.audited(row) / layout.AUDIT_FILE)["canaries"]
         cells: dict[str, Cell] = {}
         for entry in entries:
             if entry["form"] != "all":

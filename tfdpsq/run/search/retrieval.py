@@ -21,9 +21,8 @@ from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.texts import Document
 from tfdpsq.retriever.nearest import ROWS
-from tfdpsq.run import encode, train_retriever
-from tfdpsq.run.core import sources, workdir
-from tfdpsq.run.passes import corpus_shards, passes
+from tfdpsq.run.core import layout, sources, workdir
+from tfdpsq.run.passes import corpus_shards, embedding, passes
 from tfdpsq.run.search import systems
 
 _BEST = "npz"
@@ -168,7 +167,7 @@ class Retrievers:
         made = next((indexes[name] for name in alike if indexes.get(name)), "")
         if made:
             held = retriever.DocumentIndex(
-                pathlib.Path(made) / encode.DOCUMENTS, self._makers[alike[0]]
+                pathlib.Path(made) / embedding.DOCUMENTS, self._makers[alike[0]]
             )
             held.verify()
             yield from held.documents(ROWS)
@@ -190,7 +189,7 @@ class Retrievers:
         if self._model is None or self._model[0] != name:
             self._model = self._embedder = None
             path = pathlib.Path(self._config.systems[name])
-            self._model = name, retriever.load(path / train_retriever.MODEL)
+            self._model = name, retriever.load(path / layout.RETRIEVER_MODEL)
         return self._model[1]
 
 

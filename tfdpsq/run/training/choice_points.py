@@ -19,9 +19,8 @@ import tensorflow as tf
 from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer, atomic_write
 from tfdpsq.privacy import ledger, selection
-from tfdpsq.run import finetune, grid
 from tfdpsq.run.core import sources, workdir
-from tfdpsq.run.training import private_training
+from tfdpsq.run.training import grid_points, private_training, starting_model
 
 MODES = ("declared", "accounted")
 PLAN_FILE = "plan.json"
@@ -175,7 +174,7 @@ def planned(
 
 
 def _points(config) -> Iterator[Point]:
-    """What `grid.points_of` says, of a stage that has epochs besides."""
+    """What `grid_points.points_of` says, of a stage that has epochs besides."""
     stage = config.finetune.copy_and_resolve_references()
     with stage.unlocked():
         stage.epochs = 0.0
@@ -185,7 +184,9 @@ def _points(config) -> Iterator[Point]:
         "variants": config.variants,
         "axes": config.axes,
     }
-    for name, settings, of_point in grid.points_of(ml_collections.ConfigDict(varied)):
+    for name, settings, of_point in grid_points.points_of(
+        ml_collections.ConfigDict(varied)
+    ):
         yield Point(name, workdir.plain(settings), of_point)
 
 
@@ -218,5 +219,5 @@ def _try(points: list[Point], specs: list[privacy.PrivacySpec]) -> None:
         if model not in made:
             made.add(model)
             vocabulary = sources.vocabulary_file(stage.vocabulary, stage.init)
-            finetune.load_generator(stage, Tokenizer(vocabulary))
+            starting_model.load_generator(stage, Tokenizer(vocabulary))
             tf.keras.backend.clear_session()

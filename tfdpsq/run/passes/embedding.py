@@ -1,0 +1,270 @@
+"""Embeds a corpus, or queries, by shards: the work of `encode` and `index`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import ml_collections
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import retriever, validation
+from tfdpsq.data import Tokenizer
+from tfdpsq.data.shards import ShardDirectory, ShardWriter
+from tfdpsq.data.unique_ids import SeenTexts
+from tfdpsq.privacy import read_certificate
+from tfdpsq.run.core import layout, sources, workdir
+from tfdpsq.run.passes import (
+    corpus_shards,
+    pass_progress,
+    passes,
+    query_sets,
+    sharded_stages,
+)
+from tfdpsq.run.training import private_training
+
+DOCUMENTS = "documents"
+QUERIES = "queries"
+_KINDS = {DOCUMENTS: "document", QUERIES: "query"}
+_VECTORS, _IDS = "npy", "jsonl"
+
+
+def settings() -> dict[str, Any]:
+    """Settings of whoever embeds documents."""
+    return {
+        "retriever": "",
+        "vocabulary": "",
+        "corpus": sources.PYDOCS,
+        "batch_size": 128,
+        # Documents (or queries) of a shard at most: what one process does at a time,
+        # and what is in memory.
+        "shard_documents": 65_536,
+        "jit_compile": False,
+    }
+
+
+def check(config: ml_collections.ConfigDict) -> dict[str, str]:
+    """Fingerprints of retriever and vocabulary, which must fit.
+
+    Args:
+      config: of this stage, or of `index`.
+
+    Raises:
+      InputError: bad settings, no retriever, or a vocabulary that is not its own.
+    """
+    validation.positive_integer("batch_size", config.batch_size)
+    validation.positive_integer("shard_documents", config.shard_documents)
+    if not config.retriever or not config.vocabulary:
+        raise validation.InputError(
+            f"retriever is {config.retriever!r} and vocabulary {config.vocabulary!r}. "
+            "Give what train_retriever wrote, and the SentencePiece file it used."
+        )
+    tokenizer = Tokenizer(sources.fetched(config.vocabulary))
+    path = sources.fetched(config.retriever)
+    inputs = {
+        "retriever": workdir.stage_fingerprint(path),
+        "vocabulary": tokenizer.fingerprint,
+    }
+    used = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
+    if used["inputs"]["vocabulary"] != tokenizer.fingerprint:
+        raise validation.InputError(
+            f"vocabulary is {config.vocabulary}, which is not what {config.retriever} "
+            "was trained with. Give the SentencePiece file that it was."
+        )
+    return inputs
+
+
+def run_pass(
+    name: str,
+    config: ml_collections.ConfigDict,
+    inputs: dict[str, str],
+    directory: sharded_stages.Place,
+    merge: sharded_stages.Merge,
+    launch: passes.Launch,
+    base: str = "",
+    asked: query_sets.QuerySet | None = None,
+) -> dict[str, Any] | None:
+    """Embeds a corpus, or queries, by shards; for this stage and `index`.
+
+    Args:
+      name: of the stage.
+      config: its settings.
+      inputs: fingerprints of all it reads but the corpus.
+      directory: as for `run`.
+      merge: as for `sharded_stages.run_stage`.
+      launch: as for `run`.
+      base: what `index` wrote and whose documents are left out, or "".
+      asked: the queries to embed instead of documents.
+
+    Returns:
+      As `sharded_stages.run_stage`.
+    """
+    place = sharded_stages.pass_directory(directory)
+    if asked is None:
+        corpus = corpus_shards.cut(config.corpus, 0, config.shard_documents, place)
+        inputs = {**inputs, "corpus": corpus.plan.fingerprint}
+        certificate = certificate_of(config.retriever)
+    else:
+        # The plan, with its plain hashes, lies beside the shards: where they may, too.
+        corpus = corpus_shards.cut_file(asked.file, 0, config.shard_documents, place)
+        inputs = {**inputs, "queries": asked.fingerprint}
+        certificate = asked.certificate
+    start = functools.partial(
+        start_worker,
+        config.retriever,
+        config.vocabulary,
+        config.batch_size,
+        config.jit_compile,
+        corpus,
+        base,
+        pass_progress.log_of(place),
+        asked,
+    )
+    return sharded_stages.run_stage(
+        directory,
+        config,
+        inputs,
+        passes.Work(name, corpus.count, start),
+        merge,
+        launch,
+        beside={
+            corpus_shards.PLAN_FILE: corpus.plan.to_json(),
+            **sharded_stages.guarantee(certificate),
+        },
+    )
+
+
+def start_worker(
+    path: str,
+    vocabulary: str,
+    batch_size: int,
+    jit_compile: bool,
+    corpus: corpus_shards.CorpusShards,
+    base: str,
+    logs: pathlib.Path | None,
+    asked: query_sets.QuerySet | None = None,
+) -> passes.MakeShard:
+    """Loads the retriever; returns what embeds a shard's documents, or queries.
+
+    Args:
+      path: the retriever.
+      vocabulary: its SentencePiece file.
+      batch_size: as in the config.
+      jit_compile: as in the config.
+      corpus: the documents of every shard.
+      base: what `index` wrote and whose documents are left out, or "".
+      logs: where rates go.
+      asked: the queries whose file `corpus` is; `None` for documents.
+
+    Raises:
+      InputError: a base made by another retriever.
+      DataError: a damaged base.
+    """
+    texts = DOCUMENTS if asked is None else QUERIES
+    model, tokenizer, maker = load(path, vocabulary, texts)
+    embedder = retriever.Embedder(
+        model, tokenizer, _KINDS[texts], batch_size, jit_compile
+    )
+    judged = None if asked is None else query_sets.judged_in(asked)
+    known = SeenTexts()
+    if base:
+        held = pathlib.Path(sources.fetched(base)) / DOCUMENTS
+        for identifier in retriever.DocumentIndex(held, maker).ids():
+            known.add(identifier)
+
+    def make(index: int, out: ShardWriter) -> None:
+        ids: list[str] = []
+
+        def contents() -> Iterator[str]:
+            for text in corpus.read(index):
+                wanted = judged is None or text.id in judged
+                if wanted and text.id not in known:
+                    ids.append(text.id)
+                    yield text.content if asked is None else text.text
+
+        vectors = np.empty([corpus.size(index), model.config.embedding_dim], np.float32)
+        count = 0
+        at = index, corpus.count
+        with pass_progress.PassProgress(
+            logs, texts, at, corpus.size(index), corpus.first(index)
+        ) as progress:
+            for window in embedder.windows(contents(), progress.add):
+                vectors[count : count + len(window)] = window
+                count += len(window)
+        _require_finite(ids, vectors[:count])
+        with tf.io.gfile.GFile(out.path(_VECTORS), "wb") as file:
+            np.save(file, vectors[:count])
+        with tf.io.gfile.GFile(out.path(_IDS), "wb") as file:
+            file.write("".join(json.dumps(name) + "\n" for name in ids).encode())
+        out.count = count
+
+    return make
+
+
+def add_shards(index: retriever.DocumentIndex, shards: ShardDirectory) -> None:
+    """Adds what `start_worker` made to an index, one shard in memory at a time.
+
+    Raises:
+      InputError: an id that is there already.
+      DamagedShard: a shard is not what it was when it was made.
+    """
+    for number in range(shards.spec.shards):
+        with shards.reading(number) as mark:
+            with tf.io.gfile.GFile(shards.path(number, _IDS), "rb") as file:
+                ids = [json.loads(line) for line in file.read().splitlines()]
+            with tf.io.gfile.GFile(shards.path(number, _VECTORS), "rb") as file:
+                vectors = np.load(file)
+            if mark.count:
+                index.add(ids, vectors)
+
+
+def load(
+    path: str, vocabulary: str, texts: str = DOCUMENTS
+) -> tuple[retriever.TwoTower, Tokenizer, str]:
+    """A retriever, its tokenizer, and the fingerprint of one of its towers.
+
+    Args:
+      path: the retriever.
+      vocabulary: its SentencePiece file.
+      texts: "documents" or "queries": what the tower embeds.
+
+    Raises:
+      InputError: the vocabulary has pieces that the retriever does not know.
+    """
+    model = retriever.load(pathlib.Path(sources.fetched(path)) / layout.RETRIEVER_MODEL)
+    tokenizer = Tokenizer(sources.fetched(vocabulary))
+    tokenizer.require_embeddings(model.config.t5.vocabulary_size)
+    maker = retriever.encoder_fingerprint(model, tokenizer.fingerprint, _KINDS[texts])
+    return model, tokenizer, maker
+
+
+def write_certificate(out: pathlib.Path, path: str) -> None:
+    """Puts a retriever's certificate beside what it embedded.
+
+    Args:
+      out: where to.
+      path: the retriever.
+    """
+    private_training.write_certificate(out, certificate_of(path))
+
+
+def certificate_of(path: str) -> dict[str, Any] | None:
+    """A retriever's certificate; `None` for one made from public documents alone.
+
+    Args:
+      path: the retriever.
+    """
+    return read_certificate(sources.fetched(path))
+
+
+def _require_finite(ids: list[str], vectors: np.ndarray) -> None:
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        raise validation.InputError(
+            f"the embedding of {ids[bad[0]]!r} is not finite: the retriever is broken. "
+            "Train it again."
+        )
