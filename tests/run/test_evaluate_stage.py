@@ -17,7 +17,6 @@ from tfdpsq.run import evaluate
 from tfdpsq.run.core import layout
 from tfdpsq.run.passes import passes
 from tfdpsq.run.search import retrieval
-from tfdpsq.run.train_retriever import MODEL
 from tfdpsq.validation import DataError, InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -42,7 +41,7 @@ def base(tmp_path_factory):
         if name == "b":
             for weight in model.query_tower.weights:
                 weight.assign(weight[::-1])
-        retriever.save(model, base / name / MODEL)
+        retriever.save(model, base / name / layout.RETRIEVER_MODEL)
         (base / name / "stage.json").write_text(json.dumps({"name": name}))
     return base
 
@@ -117,7 +116,7 @@ def test_streamed_runs_are_those_of_all_embeddings_at_once(base, monkeypatch):
     tokenizer = Tokenizer(base / "spiece.model")
     documents = list(beir.documents())
     for name in "ab":
-        model = retriever.load(base / name / MODEL)
+        model = retriever.load(base / name / layout.RETRIEVER_MODEL)
         asked, held = (
             retriever.encode_texts(model, texts, tokenizer, side, progress=False)
             for side, texts in (
