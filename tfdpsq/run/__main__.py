@@ -9,7 +9,7 @@ import runpy
 import sys
 from typing import NoReturn
 
-_USAGE = """usage: tfdpsq STAGE [--config=FILE] --workdir=DIR [--config.SETTING=VALUE ...]
+_USAGE = """usage: tfdpsq STAGE [--config=FILE] --workdir=DIR [--config.KEY=VALUE ...]
 
 `tfdpsq STAGE --help` shows a stage's flags. Stages:
 
