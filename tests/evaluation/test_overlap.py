@@ -12,8 +12,8 @@ from tfdpsq.evaluation import (
     OverlapScan,
     draw_samples,
     share_in_draws,
-    span_hashes,
 )
+from tfdpsq.evaluation.overlap import span_hashes
 from tfdpsq.evaluation.overlap.word_stream import words_of
 from tfdpsq.validation import InputError
 
