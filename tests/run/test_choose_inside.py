@@ -159,3 +159,15 @@ def test_scores_are_gone_once_the_choice_is_kept(base, tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "choose", None)
     assert stage._chosen(["a", "b"], 2, []) == kept
     assert not (stage._own / choose.SCORES).exists()
+
+
+def test_what_is_chosen_on_canaries_is_not_for_release(base, tmp_path):
+    """A generator that knows secrets to be audited, whatever its guarantee."""
+    made = tmp_path / "private" / "canaries"
+    _grid.tiny.write_pairs(made / "data", train=60, dev=9, test=3)
+    (made / "canaries.jsonl").write_text("")
+    config = _config(base, finetune__pairs=str(made / "data"))
+    with pytest.raises(validation.InputError, match="holds canaries .* not for releas"):
+        choose.run(config, tmp_path / "release" / "generator")
+    assert not (tmp_path / "release").exists()
+    assert not list(tmp_path.rglob("ledger.jsonl"))
