@@ -135,6 +135,16 @@ def test_the_baseline_does_not_wipe_a_private_runs_ledger(tmp_path):
     assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 3
 
 
+def test_a_finished_run_is_not_paid_for_by_its_own_ledger_again(tmp_path):
+    """Its state is gone, so nothing can be repeated: the ledger has to stay."""
+    _train(tmp_path, _spec())
+    discard_state(tmp_path)
+    kept = (tmp_path / "ledger.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="would spend the budget a second time"):
+        _train(tmp_path, _spec())
+    assert (tmp_path / "ledger.jsonl").read_bytes() == kept
+
+
 def test_bfloat16_weights_are_saved_and_restored_bit_by_bit(tmp_path):
     secrets = checkpoint.Secrets(1, 2)
     (tmp_path / checkpoint.STATE).mkdir()
