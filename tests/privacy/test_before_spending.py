@@ -166,6 +166,7 @@ def test_bfloat16_weights_are_saved_and_restored_bit_by_bit(tmp_path):
         (dict(width=2), r"variables was .*\[3, 1\].* is .*\[3, 2\]"),
         (dict(units=11), "the private data changed"),
     ],
+    ids=["microbatches", "optimizer", "compiler", "weights", "units"],
 )
 def test_a_run_goes_on_with_what_its_paid_steps_were_made_with(tmp_path, change, named):
     """With anything else the steps that are repeated would be other steps."""

@@ -26,7 +26,7 @@ MUTATIONS = (
         "new": "digest = hashlib.sha256()",
         "tests": (
             "tests/privacy/test_before_spending.py::"
-            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with",
+            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with[units]",
         ),
         "why": ("half a run on n units and half on fewer is in no certificate"),
     },
@@ -172,7 +172,7 @@ MUTATIONS = (
         "new": "times[plan.noise_multiplier, probability] = releases",
         "tests": (
             "tests/privacy/test_selection.py::"
-            "test_the_runs_cost_what_the_library_composes",
+            "test_the_runs_cost_what_the_library_composes[rdp]",
         ),
         "why": ("ten learning rates would cost what one does"),
     },

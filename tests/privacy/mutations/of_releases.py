@@ -78,7 +78,7 @@ MUTATIONS = (
 """,
         "tests": (
             "tests/run/test_release_secrets.py::"
-            "test_what_a_stage_writes_does_not_depend_on_how_long_it_took",
+            "test_what_a_stage_writes_does_not_depend_on_how_long_it_took[stage]",
         ),
         "why": ("how long a private stage took depends on the data"),
     },
@@ -92,7 +92,7 @@ MUTATIONS = (
         ),
         "tests": (
             "tests/run/test_release_secrets.py::"
-            "test_what_a_stage_writes_does_not_depend_on_how_long_it_took",
+            "test_what_a_stage_writes_does_not_depend_on_how_long_it_took[pass]",
         ),
         "why": ("the same, in a stage of shards"),
     },
@@ -149,7 +149,7 @@ MUTATIONS = (
 """,
         "tests": (
             "tests/run/test_filter.py::"
-            "test_a_retriever_with_another_guarantee_is_refused",
+            "test_a_retriever_with_another_guarantee_is_refused[8.0]",
         ),
         "why": ("two runs of ε = 8 are not one: what both had a part in costs both"),
     },
@@ -179,7 +179,7 @@ MUTATIONS = (
         "new": "",
         "tests": (
             "tests/run/test_filter.py::"
-            "test_a_retriever_with_another_guarantee_is_refused",
+            "test_a_retriever_with_another_guarantee_is_refused[3.0]",
         ),
         "why": ("a retriever trained on private pairs decides what is released"),
     },
@@ -193,7 +193,7 @@ MUTATIONS = (
         "new": "",
         "tests": (
             "tests/privacy/test_before_spending.py::"
-            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with",
+            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with[microbatches]",
         ),
         "why": ("the steps that are repeated have other masks"),
     },
@@ -207,7 +207,7 @@ MUTATIONS = (
         "new": "",
         "tests": (
             "tests/privacy/test_before_spending.py::"
-            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with",
+            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with[optimizer]",
         ),
         "why": ("a paid gradient is shown twice, through two updates"),
     },
@@ -221,7 +221,7 @@ MUTATIONS = (
         "new": "",
         "tests": (
             "tests/privacy/test_before_spending.py::"
-            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with",
+            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with[compiler]",
         ),
         "why": ("XLA draws other random numbers: the repeated steps are other ones"),
     },
