@@ -310,7 +310,7 @@ def norms_apart(model, x, **options):
         run(model, x, mode="eager", **options)
     finally:
         factored.squared_norms = original
-    return [np.sqrt(values.numpy().astype(np.float64)) for values in squared]
+    return [np.sqrt(values.norm.numpy().astype(np.float64)) for values in squared]
 
 
 def norms(gradients):

@@ -91,7 +91,9 @@ def test_a_norm_without_cross_terms_would_be_wrong():
 
         def apart(uses, shape, seen=seen, original=original):
             seen.append(
-                sum(factored.squared_norms(original([use], shape)) for use in uses)
+                sum(
+                    factored.squared_norms(original([use], shape)).norm for use in uses
+                )
             )
             return original(uses, shape)
 

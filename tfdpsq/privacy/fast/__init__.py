@@ -2,6 +2,7 @@
 
 from tfdpsq.privacy.fast.engine import ClippedSum, check, clipped_sum
 from tfdpsq.privacy.fast.factored import sum_to
+from tfdpsq.privacy.fast.products import true_float32
 from tfdpsq.privacy.fast.recorder import Recorder
 from tfdpsq.privacy.fast.rules import register_rule
 
@@ -12,4 +13,5 @@ __all__ = [
     "clipped_sum",
     "register_rule",
     "sum_to",
+    "true_float32",
 ]

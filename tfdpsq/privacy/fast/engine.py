@@ -127,9 +127,12 @@ def clipped_sum(
 
     squared = [factored.squared_norms(uses[key]) for key in uses]
     units = rows // rows_per_unit
-    norms = tf.sqrt(tf.add_n(_alike(squared))) if squared else tf.zeros([units])
-    finite = tf.math.is_finite(norms)
-    scale = tf.minimum(tf.constant(clip_norm, norms.dtype) / norms, 1.0)  # C/0 = ∞
+    norms, bounds = tf.zeros([units]), tf.ones([units])
+    if squared:
+        norms, bounds = factored.norm_and_bound(squared)
+    finite = tf.math.is_finite(bounds)
+    norms = tf.where(finite, norms, bounds)
+    scale = tf.minimum(tf.constant(clip_norm, norms.dtype) / bounds, 1.0)
     factors = tf.where(finite, scale, tf.zeros([], norms.dtype))
     if (wanted_factors := factors_of(found, weights)) is not None:
         factors *= tf.cast(wanted_factors, norms.dtype)
@@ -294,12 +297,6 @@ def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
                 )
             return f"{which} is used where its layer's rule does not see it. {remedy}"
     return f"weight {variable.name!r} belongs to none of the layers given. {remedy}"
-
-
-def _alike(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The values in the most precise of their dtypes."""
-    double = any(value.dtype == tf.float64 for value in values)
-    return [tf.cast(value, tf.float64 if double else tf.float32) for value in values]
 
 
 def _sum_dtype(variable: tf.Variable) -> tf.DType:
