@@ -14,6 +14,7 @@ ROOT = FOLDER.parents[2]
 # By what they mistake; see each file.
 FILES = (
     "of_clipping.py",
+    "of_precision.py",
     "of_noise.py",
     "of_sampling.py",
     "of_records.py",

@@ -113,9 +113,7 @@ def t5_attention(
         def per_example(gradient):
             which = tf.one_hot(tf.reshape(ids, [-1]), buckets, dtype=gradient.dtype)
             # A product, not a segment sum: it is small, and quick on every device.
-            sums = products.product(
-                tf.reshape(gradient, [rows * heads, -1]), which
-            )
+            sums = products.product(tf.reshape(gradient, [rows * heads, -1]), which)
             return tf.transpose(tf.reshape(sums, [rows, heads, buckets]), [0, 2, 1])
 
         record.direct(table, output, per_example)

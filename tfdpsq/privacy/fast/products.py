@@ -3,7 +3,7 @@
 A device may multiply float32 tensors with less than float32's precision: a GPU rounds
 both operands to TensorFloat-32, a TPU to bfloat16, unless it is instructed otherwise.
 Here the products ask for the highest precision that can be had, and `arithmetic` says
-what they get; `factored` lowers the clipping factors by what that may cost.
+what they get; `gradient_norms` lowers the clipping factors by what that may cost.
 
 | where the product runs | operands rounded to | by |
 |---|---|---|
@@ -60,24 +60,40 @@ _BFLOAT16 = Arithmetic("bfloat16", 2.0**-8, 2.0**-23)
 _PANEL = 1024
 
 
-def arithmetic(dtype: tf.DType) -> Arithmetic:
+def arithmetic(dtype: tf.DType, compiled: bool | None = None) -> Arithmetic:
     """The precision of the products that are made, or traced, at this moment.
 
     Args:
       dtype: of their operands, float32 or float64.
+      compiled: by XLA; `None` for what is so at this moment.
     """
     if dtype == tf.float64:
         return _FLOAT64
     gpus, tpus = (tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
     if not gpus and not tpus:
         return _FLOAT32
-    if _compiled_by_xla():
+    if _compiled_by_xla() if compiled is None else compiled:
         return _HIGHEST
     if tpus:
         return _BFLOAT16
     if tf.config.experimental.tensor_float_32_execution_enabled():
         return _TENSOR_FLOAT_32
     return _FLOAT32_ELSEWHERE
+
+
+def precision_in_words(jit_compile: bool) -> str:
+    """What a certificate says of the products of a private step.
+
+    Args:
+      jit_compile: whether the step is compiled by XLA; on a TPU it always is.
+    """
+    tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
+    with true_float32():
+        name = arithmetic(tf.float32, jit_compile or tpu).name
+    return (
+        f"{name}; clipping factors follow from an upper bound on each gradient's norm "
+        "that includes rounding"
+    )
 
 
 def exponent(dtype: tf.DType, products: int, steps: float | tf.Tensor) -> float:
@@ -150,7 +166,7 @@ def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 
 def gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """one · otherᵀ, long inner products in panels.
+    """The product one · otherᵀ, long inner products in panels.
 
     The panels' results are added up by themselves, so that in whatever order a device
     adds, a term meets at most `chain(m)` roundings instead of m.
