@@ -1,11 +1,11 @@
 r"""Norms of gradients in factors, and upper bounds on them that include rounding.
 
-What is clipped is the gradient of the factors as they are: with which
-precision layers and backward pass made them is part of the function. What must hold
-is that c_i times g_i, as it enters the sum, is no longer than C, for every factor
-that a row may have, and on devices that round the operands of a product (`products`).
-Let M = Σ_t ‖a_t‖·‖g_t‖, over the positions of all uses; ‖g‖ ≤ M, and where terms
-cancel M may be far larger than ‖g‖.
+The gradient that is clipped is that of the factors as they are (see `factored`): the
+precision in which layers and backward pass made them is part of the function. c_i
+times g_i, as it enters the sum, must be no longer than C, whatever numbers a row's
+factors hold, and on devices that round the operands of a product (`products`). Let
+M = Σ_t ‖a_t‖·‖g_t‖, over the positions of all uses; ‖g‖ ≤ M, and where terms cancel M
+may be far larger than ‖g‖.
 
 - A computed inner product a_t·a_s is within (e^h - 1)·‖a_t‖·‖a_s‖ of the exact one,
   h = 2p + K·u, with p the rounding of an operand, u that of an operation and K the
@@ -29,8 +29,13 @@ and Σ M² = m gets the factor
 and what it adds to the sum is no longer than C. A gradient whose terms cancel, so that
 nothing of its computed norm can be believed, has a bound of about √h·M: a smaller
 factor, never none. For a `Direct` gradient, clipped as it was computed, M = ‖g‖.
-Squares below the smallest normal number are lost: 2^-100 is added to squared lengths
-of a_t and g_t, and 2^-90 to n, far below any clip norm, for what that may be.
+Squares below the smallest normal number, 2^-126, are lost. An inner product of up to
+2^25 terms loses at most 2^-101 that way, which is covered by adding 2^-100 to the
+squared lengths of a_t and g_t: h is at least as many u as there are terms. 2^-90 added
+to n covers lost products of two entries; both are far below any clip norm.
+
+For T5-small (128 + 32 tokens, float32 on a CPU) the bound is 0.06 to 0.08 % above the
+norm; it is what cancels, and what a device rounds, that makes it larger.
 
 Left out is the rounding of the additions *between* rows: like that of every DP-SGD in
 floating point, it depends on all rows together and on their order, and is at most
@@ -57,7 +62,7 @@ _BLOCK, _FEW = 256, 64
 
 
 class Squared(NamedTuple):
-    """‖g‖² of one weight, for each example; see *Rounding* above.
+    """‖g‖² of one weight, for each example; see above.
 
     Attributes:
       norm: [B] float32 (float64), as computed, at least 0; infinite where it is no
