@@ -9,6 +9,7 @@ and dealing it out changes nothing of that law.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy import fast
 from tfdpsq.privacy.batches import padded_rows, split_over_replicas
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
@@ -104,7 +106,8 @@ class CompiledSteps:
             name: np.zeros([rows, *values.shape[1:]], values.dtype)
             for name, values in batch.items()
         }
-        self._at(rows).get_concrete_function(*self._arguments([empty], [0]))
+        with self._precisely():
+            self._at(rows).get_concrete_function(*self._arguments([empty], [0]))
 
     def __call__(self, batches: Sequence[Arrays], counts: Sequence[int]) -> list[float]:
         """Takes one step for each batch, in order.
@@ -117,10 +120,16 @@ class CompiledSteps:
           The mean loss of each step, in which all replicas have a part.
         """
         function = self._at(len(batches[0]["weights"]))
-        losses = function(*self._arguments(batches, counts))
+        with self._precisely():
+            losses = function(*self._arguments(batches, counts))
         if self._replicas > 1:
             losses = self._strategy.experimental_local_results(losses)[0]
         return np.reshape(losses, [-1])[: len(batches)].tolist()
+
+    def _precisely(self) -> contextlib.AbstractContextManager[None]:
+        """While a private step is traced or runs; see `fast.true_float32`."""
+        private = self._plan.spec.private
+        return fast.true_float32() if private else contextlib.nullcontext()
 
     def _at(self, rows: int) -> Any:
         if rows not in self._functions:

@@ -19,6 +19,7 @@ ROOT = FOLDER.parents[2]
 # By what they mistake; see each file.
 FILES = (
     "of_clipping.py",
+    "of_precision.py",
     "of_noise.py",
     "of_sampling.py",
     "of_records.py",
@@ -46,6 +47,8 @@ KINDS = (
     "LoRA",
     "filters",
     "resumes",
+    "precision",
+    "secure",
 )
 
 # Those that issue 3 names.

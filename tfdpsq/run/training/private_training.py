@@ -369,4 +369,9 @@ def training_facts(
         "lora": dict(config.lora) if lora else "none",
         "soft_prompt": soft_prompt or "none",
         "computed_in": config.get("dtype", "float32"),
+        "products_of_clipping": privacy.fast.precision_in_words(
+            config.get("jit_compile", False)
+        )
+        if config.engine == "fast"
+        else "as in tensorflow-privacy",
     }
