@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tfdpsq.privacy import grid, secure
@@ -75,12 +76,16 @@ def randomness(plan: PrivacyPlan) -> dict[str, Any]:
     }
 
 
-def as_before(computed: dict[str, Any]) -> dict[str, Any]:
-    """What `certificate.computed` gave before certificates spoke of randomness.
+def as_before(computed: Mapping[str, Any]) -> dict[str, Any]:
+    """The computed entries of a certificate made before there was "randomness".
 
     Args:
-      computed: of a plan that is not secure, or a selection of such.
+      computed: {dotted path: entry} of a plan that is not secure.
     """
     lines = [_BEFORE if line == _DEFAULT else line for line in computed["not_covered"]]
-    kept = {key: value for key, value in computed.items() if key != "randomness"}
+    kept = {
+        path: entry
+        for path, entry in computed.items()
+        if not path.startswith("randomness.")
+    }
     return {**kept, "not_covered": lines}

@@ -117,7 +117,7 @@ class PrivacyPlan:
     def sampler(
         self,
         units: int | None = None,
-        seed: int | None = None,
+        seed: int | SecureSource | None = None,
         groups: Groups | None = None,
     ) -> Sampler:
         """The sampler that the accounting assumes.
@@ -158,15 +158,14 @@ class PrivacyPlan:
                 )
                 + " Make a plan whose n fits the data."
             )
-        bits: int | SecureSource | None = seed
-        if spec.secure:
-            bits = SecureSource(fresh_seed(secure=True) if seed is None else seed)
+        if spec.secure and not isinstance(seed, SecureSource):
+            seed = SecureSource(fresh_seed(secure=True) if seed is None else seed)
         chosen: PoissonSampler | ShuffledSampler
         if spec.sampler == "shuffled":
-            chosen = ShuffledSampler(units, spec.batch_size, bits)
+            chosen = ShuffledSampler(units, spec.batch_size, seed)
         else:
             chosen = PoissonSampler(
-                units, self.sampling_probability, self.max_batch_size, bits
+                units, self.sampling_probability, self.max_batch_size, seed
             )
         if spec.clip_groups is not None:  # the spec lets it be for Poisson draws only
             return DealtSampler(

@@ -134,9 +134,7 @@ class ShuffledSampler:
     permutation.
     """
 
-    def __init__(
-        self, n: int, batch_size: int, seed: int | SecureSource | None = None
-    ):
+    def __init__(self, n: int, batch_size: int, seed: int | SecureSource | None = None):
         """Prepares the sampler; nothing is drawn yet.
 
         Args:

@@ -243,11 +243,11 @@ def train(
                 )
                 for draw in draws
             ]
+            noise = [optimizer.secure_noise(number, variables) for number in now]
             workers.require_same_rows(drawn)
             if kept is not None:
                 for number in now:
                     kept.ledger.pay(number)
-            noise = [optimizer.secure_noise(number, variables) for number in now]
             losses = take_steps(drawn, [draw.count for draw in draws], noise)
             for loss in losses:
                 done += 1

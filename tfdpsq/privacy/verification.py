@@ -120,17 +120,16 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
             selection = selection_of(certificate)
             problems += _selection_problems(certificate, selection)
             plan = selection.runs[selection.chosen].plan
-            recomputed = computed_selection(selection)
+            expected = _leaves(computed_selection(selection))
         else:
             plan, steps = plan_of(certificate)
             problems += _plan_problems(plan)
-            recomputed = computed(plan, steps)
+            expected = _leaves(computed(plan, steps))
     except (validation.InputError, ArithmeticError, TypeError, ValueError) as error:
         problems.append(f"what was run cannot be told: {error}")
         return Verification(math.nan, math.nan, tuple(problems))
     if "randomness" not in certificate and not plan.spec.secure:
-        recomputed = certificate_randomness.as_before(recomputed)
-    expected = _leaves(recomputed)
+        expected = certificate_randomness.as_before(expected)
     version = entry_at(certificate, "accounting.library_version")
     for path in sorted(expected.keys() | stated.keys()):
         if any(f"{path}.".startswith(f"{word}.") for word in _STATED):

@@ -41,7 +41,9 @@ def privacy_settings() -> dict[str, Any]:
     otherwise `n_bound` must be a public upper bound on it. `user_field` names the
     metadata field of queries.jsonl that says whose a query is, for unit "user".
     `strict` refuses, or leaves out, every reading of private data that ε does not
-    cover. `secure` draws from a cryptographic generator. `save_every` is how many steps a killed run may have to repeat.
+    cover. `secure` draws samples and noise from a cryptographic generator, with noise
+    that is safe in floating point. `save_every` is how many steps a killed run may
+    have to repeat.
     """
     return {
         "epsilon": 8.0,

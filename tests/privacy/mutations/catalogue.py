@@ -16,6 +16,7 @@ FILES = (
     "of_clipping.py",
     "of_noise.py",
     "of_sampling.py",
+    "of_secure.py",
     "of_records.py",
     "of_retrieval.py",
 )
