@@ -20,13 +20,14 @@ import tensorflow as tf
 
 from tfdpsq.privacy import (
     PrivacySpec,
+    checkpoint,
+    grid,
     make_certificate,
     make_optimizer,
     make_plan,
     verify_certificate,
 )
 from tfdpsq.privacy import certificate as certificates
-from tfdpsq.privacy import checkpoint, grid
 from tfdpsq.privacy.sampling import PoissonSampler, fresh_seed
 from tfdpsq.privacy.secure import PURPOSES, SecureSource, SecureStream
 from tfdpsq.validation import InputError
