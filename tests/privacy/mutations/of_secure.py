@@ -176,4 +176,16 @@ MUTATIONS = (
         ),
         "why": "the certificate claims protection that there is not",
     },
+    {
+        "name": "dropout_of_units_one_by_one_alike_under_xla",
+        "file": "tfdpsq/privacy/noise.py",
+        "old": "    mixed = tf.bitwise.bitwise_xor(mixed, tf.stack([upper, "
+        "tf.zeros_like(upper)]))\n",
+        "new": "",
+        "tests": (
+            _TESTS + "test_randomness.py::"
+            "test_units_taken_one_by_one_have_masks_of_their_own_under_xla",
+        ),
+        "why": "whoever spoils a batch has its other units dropped out alike",
+    },
 )
