@@ -201,6 +201,8 @@ def main():
     if options.against != "plain":
         ratio = medians[options.against] / medians["fast"]
         result[f"{options.against}_over_fast"] = ratio
+        ratio = min(cpu[options.against]) / min(cpu["fast"])
+        result[f"{options.against}_over_fast_cpu"] = ratio
     settings = (*_SIZES, "version", "dtype", "rematerialize", "repeats", "jit", "lora")
     settings = (*settings, "against")
     result |= {
