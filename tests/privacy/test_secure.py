@@ -4,6 +4,7 @@ The laws of whole samplers and of training's noise are tested where the default'
 test_statistics.py and test_statistics_sampling.py.
 """
 
+import decimal
 import fractions
 import hashlib
 import hmac
@@ -235,20 +236,27 @@ def test_floats_decide_as_exact_arithmetic_does():
 
 
 def test_what_64_bits_leave_open_further_bits_decide():
-    law = grid.RoundedGaussian(1.3 * 2.0**36)
+    deviation = 1.3 * 2.0**36
+    law = grid.RoundedGaussian(deviation)
     piece, place = 40, 1 << 62  # f = 1/2
-    chance = math.exp(-float(law._square) * 0.5 * (piece + 0.25))
-    pick, level = int(law._first[piece - 1]) + 5, int(chance * 2.0**64)
-    top = (1 << 64) - 1
-    around = [level - 2000, level, level + 2000]  # floats have 53 bits: 2^11 apart
-    for one in around:
+    with decimal.localcontext() as context:
+        context.prec = 60
+        width = decimal.Decimal(2**law._shift) / decimal.Decimal(deviation)
+        chance = (-width * width * (piece + decimal.Decimal("0.25")) / 2).exp()
+        level = int(chance * 2**64)
+    pick, top = int(law._first[piece - 1]) + 5, (1 << 64) - 1
+    # One below the chance and one above it, which are the same number in float64.
+    assert float(level - 1) == float(level + 1)
+    for one, accepts in ((level - 1, True), (level + 1, False)):
         words = np.array([[pick], [place], [one]], np.uint64)
         values, accepted = law._from_words(words, _Words(0, 0, 0))
-        exact = law._decided(pick, place, one, _Words(0, 0, 0))
-        assert (accepted[0], values[0]) == (
-            exact[1],
-            (2 * piece + 1) << (law._shift - 1),
-        )
+        assert accepted[0] == accepts
+        assert values[0] == (2 * piece + 1) << (law._shift - 1)
+    # The chance's own word is below it or above it by its second one.
+    for extra, accepts in ((0, True), (top, False)):
+        words = np.array([[pick], [place], [level]], np.uint64)
+        _, accepted = law._from_words(words, _Words(0, 0, extra))
+        assert accepted[0] == accepts
     # A pick equal to the first word of an end is above or below it by the second one.
     first, second = divmod(law._ends[piece], 1 << 64)
     for extra, expected in ((0, piece), (top, piece + 1)):
