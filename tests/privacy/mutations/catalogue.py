@@ -22,6 +22,7 @@ FILES = (
     "of_precision.py",
     "of_noise.py",
     "of_sampling.py",
+    "of_secure.py",
     "of_records.py",
     "of_retrieval.py",
     "of_draws.py",

@@ -14,10 +14,10 @@ MUTATIONS = (
             if kept is not None:
                 for number in now:
                     kept.ledger.pay(number)
-            losses = take_steps(drawn, [draw.count for draw in draws])
+            losses = take_steps(drawn, [draw.count for draw in draws], noise)
 """,
         "new": """\
-            losses = take_steps(drawn, [draw.count for draw in draws])
+            losses = take_steps(drawn, [draw.count for draw in draws], noise)
             if kept is not None:
                 for number in now:
                     kept.ledger.pay(number)

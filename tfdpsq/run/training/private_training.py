@@ -42,7 +42,9 @@ def privacy_settings() -> dict[str, Any]:
     otherwise `n_bound` must be a public upper bound on it. `user_field` names the
     metadata field of queries.jsonl that says whose a query is, for unit "user".
     `strict` refuses, or leaves out, every reading of private data that ε does not
-    cover. `save_every` is how many steps a killed run may have to repeat.
+    cover. `secure` draws samples and noise from a cryptographic generator, with noise
+    that is safe in floating point. `save_every` is how many steps a killed run may
+    have to repeat.
     """
     return {
         "epsilon": 8.0,
@@ -56,6 +58,7 @@ def privacy_settings() -> dict[str, Any]:
         "n_is_public": False,
         "n_bound": 0,
         "engine": "fast",
+        "secure": False,
         "strict": False,
         "save_every": 50,
         "private_directory": "",
@@ -121,6 +124,7 @@ def spec_of(
         "sampler": config.sampler,
         "unit": config.unit,
         "rows_per_unit": config.rows_per_unit,
+        "secure": config.secure,
     }
     return privacy.PrivacySpec(**{**fields, **changes})
 
