@@ -50,6 +50,18 @@ def test_each_call_of_a_layer_draws_anew():
     assert abs(np.corrcoef(one.numpy().ravel(), other.numpy().ravel())[0, 1]) < 0.1
 
 
+def test_no_two_draws_of_a_step_have_one_key():
+    """Whichever microbatch and layer they are of: equal masks would add up."""
+    layer = tf.keras.layers.Dropout(0.5)
+    masks = []
+    for microbatch in range(4):
+        with _open(layer, microbatch=microbatch):
+            drawn = [layer(tf.ones([30, 40]), training=True) for _ in range(5)]
+        masks += [mask.numpy().ravel() for mask in drawn]
+    apart = np.abs(np.corrcoef(masks) - np.eye(20))
+    assert apart.max() < 5.5 / np.sqrt(1200)
+
+
 def test_the_rate_is_the_layers_own():
     dropped = (_mask(tf.keras.layers.Dropout(0.3), size=(100, 100)) == 0).sum()
     law = scipy.stats.binom(10_000, 0.3)

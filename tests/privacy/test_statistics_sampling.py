@@ -385,3 +385,48 @@ def test_dealing_leaves_out_nothing_while_there_is_room():
         assert set(dealt.indices[dealt.weights > 0]) == set(
             drawn.indices[: drawn.count]
         )
+
+
+# -- Draws of one step for several purposes ---------------------------------------
+
+
+def _dependence(first, second):
+    """p of the χ² test that two columns of small integers are independent."""
+    table = np.zeros([first.max() + 1, second.max() + 1])
+    np.add.at(table, (first, second), 1)
+    table = table[table.sum(1) > 60][:, table.sum(0) > 60]
+    assert table.size >= 6
+    return scipy.stats.chi2_contingency(table).pvalue
+
+
+def test_the_group_of_a_unit_says_nothing_of_how_many_were_drawn():
+    """Dealt by the sample's own bits, a group would tell who else is in the batch."""
+    poisson = PoissonSampler(40, 0.2, 40, seed=3)
+    dealt = DealtSampler(poisson, 4, 40)
+    counts, groups = [], []
+    for step in range(3000):
+        drawn = poisson.draw(step)
+        if drawn.count < 4:
+            continue
+        found = dealt.draw(step)
+        places = np.flatnonzero(found.weights)
+        of = dict(zip(found.indices[places], places // 40))
+        counts.append(drawn.count)
+        groups.append([of[unit] for unit in drawn.indices[:4]])
+    for column in np.array(groups).T:
+        assert _dependence(np.array(counts), column) > _ACCEPTED
+    assert _dependence(np.array(counts), np.array(counts) // 3) < 1e-50
+
+
+def test_the_rows_of_a_user_say_nothing_of_how_many_users_were_drawn():
+    users = UserSampler(
+        PoissonSampler(40, 0.2, 40, seed=4), Groups.of(np.arange(160) // 4)
+    )
+    counts, rows = [], []
+    for step in range(3000):
+        drawn = users.draw(step)
+        if drawn.count >= 3:
+            counts.append(drawn.count)
+            rows.append(drawn.indices[:3] % 4)
+    for column in np.array(rows).T:
+        assert _dependence(np.array(counts), column) > _ACCEPTED

@@ -30,7 +30,7 @@ import ml_collections
 from tfdpsq import retriever, validation
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.run.core import command
-from tfdpsq.run.passes import (
+from tfdpsq.run.passes.passes import (
     embedding,
     passes,
     query_sets,

@@ -27,7 +27,7 @@ from tfdpsq import retriever, validation
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.retriever import serving
 from tfdpsq.run.core import command, sources, workdir
-from tfdpsq.run.passes import embedding, passes, sharded_stages
+from tfdpsq.run.passes.passes import embedding, passes, sharded_stages
 
 DOCUMENTS = embedding.DOCUMENTS
 SEARCH = "search"
