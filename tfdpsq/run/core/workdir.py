@@ -37,6 +37,9 @@ from tfdpsq.privacy import certificate_files
 
 STAGE_FILE = "stage.json"
 CONFIG_FILE = "config.json"
+# In all that says what something was made with: by which version.
+MADE_BY = "made_by"
+_BEFORE_IT_WAS_WRITTEN = "tfdpsq 0.1.0"
 # Under a private directory: ledgers, secrets and states of training runs.
 RUNS = "runs"
 # Of two JSON values, for every file that says what it was made with.
@@ -69,6 +72,26 @@ def plain(config: Any) -> Any:
     return config
 
 
+def made_by() -> dict[str, str]:
+    """Returns the entry that names the running version."""
+    return {MADE_BY: f"tfdpsq {tfdpsq.__version__}"}
+
+
+def other_version(found: Mapping[str, Any]) -> str:
+    """Returns a sentence on what another version made, with a space before it, or "".
+
+    Args:
+      found: content of `stage.json`, of a workdir's config or of a run's description.
+    """
+    maker, ours = found.get(MADE_BY, _BEFORE_IT_WAS_WRITTEN), made_by()[MADE_BY]
+    if maker == ours:
+        return ""
+    return (
+        f" It was made by {maker}, and this is {ours}: go on with {maker}, whose "
+        "settings it was made with."
+    )
+
+
 def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
     """Creates a workdir, or reopens one that was made with the same config.
 
@@ -88,16 +111,20 @@ def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
     workdir = pathlib.Path(workdir)
     path = workdir / CONFIG_FILE
     wanted = plain(config)
+    maker = made_by()
     if path.is_file():
-        changed = differences(read_json(path), wanted)
+        found = read_json(path)
+        changed = differences({**found, MADE_BY: None}, wanted)
         if changed:
             raise validation.InputError(
                 f"{path} was written by a run with another config "
-                f"({'; '.join(changed)}). Use another --workdir, or delete "
-                "this one to start again."
+                f"({'; '.join(changed)}).{other_version(found)} Use another --workdir, "
+                "or delete this one to start again."
             )
+        maker = {key: found[key] for key in maker if key in found}
     files.check_writable(workdir)
-    files.atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
+    written = {**wanted, **maker}
+    files.atomic_write(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
     return workdir
 
 
@@ -144,6 +171,7 @@ def run_stage(
             "fingerprint": _fingerprint(wanted),
             "run": secrets.token_hex(8),
             "result": plain(result or {}),
+            **made_by(),
             **certificate_files.digest_beside(temporary),
         }
         files.atomic_write(
@@ -179,8 +207,8 @@ def finished_stage(
         )
         raise validation.InputError(
             f"{directory} is finished, but was made with another config or "
-            f"from other inputs ({'; '.join(changed)}). Delete it to make "
-            "it again, or use another directory."
+            f"from other inputs ({'; '.join(changed)}).{other_version(found)} Delete "
+            "it to make it again, or use another directory."
         )
     return found
 

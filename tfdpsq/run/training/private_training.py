@@ -193,19 +193,21 @@ def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) ->
     wanted = {"config": workdir.plain(config), "inputs": dict(inputs)}
     path = directory / RUN_FILE
     paid = directory / ledger.FILE_NAME
-    if path.is_file() and paid.is_file() and ledger.read_ledger(paid).steps_paid:
-        found = workdir.read_json(path)
-        differences = workdir.differences(found, wanted)
+    found = workdir.read_json(path) if path.is_file() else {}
+    differences = workdir.differences({**found, workdir.MADE_BY: None}, wanted)
+    if found and paid.is_file() and ledger.read_ledger(paid).steps_paid:
         if differences:
             raise validation.InputError(
                 f"{directory} holds a run that was begun with another config or other "
-                f"data ({'; '.join(differences)}). Go on with the same, or use another "
-                "directory: a new run spends a budget of its own, and both add up."
+                f"data ({'; '.join(differences)}).{workdir.other_version(found)} Go on "
+                "with the same, or use another directory: a new run spends a budget of "
+                "its own, and both add up."
             )
     else:
         # Nothing was paid for, so settings that turned out wrong may be mended.
-        if path.is_file() and workdir.differences(workdir.read_json(path), wanted):
+        if found and differences:
             checkpoint.discard(directory)
+        wanted.update(workdir.made_by())
         directory.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
 
