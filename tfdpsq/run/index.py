@@ -71,6 +71,12 @@ def run(
     """
     validation.one_of("kind", config.kind, (*serving.KINDS, STREAMED))
     inputs = embedding.check(config)
+    output = embedding.output_of(
+        directory,
+        config.retriever,
+        embedding.certificate_of(config.retriever),
+        sources.fetched(config.base) if config.base else "",
+    )
     if config.base:
         inputs["base"] = workdir.stage_fingerprint(sources.fetched(config.base))
 
@@ -97,7 +103,7 @@ def run(
         return {"documents": index.size, "taken_over": taken_over}
 
     return embedding.run_pass(
-        "index", config, inputs, directory, merge, launch, config.base
+        "index", config, inputs, output, merge, launch, config.base
     )
 
 
