@@ -263,11 +263,12 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     huggingface.save(
         out, model.config, model.backbone, dtype=config.stored, vocabulary=vocabulary
     )
+    del record["hours"]  # how long it took is in the log, which is not released
     record["rows"] = {name: len(store) for name, store in stores.items()}
     record["inputs"] = inputs
     record["config"] = workdir.plain(config)
     atomic_write(out / CURVE_FILE, json.dumps(record, indent=1) + "\n")
-    return {"watched": record["watched"][-1], "hours": record["hours"]}
+    return {"watched": record["watched"][-1]}
 
 
 def _open_state(own: pathlib.Path, config, inputs: dict) -> None:

@@ -1,10 +1,10 @@
 """Where an output may go, by the guarantee of what is in it: one rule for all stages.
 
-| guarantee   | holds for                                 | under `release/` | read by   |
-|-------------|-------------------------------------------|------------------|-----------|
-| "public"    | what comes from public documents alone    | allowed          | the umask |
-| "certified" | what carries a certificate of finite ε    | allowed          | the umask |
-| "private"   | all else that depends on private queries  | refused          | its owner |
+| guarantee   | holds for                                | under `release/` | mode  |
+|-------------|------------------------------------------|------------------|-------|
+| "public"    | what comes from public documents alone   | allowed          | umask |
+| "certified" | what carries a certificate of finite ε   | allowed          | umask |
+| "private"   | all else that depends on private queries | refused          | 0600  |
 
 *Released* is every path with a directory called `release` in it, however it is spelled:
 symbolic links are followed. A stage states its guarantee in an `Output`, before it
