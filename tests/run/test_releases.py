@@ -1,4 +1,4 @@
-"""The rule of what may lie where: by guarantee alone, and no stage can write past it."""
+"""The rule of what may lie where, by its guarantee; no stage writes past it."""
 
 import ast
 import json
