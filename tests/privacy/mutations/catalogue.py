@@ -18,6 +18,7 @@ FILES = (
     "of_sampling.py",
     "of_records.py",
     "of_retrieval.py",
+    "of_releases.py",
 )
 
 # Those that issue 3 names.

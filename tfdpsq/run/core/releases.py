@@ -69,8 +69,8 @@ class Output:
         if self.guarantee == PRIVATE and is_released(self.place):
             raise validation.InputError(
                 f"{self.place} is under {RELEASE_FOLDER}/, but would hold "
-                f"{self.holds}: private, and covered by no finite epsilon. Write it "
-                f"to {_remedy(self.place)} instead."
+                f"{self.holds}, which must stay private. Write it to "
+                f"{_remedy(self.place)} instead."
             )
 
     @property
