@@ -348,6 +348,8 @@ _WRITERS = {
     "training/hard_negatives.py": "in the temporary directory of `mine`",
     "training/pretraining_loop.py": "the state of a run on public documents",
     "passes/embedding.py": "a pass's shards",
+    "search/retrieval.py": "a pass's shards",
+    "estimation/estimate_job_rates.py": "made-up texts in a temporary directory",
     "audit.py": "in its temporary directory",
     "canaries.py": "in its temporary directory",
     "choose.py": "in the private directory",
