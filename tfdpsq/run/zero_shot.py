@@ -133,7 +133,7 @@ def _output(
             guarantee = releases.guarantee_of(certificate, *paths)
     holds = "what systems trained on private queries find, or what is found for them"
     output = releases.Output(directory, guarantee, holds, config.private_directory)
-    return output, certificate
+    return output, certificate if guarantee == releases.CERTIFIED else None
 
 
 def _write(output: releases.Output, name: str, text: str) -> None:
