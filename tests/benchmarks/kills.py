@@ -1,6 +1,6 @@
 """kill -9 at random moments over every stage of the tiny job, then the same command.
 
-    python tests/benchmarks/kills.py --workdir=DIR [--kills=50] [--seed=0] [--stages=A,B]
+    python tests/benchmarks/kills.py --workdir=DIR [--kills=50] [--seed=0] [--stages=A]
 
 Prints one JSON line per kill and a summary. DIR keeps the reference and every finished
 kill, so the same command goes on where it was stopped. Exit status 1: a check failed;
@@ -945,7 +945,9 @@ def main(arguments=None):
         "failed": failed,
         "killed_while_running": sum(not state["ended_before"] for state in states),
         "killed_with_steps_paid": sum(any(state["steps_paid"]) for state in states),
-        "killed_with_unfinished_output": sum(state["unfinished"] > 0 for state in states),
+        "killed_with_unfinished_output": sum(
+            state["unfinished"] > 0 for state in states
+        ),
         "seed": options.seed,
         "forked": options.forked,
     }

@@ -15,7 +15,7 @@ from tfdpsq import retriever
 from tfdpsq.data import Document, Tokenizer, train_vocabulary, write_beir
 from tfdpsq.run import encode, evaluate, index, train_retriever
 from tfdpsq.run.core import layout
-from tfdpsq.run.passes.passes import embedding, passes
+from tfdpsq.run.passes import embedding, passes
 from tfdpsq.run.search import retrieval
 from tfdpsq.validation import InputError
 

@@ -25,7 +25,7 @@ import ml_collections
 from tfdpsq import evaluation, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command, layout, sources, workdir
+from tfdpsq.run.core import command, layout, releases, sources, workdir
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import retrieval, systems
@@ -85,6 +85,12 @@ def run(
       InputError: bad settings, or a system that is not there.
       DataError: malformed data.
     """
+    output = releases.Output(
+        directory,
+        releases.PRIVATE,
+        "what is retrieved for private queries",
+        config.private_directory,
+    )
     _check(config)
     directory = sharded_stages.local_path(directory)
     private = private_training.private_directory(config, directory)
@@ -114,7 +120,7 @@ def run(
         retrieval.start_worker, config.copy_and_resolve_references(), corpus
     )
     return sharded_stages.run_stage(
-        directory,
+        output,
         config,
         inputs,
         passes.Work("evaluate", corpus.count if corpus else 1, start),

@@ -27,7 +27,7 @@ from tfdpsq import retriever, validation
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.retriever import serving
 from tfdpsq.run.core import command, sources, workdir
-from tfdpsq.run.passes.passes import embedding, passes, sharded_stages
+from tfdpsq.run.passes import embedding, passes, sharded_stages
 
 DOCUMENTS = embedding.DOCUMENTS
 SEARCH = "search"
@@ -71,6 +71,12 @@ def run(
     """
     validation.one_of("kind", config.kind, (*serving.KINDS, STREAMED))
     inputs = embedding.check(config)
+    output = embedding.output_of(
+        directory,
+        config.retriever,
+        embedding.certificate_of(config.retriever),
+        sources.fetched(config.base) if config.base else "",
+    )
     if config.base:
         inputs["base"] = workdir.stage_fingerprint(sources.fetched(config.base))
 
@@ -97,7 +103,7 @@ def run(
         return {"documents": index.size, "taken_over": taken_over}
 
     return embedding.run_pass(
-        "index", config, inputs, directory, merge, launch, config.base
+        "index", config, inputs, output, merge, launch, config.base
     )
 
 

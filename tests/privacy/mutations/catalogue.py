@@ -29,6 +29,7 @@ FILES = (
     "of_weights.py",
     "of_accounts.py",
     "of_releases.py",
+    "of_places.py",
 )
 # Parts of the guarantee that a mistake can be in.
 KINDS = (

@@ -374,8 +374,8 @@ MUTATIONS = (
         "name": "weights_without_their_certificate_taken_for_public",
         "kind": "certificate",
         "file": "tfdpsq/privacy/certificate_files.py",
-        "old": "        if stated is not None and (",
-        "new": "        if stated is not None is not certificate and (",
+        "old": "        if digest is not None and (",
+        "new": "        if digest is not None is not certificate and (",
         "tests": (
             _TESTS + "test_certificate.py::"
             "test_a_certificate_that_is_stated_has_to_be_there",
