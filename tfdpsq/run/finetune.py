@@ -24,7 +24,7 @@ from tfdpsq.generator import checkpoints, encode_pairs
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.core import command, settings, sources, workdir
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import private_training, starting_model
 
@@ -60,64 +60,55 @@ class DivergedError(validation.InputError):
         self.certificate = certificate
 
 
+SETTINGS: settings.Declaration = {
+    "pairs": settings.Text(sources.PYDOCS, required=True),
+    "split": settings.Text("train", required=True),
+    # By default the one that lies beside the weights in `init`.
+    "vocabulary": settings.Text(""),
+    # A directory in any format that `convert` reads, or a preset's name, such
+    # as "t5_tiny_pydocs"; "" starts at random.
+    "init": settings.Text(""),
+    "t5": private_training.t5_settings(32128, 8, 6, 512, 1024, 64),
+    # Train a low-rank update only, on the Dense layers that `targets` match
+    # (see `layers.apply_lora`); rank 0 trains all weights.
+    "lora": {
+        "rank": settings.Integer(0, 0, settings.WIDTH),
+        "alpha": settings.Number(16.0, 0, 1e6, low_open=True),
+        "targets": settings.Several(
+            ("*/query_projector", "*/value_projector"), settings.Text(""), 1
+        ),
+    },
+    # Train so many vectors only, which stand before every document (prompt
+    # tuning, see `layers.SoftPrompt`); 0 has none. Its authors took 20 to 100
+    # of them, and a learning rate of 0.3 with Adafactor.
+    "soft_prompt": {"length": settings.Integer(0, 0, settings.TOKENS)},
+    # Which weights are trained where both are off, as patterns of their paths
+    # (see `layers.train_only`): "*decoder*" is the decoder, "*layer_norm*" and
+    # "*self_attention/embeddings" are all norms and position biases.
+    "trained": settings.Several(("*",), settings.Text(""), 1),
+    # "mixed_bfloat16" multiplies in bfloat16; weights, softmax, norms and all
+    # that concerns privacy stay in float32.
+    "dtype": settings.Text("float32", ("float32", "mixed_bfloat16")),
+    # Less memory, about a third more time.
+    "rematerialize": settings.Flag(False),
+    **private_training.length_settings(384, 128),
+    **private_training.privacy_settings(),
+    "batch_size": settings.Integer(1024),
+    "microbatch_size": settings.Integer(16),
+    "steps": settings.Integer(1000, 1, settings.STEPS),
+    **private_training.optimizer_settings(1e-3),
+    "jit_compile": settings.Flag(False),
+    "seed": settings.Integer(0, 0, settings.SEED),
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings; the paper's values where a full-size T5 is meant.
 
     See `private_training.privacy_settings` for those that concern privacy, and its
     `learning_rate` for `schedule`.
     """
-    return ml_collections.ConfigDict(
-        {
-            "pairs": sources.PYDOCS,
-            "split": "train",
-            # By default the one that lies beside the weights in `init`.
-            "vocabulary": "",
-            # A directory in any format that `convert` reads, or a preset's name, such
-            # as "t5_tiny_pydocs"; "" starts at random.
-            "init": "",
-            "t5": {
-                "vocabulary_size": 32128,
-                "num_layers": 8,
-                "num_heads": 6,
-                "hidden_dim": 512,
-                "intermediate_dim": 1024,
-                "key_value_dim": 64,
-                "version": "1.1",
-                "dropout": 0.1,
-            },
-            # Train a low-rank update only, on the Dense layers that `targets` match
-            # (see `layers.apply_lora`); rank 0 trains all weights.
-            "lora": {
-                "rank": 0,
-                "alpha": 16.0,
-                "targets": ("*/query_projector", "*/value_projector"),
-            },
-            # Train so many vectors only, which stand before every document (prompt
-            # tuning, see `layers.SoftPrompt`); 0 has none. Its authors took 20 to 100
-            # of them, and a learning rate of 0.3 with Adafactor.
-            "soft_prompt": {"length": 0},
-            # Which weights are trained where both are off, as patterns of their paths
-            # (see `layers.train_only`): "*decoder*" is the decoder, "*layer_norm*" and
-            # "*self_attention/embeddings" are all norms and position biases.
-            "trained": ("*",),
-            # "mixed_bfloat16" multiplies in bfloat16; weights, softmax, norms and all
-            # that concerns privacy stay in float32.
-            "dtype": "float32",
-            # Less memory, about a third more time.
-            "rematerialize": False,
-            "document_length": 384,
-            "query_length": 128,
-            **private_training.privacy_settings(),
-            "batch_size": 1024,
-            "microbatch_size": 16,
-            "steps": 1000,
-            "optimizer": "adam",
-            "learning_rate": 1e-3,
-            "schedule": "constant",
-            "jit_compile": False,
-            "seed": 0,
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -135,6 +126,7 @@ def run(
     Raises:
       InputError: bad settings or data, before any budget is spent.
     """
+    settings.check(config, SETTINGS)
     devices.require_share(config.batch_size)
     vocabulary = sources.vocabulary_file(config.vocabulary, config.init)
     tokenizer = Tokenizer(vocabulary)

@@ -17,7 +17,7 @@ from absl import logging
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.privacy import plan as plans
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import settings, sources
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import hard_negatives, private_training
@@ -53,7 +53,7 @@ ARGUMENTS = {
 }
 
 
-def settings() -> dict[str, Any]:
+def declared() -> dict[str, settings.Setting]:
     """Settings of the methods; each looks at its own.
 
     `clip_groups`: groups of a step ("microbatch"). `negatives`, `refresh_every`,
@@ -63,11 +63,11 @@ def settings() -> dict[str, Any]:
     only memory depends ("public_negatives"; the others decide for themselves).
     """
     return {
-        "clip_groups": 8,
-        "negatives": 256,
-        "refresh_every": 1,
-        "most_documents": 100_000,
-        "microbatch_size": 32,
+        "clip_groups": settings.Integer(8),
+        "negatives": settings.Integer(256),
+        "refresh_every": settings.Integer(1, 1, settings.STEPS),
+        "most_documents": settings.Integer(100_000),
+        "microbatch_size": settings.Integer(32),
     }
 
 
@@ -79,7 +79,6 @@ def _require_derived(config) -> None:
                 f"method is {config.method!r} and {field} is {config[field]!r}, for "
                 f"which its sensitivity is not derived. Set {field} to {value!r}."
             )
-    validation.positive("scale", config.scale)
 
 
 def _require_devices(config, devices: strategy.Devices) -> None:
@@ -224,8 +223,6 @@ def train(
 
 def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """The public documents that negatives are drawn from, as the loss takes them."""
-    for field in ("most_documents", "microbatch_size"):
-        validation.positive_integer(field, config[field])
     documents = sources.sampled_documents(config.pairs, config.most_documents)
     corpus = retriever.encode_documents(
         [document.content for document in documents],

@@ -18,8 +18,16 @@ from tfdpsq import privacy, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import certificate as certificates
-from tfdpsq.privacy import certificate_files, checkpoint, ledger, reads, workers
-from tfdpsq.run.core import sources, workdir
+from tfdpsq.privacy import (
+    certificate_files,
+    checkpoint,
+    ledger,
+    optimizers,
+    reads,
+    spec,
+    workers,
+)
+from tfdpsq.run.core import settings, sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
 from tfdpsq.run.devices import strategy
 
@@ -28,6 +36,7 @@ RUN_FILE = "run.json"
 # Of a run's directory: its pairs, tokenised, while it trains without protection.
 ROWS = "rows"
 SCHEDULES = ("constant", "cosine")
+WITHOUT_PRIVACY = 'Use math.inf ("inf" in a config) to train without privacy.'
 LOSS_READ = {
     "what": "the training loss of every step, averaged over its batch, and how long "
     "the step took",
@@ -35,7 +44,7 @@ LOSS_READ = {
 }
 
 
-def privacy_settings() -> dict[str, Any]:
+def privacy_settings() -> dict[str, settings.Setting]:
     """Settings of a private training run; see `PrivacySpec` for most of them.
 
     `n_is_public` declares that the exact number of units may be published;
@@ -45,20 +54,62 @@ def privacy_settings() -> dict[str, Any]:
     cover. `save_every` is how many steps a killed run may have to repeat.
     """
     return {
-        "epsilon": 8.0,
-        "delta": 0.0,
-        "clip_norm": 0.1,
-        "accountant": "pld",
-        "sampler": "poisson",
-        "unit": "query",
-        "user_field": "user_id",
-        "rows_per_unit": 1,
-        "n_is_public": False,
-        "n_bound": 0,
-        "engine": "fast",
-        "strict": False,
-        "save_every": 50,
-        "private_directory": "",
+        "epsilon": settings.Number(
+            8.0, 0, 1e6, low_open=True, infinite=True, remedy=WITHOUT_PRIVACY
+        ),
+        "delta": settings.Number(0.0, 0, 1, high_open=True, remedy="0 takes 1/(2n)."),
+        "clip_norm": settings.Number(0.1, 0, 1e6, low_open=True),
+        "accountant": settings.Text("pld", spec.ACCOUNTANTS),
+        "sampler": settings.Text("poisson", spec.SAMPLERS),
+        "unit": settings.Text("query", spec.UNITS),
+        "user_field": settings.Text("user_id", required=True),
+        "rows_per_unit": settings.Integer(1),
+        "n_is_public": settings.Flag(False),
+        "n_bound": settings.Integer(0, 0, 10**15),
+        "engine": settings.Text("fast", optimizers.ENGINES),
+        "strict": settings.Flag(False),
+        "save_every": settings.Integer(50, 1, settings.STEPS),
+        "private_directory": settings.Text(""),
+    }
+
+
+def optimizer_settings(learning_rate: float) -> dict[str, settings.Setting]:
+    """Settings of how weights are trained; see `learning_rate` for `schedule`."""
+    return {
+        "optimizer": settings.Text("adam", tuple(optimizers.OPTIMIZERS)),
+        "learning_rate": settings.Number(learning_rate, 0, 1e3, low_open=True),
+        "schedule": settings.Text("constant", SCHEDULES),
+    }
+
+
+def t5_settings(
+    vocabulary_size: int,
+    num_layers: int,
+    num_heads: int,
+    hidden_dim: int,
+    intermediate_dim: int,
+    key_value_dim: int,
+    version: str = "1.1",
+    dropout: float = 0.1,
+) -> dict[str, settings.Setting]:
+    """Settings of a T5's shape, with these defaults; see `layers.T5Config`."""
+    return {
+        "vocabulary_size": settings.Integer(vocabulary_size, 1, 10**7),
+        "num_layers": settings.Integer(num_layers, 1, settings.LAYERS),
+        "num_heads": settings.Integer(num_heads, 1, settings.LAYERS),
+        "hidden_dim": settings.Integer(hidden_dim, 1, settings.WIDTH),
+        "intermediate_dim": settings.Integer(intermediate_dim, 1, settings.WIDTH),
+        "key_value_dim": settings.Integer(key_value_dim, 1, settings.WIDTH),
+        "version": settings.Text(version, ("1.0", "1.1")),
+        "dropout": settings.Number(dropout, 0, 1, high_open=True),
+    }
+
+
+def length_settings(document: int, query: int) -> dict[str, settings.Setting]:
+    """Settings of how many tokens texts are cut to, with these defaults."""
+    return {
+        "document_length": settings.Integer(document, 1, settings.TOKENS),
+        "query_length": settings.Integer(query, 1, settings.TOKENS),
     }
 
 
