@@ -56,9 +56,24 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python writes out
         text = f"an integer of {value.bit_length()} bits"
+    return cut(text)
+
+
+def cut(text: str) -> str:
+    """A text for a message, cut to about 80 characters."""
     if len(text) <= _SHOWN:
         return text
     return f"{text[: _SHOWN - 25]}... ({len(text):,} characters)"
+
+
+def one_line(message: object) -> str:
+    """A message as a command prints it: in one line, with what it repeats cut.
+
+    Line breaks become spaces; words of more than 300 characters (values, and paths
+    that are longer than any) are cut.
+    """
+    words = str(message).split()
+    return " ".join(word if len(word) <= 300 else cut(word) for word in words)
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -318,23 +318,34 @@ def unknown(
       declaration: of the place that has no such setting.
       before: the dotted name of that place, ending in ".", or "".
     """
-    names = [before + known for known in declaration]
-    near = difflib.get_close_matches(name, names, 1) or difflib.get_close_matches(
-        name.rpartition(".")[2], all_names(declaration, before), 1, 0.5
-    )
+    near = nearest(name, all_names(declaration, before))
     return validation.InputError(
         f"there is no setting {validation.shown(name)}. "
-        + (f"Did you mean {near[0]!r}? " if near else "")
-        + f"There are {', '.join(sorted(names))}."
+        + (f"Did you mean {near!r}? " if near else "")
+        + f"There are {', '.join(sorted(before + known for known in declaration))}."
     )
 
 
-def all_names(declaration: Declaration, before: str = "") -> list[str]:
+def nearest(name: str, names: Collection[str]) -> str:
+    """The name that a misspelt one is most like, or ""."""
+    last = name.rpartition(".")[2]
+    # A setting that is nested elsewhere, too: "rank" is "lora.rank".
+    whole = [known for known in names if known.rpartition(".")[2] == last]
+    found = whole or difflib.get_close_matches(name, names, 1)
+    if not found:
+        ends = {known.rpartition(".")[2]: known for known in names}
+        found = [ends[end] for end in difflib.get_close_matches(last, ends, 1)]
+    return found[0] if found else ""
+
+
+def all_names(
+    declaration: Declaration | ml_collections.ConfigDict, before: str = ""
+) -> list[str]:
     """The dotted names of all settings, nested ones included."""
     found = []
     for name, declared in declaration.items():
         found.append(before + name)
-        if not isinstance(declared, Setting):
+        if _is_mapping(declared):
             found += all_names(declared, f"{before}{name}.")
     return found
 
