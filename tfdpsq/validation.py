@@ -76,15 +76,15 @@ def one_line(message: object) -> str:
     return " ".join(word if len(word) <= 300 else cut(word) for word in words)
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parses JSON that anybody may have written.
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Parses JSON that anybody may have written; options are those of `json.loads`.
 
     Raises:
       ValueError: it is not JSON, is nested too deeply, or holds an integer of more
         digits than Python reads.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, **options)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValueError as error:

@@ -8,7 +8,6 @@ state the digest of the certificate: where one is stated, it has to be there.
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from typing import Any
@@ -69,7 +68,7 @@ def digest_beside(directory: str | os.PathLike) -> dict[str, str]:
 def _stated(path: pathlib.Path) -> Any:
     """The digest that a file states; `None` where there is none, or no file."""
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = validation.parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):  # its own reader says what is wrong with it
         return None
     return values.get(MARK) if isinstance(values, dict) else None

@@ -130,7 +130,7 @@ def origin(
     count = f"the {own.count} best after {own.skip}"
     if beside.is_file():
         try:
-            found = json.loads(beside.read_text("utf-8"))
+            found = validation.parse_json(beside.read_text("utf-8"))
             by, made = found["by"]["name"], (found["pairs"], found["split"])
             run = found["run"]
         except (ValueError, KeyError, TypeError) as error:
