@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 import pathlib
-from typing import Any
 
 import ml_collections
 import numpy as np
@@ -26,7 +25,12 @@ from tfdpsq.privacy import checkpoint
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import command, settings, sources, workdir
 from tfdpsq.run.devices import strategy as strategies
-from tfdpsq.run.training import private_training, starting_model
+from tfdpsq.run.training import (
+    outcomes,
+    private_training,
+    starting_model,
+    training_settings,
+)
 
 # Pairs tokenised at a time.
 _CHUNK = 1024
@@ -47,18 +51,7 @@ SENSITIVITY_ARGUMENTS = {
 }
 
 
-class DivergedError(validation.InputError):
-    """Training that came to nothing, and was paid for all the same.
-
-    Attributes:
-      certificate: what it cost; `None` where no private query had a part in it.
-    """
-
-    def __init__(self, message: str, certificate: dict[str, Any] | None):
-        """Takes the message and what was spent."""
-        super().__init__(message)
-        self.certificate = certificate
-
+DivergedError = outcomes.DivergedError
 
 SETTINGS: settings.Declaration = {
     "pairs": settings.Text(sources.PYDOCS, required=True),
@@ -68,7 +61,7 @@ SETTINGS: settings.Declaration = {
     # A directory in any format that `convert` reads, or a preset's name, such
     # as "t5_tiny_pydocs"; "" starts at random.
     "init": settings.Text(""),
-    "t5": private_training.t5_settings(32128, 8, 6, 512, 1024, 64),
+    "t5": training_settings.t5_settings(32128, 8, 6, 512, 1024, 64),
     # Train a low-rank update only, on the Dense layers that `targets` match
     # (see `layers.apply_lora`); rank 0 trains all weights.
     "lora": {
@@ -91,12 +84,12 @@ SETTINGS: settings.Declaration = {
     "dtype": settings.Text("float32", ("float32", "mixed_bfloat16")),
     # Less memory, about a third more time.
     "rematerialize": settings.Flag(False),
-    **private_training.length_settings(384, 128),
-    **private_training.privacy_settings(),
+    **training_settings.length_settings(384, 128),
+    **training_settings.privacy_settings(),
     "batch_size": settings.Integer(1024),
     "microbatch_size": settings.Integer(16),
     "steps": settings.Integer(1000, 1, settings.STEPS),
-    **private_training.optimizer_settings(1e-3),
+    **training_settings.optimizer_settings(1e-3),
     "jit_compile": settings.Flag(False),
     "seed": settings.Integer(0, 0, settings.SEED),
 }
@@ -105,7 +98,7 @@ SETTINGS: settings.Declaration = {
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings; the paper's values where a full-size T5 is meant.
 
-    See `private_training.privacy_settings` for those that concern privacy, and its
+    See `training_settings.privacy_settings` for those that concern privacy, and its
     `learning_rate` for `schedule`.
     """
     return settings.default_config(SETTINGS)
@@ -125,6 +118,8 @@ def run(
 
     Raises:
       InputError: bad settings or data, before any budget is spent.
+      DivergedError: training diverged. The generator of the last good step is in
+        `directory`, with the certificate of all that was paid.
     """
     settings.check(config, SETTINGS)
     devices.require_share(config.batch_size)
@@ -149,6 +144,7 @@ def run(
     )
     # Only now is the result safe, and the seeds of its noise are of no more use.
     private_training.close_run(own)
+    outcomes.require_converged(stage, directory, config.learning_rate)
     return stage
 
 
@@ -177,7 +173,7 @@ def _make(
     with private_training.progress_of(config, own.name, private, devices) as progress:
         if source.private:
             progress.epsilon = plan.epsilon_so_far
-        executed = private_training.train(
+        outcome = private_training.train(
             devices,
             model,
             plan,
@@ -200,10 +196,13 @@ def _make(
     if source.private:
         certificate = privacy.make_certificate(
             plan,
-            executed,
+            outcome.paid,
             description="A T5 generator fine-tuned to write queries from documents.",
             sensitivity_argument=SENSITIVITY_ARGUMENTS[plan.spec.unit],
-            training=private_training.training_facts(config, model),
+            training={
+                **private_training.training_facts(config, model),
+                **outcome.recorded(),
+            },
             fingerprints={**inputs, "code": workdir.code_fingerprint()},
             private_reads=reads,
             ledger_head=private_training.ledger_head(own),
@@ -216,7 +215,7 @@ def _make(
         )
     model.save(out, vocabulary)
     private_training.write_certificate(out, certificate)
-    return {"steps_executed": executed}
+    return {"steps_executed": outcome.paid, **outcome.recorded()}
 
 
 def _tokenised(

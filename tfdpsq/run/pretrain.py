@@ -42,7 +42,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.run.core import command, settings, sources, workdir
 from tfdpsq.run.core.progress import Progress, log_directory
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.training import pretraining_loop, private_training
+from tfdpsq.run.training import pretraining_loop, training_settings
 
 CURVE_FILE = "pretraining.json"
 # Of these rows every replica has as many as any other.
@@ -64,8 +64,8 @@ SETTINGS: settings.Declaration = {
     ),  # "" learns one of `t5.vocabulary_size` less sentinels
     "init": settings.Text(""),  # any T5 checkpoint to go on from
     "resize": RESIZE,
-    "t5": private_training.t5_settings(8192, 3, 4, 192, 512, 48, "1.0", 0.0),
-    **private_training.length_settings(112, 28),
+    "t5": training_settings.t5_settings(8192, 3, 4, 192, 512, 48, "1.0", 0.0),
+    **training_settings.length_settings(112, 28),
     "pseudo_queries_per_passage": settings.Integer(2, 1, 10000),
     "pair_rows": settings.Integer(40),
     "text_rows": settings.Integer(12),

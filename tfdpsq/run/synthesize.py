@@ -38,7 +38,7 @@ from tfdpsq.generator import (
 )
 from tfdpsq.run.core import command, layout, settings, sources, workdir
 from tfdpsq.run.passes import corpus_shards, pass_progress, passes, sharded_stages
-from tfdpsq.run.training import private_training
+from tfdpsq.run.training import training_settings
 
 _EXTENSION = "tfrecord"
 
@@ -51,7 +51,7 @@ SETTINGS: settings.Declaration = {
     "corpus": settings.Text(sources.PYDOCS, required=True),
     "max_documents": settings.Integer(0, 0, 10**15),
     "samples_per_document": settings.Integer(1, 1, 1000000),
-    **private_training.length_settings(384, 128),
+    **training_settings.length_settings(384, 128),
     "temperature": settings.Number(1.0, 0, 1e6),
     "top_k": settings.Integer(0, 0),
     "top_p": settings.Number(0.8, 0, 1, low_open=True),

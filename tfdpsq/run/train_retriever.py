@@ -37,8 +37,10 @@ from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import (
     direct_training,
     hard_negatives,
+    outcomes,
     plain_training,
     private_training,
+    training_settings,
 )
 
 METHODS = ("plain", *retriever.METHODS)
@@ -59,24 +61,24 @@ SETTINGS: settings.Declaration = {
     # as they are: each is computed once, and an index of them stays valid.
     "trained": settings.Several(("*",), settings.Text(""), 1),
     "method": settings.Text("plain", METHODS),
-    "t5": private_training.t5_settings(32128, 12, 12, 768, 2048, 64),
+    "t5": training_settings.t5_settings(32128, 12, 12, 768, 2048, 64),
     "embedding_dim": settings.Integer(768, 1, settings.WIDTH),
     "scale": settings.Number(20.0, 0, 1e6, low_open=True),
     "learned_scale": settings.Flag(False),
     "shared": settings.Flag(True),
     "pooling": settings.Text("mean", ("mean", "first")),
     "bidirectional": settings.Flag(False),
-    **private_training.length_settings(384, 128),
+    **training_settings.length_settings(384, 128),
     "batch_size": settings.Integer(32),
     "steps": settings.Integer(1000, 0, settings.STEPS),
-    **private_training.optimizer_settings(1e-3),
+    **training_settings.optimizer_settings(1e-3),
     # Method "plain": rows embedded at a time where a batch is larger than
     # memory; 0 embeds all at once.
     "rows_at_a_time": settings.Integer(0, 0),
     **hard_negatives.declared(),
     "seed": settings.Integer(0, 0, settings.SEED),
     "jit_compile": settings.Flag(False),
-    **settings.with_defaults(private_training.privacy_settings(), epsilon=math.inf),
+    **settings.with_defaults(training_settings.privacy_settings(), epsilon=math.inf),
     **direct_training.declared(),
 }
 
@@ -100,6 +102,8 @@ def run(
 
     Raises:
       InputError: bad settings or data, before any budget is spent.
+      DivergedError: training diverged. The retriever of the last good step is in
+        `directory`, with the certificate of all that was paid.
     """
     settings.check(config, SETTINGS)
     if config.method == "plain" and math.isfinite(float(config.epsilon)):
@@ -126,6 +130,7 @@ def run(
         lambda out: _make(config, devices, out, tokenizer, private, own, inputs),
     )
     private_training.close_run(own)
+    outcomes.require_converged(stage, directory, config.learning_rate)
     return stage
 
 
@@ -165,7 +170,7 @@ def _make(
     with devices.scope():
         model = _untrained(config)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
-    executed = 0
+    outcome = outcomes.Outcome(0)
     certificate = parent
     if config.steps:
         source = sources.load_source(config.pairs, config.split)
@@ -192,10 +197,10 @@ def _make(
                 plain_training.train(
                     config, model, tokenizer, source, progress, rows, devices
                 )
-                executed = config.steps
+                outcome = outcomes.Outcome(config.steps)
             else:
                 private_training.open_run(own, config, inputs)
-                plan, executed = direct_training.train(
+                plan, outcome = direct_training.train(
                     config, model, tokenizer, source, progress, own, inputs, devices
                 )
         if config.method != "plain":
@@ -203,14 +208,14 @@ def _make(
                 return {}
             certificate = privacy.make_certificate(
                 plan,
-                executed,
+                outcome.paid,
                 description="A two-tower retriever trained directly on private pairs.",
                 sensitivity_argument=direct_training.ARGUMENTS[config.method],
                 ledger_head=private_training.ledger_head(own),
-                **_facts(config, model, inputs, reads, mined),
+                **_facts(config, model, inputs, reads, mined, outcome),
             )
         elif source.private:
-            facts = _facts(config, model, inputs, reads, mined)
+            facts = _facts(config, model, inputs, reads, mined, outcome)
             certificate = _unprotected(config, source.count, facts)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
@@ -219,7 +224,7 @@ def _make(
         )
     retriever.save(model, out / layout.RETRIEVER_MODEL)
     private_training.write_certificate(out, certificate)
-    return {"steps_executed": executed}
+    return {"steps_executed": outcome.paid, **outcome.recorded()}
 
 
 def _untrained(config) -> retriever.TwoTower:
@@ -296,7 +301,12 @@ def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
 
 
 def _facts(
-    config, model, inputs: dict[str, str], reads: list, mined: str
+    config,
+    model,
+    inputs: dict[str, str],
+    reads: list,
+    mined: str,
+    outcome: outcomes.Outcome,
 ) -> dict[str, Any]:
     training = private_training.training_facts(config, model)
     if config.method == "plain":
@@ -306,6 +316,7 @@ def _facts(
             **training,
             **direct_training.facts(config, model),
             "hard_negatives": mined,
+            **outcome.recorded(),
         },
         "fingerprints": {**inputs, "code": workdir.code_fingerprint()},
         "private_reads": reads,

@@ -20,7 +20,7 @@ from tfdpsq.privacy import plan as plans
 from tfdpsq.run.core import settings, sources
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.training import hard_negatives, private_training
+from tfdpsq.run.training import hard_negatives, outcomes, private_training
 
 ARGUMENTS = {
     "naive": (
@@ -154,7 +154,7 @@ def train(
     own: pathlib.Path,
     inputs: dict[str, str],
     devices: strategy.Devices = strategy.DEFAULT,
-) -> tuple[privacy.PrivacyPlan, int]:
+) -> tuple[privacy.PrivacyPlan, outcomes.Outcome]:
     """Trains by the config's method.
 
     Args:
@@ -168,7 +168,7 @@ def train(
       devices: what it is trained on.
 
     Returns:
-      The plan, and the steps that were executed.
+      The plan, and how training ended.
 
     Raises:
       InputError: pairs that are not private, or settings that cannot be, all before
@@ -203,7 +203,7 @@ def train(
         rate = private_training.learning_rate(config)
         optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
     progress.epsilon = plan.epsilon_so_far
-    executed = private_training.train(
+    outcome = private_training.train(
         devices,
         model,
         plan,
@@ -218,7 +218,7 @@ def train(
         jit_compile=config.jit_compile,
         **options,
     )
-    return plan, executed
+    return plan, outcome
 
 
 def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:

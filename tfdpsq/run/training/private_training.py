@@ -18,99 +18,21 @@ from tfdpsq import privacy, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import certificate as certificates
-from tfdpsq.privacy import (
-    certificate_files,
-    checkpoint,
-    ledger,
-    optimizers,
-    reads,
-    spec,
-    workers,
-)
-from tfdpsq.run.core import settings, sources, workdir
+from tfdpsq.privacy import certificate_files, checkpoint, ledger, reads, workers
+from tfdpsq.run.core import sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
 from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import outcomes
 
 RUNS = workdir.RUNS
 RUN_FILE = "run.json"
 # Of a run's directory: its pairs, tokenised, while it trains without protection.
 ROWS = "rows"
-SCHEDULES = ("constant", "cosine")
-WITHOUT_PRIVACY = 'Use math.inf ("inf" in a config) to train without privacy.'
 LOSS_READ = {
     "what": "the training loss of every step, averaged over its batch, and how long "
     "the step took",
     "where": "the terminal, and logs/ under private/",
 }
-
-
-def privacy_settings() -> dict[str, settings.Setting]:
-    """Settings of a private training run; see `PrivacySpec` for most of them.
-
-    `n_is_public` declares that the exact number of units may be published;
-    otherwise `n_bound` must be a public upper bound on it. `user_field` names the
-    metadata field of queries.jsonl that says whose a query is, for unit "user".
-    `strict` refuses, or leaves out, every reading of private data that ε does not
-    cover. `save_every` is how many steps a killed run may have to repeat.
-    """
-    return {
-        "epsilon": settings.Number(
-            8.0, 0, 1e6, low_open=True, infinite=True, remedy=WITHOUT_PRIVACY
-        ),
-        "delta": settings.Number(0.0, 0, 1, high_open=True, remedy="0 takes 1/(2n)."),
-        "clip_norm": settings.Number(0.1, 0, 1e6, low_open=True),
-        "accountant": settings.Text("pld", spec.ACCOUNTANTS),
-        "sampler": settings.Text("poisson", spec.SAMPLERS),
-        "unit": settings.Text("query", spec.UNITS),
-        "user_field": settings.Text("user_id", required=True),
-        "rows_per_unit": settings.Integer(1),
-        "n_is_public": settings.Flag(False),
-        "n_bound": settings.Integer(0, 0, 10**15),
-        "engine": settings.Text("fast", optimizers.ENGINES),
-        "strict": settings.Flag(False),
-        "save_every": settings.Integer(50, 1, settings.STEPS),
-        "private_directory": settings.Text(""),
-    }
-
-
-def optimizer_settings(learning_rate: float) -> dict[str, settings.Setting]:
-    """Settings of how weights are trained; see `learning_rate` for `schedule`."""
-    return {
-        "optimizer": settings.Text("adam", tuple(optimizers.OPTIMIZERS)),
-        "learning_rate": settings.Number(learning_rate, 0, 1e3, low_open=True),
-        "schedule": settings.Text("constant", SCHEDULES),
-    }
-
-
-def t5_settings(
-    vocabulary_size: int,
-    num_layers: int,
-    num_heads: int,
-    hidden_dim: int,
-    intermediate_dim: int,
-    key_value_dim: int,
-    version: str = "1.1",
-    dropout: float = 0.1,
-) -> dict[str, settings.Setting]:
-    """Settings of a T5's shape, with these defaults; see `layers.T5Config`."""
-    return {
-        "vocabulary_size": settings.Integer(vocabulary_size, 1, 10**7),
-        "num_layers": settings.Integer(num_layers, 1, settings.LAYERS),
-        "num_heads": settings.Integer(num_heads, 1, settings.LAYERS),
-        "hidden_dim": settings.Integer(hidden_dim, 1, settings.WIDTH),
-        "intermediate_dim": settings.Integer(intermediate_dim, 1, settings.WIDTH),
-        "key_value_dim": settings.Integer(key_value_dim, 1, settings.WIDTH),
-        "version": settings.Text(version, ("1.0", "1.1")),
-        "dropout": settings.Number(dropout, 0, 1, high_open=True),
-    }
-
-
-def length_settings(document: int, query: int) -> dict[str, settings.Setting]:
-    """Settings of how many tokens texts are cut to, with these defaults."""
-    return {
-        "document_length": settings.Integer(document, 1, settings.TOKENS),
-        "query_length": settings.Integer(query, 1, settings.TOKENS),
-    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +122,7 @@ def declared_n(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool
             f"the number of {config.unit} units may be published, or n_bound to a "
             "public upper bound on it."
         )
-    if count > validation.positive_integer("n_bound", config.n_bound):
+    if count > config.n_bound:
         raise validation.InputError(
             f"n_bound is {config.n_bound}, but the data hold more units than that. "
             "Declare a bound that is not exceeded."
@@ -266,8 +188,8 @@ def train(
     take: Callable,
     microbatch_size: int | None,
     **options: Any,
-) -> int:
-    """`privacy.train` on a stage's devices.
+) -> outcomes.Outcome:
+    """`privacy.train` on a stage's devices; a run that diverged has an outcome, too.
 
     Args:
       devices: in whose scope model and optimizer were made.
@@ -280,7 +202,7 @@ def train(
       **options: passed on.
 
     Returns:
-      The number of steps executed.
+      What was paid, and whether the model holds the weights of an earlier step.
 
     Raises:
       Preempted: the process, or another worker, was asked to end.
@@ -289,17 +211,21 @@ def train(
     with devices.scope(), devices.notice.training() as asked:
         # What is not trained, too: others may have other files at the same path.
         workers.copy_from_chief(model.variables)
-        return privacy.train(
-            plan,
-            row_losses,
-            model.trainable_variables,
-            optimizer,
-            take,
-            microbatch_size,
-            steps_per_loop=devices.steps_per_loop,
-            preempted=asked,
-            **options,
-        )
+        try:
+            paid = privacy.train(
+                plan,
+                row_losses,
+                model.trainable_variables,
+                optimizer,
+                take,
+                microbatch_size,
+                steps_per_loop=devices.steps_per_loop,
+                preempted=asked,
+                **options,
+            )
+        except privacy.Diverged as error:
+            return outcomes.Outcome(error.paid, error.diverged_at, error.weights_of)
+        return outcomes.Outcome(paid)
 
 
 def close_run(directory: pathlib.Path) -> None:
@@ -389,11 +315,8 @@ def learning_rate(
     """What the optimizer takes: the rate, or its course over all steps.
 
     Schedule "cosine" rises over the first tenth of the steps and falls to a twentieth.
-
-    Raises:
-      InputError: unknown schedule.
     """
-    if validation.one_of("schedule", config.schedule, SCHEDULES) == "constant":
+    if config.schedule == "constant":
         return config.learning_rate
     return WarmupCosine(config.learning_rate, config.steps // 10, config.steps)
 
