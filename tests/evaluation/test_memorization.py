@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tfdpsq.evaluation import memorization
+from tfdpsq.evaluation.leakage import memorization
 from tfdpsq.validation import InputError
 
 

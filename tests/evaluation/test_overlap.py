@@ -12,9 +12,9 @@ from tfdpsq.evaluation import (
     OverlapScan,
     draw_samples,
     share_in_draws,
-    span_hashes,
 )
-from tfdpsq.evaluation.word_stream import words_of
+from tfdpsq.evaluation.overlap import span_hashes
+from tfdpsq.evaluation.overlap.word_stream import words_of
 from tfdpsq.validation import InputError
 
 # Few words, so that runs of them come back; one longer than the smallest blocks.

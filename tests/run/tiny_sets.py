@@ -96,5 +96,5 @@ def searched(monkeypatch, fails_at=None):
             raise KeyboardInterrupt
         yield from retrieve(config, beir, queries, k)
 
-    monkeypatch.setattr(evaluate, "retrieve", spy)
+    monkeypatch.setattr(retrieval, "retrieve", spy)
     return corpora

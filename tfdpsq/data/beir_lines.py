@@ -70,7 +70,7 @@ def read_lines(
 ) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, text) of the lines that are not blank.
 
-    A byte order mark at the beginning, which some editors write, is no part of it.
+    A byte order mark at the beginning, which some editors write, is not part of it.
 
     Args:
       path: the file.
@@ -106,7 +106,7 @@ def read_records(
       raw: as in `read_lines`.
 
     Raises:
-      DataError: a line that is no JSON object, or whose ``_id`` is no id.
+      DataError: a line that is not a JSON object, or whose ``_id`` is not an id.
     """
     for line, text in read_lines(path, raw):
         try:
@@ -136,7 +136,7 @@ def text_field(path: str | os.PathLike, line: int, record: dict, field: str) -> 
     """Returns a field of a record; one that is absent or null is empty.
 
     Raises:
-      DataError: it is no text.
+      DataError: it is not text.
     """
     value = record.get(field)
     value = "" if value is None else value
@@ -168,7 +168,7 @@ def document_of(
 
 
 def user_of(path: Path, line: int, record: dict, field: str) -> str:
-    """Returns whose a query is: a text or number in its metadata, or beside it.
+    """Returns a query's user: text or a number in its metadata, or next to it.
 
     Raises:
       DataError: it is nobody's, or two different people's.

@@ -144,13 +144,13 @@ def read_manifest(path: str | os.PathLike) -> dict:
         raise DataError(
             file, f"count is {manifest['count']}, its shards hold {counted}", _REWRITE
         )
-    beside = Path(path) / "certificate.json"
+    certificate_file = Path(path) / "certificate.json"
     held = manifest.get("certificate")
-    if (held is None) == beside.exists() or (
-        held is not None and _read_json(beside) != held
+    if (held is None) == certificate_file.exists() or (
+        held is not None and _read_json(certificate_file) != held
     ):
         raise DataError(
-            beside,
+            certificate_file,
             "is not the certificate the manifest holds",
             "The guarantee of this set is unclear: do not release it. " + _REWRITE,
         )

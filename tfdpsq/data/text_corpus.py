@@ -231,7 +231,7 @@ def _text_of(path: Path, number: int, raw: bytes, field: str) -> str:
     except DecodeError as error:
         raise DataError(
             path,
-            f"record {number} is no tf.train.Example",
+            f"record {number} is not a tf.train.Example",
             "Give a file of such, or name another format",
         ) from error
     values = features[field].bytes_list.value if field in features else []
@@ -270,7 +270,7 @@ def _of_tfds(name: str, field: str, split: str, data_dir: str) -> list[CorpusPar
     except (ValueError, AssertionError) as error:
         why = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"{TFDS}{name}: {why} Correct the name, or set data_dir to where it lies."
+            f"{TFDS}{name}: {why} Correct the name, or set data_dir to its directory."
         ) from error
     # Nothing is downloaded: C4 would take days, and needs Beam.
     if not builder.info.splits:

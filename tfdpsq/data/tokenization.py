@@ -22,7 +22,7 @@ from tfdpsq.validation import DataError, InputError, positive_integer
 # What the generator reads before a document (paper, section 4.1).
 PROMPT = "generate_query: "
 
-# What T5's vocabulary is called beside its weights.
+# The name of T5's vocabulary next to its weights.
 VOCABULARY_FILE = "spiece.model"
 
 # The trainer drops longer lines silently, so they are cut before.
@@ -112,7 +112,7 @@ class Tokenizer(tf.Module):
         )
 
     def _run(self, method: str, value):
-        """Calls the op, loading the model anew where TF has dropped it.
+        """Calls the op, reloading the model where TF has dropped it.
 
         `tf.random.set_seed` clears the eager kernels, and with them the model
         that tensorflow-text's kernel owns.
@@ -139,7 +139,7 @@ class Tokenizer(tf.Module):
           lengths: [B] int32, tokens that are not padding, EOS included.
 
         Raises:
-          InputError: `length` is no positive integer.
+          InputError: `length` is not a positive integer.
         """
         length = positive_integer("length", length)
         texts = tf.convert_to_tensor(texts, tf.string)
@@ -166,7 +166,7 @@ class Tokenizer(tf.Module):
 
         Args:
           most: return so many, or as many as there are. Special pieces and single
-            bytes, which stand in for rare characters, are no pieces of text.
+            bytes, which encode rare characters, are not pieces of text.
         """
         processor = sentencepiece.SentencePieceProcessor(model_proto=self._model)
         special = (

@@ -48,7 +48,7 @@ from tfdpsq.data import (
 )
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.unique_ids import BATCH, SeenTexts
-from tfdpsq.evaluation.ngrams import words
+from tfdpsq.evaluation.text.ngrams import words
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import command, layout, settings, sources, workdir

@@ -1,6 +1,6 @@
-"""What a sample's texts are recognised by in a corpus: their n-grams and themselves.
+"""An index of a sample's texts by which a corpus is scanned for them.
 
-The sample lies in memory as sorted hashes. A corpus is looked at in blocks, each in a
+The sample is in memory as sorted hashes. A corpus is looked at in blocks, each in a
 few passes over whole arrays: every run of 1, 2, 4, … words is hashed and held against
 a filter; what passes, a few per cent, is looked up exactly. A text of fewer than n
 words is one n-gram, itself, of a length that need not be a power of two: its first
@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from tfdpsq.evaluation.span_hashes import HashedWords, HashFilter, Powers
-from tfdpsq.evaluation.word_stream import BOUNDARY
+from tfdpsq.evaluation.overlap.span_hashes import HashedWords, HashFilter, Powers
+from tfdpsq.evaluation.overlap.word_stream import BOUNDARY
 
 _BOUNDARY = BOUNDARY.encode()
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A place where all words of a text stand in a row.
+    """A place where all words of a text occur in a row.
 
     Attributes:
       text: number of the text.
@@ -95,7 +95,7 @@ class SampleIndex:
         self.texts = list(texts)
         self._words = np.array([text.count(b" ") + 1 for text in texts])
         self._sizes = np.minimum(n, self._words)
-        # With the boundaries that may stand around it. A block reaches as far beyond
+        # With the boundaries that may surround it. A block reaches as far beyond
         # the next one's beginning.
         self._longest = max(map(len, texts)) + 2 * (len(_BOUNDARY) + 1)
         self._most = block + self._longest
@@ -107,7 +107,7 @@ class SampleIndex:
         self._gram_of = np.empty(len(hashes), np.int32)
         of_probe: dict[int, list[_Grams]] = {}
         likely: dict[int, list[np.ndarray]] = {}
-        seen: list[np.ndarray] = []  # how often each n-gram stands in the sample
+        seen: list[np.ndarray] = []  # each n-gram's count in the sample
         self.grams = 0
         for size in np.unique(self._sizes).tolist():
             here = sizes == size
@@ -137,11 +137,11 @@ class SampleIndex:
         Args:
           stream: of `word_stream`; of any length, as it is cut.
           found: [grams] bool; those found before, which are not reported again.
-          wanted: told [k] numbers of texts and whether the text would be all of a
+          wanted: takes [k] numbers of texts and whether the text would be all of a
             record, [k] bool, says which are worth a closer look.
 
         Returns:
-          The numbers of n-grams found, possibly repeated; and where whole texts stand,
+          The numbers of n-grams found, possibly repeated; and where whole texts occur,
           at most one place of each kind for each text.
         """
         grams: list[np.ndarray] = []
@@ -160,14 +160,14 @@ class SampleIndex:
         return np.concatenate([none, *grams]), list(matches.values())
 
     def containment(self, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How much of each text is there.
+        """Returns the share of each text that was found.
 
         Args:
           found: [grams] bool.
 
         Returns:
           Two [texts] float64 in [0, 1]: the share of each text's n-grams that were
-          found (repeated ones count as often), and the share of its words that stand
+          found (repeated ones count as often), and the share of its words that occur
           in one of these.
         """
         here = found[self._gram_of]
@@ -209,7 +209,7 @@ class SampleIndex:
         return np.concatenate(hashes), np.concatenate(starts), np.concatenate(wholes)
 
     def _choose_anchors(self, times: np.ndarray) -> None:
-        """Of each text the first of its n-grams that are rarest in the sample."""
+        """Selects each text's rarest n-gram in the sample; the first one on ties."""
         rarity = times[self._gram_of]
         least = np.minimum.reduceat(rarity, self._offsets[:-1])
         counts = np.diff(self._offsets)
@@ -224,7 +224,7 @@ class SampleIndex:
         self._anchors = np.concatenate([[0], np.cumsum(per_gram)]).astype(np.int32)
 
     def _grams_in(self, words: HashedWords) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the n-grams that stand there, and at which words."""
+        """Returns the n-grams found there, and their word positions."""
         numbers = [np.empty(0, np.int64)]
         places = [np.empty(0, np.int64)]
         for probe, likely, of_size in self._probes:
@@ -244,7 +244,7 @@ class SampleIndex:
         wanted: Callable[[np.ndarray, np.ndarray], np.ndarray],
         before: int,
     ) -> Iterator[Match]:
-        """The texts that stand where their anchors were found.
+        """Yields the texts that occur where their anchors were found.
 
         Args:
           words: the block.
@@ -266,7 +266,7 @@ class SampleIndex:
         text, begin = text[kept], begin[kept]
         if not len(text):
             return
-        # A boundary is one byte, and a space stands between it and the text. Where
+        # A boundary is one byte, and a space separates it from the text. Where
         # the block ends instead, what is looked at is a byte of the text.
         codes = np.frombuffer(words.stream, np.uint8)
         start, end = words.starts[begin], words.ends[begin + self._words[text] - 1]
@@ -306,5 +306,5 @@ class SampleIndex:
 
 
 def _probe_of(size: int | np.ndarray) -> np.ndarray:
-    """How many words of an n-gram the filter sees: the largest power of two in it."""
+    """Returns how many words of an n-gram the filter checks: a power of two."""
     return 1 << np.log2(size).astype(np.int64)

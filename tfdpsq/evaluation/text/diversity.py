@@ -1,4 +1,4 @@
-"""How varied texts are: distinct n-grams, lengths, vocabulary.
+"""Diversity of texts: distinct n-grams, lengths, vocabulary.
 
 Words are those of `normalization.words_of`. Everything here is deterministic. Most of
 it depends on how many texts there are: more texts repeat more n-grams, and hold more
@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import scipy.special
 
-from tfdpsq.evaluation.distribution import (
+from tfdpsq.evaluation.text.distribution import (
     Distribution,
     describe,
     shares,
     total_variation,
 )
-from tfdpsq.evaluation.normalization import words_of
+from tfdpsq.evaluation.text.normalization import words_of
 from tfdpsq.validation import InputError, positive_integer
 
 
@@ -61,7 +61,7 @@ def distinct_n(texts: Sequence[str], most: int = 4) -> dict[int, float | None]:
     """Different n-grams as a share of all, over the whole set (Li et al. 2016).
 
     Args:
-      texts: the set; an n-gram lies within one text.
+      texts: the set; an n-gram is within one text.
       most: the largest n.
 
     Returns:
@@ -83,7 +83,7 @@ def distinct_n(texts: Sequence[str], most: int = 4) -> dict[int, float | None]:
 
 
 def text_lengths(texts: Sequence[str]) -> Distribution:
-    """How many words the texts have.
+    """Describes the numbers of words of the texts.
 
     Raises:
       InputError: one text instead of several, or none at all.

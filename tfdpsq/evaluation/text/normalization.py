@@ -1,4 +1,4 @@
-"""Which texts count as equal, and what a word is: one rule for all measures of text."""
+"""Normalisation: when texts are equal, and what a word is, for all text measures."""
 
 from __future__ import annotations
 

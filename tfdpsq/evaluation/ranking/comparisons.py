@@ -1,6 +1,6 @@
-"""Whether systems differ: the paired randomisation test, for one pair or for all.
+"""Paired randomisation tests of differences between systems, for one pair or all.
 
-Were two systems alike, either could have had each query's two values: the sign of
+If two systems were equal, either could have had each query's two values: the sign of
 every per-query difference would be a fair coin. The test (Fisher 1935; Pitman 1937; for
 retrieval, Smucker, Allan and Carterette 2007) asks how often coins alone give a mean
 difference at least as far from 0 as the one observed. It assumes nothing of the values'
@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfdpsq.evaluation.significance import paired_values
+from tfdpsq.evaluation.ranking.significance import paired_values
 from tfdpsq.validation import InputError, positive_integer
 
 # All 2^20 assignments, half of them by symmetry: 4 MiB of sums.
@@ -37,7 +37,7 @@ _ROUNDING = 1e-11
 
 @dataclasses.dataclass(frozen=True)
 class Randomization:
-    """What `paired_randomization` found.
+    """The result of `paired_randomization`.
 
     Attributes:
       difference: mean(a) − mean(b).
@@ -59,7 +59,7 @@ class Comparison:
       second: name of the other.
       difference: mean of the first − mean of the second.
       p_value: of this comparison alone; see `Randomization`.
-      adjusted_p_value: corrected for all comparisons that were made beside it, by Holm.
+      adjusted_p_value: corrected for all comparisons made together, by Holm.
       exact: see `Randomization`.
     """
 
@@ -120,7 +120,7 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
     wrong = np.flatnonzero(~((p >= 0) & (p <= 1)))
     if len(wrong):
         raise InputError(
-            f"p_values[{wrong[0]}] is {p[wrong[0]]}; it must lie in [0, 1]."
+            f"p_values[{wrong[0]}] is {p[wrong[0]]}; it must be in [0, 1]."
         )
     order = np.argsort(p, kind="stable")
     adjusted = np.empty_like(p)
@@ -204,7 +204,7 @@ def _exact_p_value(differences: np.ndarray, least: float) -> float:
 def _count_as_far(
     differences: np.ndarray, least: np.ndarray, resamples: int, seed: int
 ) -> np.ndarray:
-    """How many random assignments give each column a sum as far from 0."""
+    """Counts the random assignments that give each column a sum as far from 0."""
     as_far = np.zeros(differences.shape[1], np.int64)
     if not len(as_far):
         return as_far

@@ -12,13 +12,13 @@ import math
 import numpy as np
 import scipy.special
 
-from tfdpsq.evaluation.auditing import HALVINGS, check_settings, finite_scores
+from tfdpsq.evaluation.leakage.auditing import HALVINGS, check_settings, finite_scores
 from tfdpsq.validation import InputError, in_range
 
 
 @dataclasses.dataclass(frozen=True)
 class TwoHypothesesAudit:
-    """What `audit_two_hypotheses` found.
+    """The result of `audit_two_hypotheses`.
 
     Each of the two bounds holds with probability `confidence`; both together with
     2·confidence - 1.
@@ -181,10 +181,10 @@ def _clopper_pearson(count: np.ndarray, trials: int, level: float) -> np.ndarray
 
 
 def _odds(fpr: np.ndarray, fnr: np.ndarray, delta: float) -> np.ndarray:
-    """What e^ε must reach for these error rates; anything where that is below 1."""
+    """Returns the least e^ε for these error rates; arbitrary where it is below 1."""
     return np.maximum((1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr)
 
 
 def _separations(fpr: np.ndarray, fnr: np.ndarray) -> np.ndarray:
-    """What μ must reach for these error rates; below 0 where guessing does better."""
+    """Returns the least μ for these error rates; below 0 where guessing does better."""
     return -scipy.special.ndtri(fpr) - scipy.special.ndtri(fnr)

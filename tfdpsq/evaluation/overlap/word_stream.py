@@ -21,7 +21,7 @@ NORMALISATION = (
     "words; an ideograph or kana is a word of its own; all else separates words"
 )
 
-# What stands between records, before the first and after the last: a word that no
+# Separates records, before the first and after the last, too: a word that no
 # text can hold.
 BOUNDARY = "\x01"
 SPACE = ord(" ")
@@ -80,7 +80,7 @@ def _rewritten(run: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _character(character: str) -> str:
-    """What a character is compared as; ASCII in it is only cased by `_BYTES`."""
+    """Returns the form in which a character is compared; `_BYTES` lowers ASCII."""
     folded = unicodedata.normalize("NFKD", character).casefold()
     found = ""
     for part in unicodedata.normalize("NFKD", folded):
@@ -96,7 +96,7 @@ def _character(character: str) -> str:
 
 
 def _byte(code: int) -> int:
-    """What a byte of UTF-8 becomes: itself, in lower case, or a space."""
+    """Maps a byte of UTF-8 to itself, its lower case, or a space."""
     if code >= 0x80 or code == ord(BOUNDARY) or chr(code).isalnum():
         return ord(chr(code).lower()) if code < 0x80 else code
     return SPACE

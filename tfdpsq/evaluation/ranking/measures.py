@@ -3,7 +3,7 @@
 A *run* maps query id to {document id: score}; *qrels* map query id to
 {document id: relevance}. Everything that two evaluators could do differently
 (ties, gain, missing queries, self-matches) is decided here once and returned by
-`rules`, so that it can be written beside the numbers. TREC files: `trec.py`.
+`rules`, so that it can be written with the numbers. TREC files: `trec.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import pytrec_eval
 from absl import logging
 
-from tfdpsq.evaluation.trec import (
+from tfdpsq.evaluation.ranking.trec import (
     Qrels,
     Run,
     checked_score,
@@ -58,7 +58,7 @@ class _Metric:
     Attributes:
       name: ours, without k.
       k: ranks that are looked at; `None` for all.
-      measure: as pytrec-eval is asked for it.
+      measure: pytrec-eval's name of it.
     """
 
     name: str
@@ -67,11 +67,11 @@ class _Metric:
 
     @property
     def key(self) -> str:
-        """How pytrec-eval names its result."""
+        """Returns pytrec-eval's name of the result."""
         return self.measure.replace(".", "_")
 
     def value(self, found: Mapping[str, float], relevant: int) -> float:
-        """Of one query: from pytrec-eval's results, and how many are relevant."""
+        """Returns a query's value from pytrec-eval's results and its relevant count."""
         value = float(found.get(self.key, 0.0))
         if self.name == "mrr" and self.k is not None and value:
             return value if round(1 / value) <= self.k else 0.0
@@ -83,7 +83,7 @@ class _Metric:
 
 @dataclasses.dataclass(frozen=True)
 class RankingResult:
-    """What `evaluate_run` found.
+    """The result of `evaluate_run`.
 
     Attributes:
       per_query: query id -> {metric: value in [0, 1]}, for **every** query of the
@@ -162,8 +162,8 @@ def evaluate_run(
       trec_eval itself would leave it out of the mean.
 
     Raises:
-      InputError: unknown metric, a score that is no finite number, a relevance
-        that is no integer, no qrels, or a run that shares no query with them.
+      InputError: unknown metric, a score that is not finite, a relevance
+        that is not an integer, no qrels, or a run that shares no query with them.
     """
     wanted = {metric: _metric(metric) for metric in metrics}
     if not wanted:
@@ -256,7 +256,7 @@ def _check_qrels(qrels: Qrels) -> None:
 
 
 def _plain(judgements: Mapping[str, int]) -> dict[str, int]:
-    # All below 0 is not relevant alike; trec_eval crashes on what is below -1.
+    # Everything below 0 is equally not relevant; trec_eval crashes on what is below -1.
     return {doc: max(int(value), -1) for doc, value in judgements.items()}
 
 

@@ -1,7 +1,7 @@
-"""How much a model tells of secrets that were put into its training data.
+"""Memorisation of secrets that were put into the training data.
 
 A *canary* is a training example that holds a secret drawn at random (Carlini et al.
-2019, *The Secret Sharer*). Beside each secret stand *candidates*, drawn from the same
+2019, *The Secret Sharer*). Each secret has *candidates*, drawn from the same
 law but never trained on. Under a model that learnt nothing of the secret, it is one
 of them: its rank among all of them is uniform. That is exact, whatever the model, and
 is what every number here is compared with.
@@ -30,7 +30,7 @@ _ALL_BUT_DIGITS = re.compile(r"\D+")
 def canary_ranks(
     secret_scores: np.ndarray, candidate_scores: np.ndarray, seed: int = 0
 ) -> np.ndarray:
-    """Where each secret stands among its candidates and itself.
+    """Ranks each secret among its candidates and itself.
 
     Args:
       secret_scores: [canaries] float, higher where the model finds the secret more
@@ -59,10 +59,12 @@ def canary_ranks(
     for name, scores in (("secret_scores", secrets), ("candidate_scores", others)):
         if not np.isfinite(scores).all():
             where = tuple(int(i) for i in np.argwhere(~np.isfinite(scores))[0])
-            raise InputError(f"{name}{list(where)} is {scores[where]}; it is no score.")
+            raise InputError(
+                f"{name}{list(where)} is {scores[where]}; it is not a score."
+            )
     higher = (others > secrets[:, None]).sum(axis=1)
     equal = (others == secrets[:, None]).sum(axis=1)
-    # Of e equal candidates, 0 to e stand before the secret, each as likely.
+    # Ties: 0 to e of e equal candidates rank before the secret, with equal probability.
     return 1 + higher + np.random.default_rng(seed).integers(0, equal, endpoint=True)
 
 
@@ -140,7 +142,7 @@ def _log_tail(place: float, shape: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class RankTest:
-    """Whether secrets rank higher than chance has it.
+    """A test of whether secrets rank higher than by chance.
 
     Attributes:
       mean_rank: of the canaries.
@@ -192,7 +194,7 @@ def pure_epsilon_bound(
 
     Of the kind that the paper reads off its canaries (section 6.3; Stock et al.
     2022), with the derivation given here. Let a canary's secret be drawn uniformly
-    from its m candidates and stand in r training examples, each protected with
+    from its m candidates and occur in r training examples, each protected with
     (ε, 0). Going from one secret to none changes the likelihood of what was released
     by at most e^{±rε}. So, given the release and all other secrets, the candidates'
     posterior probabilities are likelihoods p_a/Σp_b, all p within e^{±rε} of one
@@ -211,7 +213,7 @@ def pure_epsilon_bound(
     Args:
       ranks: [canaries] int, from 1 to `candidates`.
       candidates: m, how many were ranked, the secret among them.
-      repetitions: r, in how many examples each secret stands.
+      repetitions: r, the number of examples that hold each secret.
       top: k; must be chosen before the ranks are seen.
       confidence: that the bound holds, in (0.5, 1).
 
@@ -270,7 +272,7 @@ def least_mean_rank(epsilon: float, candidates: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Leaked:
-    """Which secrets are found in a set of texts.
+    """The secrets found in a set of texts.
 
     Attributes:
       found: [secrets] bool.
@@ -287,7 +289,7 @@ class Leaked:
 
 
 def leaked_secrets(secrets: Sequence[str], texts: Iterable[str]) -> Leaked:
-    """Looks for secrets of digits in texts, whatever stands between the digits.
+    """Looks for secrets of digits in texts, whatever characters separate the digits.
 
     Spaces, hyphens and letters between digits are left out on both sides: a generator
     may well break a number up. For a short secret in long texts with many numbers this
@@ -332,6 +334,6 @@ def _checked_ranks(ranks: np.ndarray, candidates: int) -> np.ndarray:
     if ranks.min() < 1 or ranks.max() > candidates:
         raise InputError(
             f"ranks reach from {ranks.min()} to {ranks.max()}; among {candidates} "
-            f"candidates they lie in 1 to {candidates}."
+            f"candidates they must be in 1 to {candidates}."
         )
     return ranks

@@ -12,7 +12,7 @@ noise or accounting is not as stated.
 
 **What it does not mean.** A bound below the certified ε confirms nothing: the attack
 may be weak, and even the best attack leaves slack (on the Gaussian mechanism the
-one-run bound reaches half of ε or so). It is no estimate of ε. It speaks of the
+one-run bound reaches half of ε or so). It is not an estimate of ε. It speaks of the
 mechanism and the canaries that were run, not of other data, other code paths or
 hyperparameters chosen on private data. And of many audits at confidence c a share
 of 1 - c may be wrong by chance: who repeats them, and reports the best, has to
@@ -44,7 +44,7 @@ _USELESS = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class OneRunAudit:
-    """What `audit_one_run` found.
+    """The result of `audit_one_run`.
 
     Attributes:
       epsilon: lower bound on ε at `delta`; 0 where nothing was shown.
@@ -88,7 +88,7 @@ def audit_one_run(
 
     Args:
       scores: [m] float, higher for canaries that look included. Ties are broken at
-        random: by position they would tell who stands where.
+        random: an order by position would reveal which example is which.
       included: [m] bool, the coins.
       delta: δ of the claim under audit, in [0, 1).
       guesses: (k+, k-) pairs, each with 1 ≤ k+ + k- ≤ m.

@@ -40,14 +40,14 @@ _NODES = 20
 
 @dataclasses.dataclass(frozen=True)
 class Mauve:
-    """What `mauve_of_features` found.
+    """The result of `mauve_of_features`.
 
     Attributes:
       mean: over the seeds of k-means, in [0, 1].
       deviation: standard deviation over them (of a sample: n - 1).
       scores: one value a seed.
       samples: (n, m), texts of the two sets.
-      clusters: how many k-means was asked for.
+      clusters: the number of clusters that k-means was given.
       components: principal components that were kept.
     """
 
@@ -176,7 +176,7 @@ def mauve_of_histograms(
 
         area = x(λ₁) + ∫ y·(-x') ds    from log-odds -40 to 40, where λ₁ is at 40.
 
-    What lies beyond, to the right of λ₁, has y within c·e^-40 of 1 and so the area
+    The part to the right of λ₁ has y within c·e^-40 of 1 and so the area
     x(λ₁); to the left, x is within c·e^-40 of 1. In between the integrand is analytic
     in s, with no singularity nearer to the axis than π, even where λ's own is not (a
     cluster that only one side has makes x' infinite at an end): Gauss and Legendre's
@@ -272,7 +272,7 @@ def _labels(
         random_state=seed,
     )
     with warnings.catch_warnings():
-        # The components that were dropped may have told some rows apart.
+        # Some rows may differ only in the dropped components.
         warnings.simplefilter("ignore", ConvergenceWarning)
         # Single precision takes half the time, and only labels come out.
         return k_means.fit_predict(rows.astype(np.float32), sample_weight=weights)

@@ -1,4 +1,4 @@
-"""How much of a sample of texts stands in a corpus that a model was pretrained on.
+"""Overlap of a sample of texts with a corpus that a model was pretrained on.
 
 A model that read a document, or even a query, before any private training may give it
 back without having learned it from the private data; what it gives back then says less
@@ -9,14 +9,14 @@ of 10,000 documents against C4. Here, for each text, on words (`NORMALISATION`):
 |---|---|
 | equal       | a record of the corpus has the same words, and no others             |
 | contained   | a record has all of its words in a row                               |
-| containment | the share of its n-grams that stand anywhere in the corpus           |
-| coverage    | the share of its words that lie in one of these n-grams              |
+| containment | the share of its n-grams found anywhere in the corpus                |
+| coverage    | the share of its words inside one of these n-grams                   |
 | near        | coverage of at least a threshold (0.8)                               |
 
 Equal implies contained, and contained implies near. A text of fewer than n words is a
 single n-gram. Whoever changes one word in 20 leaves 95 % coverage at n = 8, but only
 60 % of the n-grams, which is why near goes by coverage. The n-grams of a near match
-need not stand in one record. A text without a word matches nothing.
+need not be in one record. A text without a word matches nothing.
 
 Equal and contained are exact. An n-gram is found by its 64-bit hash: if hashes are
 taken as random, w words of corpus and g n-grams yield w·g/2^64 false ones, 0.04 for
@@ -37,8 +37,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import scipy.stats
 
-from tfdpsq.evaluation.overlap_index import Match, SampleIndex
-from tfdpsq.evaluation.word_stream import word_stream, words_of
+from tfdpsq.evaluation.overlap.sample_index import Match, SampleIndex
+from tfdpsq.evaluation.overlap.word_stream import word_stream, words_of
 from tfdpsq.validation import InputError, in_range, positive_integer
 
 # Small enough that what is computed of it stays in the processor's cache.
@@ -47,7 +47,7 @@ _BLOCK = 1 << 18
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """What of each text was found; arrays have one entry a text.
+    """Matches of each text; arrays have one entry per text.
 
     Attributes:
       equal: [texts] bool, a record has the same words and no others.
@@ -155,7 +155,7 @@ class OverlapScan:
         self.scans += 1
 
     def result(self) -> Overlap:
-        """What was found in all parts so far.
+        """Returns the matches in all parts so far.
 
         Raises:
           InputError: they held no record.
@@ -181,7 +181,7 @@ class OverlapScan:
         )
 
     def state(self) -> dict[str, np.ndarray]:
-        """What `restore` or `merge` needs of all complete calls of `scan`."""
+        """Returns the state of all complete `scan` calls, for `restore` and `merge`."""
         return {
             "sample": self._sample,
             "found": np.packbits(self._found),
@@ -324,7 +324,7 @@ def share_in_draws(flags: Sequence[np.ndarray], confidence: float = 0.95) -> Dra
     """
     in_range("confidence", confidence, 0, 1, low_open=True, high_open=True)
     if not flags or not all(len(each) for each in flags):
-        raise InputError("there is no draw, or an empty one; draw at least one text.")
+        raise InputError("a draw is missing or empty; draw at least one text.")
     count, total = sum(int(np.sum(f)) for f in flags), sum(len(f) for f in flags)
     interval = scipy.stats.binomtest(count, total).proportion_ci(confidence, "exact")
     by_draw = tuple(float(np.mean(each)) for each in flags)

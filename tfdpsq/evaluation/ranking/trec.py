@@ -26,7 +26,7 @@ def checked_score(score: Any, query_id: str, document_id: str) -> float:
     """`score` as a python float, which is all that pytrec-eval accepts.
 
     Raises:
-      InputError: it is no real number, or not finite as float32 (trec_eval's
+      InputError: it is not a real number, or not finite as float32 (trec_eval's
         precision); the message names query and document.
     """
     where = f"score of document {document_id!r} for query {query_id!r}"
@@ -74,7 +74,7 @@ def write_trec_run(
       tag: name of the run, the last field of every line.
 
     Raises:
-      InputError: a score that is no finite number, an empty id or tag, or one with
+      InputError: a score that is not finite, an empty id or tag, or one with
         white space in it, which the format cannot hold.
     """
     _check_word("tag", tag)
@@ -99,7 +99,7 @@ def read_trec_run(path: str | os.PathLike) -> dict[str, dict[str, float]]:
     Ranks are not kept: trec_eval, and so `evaluate_run`, ranks by score.
 
     Raises:
-      DataError: a line without six fields, a rank or score that is no number, a
+      DataError: a line without six fields, a rank or score that is not a number, a
         document twice for one query, or bytes that are not UTF-8.
     """
     run: dict[str, dict[str, float]] = {}
@@ -150,7 +150,7 @@ def read_trec_qrels(path: str | os.PathLike) -> dict[str, dict[str, int]]:
     """Reads judgements: query id -> {document id: relevance}.
 
     Raises:
-      DataError: a line without four fields, a relevance that is no integer, a
+      DataError: a line without four fields, a relevance that is not an integer, a
         document twice for one query, or bytes that are not UTF-8.
     """
     qrels: dict[str, dict[str, int]] = {}

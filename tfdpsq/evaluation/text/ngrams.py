@@ -1,4 +1,4 @@
-"""An n-gram model of texts: what whoever receives a synthetic set can train.
+"""An n-gram model of texts, which any recipient of a synthetic set can train.
 
 Attacks on a released *set*, rather than on the model that wrote it, have nothing but
 its texts. A small language model of them scores any text by how much the set sounds
@@ -31,8 +31,8 @@ class NgramModel:
     A history h of k words that was followed by N(h) words, T(h) of them different,
     trusts its own counts with weight N/(N + T) and the history without its first word
     with the rest (Witten and Bell 1991; Chen and Goodman 1999, section 2.6). Below
-    single words stands the uniform law over all words seen, the end of a text, and one
-    more that stands for every word not seen.
+    single words is the uniform distribution over all words seen, the end, and one
+    more for every word not seen.
     """
 
     def __init__(self, texts: Iterable[str], order: int = 3):
@@ -67,7 +67,7 @@ class NgramModel:
                 counts[padded[end]] += 1
 
     def probability(self, word: str, history: tuple[str, ...]) -> float:
-        """Of a word after a history, of which the last order - 1 words count."""
+        """Returns the probability of a word after a history's last order - 1 words."""
         found = 1 / self._types
         history = history[max(0, len(history) - self.order + 1) :]
         for length in range(len(history) + 1):
@@ -80,7 +80,7 @@ class NgramModel:
         return found
 
     def log_likelihood(self, text: str) -> float:
-        """Of a text and its end, in nats, averaged over its words and the end."""
+        """Returns the log-likelihood of a text and its end, in nats per word."""
         found = words(text)
         padded = [_START] * (self.order - 1) + found + [_END]
         total = sum(

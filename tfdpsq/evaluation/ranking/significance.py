@@ -1,4 +1,4 @@
-"""How much of a difference is luck in the choice of queries: the bootstrap.
+"""Bootstrap intervals: the part of a difference that the choice of queries explains.
 
 Queries are resampled with replacement; a *paired* comparison takes the same
 resample of both systems, so that the difficulty of queries cancels. Sampling
@@ -100,7 +100,7 @@ def macro_interval(
       InputError: no group, or as in `bootstrap_interval`.
     """
     if not len(groups):
-        raise InputError("there is no group of values; give at least one.")
+        raise InputError("no group of values was given; give at least one.")
     arrays = [checked_values("values", values) for values in groups]
     _check_settings(confidence, resamples)
     generator = np.random.default_rng(seed)
@@ -130,7 +130,7 @@ def paired_bootstrap(
 
     Returns:
       The difference a − b, its percentile interval, and a two-sided p value by the
-      shift method: the share of resampled differences, moved to mean 0, that lie at
+      shift method: the share of resampled differences, moved to mean 0, that are at
       least as far from 0 as the one observed, counting the observed one itself
       (Smucker, Allan and Carterette 2007; Davison and Hinkley 1997, section 4.2).
 

@@ -1,4 +1,4 @@
-"""How near generated texts come to private ones: exact copies, nearest neighbours.
+"""Distances of generated texts from private ones: exact copies, nearest neighbours.
 
 **What these numbers are**: a description, by reading the private texts themselves. They
 attack nothing and guarantee nothing. A set without a single copy may still tell who was
@@ -6,7 +6,7 @@ in the data, and a copy need be no leak: short queries recur, and what a public 
 says in so many words can be written without having seen any query. Guarantees are the
 certificate's; attacks are `auditing`'s.
 
-By itself a distance says nothing at all, as texts on one subject lie close to each
+A distance alone says nothing, as texts on one subject are close to each
 other. So it comes with a control: how near *held-out* private texts, which no model has
 seen, come to the same private ones. Mind what else the two differ in: texts generated
 for the private texts' own documents are nearer to them than held-out texts on other
@@ -22,8 +22,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import scipy.sparse
 
-from tfdpsq.evaluation.distribution import Distribution, describe
-from tfdpsq.evaluation.normalization import normalized
+from tfdpsq.evaluation.text.distribution import Distribution, describe
+from tfdpsq.evaluation.text.normalization import normalized
 from tfdpsq.validation import InputError, positive_integer
 
 # Pairs of texts that are compared at once by their runs; those that share one take

@@ -1,4 +1,4 @@
-"""How close generated text is to reference text: BLEU, by sacrebleu.
+"""BLEU of generated text against reference text, by sacrebleu.
 
 A BLEU score means something only with its settings, so the score never comes
 without sacrebleu's signature (Post 2018).
@@ -21,7 +21,7 @@ class Bleu:
 
     Attributes:
       score: in [0, 100]; papers that print .0984 mean 9.84 here.
-      signature: sacrebleu's settings and version, to be written beside the score.
+      signature: sacrebleu's settings and version, to be written with the score.
     """
 
     score: float

@@ -11,7 +11,7 @@ Scores are Lucene's variant (Kamphuis et al. 2020), for a query q and document d
 
 A word that comes twice in the query counts twice. Words are runs of two or more
 letters, digits or underscores, in lower case, without Lucene's 33 English stop
-words; there is no stemming.
+words; no stemming.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from bm25s.stopwords import STOPWORDS_EN
 from tqdm import tqdm
 
-from tfdpsq.evaluation.trec import ranked
+from tfdpsq.evaluation.ranking.trec import ranked
 from tfdpsq.validation import InputError, in_range, positive, positive_integer
 
 _WORD = re.compile(r"(?u)\b\w\w+\b")
@@ -84,7 +84,7 @@ class BM25:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the scores depend on, to be written beside them."""
+        """Returns the settings that the scores depend on, to be written with them."""
         return _settings(self.k1, self.b)
 
     def search(
@@ -209,7 +209,7 @@ def bm25_streamed(
 
 
 class _Postings:
-    """Which of some documents hold which words, and what that adds to their scores."""
+    """Postings of a block of documents: words, and their share of each score."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ S(i) = Σ_{k<i} b_k·R^k. The bytes from i up to j then have the hash
 
     (S(j) - S(i)) · R^(-i) · M  =  M · Σ_k b_{i+k}·R^k
 
-which depends on them alone, not on where they stand, and costs a subtraction and a
+which depends on them alone, not on their position, and costs a subtraction and a
 multiplication whatever its length. M spreads short runs over the high bits.
 
 Different runs can have one hash. Taken as random numbers, two do with probability
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfdpsq.evaluation.word_stream import SPACE
+from tfdpsq.evaluation.overlap.word_stream import SPACE
 
 # Any odd numbers do; of those that are 5 modulo 8, no power below 2^62 is 1.
 _BASE = 0x9E3779B97F4A7C15
@@ -90,7 +90,7 @@ class HashedWords:
 
 
 class HashFilter:
-    """Whether a hash may be one of some: never wrong in saying no."""
+    """A filter of hashes without false negatives."""
 
     def __init__(self, hashes: np.ndarray):
         """Marks the hashes in tables, by the high bits of a product each.

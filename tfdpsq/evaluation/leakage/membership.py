@@ -3,7 +3,7 @@
 An attacker who can score texts, by a model's loss or by a set's language model, says
 "member" where the score is high. Members and non-members must be drawn from the same
 law, by chance alone: where they differ otherwise (in time, source or topic), the attack
-tells the laws apart, and its success is no leak.
+separates the two distributions, and its success is not a leak.
 
 What counts is the rate of members found at a *low* rate of false alarms (Carlini et
 al. 2022, arXiv:2112.03570, section 3): an attack that is sure of a few members is worse
@@ -19,14 +19,14 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.stats
 
-from tfdpsq.evaluation.auditing import finite_scores
-from tfdpsq.evaluation.significance import Interval
+from tfdpsq.evaluation.leakage.auditing import finite_scores
+from tfdpsq.evaluation.ranking.significance import Interval
 from tfdpsq.validation import InputError, in_range
 
 
 @dataclasses.dataclass(frozen=True)
 class MembershipAttack:
-    """How well scores tell members from others.
+    """The success of scores at separating members from non-members.
 
     Attributes:
       auc: probability that a member scores above a non-member, ties counted half,
@@ -52,7 +52,7 @@ def attack_membership(
     """Measures an attack by its scores.
 
     The AUC's interval is DeLong's (1988), from the variances of the two samples'
-    placements. A false-positive rate of a takes the threshold above which lie at most
+    placements. A false-positive rate of a takes the threshold exceeded by at most
     floor(a·[others]) non-members; the interval of members found is Clopper and
     Pearson's, for that threshold. Where a·[others] < 1 no false alarm is allowed.
 
@@ -97,11 +97,11 @@ def attack_membership(
 
 
 def likelihood_ratio_scores(target: np.ndarray, references: np.ndarray) -> np.ndarray:
-    """How much likelier the target model finds each example than models without it.
+    """Scores each example by its likelihood ratio, target model over reference models.
 
     The offline attack of Carlini et al. 2022 (section 5.2): the target's score, in
     deviations of the scores that reference models give, none of which saw the example.
-    With one reference there is no deviation, and the difference is taken (Mireshghallah
+    One reference has no deviation: the plain difference is used (Mireshghallah
     et al. 2022); several share one deviation, as few of them give a poor one each.
 
     Args:
