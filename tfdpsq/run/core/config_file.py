@@ -126,7 +126,7 @@ def _all_stages() -> dict[str, set[str]]:
     """The names of the settings of every stage."""
     found = {}
     for entry in pkgutil.iter_modules(commands.__path__):
-        if not entry.ispkg:
+        if not entry.ispkg and not entry.name.startswith("_"):
             module = importlib.import_module(f"{commands.__name__}.{entry.name}")
             if hasattr(module, "SETTINGS"):
                 found[entry.name] = set(module.SETTINGS)
