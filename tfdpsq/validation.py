@@ -53,7 +53,7 @@ class DataError(InputError):
 def shown(value: Any) -> str:
     """The `repr` of a value for a message, cut to about 80 characters."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).splitlines())
     except ValueError:  # an integer of more digits than Python writes out
         text = f"an integer of {value.bit_length()} bits"
     return cut(text)

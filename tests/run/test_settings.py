@@ -1,4 +1,4 @@
-"""Every setting of every stage: declared once, and bad values refused before any read."""
+"""Every setting of every stage: declared once, bad values refused before any read."""
 
 import importlib
 import math
@@ -48,7 +48,7 @@ def _with(module, name, value):
 
 
 def test_every_stage_with_a_config_declares_it():
-    assert len(STAGES) == 17
+    assert len(STAGES) == 18
     for name, module in STAGES.items():
         assert module.default_config() == settings.default_config(module.SETTINGS), name
         settings.check(module.default_config(), module.SETTINGS)
@@ -68,7 +68,7 @@ def _allowed(declared, value):
         return whole and (off or declared.low <= value <= declared.high)
     if value == math.inf:
         return declared.infinite or declared.high == math.inf
-    if math.isnan(value) or not declared.low <= value <= declared.high:
+    if value != value or not declared.low <= value <= declared.high:
         return False
     at_low = declared.low_open and value == declared.low
     return not at_low and not (declared.high_open and value == declared.high)
@@ -93,7 +93,7 @@ def test_bad_numbers_are_refused_by_the_name_the_user_wrote(
                 module.run(config, tmp_path / "private" / "out")
             text = str(raised.value)
             assert text.startswith(f"{name} is "), text
-            assert "must be" in text and len(text) < 400, text
+            assert "it must " in text and len(text) < 400, text
             tried += 1
     assert tried > 10 and list(tmp_path.iterdir()) == []
 
@@ -160,7 +160,7 @@ def test_axes_are_pairs_of_a_setting_and_values(axes, said):
         grid_points.check_axes("axes", axes)
 
 
-@pytest.mark.parametrize("variants", [(), {}, {"a/b": {}}, {"": {}}, {"a": 3}, "all"])
+@pytest.mark.parametrize("variants", [(), {"a/b": {}}, {"": {}}, {"a": 3}, "all"])
 def test_variants_are_named_like_files(variants):
     with pytest.raises(validation.InputError, match="variants"):
         grid_points.check_variants("variants", variants)

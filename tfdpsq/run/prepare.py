@@ -58,6 +58,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
                 (document.content for document in beir.documents()),
                 config.vocabulary_size,
                 out / VOCABULARY,
+                setting="vocabulary_size",
             )
         rows = (
             SyntheticQuery(

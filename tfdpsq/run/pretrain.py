@@ -264,6 +264,8 @@ def _vocabulary(config, own: pathlib.Path) -> pathlib.Path:
             (document.content for document in documents_of(config)),
             config.t5.vocabulary_size - SENTINELS,
             path,
+            setting="t5.vocabulary_size",
+            besides=SENTINELS,
         )
     return path
 

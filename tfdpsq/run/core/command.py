@@ -152,11 +152,14 @@ def place_of(workdir: str | None, anywhere: bool) -> str | pathlib.Path:
         raise validation.InputError("workdir holds a NUL character. Leave it out.")
     if "://" not in workdir:
         place = pathlib.Path(workdir)
-        if place.exists() and not place.is_dir():
-            raise validation.InputError(
-                f"workdir is {workdir}, which is a file. Give a directory, or a path "
-                "where there is nothing yet."
-            )
+        for above in (place, *place.parents):
+            if os.path.lexists(above):
+                if not above.is_dir():
+                    raise validation.InputError(
+                        f"workdir is {workdir}, but {above} is not a directory. Give a "
+                        "directory, or a path where there is nothing yet."
+                    )
+                break
         return place
     if anywhere:
         return workdir

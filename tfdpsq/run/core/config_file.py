@@ -46,11 +46,10 @@ def define_flag(stage: str, declaration: settings.Declaration | None) -> Any:
     return holder
 
 
-class _Parser(config_flags.ConfigFileFlagParser):
+class _Parser(flags.ArgumentParser):
     """Loads a config, and checks which settings the command line overrides."""
 
     def __init__(self, stage: str, declaration: settings.Declaration | None):
-        super().__init__(_FLAG)
         self._stage, self._declaration = stage, declaration
 
     def parse(self, path: str) -> ml_collections.ConfigDict:
@@ -68,6 +67,10 @@ class _Parser(config_flags.ConfigFileFlagParser):
                 _require_setting(config, override[1])
         config.lock()
         return config
+
+    def flag_type(self) -> str:
+        """What `--help` calls a value."""
+        return "config object"
 
 
 def load(path: str) -> ml_collections.ConfigDict:

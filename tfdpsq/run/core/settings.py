@@ -65,8 +65,10 @@ class Setting:
         """
         raise NotImplementedError
 
-    def _refuse(self, name: str, value: Any, wanted: str) -> validation.InputError:
-        text = f"{name} is {validation.shown(value)}; it must be {wanted}."
+    def _refuse(
+        self, name: str, value: Any, wanted: str, verb: str = "be"
+    ) -> validation.InputError:
+        text = f"{name} is {validation.shown(value)}; it must {verb} {wanted}."
         return validation.InputError(f"{text} {self.remedy}".rstrip())
 
 
@@ -130,8 +132,10 @@ class Number(Setting):
             return
         if self.high <= 1:
             left, right = "(" if self.low_open else "[", ")" if self.high_open else "]"
-            wanted = f"in {left}{self.low:g}, {self.high:g}{right}"
-        elif above and value != math.inf:
+            # Of a share the whole range is said.
+            wanted = f"{left}{self.low:g}, {self.high:g}{right}"
+            raise self._refuse(name, value, wanted, "lie in")
+        if above and value != math.inf:
             wanted = f"at most {self.high:g}"
         elif self.low_open:
             wanted = f"a finite number above {self.low:g}"

@@ -45,7 +45,7 @@ def check_variants(name: str, variants: Any) -> None:
       InputError: names the variant.
     """
     kinds = (ml_collections.ConfigDict, Mapping)
-    whole = isinstance(variants, kinds) and len(variants) > 0
+    whole = isinstance(variants, kinds)
     for key, own in variants.items() if whole else ():
         plain = isinstance(key, str) and key.strip("./") == key and "/" not in key
         if not plain or not key or not isinstance(own, kinds):
@@ -55,7 +55,7 @@ def check_variants(name: str, variants: Any) -> None:
             )
     if not whole:
         raise validation.InputError(
-            f"{name} is {validation.shown(variants)}; it must map at least one name to "
+            f"{name} is {validation.shown(variants)}; it must map names to "
             'settings, such as {"all": {}}.'
         )
 
