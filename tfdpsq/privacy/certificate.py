@@ -329,7 +329,7 @@ def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
     """
     path = pathlib.Path(path)
     try:
-        certificate = json.loads(
+        certificate = validation.parse_json(
             path.read_text("utf-8"),
             object_pairs_hook=_without_repetition,
             parse_constant=_no_number,

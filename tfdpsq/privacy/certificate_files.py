@@ -10,7 +10,6 @@ its `stage.json`: it is not to be taken for public.
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from typing import Any
@@ -87,7 +86,7 @@ def stated(path: pathlib.Path, key: str) -> Any:
       key: of its object.
     """
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = validation.parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):  # its own reader says what is wrong with it
         return None
     return values.get(key) if isinstance(values, dict) else None

@@ -74,7 +74,7 @@ def open_secrets(
     path = pathlib.Path(directory) / STATE / SECRETS
     if path.is_file():
         try:
-            found = json.loads(path.read_text("utf-8"))
+            found = validation.parse_json(path.read_text("utf-8"))
             kept = Secrets(int(found["noise_seed"]), int(found["sampler_seed"]))
             before = {str(k): str(v) for k, v in found["settings"].items()}
         except (ValueError, KeyError, TypeError) as error:

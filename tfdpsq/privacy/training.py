@@ -22,6 +22,7 @@ from tfdpsq import validation
 from tfdpsq.privacy import checkpoint, fast, workers
 from tfdpsq.privacy.batches import batch_of, padded_rows
 from tfdpsq.privacy.compiled import CompiledSteps
+from tfdpsq.privacy.endings import Diverged, Preempted, finite_check
 from tfdpsq.privacy.independence import check_independence, computes_in_16_bits
 from tfdpsq.privacy.ledger import FILE_NAME as LEDGER
 from tfdpsq.privacy.ledger import Ledger, read_ledger
@@ -32,20 +33,6 @@ from tfdpsq.privacy.sampling import Groups, fresh_seed
 from tfdpsq.privacy.secure import SecureSource
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.terms import Losses
-
-
-class Preempted(Exception):
-    """Training ended before its time because it was asked to (`train`'s `preempted`).
-
-    Attributes:
-      executed: logical steps executed. With a directory their state is saved, and
-        the same call goes on from there.
-    """
-
-    def __init__(self, executed: int):
-        """Takes how far the run came."""
-        super().__init__(f"training was asked to end, after step {executed}")
-        self.executed = executed
 
 
 class _Kept(NamedTuple):
@@ -143,6 +130,8 @@ def train(
 
     Raises:
       Preempted: `preempted` said so before the last step.
+      Diverged: with a `directory`, after a step some weight was not finite. The
+        variables hold earlier weights, and the whole plan is paid for.
       InputError: the optimizer was made for another plan, or has run before (its
         steps would be paid for once and taken twice); `take` returns too few rows;
         a loss that depends on other rows; a weight that no rule covers; other data
@@ -226,13 +215,17 @@ def train(
         workers.copy_from_chief(state)
         start = done = workers.chiefs_number(start)
         stop = asked = False
-        while done < plan.spec.steps and not (stop or asked):
+        is_finite = finite_check(variables)
+        # With a directory, a run that diverges goes back to the last finite weights:
+        # it repeats steps up to `end`, which are paid for.
+        end, diverged_at = plan.spec.steps, 0
+        while done < end and not (stop or asked):
             if before_step is not None:
                 before_step(done)
             # Never past a step whose state is to be saved.
             to_pause = (every - done % every for every in (save_every, pause_every))
             most = min(steps_per_loop, *to_pause)
-            now = range(done, min(done + most, plan.spec.steps))
+            now = range(done, min(done + most, end))
             draws = [sampler.draw(number) for number in now]
             drawn = [
                 batch_of(
@@ -251,15 +244,28 @@ def train(
             losses = take_steps(drawn, [draw.count for draw in draws], noise)
             for loss in losses:
                 done += 1
-                stop |= on_step is not None and on_step(done, loss) is True
+                if on_step is not None and not diverged_at:
+                    stop |= on_step(done, loss) is True
+            broken = directory is not None and not diverged_at and not is_finite()
             asked = preempted is not None and preempted()
-            stop, asked = workers.any_of(stop, asked)
-            last = done == plan.spec.steps
+            stop, asked, broken = workers.any_of(stop, asked, broken)
+            if broken:
+                diverged_at, end, stop = done, now.start, False
+                if kept is not None:
+                    for number in range(done, plan.spec.steps):
+                        kept.ledger.pay(number)  # see `endings`
+                    done = _resumed(kept, state, secrets)
+                workers.copy_from_chief(state)
+                done = workers.chiefs_number(done)
+                continue
+            last = done == end
             due = last or stop or asked or done % save_every == 0
             if kept is not None and due:
                 checkpoint.save(kept.directory, done, state, secrets)
-        if asked and not stop and done < plan.spec.steps:
+        if asked and not stop and done < end:
             raise Preempted(done)
+        if diverged_at:
+            raise Diverged(plan.spec.steps, diverged_at, done)
         # Steps beyond, lost to a kill and not repeated, are paid for as well.
         executed = done if kept is None else max(done, kept.ledger.steps_paid)
         return workers.chiefs_number(executed)

@@ -31,7 +31,15 @@ import numpy as np
 from tfdpsq import evaluation, validation
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.core import command, layout, outputs, releases, sources, workdir
+from tfdpsq.run.core import (
+    command,
+    layout,
+    outputs,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.search import benchmark_sets, retrieval, systems
 from tfdpsq.run.search.benchmark_sets import Part
 from tfdpsq.run.training import private_training
@@ -41,29 +49,30 @@ QRELS_FILE = "qrels.trec"
 COUNTS = ("documents", "empty_documents", "unknown_judgements")
 
 
+SETTINGS: settings.Declaration = {
+    **benchmark_sets.declared(),
+    "private": settings.Flag(False),
+    "vocabulary": settings.Text(""),
+    "systems": settings.Named({systems.BM25: systems.BM25}, settings.Text("")),
+    "metrics": settings.Several(layout.METRICS, settings.Text("", required=True), 1),
+    "compared": settings.Text("ndcg@10", required=True),
+    "k": settings.Integer(100, 1, 1000000),
+    "index": settings.Text("scann_brute_force", systems.INDEXES),
+    "batch_size": settings.Integer(128),
+    "resamples": settings.Integer(10000, 1, 10000000),
+    "seed": settings.Integer(0, 0, settings.SEED),
+    "strict": settings.Flag(False),
+    "private_directory": settings.Text(""),
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings; of the sets, see `benchmark_sets.settings`.
+    """The stage's settings; of the sets, see `benchmark_sets.declared`.
 
     `systems` maps a name to "bm25" or to a directory that `train_retriever` wrote.
     `compared` is the metric in which every two systems are compared.
     """
-    return ml_collections.ConfigDict(
-        {
-            **benchmark_sets.settings(),
-            "private": False,
-            "vocabulary": "",
-            "systems": {systems.BM25: systems.BM25},
-            "metrics": layout.METRICS,
-            "compared": "ndcg@10",
-            "k": 100,
-            "index": "scann_brute_force",
-            "batch_size": 128,
-            "resamples": 10_000,
-            "seed": 0,
-            "strict": False,
-            "private_directory": "",
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
@@ -77,6 +86,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         in strict mode.
       DataError: malformed data, named by file and line, before any set is searched.
     """
+    settings.check(config, SETTINGS)
     output, certificate = _output(config, directory)
     _check(config)
     parts, missing = benchmark_sets.locate(config)

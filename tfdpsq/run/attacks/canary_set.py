@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 
 from tfdpsq import validation
@@ -60,7 +59,7 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
     found = []
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         try:
-            fields = json.loads(line)
+            fields = validation.parse_json(line)
             fields["candidates"] = tuple(fields["candidates"])
             validation.one_of("form", fields["form"], FORMS)
             found.append(Canary(**fields))

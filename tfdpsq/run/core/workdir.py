@@ -328,8 +328,12 @@ def read_json(path: str | pathlib.Path) -> Any:
     with any_files.open_binary(path) as file:
         data = file.read()
     try:
-        return json.loads(data)
+        return validation.parse_json(data)
     except ValueError as error:
+        ours = pathlib.Path(path).name in (STAGE_FILE, CONFIG_FILE)
+        remedy = "Restore it, or make it again."
+        if ours:
+            remedy = "Restore it, or delete the directory it is in to make it again."
         raise validation.DataError(
-            path, f"it is not valid JSON ({error})", "Delete the directory it is in."
+            path, f"it is not valid JSON ({error})", remedy
         ) from error

@@ -17,7 +17,7 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.unique_ids import SeenTexts
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.core import layout, releases, sources, workdir
+from tfdpsq.run.core import layout, releases, settings, sources, workdir
 from tfdpsq.run.passes import (
     corpus_shards,
     pass_progress,
@@ -33,17 +33,17 @@ _KINDS = {DOCUMENTS: "document", QUERIES: "query"}
 _VECTORS, _IDS = "npy", "jsonl"
 
 
-def settings() -> dict[str, Any]:
-    """Settings of whoever embeds documents."""
+def declared() -> dict[str, settings.Setting]:
+    """Settings shared by the stages that embed documents."""
     return {
-        "retriever": "",
-        "vocabulary": "",
-        "corpus": sources.PYDOCS,
-        "batch_size": 128,
+        "retriever": settings.Text(""),
+        "vocabulary": settings.Text(""),
+        "corpus": settings.Text(sources.PYDOCS, required=True),
+        "batch_size": settings.Integer(128),
         # Documents (or queries) of a shard at most: what one process does at a time,
         # and what is in memory.
-        "shard_documents": 65_536,
-        "jit_compile": False,
+        "shard_documents": settings.Integer(65_536),
+        "jit_compile": settings.Flag(False),
     }
 
 
@@ -56,8 +56,6 @@ def check(config: ml_collections.ConfigDict) -> dict[str, str]:
     Raises:
       InputError: bad settings, no retriever, or a vocabulary that is not its own.
     """
-    validation.positive_integer("batch_size", config.batch_size)
-    validation.positive_integer("shard_documents", config.shard_documents)
     if not config.retriever or not config.vocabulary:
         raise validation.InputError(
             f"retriever is {config.retriever!r} and vocabulary {config.vocabulary!r}. "

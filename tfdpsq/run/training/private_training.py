@@ -25,47 +25,17 @@ from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import outputs, releases, sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
 from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import outcomes
 
 RUNS = workdir.RUNS
 RUN_FILE = "run.json"
 # Of a run's directory: its pairs, tokenised, while it trains without protection.
 ROWS = "rows"
-SCHEDULES = ("constant", "cosine")
 LOSS_READ = {
     "what": "the training loss of every step, averaged over its batch, and how long "
     "the step took",
     "where": "the terminal, and logs/ under private/",
 }
-
-
-def privacy_settings() -> dict[str, Any]:
-    """Settings of a private training run; see `PrivacySpec` for most of them.
-
-    `n_is_public` declares that the exact number of units may be published;
-    otherwise `n_bound` must be a public upper bound on it. `user_field` names the
-    metadata field of queries.jsonl that says whose a query is, for unit "user".
-    `strict` refuses, or leaves out, every reading of private data that ε does not
-    cover. `secure` draws samples and noise from a cryptographic generator, with noise
-    that is safe in floating point. `save_every` is how many steps a killed run may
-    have to repeat.
-    """
-    return {
-        "epsilon": 8.0,
-        "delta": 0.0,
-        "clip_norm": 0.1,
-        "accountant": "pld",
-        "sampler": "poisson",
-        "unit": "query",
-        "user_field": "user_id",
-        "rows_per_unit": 1,
-        "n_is_public": False,
-        "n_bound": 0,
-        "engine": "fast",
-        "secure": False,
-        "strict": False,
-        "save_every": 50,
-        "private_directory": "",
-    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +126,7 @@ def declared_n(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool
             f"the number of {config.unit} units may be published, or n_bound to a "
             "public upper bound on it."
         )
-    if count > validation.positive_integer("n_bound", config.n_bound):
+    if count > config.n_bound:
         raise validation.InputError(
             f"n_bound is {config.n_bound}, but the data hold more units than that. "
             "Declare a bound that is not exceeded."
@@ -247,8 +217,8 @@ def train(
     take: Callable,
     microbatch_size: int | None,
     **options: Any,
-) -> int:
-    """`privacy.train` on a stage's devices.
+) -> outcomes.Outcome:
+    """`privacy.train` on a stage's devices; a run that diverged has an outcome, too.
 
     Args:
       devices: in whose scope model and optimizer were made.
@@ -261,7 +231,7 @@ def train(
       **options: passed on.
 
     Returns:
-      The number of steps executed.
+      What was paid, and whether the model holds the weights of an earlier step.
 
     Raises:
       Preempted: the process, or another worker, was asked to end.
@@ -270,17 +240,21 @@ def train(
     with devices.scope(), devices.notice.training() as asked:
         # What is not trained, too: others may have other files at the same path.
         workers.copy_from_chief(model.variables)
-        return privacy.train(
-            plan,
-            row_losses,
-            model.trainable_variables,
-            optimizer,
-            take,
-            microbatch_size,
-            steps_per_loop=devices.steps_per_loop,
-            preempted=asked,
-            **options,
-        )
+        try:
+            paid = privacy.train(
+                plan,
+                row_losses,
+                model.trainable_variables,
+                optimizer,
+                take,
+                microbatch_size,
+                steps_per_loop=devices.steps_per_loop,
+                preempted=asked,
+                **options,
+            )
+        except privacy.Diverged as error:
+            return outcomes.Outcome(error.paid, error.diverged_at, error.weights_of)
+        return outcomes.Outcome(paid)
 
 
 def close_run(directory: pathlib.Path) -> None:
@@ -372,11 +346,8 @@ def learning_rate(
     """What the optimizer takes: the rate, or its course over all steps.
 
     Schedule "cosine" rises over the first tenth of the steps and falls to a twentieth.
-
-    Raises:
-      InputError: unknown schedule.
     """
-    if validation.one_of("schedule", config.schedule, SCHEDULES) == "constant":
+    if config.schedule == "constant":
         return config.learning_rate
     return WarmupCosine(config.learning_rate, config.steps // 10, config.steps)
 
