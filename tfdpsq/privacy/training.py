@@ -30,6 +30,7 @@ from tfdpsq.privacy.noise import derived_seed
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.sampling import Groups, fresh_seed
+from tfdpsq.privacy.secure import SecureSource
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.terms import Losses
 
@@ -185,10 +186,10 @@ def train(
     # Whoever is not the chief has no directory, and pays for nothing.
     chiefs = directory if workers.is_chief() else None
     with _opened(plan, chiefs, data_fingerprint) as kept:
-        seed = fresh_seed() if sampler_seed is None else sampler_seed
+        seed = fresh_seed(plan.spec.secure) if sampler_seed is None else sampler_seed
         if kept is not None:
             secrets = checkpoint.open_secrets(
-                kept.directory, kept.ledger.steps_paid, settings
+                kept.directory, kept.ledger.steps_paid, settings, plan.spec.secure
             )
             optimizer.reseed(secrets.noise_seed)
             seed = secrets.sampler_seed if sampler_seed is None else seed
@@ -196,7 +197,7 @@ def train(
         seed = workers.chiefs_number(seed)
         sampler = plan.sampler(units, seed, groups)
         if plan.spec.private:
-            tf.random.set_seed(derived_seed(seed, "global") % (1 << 63))
+            tf.random.set_seed(_global_seed(plan, seed))
         optimizer.prepare(variables)  # or its slots would be missing from the state
         take_steps = CompiledSteps(
             plan,
@@ -235,11 +236,12 @@ def train(
                 )
                 for draw in draws
             ]
+            noise = [optimizer.secure_noise(number, variables) for number in now]
             workers.require_same_rows(drawn)
             if kept is not None:
                 for number in now:
                     kept.ledger.pay(number)
-            losses = take_steps(drawn, [draw.count for draw in draws])
+            losses = take_steps(drawn, [draw.count for draw in draws], noise)
             for loss in losses:
                 done += 1
                 if on_step is not None and not diverged_at:
@@ -307,6 +309,12 @@ def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> s
         for values in (groups.rows, groups.offsets):
             digest.update(np.ascontiguousarray(values).tobytes())
     return fingerprint and f"{fingerprint} {digest.hexdigest()}"
+
+
+def _global_seed(plan: PrivacyPlan, seed: int) -> int:
+    if plan.spec.secure:
+        return SecureSource(seed).seed("global") % (1 << 63)
+    return derived_seed(seed, "global") % (1 << 63)
 
 
 def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, str]:

@@ -36,7 +36,7 @@ from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.attacks import audit_subject, canary_set
-from tfdpsq.run.core import command, layout, settings, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.training import private_training
 
 _SHARES = settings.Several((), settings.Number(0.0, 0, 1), 2, 2)
@@ -85,6 +85,12 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       DataError: malformed data.
     """
     settings.check(config, SETTINGS)
+    output = releases.Output(
+        directory,
+        releases.PRIVATE,
+        "how well attacks find training queries",
+        config.private_directory,
+    )
     _check(config)
     private = private_training.private_directory(config, directory)
     made = canary_set.read_canaries(pathlib.Path(config.canaries))
@@ -131,7 +137,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         )
         return {"one_run": found["one_run"], "delta": found["delta"]}
 
-    return workdir.run_stage(directory, config, inputs, make)
+    return workdir.run_stage(output, config, inputs, make)
 
 
 def _check(config: ml_collections.ConfigDict) -> None:

@@ -46,7 +46,7 @@ from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.beir_lines import names_user
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, settings, sources, workdir
+from tfdpsq.run.core import command, releases, settings, sources, workdir
 from tfdpsq.run.training import private_training
 
 # Characters before a secret at most: so few that no query length cuts the secret off.
@@ -94,6 +94,12 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     settings.check(config, SETTINGS)
     private = private_training.private_directory(config, directory)
     _check(config, private, directory)
+    output = releases.Output(
+        directory,
+        releases.PRIVATE,
+        "private pairs with secrets among them",
+        config.private_directory,
+    )
     beir = sources.open_beir(config.data)
     inputs = {"data": sources.source_fingerprint(config.data, private)}
 
@@ -112,7 +118,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         )
         return {"canaries": len(made), "queries_added": rows}
 
-    return workdir.run_stage(directory, config, inputs, make)
+    return workdir.run_stage(output, config, inputs, make)
 
 
 def make_canaries(

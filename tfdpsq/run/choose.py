@@ -32,6 +32,7 @@ in `private_directory`, under `choices/`.
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import shutil
 import sys
@@ -54,7 +55,7 @@ from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import certified, choice
 from tfdpsq.run import finetune
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, settings, sources, workdir
+from tfdpsq.run.core import command, releases, settings, sources, workdir
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import choice_points, grid_points
 from tfdpsq.run.training import private_training as training
@@ -115,6 +116,14 @@ def run(
     shared = config.finetune
     private = training.private_directory(shared, directory)
     canary_set.require_private_output(shared.pairs, private, directory)
+    output = releases.Output(
+        directory,
+        training.guarantee_of_training(
+            shared, devices, math.isfinite(float(shared.epsilon))
+        ),
+        "a generator chosen among some that were trained on private queries",
+        shared.private_directory,
+    )
     vocabulary = sources.vocabulary_file(shared.vocabulary, shared.init)
     inputs = {
         "pairs": sources.source_fingerprint(shared.pairs, private),
@@ -123,7 +132,7 @@ def run(
     if shared.init:
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(shared.init))
     return workdir.run_stage(
-        directory,
+        output,
         config,
         inputs,
         lambda out: _Choice(config, directory, private, inputs, devices).make(out),

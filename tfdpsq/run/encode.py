@@ -29,7 +29,7 @@ import ml_collections
 
 from tfdpsq import retriever
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command, settings
+from tfdpsq.run.core import command, releases, settings, sources
 from tfdpsq.run.passes import (
     embedding,
     passes,
@@ -84,6 +84,16 @@ def run(
             config, directory, embedding.QUERIES, certificate
         )
         certificate = asked.certificate
+    if asked is not None and asked.private:
+        output = releases.Output(
+            directory,
+            releases.PRIVATE,
+            "embeddings of private queries",
+            config.private_directory,
+        )
+    else:
+        texts_of = sources.fetched(config.corpus) if asked else ""
+        output = embedding.output_of(directory, config.retriever, certificate, texts_of)
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         model, _, maker = embedding.load(config.retriever, config.vocabulary, texts)
@@ -103,7 +113,7 @@ def run(
         )
     )
     return embedding.run_pass(
-        "encode", of_pass, inputs, directory, merge, launch, asked=asked
+        "encode", of_pass, inputs, output, merge, launch, asked=asked
     )
 
 

@@ -25,7 +25,7 @@ import ml_collections
 from tfdpsq import evaluation, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command, layout, settings, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import retrieval, systems
@@ -86,6 +86,12 @@ def run(
       DataError: malformed data.
     """
     settings.check(config, SETTINGS)
+    output = releases.Output(
+        directory,
+        releases.PRIVATE,
+        "what is retrieved for private queries",
+        config.private_directory,
+    )
     _check(config)
     directory = sharded_stages.local_path(directory)
     private = private_training.private_directory(config, directory)
@@ -115,7 +121,7 @@ def run(
         retrieval.start_worker, config.copy_and_resolve_references(), corpus
     )
     return sharded_stages.run_stage(
-        directory,
+        output,
         config,
         inputs,
         passes.Work("evaluate", corpus.count if corpus else 1, start),

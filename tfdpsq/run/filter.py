@@ -51,7 +51,7 @@ from tfdpsq.data.unique_ids import BATCH, SeenTexts
 from tfdpsq.evaluation.text.ngrams import words
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, layout, settings, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.search import round_trip
 
 COUNTS_FILE = "filter.json"
@@ -100,12 +100,18 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     """
     settings.check(config, SETTINGS)
     _check(config)
+    output = releases.Output(
+        directory,
+        releases.guarantee_of(
+            read_certificate(config.synthetic), config.synthetic, config.canaries
+        ),
+        "a set that private queries had an unprotected part in",
+    )
     manifest = read_manifest(config.synthetic)
     inputs = {
         "synthetic": manifest["fingerprint"],
         "corpus": sources.corpus_fingerprint(config.corpus),
     }
-    read_certificate(config.synthetic)  # refuses one that was changed
     judge = config.round_trip.retriever
     if judge and judge != round_trip.BM25:
         require_same_guarantee(judge, config.synthetic, manifest["certificate"])
@@ -143,7 +149,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         )
         return found
 
-    return workdir.run_stage(directory, config, inputs, make)
+    return workdir.run_stage(output, config, inputs, make)
 
 
 def require_same_guarantee(

@@ -23,7 +23,7 @@ from tfdpsq.generator import checkpoints, encode_pairs
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, settings, sources, workdir
+from tfdpsq.run.core import command, releases, settings, sources, workdir
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import (
     outcomes,
@@ -123,10 +123,11 @@ def run(
     """
     settings.check(config, SETTINGS)
     devices.require_share(config.batch_size)
-    vocabulary = sources.vocabulary_file(config.vocabulary, config.init)
-    tokenizer = Tokenizer(vocabulary)
     private = private_training.private_directory(config, directory)
     canary_set.require_private_output(config.pairs, private, directory)
+    output = _output(config, directory, devices)
+    vocabulary = sources.vocabulary_file(config.vocabulary, config.init)
+    tokenizer = Tokenizer(vocabulary)
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
@@ -135,7 +136,7 @@ def run(
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = private_training.run_directory(config, directory)
     stage = workdir.run_stage(
-        directory,
+        output,
         config,
         inputs,
         lambda out: _make(
@@ -146,6 +147,19 @@ def run(
     private_training.close_run(own)
     outcomes.require_converged(stage, directory, config.learning_rate)
     return stage
+
+
+def _output(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategies.Devices,
+) -> releases.Output:
+    """Where the generator goes, by what protects the pairs it is trained on."""
+    guarantee = private_training.guarantee_of_training(
+        config, devices, math.isfinite(float(config.epsilon))
+    )
+    holds = "a generator trained on private queries"
+    return releases.Output(directory, guarantee, holds, config.private_directory)
 
 
 def _make(

@@ -30,7 +30,6 @@ from tfdpsq.data import (
     Document,
     Pair,
     Tokenizer,
-    atomic_write,
     keyword_pairs,
 )
 from tfdpsq.data.beir_writer import BeirWriter
@@ -39,7 +38,15 @@ from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.generator.pretraining import Watcher
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import finetune, train_retriever
-from tfdpsq.run.core import command, layout, settings, sources, workdir
+from tfdpsq.run.core import (
+    command,
+    layout,
+    outputs,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.training import grid_points
 
 RESULTS_FILE = "grid.json"
@@ -79,10 +86,13 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
       InputError: an unknown field, or bad settings or data.
     """
     settings.check(config, SETTINGS)
+    # All of it is public in truth, but what trains is told that the proxy is private.
+    holds = "trial models with their ledgers, and how long each took"
+    output = releases.Output(directory, releases.PRIVATE, holds)
     points = list(grid_points.points_of(config))
     for name, _, stage in points:
         settings.check(stage, _STAGES[config.stage].SETTINGS, f"points.{name}")
-    directory.mkdir(parents=True, exist_ok=True)
+    outputs.open_directory(output)
     proxy = _proxy(config, directory / "proxy")
     results = []
     for name, varied, stage_config in points:
@@ -99,10 +109,10 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
             training = {} if certificate is None else certificate["training"]
             row["trained_parameters"] = training.get("trained_parameters")
             row["seconds"] = stage.get("seconds")
-            atomic_write(result, json.dumps(row))
+            _write(result, json.dumps(row))
         results.append(json.loads(result.read_text("utf-8")))
         results.sort(key=_order)
-        atomic_write(directory / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
+        _write(directory / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
         tf.keras.backend.clear_session()
     for row in results:
         found = (
@@ -112,6 +122,10 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
         )
         sys.stdout.write(f"{found}: {row['settings']}\n")
     return results
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    outputs.write_file(path, text, releases.PRIVATE, "how long training took")
 
 
 def _order(row: Mapping[str, Any]) -> float:
@@ -143,7 +157,7 @@ def _proxy(config, directory: pathlib.Path) -> pathlib.Path:
         return counts
 
     workdir.run_stage(
-        directory,
+        releases.Output(directory, releases.PUBLIC, "pairs of public documents"),
         {name: config[name] for name in ("data", "pairs", "seed")},
         {"corpus": sources.corpus_fingerprint(config.data)},
         make,

@@ -72,6 +72,12 @@ def run(
     """
     settings.check(config, SETTINGS)
     inputs = embedding.check(config)
+    output = embedding.output_of(
+        directory,
+        config.retriever,
+        embedding.certificate_of(config.retriever),
+        sources.fetched(config.base) if config.base else "",
+    )
     if config.base:
         inputs["base"] = workdir.stage_fingerprint(sources.fetched(config.base))
 
@@ -98,7 +104,7 @@ def run(
         return {"documents": index.size, "taken_over": taken_over}
 
     return embedding.run_pass(
-        "index", config, inputs, directory, merge, launch, config.base
+        "index", config, inputs, output, merge, launch, config.base
     )
 
 

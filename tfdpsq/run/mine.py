@@ -21,7 +21,7 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import evaluation
-from tfdpsq.run.core import command, settings, sources, workdir
+from tfdpsq.run.core import command, releases, settings, sources, workdir
 from tfdpsq.run.training import hard_negatives, private_training
 
 RUN_FILE = "run.trec"
@@ -58,6 +58,13 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       DataError: malformed data.
     """
     settings.check(config, SETTINGS)
+    certificate = sources.certificate_of_pairs(config.pairs)
+    output = releases.Output(
+        directory,
+        sources.guarantee_of_pairs(config.pairs),
+        "which documents match private queries",
+        config.private_directory,
+    )
     private = private_training.private_directory(config, directory)
     corpus = hard_negatives.corpus_of(config.corpus, config.pairs)
     source = sources.load_source(config.pairs, config.split)
@@ -88,9 +95,10 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
         evaluation.write_trec_run(out / RUN_FILE, found(), tag="bm25")
         hard_negatives.write_origin(out, out / RUN_FILE, config, inputs["pairs"], by)
+        private_training.write_certificate(out, certificate)
         return {}
 
-    return workdir.run_stage(directory, config, inputs, make)
+    return workdir.run_stage(output, config, inputs, make)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, CorpusPart, atomic_write, corpus_parts
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.text_corpus import FORMATS, parts_fingerprint
-from tfdpsq.run.core import command, settings, sources
+from tfdpsq.run.core import command, releases, settings, sources
 from tfdpsq.run.passes import passes, sharded_stages
 from tfdpsq.run.training import private_training
 
@@ -133,11 +133,18 @@ def run(
     """
     settings.check(config, SETTINGS)
     _check(config)
+    private_queries = QUERIES in config.texts
+    output = releases.Output(
+        directory,
+        releases.PRIVATE if private_queries else releases.PUBLIC,
+        "private queries that stand in a public corpus",
+        config.private_directory,
+    )
     directory = sharded_stages.local_path(directory)
     private = private_training.private_directory(config, directory)
     parts = _parts(config)
     inputs = {"corpus": parts_fingerprint(parts)}
-    if QUERIES in config.texts:
+    if private_queries:
         private_training.reads_of(config, private).record(
             f"which queries of split {config.split!r} stand in a public corpus",
             f"{directory.name}/{OVERLAP_FILE} and {MATCHES_FILE}",
@@ -150,7 +157,7 @@ def run(
         start_worker, config.copy_and_resolve_references(), inputs["corpus"], count
     )
     return sharded_stages.run_stage(
-        directory,
+        output,
         config,
         inputs,
         passes.Work("overlap", count, start),

@@ -18,7 +18,7 @@ from absl import logging
 from tfdpsq.data import pseudo_pairs, train_vocabulary, write_synthetic
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.tokenization import VOCABULARY_FILE
-from tfdpsq.run.core import command, layout, settings, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 
 VOCABULARY = pathlib.Path("vocabulary", VOCABULARY_FILE)
 
@@ -45,6 +45,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       DataError: the data are bad; the first problem is named by file and line.
     """
     settings.check(config, SETTINGS)
+    holds = "a vocabulary and pairs of public documents"
+    output = releases.Output(directory, releases.PUBLIC, holds)
     beir = sources.open_beir(config.data)
     # Checked even where the output is finished: the queries may have changed.
     counts = beir.validate(config.splits)
@@ -82,7 +84,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         # Nothing that was counted among the private queries: this is released.
         return {"documents": counts.documents, "public_pairs": manifest["count"]}
 
-    return workdir.run_stage(directory, config, {"corpus": corpus}, make)
+    return workdir.run_stage(output, config, {"corpus": corpus}, make)
 
 
 if __name__ == "__main__":

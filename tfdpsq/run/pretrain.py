@@ -39,7 +39,7 @@ from tfdpsq.generator.checkpoints import huggingface
 from tfdpsq.generator.resizing import resized
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
-from tfdpsq.run.core import command, settings, sources, workdir
+from tfdpsq.run.core import command, outputs, releases, settings, sources, workdir
 from tfdpsq.run.core.progress import Progress, log_directory
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import pretraining_loop, training_settings
@@ -106,6 +106,8 @@ def run(
         benchmark's queries. Names file and line.
     """
     settings.check(config, SETTINGS)
+    holds = "a T5 of public documents"
+    output = releases.Output(directory, releases.PUBLIC, holds)
     _check(config)
     devices.require_single_steps("pretraining takes one step at a time")
     for field in _SHARED:
@@ -123,12 +125,13 @@ def run(
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = directory.parent / f".{directory.name}.state"
     stage = workdir.run_stage(
-        directory,
+        output,
         config,
         inputs,
         lambda out: _make(config, devices, out, own, inputs, log_directory(directory)),
     )
     shutil.rmtree(own, ignore_errors=True)
+    outputs.settle(directory)
     return stage
 
 
@@ -158,6 +161,11 @@ def _refuse_private(path: pathlib.Path) -> None:
       InputError: it is; weights trained on it would carry no certificate of it.
     """
     above = path.resolve().parents
+    if releases.stated(path.resolve().parent) == releases.PRIVATE:
+        raise validation.InputError(
+            f"{path} is part of a stage's output that depends on private queries. Give "
+            "public documents."
+        )
     if any(sources.is_free(str(folder)) for folder in above):
         raise validation.InputError(
             f"{path} is part of a synthetic set, whose guarantee a T5 trained on it "
@@ -233,11 +241,12 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     huggingface.save(
         out, model.config, model.backbone, dtype=config.stored, vocabulary=vocabulary
     )
+    del record["hours"]  # how long it took is in the log, which is not released
     record["rows"] = {name: len(store) for name, store in stores.items()}
     record["inputs"] = inputs
     record["config"] = workdir.plain(config)
     atomic_write(out / CURVE_FILE, json.dumps(record, indent=1) + "\n")
-    return {"watched": record["watched"][-1], "hours": record["hours"]}
+    return {"watched": record["watched"][-1]}
 
 
 def _open_state(own: pathlib.Path, config, inputs: dict) -> None:

@@ -36,7 +36,7 @@ from tfdpsq.generator import (
     T5QueryGenerator,
     checkpoints,
 )
-from tfdpsq.run.core import command, layout, settings, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.passes import corpus_shards, pass_progress, passes, sharded_stages
 from tfdpsq.run.training import training_settings
 
@@ -92,6 +92,13 @@ def run(
     """
     settings.check(config, SETTINGS)
     generator, vocabulary = _fetched(config.generator, config.vocabulary)
+    certificate = sources.certificate_of_model(generator)
+    located = checkpoints.locate(generator)
+    output = releases.Output(
+        directory,
+        releases.guarantee_of(certificate, str(located)),
+        "queries by a generator that private ones had an unprotected part in",
+    )
     writing = SynthesisConfig(
         samples_per_document=config.samples_per_document,
         document_length=config.document_length,
@@ -101,7 +108,7 @@ def run(
         sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
     )
     fingerprints = {
-        "generator": workdir.model_fingerprint(checkpoints.locate(generator)),
+        "generator": workdir.model_fingerprint(located),
         "vocabulary": Tokenizer(vocabulary).fingerprint,
     }
     corpus = corpus_shards.cut(
@@ -112,7 +119,6 @@ def run(
     )
     inputs = {**fingerprints, "corpus": corpus.plan.fingerprint}
     provenance = {"config": workdir.plain(config), "inputs": inputs}
-    certificate = sources.certificate_of_model(generator)
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         manifest = write_synthetic(
@@ -138,7 +144,7 @@ def run(
         pass_progress.log_of(sharded_stages.pass_directory(directory)),
     )
     return sharded_stages.run_stage(
-        directory,
+        output,
         config,
         inputs,
         passes.Work("synthesize", corpus.count, start),

@@ -32,7 +32,7 @@ from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, layout, settings, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import (
     direct_training,
@@ -111,9 +111,10 @@ def run(
             f"epsilon is {config.epsilon} but method 'plain' adds no noise. Set "
             f'epsilon to "inf", or method to one of {retriever.METHODS}.'
         )
-    tokenizer = Tokenizer(sources.vocabulary_file(config.vocabulary, config.init))
     private = private_training.private_directory(config, directory)
     canary_set.require_private_output(config.pairs, private, directory)
+    output = _output(config, directory, devices)
+    tokenizer = Tokenizer(sources.vocabulary_file(config.vocabulary, config.init))
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
@@ -124,7 +125,7 @@ def run(
     inputs.update(hard_negatives.inputs(config, private))
     own = private_training.run_directory(config, directory)
     stage = workdir.run_stage(
-        directory,
+        output,
         config,
         inputs,
         lambda out: _make(config, devices, out, tokenizer, private, own, inputs),
@@ -151,6 +152,28 @@ def usable(
     if config.method in ("plain", "public_negatives"):
         return one
     return dataclasses.replace(one, strategy=None)
+
+
+def _output(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategy.Devices,
+) -> releases.Output:
+    """Where the retriever goes, by what protects the pairs it is trained on."""
+    holds = "a retriever trained on private queries"
+    if config.steps or not devices.chief:
+        protected = config.method != "plain" and math.isfinite(float(config.epsilon))
+        guarantee = private_training.guarantee_of_training(config, devices, protected)
+        return releases.Output(directory, guarantee, holds, config.private_directory)
+    parent = sources.certificate_of_model(config.init)
+    start = str(checkpoints.locate(config.init)) if config.init else ""
+    return releases.Output(
+        directory,
+        releases.guarantee_of(parent, start),
+        holds,
+        config.private_directory,
+        unused=("pairs",),
+    )
 
 
 def _make(

@@ -70,6 +70,11 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
     return found
 
 
+def holds_canaries(pairs: str) -> bool:
+    """Whether pairs are what the stage `canaries` wrote."""
+    return (pathlib.Path(pairs).parent / CANARIES_FILE).is_file()
+
+
 def require_private_output(
     pairs: str, private: pathlib.Path, directory: pathlib.Path
 ) -> None:
@@ -84,7 +89,7 @@ def require_private_output(
       InputError: the pairs hold canaries, and the directory is not a private one.
     """
     made = pathlib.Path(pairs).parent / CANARIES_FILE
-    if made.is_file() and private.resolve() not in directory.resolve().parents:
+    if holds_canaries(pairs) and private.resolve() not in directory.resolve().parents:
         raise validation.InputError(
             f"{pairs} holds canaries ({made}): what is trained on it knows secrets "
             f"that are to be audited, and is not for release. Write it under {private} "

@@ -17,7 +17,7 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.unique_ids import SeenTexts
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.core import layout, settings, sources, workdir
+from tfdpsq.run.core import layout, releases, settings, sources, workdir
 from tfdpsq.run.passes import (
     corpus_shards,
     pass_progress,
@@ -80,7 +80,7 @@ def run_pass(
     name: str,
     config: ml_collections.ConfigDict,
     inputs: dict[str, str],
-    directory: sharded_stages.Place,
+    output: releases.Output,
     merge: sharded_stages.Merge,
     launch: passes.Launch,
     base: str = "",
@@ -92,7 +92,7 @@ def run_pass(
       name: of the stage.
       config: its settings.
       inputs: fingerprints of all it reads but the corpus.
-      directory: as for `run`.
+      output: where the embeddings go; see `output_of`.
       merge: as for `sharded_stages.run_stage`.
       launch: as for `run`.
       base: what `index` wrote and whose documents are left out, or "".
@@ -101,7 +101,7 @@ def run_pass(
     Returns:
       As `sharded_stages.run_stage`.
     """
-    place = sharded_stages.pass_directory(directory)
+    place = sharded_stages.pass_directory(output.place)
     if asked is None:
         corpus = corpus_shards.cut(config.corpus, 0, config.shard_documents, place)
         inputs = {**inputs, "corpus": corpus.plan.fingerprint}
@@ -123,7 +123,7 @@ def run_pass(
         asked,
     )
     return sharded_stages.run_stage(
-        directory,
+        output,
         config,
         inputs,
         passes.Work(name, corpus.count, start),
@@ -133,6 +133,27 @@ def run_pass(
             corpus_shards.PLAN_FILE: corpus.plan.to_json(),
             **sharded_stages.guarantee(certificate),
         },
+    )
+
+
+def output_of(
+    directory: sharded_stages.Place,
+    path: str,
+    certificate: dict[str, Any] | None,
+    *made_from: str,
+) -> releases.Output:
+    """Where embeddings of public texts go, by what protects the retriever.
+
+    Args:
+      directory: where they are wanted.
+      path: the retriever.
+      certificate: of the embeddings.
+      *made_from: what else they are made from, on this machine.
+    """
+    return releases.Output(
+        directory,
+        releases.guarantee_of(certificate, sources.fetched(path), *made_from),
+        "embeddings by a retriever that private queries had an unprotected part in",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,10 +17,12 @@ import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import atomic_write
+from tfdpsq.generator import checkpoints
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import certificate_files, checkpoint, ledger, reads, workers
-from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.core import outputs, releases, sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import outcomes
@@ -94,6 +97,7 @@ def spec_of(
         "sampler": config.sampler,
         "unit": config.unit,
         "rows_per_unit": config.rows_per_unit,
+        "secure": config.secure,
     }
     return privacy.PrivacySpec(**{**fields, **changes})
 
@@ -133,12 +137,34 @@ def declared_n(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool
 def private_directory(
     config: ml_collections.ConfigDict, directory: pathlib.Path
 ) -> pathlib.Path:
-    """Where a stage keeps what must not be released with its output."""
-    if config.private_directory:
-        return pathlib.Path(config.private_directory)
-    # A stage whose output is private itself shares what is private there.
-    beside = directory.parent
-    return beside if beside.name == "private" else beside / "private"
+    """Where a stage keeps what must not be released; see `releases`."""
+    return releases.private_directory(directory, config.private_directory)
+
+
+def guarantee_of_training(
+    config: ml_collections.ConfigDict, devices: strategy.Devices, protected: bool
+) -> str:
+    """The guarantee of a trained model; see `releases`.
+
+    Args:
+      config: the stage's.
+      devices: where it trains. A worker that is not the chief certifies nothing.
+      protected: whether private pairs are trained on under a finite ε.
+
+    Raises:
+      InputError: pairs and starting weights have guarantees that would add up.
+      DataError: the certificate of one of them is damaged.
+    """
+    if not devices.chief or canary_set.holds_canaries(config.pairs):
+        return releases.PRIVATE
+    if not sources.is_free(config.pairs):
+        return releases.CERTIFIED if protected else releases.PRIVATE
+    certificate = certificates.inherited_certificate(
+        sources.certificate_of_pairs(config.pairs),
+        sources.certificate_of_model(config.init),
+    )
+    start = checkpoints.locate(config.init) if config.init else ""
+    return releases.guarantee_of(certificate, config.pairs, os.fspath(start))
 
 
 def run_directory(
@@ -162,21 +188,24 @@ def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) ->
     wanted = {"config": workdir.plain(config), "inputs": dict(inputs)}
     path = directory / RUN_FILE
     paid = directory / ledger.FILE_NAME
-    if path.is_file() and paid.is_file() and ledger.read_ledger(paid).steps_paid:
-        found = workdir.read_json(path)
-        differences = workdir.differences(found, wanted)
+    found = workdir.read_json(path) if path.is_file() else {}
+    differences = workdir.differences({**found, workdir.MADE_BY: None}, wanted)
+    if found and paid.is_file() and ledger.read_ledger(paid).steps_paid:
         if differences:
             raise validation.InputError(
                 f"{directory} holds a run that was begun with another config or other "
-                f"data ({'; '.join(differences)}). Go on with the same, or use another "
-                "directory: a new run spends a budget of its own, and both add up."
+                f"data ({'; '.join(differences)}).{workdir.other_version(found)} Go on "
+                "with the same, or use another directory: a new run spends a budget of "
+                "its own, and both add up."
             )
     else:
         # Nothing was paid for, so settings that turned out wrong may be mended.
-        if path.is_file() and workdir.differences(workdir.read_json(path), wanted):
+        if found and differences:
             checkpoint.discard(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
+        wanted.update(workdir.made_by())
+        outputs.open_private(directory)
+        with outputs.owner_only():
+            atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
 
 
 def train(
@@ -243,6 +272,8 @@ def reads_of(
     config: ml_collections.ConfigDict, private: pathlib.Path
 ) -> privacy.PrivateReads:
     """The workdir's list of private reads outside the budget."""
+    if not config.strict:
+        outputs.open_private(private)
     return privacy.PrivateReads(private / reads.FILE_NAME, strict=config.strict)
 
 
@@ -343,4 +374,9 @@ def training_facts(
         "lora": dict(config.lora) if lora else "none",
         "soft_prompt": soft_prompt or "none",
         "computed_in": config.get("dtype", "float32"),
+        "products_of_clipping": privacy.fast.precision_in_words(
+            config.get("jit_compile", False)
+        )
+        if config.engine == "fast"
+        else "as in tensorflow-privacy",
     }

@@ -32,6 +32,8 @@ def privacy_settings() -> dict[str, settings.Setting]:
         "n_is_public": settings.Flag(False),
         "n_bound": settings.Integer(0, 0, 10**15),
         "engine": settings.Text("fast", optimizers.ENGINES),
+        # Cryptographic draws, and noise that is safe in floating point.
+        "secure": settings.Flag(False),
         "strict": settings.Flag(False),
         "save_every": settings.Integer(50, 1, settings.STEPS),
         "private_directory": settings.Text(""),
