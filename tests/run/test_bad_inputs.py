@@ -90,7 +90,6 @@ SETTINGS = {
         ("strict=perhaps", "--config.strict=perhaps"),
         ("user_field=", "user_field is ''; it must be set"),
         ("pairs=", "pairs is ''; it must be set"),
-        ("pairs=/no/such/place", "/no/such/place"),
         ("pairs=" + "x" * 5000, "pairs is 'xxx"),
         ("init=/no/such/model", "/no/such/model"),
         ("vocabulary=/no/such/file", "/no/such/file: cannot be read"),
@@ -174,12 +173,13 @@ SETTINGS = {
     "zero_shot": [
         ("k=0", "k is 0; it must be an integer of at least 1"),
         ("metrics=()", "metrics is (); it must be 1 values or more"),
-        ("compared=mrr", "compared is 'mrr'; choose one of"),
+        ("systems.mine=", "systems.mine is ''. Give it the directory"),
         ("batch_size=0", "batch_size is 0; it must be an integer of at least 1"),
     ],
     "mine": [
         ("k=0", "k is 0; it must be an integer of at least 1"),
         ("split=", "split is ''; it must be set"),
+        ("pairs=/no/such/place", "/no/such/place"),
     ],
     "canaries": [
         ("digits=3", "digits is 3; it must be an integer of at least 8"),
@@ -227,7 +227,7 @@ SETTINGS = {
         ("stage=pretrain", "stage is 'pretrain'; choose one of 'finetune'"),
         ("held_out=0", "held_out is 0; it must be an integer of at least 1"),
         ("finetune.clip_norm=-1", "finetune.clip_norm is -1.0; it must be a finite"),
-        ("axes=3", "axes is"),
+        ("axes=3", "axes[0] is 3; it must be (setting, values)"),
     ],
     "choose": [
         ("choice=best", "choice is 'best'; choose one of 'declared', 'accounted'"),
@@ -273,7 +273,7 @@ COMMANDS = [
         "finetune --config=@/three.py --workdir=@/out",
         "get_config() returned 3; it must",
     ),
-    ("finetune --config=@/locked.py --workdir=@/out", "locked.py:5: the config fails"),
+    ("finetune --config=@/locked.py --workdir=@/out", "get_config() returned None; it"),
     ("finetune --config=configs/finetune.py:8 --workdir=@/o", "takes no argument"),
     ("pipeline --config=configs/paper/retrieval.py --workdir=@/o", "needs an argument"),
     (

@@ -130,8 +130,7 @@ def train(
 
     Raises:
       Preempted: `preempted` said so before the last step.
-      Diverged: with a `directory`, after a step some weight was not finite. The
-        variables hold earlier weights, and the whole plan is paid for.
+      Diverged: weights were not finite, and there is a `directory`; see `endings`.
       InputError: the optimizer was made for another plan, or has run before (its
         steps would be paid for once and taken twice); `take` returns too few rows;
         a loss that depends on other rows; a weight that no rule covers; other data
@@ -214,11 +213,8 @@ def train(
         start = 0 if kept is None else _resumed(kept, state, secrets)
         workers.copy_from_chief(state)
         start = done = workers.chiefs_number(start)
-        stop = asked = False
-        is_finite = finite_check(variables)
-        # With a directory, a run that diverges goes back to the last finite weights:
-        # it repeats steps up to `end`, which are paid for.
-        end, diverged_at = plan.spec.steps, 0
+        stop, asked, is_finite = False, False, finite_check(variables)
+        end, diverged_at = plan.spec.steps, 0  # both change if it does; see `endings`
         while done < end and not (stop or asked):
             if before_step is not None:
                 before_step(done)
@@ -258,8 +254,7 @@ def train(
                 workers.copy_from_chief(state)
                 done = workers.chiefs_number(done)
                 continue
-            last = done == end
-            due = last or stop or asked or done % save_every == 0
+            due = done == end or stop or asked or done % save_every == 0
             if kept is not None and due:
                 checkpoint.save(kept.directory, done, state, secrets)
         if asked and not stop and done < end:

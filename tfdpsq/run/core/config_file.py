@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.machinery
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -88,8 +89,12 @@ def load(path: str) -> ml_collections.ConfigDict:
             f"--config is {validation.shown(path)}, where there is no file. Give a "
             f"Python file whose get_config() returns the settings, {_EXAMPLE}."
         )
+    # By the loader, as the file may be called anything.
     loader = importlib.machinery.SourceFileLoader(f"{_FLAG}_config", file)
-    module = _attempted(file, loader.load_module)
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    _attempted(file, lambda: loader.exec_module(module))
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
         raise validation.InputError(
