@@ -19,7 +19,8 @@ FOLDERS = (
     "retriever",
     "run",
 )
-MAX_LINES = 400
+# Most files have less than 400; no concept is split to please a number.
+MAX_LINES = 600
 KERAS_METHODS = (
     "apply_gradients",
     "build",
