@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import app, flags  # noqa: E402
 
 from tfdpsq import validation  # noqa: E402
-from tfdpsq.data import Tokenizer, files  # noqa: E402
+from tfdpsq.data import Tokenizer  # noqa: E402
 from tfdpsq.generator import checkpoints  # noqa: E402
 from tfdpsq.generator.checkpoints import (  # noqa: E402
     huggingface,
@@ -35,7 +35,7 @@ from tfdpsq.generator.checkpoints import (  # noqa: E402
     weights,
 )
 from tfdpsq.privacy import read_certificate  # noqa: E402
-from tfdpsq.run.core import command  # noqa: E402
+from tfdpsq.run.core import command, workdir  # noqa: E402
 from tfdpsq.run.training import private_training
 
 _WRITERS: dict[str, Any] = {
@@ -93,7 +93,7 @@ def convert(
         tokenizer = Tokenizer(vocabulary)
         tokenizer.require_embeddings(config.vocabulary_size)
         pieces = f"{tokenizer.vocabulary_size} pieces"
-    with files.atomic_directory(destination) as partial:
+    with workdir.new_directory(destination) as partial:
         # From file to file, a weight at a time: no model is ever in memory.
         writer.save(partial, config, checkpoint, dtype, vocabulary, encoder_only)
         checkpoint.check_copies()

@@ -233,6 +233,23 @@ def _held(partial: pathlib.Path, directory: pathlib.Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def new_directory(directory: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """Yields a directory to fill, which then appears whole as `directory`.
+
+    Those that killed commands left unfinished are removed first.
+
+    Raises:
+      InputError: `directory` is there already, or is being made by another process.
+    """
+    directory = pathlib.Path(directory)
+    for left in directory.parent.glob(f".{directory.name}.*.partial"):
+        with _held(left, directory):
+            shutil.rmtree(left)
+    with files.atomic_directory(directory) as temporary, _held(temporary, directory):
+        yield temporary
+
+
 def stage_fingerprint(directory: str | pathlib.Path) -> str:
     """What identifies a finished stage, and this run of it.
 
