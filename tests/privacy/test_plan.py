@@ -128,6 +128,7 @@ def test_the_fingerprint_is_of_all_that_decides_what_runs():
         n_is_public=True,
         rows_per_unit=2,
         clip_groups=3,
+        secure=True,
     )
     # Of the largest batch, what counts is the one that runs: see below.
     fields = {field.name for field in dataclasses.fields(PrivacySpec)}

@@ -82,6 +82,25 @@ def test_layers_deep_inside_count_and_get_their_own_generator_back():
         np.testing.assert_array_equal(one, model(tf.ones([50, 40]), training=True))
 
 
+def test_units_taken_one_by_one_have_masks_of_their_own_under_xla():
+    """Numbered from 2^32 on, of which XLA once kept nothing: all had one mask."""
+    layer = tf.keras.layers.Dropout(0.5)
+
+    @tf.function(jit_compile=True)
+    def masks(step, microbatch):
+        with _open(layer, step=step, microbatch=microbatch):
+            return layer(tf.ones([20, 20]), training=True)
+
+    places = [
+        (s, (unit << 32) + m) for s in (0, 1) for unit in range(4) for m in (0, 3)
+    ]
+    found = [
+        masks(tf.constant(step, tf.int64), tf.constant(at, tf.int64)).numpy()
+        for step, at in places
+    ]
+    assert len({one.tobytes() for one in found}) == len(places)
+
+
 def test_keys_work_as_tensors_inside_a_compiled_function():
     layer = tf.keras.layers.Dropout(0.5)
 

@@ -20,7 +20,7 @@ from tfdpsq.data import (
 )
 from tfdpsq.run import encode, train_retriever
 from tfdpsq.run.core import layout
-from tfdpsq.run.passes.passes import (
+from tfdpsq.run.passes import (
     corpus_shards,
     embedding,
     passes,

@@ -15,7 +15,7 @@ from tfdpsq import retriever
 from tfdpsq.data import Document, Tokenizer, train_vocabulary, write_beir
 from tfdpsq.run import encode, evaluate, index, train_retriever
 from tfdpsq.run.core import layout
-from tfdpsq.run.passes.passes import embedding, passes
+from tfdpsq.run.passes import embedding, passes
 from tfdpsq.run.search import retrieval
 from tfdpsq.validation import InputError
 
@@ -159,7 +159,7 @@ def test_documents_are_added_without_retraining(base, tmp_path):
 def _encode_config(home):
     config = encode.default_config()
     given = _config(home)
-    config.update({name: given[name] for name in embedding.settings()})
+    config.update({name: given[name] for name in embedding.declared()})
     return config
 
 

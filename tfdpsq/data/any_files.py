@@ -172,7 +172,7 @@ def read_sealed(path: str) -> dict[str, Any]:
     with tf.io.gfile.GFile(path, "rb") as file:
         data = file.read()
     try:
-        value = json.loads(data)
+        value = validation.parse_json(data)
     except ValueError as error:
         raise ValueError(f"is no JSON ({error})") from error
     seal = value.pop(_SEAL, None) if isinstance(value, dict) else None

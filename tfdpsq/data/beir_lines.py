@@ -15,7 +15,7 @@ from pathlib import Path
 from tfdpsq.data import any_files
 from tfdpsq.data.texts import Document, text_problem
 from tfdpsq.data.unique_ids import BATCH, UniqueIds
-from tfdpsq.validation import DataError
+from tfdpsq.validation import DataError, parse_json
 
 _HEADER = ["query-id", "corpus-id", "score"]
 
@@ -110,11 +110,11 @@ def read_records(
     """
     for line, text in read_lines(path, raw):
         try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
+            record = parse_json(text)
+        except ValueError as error:
             raise DataError(
                 path,
-                f"not JSON ({error.msg}, column {error.colno}): {text[:60]!r}",
+                f"not JSON ({_where(error)}): {text[:60]!r}",
                 "Write one JSON object a line",
                 line,
             ) from error
@@ -364,3 +364,9 @@ def check_known(
                     row.line,
                 )
     return unknown
+
+
+def _where(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg}, column {error.colno}"
+    return str(error)

@@ -165,7 +165,8 @@ def _refuse_taken(target: Path) -> None:
         ) from error
     if taken:
         raise InputError(
-            f"{target}: already exists. Delete it, or choose another directory."
+            f"{target}: already exists, and is not an empty directory. Choose another "
+            "directory."
         )
 
 

@@ -26,7 +26,7 @@ from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.data.files import atomic_directory, atomic_write, sha256_of_file
 from tfdpsq.data.texts import Document
 from tfdpsq.data.unique_ids import SeenTexts
-from tfdpsq.validation import DataError, InputError, positive_integer
+from tfdpsq.validation import DataError, InputError, parse_json, positive_integer
 
 VERSION = 1
 
@@ -331,7 +331,7 @@ def _write_json(file: Path, value: dict) -> None:
 
 def _read_json(file: Path) -> dict:
     try:
-        value = json.loads(file.read_bytes())
+        value = parse_json(file.read_bytes())
     except OSError as error:
         raise DataError(
             file,

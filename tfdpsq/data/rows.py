@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tfdpsq.data.files import atomic_directory
-from tfdpsq.validation import DataError, InputError, positive_integer
+from tfdpsq.validation import DataError, InputError, parse_json, positive_integer
 
 FORMAT = "tfdpsq-rows/1"
 
@@ -354,7 +354,7 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = parse_json(path.read_bytes())
         found, digest = manifest["format"], manifest.pop("digest")
     except OSError as error:
         raise DataError(

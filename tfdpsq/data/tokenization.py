@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -205,6 +206,8 @@ def train_vocabulary(
     output_file: str | os.PathLike,
     *,
     sample_lines: int = 500_000,
+    setting: str = "size",
+    besides: int = 0,
 ) -> Path:
     """Trains a T5-style unigram vocabulary. Give it PUBLIC documents only.
 
@@ -220,6 +223,8 @@ def train_vocabulary(
       size: number of pieces, the 256 bytes and 3 special ones included.
       output_file: where the model goes.
       sample_lines: the trainer looks at so many lines at most, the first ones.
+      setting: name of the user's setting that `size` comes from, for errors.
+      besides: number of pieces that the setting counts besides.
 
     Returns:
       The path of the model.
@@ -251,12 +256,31 @@ def train_vocabulary(
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
-        raise InputError(
-            f"no vocabulary of {size} pieces can be made of these texts: {error}. "
-            "Give more text, or another size."
-        ) from error
+        raise InputError(_translated(str(error), setting, size, besides)) from error
     atomic_write(output_file, model.getvalue())
     return Path(output_file)
+
+
+def _translated(error: str, setting: str, size: int, besides: int) -> str:
+    """What SentencePiece's trainer says, in terms of the user's setting."""
+    given = f"{setting} is {size + besides}, but these texts"
+    high = re.search(r"value <= (\d+)", error)
+    if high:
+        most = int(high[1]) + besides
+        return (
+            f"{given} give at most {most}. Lower it by {size + besides - most}, or "
+            "give more text."
+        )
+    low = re.search(r"required_chars\. (\d+) vs (\d+)", error)
+    if low:
+        least = max(map(int, low.groups())) + besides
+        return f"{given} need at least {least} for their characters. Raise it."
+    if "empty" in error or "sentences_" in error:
+        return f"{given} hold no text. Give documents with text."
+    reason = error.rpartition("] ")[2].strip(" .") or "SentencePiece gives no reason"
+    return (
+        f"{given} give no such vocabulary ({reason}). Give more text, or another size."
+    )
 
 
 def _short_lines(texts: Iterable[str], limit: int) -> Iterator[str]:

@@ -33,7 +33,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from tfdpsq import validation
-from tfdpsq.data import atomic_write
+from tfdpsq.run.core import outputs, releases
 from tfdpsq.run.estimation import (
     estimate_step,
     estimate_table,
@@ -148,7 +148,8 @@ def main() -> None:
                     sys.stdout.write(estimate_table.line(row))
                     sys.stdout.flush()
             if file.value:
-                atomic_write(file.value, json.dumps(result, indent=2) + "\n")
+                text = json.dumps(result, indent=2) + "\n"
+                outputs.write_file(file.value, text, releases.PUBLIC, "an estimate")
         except (validation.InputError, OSError) as error:
             sys.stderr.write(f"error: {error}\n")
             sys.exit(2)

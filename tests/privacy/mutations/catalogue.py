@@ -19,14 +19,17 @@ ROOT = FOLDER.parents[2]
 # By what they mistake; see each file.
 FILES = (
     "of_clipping.py",
+    "of_precision.py",
     "of_noise.py",
     "of_sampling.py",
+    "of_secure.py",
     "of_records.py",
     "of_retrieval.py",
     "of_draws.py",
     "of_weights.py",
     "of_accounts.py",
     "of_releases.py",
+    "of_places.py",
 )
 # Parts of the guarantee that a mistake can be in.
 KINDS = (
@@ -46,6 +49,8 @@ KINDS = (
     "LoRA",
     "filters",
     "resumes",
+    "precision",
+    "secure",
 )
 
 # Those that issue 3 names.

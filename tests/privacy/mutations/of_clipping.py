@@ -9,10 +9,12 @@ MUTATIONS = (
         "kind": "ties",
         "file": _FAST + "engine.py",
         "old": """\
-    squared = [factored.squared_norms(uses[key]) for key in uses]
+    squared = [gradient_norms.squared_norms(uses[key]) for key in uses]
 """,
         "new": """\
-    squared = [factored.squared_norms([use]) for key in by_rows for use in by_rows[key]]
+    squared = [
+        gradient_norms.squared_norms([use]) for key in by_rows for use in by_rows[key]
+    ]
 """,
         "tests": (
             _TESTS + "test_fast_layers.py::"
@@ -24,9 +26,9 @@ MUTATIONS = (
     {
         "name": "cross_terms_of_lookups_and_products_left_out",
         "kind": "ties",
-        "file": _FAST + "factored.py",
-        "old": "                2 * tf.reduce_sum(met * _gram(",
-        "new": "                0 * tf.reduce_sum(met * _gram(",
+        "file": _FAST + "gradient_norms.py",
+        "old": "            terms.append(2 * _total(met * products.gram(",
+        "new": "            terms.append(0 * _total(met * products.gram(",
         "tests": (
             _TESTS + "test_fast_layers.py::"
             "test_norms_of_each_weight_equal_a_naive_float64_loop[language]",
@@ -38,14 +40,15 @@ MUTATIONS = (
         "kind": "clipping",
         "file": _FAST + "engine.py",
         "old": """\
-    finite = tf.math.is_finite(norms)
+    finite = tf.math.is_finite(bounds)
 """,
         "new": """\
     if not getattr(clipped_sum, "again", False):
         clipped_sum.again = True
         norms = clipped_sum(row_losses, layers, variables, clip_norm).norms
+        bounds = norms
         clipped_sum.again = False
-    finite = tf.math.is_finite(norms)
+    finite = tf.math.is_finite(bounds)
 """,
         "tests": (
             _TESTS + "test_fast.py::test_dropout_masks_are_those_of_the_same_forward",
@@ -302,8 +305,8 @@ MUTATIONS = (
         "name": "norms_of_the_first_weight_only",
         "kind": "clipping",
         "file": _FAST + "engine.py",
-        "old": "tf.add_n(_alike(squared))",
-        "new": "tf.add_n(_alike(squared[:1]))",
+        "old": "gradient_norms.norm_and_bound(squared)",
+        "new": "gradient_norms.norm_and_bound(squared[:1])",
         "tests": (
             _TESTS + "test_optimizers.py::"
             "test_clipped_sums_equal_a_naive_float64_loop[fast]",

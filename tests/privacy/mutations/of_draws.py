@@ -101,8 +101,8 @@ MUTATIONS = (
         "name": "one_seed_for_noise_and_sampler",
         "kind": "keys",
         "file": "tfdpsq/privacy/checkpoint.py",
-        "old": "made = Secrets(fresh_seed(), fresh_seed())",
-        "new": "made = Secrets(*[fresh_seed()] * 2)",
+        "old": "made = Secrets(fresh_seed(secure), fresh_seed(secure))",
+        "new": "made = Secrets(*[fresh_seed(secure)] * 2)",
         "tests": (
             "tests/privacy/test_before_spending.py::"
             "test_every_run_draws_two_seeds_of_128_bits",
@@ -113,7 +113,7 @@ MUTATIONS = (
         "name": "seeds_of_32_bits",
         "kind": "keys",
         "file": "tfdpsq/privacy/sampling.py",
-        "old": "return secrets.randbits(128)",
+        "old": "return secrets.randbits(KEY_BITS if secure else 128)",
         "new": "return secrets.randbits(32)",
         "tests": (
             "tests/privacy/test_before_spending.py::"

@@ -138,7 +138,7 @@ MUTATIONS = (
         "name": "noise_from_a_public_seed",
         "kind": "keys",
         "file": "tfdpsq/privacy/optimizers.py",
-        "old": "fresh_seed() if noise_seed is None else noise_seed",
+        "old": "fresh_seed(secure) if noise_seed is None else noise_seed",
         "new": "noise_seed or 0",
         "tests": (
             _STATISTICS + "test_the_noise_follows_from_its_seed_and_nothing_else",
@@ -158,10 +158,12 @@ MUTATIONS = (
         "name": "divide_by_realised_batch",
         "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
-        "old": "        optimizer.update(optimizer.privatize(sums), variables)\n",
+        "old": """\
+        optimizer.update(optimizer.privatize(sums, noise), variables)
+""",
         "new": """\
         realised = optimizer.plan.spec.batch_size / tf.maximum(count, 1)
-        estimate = optimizer.privatize(sums)
+        estimate = optimizer.privatize(sums, noise)
         estimate = [value * tf.cast(realised, value.dtype) for value in estimate]
         optimizer.update(estimate, variables)
 """,
@@ -195,9 +197,11 @@ MUTATIONS = (
         "name": "empty_batches_without_noise",
         "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
-        "old": "        optimizer.update(optimizer.privatize(sums), variables)\n",
+        "old": """\
+        optimizer.update(optimizer.privatize(sums, noise), variables)
+""",
         "new": """\
-        estimate = optimizer.privatize(sums)
+        estimate = optimizer.privatize(sums, noise)
         some = tf.minimum(count, 1)
         estimate = [value * tf.cast(some, value.dtype) for value in estimate]
         optimizer.update(estimate, variables)

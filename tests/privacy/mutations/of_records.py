@@ -2,6 +2,10 @@
 
 _TESTS = "tests/privacy/"
 _PAID = _TESTS + "test_paid_steps.py::"
+_DIVERGED = (
+    "tests/run/test_kept_budget.py::"
+    "test_a_run_that_diverges_leaves_its_last_finite_weights"
+)
 _AGAIN = _PAID + "test_steps_taken_again_are_the_same_and_not_paid_for_again"
 _LOST = _TESTS + "test_resume.py::test_lost_or_foreign_state_is_never_paid_for_twice"
 
@@ -14,10 +18,10 @@ MUTATIONS = (
             if kept is not None:
                 for number in now:
                     kept.ledger.pay(number)
-            losses = take_steps(drawn, [draw.count for draw in draws])
+            losses = take_steps(drawn, [draw.count for draw in draws], noise)
 """,
         "new": """\
-            losses = take_steps(drawn, [draw.count for draw in draws])
+            losses = take_steps(drawn, [draw.count for draw in draws], noise)
             if kept is not None:
                 for number in now:
                     kept.ledger.pay(number)
@@ -175,12 +179,10 @@ MUTATIONS = (
         "name": "seed_stored_in_the_release",
         "kind": "release",
         "file": "tfdpsq/run/finetune.py",
-        "old": "            training=private_training.training_facts(config, model),\n",
+        "old": "                **outcome.recorded(),\n",
         "new": """\
-            training={
-                **private_training.training_facts(config, model),
+                **outcome.recorded(),
                 "noise_seed": list(optimizer._noise_words),
-            },
 """,
         "tests": (
             "tests/run/test_release_secrets.py::"
@@ -374,8 +376,8 @@ MUTATIONS = (
         "name": "weights_without_their_certificate_taken_for_public",
         "kind": "certificate",
         "file": "tfdpsq/privacy/certificate_files.py",
-        "old": "        if stated is not None and (",
-        "new": "        if stated is not None is not certificate and (",
+        "old": "        if digest is not None and (",
+        "new": "        if digest is not None is not certificate and (",
         "tests": (
             _TESTS + "test_certificate.py::"
             "test_a_certificate_that_is_stated_has_to_be_there",
@@ -426,5 +428,47 @@ MUTATIONS = (
             "test_in_strict_mode_steps_and_epsilon_are_all_there_is",
         ),
         "why": "where points lie would tell how long steps took",
+    },
+    {
+        "name": "settings_are_not_checked_before_training",
+        "kind": "ledger",
+        "file": "tfdpsq/run/finetune.py",
+        "old": "    settings.check(config, SETTINGS)\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_settings.py::"
+            "test_bad_numbers_are_refused_by_the_name_the_user_wrote[finetune]",
+        ),
+        "why": "a learning rate of NaN pays every step, for weights of NaN",
+    },
+    {
+        "name": "a_range_is_checked_the_wrong_way_round",
+        "kind": "ledger",
+        "file": "tfdpsq/run/core/settings.py",
+        "old": "        above = number and (self.low < value if self.low_open else",
+        "new": "        above = number and (self.low <= value if self.low_open else",
+        "tests": (
+            "tests/run/test_settings.py::"
+            "test_bad_numbers_are_refused_by_the_name_the_user_wrote[finetune]",
+        ),
+        "why": "clip norm 0 and learning rate 0 spend the budget on no training",
+    },
+    {
+        "name": "a_diverged_run_counts_the_steps_it_took",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "            raise Diverged(plan.spec.steps, diverged_at, done)\n",
+        "new": "            raise Diverged(done, diverged_at, done)\n",
+        "tests": (_DIVERGED,),
+        "why": "its end was decided by noised weights: the whole plan is spent",
+    },
+    {
+        "name": "a_diverged_run_does_not_pay_for_the_rest",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "                        kept.ledger.pay(number)  # see",
+        "new": "                        pass  # see",
+        "tests": (_DIVERGED,),
+        "why": "the ledger says less than the certificate, which covers the plan",
     },
 )

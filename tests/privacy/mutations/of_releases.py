@@ -249,8 +249,8 @@ MUTATIONS = (
         "name": "rows_of_the_data_before_kept",
         "kind": "resumes",
         "file": "tfdpsq/run/training/private_training.py",
-        "old": ("            checkpoint.discard(directory)\n        directory.mkdir"),
-        "new": ("            pass\n        directory.mkdir"),
+        "old": ("            checkpoint.discard(directory)\n        wanted.update"),
+        "new": ("            pass\n        wanted.update"),
         "tests": (
             "tests/run/test_run_directory.py::"
             "test_rows_of_other_data_do_not_outlive_a_change_before_the_first_step",

@@ -200,12 +200,12 @@ MUTATIONS = (
     {
         "name": "repeated_tokens_without_cross_terms",
         "kind": "ties",
-        "file": "tfdpsq/privacy/fast/factored.py",
+        "file": "tfdpsq/privacy/fast/gradient_norms.py",
         "old": """\
-                    use.ids[:, :, tf.newaxis] == use.ids[:, tf.newaxis, :],
+                use.ids[:, :, tf.newaxis] == use.ids[:, tf.newaxis, :], dtype
 """,
         "new": """\
-                    tf.eye(tf.shape(use.ids)[1], dtype=tf.bool)[tf.newaxis],
+                tf.eye(tf.shape(use.ids)[1], dtype=tf.bool)[tf.newaxis], dtype
 """,
         "tests": (
             "tests/privacy/test_fast_layers.py::"

@@ -2,12 +2,12 @@
 
 A stage is a function that fills a directory. It runs in a temporary sibling that
 is renamed into place when it is complete, together with `stage.json`: the config
-it ran with, the fingerprint of its inputs, and a number of its own, so that what
-was made from an earlier run of it is noticed. How long it took is not written
-there, as the time depends on the private data. A directory that
-is there is therefore finished, and is not made again; one that was made from
-another config or other inputs is refused, as silently mixing the two would give
-numbers that belong to neither.
+it ran with, the fingerprint of its inputs, its guarantee (see `releases`), and a
+number of its own, so that what was made from an earlier run of it is noticed. How
+long it took is not written there, as the time depends on the private data. A
+directory that is there is therefore finished, and is not made again; one that was
+made from another config or other inputs is refused, as silently mixing the two would
+give numbers that belong to neither.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ import tfdpsq
 from tfdpsq import validation
 from tfdpsq.data import any_files, files
 from tfdpsq.privacy import certificate_files
+from tfdpsq.run.core import outputs, releases
 
-STAGE_FILE = "stage.json"
+STAGE_FILE = releases.STAGE_FILE
 CONFIG_FILE = "config.json"
 # In all that says what something was made with: by which version.
 MADE_BY = "made_by"
@@ -95,21 +96,25 @@ def other_version(found: Mapping[str, Any]) -> str:
 def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
     """Creates a workdir, or reopens one that was made with the same config.
 
-    The resolved config is written before anything runs.
+    The resolved config is written before anything runs. A workdir holds `private/`, and
+    a report that shows private queries, so it cannot be in a released place; a new one
+    is its owner's alone. What lies in its `release/` is to be copied from there.
 
     Args:
       workdir: where all output goes.
       config: the resolved config.
 
     Raises:
-      InputError: no path, not writable, disk full, or made with another config.
+      InputError: no path, in a released place, not writable, disk full, or made with
+        another config.
     """
     if not workdir:
         raise validation.InputError(
             "no workdir was given. Pass --workdir=DIRECTORY for the output."
         )
-    workdir = pathlib.Path(workdir)
-    path = workdir / CONFIG_FILE
+    holds = "a whole job, with private queries in its report"
+    output = releases.Output(workdir, releases.PRIVATE, holds)
+    path = output.directory / CONFIG_FILE
     wanted = plain(config)
     maker = made_by()
     if path.is_file():
@@ -122,14 +127,16 @@ def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
                 "or delete this one to start again."
             )
         maker = {key: found[key] for key in maker if key in found}
-    files.check_writable(workdir)
+    workdir = outputs.open_directory(output)
     written = {**wanted, **maker}
-    files.atomic_write(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
+    with outputs.owner_only():
+        files.check_writable(workdir)
+        files.atomic_write(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
     return workdir
 
 
 def run_stage(
-    directory: pathlib.Path,
+    output: releases.Output,
     config: Any,
     inputs: Mapping[str, str],
     make: Callable[[pathlib.Path], dict[str, Any] | None],
@@ -138,37 +145,42 @@ def run_stage(
     """Runs a stage unless its finished output is there already.
 
     Args:
-      directory: the stage's output directory.
+      output: the stage's output directory, and the guarantee of what will be there.
       config: what the stage's result depends on.
       inputs: fingerprints of what it reads.
       make: fills the directory it is given; may return JSON values to record.
       since: when the stage was begun, by `time.monotonic`, where `make` only ends it.
 
     Returns:
-      The content of `stage.json`: "config", "inputs", "fingerprint", "run" and
-      "result"; "certificate_digest" where there is one; "seconds" if it was run now.
+      The content of `stage.json`: "config", "inputs", "fingerprint", "guarantee", "run"
+      and "result"; "certificate_digest" where there is one; "seconds" if it was run
+      now.
 
     Raises:
-      InputError: the directory holds the result of another config or input.
+      InputError: the directory holds the result of another config or input; or what is
+        made has not the guarantee that was stated.
     """
+    directory = output.directory
     finished = finished_stage(directory, config, inputs)
     if finished is not None:
         logging.info("%s: finished before, not redone", directory.name)
+        outputs.settle(directory)  # of a command that was killed before it could
         return finished
+    releases.check_lineage(output, plain(config))
     wanted = {"config": plain(config), "inputs": dict(inputs)}
     started = since
     if started is None:
         logging.info("%s: started", directory.name)
         started = time.monotonic()
-    directory.parent.mkdir(parents=True, exist_ok=True)
     for left in directory.parent.glob(f".{directory.name}.*.partial"):
         with _held(left, directory):
             shutil.rmtree(left)  # of a run that was killed; it was never released
-    with files.atomic_directory(directory) as temporary, _held(temporary, directory):
+    with outputs.filled(output) as temporary, _held(temporary, directory):
         result = make(temporary)
         stage = {
             **wanted,
             "fingerprint": _fingerprint(wanted),
+            certificate_files.GUARANTEE: output.guarantee,
             "run": secrets.token_hex(8),
             "result": plain(result or {}),
             **made_by(),
@@ -234,19 +246,19 @@ def _held(partial: pathlib.Path, directory: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def new_directory(directory: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Yields a directory to fill, which then appears whole as `directory`.
+def new_directory(output: releases.Output) -> Iterator[pathlib.Path]:
+    """Yields a directory to fill, which then appears whole as the output.
 
     Those that killed commands left unfinished are removed first.
 
     Raises:
-      InputError: `directory` is there already, or is being made by another process.
+      InputError: the output is there already, or is being made by another process.
     """
-    directory = pathlib.Path(directory)
+    directory = output.directory
     for left in directory.parent.glob(f".{directory.name}.*.partial"):
         with _held(left, directory):
             shutil.rmtree(left)
-    with files.atomic_directory(directory) as temporary, _held(temporary, directory):
+    with outputs.filled(output) as temporary, _held(temporary, directory):
         yield temporary
 
 
@@ -333,8 +345,12 @@ def read_json(path: str | pathlib.Path) -> Any:
     with any_files.open_binary(path) as file:
         data = file.read()
     try:
-        return json.loads(data)
+        return validation.parse_json(data)
     except ValueError as error:
+        ours = pathlib.Path(path).name in (STAGE_FILE, CONFIG_FILE)
+        remedy = "Restore it, or make it again."
+        if ours:
+            remedy = "Restore it, or delete the directory it is in to make it again."
         raise validation.DataError(
-            path, f"it is not valid JSON ({error})", "Delete the directory it is in."
+            path, f"it is not valid JSON ({error})", remedy
         ) from error

@@ -35,7 +35,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdpsq.data.files import atomic_write
+from tfdpsq.run.core import outputs, releases
 from tfdpsq.run.reporting import (
     report_audit,
     report_certificates,
@@ -54,6 +54,7 @@ RESULT_KEYS = ("rows", "seconds", "peak_memory_gib", "fingerprints", "versions")
 ROW_KEYS = ("name", "epsilon", *METRICS, *(f"{m}_ci" for m in METRICS))
 MAX_DOCUMENT_CHARACTERS = 1200
 
+_HOLDS = "private queries and what was measured on them"
 # Colours of the plot of results, by what the row's training saw.
 _PROTECTED, _UNPROTECTED, _NO_PRIVATE_DATA = 0, 1, 2
 
@@ -84,7 +85,8 @@ def write_report(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
             _running(report),
         ]
     )
-    atomic_write(path, report_html.page(report["title"], body))
+    page = report_html.page(report["title"], body)
+    outputs.write_file(path, page, releases.PRIVATE, _HOLDS)
 
 
 def write_results(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
@@ -106,7 +108,7 @@ def write_results(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
         for row in report["rows"]
     ]
     text = json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False)
-    atomic_write(path, text + "\n")
+    outputs.write_file(path, text + "\n", releases.PRIVATE, _HOLDS)
 
 
 def plain_values(value: Any, where: str = "report") -> Any:

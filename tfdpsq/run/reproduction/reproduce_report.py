@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from tfdpsq.data import atomic_write
+from tfdpsq.run.core import outputs, releases
 from tfdpsq.run.reporting import report_html
 from tfdpsq.run.reproduction import reproduce_tables
 
@@ -23,11 +23,11 @@ def write(directory: pathlib.Path, results: Mapping[str, Any]) -> None:
       directory: the workdir.
       results: what `reproduce_numbers.compare` returned, with "seconds" by stage.
     """
-    atomic_write(
-        directory / RESULTS_FILE,
-        json.dumps(_finite(results), indent=1, allow_nan=False) + "\n",
-    )
-    atomic_write(directory / PAGE_FILE, as_html(results))
+    text = json.dumps(_finite(results), indent=1, allow_nan=False) + "\n"
+    for name, content in ((RESULTS_FILE, text), (PAGE_FILE, as_html(results))):
+        outputs.write_file(
+            directory / name, content, releases.PRIVATE, "measures of private queries"
+        )
 
 
 def as_text(results: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.texts import Document
 from tfdpsq.retriever.nearest import ROWS
 from tfdpsq.run.core import layout, sources, workdir
-from tfdpsq.run.passes.passes import corpus_shards, embedding, passes
+from tfdpsq.run.passes import corpus_shards, embedding, passes
 from tfdpsq.run.search import systems
 
 _BEST = "npz"
