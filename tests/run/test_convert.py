@@ -81,6 +81,17 @@ def test_round_all_formats_everything_comes_back(generator, tmp_path):
     assert sorted(path.name for path in before.iterdir()) == sorted(files)
 
 
+def test_what_a_killed_command_left_is_removed(one, tmp_path):
+    """kill -9 left `.out.….partial` with weights in it, and nothing removed it."""
+    left = tmp_path / ".out.0123456789ab.partial"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".other.0123456789ab.partial").mkdir()
+    convert(one, tmp_path / "out", "keras")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [".other.0123456789ab.partial", "out"]
+
+
 def test_the_command_converts(one, vocabulary, tmp_path):
     arguments = [f"--input={one}", f"--output={tmp_path / 'out'}", "--format=t5x"]
     arguments += [f"--vocabulary={vocabulary}", "--dtype=bfloat16"]

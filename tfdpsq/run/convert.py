@@ -36,7 +36,7 @@ from tfdpsq.generator.checkpoints import (  # noqa: E402
     weights,
 )
 from tfdpsq.privacy import read_certificate  # noqa: E402
-from tfdpsq.run.core import command, outputs, releases  # noqa: E402
+from tfdpsq.run.core import command, releases, workdir  # noqa: E402
 from tfdpsq.run.training import private_training
 
 _WRITERS: dict[str, Any] = {
@@ -99,7 +99,7 @@ def convert(
         tokenizer = Tokenizer(vocabulary)
         tokenizer.require_embeddings(config.vocabulary_size)
         pieces = f"{tokenizer.vocabulary_size} pieces"
-    with outputs.filled(output) as partial:
+    with workdir.new_directory(output) as partial:
         # From file to file, a weight at a time: no model is ever in memory.
         writer.save(partial, config, checkpoint, dtype, vocabulary, encoder_only)
         checkpoint.check_copies()

@@ -245,6 +245,23 @@ def _held(partial: pathlib.Path, directory: pathlib.Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def new_directory(output: releases.Output) -> Iterator[pathlib.Path]:
+    """Yields a directory to fill, which then appears whole as the output.
+
+    Those that killed commands left unfinished are removed first.
+
+    Raises:
+      InputError: the output is there already, or is being made by another process.
+    """
+    directory = output.directory
+    for left in directory.parent.glob(f".{directory.name}.*.partial"):
+        with _held(left, directory):
+            shutil.rmtree(left)
+    with outputs.filled(output) as temporary, _held(temporary, directory):
+        yield temporary
+
+
 def stage_fingerprint(directory: str | pathlib.Path) -> str:
     """What identifies a finished stage, and this run of it.
 
