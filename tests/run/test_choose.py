@@ -18,6 +18,7 @@ from tfdpsq.data import (
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.privacy import choice, read_certificate, read_ledger, verify_certificate
 from tfdpsq.run import choose, finetune, synthesize, verify
+from tfdpsq.run.training import private_training
 
 _HERE = pathlib.Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("grid", _HERE / "tiny_grid.py")
@@ -212,9 +213,15 @@ def test_a_kill_anywhere_redoes_no_point_and_draws_once(base, tmp_path, monkeypa
     assert len(trained) == 3 and len(drawn) == 2 and len(scored) == 9 + 3 + 9
 
 
-def test_a_point_that_diverged_counts_and_is_not_chosen(base, tmp_path):
+def test_a_point_that_diverged_counts_and_is_not_chosen(base, tmp_path, monkeypatch):
     config = _config(base)
-    config.axes = (("learning_rate", (1e-3, 3e38)), ("batch_size", (10,)))
+    config.axes = (("learning_rate", (1e-3, 1e3)), ("batch_size", (10,)))
+    # No rate that the settings allow diverges within three steps.
+    monkeypatch.setattr(
+        private_training,
+        "learning_rate",
+        lambda stage: 3e38 if stage.learning_rate == 1e3 else stage.learning_rate,
+    )
     config.finetune.steps = 3
     out = tmp_path / "generator"
     choose.run(config, out)
@@ -224,7 +231,7 @@ def test_a_point_that_diverged_counts_and_is_not_chosen(base, tmp_path):
     assert found["runs_counted"] == 2 and found["candidates"] == 1
     assert found["runs"][found["chosen"]]["settings"]["learning_rate"] == 1e-3
     (failed,) = (run for run in found["runs"].values() if run["diverged"])
-    assert failed["settings"]["learning_rate"] == 3e38
+    assert failed["settings"]["learning_rate"] == 1e3
     assert failed["steps_executed"] == 3 and failed["ledger_head"]
     assert 7.9 < found["epsilon_of_training"] <= 8.0
 
