@@ -8,6 +8,7 @@ A round trip through a retriever that was trained on the same set:
 """
 
 from tfdpsq.run import filter as filter_stage
+from tfdpsq.run.search import round_trip
 
 
 def get_config():
@@ -15,6 +16,6 @@ def get_config():
     config = filter_stage.default_config()
     config.min_words = 2
     config.duplicates = True
-    config.round_trip.retriever = filter_stage.BM25
+    config.round_trip.retriever = round_trip.BM25
     config.round_trip.k = 10
     return config

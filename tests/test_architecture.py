@@ -235,7 +235,7 @@ def test_build_states_the_same_arrows():
         ("tfdpsq.generator.model", "from tfdpsq.retriever.model import TwoTower"),
         ("tfdpsq.retriever.model", "def f():\n    import tfdpsq.generator.model"),
         ("tfdpsq.retriever.model", "from tfdpsq.privacy import Plan"),
-        ("tfdpsq.evaluation.ranking", "from tfdpsq.data import beir"),
+        ("tfdpsq.evaluation.ranking.measures", "from tfdpsq.data import beir"),
         ("tfdpsq.privacy.plan", "from tfdpsq.layers import MaskedMeanPooling"),
         ("tfdpsq.validation", "import tfdpsq.data"),
     ],

@@ -1,4 +1,4 @@
-"""What README shows runs as it stands there."""
+"""The READMEs: the example runs as it stands, links lead somewhere."""
 
 import pathlib
 import re
@@ -6,13 +6,15 @@ import re
 import numpy as np
 import tensorflow as tf
 
+from tfdpsq.run.__main__ import stages
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def _example(name):
-    text = (ROOT / "README.md").read_text("utf-8")
+    text = (ROOT / "tfdpsq" / "privacy" / "README.md").read_text("utf-8")
     found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", text, re.S)
-    assert found, f"README has no example {name!r}"
+    assert found, f"the README of privacy has no example {name!r}"
     return found.group(1)
 
 
@@ -28,3 +30,42 @@ def test_the_example_trains_within_its_budget(tmp_path, capsys):
     # It learns what there is to learn: one input decides.
     logits = names["model"].predict(names["x"], verbose=0)
     assert np.mean(logits.argmax(1) == names["y"]) > 0.8
+
+
+def _links(path):
+    """Yields a README's links to files and headings of this repository."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text("utf-8")):
+        if not target.startswith("http"):
+            yield target
+
+
+def _anchor(heading):
+    """Returns the anchor that GitHub makes of a heading."""
+    kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return kept.replace(" ", "-")
+
+
+def test_links_lead_to_files_and_headings():
+    readmes = [ROOT / "README.md", *ROOT.glob("tfdpsq/*/README.md")]
+    readmes.append(ROOT / "tests" / "benchmarks" / "README.md")
+    checked = 0
+    for readme in readmes:
+        for link in _links(readme):
+            name, _, anchor = link.partition("#")
+            target = (readme.parent / name) if name else readme
+            assert target.is_file(), f"{readme}: {link}"
+            headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.M)
+            assert not anchor or anchor in map(_anchor, headings), f"{readme}: {link}"
+            checked += 1
+    assert checked > 12
+
+
+def test_the_front_page_is_one_page():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200
+
+
+def test_the_front_page_names_every_stage():
+    text = (ROOT / "README.md").read_text("utf-8")
+    table = text[text.index("## Stages") : text.index("## Results")]
+    named = set(re.findall(r"`([a-z_]+)`", table))
+    assert set(stages()) <= named

@@ -8,7 +8,7 @@ Pythons that the rest of the package cannot be parsed by.
 
 import sys
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _INSTALL = (
     "From a clone of the project:\n"

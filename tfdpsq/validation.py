@@ -14,6 +14,9 @@ import os
 from collections.abc import Collection
 from typing import Any
 
+# Characters of a value that a message repeats.
+_SHOWN = 80
+
 
 class InputError(ValueError):
     """A value or a file from the user that cannot be worked with."""
@@ -47,6 +50,49 @@ class DataError(InputError):
         self.line = line
 
 
+def shown(value: Any) -> str:
+    """The `repr` of a value for a message, cut to about 80 characters."""
+    try:
+        text = " ".join(repr(value).splitlines())
+    except ValueError:  # an integer of more digits than Python writes out
+        text = f"an integer of {value.bit_length()} bits"
+    return cut(text)
+
+
+def cut(text: str) -> str:
+    """A text for a message, cut to about 80 characters."""
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[: _SHOWN - 25]}... ({len(text):,} characters)"
+
+
+def one_line(message: object) -> str:
+    """A message as a command prints it: in one line, with what it repeats cut.
+
+    Line breaks become spaces; words of more than 300 characters (values, and paths
+    that are longer than any) are cut.
+    """
+    words = str(message).split()
+    return " ".join(word if len(word) <= 300 else cut(word) for word in words)
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Parses JSON that anybody may have written; options are those of `json.loads`.
+
+    Raises:
+      ValueError: it is not JSON, is nested too deeply, or holds an integer of more
+        digits than Python reads.
+    """
+    try:
+        return json.loads(text, **options)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except ValueError as error:
+        if "digits" in str(error):
+            raise ValueError("it holds an integer of thousands of digits") from error
+        raise
+
+
 def positive(name: str, value: float) -> float:
     """Returns `value` if it is a finite number above zero.
 
@@ -54,7 +100,9 @@ def positive(name: str, value: float) -> float:
       InputError: it is not.
     """
     if not _is_number(value) or not math.isfinite(value) or value <= 0:
-        raise InputError(f"{name} is {value!r}; it must be a finite number above 0.")
+        raise InputError(
+            f"{name} is {shown(value)}; it must be a finite number above 0."
+        )
     return value
 
 
@@ -65,7 +113,9 @@ def positive_integer(name: str, value: int) -> int:
       InputError: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise InputError(f"{name} is {value!r}; it must be an integer of at least 1.")
+        raise InputError(
+            f"{name} is {shown(value)}; it must be an integer of at least 1."
+        )
     return value
 
 
@@ -97,7 +147,7 @@ def in_range(
     )
     if not inside:
         interval = f"{'(' if low_open else '['}{low}, {high}{')' if high_open else ']'}"
-        raise InputError(f"{name} is {value!r}; it must lie in {interval}.")
+        raise InputError(f"{name} is {shown(value)}; it must lie in {interval}.")
     return value
 
 
@@ -109,7 +159,7 @@ def one_of(name: str, value: Any, choices: Collection) -> Any:
     """
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        raise InputError(f"{name} is {value!r}; choose one of {listed}.")
+        raise InputError(f"{name} is {shown(value)}; choose one of {listed}.")
     return value
 
 
@@ -124,7 +174,7 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
     # Through JSON, so that a tuple equals the list it was written as.
     if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):
         return []
-    return [f"{where}: {old!r} there, {new!r} now"]
+    return [f"{where}: {shown(old)} there, {shown(new)} now"]
 
 
 def _is_number(value: Any) -> bool:

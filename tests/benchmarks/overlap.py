@@ -24,7 +24,7 @@ import numpy as np
 
 from tfdpsq import evaluation
 from tfdpsq.data import build_pydocs, corpus_parts
-from tfdpsq.evaluation.word_stream import words_of
+from tfdpsq.evaluation.overlap.word_stream import words_of
 
 _RECORD = 100  # phrases, about 2 kB
 _LONG = 150_000  # phrases, about 3 MB

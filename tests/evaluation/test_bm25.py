@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from tfdpsq.evaluation import BM25, bm25_streamed
-from tfdpsq.evaluation.bm25 import words
+from tfdpsq.evaluation.ranking.bm25 import words
 from tfdpsq.validation import InputError
 
 

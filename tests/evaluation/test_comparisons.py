@@ -17,7 +17,7 @@ from tfdpsq.evaluation import (
     macro_interval,
     paired_randomization,
 )
-from tfdpsq.evaluation.comparisons import Comparison, Randomization
+from tfdpsq.evaluation.ranking.comparisons import Comparison, Randomization
 from tfdpsq.validation import InputError
 
 

@@ -9,11 +9,11 @@ import scipy.stats
 from tfdpsq.evaluation import (
     GramIndex,
     closeness,
-    copies,
     exact_copies,
     nearest_by_cosine,
     normalized,
 )
+from tfdpsq.evaluation.text import copies
 from tfdpsq.validation import InputError
 
 

@@ -5,7 +5,10 @@ import pytest
 import scipy.stats
 from sklearn import metrics
 
-from tfdpsq.evaluation.membership import attack_membership, likelihood_ratio_scores
+from tfdpsq.evaluation.leakage.membership import (
+    attack_membership,
+    likelihood_ratio_scores,
+)
 from tfdpsq.validation import InputError
 
 

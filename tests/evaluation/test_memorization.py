@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tfdpsq.evaluation import memorization
+from tfdpsq.evaluation.leakage import memorization
 from tfdpsq.validation import InputError
 
 
@@ -180,8 +180,8 @@ def test_leaked_secrets_are_found_however_they_are_written():
             lambda: memorization.canary_ranks(np.zeros(1), np.array([[0, np.nan]])),
             r"candidate_scores\[0, 1\] is nan",
         ),
-        (lambda: memorization.exposure(np.array([0]), 10), "lie in 1 to 10"),
-        (lambda: memorization.exposure(np.array([11]), 10), "lie in 1 to 10"),
+        (lambda: memorization.exposure(np.array([0]), 10), "be in 1 to 10"),
+        (lambda: memorization.exposure(np.array([11]), 10), "be in 1 to 10"),
         (lambda: memorization.exposure(np.array([1.5]), 10), "one integer for each"),
         (
             lambda: memorization.pure_epsilon_bound(np.array([1]), 10, 1, top=10),

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tfdpsq.evaluation.ngrams import NgramModel, words
+from tfdpsq.evaluation.text.ngrams import NgramModel, words
 from tfdpsq.validation import InputError
 
 

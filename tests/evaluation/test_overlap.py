@@ -12,9 +12,9 @@ from tfdpsq.evaluation import (
     OverlapScan,
     draw_samples,
     share_in_draws,
-    span_hashes,
 )
-from tfdpsq.evaluation.word_stream import words_of
+from tfdpsq.evaluation.overlap import span_hashes
+from tfdpsq.evaluation.overlap.word_stream import words_of
 from tfdpsq.validation import InputError
 
 # Few words, so that runs of them come back; one longer than the smallest blocks.
@@ -386,7 +386,7 @@ def test_bad_draws_are_named():
     with pytest.raises(InputError, match="draws is 0"):
         draw_samples(5, 1, 0, 0)
     for flags in ([], [np.zeros(0, bool)], [np.ones(3, bool), np.zeros(0, bool)]):
-        with pytest.raises(InputError, match="there is no draw, or an empty one"):
+        with pytest.raises(InputError, match="a draw is missing or empty"):
             share_in_draws(flags)
     with pytest.raises(InputError, match="confidence is 1"):
         share_in_draws([np.ones(3, bool)], 1.0)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tfdpsq.evaluation import span_hashes
-from tfdpsq.evaluation.overlap_index import SampleIndex
+from tfdpsq.evaluation.overlap import span_hashes
+from tfdpsq.evaluation.overlap.sample_index import SampleIndex
 
 
 def test_hashes_are_those_of_the_bytes_wherever_they_stand():

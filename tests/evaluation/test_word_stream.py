@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdpsq.evaluation.word_stream import word_stream, words_of
+from tfdpsq.evaluation.overlap.word_stream import word_stream, words_of
 
 
 def words(text):

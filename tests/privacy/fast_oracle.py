@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.privacy import fast
-from tfdpsq.privacy.fast import factored
+from tfdpsq.privacy.fast import gradient_norms
 
 keras = tf.keras
 layers = tf.keras.layers
@@ -299,18 +299,18 @@ def run(model, x, variables=None, clip_norm=1e30, mode="graph", **options):
 def norms_apart(model, x, **options):
     """Per-example norms of every weight by itself, from one run of the engine."""
     squared = []
-    original = factored.squared_norms
+    original = gradient_norms.squared_norms
 
     def seen(uses):
         squared.append(original(uses))
         return squared[-1]
 
-    factored.squared_norms = seen
+    gradient_norms.squared_norms = seen
     try:
         run(model, x, mode="eager", **options)
     finally:
-        factored.squared_norms = original
-    return [np.sqrt(values.numpy().astype(np.float64)) for values in squared]
+        gradient_norms.squared_norms = original
+    return [np.sqrt(values.norm.numpy().astype(np.float64)) for values in squared]
 
 
 def norms(gradients):

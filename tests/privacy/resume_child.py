@@ -1,6 +1,6 @@
 """A training run that dies where it is told to; see test_resume.py.
 
-    python resume_child.py DIRECTORY OUTPUT WHERE:STEP [ENGINE]
+    python resume_child.py DIRECTORY OUTPUT WHERE:STEP [ENGINE] [SECURE]
 
 WHERE is "pay" (paid, not yet run), "update" (run, not yet saved), "save" (state
 written, not yet in place) or "never".
@@ -23,7 +23,15 @@ def _die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(directory, output, death, engine="fast", clip_norm=0.5, data="forty rows"):
+def main(
+    directory,
+    output,
+    death,
+    engine="fast",
+    secure="",
+    clip_norm=0.5,
+    data="forty rows",
+):
     """Trains, dies on the way, or writes all variables to `output`."""
     where, _, at = death.partition(":")
     at = int(at or -1)
@@ -35,6 +43,7 @@ def main(directory, output, death, engine="fast", clip_norm=0.5, data="forty row
             batch_size=10,
             steps=STEPS,
             accountant="rdp",
+            secure=bool(secure),
         )
     )
     random = np.random.default_rng(0)

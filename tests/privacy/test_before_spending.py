@@ -1,5 +1,9 @@
 """What cannot run is refused before a step of it is paid for."""
 
+import functools
+import itertools
+import operator
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +11,7 @@ import tensorflow as tf
 from tfdpsq.privacy import (
     Groups,
     PrivacySpec,
+    checkpoint,
     discard_state,
     make_optimizer,
     make_plan,
@@ -31,16 +36,25 @@ def _coupled(batch, layer):
     return losses - tf.reduce_mean(losses)
 
 
-def _train(directory, spec, data=None, microbatch=4, losses=_losses, **options):
+def _train(
+    directory,
+    spec,
+    data=None,
+    microbatch=4,
+    losses=_losses,
+    rate=0.1,
+    width=1,
+    **options,
+):
     plan = make_plan(spec)
-    layer = tf.keras.layers.Dense(1, use_bias=False)
+    layer = tf.keras.layers.Dense(width, use_bias=False)
     layer.build([None, 3])
     data = np.arange(36, dtype=np.float32).reshape(12, 3) if data is None else data
     return train(
         plan,
         lambda batch: losses(batch, layer),
         [layer.kernel],
-        make_optimizer(plan, 0.1, "sgd"),
+        make_optimizer(plan, rate, "sgd"),
         lambda at: {"x": data[at]},
         microbatch,
         layers=[layer],
@@ -121,9 +135,17 @@ def test_the_baseline_does_not_wipe_a_private_runs_ledger(tmp_path):
     assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 3
 
 
-def test_bfloat16_weights_are_saved_and_restored_bit_by_bit(tmp_path):
-    from tfdpsq.privacy import checkpoint
+def test_a_finished_run_is_not_paid_for_by_its_own_ledger_again(tmp_path):
+    """Its state is gone, so nothing can be repeated: the ledger has to stay."""
+    _train(tmp_path, _spec())
+    discard_state(tmp_path)
+    kept = (tmp_path / "ledger.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="would spend the budget a second time"):
+        _train(tmp_path, _spec())
+    assert (tmp_path / "ledger.jsonl").read_bytes() == kept
 
+
+def test_bfloat16_weights_are_saved_and_restored_bit_by_bit(tmp_path):
     secrets = checkpoint.Secrets(1, 2)
     (tmp_path / checkpoint.STATE).mkdir()
     values = [[1.5, -0.0078125, 3e38], [0.1, 0.2, 0.3]]
@@ -133,3 +155,52 @@ def test_bfloat16_weights_are_saved_and_restored_bit_by_bit(tmp_path):
     assert checkpoint.restore(tmp_path, loaded, 4, secrets) == 4
     for one, other in zip(saved, loaded):
         assert one.numpy().tobytes() == other.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (dict(microbatch=3), "microbatch_size was 4 .* is 3 now"),
+        (dict(rate=0.2), "optimizer was .*0.1.* is .*0.2"),
+        (dict(jit_compile=True), "jit_compile was False .* is True now"),
+        (dict(width=2), r"variables was .*\[3, 1\].* is .*\[3, 2\]"),
+        (dict(units=11), "the private data changed"),
+    ],
+    ids=["microbatches", "optimizer", "compiler", "weights", "units"],
+)
+def test_a_run_goes_on_with_what_its_paid_steps_were_made_with(tmp_path, change, named):
+    """With anything else the steps that are repeated would be other steps."""
+    stop = dict(on_step=lambda step, loss: True)
+    assert _train(tmp_path, _spec(), **{"units": 12, **stop}) == 1
+    with pytest.raises(ValueError, match=named):
+        _train(tmp_path, _spec(), **{"units": 12, **change})
+    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 1
+    assert _train(tmp_path, _spec(), units=12) == 3
+
+
+def test_what_a_run_keeps_is_its_owners_alone(tmp_path):
+    """Seeds, states and ledger: whoever reads them can subtract the noise."""
+    _train(tmp_path / "run", _spec(), on_step=lambda step, loss: True)
+    kept = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {path.name for path in kept} > {"ledger.jsonl", "secrets.json"}
+    assert len(kept) >= 3
+    for path in kept:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_every_run_draws_two_seeds_of_128_bits(tmp_path):
+    """One of them alone must not give the other away, nor be searched through."""
+    seeds = []
+    for number in range(40):
+        directory = tmp_path / f"{number}"
+        found = checkpoint.open_secrets(directory, 0, {})
+        assert checkpoint.open_secrets(directory, 0, {}) == found
+        seeds += [found.noise_seed, found.sampler_seed]
+    assert len(set(seeds)) == 80
+    # Each bit is 0 in some and 1 in others: missed by chance once in 10^21.
+    ones = functools.reduce(operator.or_, seeds)
+    zeros = functools.reduce(operator.and_, seeds)
+    assert ones == (1 << 128) - 1 and zeros == 0
+    # Between any two, about half of the bits differ: 11 deviations would be 2 or 126.
+    for one, other in itertools.combinations(seeds, 2):
+        assert 20 < bin(one ^ other).count("1") < 108

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdpsq.generator.model import T5QueryGenerator
 from tfdpsq.layers import lora, t5, t5_layers
 from tfdpsq.privacy import fast, randomness
-from tfdpsq.privacy.fast import factored
+from tfdpsq.privacy.fast import factored, gradient_norms
 
 _spec = importlib.util.spec_from_file_location(
     "fast_oracle", pathlib.Path(__file__).parent / "fast_oracle.py"
@@ -190,17 +190,18 @@ def _assert_exact(task, model, twin, clipped_sum):
     norms = oracle.norms(gradients)
     clip_norm = float(np.median(norms))
     apart = []
-    original = factored.squared_norms
+    original = gradient_norms.squared_norms
 
     def noted(merged):
-        apart.append(original(merged))
-        return apart[-1]
+        found = original(merged)
+        apart.append(found.norm)
+        return found
 
     def losses():
         return _LOSSES[task](model, _tensors(batch))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(factored, "squared_norms", noted)
+        patch.setattr(gradient_norms, "squared_norms", noted)
         found = clipped_sum(losses, [model], variables, clip_norm)
     np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
     scale = np.minimum(1, clip_norm / norms)
@@ -235,7 +236,9 @@ def test_the_tied_embedding_is_one_weight_used_three_times():
     original = factored.merge
 
     def apart(uses, shape):
-        seen.append([factored.squared_norms(original([use], shape)) for use in uses])
+        seen.append(
+            [gradient_norms.squared_norms(original([use], shape)).norm for use in uses]
+        )
         return original(uses, shape)
 
     with pytest.MonkeyPatch.context() as patch:

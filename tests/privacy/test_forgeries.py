@@ -211,6 +211,79 @@ def test_poisson_figures_for_shuffled_batches_are_found():
     assert any("guarantee.epsilon is" in problem for problem in problems)
 
 
+_SECURE = dataclasses.replace(_SPEC, secure=True)
+
+
+@pytest.mark.parametrize(
+    "made, edits, found",
+    [
+        # A run of the default passed off as secure: in words, in its spec, in both.
+        (_SPEC, [("randomness.secure", True)], "randomness.secure is True"),
+        (_SPEC, [("spec.secure", True)], "randomness.secure is False"),
+        (
+            _SPEC,
+            [("spec.secure", True), ("randomness", "of the secure one")],
+            "mechanism.sensitivity is 1.0",
+        ),
+        (
+            _SPEC,
+            [
+                ("spec.secure", True),
+                ("randomness", "of the secure one"),
+                ("not_covered", "of the secure one"),
+                ("mechanism", "of the secure one"),
+            ],
+            "plan is",
+        ),
+        # A finer or no grid, and noise that does not pay for rounding.
+        (_SECURE, [("randomness.grid_step", _times(0.5))], "randomness.grid_step is"),
+        (_SECURE, [("randomness.grid_step", None)], "randomness.grid_step is None"),
+        (
+            _SECURE,
+            [
+                ("mechanism.sensitivity", 1.0),
+                ("mechanism.noise_stddev", _times(1 / (1 + 2**-16))),
+            ],
+            "mechanism.sensitivity is 1.0",
+        ),
+        # A shorter key; more protection than there is; less said than is known.
+        (
+            _SECURE,
+            [("randomness.key_bits", {"samples": 512, "noise": 512})],
+            "randomness.key_bits.noise is 512",
+        ),
+        (
+            _SECURE,
+            [("randomness", {"secure": True})],
+            "randomness.generator is missing",
+        ),
+        (
+            _SPEC,
+            [("randomness.key_bits", {"samples": 128, "noise": 126})],
+            "randomness.key_bits.noise_compiled_by_xla is missing",
+        ),
+        # The words of the version before, in a certificate of today's.
+        (_SPEC, [("randomness", None)], "randomness"),
+        (_SECURE, [("spec", "without secure")], "plan is"),
+    ],
+)
+def test_forged_claims_of_security_are_found(made, edits, found):
+    certificate = _certificate(make_plan(made))
+    secure = _certificate(make_plan(_SECURE))
+
+    def value_of(path, value):
+        if value == "of the secure one":
+            return secure[path]
+        if value == "without secure":
+            return {k: v for k, v in certificate[path].items() if k != "secure"}
+        return value
+
+    forged = _forged(certificate, *((path, value_of(path, v)) for path, v in edits))
+    problems = verify_certificate(forged).problems
+    assert any(found in problem for problem in problems), problems
+    assert not any("digest" in problem for problem in problems)
+
+
 def test_an_unprotected_run_cannot_be_passed_off_as_private():
     forged = _forged(
         _certificate(make_plan(dataclasses.replace(_SPEC, epsilon=math.inf))),

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
 from tfdpsq.privacy import PrivacySpec, make_logical_step, make_optimizer, make_plan
+from tfdpsq.privacy.noise import noise_key
 from tfdpsq.privacy.optimizers import ENGINES
 
 
@@ -339,3 +340,29 @@ def test_microbatches_run_one_after_the_other():
     loops = [op for op in graph.get_operations() if op.type.endswith("While")]
     assert len(loops) == 1
     assert loops[0].get_attr("parallel_iterations") == 1
+
+
+def test_dropout_draws_from_other_bits_than_the_noise():
+    """Masks show in the gradients; from the noise's own keys they would tell of it."""
+    plan = _plan()
+    optimizer = make_optimizer(plan, 0.1, "sgd", noise_seed=7)
+    zeros = [tf.zeros([500])] * 3
+    noise = np.array(optimizer.privatize(zeros)) * plan.spec.batch_size
+    scale = plan.noise_stddev
+    assert np.std(noise) == pytest.approx(scale, rel=0.1)
+    # Draws of one law from one key are equal up to their scale.
+    for position in range(20):
+        key = noise_key(optimizer.dropout_seed, 0, position)
+        drawn = scale * tf.random.stateless_normal([500], key)
+        for found in noise:
+            assert abs(np.corrcoef(drawn, found)[0, 1]) < 0.3
+        own = scale * tf.random.stateless_normal(
+            [500], noise_key(_words(optimizer), 0, position)
+        )
+        close = [np.allclose(own, found, rtol=1e-4) for found in noise]
+        assert close == [place == position for place in range(3)]
+
+
+def _words(optimizer):
+    """The noise's own seed, to show that the search above is not blind."""
+    return tf.constant(optimizer._noise_words, tf.int64)

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
+from tfdpsq.privacy import (
+    PrivacySpec,
+    checkpoint,
+    make_optimizer,
+    make_plan,
+    train,
+)
 from tfdpsq.privacy.ledger import FILE_NAME, Ledger, read_ledger
 
 _STEPS = 6
@@ -131,3 +137,13 @@ def test_two_runs_share_nothing(tmp_path):
     one, other = _Run(tmp_path / "a"), _Run(tmp_path / "b")
     assert one.rows[0] != other.rows[0]
     assert one.losses != pytest.approx(other.losses, rel=1e-3)
+
+
+def test_steps_paid_by_a_killed_run_count_though_they_are_not_repeated(tmp_path):
+    """Five steps were seen; the state after two of them is left, and one is redone."""
+    first = _Run(tmp_path, stop_at=5)
+    assert first.raised is not None and first.steps == 5
+    (tmp_path / checkpoint.STATE / "step-00000004.npz").unlink()
+    second = _Run(tmp_path, stop=3)
+    assert second.steps == 3
+    assert second.executed == read_ledger(tmp_path / FILE_NAME).steps_paid == 5

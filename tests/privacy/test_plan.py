@@ -128,6 +128,7 @@ def test_the_fingerprint_is_of_all_that_decides_what_runs():
         n_is_public=True,
         rows_per_unit=2,
         clip_groups=3,
+        secure=True,
     )
     # Of the largest batch, what counts is the one that runs: see below.
     fields = {field.name for field in dataclasses.fields(PrivacySpec)}
@@ -159,3 +160,24 @@ def test_the_fingerprint_is_of_all_that_decides_what_runs():
 def test_noise_is_stated_to_six_digits_so_that_another_machine_finds_the_same():
     sigma = _plan().noise_multiplier
     assert sigma == float(f"{sigma:.6g}")
+
+
+def test_epsilon_is_of_what_truncation_leaves_of_delta():
+    """M is so small that cutting batches off costs a third of δ or more."""
+    plan = _plan(max_batch_size=14, delta=8e-3, steps=2)
+    tails = [math.comb(59, k) * 0.1**k * 0.9 ** (59 - k) for k in range(14)]
+    tau = 2 * (1 - math.fsum(tails))  # T·Pr[Bin(n - 1, q) >= M]
+    assert 0.3 * 8e-3 < tau < 0.7 * 8e-3
+    assert plan.truncation_delta(2) == pytest.approx(tau, rel=1e-9)
+
+    def by_library(steps, delta):
+        book = dp_accounting.rdp.RdpAccountant()
+        book.compose(plan.event(steps))
+        return book.get_epsilon(delta)
+
+    for steps in (1, 2):
+        left = by_library(steps, 8e-3 - steps * tau / 2)
+        assert plan.epsilon(steps) == pytest.approx(left, rel=2e-3)
+        assert plan.epsilon_so_far(steps) >= (1 - 1e-9) * plan.epsilon(steps)
+        assert by_library(steps, 8e-3) < 0.99 * left
+    assert plan.epsilon(2) <= 2.0

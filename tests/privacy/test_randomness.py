@@ -50,6 +50,18 @@ def test_each_call_of_a_layer_draws_anew():
     assert abs(np.corrcoef(one.numpy().ravel(), other.numpy().ravel())[0, 1]) < 0.1
 
 
+def test_no_two_draws_of_a_step_have_one_key():
+    """Whichever microbatch and layer they are of: equal masks would add up."""
+    layer = tf.keras.layers.Dropout(0.5)
+    masks = []
+    for microbatch in range(4):
+        with _open(layer, microbatch=microbatch):
+            drawn = [layer(tf.ones([30, 40]), training=True) for _ in range(5)]
+        masks += [mask.numpy().ravel() for mask in drawn]
+    apart = np.abs(np.corrcoef(masks) - np.eye(20))
+    assert apart.max() < 5.5 / np.sqrt(1200)
+
+
 def test_the_rate_is_the_layers_own():
     dropped = (_mask(tf.keras.layers.Dropout(0.3), size=(100, 100)) == 0).sum()
     law = scipy.stats.binom(10_000, 0.3)
@@ -68,6 +80,25 @@ def test_layers_deep_inside_count_and_get_their_own_generator_back():
     assert inner._random_generator is own
     with _open(model, step=3):
         np.testing.assert_array_equal(one, model(tf.ones([50, 40]), training=True))
+
+
+def test_units_taken_one_by_one_have_masks_of_their_own_under_xla():
+    """Numbered from 2^32 on, of which XLA once kept nothing: all had one mask."""
+    layer = tf.keras.layers.Dropout(0.5)
+
+    @tf.function(jit_compile=True)
+    def masks(step, microbatch):
+        with _open(layer, step=step, microbatch=microbatch):
+            return layer(tf.ones([20, 20]), training=True)
+
+    places = [
+        (s, (unit << 32) + m) for s in (0, 1) for unit in range(4) for m in (0, 3)
+    ]
+    found = [
+        masks(tf.constant(step, tf.int64), tf.constant(at, tf.int64)).numpy()
+        for step, at in places
+    ]
+    assert len({one.tobytes() for one in found}) == len(places)
 
 
 def test_keys_work_as_tensors_inside_a_compiled_function():

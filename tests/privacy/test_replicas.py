@@ -255,21 +255,26 @@ def test_loops_that_cannot_be_are_refused(logical_cpus):
 # -- Being asked to end ---------------------------------------------------------------
 
 
-def test_a_run_that_is_asked_to_end_goes_on_to_the_same_bytes(logical_cpus, tmp_path):
-    strategy = _strategy(1, logical_cpus)
-    begun = _Run(strategy, directory=tmp_path / "a", preempted=lambda: True)
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_run_that_is_asked_to_end_goes_on_to_the_same_bytes(
+    logical_cpus, tmp_path, secure
+):
+    strategy, plan = _strategy(1, logical_cpus), _plan(secure=secure)
+    begun = _Run(strategy, plan, directory=tmp_path / "a", preempted=lambda: True)
     assert begun.preempted == 1
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     asked = iter([False, True])
     stopped = _Run(
         strategy,
+        plan,
         directory=tmp_path / "a",
         preempted=lambda: next(asked),
         steps_per_loop=2,
     )
     assert stopped.preempted == 5 == read_ledger(tmp_path / "a" / FILE_NAME).steps_paid
     ended, whole = (
-        _Run(strategy, directory=tmp_path / name, steps_per_loop=2) for name in "ab"
+        _Run(strategy, plan, directory=tmp_path / name, steps_per_loop=2)
+        for name in "ab"
     )
     assert [done for done, _ in ended.losses] == [6, 7]
     for one, other in zip(ended.weights + ended.state, whole.weights + whole.state):

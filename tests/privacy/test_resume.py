@@ -22,10 +22,11 @@ _SPEC.loader.exec_module(resume_child)
 _STEPS = 12
 
 
-def _start(directory, output, death, engine="fast"):
+def _start(directory, output, death, engine="fast", secure=""):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
-        [sys.executable, str(_CHILD), str(directory), str(output), death, engine],
+        [sys.executable, str(_CHILD), str(directory), str(output), death]
+        + [engine, secure],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -33,15 +34,15 @@ def _start(directory, output, death, engine="fast"):
     )
 
 
-def _killed(directory, output, death):
-    child = _start(directory, output, death)
+def _killed(directory, output, death, secure=""):
+    child = _start(directory, output, death, secure=secure)
     seen, errors = child.communicate()
     assert child.returncode == -signal.SIGKILL, errors
     return [int(line) for line in seen.split()]
 
 
-def _finished(directory, output, engine="fast"):
-    child = _start(directory, output, "never", engine)
+def _finished(directory, output, engine="fast", secure=""):
+    child = _start(directory, output, "never", engine, secure)
     seen, errors = child.communicate()
     assert child.returncode == 0, errors
     with np.load(output) as values:
@@ -53,21 +54,22 @@ def _paid(directory):
     return [json.loads(line)["step"] for line in lines[1:]]
 
 
-def test_killed_runs_end_in_the_same_bytes_and_pay_once(tmp_path):
+@pytest.mark.parametrize("secure", ["", pytest.param("SECURE", marks=pytest.mark.slow)])
+def test_killed_runs_end_in_the_same_bytes_and_pay_once(tmp_path, secure):
     """Both runs start from one paid step, the same seeds and the same weights."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     output = tmp_path / "killed.npz"
-    assert _killed(killed, output, "pay:0") == []
+    assert _killed(killed, output, "pay:0", secure) == []
     assert _paid(killed) == [0]  # paid for, not taken
     shutil.copytree(killed, whole)
-    assert _killed(killed, output, "update:5") == [1, 2, 3, 4, 5]
+    assert _killed(killed, output, "update:5", secure) == [1, 2, 3, 4, 5]
     assert _paid(killed) == [0, 1, 2, 3, 4]
     # The state after step 3 was saved: steps 4 and 5 are taken again, unpaid.
-    assert _killed(killed, output, "save:6") == [4, 5, 6]
+    assert _killed(killed, output, "save:6", secure) == [4, 5, 6]
     assert _paid(killed) == [0, 1, 2, 3, 4, 5]
-    seen, one = _finished(killed, output)
+    seen, one = _finished(killed, output, secure=secure)
     assert seen == list(range(4, _STEPS + 1))
-    seen, other = _finished(whole, tmp_path / "whole.npz")
+    seen, other = _finished(whole, tmp_path / "whole.npz", secure=secure)
     assert seen == list(range(1, _STEPS + 1))
     assert len(one) == len(other) > 10
     for left, right in zip(one, other):

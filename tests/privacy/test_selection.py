@@ -12,6 +12,7 @@ from tfdpsq.privacy import (
     PrivacySpec,
     Selection,
     TrainedRun,
+    accounting,
     make_plan,
     make_selection_certificate,
     share_epsilon,
@@ -389,3 +390,29 @@ def test_runs_that_were_not_planned_together_get_no_certificate(plans):
     selection = _selection(plans, target_epsilon=0.9)
     with pytest.raises(InputError, match="above their target 0.9"):
         _certificate(selection)
+
+
+def test_the_truncation_of_every_run_is_taken_off_delta(plans):
+    """Batches cut off so often that two runs use up most of δ."""
+    spec = dataclasses.replace(plans["a"].spec, delta=_DELTA / 2)
+    plan = dataclasses.replace(plans["a"], spec=spec)
+    plan = next(
+        cut
+        for cut in (
+            dataclasses.replace(plan, max_batch_size=m) for m in range(100, 200)
+        )
+        if cut.truncation_delta(spec.steps) < 0.4 * _DELTA
+    )
+    tau = plan.truncation_delta(spec.steps)
+    assert 0.2 * _DELTA < tau
+    runs = {name: TrainedRun(plan, {}, None) for name in "ab"}
+    selection = _selection(plans, runs=runs)
+    assert selection.truncation_delta == pytest.approx(2 * tau)
+
+    def spent(left):
+        events = ((plan.noise_multiplier, plan.sampling_probability, 2 * spec.steps),)
+        return accounting.composed_epsilon(events, left, "rdp")
+
+    found = selection.epsilon_of_training()
+    assert found == pytest.approx(spent(_DELTA - 2 * tau), rel=1e-9)
+    assert spent(_DELTA) < spent(_DELTA - tau) < 0.99 * found

@@ -39,7 +39,10 @@ def _plan(**changes):
 
 
 def _deviation(plan):
-    """Of one step's update of one weight, from the spec and σ."""
+    """Of one step's update of one weight, from the spec and σ.
+
+    That a secure plan adds 2^-16 for rounding is below what can be seen here.
+    """
     spec = plan.spec
     sensitivity = spec.sensitivity_multiplier * spec.clip_norm
     return plan.noise_multiplier * sensitivity * _RATE / spec.batch_size
@@ -141,7 +144,15 @@ def _noise(weights):
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_zero_gradients_leave_the_stated_noise(trained, replicas, microbatches):
-    plan, weights = trained(replicas, microbatches)
+    _assert_stated_noise(*trained(replicas, microbatches), replicas)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_secure_noise_has_the_same_law(trained, replicas):
+    _assert_stated_noise(*trained(replicas, 4, secure=True), replicas)
+
+
+def _assert_stated_noise(plan, weights, replicas):
     assert weights.shape == (3, replicas, 2 * 60 * 80)
     # E Σθ² = steps · P · (σΔ·lr/B)², and so for each step alone.
     _assert_scale(weights[-1, 0], math.sqrt(3) * _deviation(plan))
@@ -154,12 +165,14 @@ def test_zero_gradients_leave_the_stated_noise(trained, replicas, microbatches):
         np.testing.assert_array_equal(weights[:, 0], weights[:, other])
 
 
-def test_the_noise_follows_from_its_seed_and_nothing_else(trained):
-    _, first = trained(1, 1)
+@pytest.mark.parametrize("options", [{}, {"secure": True}], ids=["default", "secure"])
+def test_the_noise_follows_from_its_seed_and_nothing_else(trained, options):
+    _, first = trained(1, 1, **options)
     for replicas, microbatches in ((2, 4), (4, 1)):
-        _, other = trained(replicas, microbatches)
+        _, other = trained(replicas, microbatches, **options)
         np.testing.assert_array_equal(first[:, 0], other[:, 0])
-    draws = [_noise(trained(seed=seed)[1])[0] for seed in (11, 12, None, None)]
+    seeds = (11, 12, None, None)
+    draws = [_noise(trained(seed=seed, **options)[1])[0] for seed in seeds]
     _assert_uncorrelated(draws)
 
 
@@ -174,6 +187,13 @@ def test_the_noise_is_gaussian(trained):
         scipy.stats.truncnorm(-2, 2, scale=1 / scipy.stats.truncnorm(-2, 2).std()),
     ):
         assert scipy.stats.kstest(standard, law.cdf).pvalue < 1e-6
+
+
+def test_secure_noise_is_gaussian_and_apart_from_the_defaults(trained):
+    plan, weights = trained(1, 4, secure=True)
+    standard = _noise(weights).ravel() / _deviation(plan)
+    assert scipy.stats.kstest(standard, "norm").pvalue > 1e-4
+    _assert_uncorrelated([_noise(weights)[0], _noise(trained(1, 4)[1])[0]])
 
 
 @pytest.mark.parametrize("engine", ["dpkeras", "fast"])

@@ -19,6 +19,7 @@ from tfdpsq.privacy.sampling import (
     ShuffledSampler,
     UserSampler,
 )
+from tfdpsq.privacy.secure import SecureSource
 
 _STEPS, _UNITS, _Q = 4000, 40, 0.2
 _ACCEPTED, _REJECTED = 1e-3, 1e-6
@@ -176,6 +177,16 @@ def test_poisson_batches_are_poisson(poisson, name):
     assert _STATISTICS[name](poisson) > _ACCEPTED
 
 
+@pytest.fixture(scope="module")
+def secure_poisson():
+    return _matrix(PoissonSampler(_UNITS, _Q, _UNITS, SecureSource(7)))
+
+
+@pytest.mark.parametrize("name", sorted(_STATISTICS))
+def test_secure_poisson_batches_are_poisson(secure_poisson, name):
+    assert _STATISTICS[name](secure_poisson) > _ACCEPTED
+
+
 @pytest.mark.parametrize("name", sorted(_STATISTICS))
 def test_users_are_drawn_as_poisson_however_many_rows_they_own(users, name):
     assert _STATISTICS[name](users[0]) > _ACCEPTED
@@ -191,10 +202,10 @@ def test_seeds_are_apart():
         assert test(draws) > _ACCEPTED, name
 
 
-@pytest.mark.parametrize("seed, sound", [(1, True), (None, False)])
-def test_truncation_keeps_a_uniformly_random_subset(seed, sound):
+@pytest.mark.parametrize("secure, sound", [(0, True), (1, True), (None, False)])
+def test_truncation_keeps_a_uniformly_random_subset(secure, sound):
     """And in random order; a sampler that keeps the first rows is rejected."""
-    sampler = PoissonSampler(10, 0.9, 3, seed=1)
+    sampler = PoissonSampler(10, 0.9, 3, seed=SecureSource(1) if secure else 1)
     kept = collections.Counter()
     random = np.random.default_rng(0)
     for step in range(7200):
@@ -299,8 +310,10 @@ def test_drawing_rows_instead_of_users_is_rejected():
     assert _inclusion(draws) < _REJECTED
 
 
-def test_of_more_rows_than_fit_all_subsets_are_equally_likely():
-    sampler = UserSampler(PoissonSampler(1, 1.0, 1, seed=3), Groups.of([0] * 5), 2)
+@pytest.mark.parametrize("secure", [False, True])
+def test_of_more_rows_than_fit_all_subsets_are_equally_likely(secure):
+    seed = SecureSource(3) if secure else 3
+    sampler = UserSampler(PoissonSampler(1, 1.0, 1, seed), Groups.of([0] * 5), 2)
     counts = collections.Counter(
         tuple(sorted(sampler.draw(step).indices.tolist())) for step in range(4000)
     )
@@ -308,8 +321,9 @@ def test_of_more_rows_than_fit_all_subsets_are_equally_likely():
     assert scipy.stats.chisquare(list(counts.values())).pvalue > _ACCEPTED
 
 
-def test_shuffled_epochs_are_uniform_permutations_and_apart():
-    sampler = ShuffledSampler(4, 4, seed=2)
+@pytest.mark.parametrize("secure", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_shuffled_epochs_are_uniform_permutations_and_apart(secure):
+    sampler = ShuffledSampler(4, 4, SecureSource(2) if secure else 2)
     orders = [tuple(sampler.draw(epoch).indices.tolist()) for epoch in range(1200)]
     index = {order: i for i, order in enumerate(itertools.permutations(range(4)))}
     counts = np.bincount([index[order] for order in orders], minlength=24)
@@ -354,9 +368,12 @@ def _together(sampler_of):
     )
 
 
-def test_units_are_dealt_independently_and_uniformly():
+@pytest.mark.parametrize("secure", [False, True])
+def test_units_are_dealt_independently_and_uniformly(secure):
+    seed = SecureSource(3) if secure else 3
+
     def dealt(groups):
-        return DealtSampler(PoissonSampler(40, 0.2, 40, seed=3), groups, 40)
+        return DealtSampler(PoissonSampler(40, 0.2, 40, seed), groups, 40)
 
     assert np.abs(_together(dealt)).max() < 4
 
@@ -377,6 +394,27 @@ def test_units_are_dealt_independently_and_uniformly():
     assert _together(cut)[0] < -10
 
 
+@pytest.mark.parametrize("unit", ["dealt", "user", "shuffled"])
+def test_no_secure_draw_has_its_random_numbers_from_anothers_stream(monkeypatch, unit):
+    """Who is drawn, where it is dealt and which of its rows are taken; in each step."""
+    opened, stream = [], SecureSource.stream
+
+    def noted(self, *place):
+        opened.append(place)
+        return stream(self, *place)
+
+    monkeypatch.setattr(SecureSource, "stream", noted)
+    units = PoissonSampler(40, 0.5, 40, SecureSource(9))
+    sampler = {
+        "dealt": DealtSampler(units, 2, 40),
+        "user": UserSampler(units, Groups.of(range(40))),
+        "shuffled": ShuffledSampler(40, 40, SecureSource(9)),
+    }[unit]
+    for step in range(5):
+        sampler.draw(step)
+    assert len(set(opened)) == len(opened) == (5 if unit == "shuffled" else 10)
+
+
 def test_dealing_leaves_out_nothing_while_there_is_room():
     poisson = PoissonSampler(40, 0.2, 40, seed=5)
     for step in range(50):
@@ -385,3 +423,48 @@ def test_dealing_leaves_out_nothing_while_there_is_room():
         assert set(dealt.indices[dealt.weights > 0]) == set(
             drawn.indices[: drawn.count]
         )
+
+
+# -- Draws of one step for several purposes ---------------------------------------
+
+
+def _dependence(first, second):
+    """p of the χ² test that two columns of small integers are independent."""
+    table = np.zeros([first.max() + 1, second.max() + 1])
+    np.add.at(table, (first, second), 1)
+    table = table[table.sum(1) > 60][:, table.sum(0) > 60]
+    assert table.size >= 6
+    return scipy.stats.chi2_contingency(table).pvalue
+
+
+def test_the_group_of_a_unit_says_nothing_of_how_many_were_drawn():
+    """Dealt by the sample's own bits, a group would tell who else is in the batch."""
+    poisson = PoissonSampler(40, 0.2, 40, seed=3)
+    dealt = DealtSampler(poisson, 4, 40)
+    counts, groups = [], []
+    for step in range(3000):
+        drawn = poisson.draw(step)
+        if drawn.count < 4:
+            continue
+        found = dealt.draw(step)
+        places = np.flatnonzero(found.weights)
+        of = dict(zip(found.indices[places], places // 40))
+        counts.append(drawn.count)
+        groups.append([of[unit] for unit in drawn.indices[:4]])
+    for column in np.array(groups).T:
+        assert _dependence(np.array(counts), column) > _ACCEPTED
+    assert _dependence(np.array(counts), np.array(counts) // 3) < 1e-50
+
+
+def test_the_rows_of_a_user_say_nothing_of_how_many_users_were_drawn():
+    users = UserSampler(
+        PoissonSampler(40, 0.2, 40, seed=4), Groups.of(np.arange(160) // 4)
+    )
+    counts, rows = [], []
+    for step in range(3000):
+        drawn = users.draw(step)
+        if drawn.count >= 3:
+            counts.append(drawn.count)
+            rows.append(drawn.indices[:3] % 4)
+    for column in np.array(rows).T:
+        assert _dependence(np.array(counts), column) > _ACCEPTED

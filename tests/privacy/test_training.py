@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
-from tfdpsq.privacy.batches import padded_rows
+from tfdpsq.privacy.batches import batch_of, padded_rows
+from tfdpsq.privacy.sampling import Draw
 
 
 def _plan(**changes):
@@ -143,3 +144,23 @@ def test_padded_sizes_are_static_for_independent_rows():
     plan = _plan(n=100, max_batch_size=33)
     assert {padded_rows(plan, count, 16) for count in range(34)} == {48}
     assert [padded_rows(plan, count, None) for count in (0, 1, 8, 9)] == [8, 8, 8, 16]
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_an_empty_place_inside_a_draw_counts_for_nobody(private):
+    """A user with fewer rows than fit leaves a gap, whose index points at row 0."""
+    draw = Draw(np.array([3, 0, 5, 2]), np.array([1, 0, 1, 1], np.float32), 4)
+
+    def batch(data):
+        return batch_of(lambda rows: {"x": data[rows]}, draw, 6, private)
+
+    data = np.arange(1.0, 7.0)
+    found = batch(data)
+    assert found["weights"].tolist() == [1, 0, 1, 1, 0, 0]
+    assert found["x"][found["weights"] == 1].tolist() == [4, 6, 3]
+    # Row 0 was not drawn, so a neighbour that has another one gives the same rows.
+    data[0] = 99.0
+    other = batch(data)
+    assert other["weights"].tolist() == found["weights"].tolist()
+    if private:
+        np.testing.assert_array_equal(other["x"], found["x"])

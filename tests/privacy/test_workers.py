@@ -76,7 +76,12 @@ def _values(path):
 
 
 @pytest.mark.parametrize(
-    "options", [(), pytest.param(("LOOPS",), marks=pytest.mark.slow)]
+    "options",
+    [
+        (),
+        pytest.param(("LOOPS",), marks=pytest.mark.slow),
+        pytest.param(("SECURE",), marks=pytest.mark.slow),
+    ],
 )
 def test_two_workers_train_what_one_would_and_pay_once(tmp_path, options):
     """From one paid step, with its seeds: 1 process and 2 go on alike.
@@ -84,12 +89,13 @@ def test_two_workers_train_what_one_would_and_pay_once(tmp_path, options):
     Also where the two take up to four steps in one call, and the one takes one.
     """
     run, whole = tmp_path / "run", tmp_path / "whole"
-    worker_child.main(run, preempted=lambda: True)
+    secure = "SECURE" in options
+    worker_child.main(run, preempted=lambda: True, secure=secure)
     assert read_ledger(run / FILE_NAME).steps_paid == 1
     shutil.copytree(run, whole)
     statuses, words = _ended(_start(tmp_path, (options, options)))
     assert statuses == [0, 0], words
-    worker_child.main(whole, tmp_path / "whole.npz")
+    worker_child.main(whole, tmp_path / "whole.npz", secure=secure)
     chief, other, alone = (
         _values(tmp_path / f"{name}.npz") for name in ("0", "1", "whole")
     )
@@ -118,7 +124,7 @@ def test_workers_with_other_rows_end_before_anything_is_paid(tmp_path):
 def test_one_worker_gets_back_what_it_gives():
     arrays = [np.arange(3), np.float64(2.5)]
     assert workers.from_chief(arrays)[0] is arrays[0]
-    assert workers.chiefs_number((1 << 127) + 5) == (1 << 127) + 5
+    assert workers.chiefs_number((1 << 255) + 5) == (1 << 255) + 5
     assert workers.gathered(b"ab") == [b"ab"]
     assert workers.any_of(True, False) == [True, False]
     workers.require_same(b"x", "anything")

@@ -1,6 +1,6 @@
 """A training run of one worker or several; see test_workers.py.
 
-    TF_CONFIG=... python worker_child.py DIRECTORY OUTPUT [OTHER_ROWS] [LOOPS]
+    TF_CONFIG=... python worker_child.py DIRECTORY OUTPUT [OTHER_ROWS] [LOOPS] [SECURE]
 
 Without TF_CONFIG it is a run of one process.
 """
@@ -17,7 +17,14 @@ STEPS = 6
 _N = 60
 
 
-def main(directory, output=None, other_rows=False, preempted=None, steps_per_loop=1):
+def main(
+    directory,
+    output=None,
+    other_rows=False,
+    preempted=None,
+    steps_per_loop=1,
+    secure=False,
+):
     """Trains, and writes all variables to `output`."""
     strategy = tf.distribute.get_strategy()
     if os.environ.get("TF_CONFIG"):
@@ -32,6 +39,7 @@ def main(directory, output=None, other_rows=False, preempted=None, steps_per_loo
             batch_size=14,
             steps=STEPS,
             accountant="rdp",
+            secure=secure,
         )
     )
     with strategy.scope():
@@ -73,4 +81,5 @@ if __name__ == "__main__":
         sys.argv[2],
         "OTHER_ROWS" in sys.argv,
         steps_per_loop=4 if "LOOPS" in sys.argv else 1,
+        secure="SECURE" in sys.argv,
     )

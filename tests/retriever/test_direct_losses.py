@@ -144,3 +144,28 @@ def test_documents_that_stay_are_embedded_once(make_model, make_rows, tokenizer)
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
     with pytest.raises(InputError, match="Train the query tower alone"):
         retriever.with_vectors(make_model(), corpus)
+
+
+def test_the_state_of_public_negatives_is_all_they_hold(
+    make_model, make_rows, tokenizer
+):
+    """A killed run goes on with negatives embedded by weights that are gone."""
+    model, rows = make_model(), make_rows(8)
+    corpus = retriever.encode_documents([row.document for row in rows], tokenizer, 12)
+    batch = retriever.collate(
+        retriever.encode_pairs(rows, tokenizer, 6, 12), np.arange(4)
+    )
+    batch = {name: tf.constant(value) for name, value in batch.items()}
+    before = PublicNegatives(model, corpus, 5, seed=3, refresh_every=4)
+    before.refresh(0)
+    for weight in model.trainable_variables:  # steps 0 to 2
+        weight.assign(1.3 * weight + 0.01)
+    expected = before(batch).numpy()
+    after = PublicNegatives(model, corpus, 5, seed=3, refresh_every=4)
+    # As `train` does: tried out at step 0, then the state restored, then step 3.
+    after.refresh(0)
+    assert np.abs(after(batch).numpy() - expected).max() > 1e-3
+    for variable, kept in zip(after.state, before.state):
+        variable.assign(kept)
+    after.refresh(3)
+    np.testing.assert_allclose(after(batch).numpy(), expected, rtol=1e-6)

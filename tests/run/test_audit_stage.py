@@ -233,8 +233,8 @@ def test_canaries_cannot_be_asked_for_after_training(base):
     ("name", "options", "message"),
     [
         ("release/canaries", {}, "is not under"),
-        ("private/x", {"forms": ("secret", "else")}, "forms is 'else'"),
-        ("private/x", {"repetitions": (0,)}, "repetitions is 0"),
+        ("private/x", {"forms": ("secret", "else")}, r"forms\[1\] is 'else'"),
+        ("private/x", {"repetitions": (0,)}, r"repetitions\[0\] is 0"),
         ("private/x", {"digits": 4}, "digits is 4"),
         ("private/x", {"candidates": 1}, "candidates is 1"),
         ("private/x", {"coins": 10}, "coins is 10"),
@@ -275,7 +275,10 @@ def test_what_is_trained_on_canaries_is_not_for_release(base):
         ({"generator": ""}, "generator is ''. Give the directory that the stage fin"),
         ({"canaries": ""}, "canaries is ''. Give the directory that the stage canar"),
         ({"generator": "{base}/private/synthetic"}, "is no generator that finetune"),
-        ({"members": 1}, "members is 1; telling queries apart takes 2"),
+        (
+            {"members": 1},
+            "members is 1; it must be an integer of at least 2. Telling queries apart",
+        ),
         ({"members": 0}, "members is 0"),
         ({"top": 0}, "top is 0"),
         ({"confidence": 95}, "confidence is 95"),

@@ -10,7 +10,9 @@ import pytest
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy import choice
+from tfdpsq.privacy.ledger import Ledger
 from tfdpsq.run import choose
+from tfdpsq.run.core import sources
 from tfdpsq.run.training import choice_points
 
 _HERE = pathlib.Path(__file__).parent
@@ -160,3 +162,57 @@ def test_scores_are_gone_once_the_choice_is_kept(base, tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "choose", None)
     assert stage._chosen(["a", "b"], 2, []) == kept
     assert not (stage._own / choose.SCORES).exists()
+
+
+def test_what_is_chosen_on_canaries_is_not_for_release(base, tmp_path, monkeypatch):
+    """A generator that knows secrets to be audited, whatever its guarantee."""
+    monkeypatch.setattr(choose._Choice, "make", lambda *_: {})  # trains nothing
+    made = tmp_path / "private" / "canaries"
+    _grid.tiny.write_pairs(made / "data", train=60, dev=9, test=3)
+    (made / "canaries.jsonl").write_text("")
+    config = _config(base, finetune__pairs=str(made / "data"))
+    with pytest.raises(validation.InputError, match="holds canaries .* not for releas"):
+        choose.run(config, tmp_path / "release" / "generator")
+    assert not (tmp_path / "release").exists()
+    assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+def test_what_was_drawn_once_is_never_drawn_again(base, tmp_path, monkeypatch):
+    """A second draw is a second release, which the certificate does not count."""
+    stage = _stage(base, tmp_path)
+    drawn = iter(("a", "b"))
+    monkeypatch.setattr(
+        stage,
+        "_choice",
+        lambda *_: {"chosen": next(drawn), "epsilon": 8.0, "score": "BLEU"},
+    )
+    first = stage._chosen(["a", "b"], 2, [])
+    assert first["chosen"] == "a"
+    assert stage._chosen(["a", "b"], 2, []) == first
+    assert next(drawn) == "b"
+
+
+def test_a_grid_that_paid_for_a_step_is_not_begun_again_with_others(
+    base, tmp_path, monkeypatch
+):
+    """Its points have been seen; without them the choice would seem cheaper."""
+    monkeypatch.setattr(choice_points, "_try", lambda *_: None)  # makes no models
+    config = _config(base)
+    source = sources.load_source(config.finetune.pairs, "train")
+    own = tmp_path / "choices"
+    own.mkdir()
+
+    def run_of(name):
+        return tmp_path / "runs" / name
+
+    plan = {"of": {"config": "another"}, "points": ["x", "y"], "epsilon": 8.0}
+    (own / choice_points.PLAN_FILE).write_text(json.dumps({**plan, "delta": 0.1}))
+    run_of("y").mkdir(parents=True)
+    with Ledger.open(run_of("y") / "ledger.jsonl", "plan", "data", 3) as ledger:
+        ledger.pay(0)
+    with pytest.raises(validation.InputError, match="a grid that was begun with anot"):
+        choice_points.planned(config, source, own, run_of, {"pairs": "f00"})
+    assert json.loads((own / choice_points.PLAN_FILE).read_text())["points"] == [
+        "x",
+        "y",
+    ]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.data.shards import PassSpec, ShardDirectory
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import releases, sources
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.validation import DataError, InputError
 
@@ -38,7 +38,7 @@ def test_a_corpus_that_changes_under_a_pass_is_refused(tmp_path):
             str(path.parent), 0, 6, sharded_stages.pass_directory(tmp_path / "out")
         )
         return sharded_stages.run_stage(
-            tmp_path / "out",
+            releases.Output(tmp_path / "out", releases.PUBLIC, "texts"),
             {},
             {"corpus": corpus.plan.fingerprint},
             passes.Work("texts", corpus.count, functools.partial(start, corpus)),

@@ -135,6 +135,24 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_spent(
     assert not ledger.exists() or read_ledger(ledger).steps_paid == 0
 
 
+def test_a_run_keeps_its_negatives_with_the_weights(base, monkeypatch):
+    """Whatever the loss reads besides rows and weights is set anew, or restored."""
+    seen = {}
+
+    def spy(devices, model, plan, loss, optimizer, take, microbatch_size=0, **options):
+        seen.update(options, loss=loss, model=model)
+        raise InterruptedError
+
+    monkeypatch.setattr(private_training, "train", spy)
+    with pytest.raises(InterruptedError):
+        _train(base, "kept", method="public_negatives", refresh_every=5)
+    loss, trained = seen["loss"], {id(v) for v in seen["model"].variables}
+    held = [v for v in vars(loss).values() if isinstance(v, tf.Variable)]
+    held = {id(v) for v in held} - trained
+    assert len(held) == 2 and {id(v) for v in seen.get("state", ())} == held
+    assert seen.get("before_step") == loss.refresh
+
+
 def test_logit_dp_tells_when_its_bound_is_vacuous(caplog):
     config = train_retriever.default_config()
     config.update({"method": "logit_dp", "batch_size": 8, "steps": 2, "epsilon": 8.0})

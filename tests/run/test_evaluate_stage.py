@@ -200,7 +200,7 @@ def test_wrong_judgements_are_named_before_any_search(
     shutil.copytree(base / "pairs", pairs)
     with (pairs / file).open("a") as file:
         file.write(change)
-    monkeypatch.setattr(evaluate, "retrieve", None)
+    monkeypatch.setattr(retrieval, "retrieve", None)
     config = _bad(base, data=str(pairs))
     with pytest.raises(DataError, match=message):
         evaluate.run(config, tmp_path / "private" / "out")

@@ -43,7 +43,7 @@ TEXTS = [
 ]
 
 
-def _certificate(epsilon):
+def _certificate(epsilon, **stated):
     spec = privacy.PrivacySpec(
         epsilon=epsilon,
         clip_norm=1.0,
@@ -59,9 +59,7 @@ def _certificate(epsilon):
         description="A test.",
         sensitivity_argument="A test.",
         training={},
-        fingerprints={},
-        private_reads=[],
-        ledger_head="",
+        **{"fingerprints": {}, "private_reads": [], "ledger_head": "", **stated},
     )
 
 
@@ -293,10 +291,13 @@ def test_a_corpus_with_an_id_twice_is_refused(base, tmp_path, judge):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("epsilon", [3.0, math.inf])
+@pytest.mark.parametrize("epsilon", [3.0, math.inf, 8.0])
 def test_a_retriever_with_another_guarantee_is_refused(base, tmp_path, epsilon):
-    """It saw private queries that the set's certificate does not count."""
-    certificate = _certificate(epsilon)
+    """It saw private queries that the set's certificate does not count.
+
+    The set's own ε is 8: another run with that ε is another release all the same.
+    """
+    certificate = _certificate(epsilon, fingerprints={"pairs": "keyed:other"})
     judge = tmp_path / "judge"
     (judge / "model").mkdir(parents=True)
     (judge / "stage.json").write_text('{"fingerprint": "f", "run": "r"}')

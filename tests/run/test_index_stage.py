@@ -159,7 +159,7 @@ def test_documents_are_added_without_retraining(base, tmp_path):
 def _encode_config(home):
     config = encode.default_config()
     given = _config(home)
-    config.update({name: given[name] for name in embedding.settings()})
+    config.update({name: given[name] for name in embedding.declared()})
     return config
 
 

@@ -20,6 +20,7 @@ from tfdpsq.run import (
     train_retriever,
 )
 from tfdpsq.run.core import layout, sources
+from tfdpsq.run.training import private_training
 from tfdpsq.validation import DataError
 
 _HERE = pathlib.Path(__file__).parent
@@ -131,6 +132,37 @@ def test_what_is_made_from_an_artefact_carries_its_certificate(stages):
         epsilon=math.inf,
     )
     assert mixed["private"] is False
+
+
+def test_a_retriever_inherits_from_its_starting_weights_too(stages):
+    """From public pairs, but by an encoder that private queries had a part in."""
+    start = str(stages.base / "protected")
+    protected = read_certificate(start)
+    public = {"pairs": stages.public_pairs, "init": start}
+    assert stages.retriever("from_private_weights", **public) == protected
+    assert stages.retriever("untrained", **public, steps=0) == protected
+    with pytest.raises(ValueError, match="was itself trained on private queries"):
+        stages.retriever("direct", init=start, method="naive", epsilon=8.0)
+    assert not (stages.base / "private" / "runs" / "direct" / "ledger.jsonl").exists()
+
+
+def test_private_reads_are_on_record_before_training_and_in_the_certificate(
+    stages, monkeypatch
+):
+    path = stages.base / "private" / "private_reads.jsonl"
+    recorded = list(map(json.loads, path.read_text().splitlines()))
+    assert "training loss" in recorded[0]["what"]
+    certificate = read_certificate(stages.base / "protected")
+    assert recorded[0] in certificate["private_reads"]
+
+    def interrupted(*_, **__):
+        raise InterruptedError
+
+    monkeypatch.setattr(private_training, "train", interrupted)
+    elsewhere = stages.base / "elsewhere"
+    with pytest.raises(InterruptedError):
+        stages.finetune("killed", epsilon=8.0, private_directory=str(elsewhere))
+    assert "training loss" in (elsewhere / path.name).read_text()
 
 
 def test_two_different_guarantees_do_not_merge(stages):

@@ -210,7 +210,7 @@ def test_shards_of_another_corpus_are_not_taken_up(base):
         ({"corpus": ()}, "no corpus was given"),
         ({"corpus": ("/no/such.txt",)}, "/no/such.txt: no such file"),
         ({"texts": ()}, "texts is empty; name 'queries', 'documents' or both"),
-        ({"texts": ("answers",)}, "texts is 'answers'; choose one of 'queries'"),
+        ({"texts": ("answers",)}, r"texts\[0\] is 'answers'; choose one of 'queries'"),
         ({"draws": 0}, "draws is 0"),
         ({"draw_size": 0}, "draw_size is 0"),
         ({"n": 0}, "n is 0"),

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.data.shards import PassSpec, ShardDirectory
-from tfdpsq.run.core import command
+from tfdpsq.run.core import command, releases
 from tfdpsq.run.passes import passes, sharded_stages
 from tfdpsq.validation import DataError, InputError
 
@@ -57,7 +57,8 @@ def _merge(out, shards):
 def _run(directory, worker, launch=passes.ALONE, merge=_merge, config=CONFIG, **more):
     work = passes.Work("numbers", SHARDS, worker.start)
     inputs = {**INPUTS, **more}
-    return sharded_stages.run_stage(directory, config, inputs, work, merge, launch)
+    output = releases.Output(directory, releases.PUBLIC, "numbers")
+    return sharded_stages.run_stage(output, config, inputs, work, merge, launch)
 
 
 def _shards(directory):

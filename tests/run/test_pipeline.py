@@ -13,7 +13,7 @@ from tfdpsq.data import BeirDirectory, read_synthetic, verify
 from tfdpsq.privacy import accounting, read_certificate
 from tfdpsq.run import pipeline
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import workdir
+from tfdpsq.run.core import releases, workdir
 
 _HERE = pathlib.Path(__file__).parent
 
@@ -323,5 +323,6 @@ def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(Exception, match="No space left|full"):
-        workdir.run_stage(tmp_path / "stage", {"a": 1}, {}, fail)
+        output = releases.Output(tmp_path / "stage", releases.PUBLIC, "half")
+        workdir.run_stage(output, {"a": 1}, {}, fail)
     assert list(tmp_path.iterdir()) == []

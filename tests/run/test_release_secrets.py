@@ -7,15 +7,23 @@ queries. What searches for them is tested here, too.
 
 import base64
 import gzip
+import hmac
 import importlib.util
 import json
 import pathlib
+import re
+import secrets
+import time
 
 import numpy as np
 import pytest
 
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.privacy.noise import derived_seed
+from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.passes import passes, sharded_stages
+
+_TIMES = re.compile("second|elapsed|duration|took|minute|clock|started|finished")
 
 
 def _load(name):
@@ -128,6 +136,78 @@ def test_the_release_holds_no_secret(job, kind):
     release = job.directory / "release"
     assert len(list(release.rglob("certificate.json"))) >= 3
     assert find_secrets(release, secrets) == []
+
+
+def _keys_of(value):
+    """Every key of nested JSON values."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _keys_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _keys_of(inner)
+
+
+def test_nothing_in_the_release_is_called_a_time(job):
+    """The searches above know durations to the digit; a stage may round its own."""
+    paths = list((job.directory / "release").rglob("*.json"))
+    assert {"stage.json", "manifest.json", "certificate.json"} <= {
+        path.name for path in paths
+    }
+    told = {key for path in paths for key in _keys_of(json.loads(path.read_text()))}
+    assert not [key for key in told if _TIMES.search(key)]
+    seconds = _keys_of(json.loads((job.directory / "results.json").read_text()))
+    assert any(map(_TIMES.search, seconds))  # no blind search
+
+
+@pytest.mark.parametrize("kind", ["stage", "pass"])
+def test_what_a_stage_writes_does_not_depend_on_how_long_it_took(
+    tmp_path, monkeypatch, kind
+):
+    """The same bytes whether its clock runs fast or slow: times are private."""
+    monkeypatch.setattr(secrets, "token_hex", lambda length: "0" * 2 * length)
+
+    def make(out, *_):
+        (out / "result.txt").write_text("done")
+        return {"rows": 3}
+
+    def written(speed):
+        out = tmp_path / f"{speed}" / "stage"
+        with monkeypatch.context() as patch:
+            for name in ("time", "monotonic", "perf_counter"):
+                own = getattr(time, name)
+                patch.setattr(time, name, lambda own=own: 1e9 + speed * own())
+            if kind == "stage":
+                workdir.run_stage(out, {"seed": 1}, {"data": "f00"}, make)
+            else:
+                work = passes.Work("rows", 2, lambda: lambda index, shard: None)
+                sharded_stages.run_stage(
+                    out, {"seed": 1}, {"data": "f00"}, work, make, passes.ALONE
+                )
+        return {
+            str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*")
+        }
+
+    slow, fast = written(1), written(1000)
+    assert set(slow) == {"result.txt", "stage.json"}
+    assert slow == fast
+
+
+def test_a_fingerprint_is_keyed_by_what_its_owner_alone_has(tmp_path):
+    """With a key that everybody has, guesses at a private query could be tested."""
+    keys, found = [], []
+    for name in ("one", "other"):
+        found.append(sources.keyed_fingerprint("f00", tmp_path / name))
+        assert sources.keyed_fingerprint("f00", tmp_path / name) == found[-1]
+        assert sources.keyed_fingerprint("f01", tmp_path / name) != found[-1]
+        keys.append((tmp_path / name / sources.KEY_FILE).read_text())
+        mac = hmac.new(bytes.fromhex(keys[-1]), b"f00", "sha256")
+        assert found[-1] == f"keyed:{mac.hexdigest()}"
+    # 256 bits of the system's entropy: two of them share no more than chance has it.
+    one, other = (int(key, 16) for key in keys)
+    assert 70 < bin(one ^ other).count("1") < 186
+    assert found[0] != found[1]
 
 
 def test_a_finished_job_kept_its_seeds_nowhere(job):

@@ -260,7 +260,7 @@ def test_a_set_or_model_made_anew_is_noticed(base, tmp_path):
     ("settings", "message"),
     [
         ({"featurizer": "bert"}, "similarity.featurizer is 'bert'; choose one of"),
-        ({"seeds": 1}, "similarity.seeds is 1; MAUVE needs at least 2"),
+        ({"seeds": 1}, "similarity.seeds is 1; it must be .* MAUVE needs at least 2"),
         ({"samples": 0}, "similarity.samples is 0"),
         ({"training_split": "all"}, "training_split is 'all'; choose one of 'dev', "),
         ({"init": "/nowhere"}, "/nowhere does not exist"),

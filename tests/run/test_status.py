@@ -14,7 +14,7 @@ from tfdpsq import validation
 from tfdpsq.data.shards import PassSpec, ShardDirectory
 from tfdpsq.privacy import Ledger
 from tfdpsq.run import status
-from tfdpsq.run.core import locks, progress, workdir
+from tfdpsq.run.core import locks, progress, releases, workdir
 from tfdpsq.run.passes import pass_progress, passes
 from tfdpsq.run.reporting.status_stages import (
     DONE,
@@ -285,7 +285,7 @@ def test_status_takes_no_lock(tmp_path, hold, monkeypatch):
 def test_a_stage_is_running_while_it_is_made(tmp_path):
     seen = []
     workdir.run_stage(
-        tmp_path / "one",
+        releases.Output(tmp_path / "one", releases.PUBLIC, "nothing"),
         {},
         {},
         lambda out: seen.extend(status.status(str(tmp_path))["stages"]),

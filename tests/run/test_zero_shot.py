@@ -242,7 +242,7 @@ def test_the_guarantee_of_every_system_is_stated(made, base, monkeypatch):
     assert {s["guarantee"] for s in found["systems"].values()} == {None}
     spent = {"epsilon": 7.9, "delta": 1e-5}
     monkeypatch.setattr(
-        zero_shot, "read_certificate", lambda path: {"guarantee": spent}
+        zero_shot, "read_certificate", lambda path: {"guarantee": spent, "digest": "d"}
     )
     again = zero_shot.run(_dense(base, "scifact"), base / "made")
     assert again["systems"]["tower"]["guarantee"] == spent

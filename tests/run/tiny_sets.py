@@ -85,10 +85,10 @@ def config_of(base, *sets, **changes):
 
 def searched(monkeypatch, fails_at=None):
     """Names of the corpora that are searched; the one numbered `fails_at` is not."""
-    from tfdpsq.run import evaluate
+    from tfdpsq.run.search import retrieval
 
     corpora = []
-    retrieve = evaluate.retrieve
+    retrieve = retrieval.retrieve
 
     def spy(config, beir, queries, k):
         corpora.append(beir.path.name)
@@ -96,5 +96,5 @@ def searched(monkeypatch, fails_at=None):
             raise KeyboardInterrupt
         yield from retrieve(config, beir, queries, k)
 
-    monkeypatch.setattr(evaluate, "retrieve", spy)
+    monkeypatch.setattr(retrieval, "retrieve", spy)
     return corpora

@@ -1,4 +1,4 @@
-"""What lies on disk: pairs, the embedded corpus, synthetic sets, tokens."""
+"""Data on disk: pairs, the embedded corpus, synthetic sets, tokens."""
 
 from tfdpsq.data.beir import BeirDirectory, Counts, write_beir
 from tfdpsq.data.files import (

@@ -1,4 +1,4 @@
-"""Files of any file system that TensorFlow knows: local, `gs://`, and others alike.
+"""Files of any file system that TensorFlow knows: local, `gs://`, and others.
 
 `files` is for local paths, and renames whole directories; object stores have none to
 rename. Here single files are written under another name and renamed when they are
@@ -22,7 +22,7 @@ from absl import logging
 
 from tfdpsq import validation
 
-# What is raised where there is no such file.
+# Raised where a file does not exist.
 GONE = (FileNotFoundError, tf.errors.NotFoundError)
 
 _SEAL = "seal"
@@ -31,12 +31,12 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 
 def is_local(path: str | os.PathLike) -> bool:
-    """Whether a path is of this machine's file systems: it has no scheme."""
+    """Returns whether a path is on this machine's file systems: it has no scheme."""
     return "://" not in os.fspath(path)
 
 
 def exists(path: str | os.PathLike) -> bool:
-    """Whether there is a file, or a directory, of this name."""
+    """Returns whether a file or directory of this name exists."""
     return tf.io.gfile.exists(os.fspath(path))
 
 
@@ -44,7 +44,7 @@ def open_binary(path: str | os.PathLike) -> BinaryIO:
     """Opens a file for reading, to be closed by the caller.
 
     Raises:
-      FileNotFoundError, tf.errors.NotFoundError: there is no such file.
+      FileNotFoundError, tf.errors.NotFoundError: the file does not exist.
     """
     if is_local(path):
         return open(path, "rb")  # TensorFlow's reads lines at half the speed
@@ -55,7 +55,7 @@ def sha256(path: str) -> str:
     """SHA-256 of a file's bytes, in hex, read in pieces.
 
     Raises:
-      tf.errors.NotFoundError: there is no such file.
+      tf.errors.NotFoundError: the file does not exist.
     """
     digest = hashlib.sha256()
     with tf.io.gfile.GFile(path, "rb") as file:
@@ -68,13 +68,13 @@ def size(path: str) -> int:
     """Bytes of a file.
 
     Raises:
-      tf.errors.NotFoundError: there is no such file.
+      tf.errors.NotFoundError: the file does not exist.
     """
     return tf.io.gfile.stat(path).length
 
 
 def partial_name(path: str) -> str:
-    """A name beside a file's, to write it under; no other process has it."""
+    """Returns a unique name next to a file's, to write it under."""
     folder, _, name = path.rpartition("/")
     hidden = f".{name}.{secrets.token_hex(6)}.partial"
     return f"{folder}/{hidden}" if folder or path.startswith("/") else hidden
@@ -98,7 +98,7 @@ def copy_tree(source: str, target: str, last: str = "") -> None:
       last: name of the file to be copied after all others.
 
     Raises:
-      tf.errors.NotFoundError: there is no such directory.
+      tf.errors.NotFoundError: the directory does not exist.
     """
     source, target = source.rstrip("/"), target.rstrip("/")
     if not tf.io.gfile.isdir(source):
@@ -163,16 +163,16 @@ def write_sealed(path: str, value: Mapping[str, Any]) -> None:
 
 
 def read_sealed(path: str) -> dict[str, Any]:
-    """What `write_sealed` wrote.
+    """Reads what `write_sealed` wrote.
 
     Raises:
       ValueError: it is no JSON object, or was edited.
-      tf.errors.NotFoundError: there is no such file.
+      tf.errors.NotFoundError: the file does not exist.
     """
     with tf.io.gfile.GFile(path, "rb") as file:
         data = file.read()
     try:
-        value = json.loads(data)
+        value = validation.parse_json(data)
     except ValueError as error:
         raise ValueError(f"is no JSON ({error})") from error
     seal = value.pop(_SEAL, None) if isinstance(value, dict) else None
@@ -197,7 +197,7 @@ def read_or_warn(path: str) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def locked(path: str, wait: bool) -> Iterator[bool]:
-    """Keeps other processes of this machine from what a local file stands for.
+    """Keeps other processes of this machine from what a local file guards.
 
     The lock is the operating system's and ends with its process, however that dies.
 
@@ -276,7 +276,7 @@ def _flock(descriptor: int, wait: bool) -> bool:
 
 
 def is_locked(path: str) -> bool:
-    """Whether somebody holds the lock of `locked`; never, where there are no locks."""
+    """Returns whether a process holds the lock of `locked`; False without locks."""
     if not is_local(path):
         return False
     descriptor = os.open(path, os.O_RDWR)

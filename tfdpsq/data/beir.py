@@ -40,7 +40,7 @@ from tfdpsq.validation import DataError
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What a checked BEIR directory holds.
+    """Counts of a checked BEIR directory.
 
     Attributes:
       documents: lines of the corpus.
@@ -154,7 +154,7 @@ class BeirDirectory:
 
         Args:
           split: look at the queries it judges above 0; `None` for all queries.
-          field: name of the user id, in a line's ``metadata`` or beside it.
+          field: name of the user id, in a line's ``metadata`` or next to it.
 
         Raises:
           DataError: one of the queries has no user, or two; a malformed line.

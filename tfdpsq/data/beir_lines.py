@@ -15,7 +15,7 @@ from pathlib import Path
 from tfdpsq.data import any_files
 from tfdpsq.data.texts import Document, text_problem
 from tfdpsq.data.unique_ids import BATCH, UniqueIds
-from tfdpsq.validation import DataError
+from tfdpsq.validation import DataError, parse_json
 
 _HEADER = ["query-id", "corpus-id", "score"]
 
@@ -70,7 +70,7 @@ def read_lines(
 ) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, text) of the lines that are not blank.
 
-    A byte order mark at the beginning, which some editors write, is no part of it.
+    A byte order mark at the beginning, which some editors write, is not part of it.
 
     Args:
       path: the file.
@@ -106,15 +106,15 @@ def read_records(
       raw: as in `read_lines`.
 
     Raises:
-      DataError: a line that is no JSON object, or whose ``_id`` is no id.
+      DataError: a line that is not a JSON object, or whose ``_id`` is not an id.
     """
     for line, text in read_lines(path, raw):
         try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
+            record = parse_json(text)
+        except ValueError as error:
             raise DataError(
                 path,
-                f"not JSON ({error.msg}, column {error.colno}): {text[:60]!r}",
+                f"not JSON ({_where(error)}): {text[:60]!r}",
                 "Write one JSON object a line",
                 line,
             ) from error
@@ -136,7 +136,7 @@ def text_field(path: str | os.PathLike, line: int, record: dict, field: str) -> 
     """Returns a field of a record; one that is absent or null is empty.
 
     Raises:
-      DataError: it is no text.
+      DataError: it is not text.
     """
     value = record.get(field)
     value = "" if value is None else value
@@ -168,7 +168,7 @@ def document_of(
 
 
 def user_of(path: Path, line: int, record: dict, field: str) -> str:
-    """Returns whose a query is: a text or number in its metadata, or beside it.
+    """Returns a query's user: text or a number in its metadata, or next to it.
 
     Raises:
       DataError: it is nobody's, or two different people's.
@@ -364,3 +364,9 @@ def check_known(
                     row.line,
                 )
     return unknown
+
+
+def _where(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg}, column {error.colno}"
+    return str(error)

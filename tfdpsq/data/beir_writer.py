@@ -116,7 +116,7 @@ class BeirWriter:
 
         Raises:
           InputError: query or document were not added before, the two were judged
-            already in this split, or the score is no integer.
+            already in this split, or the score is not an integer.
         """
         what = f"judgement of query {query_id!r} and document {document_id!r}"
         if query_id not in self._queries:
@@ -164,7 +164,7 @@ def write_beir_files(
 ) -> None:
     """Writes what `write_beir` writes into a directory that is there already.
 
-    For callers that put more files beside them, under one `atomic_directory`.
+    For callers that add more files, under one `atomic_directory`.
 
     Raises:
       InputError: as `write_beir`.

@@ -1,9 +1,9 @@
-"""Where the parts of a corpus begin: for workers that start in the middle of it.
+"""Offsets of the parts of a corpus, for workers that start in the middle of it.
 
 A plan is made in two readings of the corpus: one counts, one notes for each part the
 bytes and lines before it and the SHA-256 of its lines. Whoever reads a part by it seeks
 to its first byte (a compressed corpus is read up to there), names lines by their number
-in the whole file, and notices a corpus that is no longer what was planned.
+in the whole file, and notices a corpus that changed since it was planned.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class CorpusRange:
     Attributes:
       start: number of its first document, from 0.
       stop: number of the first document after it.
-      lines: how many lines lie before it.
-      offset: how many bytes lie before it, uncompressed.
+      lines: how many lines precede it.
+      offset: how many bytes precede it, uncompressed.
       size: its own bytes, uncompressed.
       sha256: of its bytes, in hex.
     """
@@ -43,7 +43,7 @@ class CorpusRange:
 
 @dataclasses.dataclass(frozen=True)
 class CorpusPlan:
-    """Where the parts of a corpus lie in its file.
+    """Positions of the parts of a corpus in its file.
 
     Attributes:
       file: the file's name.
@@ -67,12 +67,12 @@ class CorpusPlan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CorpusPlan:
-        """What `to_json` gave."""
+        """Reads what `to_json` returned."""
         ranges = tuple(CorpusRange(**one) for one in value["ranges"])
         return cls(**{**value, "ranges": ranges})
 
     def describes(self, file: str, bounds: Sequence[int]) -> bool:
-        """Whether it is of this corpus, as far as its size tells, in these parts.
+        """Returns whether it describes this corpus, by its size, in these parts.
 
         Args:
           file: the corpus; `read_range` compares its bytes.
@@ -104,7 +104,7 @@ def plan_corpus(file: str, bounds: Callable[[int], Sequence[int]]) -> CorpusPlan
     if cutter.number != count or any_files.size(file) != size:
         raise InputError(
             f"{file}: held {count} documents, then {cutter.number}: it was changed "
-            "while it was read. Run the command again when it is no longer written to."
+            "while it was read. Run the command again once nothing writes to it."
         )
     return CorpusPlan(_name(file), size, count, fingerprint, tuple(cutter.ranges))
 
@@ -204,7 +204,7 @@ def _name(file: str) -> str:
 
 
 def _count(file: str) -> int:
-    """How many lines are not blank, as `read_lines` has it, without parsing them."""
+    """Counts the lines that `read_lines` would parse: those that are not blank."""
     count = 0
     for line, data in raw_lines(file):
         if line == 1:

@@ -1,7 +1,7 @@
 """Files and directories that appear whole or not at all.
 
 Everything tfdpsq leaves on disk goes through here: it is written under a
-temporary name beside its destination, flushed to the device, and renamed. A
+temporary name next to its destination, flushed to the device, and renamed. A
 reader therefore never meets half a file, and a failed or interrupted run leaves
 nothing behind (one killed outright leaves only a ``.<name>.<hex>.partial``, which
 nothing reads and which may be deleted).
@@ -38,7 +38,7 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
       path: the directory to make. It must not exist, or be empty.
 
     Yields:
-      A temporary directory beside `path`, on the same file system, to write to.
+      A temporary directory next to `path`, on the same file system, to write to.
 
     Raises:
       InputError: `path` is taken (before the body runs, or by another process
@@ -84,13 +84,13 @@ def atomic_write(path: str | os.PathLike, content: bytes | str) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
-    """As `atomic_write`, for content that is written piece by piece.
+    """Writes a file atomically, for content that comes piece by piece.
 
     Args:
       path: the file; its directory is created, an older file is replaced.
 
     Yields:
-      An empty file beside it: the place to write to.
+      An empty file next to it, to write to.
 
     Raises:
       InputError: the place cannot be written, or the disk is full. An older file
@@ -165,7 +165,8 @@ def _refuse_taken(target: Path) -> None:
         ) from error
     if taken:
         raise InputError(
-            f"{target}: already exists. Delete it, or choose another directory."
+            f"{target}: already exists, and is not an empty directory. Choose another "
+            "directory."
         )
 
 

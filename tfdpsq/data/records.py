@@ -26,7 +26,7 @@ from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.data.files import atomic_directory, atomic_write, sha256_of_file
 from tfdpsq.data.texts import Document
 from tfdpsq.data.unique_ids import SeenTexts
-from tfdpsq.validation import DataError, InputError, positive_integer
+from tfdpsq.validation import DataError, InputError, parse_json, positive_integer
 
 VERSION = 1
 
@@ -144,13 +144,13 @@ def read_manifest(path: str | os.PathLike) -> dict:
         raise DataError(
             file, f"count is {manifest['count']}, its shards hold {counted}", _REWRITE
         )
-    beside = Path(path) / "certificate.json"
+    certificate_file = Path(path) / "certificate.json"
     held = manifest.get("certificate")
-    if (held is None) == beside.exists() or (
-        held is not None and _read_json(beside) != held
+    if (held is None) == certificate_file.exists() or (
+        held is not None and _read_json(certificate_file) != held
     ):
         raise DataError(
-            beside,
+            certificate_file,
             "is not the certificate the manifest holds",
             "The guarantee of this set is unclear: do not release it. " + _REWRITE,
         )
@@ -331,7 +331,7 @@ def _write_json(file: Path, value: dict) -> None:
 
 def _read_json(file: Path) -> dict:
     try:
-        value = json.loads(file.read_bytes())
+        value = parse_json(file.read_bytes())
     except OSError as error:
         raise DataError(
             file,

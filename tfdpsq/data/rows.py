@@ -1,6 +1,6 @@
 """Rows of fixed width on disk, read by number: what DP training samples from.
 
-Poisson sampling picks rows of the whole data set anew at every step, which a stream
+Poisson sampling draws rows from the whole data set at every step, which a stream
 of shards with a shuffle buffer cannot do and memory may not hold. So tokenised pairs
 are written once, each as the same number of bytes, and a batch is read by offset:
 
@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tfdpsq.data.files import atomic_directory
-from tfdpsq.validation import DataError, InputError, positive_integer
+from tfdpsq.validation import DataError, InputError, parse_json, positive_integer
 
 FORMAT = "tfdpsq-rows/1"
 
@@ -216,7 +216,7 @@ def write_rows(
       The store, open for reading.
 
     Raises:
-      InputError: a chunk unlike the first, a field that is no array of numbers, no
+      InputError: a chunk unlike the first, a field that is not an array of numbers, no
         row at all, the place is taken or cannot be written, or the disk is full.
     """
     positive_integer("rows_per_shard", rows_per_shard)
@@ -272,7 +272,7 @@ class _Writer:
     def finish(self) -> dict[str, Any]:
         """Ends the last shard and returns the manifest."""
         if not self._shards:
-            raise InputError("there is no row to write; give at least one.")
+            raise InputError("no rows were given; give at least one.")
         self._end_shard()
         manifest = {
             "format": FORMAT,
@@ -354,7 +354,7 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = parse_json(path.read_bytes())
         found, digest = manifest["format"], manifest.pop("digest")
     except OSError as error:
         raise DataError(
@@ -363,7 +363,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             "Give the directory that write_rows made",
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(path, "is no manifest of rows", _REWRITE) from error
+        raise DataError(path, "is not a manifest of rows", _REWRITE) from error
     if found != FORMAT:
         raise DataError(path, f"format is {found!r}", f"This tfdpsq reads {FORMAT!r}")
     if digest != _digest(manifest):

@@ -1,4 +1,4 @@
-"""What a pass is, what is known of its shards, and how their files are called.
+"""The identity of a pass, the marks of its shards, and their file names.
 
 See `shards`, which reads and writes them.
 """
@@ -20,7 +20,7 @@ MARK = "json"
 
 @dataclasses.dataclass(frozen=True)
 class PassSpec:
-    """What a pass makes of what: whoever differs in any of this makes something else.
+    """The identity of a pass: processes that differ in it make different outputs.
 
     Attributes:
       name: what its files are called by.
@@ -62,13 +62,13 @@ class PassSpec:
         return any_files.seal_of(self.content())
 
     def file(self, index: int, extension: str) -> str:
-        """What a shard's file is called."""
+        """Returns the name of a shard's file."""
         return f"{self.name}-{index:05d}-of-{self.shards:05d}.{extension}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What is known of a finished shard.
+    """The mark of a finished shard.
 
     Attributes:
       index: which, from 0.
@@ -103,7 +103,7 @@ class DamagedShard(validation.DataError):
 
 
 class ShardWriter:
-    """Where the files of a shard that is being made are written to.
+    """The files of a shard that is being written.
 
     Attributes:
       index: which shard.

@@ -1,4 +1,4 @@
-"""Shards of a pass over a corpus: what lies on disk, and what of it is believed.
+"""Shards of a pass over a corpus, on disk, and their integrity checks.
 
 A pass is work on a corpus that is cut into shards, so that many processes can share it
 and one that dies loses no more than a shard. Its directory holds
@@ -55,7 +55,7 @@ class ShardDirectory:
         """Looks at nothing yet; see `open`.
 
         Args:
-          directory: where the shards are to lie.
+          directory: where the shards go.
           spec: what they are to hold.
         """
         self.directory = os.fspath(directory).rstrip("/")
@@ -105,7 +105,7 @@ class ShardDirectory:
         their files, several at a time.
 
         Args:
-          among: which shards are asked for; `None` asks for all.
+          among: which shards to consider; `None` means all.
 
         Raises:
           InputError: one is another pass's.
@@ -224,15 +224,15 @@ class ShardDirectory:
             tf.io.gfile.rmtree(self.directory)
 
     def is_open(self) -> bool:
-        """Whether it was opened, and is not being removed."""
+        """Returns whether it was opened and is not being removed."""
         return tf.io.gfile.exists(f"{self.directory}/{PASS_FILE}")
 
     def path(self, index: int, extension: str) -> str:
-        """Where a file of a shard lies."""
+        """Returns the path of a shard's file."""
         return f"{self.directory}/{self.spec.file(index, extension)}"
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Writes a JSON object beside the shards, under a seal, whole or not at all.
+        """Writes a JSON object next to the shards, under a seal, whole or not at all.
 
         Raises:
           InputError: the disk is full, or cannot be written.
@@ -241,14 +241,14 @@ class ShardDirectory:
             any_files.write_sealed(f"{self.directory}/{name}", value)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """What `write_json` wrote; `None` if it is not there.
+        """Reads what `write_json` wrote; returns `None` if it is missing.
 
-        Nor is what is damaged or edited, of which the log then tells.
+        A damaged or edited file counts as missing; the log says so.
         """
         return any_files.read_or_warn(f"{self.directory}/{name}")
 
     def _is_begun(self) -> bool:
-        """Whether any pass has a shard here, or is making one."""
+        """Returns whether a pass has a shard here, or is writing one."""
         for name in tf.io.gfile.listdir(self.directory):
             if re.search(r"-\d{5,}-of-\d{5,}\.json$", name):
                 return True

@@ -31,7 +31,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from tfdpsq.data.beir_lines import read_lines
-from tfdpsq.validation import DataError, InputError, one_of
+from tfdpsq.validation import DataError, InputError, one_of, parse_json
 
 FORMATS = ("lines", "whole", "jsonl", "tfrecord")
 TFDS = "tfds:"
@@ -187,11 +187,11 @@ def _whole(path: Path) -> Iterator[str]:
 def _objects(path: Path, field: str) -> Iterator[str]:
     for line, text in read_lines(path):
         try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
+            record = parse_json(text)
+        except ValueError as error:
             raise DataError(
                 path,
-                f"not JSON ({error.msg}, column {error.colno}): {text[:60]!r}",
+                f"not JSON ({_where(error)}): {text[:60]!r}",
                 "Write one JSON object a line, or name another format",
                 line,
             ) from error
@@ -231,7 +231,7 @@ def _text_of(path: Path, number: int, raw: bytes, field: str) -> str:
     except DecodeError as error:
         raise DataError(
             path,
-            f"record {number} is no tf.train.Example",
+            f"record {number} is not a tf.train.Example",
             "Give a file of such, or name another format",
         ) from error
     values = features[field].bytes_list.value if field in features else []
@@ -270,7 +270,7 @@ def _of_tfds(name: str, field: str, split: str, data_dir: str) -> list[CorpusPar
     except (ValueError, AssertionError) as error:
         why = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"{TFDS}{name}: {why} Correct the name, or set data_dir to where it lies."
+            f"{TFDS}{name}: {why} Correct the name, or set data_dir to its directory."
         ) from error
     # Nothing is downloaded: C4 would take days, and needs Beam.
     if not builder.info.splits:
@@ -309,3 +309,9 @@ def _of_split(builder: Any, split: str, field: str) -> Iterator[str]:
         for raw in batch:
             number += 1
             yield _decoded(f"{builder.info.full_name} {split}", number, raw)
+
+
+def _where(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg}, column {error.colno}"
+    return str(error)

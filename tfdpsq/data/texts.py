@@ -70,7 +70,7 @@ def text_problem(field: str, value: object, identifier: bool = False) -> str | N
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        return f"{field} holds half a surrogate pair, which is no text: {value[:40]!r}"
+        return f"{field} holds half a surrogate pair, which is not text: {value[:40]!r}"
     if identifier and (not value or value.split() != [value]):
         return f"{field} is {value!r}; ids are not empty and hold no white space"
     return None

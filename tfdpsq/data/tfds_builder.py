@@ -41,13 +41,13 @@ class BeirDirectoryBuilder(tfds.core.GeneratorBasedBuilder):
     documents has k examples: for training under DP, use `BeirDirectory.pairs`.
 
     What was prepared is kept under the directory's fingerprint, so that changed
-    files are prepared anew.
+    files are prepared again.
     """
 
     name = "beir_directory"
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES: ClassVar[dict[str, str]] = {"1.0.0": "First version."}
-    # TFDS looks beside the code for checksums of downloads (with a package that
+    # TFDS looks next to the code for checksums of downloads (with a package that
     # it does not require, importlib_resources); there are none.
     code_path = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tfdpsq.validation import DataError, InputError, positive_integer
 # What the generator reads before a document (paper, section 4.1).
 PROMPT = "generate_query: "
 
-# What T5's vocabulary is called beside its weights.
+# The name of T5's vocabulary next to its weights.
 VOCABULARY_FILE = "spiece.model"
 
 # The trainer drops longer lines silently, so they are cut before.
@@ -112,7 +113,7 @@ class Tokenizer(tf.Module):
         )
 
     def _run(self, method: str, value):
-        """Calls the op, loading the model anew where TF has dropped it.
+        """Calls the op, reloading the model where TF has dropped it.
 
         `tf.random.set_seed` clears the eager kernels, and with them the model
         that tensorflow-text's kernel owns.
@@ -139,7 +140,7 @@ class Tokenizer(tf.Module):
           lengths: [B] int32, tokens that are not padding, EOS included.
 
         Raises:
-          InputError: `length` is no positive integer.
+          InputError: `length` is not a positive integer.
         """
         length = positive_integer("length", length)
         texts = tf.convert_to_tensor(texts, tf.string)
@@ -166,7 +167,7 @@ class Tokenizer(tf.Module):
 
         Args:
           most: return so many, or as many as there are. Special pieces and single
-            bytes, which stand in for rare characters, are no pieces of text.
+            bytes, which encode rare characters, are not pieces of text.
         """
         processor = sentencepiece.SentencePieceProcessor(model_proto=self._model)
         special = (
@@ -205,6 +206,8 @@ def train_vocabulary(
     output_file: str | os.PathLike,
     *,
     sample_lines: int = 500_000,
+    setting: str = "size",
+    besides: int = 0,
 ) -> Path:
     """Trains a T5-style unigram vocabulary. Give it PUBLIC documents only.
 
@@ -220,6 +223,8 @@ def train_vocabulary(
       size: number of pieces, the 256 bytes and 3 special ones included.
       output_file: where the model goes.
       sample_lines: the trainer looks at so many lines at most, the first ones.
+      setting: name of the user's setting that `size` comes from, for errors.
+      besides: number of pieces that the setting counts besides.
 
     Returns:
       The path of the model.
@@ -251,12 +256,31 @@ def train_vocabulary(
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
-        raise InputError(
-            f"no vocabulary of {size} pieces can be made of these texts: {error}. "
-            "Give more text, or another size."
-        ) from error
+        raise InputError(_translated(str(error), setting, size, besides)) from error
     atomic_write(output_file, model.getvalue())
     return Path(output_file)
+
+
+def _translated(error: str, setting: str, size: int, besides: int) -> str:
+    """What SentencePiece's trainer says, in terms of the user's setting."""
+    given = f"{setting} is {size + besides}, but these texts"
+    high = re.search(r"value <= (\d+)", error)
+    if high:
+        most = int(high[1]) + besides
+        return (
+            f"{given} give at most {most}. Lower it by {size + besides - most}, or "
+            "give more text."
+        )
+    low = re.search(r"required_chars\. (\d+) vs (\d+)", error)
+    if low:
+        least = max(map(int, low.groups())) + besides
+        return f"{given} need at least {least} for their characters. Raise it."
+    if "empty" in error or "sentences_" in error:
+        return f"{given} hold no text. Give documents with text."
+    reason = error.rpartition("] ")[2].strip(" .") or "SentencePiece gives no reason"
+    return (
+        f"{given} give no such vocabulary ({reason}). Give more text, or another size."
+    )
 
 
 def _short_lines(texts: Iterable[str], limit: int) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""Which ids were there before, in a few bytes an id.
+"""Sets of ids in a few bytes per id.
 
 A Python set of the ids of a million documents takes more than 100 MB. Here hashes of
-them lie in sorted arrays; each is merged into the one before it once it is as long, so
+them are in sorted arrays; each is merged into the one before it once it is as long, so
 there are few, and adding n ids takes O(n log n) in all.
 
 | class | keeps of an id | answers |
@@ -26,7 +26,7 @@ class UniqueIds:
     """Finds ids that come twice among more than fit into memory; 8 bytes an id.
 
     An id whose 64-bit hash was there before comes twice, or shares it with another:
-    which of the two can be told by whoever reads all ids again and looks for this one.
+    reading all ids again and looking for this one tells which.
     That is seldom in vain: of 10 million different ids, some share a hash in one
     corpus of 369,000.
     """
@@ -79,11 +79,11 @@ class SeenTexts:
         self._runs: list[_Run] = []
 
     def __len__(self) -> int:
-        """How many texts there are."""
+        """Returns the number of texts."""
         return len(self._recent) + sum(len(run.upper) for run in self._runs)
 
     def __contains__(self, text: str) -> bool:
-        """Whether a text was added."""
+        """Returns whether a text was added."""
         key = _key(text)
         return key in self._recent or any(key in run for run in self._runs)
 
@@ -118,20 +118,20 @@ class _Run:
 
     @classmethod
     def of(cls, keys: set[int]) -> _Run:
-        """Of a set of numbers."""
+        """Makes a run of a set of numbers."""
         both = np.frombuffer(b"".join(key.to_bytes(16, "big") for key in keys), ">u8")
         return cls(both[::2].astype(np.uint64), both[1::2].astype(np.uint64))
 
     @classmethod
     def merged(cls, one: _Run, other: _Run) -> _Run:
-        """Of two runs."""
+        """Merges two runs."""
         return cls(
             np.concatenate([one.upper, other.upper]),
             np.concatenate([one.lower, other.lower]),
         )
 
     def __contains__(self, key: int) -> bool:
-        """Whether a number is there."""
+        """Returns whether a number is in it."""
         upper, lower = key >> 64, key & 0xFFFF_FFFF_FFFF_FFFF
         place = bisect.bisect_left(self._upper, upper)
         while place < len(self._upper) and self._upper[place] == upper:

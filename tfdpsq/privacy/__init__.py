@@ -9,6 +9,7 @@ from tfdpsq.privacy.calibration import calibrate_noise_multiplier
 from tfdpsq.privacy.certificate import make_certificate
 from tfdpsq.privacy.certificate_files import read_certificate
 from tfdpsq.privacy.checkpoint import discard as discard_state
+from tfdpsq.privacy.endings import Diverged, Preempted
 from tfdpsq.privacy.ledger import Ledger, read_ledger
 from tfdpsq.privacy.model import PrivateModel
 from tfdpsq.privacy.optimizers import ENGINES, make_optimizer
@@ -24,10 +25,11 @@ from tfdpsq.privacy.selection import (
 from tfdpsq.privacy.spec import PrivacySpec
 from tfdpsq.privacy.step import make_logical_step
 from tfdpsq.privacy.terms import Terms
-from tfdpsq.privacy.training import Preempted, train
+from tfdpsq.privacy.training import train
 from tfdpsq.privacy.verification import Verification, verify_certificate
 
 __all__ = [
+    "Diverged",
     "ENGINES",
     "Groups",
     "Ledger",

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy import accounting
+from tfdpsq.privacy import accounting, certificate_randomness
 from tfdpsq.privacy.plan import PrivacyPlan
 
 FORMAT = "tfdpsq-certificate/2"
@@ -46,9 +46,6 @@ _NEVER_COVERED = (
     HYPERPARAMETERS,
     "Other artefacts made from the same queries: whoever sees several of them must "
     "add up their epsilons and their deltas.",
-    "Attacks on floating-point arithmetic and on pseudorandom generators: noise "
-    "is drawn in float32 from Philox, seeded with 126 bits of the operating "
-    "system's entropy.",
     "Training curves, reports and metrics computed on private queries: they stay "
     "with the data's owner.",
 )
@@ -195,8 +192,9 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
             "epsilon_rdp": json_number(epsilons["rdp"]),
             "delta_for_truncation": plan.truncation_delta(steps_executed),
         },
+        "randomness": certificate_randomness.randomness(plan),
         "warnings": _warnings(plan, steps_executed),
-        "not_covered": _not_covered(spec),
+        "not_covered": _not_covered(plan),
     }
 
 
@@ -250,7 +248,8 @@ def _warnings(plan: PrivacyPlan, steps_executed: int) -> list[str]:
     return warnings
 
 
-def _not_covered(spec) -> list[str]:
+def _not_covered(plan: PrivacyPlan) -> list[str]:
+    spec = plan.spec
     together = {
         "query": "A person who wrote several queries: each query is protected by "
         "itself, and k of them together by about k times epsilon.",
@@ -264,7 +263,9 @@ def _not_covered(spec) -> list[str]:
         else "The upper bound n on the number of units, which was public before; the "
         "number itself is protected like the rest."
     )
-    return [*_NEVER_COVERED, together[spec.unit], number]
+    never = list(_NEVER_COVERED)
+    never.insert(3, certificate_randomness.not_covered(plan))
+    return [*never, together[spec.unit], number]
 
 
 def inherited_certificate(
@@ -328,7 +329,7 @@ def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
     """
     path = pathlib.Path(path)
     try:
-        certificate = json.loads(
+        certificate = validation.parse_json(
             path.read_text("utf-8"),
             object_pairs_hook=_without_repetition,
             parse_constant=_no_number,

@@ -3,12 +3,13 @@
 Weights that were copied without their `certificate.json` would look like public ones,
 and what is made from them like something that private queries had no part in. So the
 files that no model is used without, its `config.json` and the stage's `stage.json`,
-state the digest of the certificate: where one is stated, it has to be there.
+state the digest of the certificate: where one is stated, it has to be there. And what
+depends on private queries without any certificate, such as their embeddings, says so in
+its `stage.json`: it is not to be taken for public.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from typing import Any
@@ -19,7 +20,10 @@ from tfdpsq.privacy.certificate import FILE_NAME, digest_of, load_certificate
 MARK = "certificate_digest"
 # A T5's and a retriever's, which `run` marks with the certificate that it writes.
 CONFIGS = ("config.json", "model/config.json")
-_MARKED = (*CONFIGS, "stage.json")
+_STAGE_FILE = "stage.json"
+_MARKED = (*CONFIGS, _STAGE_FILE)
+# What a `stage.json` states, and its value where no certificate covers all of it.
+GUARANTEE, PRIVATE = "guarantee", "private"
 
 
 def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
@@ -30,7 +34,8 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
 
     Raises:
       DataError: the file is no certificate, of another format, or was changed; or it is
-        missing, or another model's, as a mark beside it says.
+        missing, or another model's, as a mark beside it says; or there is none, as for
+        what is private.
     """
     path = pathlib.Path(directory) / FILE_NAME
     certificate = None
@@ -43,16 +48,23 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
                 "Make the artefact again; a certificate must not be edited.",
             )
     for marked in (pathlib.Path(directory) / name for name in _MARKED):
-        stated = _stated(marked)
-        if stated is not None and (certificate or {}).get("digest") != stated:
+        digest = stated(marked, MARK)
+        if digest is not None and (certificate or {}).get("digest") != digest:
             raise validation.DataError(
                 path,
                 f"{'missing' if certificate is None else 'of something else'}, while "
                 f"{marked.name} says that private queries had a part in this, with "
-                f"certificate {stated}",
+                f"certificate {digest}",
                 "Copy that certificate.json from where this was made: without it, "
                 "nobody knows what is protected.",
             )
+    stage = pathlib.Path(directory) / _STAGE_FILE
+    if certificate is None and stated(stage, GUARANTEE) == PRIVATE:
+        raise validation.DataError(
+            stage,
+            "says that this depends on private queries, and no certificate covers it",
+            "Make nothing of it that is not private itself.",
+        )
     return certificate
 
 
@@ -66,10 +78,15 @@ def digest_beside(directory: str | os.PathLike) -> dict[str, str]:
     return {MARK: load_certificate(path)["digest"]} if path.is_file() else {}
 
 
-def _stated(path: pathlib.Path) -> Any:
-    """The digest that a file states; `None` where there is none, or no file."""
+def stated(path: pathlib.Path, key: str) -> Any:
+    """What a JSON file states; `None` where it states nothing, or is not there.
+
+    Args:
+      path: the file.
+      key: of its object.
+    """
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = validation.parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):  # its own reader says what is wrong with it
         return None
-    return values.get(MARK) if isinstance(values, dict) else None
+    return values.get(key) if isinstance(values, dict) else None

@@ -14,7 +14,7 @@ from typing import Any
 from tfdpsq import validation
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.selection import Selection, TrainedRun
-from tfdpsq.privacy.spec import PrivacySpec
+from tfdpsq.privacy.spec import OPTIONAL, PrivacySpec
 
 
 def plan_of(certificate: Mapping[str, Any]) -> tuple[PrivacyPlan, int]:
@@ -38,7 +38,7 @@ def plan_of(certificate: Mapping[str, Any]) -> tuple[PrivacyPlan, int]:
 
 def _plan(fields: Any, maximum: Any, sigma: Any, steps: Any) -> tuple[PrivacyPlan, int]:
     names = {field.name for field in dataclasses.fields(PrivacySpec)}
-    if not isinstance(fields, Mapping) or {*fields, "clip_groups"} != names:
+    if not isinstance(fields, Mapping) or {*fields, *OPTIONAL} != names:
         raise validation.InputError(
             f"spec must have exactly these entries: {', '.join(sorted(names))}"
         )

@@ -38,8 +38,8 @@ class Secrets:
     """The seeds of one run.
 
     Attributes:
-      noise_seed: of noise and dropout, 128 bits.
-      sampler_seed: of which rows are drawn, 128 bits.
+      noise_seed: of noise and dropout, 128 bits; 256 where the spec is secure.
+      sampler_seed: of which rows are drawn, likewise.
     """
 
     noise_seed: int
@@ -53,7 +53,10 @@ class Secrets:
 
 
 def open_secrets(
-    directory: str | os.PathLike, steps_paid: int, settings: Mapping[str, str]
+    directory: str | os.PathLike,
+    steps_paid: int,
+    settings: Mapping[str, str],
+    secure: bool = False,
 ) -> Secrets:
     """The seeds of the run in `directory`, made and written if it is new.
 
@@ -61,6 +64,7 @@ def open_secrets(
       directory: the run's private directory.
       steps_paid: what its ledger says.
       settings: what must be as it was for a step to be the same step.
+      secure: whether new seeds are keys of a cryptographic generator.
 
     Raises:
       InputError: steps were paid for but the seeds are gone, so that no replay can
@@ -70,7 +74,7 @@ def open_secrets(
     path = pathlib.Path(directory) / STATE / SECRETS
     if path.is_file():
         try:
-            found = json.loads(path.read_text("utf-8"))
+            found = validation.parse_json(path.read_text("utf-8"))
             kept = Secrets(int(found["noise_seed"]), int(found["sampler_seed"]))
             before = {str(k): str(v) for k, v in found["settings"].items()}
         except (ValueError, KeyError, TypeError) as error:
@@ -97,7 +101,7 @@ def open_secrets(
     if steps_paid:
         raise spent(directory, steps_paid, f"{path} is not there")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    made = Secrets(fresh_seed(), fresh_seed())
+    made = Secrets(fresh_seed(secure), fresh_seed(secure))
     _write(path, _content(made, settings))
     return made
 

@@ -9,6 +9,7 @@ and dealing it out changes nothing of that law.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy import fast
 from tfdpsq.privacy.batches import padded_rows, split_over_replicas
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
@@ -62,6 +64,7 @@ class CompiledSteps:
                 "each other differ in size from step to step. Set it to 1."
             )
         self._plan = plan
+        self._variables = list(variables)
         self._microbatch_size = microbatch_size
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
@@ -104,31 +107,52 @@ class CompiledSteps:
             name: np.zeros([rows, *values.shape[1:]], values.dtype)
             for name, values in batch.items()
         }
-        self._at(rows).get_concrete_function(*self._arguments([empty], [0]))
+        silence = [np.zeros(v.shape, np.int64) for v in self._variables]
+        noise = [] if self._plan.grid_step is None else silence
+        arguments = self._arguments([empty], [0], [noise])
+        with self._precisely():
+            self._at(rows).get_concrete_function(*arguments)
 
-    def __call__(self, batches: Sequence[Arrays], counts: Sequence[int]) -> list[float]:
+    def __call__(
+        self,
+        batches: Sequence[Arrays],
+        counts: Sequence[int],
+        noise: Sequence[Sequence[np.ndarray]],
+    ) -> list[float]:
         """Takes one step for each batch, in order.
 
         Args:
           batches: 1 to `most` of them, of one size; see `batches.batch_of`.
           counts: leading rows in use, of each.
+          noise: of each, what the optimizer's `secure_noise` drew.
 
         Returns:
           The mean loss of each step, in which all replicas have a part.
         """
         function = self._at(len(batches[0]["weights"]))
-        losses = function(*self._arguments(batches, counts))
+        with self._precisely():
+            losses = function(*self._arguments(batches, counts, noise))
         if self._replicas > 1:
             losses = self._strategy.experimental_local_results(losses)[0]
         return np.reshape(losses, [-1])[: len(batches)].tolist()
+
+    def _precisely(self) -> contextlib.AbstractContextManager[None]:
+        """While a private step is traced or runs; see `fast.true_float32`."""
+        private = self._plan.spec.private
+        return fast.true_float32() if private else contextlib.nullcontext()
 
     def _at(self, rows: int) -> Any:
         if rows not in self._functions:
             self._functions[rows] = self._function(rows)
         return self._functions[rows]
 
-    def _arguments(self, batches: Sequence[Arrays], counts: Sequence[int]) -> list[Any]:
-        """What the function takes: batch, count and, of a loop, how many are in use.
+    def _arguments(
+        self,
+        batches: Sequence[Arrays],
+        counts: Sequence[int],
+        noise: Sequence[Sequence[np.ndarray]],
+    ) -> list[Any]:
+        """What the function takes: batch, count, noise, and of a loop how many of each.
 
         A loop's are stacked, and filled up to `most`: its shapes are always the same.
         """
@@ -169,27 +193,33 @@ class CompiledSteps:
                 )
                 for part in arguments
             ]
-        if self._most > 1:
-            arguments.append(tf.constant(len(batches), tf.int32))
+        # The same for all replicas, as it is added to what they have summed up.
+        if self._most == 1:
+            arguments.append([tf.convert_to_tensor(values) for values in noise[0]])
+        else:
+            filled = zip(*noise, *[noise[0]] * more)
+            stacks = [tf.convert_to_tensor(np.stack(values)) for values in filled]
+            arguments += [stacks, tf.constant(len(batches), tf.int32)]
         return arguments
 
     def _on_one(self, step: Callable) -> Callable:
         if self._most == 1:
             return step
-        return lambda batches, counts, used: self._loop(
-            lambda index: _step_of(step, batches, counts, index), used
+        return lambda batches, counts, noise, used: self._loop(
+            lambda index: _step_of(step, batches, counts, noise, index), used
         )
 
     def _on_all(self, step: Callable) -> Callable:
         run, local = self._strategy.run, self._strategy.experimental_local_results
         if self._most == 1:
-            return lambda batch, count: run(step, args=(batch, count))
+            return lambda *given: run(step, args=given)
         # The loop is around the replicas, not in them: what they wait for each other
         # with cannot be inside a loop of one's own.
-        return lambda batches, counts, used: self._loop(
+        return lambda batches, counts, noise, used: self._loop(
             lambda index: local(
                 run(
-                    lambda *given: _step_of(step, *given), args=(batches, counts, index)
+                    lambda *given: _step_of(step, *given),
+                    args=(batches, counts, noise, index),
                 )
             )[0],
             used,
@@ -212,7 +242,12 @@ class CompiledSteps:
 
 
 def _step_of(
-    step: Callable, batches: Batch, counts: tf.Tensor, index: tf.Tensor
+    step: Callable,
+    batches: Batch,
+    counts: tf.Tensor,
+    noise: Sequence[tf.Tensor],
+    index: tf.Tensor,
 ) -> tf.Tensor:
     batch = {name: tf.gather(values, index) for name, values in batches.items()}
-    return step(batch, tf.gather(counts, index))
+    own = [tf.gather(values, index) for values in noise]
+    return step(batch, tf.gather(counts, index), own)

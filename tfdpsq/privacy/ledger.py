@@ -49,7 +49,7 @@ from typing import Any, BinaryIO
 from absl import logging
 
 from tfdpsq.privacy.append_only import AppendOnlyFile
-from tfdpsq.validation import DataError, InputError, positive_integer
+from tfdpsq.validation import DataError, InputError, parse_json, positive_integer
 
 FORMAT = "tfdpsq-ledger/1"
 FILE_NAME = "ledger.jsonl"
@@ -310,7 +310,7 @@ def _header(path: Path, raw: bytes) -> tuple[dict[str, Any], str]:
         appears with its header.
     """
     try:
-        content = json.loads(raw)
+        content = parse_json(raw)
         chain = content.pop("chain")
         found = content["format"]
         sound = {key: type(value) for key, value in content.items()} == _HEADER

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy.endings import Diverged
 from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
@@ -227,6 +228,9 @@ class PrivateModel(tf.keras.Model):
                 steps_per_loop=self._steps_at_once,
                 pause_every=per_epoch,
             )
+        except Diverged as error:
+            self.steps_executed = error.paid
+            raise
         finally:  # also of a run that was interrupted
             ran = int(tf.convert_to_tensor(self.optimizer.iterations))
             self.steps_executed = max(self.steps_executed, ran)

@@ -58,6 +58,10 @@ def noise_key(
     differ, and none has fewer secret bits than the seed. (TensorFlow's
     `stateless_fold_in` would not do: with a Python integer it returns 32 bits.)
 
+    XLA keeps the low 32 bits of each half, 64 in all. So a position's upper bits are
+    added to the first half as well: keys differ there, too, up to 2^20 steps and, in
+    `randomness`, up to 2^12 microbatches.
+
     Args:
       seed: [2] int64.
       step: scalar integer, at least 0.
@@ -67,6 +71,8 @@ def noise_key(
       [2] int64.
     """
     mixed = tf.stack([tf.cast(step, tf.int64), tf.cast(position, tf.int64)])
+    upper = tf.bitwise.right_shift(mixed[1], tf.constant(32, tf.int64))
+    mixed = tf.bitwise.bitwise_xor(mixed, tf.stack([upper, tf.zeros_like(upper)]))
     return tf.bitwise.bitwise_xor(seed, mixed)
 
 

@@ -7,7 +7,8 @@ tensorflow-privacy's optimizers, but take the step apart:
 
 1. `clipped_sum`: Σᵢ clip(gᵢ, C) of one physical microbatch, by the chosen engine;
 2. `privatize`: sum over replicas, add N(0, (σΔ)²) once, divide by the *expected*
-   batch size. Every replica draws the same noise from the same stateless seed.
+   batch size. Every replica draws the same noise from the same stateless seed, or is
+   given the same noise where the plan is secure.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from tensorflow_privacy.privacy.optimizers import (
 )
 
 from tfdpsq import validation
-from tfdpsq.privacy import fast, workers
+from tfdpsq.privacy import fast, grid, workers
 from tfdpsq.privacy.jacobian import FiniteTape, require_rows
 from tfdpsq.privacy.noise import SeededGaussianSumQuery, as_words, derived_seed
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.sampling import fresh_seed
+from tfdpsq.privacy.secure import SecureSource
 from tfdpsq.privacy.terms import Losses, Terms, require_losses, total_of
 
 ENGINES = ("fast", "dpkeras", "vectorized")
@@ -90,7 +92,8 @@ class LogicalStep:
         self._noise_query = SeededGaussianSumQuery(
             plan.spec.clip_norm, plan.noise_stddev
         )
-        self.reseed(fresh_seed() if noise_seed is None else noise_seed)
+        secure = plan.spec.secure
+        self.reseed(fresh_seed(secure) if noise_seed is None else noise_seed)
 
     def reseed(self, noise_seed: int) -> None:
         """Takes the noise seed of the run that this one continues.
@@ -98,15 +101,23 @@ class LogicalStep:
         Functions that were traced before keep the old one.
 
         Args:
-          noise_seed: 126 secret bits.
+          noise_seed: 128 secret bits; 256 where the plan is secure.
         """
         # Kept out of get_config and of every variable: it is as secret as the data.
+        if self.plan.spec.secure:
+            self._source = SecureSource(noise_seed)
+            self._dropout_words = as_words(self._source.seed("dropout"))
+            return
         # Derived, so that small seeds, which only tests use, share no keys either.
         self._noise_words = as_words(derived_seed(noise_seed, "noise"))
         self._dropout_words = as_words(derived_seed(noise_seed, "dropout"))
 
     def take_chiefs_seeds(self) -> None:
         """Takes the seeds of the first of several workers; see `workers`."""
+        if self.plan.spec.secure:
+            own = int.from_bytes(self._source.key, "big")
+            self.reseed(workers.chiefs_number(own))
+            return
         own = np.array([self._noise_words, self._dropout_words], np.int64)
         (chiefs,) = workers.from_chief([own])
         self._noise_words, self._dropout_words = map(tuple, chiefs.tolist())
@@ -133,21 +144,56 @@ class LogicalStep:
         """
         raise NotImplementedError  # each class below has its own
 
-    def privatize(self, sums: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def secure_noise(
+        self, step: int, variables: Sequence[tf.Variable]
+    ) -> list[np.ndarray]:
+        """The noise of one logical step of a secure plan; see `grid`.
+
+        Drawn on the host: a compiled step has no cryptographic generator.
+
+        Args:
+          step: the logical step, new for every one.
+          variables: what is trained.
+
+        Returns:
+          One int64 array per variable, shaped like it, in steps of the plan's grid;
+          none where the plan is not secure, or without noise.
+        """
+        if self.plan.grid_step is None:
+            return []
+        deviation = self.plan.noise_stddev / self.plan.grid_step
+        shapes = [variable.shape.as_list() for variable in variables]
+        return grid.drawn(self._source, deviation, step, shapes)
+
+    def privatize(
+        self, sums: Sequence[tf.Tensor], noise: Sequence[tf.Tensor] = ()
+    ) -> list[tf.Tensor]:
         """The gradient estimate of one logical step from its clipped sums.
 
         Args:
           sums: per variable, this replica's sum over all its microbatches.
+          noise: of a secure plan, what `secure_noise` drew for this step.
 
         Returns:
           (Σ over replicas + noise) / expected batch size, the same on every
           replica.
+
+        Raises:
+          InputError: a secure plan without noise for every variable.
         """
         replica = tf.distribute.get_replica_context()
         sums = list(sums)
         if replica is not None and replica.num_replicas_in_sync > 1:
             sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
-        if self.plan.spec.private:
+        if self.plan.grid_step is not None:
+            if len(noise) != len(sums):
+                raise validation.InputError(
+                    f"secure is True, but there is noise for {len(noise)} of "
+                    f"{len(sums)} variables. Give the step what secure_noise(step, "
+                    "variables) of the optimizer returns, anew for every step."
+                )
+            sums = grid.noised(sums, noise, self.plan.grid_step)
+        elif self.plan.spec.private:
             seed = tf.constant(self._noise_words, tf.int64)
             step = tf.convert_to_tensor(self.iterations)
             sums = self._noise_query.noised(sums, seed, step)
@@ -212,7 +258,8 @@ def make_optimizer(
         clipped and noised gradients (post-processing).
       engine: how clipped sums are made: "fast" (see `privacy.fast`), or
         tensorflow-privacy's "dpkeras" or "vectorized".
-      noise_seed: 126 secret bits; `None` takes fresh entropy. Only tests fix it.
+      noise_seed: secret, 128 bits, or 256 where the plan is secure; `None` takes
+        fresh entropy. Only tests fix it.
       **options: passed on to the Keras optimizer.
 
     Returns:

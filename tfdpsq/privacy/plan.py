@@ -14,7 +14,7 @@ from typing import cast
 import dp_accounting
 
 from tfdpsq import validation
-from tfdpsq.privacy import accounting, calibration
+from tfdpsq.privacy import accounting, calibration, grid
 from tfdpsq.privacy.sampling import (
     DealtSampler,
     Groups,
@@ -22,7 +22,9 @@ from tfdpsq.privacy.sampling import (
     Sampler,
     ShuffledSampler,
     UserSampler,
+    fresh_seed,
 )
+from tfdpsq.privacy.secure import SecureSource
 from tfdpsq.privacy.spec import PrivacySpec
 
 # Changes whenever a plan of the same numbers would run or be accounted otherwise.
@@ -79,8 +81,19 @@ class PrivacyPlan:
 
     @property
     def sensitivity(self) -> float:
-        """Δ: how far one unit can move the sum of clipped gradients, in L2."""
-        return self.spec.sensitivity_multiplier * self.spec.clip_norm
+        """Δ: how far one unit can move the sum of clipped gradients, in L2.
+
+        With `secure` of the sum on its grid, which rounding can move a little further.
+        """
+        of_sum = self.spec.sensitivity_multiplier * self.spec.clip_norm
+        return of_sum if self.grid_step is None else of_sum * (1 + grid.ROUNDING)
+
+    @property
+    def grid_step(self) -> float | None:
+        """γ, of which sums and noise are multiples; `None` without `secure`."""
+        if not (self.spec.secure and self.spec.private):
+            return None
+        return grid.grid_step(self.spec.sensitivity_multiplier * self.spec.clip_norm)
 
     @property
     def noise_stddev(self) -> float:
@@ -104,7 +117,7 @@ class PrivacyPlan:
     def sampler(
         self,
         units: int | None = None,
-        seed: int | None = None,
+        seed: int | SecureSource | None = None,
         groups: Groups | None = None,
     ) -> Sampler:
         """The sampler that the accounting assumes.
@@ -145,6 +158,8 @@ class PrivacyPlan:
                 )
                 + " Make a plan whose n fits the data."
             )
+        if spec.secure and not isinstance(seed, SecureSource):
+            seed = SecureSource(fresh_seed(secure=True) if seed is None else seed)
         chosen: PoissonSampler | ShuffledSampler
         if spec.sampler == "shuffled":
             chosen = ShuffledSampler(units, spec.batch_size, seed)

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from absl import logging
 
 from tfdpsq.privacy.append_only import AppendOnlyFile
-from tfdpsq.validation import DataError, InputError
+from tfdpsq.validation import DataError, InputError, parse_json
 
 FILE_NAME = "private_reads.jsonl"
 
@@ -131,7 +131,7 @@ def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, str]], int, int]:
         if not raw.endswith(b"\n"):
             return entries, size, len(raw)
         try:
-            entry = json.loads(raw)
+            entry = parse_json(raw)
             sound = set(entry) == {"what", "where"} and raw == _line(entry)
         except (ValueError, TypeError):
             sound = False

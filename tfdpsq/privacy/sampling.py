@@ -23,18 +23,25 @@ from typing import Union
 import numpy as np
 
 from tfdpsq import validation
+from tfdpsq.privacy.secure import KEY_BITS, SecureSource, SecureStream
 
 # Streams of one seed that never meet: see `_generator`.
 _UNITS, _ROWS, _EPOCH, _DEALT = 0, 1, 2, 3
+# The same of a secure source.
+_PURPOSES = ("units", "rows", "epoch", "dealing")
 # Rounds of the shuffle. Hoang, Morris & Rogaway 2012 (theorem 2) ask for about
 # 6·log2(n), which is 128 for more units than anybody has.
 _ROUNDS = 128
 _LARGEST_SHUFFLE = 1 << 62  # sums of two positions must fit into an int64
 
 
-def fresh_seed() -> int:
-    """128 bits from the operating system. As secret as the data: never release."""
-    return secrets.randbits(128)
+def fresh_seed(secure: bool = False) -> int:
+    """Fresh bits from the operating system. As secret as the data: never release.
+
+    Args:
+      secure: for a `SecureSource`, 256 bits; else 128.
+    """
+    return secrets.randbits(KEY_BITS if secure else 128)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +81,7 @@ class PoissonSampler:
         n: int,
         sampling_probability: float,
         max_batch_size: int,
-        seed: int | None = None,
+        seed: int | SecureSource | None = None,
     ):
         """Prepares the sampler; nothing is drawn yet.
 
@@ -99,6 +106,11 @@ class PoissonSampler:
     def draw(self, step: int) -> Draw:
         """The units of logical step `step`; the same for the same seed and step."""
         random = _generator(self._seed, step, _UNITS)
+        if isinstance(random, SecureStream):
+            kept = random.poisson_subset(
+                self.n, self.sampling_probability, self.max_batch_size
+            )
+            return _padded(kept, self.max_batch_size)
         drawn = random.binomial(self.n, self.sampling_probability)
         # Memory is that of the batch: numpy holds all n only where n < 50·size.
         chosen = random.choice(
@@ -122,7 +134,7 @@ class ShuffledSampler:
     permutation.
     """
 
-    def __init__(self, n: int, batch_size: int, seed: int | None = None):
+    def __init__(self, n: int, batch_size: int, seed: int | SecureSource | None = None):
         """Prepares the sampler; nothing is drawn yet.
 
         Args:
@@ -332,8 +344,12 @@ def _padded(chosen: np.ndarray, rows: int) -> Draw:
     return Draw(indices, weights, len(chosen))
 
 
-def _generator(seed: int, number: int, stream: int) -> np.random.Generator:
+def _generator(
+    seed: int | SecureSource, number: int, stream: int
+) -> np.random.Generator | SecureStream:
     """The random numbers of one step or epoch; streams of a seed do not meet."""
+    if isinstance(seed, SecureSource):
+        return seed.stream(_PURPOSES[stream], number)
     # A spawn key and not a third entry: numpy pads entries with zeros, so that
     # [seed, 3] and [seed, 3, 0] would be the same.
     sequence = np.random.SeedSequence([seed, number], spawn_key=(stream,))

@@ -108,7 +108,7 @@ class Selection:
     def _problems(self, spec: PrivacySpec):
         yield from requirements(spec)
         first = next(iter(self.runs.values())).plan.spec
-        for field in ("n", "n_is_public", "accountant", "epsilon", "delta"):
+        for field in ("n", "n_is_public", "accountant", "epsilon", "delta", "secure"):
             own, common = getattr(spec, field), getattr(first, field)
             if own != common:
                 yield f"has {field} {own!r}, and another one {common!r}"

@@ -9,10 +9,13 @@ from typing import Any
 from absl import logging
 
 from tfdpsq import validation
+from tfdpsq.privacy import grid
 
 ACCOUNTANTS = ("pld", "rdp")
 SAMPLERS = ("poisson", "shuffled")
 UNITS = ("query", "user")
+# Fields that are recorded only where they are set.
+OPTIONAL = ("clip_groups", "secure")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,8 @@ class PrivacySpec:
         uniformly, and what is clipped is the gradient of a group, whose rows may
         depend on each other. One unit then moves one group's clipped gradient, by up
         to 2C, which `sensitivity_multiplier` must say. `None`: no groups.
+      secure: draw sampling, dealing and noise from a cryptographic generator (see
+        `secure`), and add noise that is safe in floating point (see `grid`).
 
     Raises:
       InputError: a value out of range, or two values that contradict each other;
@@ -68,6 +73,7 @@ class PrivacySpec:
     n_is_public: bool = False
     rows_per_unit: int = 1
     clip_groups: int | None = None
+    secure: bool = False
 
     def __post_init__(self):
         """Checks every value, then those that must fit each other."""
@@ -87,10 +93,11 @@ class PrivacySpec:
         validation.positive_integer("rows_per_unit", self.rows_per_unit)
         if self.clip_groups is not None:
             validation.positive_integer("clip_groups", self.clip_groups)
-        if not isinstance(self.n_is_public, bool):
-            raise validation.InputError(
-                f"n_is_public is {self.n_is_public!r}; say True or False."
-            )
+        for field in ("n_is_public", "secure"):
+            if not isinstance(getattr(self, field), bool):
+                raise validation.InputError(
+                    f"{field} is {getattr(self, field)!r}; say True or False."
+                )
         if self.max_batch_size is not None:
             validation.positive_integer("max_batch_size", self.max_batch_size)
         if self.delta is not None:
@@ -163,6 +170,13 @@ class PrivacySpec:
             )
         if self.clip_groups is not None:
             yield from self._clashes_of_groups(self.clip_groups)
+        moved = self.sensitivity_multiplier * self.clip_norm
+        if self.secure and not grid.SMALLEST <= moved <= grid.LARGEST:
+            yield (
+                f"secure is True and clip_norm {self.clip_norm!r}: the sums and their "
+                "grid would leave the range of float32. Set clip_norm between 1e-18 "
+                "and 1e18 over sensitivity_multiplier."
+            )
 
     def _clashes_of_groups(self, groups: int):
         for field, value in (("sampler", "poisson"), ("unit", "query")):
@@ -188,12 +202,13 @@ class PrivacySpec:
     def recorded(self) -> dict[str, Any]:
         """The fields as certificates and fingerprints have them.
 
-        `clip_groups` stands there only where there are some, so that what was recorded
-        before there were any stays true.
+        `clip_groups` and `secure` stand there only where they are set, so that what was
+        recorded before there were any stays true.
         """
         fields = dataclasses.asdict(self)
-        if self.clip_groups is None:
-            del fields["clip_groups"]
+        for field in OPTIONAL:
+            if not fields[field]:
+                del fields[field]
         return fields
 
     @property

@@ -22,7 +22,7 @@ def make_logical_step(
     layers: Iterable[tf.Module] = (),
     rows_are_independent: bool = True,
     copies_are_separate: bool = False,
-) -> Callable[[Batch, tf.Tensor], tf.Tensor]:
+) -> Callable[..., tf.Tensor]:
     """Builds the step: accumulate clipped sums, noise once, update once.
 
     Args:
@@ -51,7 +51,8 @@ def make_logical_step(
       `count` hold padding only and are skipped: their clipped sum is zero. The
       function updates the variables and returns the mean loss of the rows in
       use (those that are no number left out), which is a private measurement. An
-      empty batch still takes a noisy step. It can be wrapped in `tf.function`,
+      empty batch still takes a noisy step. Where the plan is secure, a third argument
+      is what `secure_noise` drew for this step. It can be wrapped in `tf.function`,
       `jit_compile=True` included, and run by `Strategy.run`, each replica on rows
       of its own; noise and result are then the same on all. Of R replicas, number r
       takes the microbatches r, r + R, r + 2R, … of the whole batch.
@@ -108,7 +109,9 @@ def make_logical_step(
     def zero_sums() -> list[tf.Tensor]:
         return [tf.zeros(v.shape, _sum_dtype(v)) for v in variables]
 
-    def step(batch: Batch, count: tf.Tensor) -> tf.Tensor:
+    def step(
+        batch: Batch, count: tf.Tensor, noise: Sequence[tf.Tensor] = ()
+    ) -> tf.Tensor:
         rows = batch["weights"].shape[0]
         if rows % microbatch_size:
             raise validation.InputError(
@@ -157,7 +160,7 @@ def make_logical_step(
             # once: ten times the activations.
             parallel_iterations=1,
         )
-        optimizer.update(optimizer.privatize(sums), variables)
+        optimizer.update(optimizer.privatize(sums, noise), variables)
         losses = [loss_sum, losses_counted]
         if replica is not None and replica.num_replicas_in_sync > 1:
             losses = replica.all_reduce(tf.distribute.ReduceOp.SUM, losses)

@@ -22,6 +22,7 @@ from tfdpsq import validation
 from tfdpsq.privacy import checkpoint, fast, workers
 from tfdpsq.privacy.batches import batch_of, padded_rows
 from tfdpsq.privacy.compiled import CompiledSteps
+from tfdpsq.privacy.endings import Diverged, Preempted, finite_check
 from tfdpsq.privacy.independence import check_independence, computes_in_16_bits
 from tfdpsq.privacy.ledger import FILE_NAME as LEDGER
 from tfdpsq.privacy.ledger import Ledger, read_ledger
@@ -29,22 +30,9 @@ from tfdpsq.privacy.noise import derived_seed
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.sampling import Groups, fresh_seed
+from tfdpsq.privacy.secure import SecureSource
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.terms import Losses
-
-
-class Preempted(Exception):
-    """Training ended before its time because it was asked to (`train`'s `preempted`).
-
-    Attributes:
-      executed: logical steps executed. With a directory their state is saved, and
-        the same call goes on from there.
-    """
-
-    def __init__(self, executed: int):
-        """Takes how far the run came."""
-        super().__init__(f"training was asked to end, after step {executed}")
-        self.executed = executed
 
 
 class _Kept(NamedTuple):
@@ -142,6 +130,8 @@ def train(
 
     Raises:
       Preempted: `preempted` said so before the last step.
+      Diverged: with a `directory`, after a step some weight was not finite. The
+        variables hold earlier weights, and the whole plan is paid for.
       InputError: the optimizer was made for another plan, or has run before (its
         steps would be paid for once and taken twice); `take` returns too few rows;
         a loss that depends on other rows; a weight that no rule covers; other data
@@ -196,10 +186,10 @@ def train(
     # Whoever is not the chief has no directory, and pays for nothing.
     chiefs = directory if workers.is_chief() else None
     with _opened(plan, chiefs, data_fingerprint) as kept:
-        seed = fresh_seed() if sampler_seed is None else sampler_seed
+        seed = fresh_seed(plan.spec.secure) if sampler_seed is None else sampler_seed
         if kept is not None:
             secrets = checkpoint.open_secrets(
-                kept.directory, kept.ledger.steps_paid, settings
+                kept.directory, kept.ledger.steps_paid, settings, plan.spec.secure
             )
             optimizer.reseed(secrets.noise_seed)
             seed = secrets.sampler_seed if sampler_seed is None else seed
@@ -207,7 +197,7 @@ def train(
         seed = workers.chiefs_number(seed)
         sampler = plan.sampler(units, seed, groups)
         if plan.spec.private:
-            tf.random.set_seed(derived_seed(seed, "global") % (1 << 63))
+            tf.random.set_seed(_global_seed(plan, seed))
         optimizer.prepare(variables)  # or its slots would be missing from the state
         take_steps = CompiledSteps(
             plan,
@@ -225,13 +215,17 @@ def train(
         workers.copy_from_chief(state)
         start = done = workers.chiefs_number(start)
         stop = asked = False
-        while done < plan.spec.steps and not (stop or asked):
+        is_finite = finite_check(variables)
+        # With a directory, a run that diverges goes back to the last finite weights:
+        # it repeats steps up to `end`, which are paid for.
+        end, diverged_at = plan.spec.steps, 0
+        while done < end and not (stop or asked):
             if before_step is not None:
                 before_step(done)
             # Never past a step whose state is to be saved.
             to_pause = (every - done % every for every in (save_every, pause_every))
             most = min(steps_per_loop, *to_pause)
-            now = range(done, min(done + most, plan.spec.steps))
+            now = range(done, min(done + most, end))
             draws = [sampler.draw(number) for number in now]
             drawn = [
                 batch_of(
@@ -242,22 +236,36 @@ def train(
                 )
                 for draw in draws
             ]
+            noise = [optimizer.secure_noise(number, variables) for number in now]
             workers.require_same_rows(drawn)
             if kept is not None:
                 for number in now:
                     kept.ledger.pay(number)
-            losses = take_steps(drawn, [draw.count for draw in draws])
+            losses = take_steps(drawn, [draw.count for draw in draws], noise)
             for loss in losses:
                 done += 1
-                stop |= on_step is not None and on_step(done, loss) is True
+                if on_step is not None and not diverged_at:
+                    stop |= on_step(done, loss) is True
+            broken = directory is not None and not diverged_at and not is_finite()
             asked = preempted is not None and preempted()
-            stop, asked = workers.any_of(stop, asked)
-            last = done == plan.spec.steps
+            stop, asked, broken = workers.any_of(stop, asked, broken)
+            if broken:
+                diverged_at, end, stop = done, now.start, False
+                if kept is not None:
+                    for number in range(done, plan.spec.steps):
+                        kept.ledger.pay(number)  # see `endings`
+                    done = _resumed(kept, state, secrets)
+                workers.copy_from_chief(state)
+                done = workers.chiefs_number(done)
+                continue
+            last = done == end
             due = last or stop or asked or done % save_every == 0
             if kept is not None and due:
                 checkpoint.save(kept.directory, done, state, secrets)
-        if asked and not stop and done < plan.spec.steps:
+        if asked and not stop and done < end:
             raise Preempted(done)
+        if diverged_at:
+            raise Diverged(plan.spec.steps, diverged_at, done)
         # Steps beyond, lost to a kill and not repeated, are paid for as well.
         executed = done if kept is None else max(done, kept.ledger.steps_paid)
         return workers.chiefs_number(executed)
@@ -301,6 +309,12 @@ def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> s
         for values in (groups.rows, groups.offsets):
             digest.update(np.ascontiguousarray(values).tobytes())
     return fingerprint and f"{fingerprint} {digest.hexdigest()}"
+
+
+def _global_seed(plan: PrivacyPlan, seed: int) -> int:
+    if plan.spec.secure:
+        return SecureSource(seed).seed("global") % (1 << 63)
+    return derived_seed(seed, "global") % (1 << 63)
 
 
 def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, str]:

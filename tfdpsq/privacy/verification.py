@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy import accounting
+from tfdpsq.privacy import accounting, certificate_randomness
 from tfdpsq.privacy.certificate import (
     computed,
     digest_of,
@@ -119,6 +119,7 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         if "selection" in certificate:
             selection = selection_of(certificate)
             problems += _selection_problems(certificate, selection)
+            plan = selection.runs[selection.chosen].plan
             expected = _leaves(computed_selection(selection))
         else:
             plan, steps = plan_of(certificate)
@@ -127,6 +128,8 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
     except (validation.InputError, ArithmeticError, TypeError, ValueError) as error:
         problems.append(f"what was run cannot be told: {error}")
         return Verification(math.nan, math.nan, tuple(problems))
+    if "randomness" not in certificate and not plan.spec.secure:
+        expected = certificate_randomness.as_before(expected)
     version = entry_at(certificate, "accounting.library_version")
     for path in sorted(expected.keys() | stated.keys()):
         if any(f"{path}.".startswith(f"{word}.") for word in _STATED):

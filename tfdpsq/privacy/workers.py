@@ -78,8 +78,8 @@ def copy_from_chief(variables: Sequence[tf.Variable]) -> None:
 
 
 def chiefs_number(number: int) -> int:
-    """The chief's number, from 0 and below 2^128."""
-    own = np.frombuffer(int(number).to_bytes(16, "big"), np.uint8)
+    """The chief's number, from 0 and below 2^256."""
+    own = np.frombuffer(int(number).to_bytes(32, "big"), np.uint8)
     return int.from_bytes(from_chief([own])[0].tobytes(), "big")
 
 

@@ -84,7 +84,7 @@ class RetrieverConfig:
     @classmethod
     def from_json(cls, text: str) -> RetrieverConfig:
         """The config that `to_json` wrote."""
-        fields = json.loads(text)
+        fields = validation.parse_json(text)
         # By which `privacy.read_certificate` knows that one belongs beside it.
         fields.pop("certificate_digest", None)
         return cls(**{**fields, "t5": T5Config(**fields["t5"])})

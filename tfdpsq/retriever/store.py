@@ -331,7 +331,7 @@ class DocumentIndex:
     def _content(self) -> dict[str, Any]:
         path = self.directory / _FILE
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = validation.parse_json(path.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise ValueError(f"format {content['format']!r}, not {_FORMAT!r}")
             shards = [

@@ -36,8 +36,30 @@ from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.attacks import audit_subject, canary_set
-from tfdpsq.run.core import command, layout, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.training import private_training
+
+_SHARES = settings.Several((), settings.Number(0.0, 0, 1), 2, 2)
+SETTINGS: settings.Declaration = {
+    "canaries": settings.Text(""),
+    "generator": settings.Text(""),
+    "synthetic": settings.Text(""),
+    "references": settings.Several((), settings.Text("", required=True)),
+    "guesses": settings.Several(((0.05, 0.05), (0.2, 0.2)), _SHARES),
+    "samples_per_document": settings.Integer(20, 1, 1000000),
+    "members": settings.Integer(
+        1000, 2, remedy="Telling queries apart takes 2 of each."
+    ),
+    "other_splits": settings.Several(
+        ("dev", "test"), settings.Text("", required=True), 1
+    ),
+    "top": settings.Integer(10, 1, 10000),
+    "confidence": settings.Number(0.95, 0, 1, low_open=True, high_open=True),
+    "batch_size": settings.Integer(64),
+    "seed": settings.Integer(0, 0, settings.SEED),
+    "strict": settings.Flag(False),
+    "private_directory": settings.Text(""),
+}
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -51,24 +73,7 @@ def default_config() -> ml_collections.ConfigDict:
     its secret. `members` training queries, and as many of `other_splits`, are told
     apart.
     """
-    return ml_collections.ConfigDict(
-        {
-            "canaries": "",
-            "generator": "",
-            "synthetic": "",
-            "references": (),
-            "guesses": ((0.05, 0.05), (0.2, 0.2)),
-            "samples_per_document": 20,
-            "members": 1000,
-            "other_splits": ("dev", "test"),
-            "top": 10,
-            "confidence": 0.95,
-            "batch_size": 64,
-            "seed": 0,
-            "strict": False,
-            "private_directory": "",
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
@@ -79,6 +84,13 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         strict mode.
       DataError: malformed data.
     """
+    settings.check(config, SETTINGS)
+    output = releases.Output(
+        directory,
+        releases.PRIVATE,
+        "how well attacks find training queries",
+        config.private_directory,
+    )
     _check(config)
     private = private_training.private_directory(config, directory)
     made = canary_set.read_canaries(pathlib.Path(config.canaries))
@@ -125,7 +137,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         )
         return {"one_run": found["one_run"], "delta": found["delta"]}
 
-    return workdir.run_stage(directory, config, inputs, make)
+    return workdir.run_stage(output, config, inputs, make)
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
@@ -136,19 +148,7 @@ def _check(config: ml_collections.ConfigDict) -> None:
                 f"{name} is {config[name]!r}. Give the directory that the stage "
                 f"{maker} wrote; a generator must have been trained on the canaries."
             )
-    for name in ("samples_per_document", "members", "top", "batch_size"):
-        validation.positive_integer(name, config[name])
-    validation.in_range(
-        "confidence", config.confidence, 0, 1, low_open=True, high_open=True
-    )
-    if config.members < 2:
-        raise validation.InputError(
-            f"members is {config.members}; telling queries apart takes 2 of each. "
-            "Raise it."
-        )
     for pair in config.guesses:
-        for share in pair:
-            validation.in_range("guesses", share, 0, 1)
         if sum(pair) > 1:
             raise validation.InputError(
                 f"guesses holds {tuple(pair)}: nothing can be guessed both in and out. "

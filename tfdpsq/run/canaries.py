@@ -46,13 +46,29 @@ from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.beir_lines import names_user
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.core import command, releases, settings, sources, workdir
 from tfdpsq.run.training import private_training
 
 # Characters before a secret at most: so few that no query length cuts the secret off.
 _PREFIX = 24
 # Of so many, fewer than two fall on one side in 3 of a million draws.
 _FEWEST_COINS = 24
+
+
+SETTINGS: settings.Declaration = {
+    "data": settings.Text(sources.PYDOCS, required=True),
+    "split": settings.Text("train", required=True),
+    "most_pairs": settings.Integer(0, 0),
+    "user_field": settings.Text("user_id", required=True),
+    "forms": settings.Several(canary_set.FORMS, settings.Text("", canary_set.FORMS)),
+    "repetitions": settings.Several((10, 100), settings.Integer(1, 1, 10**6)),
+    "trials": settings.Integer(5, 0, 1000000),
+    "candidates": settings.Integer(100, 20, 10000),
+    "digits": settings.Integer(10, 8, 18),
+    "coins": settings.Integer(0, _FEWEST_COINS, 10**6, zero=True),
+    "seed": settings.Integer(-1, -settings.SEED, settings.SEED),
+    "private_directory": settings.Text(""),
+}
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -64,22 +80,7 @@ def default_config() -> ml_collections.ConfigDict:
     where queries.jsonl says whose a query is, as in `finetune`. `seed` below 0 draws
     afresh: whoever knows it knows the secrets.
     """
-    return ml_collections.ConfigDict(
-        {
-            "data": sources.PYDOCS,
-            "split": "train",
-            "most_pairs": 0,
-            "user_field": "user_id",
-            "forms": canary_set.FORMS,
-            "repetitions": (10, 100),
-            "trials": 5,
-            "candidates": 100,
-            "digits": 10,
-            "coins": 0,
-            "seed": -1,
-            "private_directory": "",
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
@@ -90,8 +91,15 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         that is not private pairs, or fewer pairs than canaries.
       DataError: malformed data, or some queries have users and others none.
     """
+    settings.check(config, SETTINGS)
     private = private_training.private_directory(config, directory)
     _check(config, private, directory)
+    output = releases.Output(
+        directory,
+        releases.PRIVATE,
+        "private pairs with secrets among them",
+        config.private_directory,
+    )
     beir = sources.open_beir(config.data)
     inputs = {"data": sources.source_fingerprint(config.data, private)}
 
@@ -110,7 +118,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         )
         return {"canaries": len(made), "queries_added": rows}
 
-    return workdir.run_stage(directory, config, inputs, make)
+    return workdir.run_stage(output, config, inputs, make)
 
 
 def make_canaries(
@@ -295,17 +303,6 @@ def _check(
             f"{config.data} is a synthetic or public set. Canaries are put among the "
             "private pairs that a generator is trained on: give a BEIR directory."
         )
-    for form in config.forms:
-        validation.one_of("forms", form, canary_set.FORMS)
-    for repetitions in config.repetitions:
-        validation.positive_integer("repetitions", repetitions)
-    validation.positive_integer("trials", config.trials)
-    if config.most_pairs:
-        validation.positive_integer("most_pairs", config.most_pairs)
-    validation.in_range("digits", config.digits, 8, 18)
-    validation.in_range("candidates", config.candidates, 20, 10_000)
-    if config.coins:
-        validation.in_range("coins", config.coins, _FEWEST_COINS, 10**6)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ in `private_directory`, under `choices/`.
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import shutil
 import sys
@@ -54,13 +55,30 @@ from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import certified, choice
 from tfdpsq.run import finetune
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.core import command, releases, settings, sources, workdir
 from tfdpsq.run.devices import strategy as strategies
-from tfdpsq.run.training import choice_points
+from tfdpsq.run.training import choice_points, grid_points
 from tfdpsq.run.training import private_training as training
 
 CHOICES, SCORES = "choices", "scores"
 CHOICE_FILE = "choice.json"
+
+
+SETTINGS: settings.Declaration = {
+    "choice": settings.Text("accounted", choice_points.MODES),
+    "choice_epsilon": settings.Number(0.0, 0, 1e6),
+    "held_out": settings.Text("dev", required=True),
+    "finetune": finetune.SETTINGS,
+    "variants": settings.Checked({"all": {}}, grid_points.check_variants),
+    "axes": settings.Checked((("learning_rate", (1e-3,)),), grid_points.check_axes),
+    "synthesize": {
+        "temperature": settings.Number(1.0, 0, 1e6),
+        "top_k": settings.Integer(0, 0),
+        "top_p": settings.Number(0.8, 0, 1, low_open=True),
+        "batch_size": settings.Integer(64),
+        "seed": settings.Integer(0, 0, settings.SEED),
+    },
+}
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -72,23 +90,7 @@ def default_config() -> ml_collections.ConfigDict:
     `finetune.epsilon`, which costs nothing more: a query is either trained on or held
     out. `synthesize` has the fields of that stage that a query depends on.
     """
-    return ml_collections.ConfigDict(
-        {
-            "choice": "accounted",
-            "choice_epsilon": 0.0,
-            "held_out": "dev",
-            "finetune": finetune.default_config(),
-            "variants": {"all": {}},
-            "axes": (("learning_rate", (1e-3,)),),
-            "synthesize": {
-                "temperature": 1.0,
-                "top_k": 0,
-                "top_p": 0.8,
-                "batch_size": 64,
-                "seed": 0,
-            },
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -107,11 +109,21 @@ def run(
       InputError: bad settings or data, before any budget is spent; or all points
         diverged.
     """
-    choice_points.check(config)
+    settings.check(config, SETTINGS)
+    for name, stage in choice_points.check(config):
+        settings.check(stage, finetune.SETTINGS, f"points.{name}")
     _writing(config, config.finetune)
     shared = config.finetune
     private = training.private_directory(shared, directory)
     canary_set.require_private_output(shared.pairs, private, directory)
+    output = releases.Output(
+        directory,
+        training.guarantee_of_training(
+            shared, devices, math.isfinite(float(shared.epsilon))
+        ),
+        "a generator chosen among some that were trained on private queries",
+        shared.private_directory,
+    )
     vocabulary = sources.vocabulary_file(shared.vocabulary, shared.init)
     inputs = {
         "pairs": sources.source_fingerprint(shared.pairs, private),
@@ -120,7 +132,7 @@ def run(
     if shared.init:
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(shared.init))
     return workdir.run_stage(
-        directory,
+        output,
         config,
         inputs,
         lambda out: _Choice(config, directory, private, inputs, devices).make(out),
@@ -185,9 +197,9 @@ class _Choice:
                 copy = shutil.copytree if path.is_dir() else shutil.copyfile
                 copy(path, out / path.name)
         training.write_certificate(out, certificate)
-        settings = dict(runs[selection.chosen].settings)
-        sys.stdout.write(f"chosen among {len(runs)}: {settings}\n")
-        return {"chosen": settings, "steps_of_all_runs": selection.steps}
+        chosen_settings = dict(runs[selection.chosen].settings)
+        sys.stdout.write(f"chosen among {len(runs)}: {chosen_settings}\n")
+        return {"chosen": chosen_settings, "steps_of_all_runs": selection.steps}
 
     def _pairs(self) -> tuple[sources.Source, list[Pair]]:
         """What is trained on, and what is held out.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -26,7 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import app, flags  # noqa: E402
 
 from tfdpsq import validation  # noqa: E402
-from tfdpsq.data import Tokenizer, files  # noqa: E402
+from tfdpsq.data import Tokenizer  # noqa: E402
 from tfdpsq.generator import checkpoints  # noqa: E402
 from tfdpsq.generator.checkpoints import (  # noqa: E402
     huggingface,
@@ -35,7 +36,7 @@ from tfdpsq.generator.checkpoints import (  # noqa: E402
     weights,
 )
 from tfdpsq.privacy import read_certificate  # noqa: E402
-from tfdpsq.run.core import command  # noqa: E402
+from tfdpsq.run.core import command, outputs, releases  # noqa: E402
 from tfdpsq.run.training import private_training
 
 _WRITERS: dict[str, Any] = {
@@ -85,6 +86,11 @@ def convert(
         writer.check_options(dtype, encoder_only)
     directory = checkpoints.locate(source)
     certificate = read_certificate(directory)
+    output = releases.Output(
+        pathlib.Path(destination),
+        releases.guarantee_of(certificate, os.fspath(directory)),
+        "a model that private queries had an unprotected part in",
+    )
     checkpoint = checkpoints.open_checkpoint(directory, encoder_only, ignore)
     config = checkpoint.config
     vocabulary = vocabulary or checkpoints.vocabulary_in(directory)
@@ -93,7 +99,7 @@ def convert(
         tokenizer = Tokenizer(vocabulary)
         tokenizer.require_embeddings(config.vocabulary_size)
         pieces = f"{tokenizer.vocabulary_size} pieces"
-    with files.atomic_directory(destination) as partial:
+    with outputs.filled(output) as partial:
         # From file to file, a weight at a time: no model is ever in memory.
         writer.save(partial, config, checkpoint, dtype, vocabulary, encoder_only)
         checkpoint.check_copies()

@@ -27,9 +27,9 @@ from typing import Any
 
 import ml_collections
 
-from tfdpsq import retriever, validation
+from tfdpsq import retriever
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command
+from tfdpsq.run.core import command, releases, settings, sources
 from tfdpsq.run.passes import (
     embedding,
     passes,
@@ -38,17 +38,19 @@ from tfdpsq.run.passes import (
 )
 from tfdpsq.run.training import private_training
 
+SETTINGS: settings.Declaration = {
+    **embedding.declared(),
+    # What of `corpus` is embedded: "documents" or "queries".
+    "texts": settings.Text(
+        embedding.DOCUMENTS, (embedding.DOCUMENTS, embedding.QUERIES)
+    ),
+    **query_sets.declared(),
+}
+
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings; for those of queries see `query_sets.settings`."""
-    return ml_collections.ConfigDict(
-        {
-            **embedding.settings(),
-            # What of `corpus` is embedded: "documents" or "queries".
-            "texts": embedding.DOCUMENTS,
-            **query_sets.settings(),
-        }
-    )
+    """The stage's settings; for those of queries see `query_sets.declared`."""
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -71,9 +73,8 @@ def run(
         private queries where they may not be read, or not be written to.
       DataError: malformed data.
     """
-    texts = validation.one_of(
-        "texts", config.texts, (embedding.DOCUMENTS, embedding.QUERIES)
-    )
+    settings.check(config, SETTINGS)
+    texts = config.texts
     inputs = embedding.check(config)
     asked: query_sets.QuerySet | None = None
     certificate = embedding.certificate_of(config.retriever)
@@ -83,6 +84,16 @@ def run(
             config, directory, embedding.QUERIES, certificate
         )
         certificate = asked.certificate
+    if asked is not None and asked.private:
+        output = releases.Output(
+            directory,
+            releases.PRIVATE,
+            "embeddings of private queries",
+            config.private_directory,
+        )
+    else:
+        texts_of = sources.fetched(config.corpus) if asked else ""
+        output = embedding.output_of(directory, config.retriever, certificate, texts_of)
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         model, _, maker = embedding.load(config.retriever, config.vocabulary, texts)
@@ -98,11 +109,11 @@ def run(
         if asked
         else ml_collections.ConfigDict(
             # What says whose queries they are has no part in documents.
-            {name: config[name] for name in embedding.settings()}
+            {name: config[name] for name in embedding.declared()}
         )
     )
     return embedding.run_pass(
-        "encode", of_pass, inputs, directory, merge, launch, asked=asked
+        "encode", of_pass, inputs, output, merge, launch, asked=asked
     )
 
 

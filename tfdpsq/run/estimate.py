@@ -34,7 +34,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from tfdpsq import validation
-from tfdpsq.data import atomic_write
+from tfdpsq.run.core import outputs, releases
 from tfdpsq.run.estimation import finetuning, step, table
 
 _NOTE = (
@@ -138,7 +138,8 @@ def main() -> None:
                 result["table"] = [dataclasses.asdict(row) for row in rows]
                 sys.stdout.write("\n" + table.head() + "".join(map(table.line, rows)))
             if file.value:
-                atomic_write(file.value, json.dumps(result, indent=2) + "\n")
+                text = json.dumps(result, indent=2) + "\n"
+                outputs.write_file(file.value, text, releases.PUBLIC, "an estimate")
         except (validation.InputError, OSError) as error:
             sys.stderr.write(f"error: {error}\n")
             sys.exit(2)

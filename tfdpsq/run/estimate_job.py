@@ -47,10 +47,10 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from tfdpsq import retriever, validation
-from tfdpsq.data import Tokenizer, atomic_write
+from tfdpsq.data import Tokenizer
 from tfdpsq.layers import T5Config
 from tfdpsq.run import pipeline
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import outputs, releases, sources
 from tfdpsq.run.estimation import finetuning, rates, step
 from tfdpsq.run.estimation.costs import Devices, Work, parts_of
 from tfdpsq.run.estimation.job_table import Estimate, as_json, as_text
@@ -362,7 +362,10 @@ def main() -> None:
             sys.stdout.write(as_text(found, devices))
             if file.value:
                 result = as_json(found, devices)
-                atomic_write(file.value, json.dumps(result, indent=2) + "\n")
+                text = json.dumps(result, indent=2) + "\n"
+                # It may count private queries, or come from private logs.
+                holds = "an estimate from the job's own data and logs"
+                outputs.write_file(file.value, text, releases.PRIVATE, holds)
         except (validation.InputError, OSError) as error:
             sys.stderr.write(f"error: {error}\n")
             sys.exit(2)

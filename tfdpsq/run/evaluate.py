@@ -25,11 +25,35 @@ import ml_collections
 from tfdpsq import evaluation, validation
 from tfdpsq.data import atomic_write
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command, layout, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import retrieval, systems
 from tfdpsq.run.training import private_training
+
+SETTINGS: settings.Declaration = {
+    "data": settings.Text(sources.PYDOCS, required=True),
+    "split": settings.Text("test", required=True),
+    "vocabulary": settings.Text(""),
+    "systems": settings.Named({systems.BM25: systems.BM25}, settings.Text("")),
+    # System -> directory of embeddings that `index` or `encode` made of the
+    # corpus with it; without, or with "", the documents are embedded here.
+    "indexes": settings.Named({}, settings.Text("")),
+    "synthetic": settings.Named({}, settings.Text("")),
+    "similarity_split": settings.Text("dev", required=True),
+    "similarity": similarity.declared(),
+    "baseline": settings.Text(""),
+    "k": settings.Integer(100, 1, 1000000),
+    "index": settings.Text("scann_brute_force", systems.INDEXES),
+    "batch_size": settings.Integer(128),
+    # Documents of a shard at most.
+    "shard_documents": settings.Integer(65536),
+    "ignore_identical_ids": settings.Flag(False),
+    "resamples": settings.Integer(10000, 1, 10000000),
+    "seed": settings.Integer(0, 0, settings.SEED),
+    "strict": settings.Flag(False),
+    "private_directory": settings.Text(""),
+}
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -39,31 +63,7 @@ def default_config() -> ml_collections.ConfigDict:
     `synthetic` maps a name to a set that `synthesize` wrote, whose queries are compared
     with those of `similarity_split` and of the training split; see `similarity`.
     """
-    return ml_collections.ConfigDict(
-        {
-            "data": sources.PYDOCS,
-            "split": "test",
-            "vocabulary": "",
-            "systems": {systems.BM25: systems.BM25},
-            # System -> directory of embeddings that `index` or `encode` made of the
-            # corpus with it; without, or with "", the documents are embedded here.
-            "indexes": {},
-            "synthetic": {},
-            "similarity_split": "dev",
-            "similarity": similarity.settings(),
-            "baseline": "",
-            "k": 100,
-            "index": "scann_brute_force",
-            "batch_size": 128,
-            # Documents of a shard at most.
-            "shard_documents": 65_536,
-            "ignore_identical_ids": False,
-            "resamples": 10_000,
-            "seed": 0,
-            "strict": False,
-            "private_directory": "",
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -85,6 +85,13 @@ def run(
       InputError: bad settings, or a system that is not there.
       DataError: malformed data.
     """
+    settings.check(config, SETTINGS)
+    output = releases.Output(
+        directory,
+        releases.PRIVATE,
+        "what is retrieved for private queries",
+        config.private_directory,
+    )
     _check(config)
     directory = sharded_stages.local_path(directory)
     private = private_training.private_directory(config, directory)
@@ -114,7 +121,7 @@ def run(
         retrieval.start_worker, config.copy_and_resolve_references(), corpus
     )
     return sharded_stages.run_stage(
-        directory,
+        output,
         config,
         inputs,
         passes.Work("evaluate", corpus.count if corpus else 1, start),
@@ -156,11 +163,11 @@ def _make(config, shards: ShardDirectory, out: pathlib.Path) -> dict[str, Any]:
     evaluation.write_trec_qrels(out / "qrels.trec", qrels)
     results = {}
     notes: dict[str, Any] = {}
-    for name, found, settings in retrieval.retrieve(
+    for name, found, note in retrieval.retrieve(
         config, beir, queries, config.k, found_by_shards
     ):
-        if settings:
-            notes[name] = settings
+        if note:
+            notes[name] = note
         evaluation.write_trec_run(out / "runs" / f"{name}.trec", found, tag=name)
         results[name] = evaluation.evaluate_run(
             qrels, found, layout.METRICS, config.ignore_identical_ids

@@ -48,15 +48,33 @@ from tfdpsq.data import (
 )
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.unique_ids import BATCH, SeenTexts
-from tfdpsq.evaluation.ngrams import words
+from tfdpsq.evaluation.text.ngrams import words
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, layout, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.search import round_trip
 
 COUNTS_FILE = "filter.json"
 # Queries in memory at a time; for each so many, a round trip reads the corpus twice.
 _CHUNK = 32_768
+
+
+SETTINGS: settings.Declaration = {
+    "synthetic": settings.Text(""),
+    "corpus": settings.Text(sources.PYDOCS, required=True),
+    "canaries": settings.Text(""),
+    "min_words": settings.Integer(0, 0),
+    "max_words": settings.Integer(0, 0),
+    "min_known": settings.Number(0.0, 0, 1),
+    "duplicates": settings.Flag(False),
+    "round_trip": {
+        "retriever": settings.Text(""),
+        "vocabulary": settings.Text(""),
+        "k": settings.Integer(1, 1, 10**6),
+    },
+    "batch_size": settings.Integer(128),
+    "shards": settings.Integer(4, 1, 100000),
+}
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -69,20 +87,7 @@ def default_config() -> ml_collections.ConfigDict:
     wrote, if the generator was trained on it. Choosing these by results on private
     queries would be a private read.
     """
-    return ml_collections.ConfigDict(
-        {
-            "synthetic": "",
-            "corpus": sources.PYDOCS,
-            "canaries": "",
-            "min_words": 0,
-            "max_words": 0,
-            "min_known": 0.0,
-            "duplicates": False,
-            "round_trip": {"retriever": "", "vocabulary": "", "k": 1},
-            "batch_size": 128,
-            "shards": 4,
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
@@ -93,13 +98,20 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         left.
       DataError: a damaged set.
     """
+    settings.check(config, SETTINGS)
     _check(config)
+    output = releases.Output(
+        directory,
+        releases.guarantee_of(
+            read_certificate(config.synthetic), config.synthetic, config.canaries
+        ),
+        "a set that private queries had an unprotected part in",
+    )
     manifest = read_manifest(config.synthetic)
     inputs = {
         "synthetic": manifest["fingerprint"],
         "corpus": sources.corpus_fingerprint(config.corpus),
     }
-    read_certificate(config.synthetic)  # refuses one that was changed
     judge = config.round_trip.retriever
     if judge and judge != round_trip.BM25:
         require_same_guarantee(judge, config.synthetic, manifest["certificate"])
@@ -137,7 +149,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         )
         return found
 
-    return workdir.run_stage(directory, config, inputs, make)
+    return workdir.run_stage(output, config, inputs, make)
 
 
 def require_same_guarantee(
@@ -246,8 +258,6 @@ def _new() -> Callable[[str], bool]:
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
-    validation.positive_integer("batch_size", config.batch_size)
-    validation.positive_integer("shards", config.shards)
     judge = config.round_trip.retriever
     if (
         judge not in ("", round_trip.BM25)
@@ -262,10 +272,6 @@ def _check(config: ml_collections.ConfigDict) -> None:
             f"synthetic is {config.synthetic!r}; give a set that synthesize wrote. "
             "Private pairs cannot be filtered for free."
         )
-    validation.in_range("min_known", config.min_known, 0, 1)
-    validation.positive_integer("round_trip.k", config.round_trip.k)
-    for name in ("min_words", "max_words"):
-        validation.in_range(name, config[name], 0, np.inf)
     if 0 < config.max_words < config.min_words:
         raise validation.InputError(
             f"min_words is {config.min_words} and max_words {config.max_words}; no "

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 import pathlib
-from typing import Any
 
 import ml_collections
 import numpy as np
@@ -24,9 +23,14 @@ from tfdpsq.generator import checkpoints, encode_pairs
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.core import command, releases, settings, sources, workdir
 from tfdpsq.run.devices import strategy as strategies
-from tfdpsq.run.training import private_training, starting_model
+from tfdpsq.run.training import (
+    outcomes,
+    private_training,
+    starting_model,
+    training_settings,
+)
 
 # Pairs tokenised at a time.
 _CHUNK = 1024
@@ -47,77 +51,57 @@ SENSITIVITY_ARGUMENTS = {
 }
 
 
-class DivergedError(validation.InputError):
-    """Training that came to nothing, and was paid for all the same.
+DivergedError = outcomes.DivergedError
 
-    Attributes:
-      certificate: what it cost; `None` where no private query had a part in it.
-    """
-
-    def __init__(self, message: str, certificate: dict[str, Any] | None):
-        """Takes the message and what was spent."""
-        super().__init__(message)
-        self.certificate = certificate
+SETTINGS: settings.Declaration = {
+    "pairs": settings.Text(sources.PYDOCS, required=True),
+    "split": settings.Text("train", required=True),
+    # By default the one that lies beside the weights in `init`.
+    "vocabulary": settings.Text(""),
+    # A directory in any format that `convert` reads, or a preset's name, such
+    # as "t5_tiny_pydocs"; "" starts at random.
+    "init": settings.Text(""),
+    "t5": training_settings.t5_settings(32128, 8, 6, 512, 1024, 64),
+    # Train a low-rank update only, on the Dense layers that `targets` match
+    # (see `layers.apply_lora`); rank 0 trains all weights.
+    "lora": {
+        "rank": settings.Integer(0, 0, settings.WIDTH),
+        "alpha": settings.Number(16.0, 0, 1e6, low_open=True),
+        "targets": settings.Several(
+            ("*/query_projector", "*/value_projector"), settings.Text(""), 1
+        ),
+    },
+    # Train so many vectors only, which stand before every document (prompt
+    # tuning, see `layers.SoftPrompt`); 0 has none. Its authors took 20 to 100
+    # of them, and a learning rate of 0.3 with Adafactor.
+    "soft_prompt": {"length": settings.Integer(0, 0, settings.TOKENS)},
+    # Which weights are trained where both are off, as patterns of their paths
+    # (see `layers.train_only`): "*decoder*" is the decoder, "*layer_norm*" and
+    # "*self_attention/embeddings" are all norms and position biases.
+    "trained": settings.Several(("*",), settings.Text(""), 1),
+    # "mixed_bfloat16" multiplies in bfloat16; weights, softmax, norms and all
+    # that concerns privacy stay in float32.
+    "dtype": settings.Text("float32", ("float32", "mixed_bfloat16")),
+    # Less memory, about a third more time.
+    "rematerialize": settings.Flag(False),
+    **training_settings.length_settings(384, 128),
+    **training_settings.privacy_settings(),
+    "batch_size": settings.Integer(1024),
+    "microbatch_size": settings.Integer(16),
+    "steps": settings.Integer(1000, 1, settings.STEPS),
+    **training_settings.optimizer_settings(1e-3),
+    "jit_compile": settings.Flag(False),
+    "seed": settings.Integer(0, 0, settings.SEED),
+}
 
 
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings; the paper's values where a full-size T5 is meant.
 
-    See `private_training.privacy_settings` for those that concern privacy, and its
+    See `training_settings.privacy_settings` for those that concern privacy, and its
     `learning_rate` for `schedule`.
     """
-    return ml_collections.ConfigDict(
-        {
-            "pairs": sources.PYDOCS,
-            "split": "train",
-            # By default the one that lies beside the weights in `init`.
-            "vocabulary": "",
-            # A directory in any format that `convert` reads, or a preset's name, such
-            # as "t5_tiny_pydocs"; "" starts at random.
-            "init": "",
-            "t5": {
-                "vocabulary_size": 32128,
-                "num_layers": 8,
-                "num_heads": 6,
-                "hidden_dim": 512,
-                "intermediate_dim": 1024,
-                "key_value_dim": 64,
-                "version": "1.1",
-                "dropout": 0.1,
-            },
-            # Train a low-rank update only, on the Dense layers that `targets` match
-            # (see `layers.apply_lora`); rank 0 trains all weights.
-            "lora": {
-                "rank": 0,
-                "alpha": 16.0,
-                "targets": ("*/query_projector", "*/value_projector"),
-            },
-            # Train so many vectors only, which stand before every document (prompt
-            # tuning, see `layers.SoftPrompt`); 0 has none. Its authors took 20 to 100
-            # of them, and a learning rate of 0.3 with Adafactor.
-            "soft_prompt": {"length": 0},
-            # Which weights are trained where both are off, as patterns of their paths
-            # (see `layers.train_only`): "*decoder*" is the decoder, "*layer_norm*" and
-            # "*self_attention/embeddings" are all norms and position biases.
-            "trained": ("*",),
-            # "mixed_bfloat16" multiplies in bfloat16; weights, softmax, norms and all
-            # that concerns privacy stay in float32.
-            "dtype": "float32",
-            # Less memory, about a third more time.
-            "rematerialize": False,
-            "document_length": 384,
-            "query_length": 128,
-            **private_training.privacy_settings(),
-            "batch_size": 1024,
-            "microbatch_size": 16,
-            "steps": 1000,
-            "optimizer": "adam",
-            "learning_rate": 1e-3,
-            "schedule": "constant",
-            "jit_compile": False,
-            "seed": 0,
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -134,12 +118,16 @@ def run(
 
     Raises:
       InputError: bad settings or data, before any budget is spent.
+      DivergedError: training diverged. The generator of the last good step is in
+        `directory`, with the certificate of all that was paid.
     """
+    settings.check(config, SETTINGS)
     devices.require_share(config.batch_size)
-    vocabulary = sources.vocabulary_file(config.vocabulary, config.init)
-    tokenizer = Tokenizer(vocabulary)
     private = private_training.private_directory(config, directory)
     canary_set.require_private_output(config.pairs, private, directory)
+    output = _output(config, directory, devices)
+    vocabulary = sources.vocabulary_file(config.vocabulary, config.init)
+    tokenizer = Tokenizer(vocabulary)
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
@@ -148,7 +136,7 @@ def run(
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = private_training.run_directory(config, directory)
     stage = workdir.run_stage(
-        directory,
+        output,
         config,
         inputs,
         lambda out: _make(
@@ -157,7 +145,21 @@ def run(
     )
     # Only now is the result safe, and the seeds of its noise are of no more use.
     private_training.close_run(own)
+    outcomes.require_converged(stage, directory, config.learning_rate)
     return stage
+
+
+def _output(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategies.Devices,
+) -> releases.Output:
+    """Where the generator goes, by what protects the pairs it is trained on."""
+    guarantee = private_training.guarantee_of_training(
+        config, devices, math.isfinite(float(config.epsilon))
+    )
+    holds = "a generator trained on private queries"
+    return releases.Output(directory, guarantee, holds, config.private_directory)
 
 
 def _make(
@@ -185,7 +187,7 @@ def _make(
     with private_training.progress_of(config, own.name, private, devices) as progress:
         if source.private:
             progress.epsilon = plan.epsilon_so_far
-        executed = private_training.train(
+        outcome = private_training.train(
             devices,
             model,
             plan,
@@ -208,10 +210,13 @@ def _make(
     if source.private:
         certificate = privacy.make_certificate(
             plan,
-            executed,
+            outcome.paid,
             description="A T5 generator fine-tuned to write queries from documents.",
             sensitivity_argument=SENSITIVITY_ARGUMENTS[plan.spec.unit],
-            training=private_training.training_facts(config, model),
+            training={
+                **private_training.training_facts(config, model),
+                **outcome.recorded(),
+            },
             fingerprints={**inputs, "code": workdir.code_fingerprint()},
             private_reads=reads,
             ledger_head=private_training.ledger_head(own),
@@ -224,7 +229,7 @@ def _make(
         )
     model.save(out, vocabulary)
     private_training.write_certificate(out, certificate)
-    return {"steps_executed": executed}
+    return {"steps_executed": outcome.paid, **outcome.recorded()}
 
 
 def _tokenised(

@@ -30,7 +30,6 @@ from tfdpsq.data import (
     Document,
     Pair,
     Tokenizer,
-    atomic_write,
     keyword_pairs,
 )
 from tfdpsq.data.beir_writer import BeirWriter
@@ -39,10 +38,34 @@ from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.generator.pretraining import Watcher
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import finetune, train_retriever
-from tfdpsq.run.core import command, layout, sources, workdir
+from tfdpsq.run.core import (
+    command,
+    layout,
+    outputs,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.training import grid_points
 
 RESULTS_FILE = "grid.json"
+
+
+SETTINGS: settings.Declaration = {
+    "data": settings.Text(sources.PYDOCS, required=True),
+    "pairs": settings.Integer(0, 0),  # proxy pairs to train on at most; 0 takes all
+    "held_out": settings.Integer(512),
+    "seed": settings.Integer(0, 0, settings.SEED),
+    # Which of the two is varied.
+    "stage": settings.Text("finetune", grid_points.STAGES),
+    "finetune": finetune.SETTINGS,
+    "train_retriever": train_retriever.SETTINGS,
+    # A name -> settings of the stage, such as {"lora": {"rank": 8}}.
+    "variants": settings.Checked({"all": {}}, grid_points.check_variants),
+    # (field of the stage, values), such as ("lora.rank", (4, 8)).
+    "axes": settings.Checked((("learning_rate", (1e-3,)),), grid_points.check_axes),
+}
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -50,22 +73,7 @@ def default_config() -> ml_collections.ConfigDict:
 
     Every variant is run with every combination of the axes' values.
     """
-    return ml_collections.ConfigDict(
-        {
-            "data": sources.PYDOCS,
-            "pairs": 0,  # proxy pairs to train on at most; 0 takes all
-            "held_out": 512,
-            "seed": 0,
-            # Which of the two is varied.
-            "stage": "finetune",
-            "finetune": finetune.default_config(),
-            "train_retriever": train_retriever.default_config(),
-            # A name -> settings of the stage, such as {"lora": {"rank": 8}}.
-            "variants": {"all": {}},
-            # (field of the stage, values), such as ("lora.rank", (4, 8)).
-            "axes": (("learning_rate", (1e-3,)),),
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict]:
@@ -77,11 +85,17 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
     Raises:
       InputError: an unknown field, or bad settings or data.
     """
+    settings.check(config, SETTINGS)
+    # All of it is public in truth, but what trains is told that the proxy is private.
+    holds = "trial models with their ledgers, and how long each took"
+    output = releases.Output(directory, releases.PRIVATE, holds)
     points = list(grid_points.points_of(config))
-    directory.mkdir(parents=True, exist_ok=True)
+    for name, _, stage in points:
+        settings.check(stage, _STAGES[config.stage].SETTINGS, f"points.{name}")
+    outputs.open_directory(output)
     proxy = _proxy(config, directory / "proxy")
     results = []
-    for name, settings, stage_config in points:
+    for name, varied, stage_config in points:
         out = directory / "points" / name
         with stage_config.unlocked():
             stage_config.pairs = str(proxy)
@@ -90,15 +104,15 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
         result = directory / "results" / f"{name}.json"
         if not result.is_file():
             measure = _measure if config.stage == "finetune" else _rank
-            row = {"name": name, "settings": settings, **measure(config, proxy, out)}
+            row = {"name": name, "settings": varied, **measure(config, proxy, out)}
             certificate = read_certificate(out)
             training = {} if certificate is None else certificate["training"]
             row["trained_parameters"] = training.get("trained_parameters")
             row["seconds"] = stage.get("seconds")
-            atomic_write(result, json.dumps(row))
+            _write(result, json.dumps(row))
         results.append(json.loads(result.read_text("utf-8")))
         results.sort(key=_order)
-        atomic_write(directory / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
+        _write(directory / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
         tf.keras.backend.clear_session()
     for row in results:
         found = (
@@ -108,6 +122,10 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
         )
         sys.stdout.write(f"{found}: {row['settings']}\n")
     return results
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    outputs.write_file(path, text, releases.PRIVATE, "how long training took")
 
 
 def _order(row: Mapping[str, Any]) -> float:
@@ -139,7 +157,7 @@ def _proxy(config, directory: pathlib.Path) -> pathlib.Path:
         return counts
 
     workdir.run_stage(
-        directory,
+        releases.Output(directory, releases.PUBLIC, "pairs of public documents"),
         {name: config[name] for name in ("data", "pairs", "seed")},
         {"corpus": sources.corpus_fingerprint(config.data)},
         make,

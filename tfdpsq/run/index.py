@@ -23,10 +23,10 @@ import ml_collections
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from tfdpsq import retriever, validation
+from tfdpsq import retriever
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.retriever import serving
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.core import command, settings, sources, workdir
 from tfdpsq.run.passes import embedding, passes, sharded_stages
 
 DOCUMENTS = embedding.DOCUMENTS
@@ -36,18 +36,19 @@ STREAMED = "streamed"
 _ROUND = 1_000_000
 
 
+SETTINGS: settings.Declaration = {
+    **embedding.declared(),
+    # An index of the same retriever to add to, or "".
+    "base": settings.Text(""),
+    # "exact", "scann_brute_force", "scann" (approximate), or "streamed": off
+    # the disk, for corpora larger than memory.
+    "kind": settings.Text("exact", (*serving.KINDS, STREAMED)),
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings."""
-    return ml_collections.ConfigDict(
-        {
-            **embedding.settings(),
-            # An index of the same retriever to add to, or "".
-            "base": "",
-            # "exact", "scann_brute_force", "scann" (approximate), or "streamed": off
-            # the disk, for corpora larger than memory.
-            "kind": "exact",
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -69,8 +70,14 @@ def run(
       InputError: bad settings; a base made by another retriever.
       DataError: malformed data, or a damaged base.
     """
-    validation.one_of("kind", config.kind, (*serving.KINDS, STREAMED))
+    settings.check(config, SETTINGS)
     inputs = embedding.check(config)
+    output = embedding.output_of(
+        directory,
+        config.retriever,
+        embedding.certificate_of(config.retriever),
+        sources.fetched(config.base) if config.base else "",
+    )
     if config.base:
         inputs["base"] = workdir.stage_fingerprint(sources.fetched(config.base))
 
@@ -97,7 +104,7 @@ def run(
         return {"documents": index.size, "taken_over": taken_over}
 
     return embedding.run_pass(
-        "index", config, inputs, directory, merge, launch, config.base
+        "index", config, inputs, output, merge, launch, config.base
     )
 
 

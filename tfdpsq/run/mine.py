@@ -20,8 +20,8 @@ from typing import Any
 
 import ml_collections
 
-from tfdpsq import evaluation, validation
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq import evaluation
+from tfdpsq.run.core import command, releases, settings, sources, workdir
 from tfdpsq.run.training import hard_negatives, private_training
 
 RUN_FILE = "run.trec"
@@ -30,22 +30,23 @@ RUN_FILE = "run.trec"
 _HITS = 4_000_000
 
 
+SETTINGS: settings.Declaration = {
+    "pairs": settings.Text(sources.PYDOCS, required=True),
+    "split": settings.Text("train", required=True),
+    "corpus": settings.Text(""),
+    "k": settings.Integer(50, 1, 1000000),
+    "strict": settings.Flag(False),
+    "private_directory": settings.Text(""),
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings.
 
     `corpus` holds the documents to choose from; "" is the pairs' own. `k` documents
     are kept of each query, its answers among them.
     """
-    return ml_collections.ConfigDict(
-        {
-            "pairs": sources.PYDOCS,
-            "split": "train",
-            "corpus": "",
-            "k": 50,
-            "strict": False,
-            "private_directory": "",
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
@@ -56,8 +57,15 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         strict mode.
       DataError: malformed data.
     """
+    settings.check(config, SETTINGS)
+    certificate = sources.certificate_of_pairs(config.pairs)
+    output = releases.Output(
+        directory,
+        sources.guarantee_of_pairs(config.pairs),
+        "which documents match private queries",
+        config.private_directory,
+    )
     private = private_training.private_directory(config, directory)
-    validation.positive_integer("k", config.k)
     corpus = hard_negatives.corpus_of(config.corpus, config.pairs)
     source = sources.load_source(config.pairs, config.split)
     if source.private:
@@ -87,9 +95,10 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
         evaluation.write_trec_run(out / RUN_FILE, found(), tag="bm25")
         hard_negatives.write_origin(out, out / RUN_FILE, config, inputs["pairs"], by)
+        private_training.write_certificate(out, certificate)
         return {}
 
-    return workdir.run_stage(directory, config, inputs, make)
+    return workdir.run_stage(output, config, inputs, make)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ from tqdm import tqdm
 from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, CorpusPart, atomic_write, corpus_parts
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
-from tfdpsq.data.text_corpus import parts_fingerprint
-from tfdpsq.run.core import command, sources
+from tfdpsq.data.text_corpus import FORMATS, parts_fingerprint
+from tfdpsq.run.core import command, releases, settings, sources
 from tfdpsq.run.passes import passes, sharded_stages
 from tfdpsq.run.training import private_training
 
@@ -76,6 +76,31 @@ class _Sample:
     texts: list[str]
 
 
+_KINDS = settings.Text("", (QUERIES, DOCUMENTS))
+SETTINGS: settings.Declaration = {
+    "data": settings.Text(sources.PYDOCS, required=True),
+    "split": settings.Text("train", required=True),
+    "texts": settings.Several((QUERIES, DOCUMENTS), _KINDS),
+    "corpus": settings.Several((), settings.Text("", required=True)),
+    "format": settings.Text("", ("", *FORMATS)),
+    "field": settings.Text("text", required=True),
+    "corpus_split": settings.Text("train", required=True),
+    "data_dir": settings.Text(""),
+    "draws": settings.Integer(3, 1, 10000),
+    "draw_size": settings.Integer(10000),
+    "n": settings.Integer(8, 1, 1000),
+    "near": settings.Number(0.8, 0, 1, low_open=True),
+    "confidence": settings.Number(0.95, 0, 1, low_open=True, high_open=True),
+    "examples": settings.Integer(5, 0, 1000000),
+    "threads": settings.Integer(1, 1, 1000),
+    # At most so many; each holds some parts, at least one.
+    "shards": settings.Integer(64, 1, 100000),
+    "seed": settings.Integer(0, 0, settings.SEED),
+    "strict": settings.Flag(False),
+    "private_directory": settings.Text(""),
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings.
 
@@ -83,30 +108,7 @@ def default_config() -> ml_collections.ConfigDict:
     directories, patterns or "tfds:NAME"; `format`, `field`, `corpus_split` and
     `data_dir` say how to read them (see `data.text_corpus`).
     """
-    return ml_collections.ConfigDict(
-        {
-            "data": sources.PYDOCS,
-            "split": "train",
-            "texts": (QUERIES, DOCUMENTS),
-            "corpus": (),
-            "format": "",
-            "field": "text",
-            "corpus_split": "train",
-            "data_dir": "",
-            "draws": 3,
-            "draw_size": 10_000,
-            "n": 8,
-            "near": 0.8,
-            "confidence": 0.95,
-            "examples": 5,
-            "threads": 1,
-            # At most so many; each holds some parts, at least one.
-            "shards": 64,
-            "seed": 0,
-            "strict": False,
-            "private_directory": "",
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -129,12 +131,20 @@ def run(
         queries in strict mode.
       DataError: malformed data, here or in the corpus.
     """
+    settings.check(config, SETTINGS)
+    _check(config)
+    private_queries = QUERIES in config.texts
+    output = releases.Output(
+        directory,
+        releases.PRIVATE if private_queries else releases.PUBLIC,
+        "private queries that stand in a public corpus",
+        config.private_directory,
+    )
     directory = sharded_stages.local_path(directory)
     private = private_training.private_directory(config, directory)
-    _check(config)
     parts = _parts(config)
     inputs = {"corpus": parts_fingerprint(parts)}
-    if QUERIES in config.texts:
+    if private_queries:
         private_training.reads_of(config, private).record(
             f"which queries of split {config.split!r} stand in a public corpus",
             f"{directory.name}/{OVERLAP_FILE} and {MATCHES_FILE}",
@@ -147,7 +157,7 @@ def run(
         start_worker, config.copy_and_resolve_references(), inputs["corpus"], count
     )
     return sharded_stages.run_stage(
-        directory,
+        output,
         config,
         inputs,
         passes.Work("overlap", count, start),
@@ -207,15 +217,6 @@ def _check(config: ml_collections.ConfigDict) -> None:
         raise validation.InputError(
             f"texts is empty; name {QUERIES!r}, {DOCUMENTS!r} or both."
         )
-    for kind in config.texts:
-        validation.one_of("texts", kind, (QUERIES, DOCUMENTS))
-    for name in ("draws", "draw_size", "n", "threads", "shards"):
-        validation.positive_integer(name, config[name])
-    validation.in_range("near", config.near, 0, 1, low_open=True)
-    validation.in_range(
-        "confidence", config.confidence, 0, 1, low_open=True, high_open=True
-    )
-    validation.in_range("examples", config.examples, 0, float("inf"))
 
 
 def _parts(config: ml_collections.ConfigDict) -> list[CorpusPart]:

@@ -24,9 +24,7 @@ from typing import Any
 
 import ml_collections
 
-from tfdpsq import privacy, validation
-from tfdpsq.data import Tokenizer
-from tfdpsq.generator import checkpoints
+from tfdpsq import privacy, retriever
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy import reads as privacy_reads
 from tfdpsq.run import (
@@ -40,13 +38,55 @@ from tfdpsq.run import (
     train_retriever,
 )
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, layout, pipeline_checks, sources, stages, workdir
+from tfdpsq.run.core import (
+    command,
+    layout,
+    pipeline_checks,
+    settings,
+    sources,
+    stages,
+    workdir,
+)
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.reporting import content as report_content
 from tfdpsq.run.reporting import page
 from tfdpsq.run.search import systems
 
 SPLITS = ("train", "dev", "test")
+
+
+_INF = 'Every epsilon must be above 0 (float("inf") trains without privacy).'
+_EPSILON = settings.Number(8.0, 0, math.inf, low_open=True, remedy=_INF)
+SETTINGS: settings.Declaration = {
+    "data": settings.Text(sources.PYDOCS, required=True),
+    "init": settings.Text("t5_tiny_pydocs"),
+    "retriever_init": settings.Text(""),
+    "epsilons": settings.Several((math.inf, 8.0), _EPSILON),
+    "direct_epsilons": settings.Several((8.0,), _EPSILON),
+    "audit_epsilons": settings.Several((), _EPSILON),
+    "examples": settings.Integer(8, 0, 10_000),
+    "seed": settings.Integer(0, 0, settings.SEED),
+    "strict": settings.Flag(False),
+    # Where a T5 is pretrained from random weights, it has sentinels besides.
+    "prepare": settings.with_defaults(
+        prepare.SETTINGS,
+        vocabulary_size=pretrain.default_config().t5.vocabulary_size - SENTINELS,
+    ),
+    # The preset has seen pydocs' documents already.
+    "pretrain": settings.with_defaults(
+        pretrain.SETTINGS, steps=settings.Integer(0, 0, settings.STEPS)
+    ),
+    "finetune": finetune.SETTINGS,
+    "synthesize": synthesize.SETTINGS,
+    "retriever": train_retriever.SETTINGS,
+    # The paper's.
+    "direct": settings.with_defaults(
+        train_retriever.SETTINGS, method=settings.Text("naive", retriever.METHODS)
+    ),
+    "evaluate": evaluate.SETTINGS,
+    "canaries": canaries.SETTINGS,
+    "audit": audit.SETTINGS,
+}
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -60,38 +100,10 @@ def default_config() -> ml_collections.ConfigDict:
     `direct.method`. With `strict` the job refuses: measuring what was kept reads
     private queries. `seed` is that of every stage before the evaluation; the noise is
     drawn afresh whatever it is. For each of `audit_epsilons` one more generator is
-    trained, on pairs with canaries among them, and audited, for the unit that
-    `finetune.unit` names. Paths, ε and seed inside the stages' own settings are filled
-    in by the pipeline.
+    trained, on pairs with canaries among them, and audited, for `finetune.unit`. Paths,
+    ε and seed inside the stages' own settings are filled in by the pipeline.
     """
-    config = ml_collections.ConfigDict(
-        {
-            "data": sources.PYDOCS,
-            "init": "t5_tiny_pydocs",
-            "retriever_init": "",
-            "epsilons": (math.inf, 8.0),
-            "direct_epsilons": (8.0,),
-            "audit_epsilons": (),
-            "examples": 8,
-            "seed": 0,
-            "strict": False,
-            "prepare": prepare.default_config(),
-            "pretrain": pretrain.default_config(),
-            "finetune": finetune.default_config(),
-            "synthesize": synthesize.default_config(),
-            "retriever": train_retriever.default_config(),
-            "direct": train_retriever.default_config(),
-            "evaluate": evaluate.default_config(),
-            "canaries": canaries.default_config(),
-            "audit": audit.default_config(),
-        }
-    )
-    # The preset has seen pydocs' documents already.
-    config.pretrain.steps = 0
-    config.direct.method = "naive"  # the paper's
-    # Where a T5 is pretrained from random weights, it has sentinels besides.
-    config.prepare.vocabulary_size = config.pretrain.t5.vocabulary_size - SENTINELS
-    return config
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -157,6 +169,7 @@ def open_job(
       InputError: bad settings or data, as far as they can be told now; a workdir that
         was made with others.
     """
+    settings.check(config, SETTINGS)
     pipeline_checks.check_settings(config)
     for trained in (config.finetune, config.retriever):
         devices.require_share(trained.batch_size)
@@ -276,23 +289,11 @@ class Job:
             for epsilon, generator in generators.items()
         }
 
-    def _require_one_vocabulary(self) -> None:
-        """Refuses retrievers that start from a T5 with another vocabulary."""
-        init = self.config.retriever_init
-        beside = checkpoints.vocabulary_in(checkpoints.locate(init)) if init else None
-        if beside is None:
-            return
-        theirs, ours = (Tokenizer(p).fingerprint for p in (beside, self.vocabulary))
-        if theirs != ours:
-            raise validation.InputError(
-                f"retriever_init is {init}, whose vocabulary {beside} is not the one "
-                f"that everything else has, {self.vocabulary}. Give T5s of one "
-                "vocabulary."
-            )
-
     def retrievers(self, sets: dict[float, pathlib.Path]) -> list[report_content.Row]:
         """The rows of the table, every retriever trained for the same steps."""
-        self._require_one_vocabulary()
+        pipeline_checks.require_one_vocabulary(
+            self.config.retriever_init, self.vocabulary
+        )
         Row = report_content.Row
         rows = [Row("bm25", "BM25", None, None)]
 

@@ -18,23 +18,24 @@ from absl import logging
 from tfdpsq.data import pseudo_pairs, train_vocabulary, write_synthetic
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.tokenization import VOCABULARY_FILE
-from tfdpsq.run.core import command, layout, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 
 VOCABULARY = pathlib.Path("vocabulary", VOCABULARY_FILE)
 
 
+SETTINGS: settings.Declaration = {
+    "data": settings.Text(sources.PYDOCS, required=True),
+    "splits": settings.Several(("train", "test"), settings.Text("", required=True)),
+    # 0 learns none: where a pretrained model brings its own.
+    "vocabulary_size": settings.Integer(8192, 0, 10**7),
+    "pseudo_queries_per_document": settings.Integer(1, 1, 10000),
+    "seed": settings.Integer(0, 0, settings.SEED),
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings."""
-    return ml_collections.ConfigDict(
-        {
-            "data": sources.PYDOCS,
-            "splits": ("train", "test"),
-            # 0 learns none: where a pretrained model brings its own.
-            "vocabulary_size": 8192,
-            "pseudo_queries_per_document": 1,
-            "seed": 0,
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
@@ -43,6 +44,9 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     Raises:
       DataError: the data are bad; the first problem is named by file and line.
     """
+    settings.check(config, SETTINGS)
+    holds = "a vocabulary and pairs of public documents"
+    output = releases.Output(directory, releases.PUBLIC, holds)
     beir = sources.open_beir(config.data)
     # Checked even where the output is finished: the queries may have changed.
     counts = beir.validate(config.splits)
@@ -56,6 +60,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
                 (document.content for document in beir.documents()),
                 config.vocabulary_size,
                 out / VOCABULARY,
+                setting="vocabulary_size",
             )
         rows = (
             SyntheticQuery(
@@ -79,7 +84,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         # Nothing that was counted among the private queries: this is released.
         return {"documents": counts.documents, "public_pairs": manifest["count"]}
 
-    return workdir.run_stage(directory, config, {"corpus": corpus}, make)
+    return workdir.run_stage(output, config, {"corpus": corpus}, make)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import math
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -40,59 +39,56 @@ from tfdpsq.generator.checkpoints import huggingface
 from tfdpsq.generator.resizing import resized
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
-from tfdpsq.run.core import command, sources, workdir
+from tfdpsq.run.core import command, outputs, releases, settings, sources, workdir
 from tfdpsq.run.core.progress import Progress, log_directory
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.training import pretraining_loop
+from tfdpsq.run.training import pretraining_loop, training_settings
 
 CURVE_FILE = "pretraining.json"
 # Of these rows every replica has as many as any other.
 _SHARED = ("pair_rows", "text_rows")
 
 
+# Another size than that of `init`; 0 keeps it. See `generator.resizing`.
+RESIZE: settings.Declaration = {
+    "num_layers": settings.Integer(0, 0, settings.LAYERS),
+    "intermediate_dim": settings.Integer(0, 0, settings.WIDTH),
+}
+SETTINGS: settings.Declaration = {
+    # A BEIR directory, of which only the documents are read, or "pydocs".
+    "data": settings.Text(sources.PYDOCS, required=True),
+    # Further public documents: JSON Lines files with "_id" and "text".
+    "texts": settings.Several((), settings.Text("", required=True)),
+    "vocabulary": settings.Text(
+        ""
+    ),  # "" learns one of `t5.vocabulary_size` less sentinels
+    "init": settings.Text(""),  # any T5 checkpoint to go on from
+    "resize": RESIZE,
+    "t5": training_settings.t5_settings(8192, 3, 4, 192, 512, 48, "1.0", 0.0),
+    **training_settings.length_settings(112, 28),
+    "pseudo_queries_per_passage": settings.Integer(2, 1, 10000),
+    "pair_rows": settings.Integer(40),
+    "text_rows": settings.Integer(12),
+    "contrast_weight": settings.Number(1.0, 0, 1e6),
+    "scale": settings.Number(20.0, 0, 1e6, low_open=True),
+    "steps": settings.Integer(7000, 1, settings.STEPS),
+    "optimizer": settings.Text("adafactor", ("adafactor", "adam")),
+    "learning_rate": settings.Number(2e-2, 0, 1e3, low_open=True),
+    "warmup": settings.Integer(200, 1, settings.STEPS),
+    # One document in so many is not trained on but watched.
+    "held_out_one_in": settings.Integer(50, 1),
+    "watched_rows": settings.Integer(512),
+    "watch_every": settings.Integer(250, 1, settings.STEPS),
+    "save_every": settings.Integer(100, 1, settings.STEPS),
+    "stored": settings.Text("float16", ("float32", "float16", "bfloat16")),
+    "jit_compile": settings.Flag(False),
+    "seed": settings.Integer(0, 0, settings.SEED),
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings: those of the T5 that is shipped."""
-    return ml_collections.ConfigDict(
-        {
-            # A BEIR directory, of which only the documents are read, or "pydocs".
-            "data": sources.PYDOCS,
-            # Further public documents: JSON Lines files with "_id" and "text".
-            "texts": (),
-            "vocabulary": "",  # "" learns one of `t5.vocabulary_size` less sentinels
-            "init": "",  # any T5 checkpoint to go on from
-            # Its size, where it is to be another; 0 keeps it. See `generator.resizing`.
-            "resize": {"num_layers": 0, "intermediate_dim": 0},
-            "t5": {
-                "vocabulary_size": 8192,
-                "num_layers": 3,
-                "num_heads": 4,
-                "hidden_dim": 192,
-                "intermediate_dim": 512,
-                "key_value_dim": 48,
-                "version": "1.0",
-                "dropout": 0.0,
-            },
-            "document_length": 112,
-            "query_length": 28,
-            "pseudo_queries_per_passage": 2,
-            "pair_rows": 40,
-            "text_rows": 12,
-            "contrast_weight": 1.0,
-            "scale": 20.0,
-            "steps": 7000,
-            "optimizer": "adafactor",
-            "learning_rate": 2e-2,
-            "warmup": 200,
-            # One document in so many is not trained on but watched.
-            "held_out_one_in": 50,
-            "watched_rows": 512,
-            "watch_every": 250,
-            "save_every": 100,
-            "stored": "float16",
-            "jit_compile": False,
-            "seed": 0,
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -109,6 +105,9 @@ def run(
       DataError: malformed documents; for "pydocs", further text that holds one of the
         benchmark's queries. Names file and line.
     """
+    settings.check(config, SETTINGS)
+    holds = "a T5 of public documents"
+    output = releases.Output(directory, releases.PUBLIC, holds)
     _check(config)
     devices.require_single_steps("pretraining takes one step at a time")
     for field in _SHARED:
@@ -126,12 +125,13 @@ def run(
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = directory.parent / f".{directory.name}.state"
     stage = workdir.run_stage(
-        directory,
+        output,
         config,
         inputs,
         lambda out: _make(config, devices, out, own, inputs, log_directory(directory)),
     )
     shutil.rmtree(own, ignore_errors=True)
+    outputs.settle(directory)
     return stage
 
 
@@ -161,6 +161,11 @@ def _refuse_private(path: pathlib.Path) -> None:
       InputError: it is; weights trained on it would carry no certificate of it.
     """
     above = path.resolve().parents
+    if releases.stated(path.resolve().parent) == releases.PRIVATE:
+        raise validation.InputError(
+            f"{path} is part of a stage's output that depends on private queries. Give "
+            "public documents."
+        )
     if any(sources.is_free(str(folder)) for folder in above):
         raise validation.InputError(
             f"{path} is part of a synthetic set, whose guarantee a T5 trained on it "
@@ -174,25 +179,6 @@ def _refuse_private(path: pathlib.Path) -> None:
 
 
 def _check(config) -> None:
-    validation.one_of("optimizer", config.optimizer, ("adafactor", "adam"))
-    validation.in_range("contrast_weight", config.contrast_weight, 0, math.inf)
-    for field in (
-        "document_length",
-        "query_length",
-        "warmup",
-        "watched_rows",
-        "pseudo_queries_per_passage",
-        "pair_rows",
-        "text_rows",
-        "held_out_one_in",
-        "steps",
-        "watch_every",
-        "save_every",
-    ):
-        validation.positive_integer(field, config[field])
-    for field in ("learning_rate", "scale"):
-        validation.positive(field, config[field])
-    validation.one_of("stored", config.stored, ("float32", "float16", "bfloat16"))
     if any(config.resize.values()) and not config.init:
         raise validation.InputError(
             f"resize is {config.resize.to_dict()}, but there is no init to resize. "
@@ -255,11 +241,12 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     huggingface.save(
         out, model.config, model.backbone, dtype=config.stored, vocabulary=vocabulary
     )
+    del record["hours"]  # how long it took is in the log, which is not released
     record["rows"] = {name: len(store) for name, store in stores.items()}
     record["inputs"] = inputs
     record["config"] = workdir.plain(config)
     atomic_write(out / CURVE_FILE, json.dumps(record, indent=1) + "\n")
-    return {"watched": record["watched"][-1], "hours": record["hours"]}
+    return {"watched": record["watched"][-1]}
 
 
 def _open_state(own: pathlib.Path, config, inputs: dict) -> None:
@@ -286,6 +273,8 @@ def _vocabulary(config, own: pathlib.Path) -> pathlib.Path:
             (document.content for document in documents_of(config)),
             config.t5.vocabulary_size - SENTINELS,
             path,
+            setting="t5.vocabulary_size",
+            besides=SENTINELS,
         )
     return path
 

@@ -28,7 +28,8 @@ import numpy as np
 from absl import flags
 
 from tfdpsq import validation
-from tfdpsq.data.pydocs import PACKAGES, build_pydocs
+from tfdpsq.data.pydocs import PACKAGES
+from tfdpsq.privacy.spec import UNITS
 from tfdpsq.run import (
     audit,
     canaries,
@@ -42,10 +43,46 @@ from tfdpsq.run import (
     zero_shot,
 )
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, layout, pipeline_checks, sources, stages, workdir
+from tfdpsq.run.core import (
+    command,
+    layout,
+    pipeline_checks,
+    settings,
+    sources,
+    stages,
+    workdir,
+)
 from tfdpsq.run.reproduction import reproduce_numbers, reproduce_report, reproduce_rows
 
 CONFIG = pathlib.Path("configs", "paper", "tables.py")
+
+
+def _free_form(name: str, tables: Any) -> None:
+    """Refuses what is not a mapping; `reproduce_rows` checks what it holds."""
+    if not isinstance(tables, (Mapping, ml_collections.ConfigDict)):
+        raise validation.InputError(
+            f"{name} is {validation.shown(tables)}; take it from {CONFIG}."
+        )
+
+
+SETTINGS: settings.Declaration = {
+    "job": pipeline.SETTINGS,
+    "sizes": settings.Named(
+        {"base": {}}, {"init": settings.Text(""), **pretrain.RESIZE}
+    ),
+    "retriever_size": settings.Text("base", required=True),
+    "seeds": settings.Several((0,), settings.Integer(0, 0, settings.SEED), 1),
+    "held_out_packages": settings.Several((), settings.Text("", PACKAGES)),
+    "zero_shot": zero_shot.SETTINGS,
+    "audit": {
+        "unit": settings.Text("", ("", *UNITS)),
+        "steps": settings.Integer(0, 0, settings.STEPS),
+        "batch_size": settings.Integer(0, 0),
+        "query_length": settings.Integer(0, 0, settings.TOKENS),
+    },
+    "tables": settings.Checked({}, _free_form),
+    "resamples": settings.Integer(10_000, 1, 10**7),
+}
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -59,19 +96,7 @@ def default_config() -> ml_collections.ConfigDict:
     the zero-shot table. `audit` says how generators are trained on canaries: settings
     of `job.finetune` that are other ones then, where neither 0 nor "".
     """
-    return ml_collections.ConfigDict(
-        {
-            "job": pipeline.default_config(),
-            "sizes": {"base": {}},
-            "retriever_size": "base",
-            "seeds": (0,),
-            "held_out_packages": (),
-            "zero_shot": zero_shot.default_config(),
-            "audit": {"unit": "", "steps": 0, "batch_size": 0, "query_length": 0},
-            "tables": {},
-            "resamples": 10_000,
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -94,6 +119,7 @@ def run(
         they can be told.
     """
     started = time.monotonic()
+    settings.check(config, SETTINGS)
     names = list(tables) or list(config.tables)
     for name in names:
         validation.one_of("table", name, tuple(config.tables))
@@ -140,7 +166,7 @@ class Rows:
         self.config = config
         self.job = config.job
         self.stages = stages.Stages(directory)
-        self.data, self.sets = _data(config)
+        self.data, self.sets = reproduce_rows.data_of(config)
         # To find a finished stage again reads all documents: once is enough.
         self._models: dict[str, str] = {}
         beir = sources.open_beir(self.data)
@@ -325,23 +351,6 @@ class Rows:
             synthetic=str(written / layout.SET),
             seed=0,
         )
-
-
-def _data(config: ml_collections.ConfigDict) -> tuple[str, Mapping[str, str]]:
-    """Where the pairs are, and the zero-shot sets that are made here."""
-    held = tuple(config.held_out_packages)
-    if not held:
-        return config.job.data, {}
-    if config.job.data != sources.PYDOCS:
-        raise validation.InputError(
-            f"held_out_packages is {held}, which is for pydocs, but job.data is "
-            f"{config.job.data}. Set held_out_packages to (), and zero_shot to sets "
-            "that are there."
-        )
-    home = build_pydocs(packages=[name for name in PACKAGES if name not in held])
-    return str(home.path), {
-        name: str(build_pydocs(packages=(name,)).path) for name in held
-    }
 
 
 def _default_flags(words: list[str]) -> list[str]:

@@ -36,39 +36,40 @@ from tfdpsq.generator import (
     T5QueryGenerator,
     checkpoints,
 )
-from tfdpsq.run.core import command, layout, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.passes import corpus_shards, pass_progress, passes, sharded_stages
+from tfdpsq.run.training import training_settings
 
 _EXTENSION = "tfrecord"
 
 
+SETTINGS: settings.Declaration = {
+    # A directory in any format that `convert` reads, or a preset's name.
+    "generator": settings.Text(""),
+    # By default the one that lies beside the generator's weights.
+    "vocabulary": settings.Text(""),
+    "corpus": settings.Text(sources.PYDOCS, required=True),
+    "max_documents": settings.Integer(0, 0, 10**15),
+    "samples_per_document": settings.Integer(1, 1, 1000000),
+    **training_settings.length_settings(384, 128),
+    "temperature": settings.Number(1.0, 0, 1e6),
+    "top_k": settings.Integer(0, 0),
+    "top_p": settings.Number(0.8, 0, 1, low_open=True),
+    "batch_size": settings.Integer(64),
+    # "mixed_bfloat16" is faster where the machine has it, and other text.
+    "dtype": settings.Text("float32", ("float32", "mixed_bfloat16")),
+    # Files of the set that is written, whatever made it.
+    "shards": settings.Integer(4, 1, 100000),
+    # Documents that one process does at a time: what a kill can lose.
+    "shard_documents": settings.Integer(8192),
+    "seed": settings.Integer(0, 0, settings.SEED),
+    "jit_compile": settings.Flag(False),
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings."""
-    return ml_collections.ConfigDict(
-        {
-            # A directory in any format that `convert` reads, or a preset's name.
-            "generator": "",
-            # By default the one that lies beside the generator's weights.
-            "vocabulary": "",
-            "corpus": sources.PYDOCS,
-            "max_documents": 0,
-            "samples_per_document": 1,
-            "document_length": 384,
-            "query_length": 128,
-            "temperature": 1.0,
-            "top_k": 0,
-            "top_p": 0.8,
-            "batch_size": 64,
-            # "mixed_bfloat16" is faster where the machine has it, and other text.
-            "dtype": "float32",
-            # Files of the set that is written, whatever made it.
-            "shards": 4,
-            # Documents that one process does at a time: what a kill can lose.
-            "shard_documents": 8192,
-            "seed": 0,
-            "jit_compile": False,
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -89,8 +90,16 @@ def run(
     Raises:
       InputError: bad settings, no generator, or a vocabulary that does not fit.
     """
+    settings.check(config, SETTINGS)
     generator, vocabulary = _fetched(config.generator, config.vocabulary)
-    settings = SynthesisConfig(
+    certificate = sources.certificate_of_model(generator)
+    located = checkpoints.locate(generator)
+    output = releases.Output(
+        directory,
+        releases.guarantee_of(certificate, str(located)),
+        "queries by a generator that private ones had an unprotected part in",
+    )
+    writing = SynthesisConfig(
         samples_per_document=config.samples_per_document,
         document_length=config.document_length,
         query_length=config.query_length,
@@ -99,7 +108,7 @@ def run(
         sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
     )
     fingerprints = {
-        "generator": workdir.model_fingerprint(checkpoints.locate(generator)),
+        "generator": workdir.model_fingerprint(located),
         "vocabulary": Tokenizer(vocabulary).fingerprint,
     }
     corpus = corpus_shards.cut(
@@ -110,7 +119,6 @@ def run(
     )
     inputs = {**fingerprints, "corpus": corpus.plan.fingerprint}
     provenance = {"config": workdir.plain(config), "inputs": inputs}
-    certificate = sources.certificate_of_model(generator)
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         manifest = write_synthetic(
@@ -130,13 +138,13 @@ def run(
         config.generator,
         config.dtype,
         config.vocabulary,
-        settings,
+        writing,
         config.jit_compile,
         corpus,
         pass_progress.log_of(sharded_stages.pass_directory(directory)),
     )
     return sharded_stages.run_stage(
-        directory,
+        output,
         config,
         inputs,
         passes.Work("synthesize", corpus.count, start),

@@ -32,70 +32,60 @@ from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, layout, sources, workdir
+from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import (
     direct_training,
     hard_negatives,
+    outcomes,
     plain_training,
     private_training,
+    training_settings,
 )
 
 METHODS = ("plain", *retriever.METHODS)
 
 
+SETTINGS: settings.Declaration = {
+    "pairs": settings.Text(sources.PYDOCS, required=True),
+    "split": settings.Text("train", required=True),
+    # By default the one that lies beside the weights in `init`.
+    "vocabulary": settings.Text(""),
+    # Where the encoder starts: a T5 in any format that `convert` reads, a
+    # preset's name, or what this stage wrote; `t5` is then not looked at. ""
+    # starts at random.
+    "init": settings.Text(""),
+    # Which weights are trained, as patterns of their paths (`train_only`):
+    # "*layer_norm*", "*projection/kernel", "*transformer_encoder_layer_2*".
+    # ("query_tower/*",), with shared = False, leaves the documents' embeddings
+    # as they are: each is computed once, and an index of them stays valid.
+    "trained": settings.Several(("*",), settings.Text(""), 1),
+    "method": settings.Text("plain", METHODS),
+    "t5": training_settings.t5_settings(32128, 12, 12, 768, 2048, 64),
+    "embedding_dim": settings.Integer(768, 1, settings.WIDTH),
+    "scale": settings.Number(20.0, 0, 1e6, low_open=True),
+    "learned_scale": settings.Flag(False),
+    "shared": settings.Flag(True),
+    "pooling": settings.Text("mean", ("mean", "first")),
+    "bidirectional": settings.Flag(False),
+    **training_settings.length_settings(384, 128),
+    "batch_size": settings.Integer(32),
+    "steps": settings.Integer(1000, 0, settings.STEPS),
+    **training_settings.optimizer_settings(1e-3),
+    # Method "plain": rows embedded at a time where a batch is larger than
+    # memory; 0 embeds all at once.
+    "rows_at_a_time": settings.Integer(0, 0),
+    **hard_negatives.declared(),
+    "seed": settings.Integer(0, 0, settings.SEED),
+    "jit_compile": settings.Flag(False),
+    **settings.with_defaults(training_settings.privacy_settings(), epsilon=math.inf),
+    **direct_training.declared(),
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
     """The stage's settings; the paper's values where a full-size T5 is meant."""
-    return ml_collections.ConfigDict(
-        {
-            "pairs": sources.PYDOCS,
-            "split": "train",
-            # By default the one that lies beside the weights in `init`.
-            "vocabulary": "",
-            # Where the encoder starts: a T5 in any format that `convert` reads, a
-            # preset's name, or what this stage wrote; `t5` is then not looked at. ""
-            # starts at random.
-            "init": "",
-            # Which weights are trained, as patterns of their paths (`train_only`):
-            # "*layer_norm*", "*projection/kernel", "*transformer_encoder_layer_2*".
-            # ("query_tower/*",), with shared = False, leaves the documents' embeddings
-            # as they are: each is computed once, and an index of them stays valid.
-            "trained": ("*",),
-            "method": "plain",
-            "t5": {
-                "vocabulary_size": 32128,
-                "num_layers": 12,
-                "num_heads": 12,
-                "hidden_dim": 768,
-                "intermediate_dim": 2048,
-                "key_value_dim": 64,
-                "version": "1.1",
-                "dropout": 0.1,
-            },
-            "embedding_dim": 768,
-            "scale": 20.0,
-            "learned_scale": False,
-            "shared": True,
-            "pooling": "mean",
-            "bidirectional": False,
-            "document_length": 384,
-            "query_length": 128,
-            "batch_size": 32,
-            "steps": 1000,
-            "optimizer": "adam",
-            "learning_rate": 1e-3,
-            "schedule": "constant",
-            # Method "plain": rows embedded at a time where a batch is larger than
-            # memory; 0 embeds all at once.
-            "rows_at_a_time": 0,
-            **hard_negatives.settings(),
-            "seed": 0,
-            "jit_compile": False,
-            **private_training.privacy_settings(),
-            "epsilon": math.inf,
-            **direct_training.settings(),
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(
@@ -112,16 +102,19 @@ def run(
 
     Raises:
       InputError: bad settings or data, before any budget is spent.
+      DivergedError: training diverged. The retriever of the last good step is in
+        `directory`, with the certificate of all that was paid.
     """
-    validation.one_of("method", config.method, METHODS)
-    if config.method == "plain" and math.isfinite(config.epsilon):
+    settings.check(config, SETTINGS)
+    if config.method == "plain" and math.isfinite(float(config.epsilon)):
         raise validation.InputError(
             f"epsilon is {config.epsilon} but method 'plain' adds no noise. Set "
             f'epsilon to "inf", or method to one of {retriever.METHODS}.'
         )
-    tokenizer = Tokenizer(sources.vocabulary_file(config.vocabulary, config.init))
     private = private_training.private_directory(config, directory)
     canary_set.require_private_output(config.pairs, private, directory)
+    output = _output(config, directory, devices)
+    tokenizer = Tokenizer(sources.vocabulary_file(config.vocabulary, config.init))
     inputs = {
         "pairs": sources.source_fingerprint(config.pairs, private),
         "vocabulary": tokenizer.fingerprint,
@@ -132,12 +125,13 @@ def run(
     inputs.update(hard_negatives.inputs(config, private))
     own = private_training.run_directory(config, directory)
     stage = workdir.run_stage(
-        directory,
+        output,
         config,
         inputs,
         lambda out: _make(config, devices, out, tokenizer, private, own, inputs),
     )
     private_training.close_run(own)
+    outcomes.require_converged(stage, directory, config.learning_rate)
     return stage
 
 
@@ -160,6 +154,28 @@ def usable(
     return dataclasses.replace(one, strategy=None)
 
 
+def _output(
+    config: ml_collections.ConfigDict,
+    directory: pathlib.Path,
+    devices: strategy.Devices,
+) -> releases.Output:
+    """Where the retriever goes, by what protects the pairs it is trained on."""
+    holds = "a retriever trained on private queries"
+    if config.steps or not devices.chief:
+        protected = config.method != "plain" and math.isfinite(float(config.epsilon))
+        guarantee = private_training.guarantee_of_training(config, devices, protected)
+        return releases.Output(directory, guarantee, holds, config.private_directory)
+    parent = sources.certificate_of_model(config.init)
+    start = str(checkpoints.locate(config.init)) if config.init else ""
+    return releases.Output(
+        directory,
+        releases.guarantee_of(parent, start),
+        holds,
+        config.private_directory,
+        unused=("pairs",),
+    )
+
+
 def _make(
     config,
     devices: strategy.Devices,
@@ -177,7 +193,7 @@ def _make(
     with devices.scope():
         model = _untrained(config)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
-    executed = 0
+    outcome = outcomes.Outcome(0)
     certificate = parent
     if config.steps:
         source = sources.load_source(config.pairs, config.split)
@@ -204,10 +220,10 @@ def _make(
                 plain_training.train(
                     config, model, tokenizer, source, progress, rows, devices
                 )
-                executed = config.steps
+                outcome = outcomes.Outcome(config.steps)
             else:
                 private_training.open_run(own, config, inputs)
-                plan, executed = direct_training.train(
+                plan, outcome = direct_training.train(
                     config, model, tokenizer, source, progress, own, inputs, devices
                 )
         if config.method != "plain":
@@ -215,14 +231,14 @@ def _make(
                 return {}
             certificate = privacy.make_certificate(
                 plan,
-                executed,
+                outcome.paid,
                 description="A two-tower retriever trained directly on private pairs.",
                 sensitivity_argument=direct_training.ARGUMENTS[config.method],
                 ledger_head=private_training.ledger_head(own),
-                **_facts(config, model, inputs, reads, mined),
+                **_facts(config, model, inputs, reads, mined, outcome),
             )
         elif source.private:
-            facts = _facts(config, model, inputs, reads, mined)
+            facts = _facts(config, model, inputs, reads, mined, outcome)
             certificate = _unprotected(config, source.count, facts)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
@@ -231,7 +247,7 @@ def _make(
         )
     retriever.save(model, out / layout.RETRIEVER_MODEL)
     private_training.write_certificate(out, certificate)
-    return {"steps_executed": executed}
+    return {"steps_executed": outcome.paid, **outcome.recorded()}
 
 
 def _untrained(config) -> retriever.TwoTower:
@@ -308,7 +324,12 @@ def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
 
 
 def _facts(
-    config, model, inputs: dict[str, str], reads: list, mined: str
+    config,
+    model,
+    inputs: dict[str, str],
+    reads: list,
+    mined: str,
+    outcome: outcomes.Outcome,
 ) -> dict[str, Any]:
     training = private_training.training_facts(config, model)
     if config.method == "plain":
@@ -318,6 +339,7 @@ def _facts(
             **training,
             **direct_training.facts(config, model),
             "hard_negatives": mined,
+            **outcome.recorded(),
         },
         "fingerprints": {**inputs, "code": workdir.code_fingerprint()},
         "private_reads": reads,

@@ -11,8 +11,9 @@ searched is not searched again; an interrupted run goes on with the next.
 The sets are taken for public, as BEIR's are: to read them costs no budget. Queries that
 are not public need `private = True`; each read is then recorded, and the output belongs
 under `private/`. So it does where a system was trained on private queries without
-protection: the numbers are made from the systems, and each is protected only as its
-certificate, of which they state the ε, says. No certificate: no private query.
+protection, or two with guarantees of their own: the numbers are made from the systems,
+and each is protected only as its certificate, of which they state the ε, says. Where
+one certificate speaks for all systems, it is written next to the numbers.
 """
 
 from __future__ import annotations
@@ -28,9 +29,17 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import atomic_write
+from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.core import command, layout, sources, workdir
+from tfdpsq.run.core import (
+    command,
+    layout,
+    outputs,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.search import benchmark_sets, retrieval, systems
 from tfdpsq.run.search.benchmark_sets import Part
 from tfdpsq.run.training import private_training
@@ -40,29 +49,30 @@ QRELS_FILE = "qrels.trec"
 COUNTS = ("documents", "empty_documents", "unknown_judgements")
 
 
+SETTINGS: settings.Declaration = {
+    **benchmark_sets.declared(),
+    "private": settings.Flag(False),
+    "vocabulary": settings.Text(""),
+    "systems": settings.Named({systems.BM25: systems.BM25}, settings.Text("")),
+    "metrics": settings.Several(layout.METRICS, settings.Text("", required=True), 1),
+    "compared": settings.Text("ndcg@10", required=True),
+    "k": settings.Integer(100, 1, 1000000),
+    "index": settings.Text("scann_brute_force", systems.INDEXES),
+    "batch_size": settings.Integer(128),
+    "resamples": settings.Integer(10000, 1, 10000000),
+    "seed": settings.Integer(0, 0, settings.SEED),
+    "strict": settings.Flag(False),
+    "private_directory": settings.Text(""),
+}
+
+
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings; of the sets, see `benchmark_sets.settings`.
+    """The stage's settings; of the sets, see `benchmark_sets.declared`.
 
     `systems` maps a name to "bm25" or to a directory that `train_retriever` wrote.
     `compared` is the metric in which every two systems are compared.
     """
-    return ml_collections.ConfigDict(
-        {
-            **benchmark_sets.settings(),
-            "private": False,
-            "vocabulary": "",
-            "systems": {systems.BM25: systems.BM25},
-            "metrics": layout.METRICS,
-            "compared": "ndcg@10",
-            "k": 100,
-            "index": "scann_brute_force",
-            "batch_size": 128,
-            "resamples": 10_000,
-            "seed": 0,
-            "strict": False,
-            "private_directory": "",
-        }
-    )
+    return settings.default_config(SETTINGS)
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
@@ -76,13 +86,18 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         in strict mode.
       DataError: malformed data, named by file and line, before any set is searched.
     """
+    settings.check(config, SETTINGS)
+    output, certificate = _output(config, directory)
     _check(config)
     parts, missing = benchmark_sets.locate(config)
     inputs = {**systems.fingerprints(config), **systems.vocabulary(config)}
     # All data are read and checked before the first search.
     checked = [_checked(config, part, directory) for part in parts]
+    outputs.open_directory(output)
     held = {
-        part.name: _search(config, part, directory, {**data, **inputs}, counts)
+        part.name: _search(
+            config, part, output, certificate, {**data, **inputs}, counts
+        )
         for part, (data, counts) in zip(parts, checked)
     }
     sets = {
@@ -100,11 +115,40 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         else "public, as declared: only the systems can hold what is private",
         "versions": workdir.versions(),
     }
-    atomic_write(
-        directory / layout.METRICS_FILE,
-        json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n",
-    )
+    if certificate is not None:
+        text = json.dumps(certificate, indent=2, sort_keys=True) + "\n"
+        _write(output, certificates.FILE_NAME, text)
+    text = json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    _write(output, layout.METRICS_FILE, text)
     return metrics
+
+
+def _output(
+    config: ml_collections.ConfigDict, directory: pathlib.Path
+) -> tuple[releases.Output, dict[str, Any] | None]:
+    """Where the numbers go, and the certificate of all systems, if there is one.
+
+    Numbers of two systems with different guarantees have neither: both would add up.
+    """
+    paths = [path for path in config.systems.values() if path != systems.BM25]
+    guarantee, certificate = releases.PRIVATE, None
+    if not config.private:
+        found = {}
+        for path in paths:
+            each = read_certificate(path)
+            if each is not None:
+                found[each["digest"]] = each
+        if len(found) < 2:
+            certificate = next(iter(found.values()), None)
+            guarantee = releases.guarantee_of(certificate, *paths)
+    holds = "what systems trained on private queries find, or what is found for them"
+    output = releases.Output(directory, guarantee, holds, config.private_directory)
+    return output, certificate if guarantee == releases.CERTIFIED else None
+
+
+def _write(output: releases.Output, name: str, text: str) -> None:
+    path = output.directory / name
+    outputs.write_file(path, text, output.guarantee, output.holds)
 
 
 def values_of(
@@ -153,7 +197,8 @@ def _checked(
 def _search(
     config,
     part: Part,
-    directory: pathlib.Path,
+    output: releases.Output,
+    certificate: dict[str, Any] | None,
     inputs: Mapping[str, str],
     counts: Mapping[str, int],
 ) -> dict[str, Any]:
@@ -177,9 +222,10 @@ def _search(
         for name, found, note in retrieval.retrieve(config, beir, queries, k):
             evaluation.write_trec_run(out / f"{name}.trec", found, tag=name)
             notes[name] = note
+        private_training.write_certificate(out, certificate)
         return {**counts, "settings": notes}
 
-    out = directory / RUNS / part.name
+    out = dataclasses.replace(output, place=output.directory / RUNS / part.name)
     return workdir.run_stage(out, settings, inputs, make)["result"]
 
 

@@ -3,8 +3,13 @@
 Every entry is a mistake that somebody made, in this project or in one that it looks
 up to, written as the change to the source that brings it back. `tests` are the quick
 ones that must then fail; the rest of the suite may fail as well.
+
+    python tests/privacy/mutations/catalogue.py
+
+prints how many there are of each kind.
 """
 
+import collections
 import dataclasses
 import pathlib
 import runpy
@@ -14,10 +19,38 @@ ROOT = FOLDER.parents[2]
 # By what they mistake; see each file.
 FILES = (
     "of_clipping.py",
+    "of_precision.py",
     "of_noise.py",
     "of_sampling.py",
+    "of_secure.py",
     "of_records.py",
     "of_retrieval.py",
+    "of_draws.py",
+    "of_weights.py",
+    "of_accounts.py",
+    "of_releases.py",
+    "of_places.py",
+)
+# Parts of the guarantee that a mistake can be in.
+KINDS = (
+    "sampling",
+    "keys",
+    "weights",
+    "coefficients",
+    "clipping",
+    "noise",
+    "ledger",
+    "certificate",
+    "composition",
+    "reads",
+    "release",
+    "negatives",
+    "ties",
+    "LoRA",
+    "filters",
+    "resumes",
+    "precision",
+    "secure",
 )
 
 # Those that issue 3 names.
@@ -46,6 +79,7 @@ class Mutation:
 
     Attributes:
       name: says what the mutated code does.
+      kind: one of KINDS, the part of the guarantee that it breaks.
       file: the file it is made in, from the repository's root.
       old: text that stands there exactly once.
       new: what replaces it.
@@ -54,6 +88,7 @@ class Mutation:
     """
 
     name: str
+    kind: str
     file: str
     old: str
     new: str
@@ -64,6 +99,8 @@ class Mutation:
         """Checks that there is a change, a test and a reason."""
         if self.old == self.new or not self.tests or not self.why:
             raise ValueError(f"{self.name}: give a change, tests and a reason.")
+        if self.kind not in KINDS:
+            raise ValueError(f"{self.name}: kind is {self.kind!r}, none of {KINDS}.")
         if isinstance(self.tests, str):
             raise ValueError(f"{self.name}: tests are a tuple of ids.")
 
@@ -86,3 +123,15 @@ def mutations():
         for name in FILES
         for entry in runpy.run_path(str(FOLDER / name))["MUTATIONS"]
     ]
+
+
+def counts():
+    """Kind to number of mutations, in the order of KINDS."""
+    found = collections.Counter(mutation.kind for mutation in mutations())
+    return {kind: found[kind] for kind in KINDS}
+
+
+if __name__ == "__main__":
+    for kind, number in counts().items():
+        print(f"{number:5} {kind}")
+    print(f"{len(mutations()):5} in all")

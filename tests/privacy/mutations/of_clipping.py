@@ -6,12 +6,15 @@ _TESTS = "tests/privacy/"
 MUTATIONS = (
     {
         "name": "clip_without_cross_terms",
+        "kind": "ties",
         "file": _FAST + "engine.py",
         "old": """\
-    squared = [factored.squared_norms(uses[key]) for key in uses]
+    squared = [gradient_norms.squared_norms(uses[key]) for key in uses]
 """,
         "new": """\
-    squared = [factored.squared_norms([use]) for key in by_rows for use in by_rows[key]]
+    squared = [
+        gradient_norms.squared_norms([use]) for key in by_rows for use in by_rows[key]
+    ]
 """,
         "tests": (
             _TESTS + "test_fast_layers.py::"
@@ -22,9 +25,10 @@ MUTATIONS = (
     },
     {
         "name": "cross_terms_of_lookups_and_products_left_out",
-        "file": _FAST + "factored.py",
-        "old": "                2 * tf.reduce_sum(met * _gram(",
-        "new": "                0 * tf.reduce_sum(met * _gram(",
+        "kind": "ties",
+        "file": _FAST + "gradient_norms.py",
+        "old": "            terms.append(2 * _total(met * products.gram(",
+        "new": "            terms.append(0 * _total(met * products.gram(",
         "tests": (
             _TESTS + "test_fast_layers.py::"
             "test_norms_of_each_weight_equal_a_naive_float64_loop[language]",
@@ -33,16 +37,18 @@ MUTATIONS = (
     },
     {
         "name": "second_forward_for_norms",
+        "kind": "clipping",
         "file": _FAST + "engine.py",
         "old": """\
-    finite = tf.math.is_finite(norms)
+    finite = tf.math.is_finite(bounds)
 """,
         "new": """\
     if not getattr(clipped_sum, "again", False):
         clipped_sum.again = True
         norms = clipped_sum(row_losses, layers, variables, clip_norm).norms
+        bounds = norms
         clipped_sum.again = False
-    finite = tf.math.is_finite(norms)
+    finite = tf.math.is_finite(bounds)
 """,
         "tests": (
             _TESTS + "test_fast.py::test_dropout_masks_are_those_of_the_same_forward",
@@ -52,6 +58,7 @@ MUTATIONS = (
     },
     {
         "name": "unregistered_layer_skipped",
+        "kind": "clipping",
         "file": _FAST + "engine.py",
         "old": "    for stray in (*strays, *recorder.strays):",
         "new": "    for stray in ():",
@@ -63,6 +70,7 @@ MUTATIONS = (
     },
     {
         "name": "stray_of_second_run_skipped",
+        "kind": "clipping",
         "file": _FAST + "engine.py",
         "old": "    for stray in (*strays, *recorder.strays):",
         "new": "    for stray in strays:",
@@ -74,6 +82,7 @@ MUTATIONS = (
     },
     {
         "name": "second_run_waits_for_all_rows",
+        "kind": "clipping",
         "file": "tfdpsq/rematerialization.py",
         "old": "    zero = tf.where(tf.math.is_nan(first), tiny, tf.zeros_like(tiny))",
         "new": "    zero = 0 * first + 0 * tf.reduce_sum(first)",
@@ -85,6 +94,7 @@ MUTATIONS = (
     },
     {
         "name": "second_run_unrecorded",
+        "kind": "clipping",
         "file": _FAST + "recorder.py",
         "old": "        for key, uses in self._finished.items():",
         "new": "        for key, uses in {}.items():",
@@ -96,6 +106,7 @@ MUTATIONS = (
     },
     {
         "name": "norms_in_half_precision",
+        "kind": "clipping",
         "file": _FAST + "factored.py",
         "old": "    return values if values.dtype == tf.float64 else "
         "tf.cast(values, tf.float32)",
@@ -108,6 +119,7 @@ MUTATIONS = (
     },
     {
         "name": "nan_propagates",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/jacobian.py",
         "old": "        finite = tf.math.is_finite(squared)",
         "new": "        finite = tf.fill(tf.shape(squared), True)",
@@ -120,6 +132,7 @@ MUTATIONS = (
     },
     {
         "name": "nan_propagates_in_the_fast_engine",
+        "kind": "clipping",
         "file": _FAST + "engine.py",
         "old": "            tf.reduce_all(finite),\n",
         "new": "            tf.constant(True),\n",
@@ -131,6 +144,7 @@ MUTATIONS = (
     },
     {
         "name": "rows_beside_a_nan_left_out_with_it",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/step.py",
         "old": "and clipped.complete is not True:",
         "new": "and clipped.complete is None:",
@@ -142,6 +156,7 @@ MUTATIONS = (
     },
     {
         "name": "padding_rows_counted",
+        "kind": "weights",
         "file": "tfdpsq/privacy/terms.py",
         "old": "tf.where(weights > 0, 1.0, 0.0)",
         "new": "tf.ones_like(weights)",
@@ -152,6 +167,7 @@ MUTATIONS = (
     },
     {
         "name": "padding_rows_counted_by_jacobians",
+        "kind": "weights",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": """\
                 # `where` rather than a product, as 0 · NaN would not be.
@@ -167,6 +183,7 @@ MUTATIONS = (
     },
     {
         "name": "padding_rows_filled_with_row_zero",
+        "kind": "weights",
         "file": "tfdpsq/privacy/batches.py",
         "old": "    weights[: draw.count] = draw.weights[: draw.count]",
         "new": "    weights[:] = 1",
@@ -178,6 +195,7 @@ MUTATIONS = (
     },
     {
         "name": "num_microbatches_below_batch_at_sensitivity_c",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": """\
             averaged = parent._compute_gradients(
@@ -203,6 +221,7 @@ MUTATIONS = (
     },
     {
         "name": "rows_clipped_in_pairs_at_sensitivity_c",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": "                rows_per_unit=self.plan.rows_clipped_together,\n",
         "new": "                rows_per_unit=2,\n",
@@ -214,6 +233,7 @@ MUTATIONS = (
     },
     {
         "name": "users_rows_clipped_separately",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": "                rows_per_unit=self.plan.rows_clipped_together,\n",
         "new": "",
@@ -224,6 +244,7 @@ MUTATIONS = (
     },
     {
         "name": "users_rows_dealt_to_different_replicas",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/batches.py",
         "old": "microbatches = values.reshape(-1, microbatch_size, *",
         "new": "microbatches = values.reshape(-1, 1, *",
@@ -234,6 +255,7 @@ MUTATIONS = (
     },
     {
         "name": "missing_rows_of_a_user_counted",
+        "kind": "weights",
         "file": _FAST + "engine.py",
         "old": "    if weights is not None:\n        use = factored.cleaned",
         "new": "    if weights is None:\n        use = factored.cleaned",
@@ -245,6 +267,7 @@ MUTATIONS = (
     },
     {
         "name": "dependent_rows_not_looked_for",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/training.py",
         "old": "        check_independence(row_losses, batch, layers, together)\n",
         "new": "        pass\n",
@@ -256,6 +279,7 @@ MUTATIONS = (
     },
     {
         "name": "options_of_the_parent_let_through",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": "    for name in _OWN_OPTIONS:\n",
         "new": "    for name in ():\n",
@@ -267,6 +291,7 @@ MUTATIONS = (
     },
     {
         "name": "written_weights_not_looked_for",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/independence.py",
         "old": "not np.array_equal(np.array(variable), was[key], equal_nan=True)",
         "new": "False",
@@ -278,9 +303,10 @@ MUTATIONS = (
     },
     {
         "name": "norms_of_the_first_weight_only",
+        "kind": "clipping",
         "file": _FAST + "engine.py",
-        "old": "tf.add_n(_alike(squared))",
-        "new": "tf.add_n(_alike(squared[:1]))",
+        "old": "gradient_norms.norm_and_bound(squared)",
+        "new": "gradient_norms.norm_and_bound(squared[:1])",
         "tests": (
             _TESTS + "test_optimizers.py::"
             "test_clipped_sums_equal_a_naive_float64_loop[fast]",
@@ -289,6 +315,7 @@ MUTATIONS = (
     },
     {
         "name": "one_dropout_for_units_taken_one_by_one",
+        "kind": "keys",
         "file": "tfdpsq/privacy/step.py",
         "old": "_slice(part, row, together), own + number)",
         "new": "_slice(part, row, together), number)",
@@ -300,6 +327,7 @@ MUTATIONS = (
     },
     {
         "name": "undivided_loss_over_groups",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/training.py",
         "old": "        if microbatch_size is None:\n            raise",
         "new": "        if microbatch_size == 0:\n            raise",

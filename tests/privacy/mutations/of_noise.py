@@ -10,6 +10,7 @@ _LAW = _STATISTICS + "test_zero_gradients_leave_the_stated_noise"
 MUTATIONS = (
     {
         "name": "noise_per_replica",
+        "kind": "noise",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": """\
             sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
@@ -29,6 +30,7 @@ MUTATIONS = (
     },
     {
         "name": "replicas_draw_different_noise",
+        "kind": "noise",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": """\
             seed = tf.constant(self._noise_words, tf.int64)
@@ -43,6 +45,7 @@ MUTATIONS = (
     },
     {
         "name": "noise_of_each_workers_own",
+        "kind": "noise",
         "file": "tfdpsq/privacy/training.py",
         "old": "        optimizer.take_chiefs_seeds()\n",
         "new": "",
@@ -51,6 +54,7 @@ MUTATIONS = (
     },
     {
         "name": "microbatches_numbered_by_replica",
+        "kind": "keys",
         "file": "tfdpsq/privacy/step.py",
         "old": "number = first + tf.cast(index, tf.int64) * every",
         "new": "number = first * microbatches + tf.cast(index, tf.int64)",
@@ -63,6 +67,7 @@ MUTATIONS = (
     },
     {
         "name": "noise_per_microstep",
+        "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
         "old": """\
             new = clipped.sums
@@ -77,6 +82,7 @@ MUTATIONS = (
     },
     {
         "name": "noise_key_reused_across_variables",
+        "kind": "keys",
         "file": "tfdpsq/privacy/noise.py",
         "old": "                noise_key(seed, step, position),\n",
         "new": "                noise_key(seed, step, 0),\n",
@@ -86,6 +92,7 @@ MUTATIONS = (
     },
     {
         "name": "noise_key_reused_across_steps",
+        "kind": "keys",
         "file": "tfdpsq/privacy/noise.py",
         "old": "                noise_key(seed, step, position),\n",
         "new": "                noise_key(seed, 0, position),\n",
@@ -94,6 +101,7 @@ MUTATIONS = (
     },
     {
         "name": "noise_of_one_weight_used_again_for_the_next_ones_next_step",
+        "kind": "keys",
         "file": "tfdpsq/privacy/noise.py",
         "old": "    mixed = tf.stack([tf.cast(step, tf.int64), "
         "tf.cast(position, tf.int64)])\n",
@@ -104,6 +112,7 @@ MUTATIONS = (
     },
     {
         "name": "noise_of_another_law",
+        "kind": "noise",
         "file": "tfdpsq/privacy/noise.py",
         "old": """\
             + tf.random.stateless_normal(
@@ -127,8 +136,9 @@ MUTATIONS = (
     },
     {
         "name": "noise_from_a_public_seed",
+        "kind": "keys",
         "file": "tfdpsq/privacy/optimizers.py",
-        "old": "fresh_seed() if noise_seed is None else noise_seed",
+        "old": "fresh_seed(secure) if noise_seed is None else noise_seed",
         "new": "noise_seed or 0",
         "tests": (
             _STATISTICS + "test_the_noise_follows_from_its_seed_and_nothing_else",
@@ -137,6 +147,7 @@ MUTATIONS = (
     },
     {
         "name": "sensitivity_multiplier_ignored_in_the_noise",
+        "kind": "noise",
         "file": "tfdpsq/privacy/plan.py",
         "old": "        return self.noise_multiplier * self.sensitivity\n",
         "new": "        return self.noise_multiplier * self.spec.clip_norm\n",
@@ -145,11 +156,14 @@ MUTATIONS = (
     },
     {
         "name": "divide_by_realised_batch",
+        "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
-        "old": "        optimizer.update(optimizer.privatize(sums), variables)\n",
+        "old": """\
+        optimizer.update(optimizer.privatize(sums, noise), variables)
+""",
         "new": """\
         realised = optimizer.plan.spec.batch_size / tf.maximum(count, 1)
-        estimate = optimizer.privatize(sums)
+        estimate = optimizer.privatize(sums, noise)
         estimate = [value * tf.cast(realised, value.dtype) for value in estimate]
         optimizer.update(estimate, variables)
 """,
@@ -161,6 +175,7 @@ MUTATIONS = (
     },
     {
         "name": "skip_empty_batches",
+        "kind": "noise",
         "file": "tfdpsq/privacy/training.py",
         "old": """\
             draws = [sampler.draw(number) for number in now]
@@ -180,10 +195,13 @@ MUTATIONS = (
     },
     {
         "name": "empty_batches_without_noise",
+        "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
-        "old": "        optimizer.update(optimizer.privatize(sums), variables)\n",
+        "old": """\
+        optimizer.update(optimizer.privatize(sums, noise), variables)
+""",
         "new": """\
-        estimate = optimizer.privatize(sums)
+        estimate = optimizer.privatize(sums, noise)
         some = tf.minimum(count, 1)
         estimate = [value * tf.cast(some, value.dtype) for value in estimate]
         optimizer.update(estimate, variables)
@@ -195,6 +213,7 @@ MUTATIONS = (
     },
     {
         "name": "iterations_counted_per_microstep",
+        "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
         "old": "            part = _slice(batch, index * microbatch_size, "
         "microbatch_size)\n",
@@ -212,6 +231,7 @@ MUTATIONS = (
     },
     {
         "name": "clipping_without_privacy",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": "    if not spec.private:\n",
         "new": "    if False:\n",
@@ -223,6 +243,7 @@ MUTATIONS = (
     },
     {
         "name": "seed_stored_in_the_optimizers_config",
+        "kind": "release",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": "    def prepare(self, variables",
         "new": """\

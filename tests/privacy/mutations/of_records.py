@@ -2,21 +2,26 @@
 
 _TESTS = "tests/privacy/"
 _PAID = _TESTS + "test_paid_steps.py::"
+_DIVERGED = (
+    "tests/run/test_kept_budget.py::"
+    "test_a_run_that_diverges_leaves_its_last_finite_weights"
+)
 _AGAIN = _PAID + "test_steps_taken_again_are_the_same_and_not_paid_for_again"
 _LOST = _TESTS + "test_resume.py::test_lost_or_foreign_state_is_never_paid_for_twice"
 
 MUTATIONS = (
     {
         "name": "ledger_written_after_the_update",
+        "kind": "ledger",
         "file": "tfdpsq/privacy/training.py",
         "old": """\
             if kept is not None:
                 for number in now:
                     kept.ledger.pay(number)
-            losses = take_steps(drawn, [draw.count for draw in draws])
+            losses = take_steps(drawn, [draw.count for draw in draws], noise)
 """,
         "new": """\
-            losses = take_steps(drawn, [draw.count for draw in draws])
+            losses = take_steps(drawn, [draw.count for draw in draws], noise)
             if kept is not None:
                 for number in now:
                     kept.ledger.pay(number)
@@ -26,6 +31,7 @@ MUTATIONS = (
     },
     {
         "name": "every_worker_keeps_books",
+        "kind": "ledger",
         "file": "tfdpsq/privacy/training.py",
         "old": "chiefs = directory if workers.is_chief() else None",
         "new": "chiefs = directory",
@@ -37,6 +43,7 @@ MUTATIONS = (
     },
     {
         "name": "replay_paid_twice",
+        "kind": "ledger",
         "file": "tfdpsq/privacy/ledger.py",
         "old": """\
         if step < paid:
@@ -51,6 +58,7 @@ MUTATIONS = (
     },
     {
         "name": "overspending_allowed",
+        "kind": "ledger",
         "file": "tfdpsq/privacy/ledger.py",
         "old": "        if step >= allowed:\n            raise",
         "new": "        if False:\n            raise",
@@ -59,6 +67,7 @@ MUTATIONS = (
     },
     {
         "name": "changed_data_accepted",
+        "kind": "ledger",
         "file": "tfdpsq/privacy/ledger.py",
         "old": '        ("the private data", found.data, wanted["data"]),\n',
         "new": "",
@@ -69,6 +78,7 @@ MUTATIONS = (
     },
     {
         "name": "resume_redraws_other_rows",
+        "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
         "old": "[sampler.draw(number) for number in now]",
         "new": "[sampler.draw(number - start) for number in now]",
@@ -77,6 +87,7 @@ MUTATIONS = (
     },
     {
         "name": "resume_with_a_fresh_sampler",
+        "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
         "old": "seed = secrets.sampler_seed if sampler_seed is None else seed",
         "new": "pass",
@@ -85,6 +96,7 @@ MUTATIONS = (
     },
     {
         "name": "resume_with_fresh_noise",
+        "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
         "old": "            optimizer.reseed(secrets.noise_seed)\n",
         "new": "",
@@ -93,6 +105,7 @@ MUTATIONS = (
     },
     {
         "name": "resume_without_optimizer_slots",
+        "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
         "old": "        state = [*variables, *optimizer.state(), *state]\n",
         "new": "        state = [*variables, *state]\n",
@@ -101,6 +114,7 @@ MUTATIONS = (
     },
     {
         "name": "dropout_not_replayed",
+        "kind": "resumes",
         "file": "tfdpsq/privacy/step.py",
         "old": "            with replayable(layers, seed, optimizer.iterations, "
         "number):\n",
@@ -110,6 +124,7 @@ MUTATIONS = (
     },
     {
         "name": "optimizer_used_for_two_runs",
+        "kind": "ledger",
         "file": "tfdpsq/privacy/training.py",
         "old": "    if int(tf.convert_to_tensor(optimizer.iterations)):\n",
         "new": "    if False:\n",
@@ -118,6 +133,7 @@ MUTATIONS = (
     },
     {
         "name": "optimizer_of_another_plan_accepted",
+        "kind": "ledger",
         "file": "tfdpsq/privacy/training.py",
         "old": "    if optimizer.plan != plan:\n",
         "new": "    if False:\n",
@@ -128,6 +144,7 @@ MUTATIONS = (
     },
     {
         "name": "strict_mode_ignored",
+        "kind": "reads",
         "file": "tfdpsq/privacy/reads.py",
         "old": "        if self.strict:\n",
         "new": "        if False:\n",
@@ -136,6 +153,7 @@ MUTATIONS = (
     },
     {
         "name": "seeds_of_another_run_accepted",
+        "kind": "resumes",
         "file": "tfdpsq/privacy/checkpoint.py",
         "old": "    if digest != secrets.digest:\n",
         "new": "    if not digest:\n",
@@ -144,6 +162,7 @@ MUTATIONS = (
     },
     {
         "name": "budget_spent_again_where_the_state_is_lost",
+        "kind": "resumes",
         "file": "tfdpsq/privacy/checkpoint.py",
         "old": """\
         if steps_paid:
@@ -158,13 +177,12 @@ MUTATIONS = (
     },
     {
         "name": "seed_stored_in_the_release",
+        "kind": "release",
         "file": "tfdpsq/run/finetune.py",
-        "old": "            training=private_training.training_facts(config, model),\n",
+        "old": "                **outcome.recorded(),\n",
         "new": """\
-            training={
-                **private_training.training_facts(config, model),
+                **outcome.recorded(),
                 "noise_seed": list(optimizer._noise_words),
-            },
 """,
         "tests": (
             "tests/run/test_release_secrets.py::"
@@ -174,6 +192,7 @@ MUTATIONS = (
     },
     {
         "name": "settings_changed_on_resume",
+        "kind": "resumes",
         "file": "tfdpsq/privacy/checkpoint.py",
         "old": "            if steps_paid and before.get(name) != value:\n",
         "new": "            if steps_paid and False:\n",
@@ -185,6 +204,7 @@ MUTATIONS = (
     },
     {
         "name": "paid_before_it_can_run",
+        "kind": "ledger",
         "file": "tfdpsq/privacy/training.py",
         "old": "        take_steps.build(batch)  #",
         "new": "        #",
@@ -196,6 +216,7 @@ MUTATIONS = (
     },
     {
         "name": "seeds_kept_after_the_run",
+        "kind": "keys",
         "file": "tfdpsq/privacy/checkpoint.py",
         "old": "        shutil.rmtree(pathlib.Path(directory) / STATE)\n",
         "new": "        shutil.rmtree(pathlib.Path(directory) / 'nothing')\n",
@@ -207,6 +228,7 @@ MUTATIONS = (
     },
     {
         "name": "epsilon_from_target_instead_of_executed",
+        "kind": "certificate",
         "file": "tfdpsq/privacy/certificate.py",
         "old": """\
     epsilons = {name: plan.epsilon(steps_executed, name) for name in ("pld", "rdp")}
@@ -222,6 +244,7 @@ MUTATIONS = (
     },
     {
         "name": "verify_ignores_sigma",
+        "kind": "certificate",
         "file": "tfdpsq/privacy/verification.py",
         "old": "        expected = _leaves(computed(plan, steps))\n",
         "new": """\
@@ -238,6 +261,7 @@ MUTATIONS = (
     },
     {
         "name": "verify_trusts_the_stated_epsilon",
+        "kind": "certificate",
         "file": "tfdpsq/privacy/verification.py",
         "old": "        return stated == expected or least <= stated <= expected * "
         "(1 + more)\n",
@@ -249,6 +273,7 @@ MUTATIONS = (
     },
     {
         "name": "verify_ignores_the_digest",
+        "kind": "certificate",
         "file": "tfdpsq/privacy/verification.py",
         "old": '    if certificate.get("digest") == found:\n',
         "new": '    if "digest" in certificate:\n',
@@ -259,6 +284,7 @@ MUTATIONS = (
     },
     {
         "name": "certificate_never_compared_with_the_ledger",
+        "kind": "certificate",
         "file": "tfdpsq/privacy/verification.py",
         "old": "        if stated[path] != paid:\n",
         "new": "        if stated[path] is None:\n",
@@ -270,6 +296,7 @@ MUTATIONS = (
     },
     {
         "name": "choice_at_twice_its_epsilon",
+        "kind": "composition",
         "file": "tfdpsq/privacy/choice.py",
         "old": "    noisy = [epsilon * value / SENSITIVITY + _gumbel()",
         "new": "    noisy = [2 * epsilon * value / SENSITIVITY + _gumbel()",
@@ -281,6 +308,7 @@ MUTATIONS = (
     },
     {
         "name": "only_one_run_of_a_grid_is_counted",
+        "kind": "composition",
         "file": "tfdpsq/privacy/selection.py",
         "old": "        return _composed(plans, self.delta,",
         "new": "        return _composed(plans[:1], self.delta,",
@@ -291,6 +319,7 @@ MUTATIONS = (
     },
     {
         "name": "ledger_left_in_the_page_cache",
+        "kind": "ledger",
         "file": "tfdpsq/privacy/append_only.py",
         "old": """\
             try:
@@ -310,6 +339,7 @@ MUTATIONS = (
     },
     {
         "name": "validation_data_read_in_silence",
+        "kind": "reads",
         "file": "tfdpsq/privacy/model.py",
         "old": """\
             self.reads.record(
@@ -327,6 +357,7 @@ MUTATIONS = (
     },
     {
         "name": "guarantee_of_the_protected_one_of_two_parents",
+        "kind": "certificate",
         "file": "tfdpsq/privacy/certificate.py",
         "old": """\
         if not certificate["private"]:
@@ -343,9 +374,10 @@ MUTATIONS = (
     },
     {
         "name": "weights_without_their_certificate_taken_for_public",
+        "kind": "certificate",
         "file": "tfdpsq/privacy/certificate_files.py",
-        "old": "        if stated is not None and (",
-        "new": "        if stated is not None is not certificate and (",
+        "old": "        if digest is not None and (",
+        "new": "        if digest is not None is not certificate and (",
         "tests": (
             _TESTS + "test_certificate.py::"
             "test_a_certificate_that_is_stated_has_to_be_there",
@@ -354,6 +386,7 @@ MUTATIONS = (
     },
     {
         "name": "number_of_queries_published_undeclared",
+        "kind": "release",
         "file": "tfdpsq/run/training/private_training.py",
         "old": "    if config.n_is_public:\n",
         "new": "    if not config.n_bound:\n",
@@ -362,6 +395,7 @@ MUTATIONS = (
     },
     {
         "name": "epsilon_so_far_of_too_few_steps",
+        "kind": "composition",
         "file": "tfdpsq/privacy/accounting.py",
         "old": "whole.rdp * (first / steps * (1 + 1e-12))",
         "new": "whole.rdp * ((first - 1) / steps * (1 + 1e-12))",
@@ -373,6 +407,7 @@ MUTATIONS = (
     },
     {
         "name": "strict_mode_logs_losses_and_times",
+        "kind": "reads",
         "file": "tfdpsq/run/core/progress.py",
         "old": '        if self._measured:\n            values["loss"]',
         "new": '        if True:\n            values["loss"]',
@@ -384,6 +419,7 @@ MUTATIONS = (
     },
     {
         "name": "strict_mode_makes_points_by_the_clock",
+        "kind": "reads",
         "file": "tfdpsq/run/core/progress.py",
         "old": "        waited = self._measured and now",
         "new": "        waited = now",
@@ -392,5 +428,47 @@ MUTATIONS = (
             "test_in_strict_mode_steps_and_epsilon_are_all_there_is",
         ),
         "why": "where points lie would tell how long steps took",
+    },
+    {
+        "name": "settings_are_not_checked_before_training",
+        "kind": "ledger",
+        "file": "tfdpsq/run/finetune.py",
+        "old": "    settings.check(config, SETTINGS)\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_settings.py::"
+            "test_bad_numbers_are_refused_by_the_name_the_user_wrote[finetune]",
+        ),
+        "why": "a learning rate of NaN pays every step, for weights of NaN",
+    },
+    {
+        "name": "a_range_is_checked_the_wrong_way_round",
+        "kind": "ledger",
+        "file": "tfdpsq/run/core/settings.py",
+        "old": "        above = number and (self.low < value if self.low_open else",
+        "new": "        above = number and (self.low <= value if self.low_open else",
+        "tests": (
+            "tests/run/test_settings.py::"
+            "test_bad_numbers_are_refused_by_the_name_the_user_wrote[finetune]",
+        ),
+        "why": "clip norm 0 and learning rate 0 spend the budget on no training",
+    },
+    {
+        "name": "a_diverged_run_counts_the_steps_it_took",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "            raise Diverged(plan.spec.steps, diverged_at, done)\n",
+        "new": "            raise Diverged(done, diverged_at, done)\n",
+        "tests": (_DIVERGED,),
+        "why": "its end was decided by noised weights: the whole plan is spent",
+    },
+    {
+        "name": "a_diverged_run_does_not_pay_for_the_rest",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "                        kept.ledger.pay(number)  # see",
+        "new": "                        pass  # see",
+        "tests": (_DIVERGED,),
+        "why": "the ledger says less than the certificate, which covers the plan",
     },
 )

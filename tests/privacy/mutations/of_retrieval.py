@@ -7,6 +7,7 @@ _BOUNDS = "tfdpsq/retriever/direct_dp.py"
 MUTATIONS = (
     {
         "name": "naive_at_one_clip_norm_a_row",
+        "kind": "clipping",
         "file": _BOUNDS,
         "old": 'return 2 * positive_integer("max_batch_size", max_batch_size) - 1',
         "new": 'return positive_integer("max_batch_size", max_batch_size)',
@@ -18,6 +19,7 @@ MUTATIONS = (
     },
     {
         "name": "groups_at_sensitivity_c",
+        "kind": "clipping",
         "file": _BOUNDS,
         "old": "    return 2\n",
         "new": "    return 1\n",
@@ -26,6 +28,7 @@ MUTATIONS = (
     },
     {
         "name": "groups_planned_at_sensitivity_c",
+        "kind": "clipping",
         "file": "tfdpsq/privacy/spec.py",
         "old": "        if self.sensitivity_multiplier < 2:\n",
         "new": "        if self.sensitivity_multiplier < 1:\n",
@@ -37,6 +40,7 @@ MUTATIONS = (
     },
     {
         "name": "temperature_left_out_of_logit_dp",
+        "kind": "coefficients",
         "file": _BOUNDS,
         "old": '    spread = math.exp(-2.0 * positive("scale", scale))\n',
         "new": '    spread = math.exp(-2.0) if positive("scale", scale) else 0.0\n',
@@ -46,6 +50,7 @@ MUTATIONS = (
     },
     {
         "name": "hard_negatives_shared_by_rows",
+        "kind": "negatives",
         "file": "tfdpsq/retriever/losses.py",
         "old": """\
         cosines.append(tf.einsum("id,ihd->ih", query_embeddings, own_negatives))
@@ -63,6 +68,7 @@ MUTATIONS = (
     },
     {
         "name": "negatives_from_the_batch",
+        "kind": "negatives",
         "file": "tfdpsq/retriever/direct_losses.py",
         "old": "            self._embeddings,\n            self._keys,\n",
         "new": """\
@@ -78,6 +84,7 @@ MUTATIONS = (
     },
     {
         "name": "draw_cut_into_groups",
+        "kind": "sampling",
         "file": "tfdpsq/privacy/sampling.py",
         "old": "        dealt = random.integers(self.groups, size=drawn.count)\n",
         "new": "        dealt = np.arange(drawn.count) % self.groups\n",

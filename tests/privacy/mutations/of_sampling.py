@@ -5,6 +5,7 @@ _TESTS = "tests/privacy/"
 MUTATIONS = (
     {
         "name": "sampler_keeps_the_first_rows",
+        "kind": "sampling",
         "file": "tfdpsq/privacy/sampling.py",
         "old": """\
         chosen = random.choice(
@@ -23,6 +24,7 @@ MUTATIONS = (
     },
     {
         "name": "workers_draw_for_themselves",
+        "kind": "sampling",
         "file": "tfdpsq/privacy/training.py",
         "old": "        seed = workers.chiefs_number(seed)\n",
         "new": "",
@@ -34,6 +36,7 @@ MUTATIONS = (
     },
     {
         "name": "batches_of_fixed_size",
+        "kind": "sampling",
         "file": "tfdpsq/privacy/sampling.py",
         "old": "        drawn = random.binomial(self.n, self.sampling_probability)\n",
         "new": "        drawn = round(self.n * self.sampling_probability)\n",
@@ -45,6 +48,7 @@ MUTATIONS = (
     },
     {
         "name": "rows_drawn_twice",
+        "kind": "sampling",
         "file": "tfdpsq/privacy/sampling.py",
         "old": "            self.n, size=min(int(drawn), self.max_batch_size), "
         "replace=False\n",
@@ -56,6 +60,7 @@ MUTATIONS = (
     },
     {
         "name": "sampling_probability_from_the_actual_number",
+        "kind": "sampling",
         "file": "tfdpsq/privacy/plan.py",
         "old": "                units, self.sampling_probability, self.max_batch_size, "
         "seed\n",
@@ -69,6 +74,7 @@ MUTATIONS = (
     },
     {
         "name": "shuffle_accounted_as_poisson",
+        "kind": "composition",
         "file": "tfdpsq/privacy/plan.py",
         "old": '        if self.spec.sampler == "poisson":\n',
         "new": "        if True:\n",
@@ -80,6 +86,7 @@ MUTATIONS = (
     },
     {
         "name": "truncations_delta_left_out",
+        "kind": "composition",
         "file": "tfdpsq/privacy/plan.py",
         "old": """\
         return accounting.truncation_delta(
@@ -98,6 +105,7 @@ MUTATIONS = (
     },
     {
         "name": "steps_not_composed",
+        "kind": "composition",
         "file": "tfdpsq/privacy/accounting.py",
         "old": "    return dp_accounting.SelfComposedDpEvent(one, steps)\n",
         "new": "    return dp_accounting.SelfComposedDpEvent(one, 1)\n",
@@ -109,6 +117,7 @@ MUTATIONS = (
     },
     {
         "name": "delta_of_a_whole_record_accepted",
+        "kind": "composition",
         "file": "tfdpsq/privacy/spec.py",
         "old": "        if self.delta is not None and self.delta >= 1 / self.n:\n",
         "new": "        if self.delta is not None and self.delta >= 1:\n",
@@ -120,6 +129,7 @@ MUTATIONS = (
     },
     {
         "name": "rows_drawn_where_users_are_protected",
+        "kind": "sampling",
         "file": "tfdpsq/privacy/plan.py",
         "old": "        if groups is None:\n            return chosen\n",
         "new": "        return chosen\n",

@@ -45,6 +45,15 @@ def test_the_catalogue_has_what_was_asked_for_and_more():
     assert len(set(catalogue.ASKED_FOR)) == 15
 
 
+def test_every_part_of_the_guarantee_has_its_mistakes():
+    """As many as a reader would think of at once; the whole list is longer."""
+    counts = catalogue.counts()
+    assert sum(counts.values()) == len(MUTATIONS) >= 150
+    assert min(counts.values()) >= 3, counts
+    for kind in ("sampling", "keys", "certificate", "composition", "resumes"):
+        assert counts[kind] >= 10, counts
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
 def test_each_mistake_can_be_made_and_compiles(mutation):
     """Exactly once in its file: else the code has changed and the trap with it."""
@@ -68,6 +77,7 @@ def _functions(file):
 def test_a_mistake_that_no_longer_fits_is_told():
     mutation = catalogue.Mutation(
         name="none",
+        kind="noise",
         file="tfdpsq/privacy/noise.py",
         old="this text stands nowhere",
         new="",

@@ -73,7 +73,7 @@ def matches(path: pathlib.Path) -> bool:
     if any((path / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
         return True
     try:
-        found = json.loads((path / CONFIG_FILE).read_text("utf-8"))
+        found = validation.parse_json((path / CONFIG_FILE).read_text("utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and "model_type" in found
@@ -337,7 +337,7 @@ def _opened(path: pathlib.Path) -> Iterator[Any]:
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = validation.parse_json(path.read_text("utf-8"))
     except OSError as error:
         raise validation.DataError(
             path, f"cannot be read ({error.strerror})", "Give all of the checkpoint"

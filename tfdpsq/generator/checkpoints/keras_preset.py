@@ -63,7 +63,7 @@ def matches(path: pathlib.Path) -> bool:
     if (path / WEIGHTS_FILE).is_file():
         return True
     try:
-        found = json.loads((path / CONFIG_FILE).read_text("utf-8"))
+        found = validation.parse_json((path / CONFIG_FILE).read_text("utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and "registered_name" in found
@@ -144,7 +144,7 @@ def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config
         that is no T5 of a known version; it names key and value.
     """
     try:
-        outer = json.loads(pathlib.Path(path).read_text("utf-8"))
+        outer = validation.parse_json(pathlib.Path(path).read_text("utf-8"))
         kind, values = outer["registered_name"], dict(outer["config"])
     except OSError as error:
         raise validation.DataError(

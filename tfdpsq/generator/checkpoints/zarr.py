@@ -49,7 +49,7 @@ class Array:
         """
         header = directory / ".zarray"
         try:
-            values = json.loads(header.read_text("utf-8"))
+            values = validation.parse_json(header.read_text("utf-8"))
             self.shape = tuple(map(int, values["shape"]))
             self._chunks = tuple(map(int, values["chunks"]))
             grid = [range(-(-n // self._chunks[i])) for i, n in enumerate(self.shape)]

@@ -2,6 +2,7 @@
 
 from tfdpsq.privacy.fast.engine import ClippedSum, check, clipped_sum
 from tfdpsq.privacy.fast.factored import sum_to
+from tfdpsq.privacy.fast.products import precision_in_words, true_float32
 from tfdpsq.privacy.fast.recorder import Recorder
 from tfdpsq.privacy.fast.rules import register_rule
 
@@ -10,6 +11,8 @@ __all__ = [
     "Recorder",
     "check",
     "clipped_sum",
+    "precision_in_words",
     "register_rule",
     "sum_to",
+    "true_float32",
 ]

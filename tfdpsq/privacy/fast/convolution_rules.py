@@ -9,6 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy.fast import products
 from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.keras_rules import require_tensor
 from tfdpsq.privacy.fast.recorder import Recorder
@@ -52,7 +53,7 @@ def depthwise_convolution(
 
         def per_example(gradient):
             apart = [rows, -1, channels, layer.depth_multiplier]
-            return tf.einsum(
+            return products.einsum(
                 "btwc,btck->bwck",
                 tf.reshape(
                     tf.cast(patches, gradient.dtype), [rows, -1, window, channels]

@@ -5,7 +5,9 @@ output for each example i, and only then sums over examples. This engine keeps t
 G_i and what they meet (see `factored`), gets every example's gradient norm from
 them, and forms the clipped sum Σ_i c_i·g_i directly, c_i = min(1, C/‖g_i‖): the
 "book-keeping" of Bu et al. 2023 (arXiv:2210.00038), with the cross terms of
-weights that are used more than once.
+weights that are used more than once. In c_i the norm is replaced by an upper bound on
+it that includes rounding (see `gradient_norms`), so that C holds on devices
+that multiply in TensorFloat-32 or bfloat16, too.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy.fast import factored
+from tfdpsq.privacy.fast import factored, gradient_norms
 from tfdpsq.privacy.fast.capture import capture, flatten
 from tfdpsq.privacy.fast.recorder import Recorder, variable_key
 from tfdpsq.privacy.fast.rules import rule_for
@@ -60,7 +62,7 @@ def clipped_sum(
     | a unit whose | contributes |
     |---|---|
     | gradient has norm at most `clip_norm` | its gradient |
-    | norm is larger | its gradient, scaled to `clip_norm` |
+    | norm is larger | its gradient, scaled to `clip_norm` (less what rounding may be) |
     | norm is NaN, infinite, or overflows | exactly zero, and costs nobody else |
     | example i has weight 0 | what it would without example i |
 
@@ -125,11 +127,14 @@ def clipped_sum(
         weights = None  # heeded: what is left of a unit without any rows is zero
     uses = _merged(by_rows, variables)
 
-    squared = [factored.squared_norms(uses[key]) for key in uses]
+    squared = [gradient_norms.squared_norms(uses[key]) for key in uses]
     units = rows // rows_per_unit
-    norms = tf.sqrt(tf.add_n(_alike(squared))) if squared else tf.zeros([units])
-    finite = tf.math.is_finite(norms)
-    scale = tf.minimum(tf.constant(clip_norm, norms.dtype) / norms, 1.0)  # C/0 = ∞
+    norms, bounds = tf.zeros([units]), tf.ones([units])
+    if squared:
+        norms, bounds = gradient_norms.norm_and_bound(squared)
+    finite = tf.math.is_finite(bounds)
+    norms = tf.where(finite, norms, bounds)
+    scale = tf.minimum(tf.constant(clip_norm, norms.dtype) / bounds, 1.0)
     factors = tf.where(finite, scale, tf.zeros([], norms.dtype))
     if (wanted_factors := factors_of(found, weights)) is not None:
         factors *= tf.cast(wanted_factors, norms.dtype)
@@ -294,12 +299,6 @@ def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
                 )
             return f"{which} is used where its layer's rule does not see it. {remedy}"
     return f"weight {variable.name!r} belongs to none of the layers given. {remedy}"
-
-
-def _alike(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The values in the most precise of their dtypes."""
-    double = any(value.dtype == tf.float64 for value in values)
-    return [tf.cast(value, tf.float64 if double else tf.float32) for value in values]
 
 
 def _sum_dtype(variable: tf.Variable) -> tf.DType:

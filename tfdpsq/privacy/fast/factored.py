@@ -38,8 +38,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Union
 
-import numpy as np
 import tensorflow as tf
+
+from tfdpsq.privacy.fast import products
 
 
 class Outer(NamedTuple):
@@ -167,47 +168,6 @@ def grouped(use: Use, size: int) -> Use:
     return type(use)(*(joined(factor) for factor in use))
 
 
-def squared_norms(uses: Sequence[Use]) -> tf.Tensor:
-    """‖gradient‖² of one weight for each example.
-
-    Args:
-      uses: what `merge` returned.
-
-    Returns:
-      [B] float32 (float64), at least 0; infinite where it is no finite number.
-    """
-    terms = []
-    for use in uses:
-        if isinstance(use, Direct):
-            flat = tf.reshape(use.gradients, [use.gradients.shape[0], -1])
-            terms.append(tf.reduce_sum(tf.square(flat), axis=1))
-        else:
-            same = _gram(use.left, use.left) if isinstance(use, Outer) else None
-            if isinstance(use, Lookup):
-                same = tf.cast(
-                    use.ids[:, :, tf.newaxis] == use.ids[:, tf.newaxis, :],
-                    use.right.dtype,
-                )
-            terms.append(tf.reduce_sum(same * _gram(use.right, use.right), [1, 2]))
-    outers = [use for use in uses if isinstance(use, Outer)]
-    lookups = [use for use in uses if isinstance(use, Lookup)]
-    for outer in outers:
-        for lookup in lookups:
-            # a_s[id_t] for t of the lookup, s of the product: [B, S, T].
-            met = tf.gather(outer.left, lookup.ids, axis=2, batch_dims=1)
-            terms.append(
-                2 * tf.reduce_sum(met * _gram(outer.right, lookup.right), [1, 2])
-            )
-    total = tf.add_n(terms)
-    # Rounding can leave a vanishing norm just below zero; infinities of both signs,
-    # just below minus infinity.
-    return tf.where(
-        tf.math.is_finite(total),
-        tf.maximum(total, tf.zeros([], total.dtype)),
-        tf.constant(np.inf, total.dtype),
-    )
-
-
 def cleaned(use: Use, keep: tf.Tensor) -> Use:
     """The use with exact zeros for examples that are left out.
 
@@ -252,7 +212,8 @@ def _weighted(use: Use, factors: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
         rows = use.gradients.shape[0]
         factors = tf.cast(factors, use.gradients.dtype)
         flat = tf.reshape(use.gradients, [rows, -1])
-        return tf.reshape(tf.reshape(factors, [1, rows]) @ flat, shape)
+        total = products.product(tf.reshape(factors, [1, rows]), flat)
+        return tf.reshape(total, shape)
     right = use.right
     factors = tf.reshape(tf.cast(factors, right.dtype), _column(right))
     width = right.shape[-1]
@@ -268,12 +229,12 @@ def _weighted(use: Use, factors: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
         left *= factors
     else:
         right *= factors
-    product = tf.matmul(
+    total = products.product(
         tf.reshape(left, [-1, left.shape[-1]]),
         tf.reshape(right, [-1, width]),
         transpose_a=True,
     )
-    return tf.reshape(product, shape)
+    return tf.reshape(total, shape)
 
 
 def _gradients(use: Use, shape: Sequence[int]) -> tf.Tensor:
@@ -285,8 +246,8 @@ def _gradients(use: Use, shape: Sequence[int]) -> tf.Tensor:
         if isinstance(use, Lookup)
         else use.left
     )
-    product = tf.matmul(left, use.right, transpose_a=True)
-    return tf.reshape(product, [use.right.shape[0], *shape])
+    gradients = products.product(left, use.right, transpose_a=True)
+    return tf.reshape(gradients, [use.right.shape[0], *shape])
 
 
 def _product_is_cheaper(use: Outer) -> bool:
@@ -294,10 +255,6 @@ def _product_is_cheaper(use: Outer) -> bool:
     if length is None:  # then neither cost is known; the factors are there already
         return False
     return rows * columns < 2 * length * (rows + columns)
-
-
-def _gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    return tf.matmul(one, other, transpose_b=True)
 
 
 def _concatenated(parts: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpsq.privacy.fast import products
 from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.keras_rules import embedding, require_tensor
 from tfdpsq.privacy.fast.recorder import Recorder, replaced
@@ -112,7 +113,7 @@ def t5_attention(
         def per_example(gradient):
             which = tf.one_hot(tf.reshape(ids, [-1]), buckets, dtype=gradient.dtype)
             # A product, not a segment sum: it is small, and quick on every device.
-            sums = tf.reshape(gradient, [rows * heads, -1]) @ which
+            sums = products.product(tf.reshape(gradient, [rows * heads, -1]), which)
             return tf.transpose(tf.reshape(sums, [rows, heads, buckets]), [0, 2, 1])
 
         record.direct(table, output, per_example)

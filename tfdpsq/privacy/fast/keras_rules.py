@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy.fast import products
 from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.recorder import Recorder
 
@@ -64,7 +65,7 @@ def einsum_dense(
         record.direct(
             layer.kernel,
             output,
-            lambda g: tf.einsum(equation, tf.cast(inputs, g.dtype), g),
+            lambda g: products.einsum(equation, tf.cast(inputs, g.dtype), g),
         )
     return output if layer.activation is None else layer.activation(output)
 

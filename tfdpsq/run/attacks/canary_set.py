@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 
 from tfdpsq import validation
@@ -60,7 +59,7 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
     found = []
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         try:
-            fields = json.loads(line)
+            fields = validation.parse_json(line)
             fields["candidates"] = tuple(fields["candidates"])
             validation.one_of("form", fields["form"], FORMS)
             found.append(Canary(**fields))
@@ -69,6 +68,11 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
                 path, f"it is no canary ({error})", "Make the canaries again.", number
             ) from error
     return found
+
+
+def holds_canaries(pairs: str) -> bool:
+    """Whether pairs are what the stage `canaries` wrote."""
+    return (pathlib.Path(pairs).parent / CANARIES_FILE).is_file()
 
 
 def require_private_output(
@@ -85,7 +89,7 @@ def require_private_output(
       InputError: the pairs hold canaries, and the directory is not a private one.
     """
     made = pathlib.Path(pairs).parent / CANARIES_FILE
-    if made.is_file() and private.resolve() not in directory.resolve().parents:
+    if holds_canaries(pairs) and private.resolve() not in directory.resolve().parents:
         raise validation.InputError(
             f"{pairs} holds canaries ({made}): what is trained on it knows secrets "
             f"that are to be audited, and is not for release. Write it under {private} "

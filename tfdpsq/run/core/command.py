@@ -7,19 +7,28 @@ that the same command, started again, goes on; see `preemption`.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import importlib
 import logging as standard_logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
-from ml_collections import config_flags
 
 from tfdpsq import privacy, validation
+from tfdpsq.run.core import config_file
 from tfdpsq.run.devices import preemption, strategy, tpus
+
+_AGAIN = "Start the same command again to go on."
+_NO_DIRECTORY = (
+    "There is a file where a directory is needed: move it, or use another directory."
+)
 
 
 def main(
@@ -36,47 +45,91 @@ def main(
       sharded: whether its work is a pass over shards: then flags say which of them
         this command does, and `run` takes a `passes.Launch` besides.
     """
-    config = config_flags.DEFINE_config_file(
-        "config", None, "Python file whose get_config() returns the settings."
+    module = sys.modules[run.__module__]
+    config = config_file.define_flag(
+        _name_of(module), getattr(module, "SETTINGS", None)
     )
     directory = flags.DEFINE_string("workdir", None, "Where all output goes.")
-    flags.mark_flags_as_required(["config", "workdir"])
     chosen = strategy.define_flags()
     if sharded:
         run = _under_its_name(run)
         _define_launch()
 
     def started(argv: list[str]) -> None:
-        by_beam = sharded and flags.FLAGS.beam
-        if len(argv) > 1 and not by_beam:
-            raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
         logging.set_verbosity(logging.INFO)
         # Advice on how to write TensorFlow programs is of no use to those who run one.
         standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
-        try:
+        with _told():
+            if config.value is None:
+                raise validation.InputError(
+                    "no config was given. Pass --config=FILE, such as "
+                    "configs/finetune.py."
+                )
             into = place_of(directory.value, sharded)
             offered = strategies or ("default",)
             where = chosen()
             with strategy.opened(**where, offered=offered) as devices:
                 for line in tpus.advice(config.value) if where["kind"] == "tpu" else ():
                     logging.warning("%s", line)
+                devices.notice.listen()
                 if strategies:
-                    devices.notice.listen()
                     strategy.run(run, config.value, pathlib.Path(into), devices)
                 else:
                     run(config.value, into, *([_launch(argv[1:])] if sharded else []))
-        except (validation.InputError, OSError) as error:
-            sys.stderr.write(f"error: {error}\n")
-            sys.exit(2)
-        except (privacy.Preempted, strategy.LostWorker) as stopped:
-            sys.stderr.write(f"{stopped}. Start the same command again to go on.\n")
-            sys.exit(preemption.RESTART)
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    app.run(started, flags_parser=_parse if sharded else app.parse_flags_with_usage)
+    app.run(started, flags_parser=functools.partial(_parse, sharded=sharded))
 
 
-def place_of(workdir: str, anywhere: bool) -> str | pathlib.Path:
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Ends the program with one line and a status where what is inside fails."""
+    try:
+        yield
+    except (validation.InputError, OSError) as error:
+        _refuse(_of_system(error))
+    except (privacy.Preempted, strategy.LostWorker) as stopped:
+        sys.stderr.write(f"{stopped}. {_AGAIN}\n")
+        sys.exit(preemption.RESTART)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nthe command was asked to end. {_AGAIN}\n")
+        sys.exit(preemption.RESTART)
+    except SystemExit as ended:
+        if ended.code == preemption.RESTART:
+            sys.stderr.write(f"\nthe command was asked to end. {_AGAIN}\n")
+        raise
+
+
+def _refuse(message: object) -> NoReturn:
+    sys.stderr.write(f"error: {validation.one_line(message)}\n")
+    sys.exit(2)
+
+
+def _of_system(error: Exception) -> str:
+    """What an error says; of the operating system's, with what to do about it."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    remedies = {
+        errno.ENOENT: "Correct the path.",
+        errno.EEXIST: _NO_DIRECTORY,
+        errno.ENOTDIR: _NO_DIRECTORY,
+        errno.EISDIR: "Give a file instead.",
+        errno.EACCES: "Change its permissions, or use another path.",
+        errno.EROFS: "Use another path.",
+        errno.ENOSPC: "Make room there, and start the same command again.",
+        errno.ENAMETOOLONG: "Use a shorter path.",
+    }
+    remedy = remedies.get(error.errno or 0, "Correct the path, or use another.")
+    return f"{os.fspath(error.filename)!s}: {error.strerror}. {remedy}"
+
+
+def _name_of(module: types.ModuleType) -> str:
+    """The command's name, also of a script that is run."""
+    spec = getattr(module, "__spec__", None)
+    return (spec.name if spec else module.__name__).rpartition(".")[2]
+
+
+def place_of(workdir: str | None, anywhere: bool) -> str | pathlib.Path:
     """Where a stage's output goes.
 
     Args:
@@ -88,10 +141,26 @@ def place_of(workdir: str, anywhere: bool) -> str | pathlib.Path:
       that of a local directory called "gs:".
 
     Raises:
-      InputError: it is not local, and the stage writes to local paths alone.
+      InputError: it is empty or a file; it is not local, and the stage writes to local
+        paths alone.
     """
+    if not workdir or not workdir.strip():
+        raise validation.InputError(
+            "no workdir was given. Pass --workdir=DIRECTORY for the output."
+        )
+    if "\0" in workdir:
+        raise validation.InputError("workdir holds a NUL character. Leave it out.")
     if "://" not in workdir:
-        return pathlib.Path(workdir)
+        place = pathlib.Path(workdir)
+        for above in (place, *place.parents):
+            if os.path.lexists(above):
+                if not above.is_dir():
+                    raise validation.InputError(
+                        f"workdir is {workdir}, but {above} is not a directory. Give a "
+                        "directory, or a path where there is nothing yet."
+                    )
+                break
+        return place
     if anywhere:
         return workdir
     raise validation.InputError(
@@ -124,15 +193,19 @@ def _launch(words: Sequence[str]) -> Any:
     )
 
 
-def _parse(argv: list[str]) -> list[str]:
-    """As absl does; with --beam, words that are no flag of ours are left over."""
-    if not any(word in ("--beam", "-beam", "--beam=true") for word in argv):
-        return app.parse_flags_with_usage(argv)
+def _parse(argv: list[str], sharded: bool) -> list[str]:
+    """Parses the flags; with --beam, words that are not flags of ours are left over."""
+    by_beam = any(word in ("--beam", "-beam", "--beam=true") for word in argv)
     try:
-        return flags.FLAGS(argv, known_only=True)
-    except flags.Error as error:
-        sys.stderr.write(f"FATAL Flags parsing error:\n  {error}\n")
-        sys.exit(1)
+        rest = flags.FLAGS(argv, known_only=sharded and by_beam)
+    except Exception as error:  # ml_collections raises what it meets
+        _refuse(config_file.explained(error))
+    if len(rest) > 1 and not by_beam:
+        _refuse(
+            f"unexpected arguments: {validation.cut(' '.join(rest[1:]))}. Flags begin "
+            "with --, such as --config=FILE."
+        )
+    return rest
 
 
 def _under_its_name(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,11 +248,10 @@ def script(
     try:
         status, text = run(own(words)[1:])
     except (flags.Error, app.UsageError) as error:
-        reason = f"error: {error}\n" if str(error) else ""
+        reason = f"error: {validation.one_line(error)}\n" if str(error) else ""
         sys.stderr.write(reason + usage)
         sys.exit(2)
     except (validation.InputError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        _refuse(_of_system(error))
     sys.stdout.write(text)
     sys.exit(status)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ml_collections
 
-from tfdpsq import retriever, validation
+from tfdpsq import validation
+from tfdpsq.data import Tokenizer
+from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import sources
 
 
@@ -20,22 +22,8 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
             "queries, which no epsilon covers. Run the stages finetune and synthesize "
             "by themselves with --config.strict=True, or leave strict False."
         )
-    for field in ("epsilons", "direct_epsilons", "audit_epsilons"):
-        for epsilon in config[field]:
-            if not (isinstance(epsilon, (int, float)) and epsilon > 0):
-                raise validation.InputError(
-                    f"{field} holds {epsilon!r}; every epsilon must be above 0 "
-                    '(float("inf") trains without privacy).'
-                )
     for init in (config.init, config.retriever_init):
         sources.require_public(init, "rows that are called public would start from it")
-    validation.one_of("direct.method", config.direct.method, retriever.METHODS)
-    synthesis = config.synthesize
-    validation.in_range("synthesize.top_p", synthesis.top_p, 0, 1, low_open=True)
-    for stage in ("pretrain", "finetune", "synthesize", "retriever", "direct"):
-        for field in ("document_length", "query_length", "batch_size"):
-            if field in config[stage]:
-                validation.positive_integer(f"{stage}.{field}", config[stage][field])
 
 
 def check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
@@ -56,3 +44,23 @@ def check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
                 f"{stage}.delta is {delta}, but n is {n}: it must be below 1/n = "
                 f"{1 / n:.3g}; 1/(2n) = {0.5 / n:.3g} is the default."
             )
+
+
+def require_one_vocabulary(init: str, ours: str) -> None:
+    """Refuses retrievers that start from a T5 with another vocabulary.
+
+    Args:
+      init: the T5 that retrievers start from, or "".
+      ours: the SentencePiece file of everything else.
+
+    Raises:
+      InputError: the two differ.
+    """
+    theirs = checkpoints.vocabulary_in(checkpoints.locate(init)) if init else None
+    if theirs is None:
+        return
+    if Tokenizer(theirs).fingerprint != Tokenizer(ours).fingerprint:
+        raise validation.InputError(
+            f"retriever_init is {init}, whose vocabulary {theirs} is not the one that "
+            f"everything else has, {ours}. Give T5s of one vocabulary."
+        )

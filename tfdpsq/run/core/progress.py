@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from tfdpsq.run.core import point_log
+from tfdpsq.run.core import point_log, releases
 
 LOGS = "logs"
 PERCENTILES = (50, 90, 99)
@@ -47,11 +47,8 @@ def log_directory(
       private: the private directory, if the stage has one of its own; by default that
         of the workdir which the output lies in.
     """
-    beside = directory.parent
-    if not private:
-        beside = beside.parent if beside.name == "release" else beside
-        private = beside if beside.name == "private" else beside / "private"
-    return pathlib.Path(private) / LOGS / directory.name
+    private = releases.private_directory(directory, str(private))
+    return private / LOGS / directory.name
 
 
 class Progress:

@@ -35,6 +35,7 @@ from tfdpsq.data.texts import Document, Pair, documents_fingerprint
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy import read_certificate
+from tfdpsq.run.core import outputs, releases
 
 PYDOCS = "pydocs"
 KEY_FILE = "fingerprint.key"
@@ -111,11 +112,11 @@ def source_fingerprint(path: str, private_directory: pathlib.Path) -> str:
 
 def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
     """HMAC-SHA256 of a fingerprint under this workdir's secret key."""
-    path = private_directory / KEY_FILE
+    path = outputs.open_private(private_directory) / KEY_FILE
     if not path.is_file():
-        private_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = private_directory / f".{KEY_FILE}.{secrets.token_hex(6)}"
-        atomic_write(own, secrets.token_hex(32))
+        with outputs.owner_only():
+            atomic_write(own, secrets.token_hex(32))
         try:
             os.link(own, path)
         except FileExistsError:
@@ -207,6 +208,26 @@ def require_public(init: str, consequence: str) -> None:
 def is_free(path: str) -> bool:
     """Whether a path holds a synthetic or public set rather than private pairs."""
     return path != PYDOCS and (pathlib.Path(path) / "manifest.json").is_file()
+
+
+def certificate_of_pairs(path: str) -> dict[str, Any] | None:
+    """The certificate of a set; `None` for public pairs, and for private ones.
+
+    Args:
+      path: as for `load_source`.
+    """
+    return read_certificate(path) if is_free(path) else None
+
+
+def guarantee_of_pairs(path: str) -> str:
+    """The guarantee of what follows from pairs, if nothing protects it.
+
+    Args:
+      path: as for `load_source`.
+    """
+    if not is_free(path):
+        return releases.PRIVATE
+    return releases.guarantee_of(read_certificate(path), path)
 
 
 def load_source(path: str, split: str = "train") -> Source:

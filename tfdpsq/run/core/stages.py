@@ -14,8 +14,7 @@ from typing import Any
 import ml_collections
 import tensorflow as tf
 
-from tfdpsq.data import atomic_write
-from tfdpsq.run.core import workdir
+from tfdpsq.run.core import outputs, releases, workdir
 from tfdpsq.run.devices import strategy
 
 SECONDS_FILE = "seconds.json"
@@ -40,7 +39,7 @@ class Stages:
         """
         self.private = directory / "private"
         self.release = directory / "release"
-        self.private.mkdir(mode=0o700, exist_ok=True)
+        outputs.open_private(self.private)
         path = self.private / SECONDS_FILE
         self.seconds: dict[str, float] = (
             json.loads(path.read_text("utf-8")) if path.is_file() else {}
@@ -88,10 +87,16 @@ class Stages:
         gc.collect()
         if "seconds" in stage:  # it was run now
             self.seconds[name] = stage["seconds"]
-            atomic_write(
-                self.private / SECONDS_FILE, json.dumps(self.seconds, indent=2) + "\n"
-            )
             peak = max(self.peak_memory_gib, workdir.peak_memory_gib())
             self.peak_memory_gib = peak
-            atomic_write(self.private / MEMORY_FILE, json.dumps({"gib": peak}) + "\n")
+            for file, value in (
+                (SECONDS_FILE, self.seconds),
+                (MEMORY_FILE, {"gib": peak}),
+            ):
+                outputs.write_file(
+                    self.private / file,
+                    json.dumps(value, indent=2) + "\n",
+                    releases.PRIVATE,
+                    "how long private stages took",
+                )
         return out

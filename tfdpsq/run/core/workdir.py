@@ -2,12 +2,12 @@
 
 A stage is a function that fills a directory. It runs in a temporary sibling that
 is renamed into place when it is complete, together with `stage.json`: the config
-it ran with, the fingerprint of its inputs, and a number of its own, so that what
-was made from an earlier run of it is noticed. How long it took is not written
-there, as the time depends on the private data. A directory that
-is there is therefore finished, and is not made again; one that was made from
-another config or other inputs is refused, as silently mixing the two would give
-numbers that belong to neither.
+it ran with, the fingerprint of its inputs, its guarantee (see `releases`), and a
+number of its own, so that what was made from an earlier run of it is noticed. How
+long it took is not written there, as the time depends on the private data. A
+directory that is there is therefore finished, and is not made again; one that was
+made from another config or other inputs is refused, as silently mixing the two would
+give numbers that belong to neither.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ import tfdpsq
 from tfdpsq import validation
 from tfdpsq.data import any_files, files
 from tfdpsq.privacy import certificate_files
+from tfdpsq.run.core import outputs, releases
 
-STAGE_FILE = "stage.json"
+STAGE_FILE = releases.STAGE_FILE
 CONFIG_FILE = "config.json"
+# In all that says what something was made with: by which version.
+MADE_BY = "made_by"
+_BEFORE_IT_WAS_WRITTEN = "tfdpsq 0.1.0"
 # Under a private directory: ledgers, secrets and states of training runs.
 RUNS = "runs"
 # Of two JSON values, for every file that says what it was made with.
@@ -69,40 +73,70 @@ def plain(config: Any) -> Any:
     return config
 
 
+def made_by() -> dict[str, str]:
+    """Returns the entry that names the running version."""
+    return {MADE_BY: f"tfdpsq {tfdpsq.__version__}"}
+
+
+def other_version(found: Mapping[str, Any]) -> str:
+    """Returns a sentence on what another version made, with a space before it, or "".
+
+    Args:
+      found: content of `stage.json`, of a workdir's config or of a run's description.
+    """
+    maker, ours = found.get(MADE_BY, _BEFORE_IT_WAS_WRITTEN), made_by()[MADE_BY]
+    if maker == ours:
+        return ""
+    return (
+        f" It was made by {maker}, and this is {ours}: go on with {maker}, whose "
+        "settings it was made with."
+    )
+
+
 def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
     """Creates a workdir, or reopens one that was made with the same config.
 
-    The resolved config is written before anything runs.
+    The resolved config is written before anything runs. A workdir holds `private/`, and
+    a report that shows private queries, so it cannot be in a released place; a new one
+    is its owner's alone. What lies in its `release/` is to be copied from there.
 
     Args:
       workdir: where all output goes.
       config: the resolved config.
 
     Raises:
-      InputError: no path, not writable, disk full, or made with another config.
+      InputError: no path, in a released place, not writable, disk full, or made with
+        another config.
     """
     if not workdir:
         raise validation.InputError(
             "no workdir was given. Pass --workdir=DIRECTORY for the output."
         )
-    workdir = pathlib.Path(workdir)
-    path = workdir / CONFIG_FILE
+    holds = "a whole job, with private queries in its report"
+    output = releases.Output(workdir, releases.PRIVATE, holds)
+    path = output.directory / CONFIG_FILE
     wanted = plain(config)
+    maker = made_by()
     if path.is_file():
-        changed = differences(read_json(path), wanted)
+        found = read_json(path)
+        changed = differences({**found, MADE_BY: None}, wanted)
         if changed:
             raise validation.InputError(
                 f"{path} was written by a run with another config "
-                f"({'; '.join(changed)}). Use another --workdir, or delete "
-                "this one to start again."
+                f"({'; '.join(changed)}).{other_version(found)} Use another --workdir, "
+                "or delete this one to start again."
             )
-    files.check_writable(workdir)
-    files.atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
+        maker = {key: found[key] for key in maker if key in found}
+    workdir = outputs.open_directory(output)
+    written = {**wanted, **maker}
+    with outputs.owner_only():
+        files.check_writable(workdir)
+        files.atomic_write(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
     return workdir
 
 
 def run_stage(
-    directory: pathlib.Path,
+    output: releases.Output,
     config: Any,
     inputs: Mapping[str, str],
     make: Callable[[pathlib.Path], dict[str, Any] | None],
@@ -111,39 +145,45 @@ def run_stage(
     """Runs a stage unless its finished output is there already.
 
     Args:
-      directory: the stage's output directory.
+      output: the stage's output directory, and the guarantee of what will be there.
       config: what the stage's result depends on.
       inputs: fingerprints of what it reads.
       make: fills the directory it is given; may return JSON values to record.
       since: when the stage was begun, by `time.monotonic`, where `make` only ends it.
 
     Returns:
-      The content of `stage.json`: "config", "inputs", "fingerprint", "run" and
-      "result"; "certificate_digest" where there is one; "seconds" if it was run now.
+      The content of `stage.json`: "config", "inputs", "fingerprint", "guarantee", "run"
+      and "result"; "certificate_digest" where there is one; "seconds" if it was run
+      now.
 
     Raises:
-      InputError: the directory holds the result of another config or input.
+      InputError: the directory holds the result of another config or input; or what is
+        made has not the guarantee that was stated.
     """
+    directory = output.directory
     finished = finished_stage(directory, config, inputs)
     if finished is not None:
         logging.info("%s: finished before, not redone", directory.name)
+        outputs.settle(directory)  # of a command that was killed before it could
         return finished
+    releases.check_lineage(output, plain(config))
     wanted = {"config": plain(config), "inputs": dict(inputs)}
     started = since
     if started is None:
         logging.info("%s: started", directory.name)
         started = time.monotonic()
-    directory.parent.mkdir(parents=True, exist_ok=True)
     for left in directory.parent.glob(f".{directory.name}.*.partial"):
         with _held(left, directory):
             shutil.rmtree(left)  # of a run that was killed; it was never released
-    with files.atomic_directory(directory) as temporary, _held(temporary, directory):
+    with outputs.filled(output) as temporary, _held(temporary, directory):
         result = make(temporary)
         stage = {
             **wanted,
             "fingerprint": _fingerprint(wanted),
+            certificate_files.GUARANTEE: output.guarantee,
             "run": secrets.token_hex(8),
             "result": plain(result or {}),
+            **made_by(),
             **certificate_files.digest_beside(temporary),
         }
         files.atomic_write(
@@ -179,8 +219,8 @@ def finished_stage(
         )
         raise validation.InputError(
             f"{directory} is finished, but was made with another config or "
-            f"from other inputs ({'; '.join(changed)}). Delete it to make "
-            "it again, or use another directory."
+            f"from other inputs ({'; '.join(changed)}).{other_version(found)} Delete "
+            "it to make it again, or use another directory."
         )
     return found
 
@@ -288,8 +328,12 @@ def read_json(path: str | pathlib.Path) -> Any:
     with any_files.open_binary(path) as file:
         data = file.read()
     try:
-        return json.loads(data)
+        return validation.parse_json(data)
     except ValueError as error:
+        ours = pathlib.Path(path).name in (STAGE_FILE, CONFIG_FILE)
+        remedy = "Restore it, or make it again."
+        if ours:
+            remedy = "Restore it, or delete the directory it is in to make it again."
         raise validation.DataError(
-            path, f"it is not valid JSON ({error})", "Delete the directory it is in."
+            path, f"it is not valid JSON ({error})", remedy
         ) from error

@@ -10,7 +10,6 @@ The first is the chief: the job "chief", or else worker 0.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 
@@ -77,7 +76,7 @@ def read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
     if not text:
         raise bad("is not set")
     try:
-        found = json.loads(text)
+        found = validation.parse_json(text)
         cluster, task = found["cluster"], found["task"]
         job, index = task["type"], int(task["index"])
         jobs = {str(name): list(at) for name, at in cluster.items()}

@@ -4,7 +4,7 @@
 |---------------------|------------------------------------|----------------------|
 | training            | the step, or the loop of steps, is finished, its state saved, |
 |                     | and the program ends with status 75                           |
-| before and after it | ends at once with status 75        | ends at once         |
+| before and after it | ends at once with status 75, as do stages that do not train    |
 | a second one        | ends at once, as if nobody had listened                       |
 
 Status 75 (`EX_TEMPFAIL` of sysexits.h) says: start the same command again. It goes on
@@ -35,10 +35,11 @@ class Notice:
     def __init__(self) -> None:
         """Installs nothing: whoever imports a stage keeps the signals' handlers."""
         self._listens = self._training = self._asked = False
+        self._process = os.getpid()
 
     def listen(self) -> None:
         """Handles both signals from now on; to be called in the main thread."""
-        self._listens = True
+        self._listens, self._process = True, os.getpid()
         for number in _DEFAULTS:
             signal.signal(number, self._noted)
 
@@ -59,6 +60,10 @@ class Notice:
             self._training = False
 
     def _noted(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # forked: not what was asked to end
+            signal.signal(number, _DEFAULTS[number])
+            os.kill(os.getpid(), number)
+            return
         if not self._training:
             if number == signal.SIGTERM:
                 raise SystemExit(RESTART)

@@ -148,13 +148,22 @@ def define_flags() -> Callable[[], dict[str, Any]]:
             "tpu", "", 'For --strategy=tpu: its name or address, or "local".'
         ),
         "replicas": flags.DEFINE_integer(
-            "replicas", 0, "For --strategy=mirrored: how many; 0 for all GPUs."
+            "replicas", 0, "For --strategy=mirrored: how many; all GPUs by default."
         ),
         "steps_per_loop": flags.DEFINE_integer(
             "steps_per_loop", 1, "Steps of private training in one compiled call."
         ),
     }
-    return lambda: {name: flag.value for name, flag in defined.items()}
+
+    def values() -> dict[str, Any]:
+        if flags.FLAGS["replicas"].present and defined["replicas"].value < 1:
+            raise validation.InputError(
+                f"replicas is {defined['replicas'].value}. Give how many devices to "
+                "train on, or leave it out for all GPUs."
+            )
+        return {name: flag.value for name, flag in defined.items()}
+
+    return values
 
 
 @contextlib.contextmanager
@@ -300,7 +309,7 @@ def _wait_for_all(devices: Devices) -> None:
 def _mirrored(replicas: int) -> tf.distribute.Strategy:
     if replicas < 0:
         raise validation.InputError(
-            f"replicas is {replicas}. Give how many devices to train on, or 0 for all."
+            f"replicas is {replicas}. Give how many devices to train on."
         )
     # Which it would read, and wait for workers that nobody asked for.
     if os.environ.pop(clusters.TF_CONFIG, None) is not None:

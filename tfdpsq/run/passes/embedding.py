@@ -17,7 +17,7 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.unique_ids import SeenTexts
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.core import layout, sources, workdir
+from tfdpsq.run.core import layout, releases, settings, sources, workdir
 from tfdpsq.run.passes import (
     corpus_shards,
     pass_progress,
@@ -33,17 +33,17 @@ _KINDS = {DOCUMENTS: "document", QUERIES: "query"}
 _VECTORS, _IDS = "npy", "jsonl"
 
 
-def settings() -> dict[str, Any]:
-    """Settings of whoever embeds documents."""
+def declared() -> dict[str, settings.Setting]:
+    """Settings shared by the stages that embed documents."""
     return {
-        "retriever": "",
-        "vocabulary": "",
-        "corpus": sources.PYDOCS,
-        "batch_size": 128,
+        "retriever": settings.Text(""),
+        "vocabulary": settings.Text(""),
+        "corpus": settings.Text(sources.PYDOCS, required=True),
+        "batch_size": settings.Integer(128),
         # Documents (or queries) of a shard at most: what one process does at a time,
         # and what is in memory.
-        "shard_documents": 65_536,
-        "jit_compile": False,
+        "shard_documents": settings.Integer(65_536),
+        "jit_compile": settings.Flag(False),
     }
 
 
@@ -56,8 +56,6 @@ def check(config: ml_collections.ConfigDict) -> dict[str, str]:
     Raises:
       InputError: bad settings, no retriever, or a vocabulary that is not its own.
     """
-    validation.positive_integer("batch_size", config.batch_size)
-    validation.positive_integer("shard_documents", config.shard_documents)
     if not config.retriever or not config.vocabulary:
         raise validation.InputError(
             f"retriever is {config.retriever!r} and vocabulary {config.vocabulary!r}. "
@@ -82,7 +80,7 @@ def run_pass(
     name: str,
     config: ml_collections.ConfigDict,
     inputs: dict[str, str],
-    directory: sharded_stages.Place,
+    output: releases.Output,
     merge: sharded_stages.Merge,
     launch: passes.Launch,
     base: str = "",
@@ -94,7 +92,7 @@ def run_pass(
       name: of the stage.
       config: its settings.
       inputs: fingerprints of all it reads but the corpus.
-      directory: as for `run`.
+      output: where the embeddings go; see `output_of`.
       merge: as for `sharded_stages.run_stage`.
       launch: as for `run`.
       base: what `index` wrote and whose documents are left out, or "".
@@ -103,7 +101,7 @@ def run_pass(
     Returns:
       As `sharded_stages.run_stage`.
     """
-    place = sharded_stages.pass_directory(directory)
+    place = sharded_stages.pass_directory(output.place)
     if asked is None:
         corpus = corpus_shards.cut(config.corpus, 0, config.shard_documents, place)
         inputs = {**inputs, "corpus": corpus.plan.fingerprint}
@@ -125,7 +123,7 @@ def run_pass(
         asked,
     )
     return sharded_stages.run_stage(
-        directory,
+        output,
         config,
         inputs,
         passes.Work(name, corpus.count, start),
@@ -135,6 +133,27 @@ def run_pass(
             corpus_shards.PLAN_FILE: corpus.plan.to_json(),
             **sharded_stages.guarantee(certificate),
         },
+    )
+
+
+def output_of(
+    directory: sharded_stages.Place,
+    path: str,
+    certificate: dict[str, Any] | None,
+    *made_from: str,
+) -> releases.Output:
+    """Where embeddings of public texts go, by what protects the retriever.
+
+    Args:
+      directory: where they are wanted.
+      path: the retriever.
+      certificate: of the embeddings.
+      *made_from: what else they are made from, on this machine.
+    """
+    return releases.Output(
+        directory,
+        releases.guarantee_of(certificate, sources.fetched(path), *made_from),
+        "embeddings by a retriever that private queries had an unprotected part in",
     )
 
 

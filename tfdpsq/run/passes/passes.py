@@ -15,6 +15,7 @@ from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
+from tfdpsq.run.core import outputs
 from tfdpsq.run.passes import pass_progress
 
 # Makes a shard: its number, and where to write it.
@@ -146,7 +147,8 @@ class Maker:
                 raise FileNotFoundError(f"{self._shards.directory} was removed")
             make = self.load()
             started = time.monotonic()
-            with self._shards.writing(index) as out:
+            # Also in a worker elsewhere, whose stage closes nothing.
+            with outputs.owner_only(), self._shards.writing(index) as out:
                 make(index, out)
         seconds = time.monotonic() - started
         logging.info(

@@ -25,7 +25,7 @@ from tfdpsq.data.records import verify
 from tfdpsq.data.texts import Document, documents_fingerprint
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.certificate import inherited_certificate
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import settings, sources
 from tfdpsq.run.passes import sharded_stages
 from tfdpsq.run.training import private_training
 
@@ -51,7 +51,7 @@ class QuerySet:
     certificate: dict[str, Any] | None = None
 
 
-def settings() -> dict[str, Any]:
+def declared() -> dict[str, settings.Setting]:
     """Settings that say which queries, and whose.
 
     `split` and `private` are of a BEIR directory: which of its queries, and whether
@@ -59,10 +59,10 @@ def settings() -> dict[str, Any]:
     private things lie, by default `private/` above the output, or beside it.
     """
     return {
-        "split": "test",
-        "private": True,
-        "strict": False,
-        "private_directory": "",
+        "split": settings.Text("test", required=True),
+        "private": settings.Flag(True),
+        "strict": settings.Flag(False),
+        "private_directory": settings.Text(""),
     }
 
 

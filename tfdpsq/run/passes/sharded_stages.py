@@ -9,12 +9,13 @@ Beam, or any of these after one was killed, end with the same output.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Union
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -22,15 +23,14 @@ from absl import logging
 from tfdpsq import validation
 from tfdpsq.data import any_files
 from tfdpsq.data.shards import DamagedShard, PassSpec, ShardDirectory
-from tfdpsq.run.core import workdir
+from tfdpsq.run.core import outputs, releases, workdir
 from tfdpsq.run.passes import passes
 
 GUARANTEE_FILE = "guarantee.json"
 # So often one shard is made again before the disk is to blame.
 _TIMES_DAMAGED = 3
 
-# A local path, or one of another file system, which a `pathlib.Path` would spoil.
-Place = Union[str, pathlib.Path]
+Place = releases.Place
 Merge = Callable[[pathlib.Path, ShardDirectory], Mapping[str, Any]]
 
 
@@ -72,7 +72,7 @@ def local_path(directory: Place) -> pathlib.Path:
 
 
 def run_stage(
-    directory: Place,
+    output: releases.Output,
     config: Any,
     inputs: Mapping[str, str],
     work: passes.Work,
@@ -86,7 +86,8 @@ def run_stage(
     copied there, `stage.json` last: what has none is not finished.
 
     Args:
-      directory: the stage's output directory, local or of another file system.
+      output: the stage's output directory, local or of another file system, and the
+        guarantee of what will be there.
       config: what the stage's result depends on.
       inputs: fingerprints of what it reads.
       work: what is done for every shard.
@@ -103,6 +104,8 @@ def run_stage(
         input; what the work or the merge raises.
     """
     started = time.monotonic()
+    directory = output.place
+    releases.check_lineage(output, workdir.plain(config))
     name = os.path.basename(os.fspath(directory).rstrip("/"))
     spec = PassSpec(work.name, work.shards, workdir.plain(config), dict(inputs))
     shards = ShardDirectory(pass_directory(directory), spec)
@@ -142,21 +145,26 @@ def run_stage(
             if not held:
                 logging.info("%s: is being merged by another process", name)
                 return None
-            stage = _merged(directory, config, inputs, merge, shards, maker, started)
+            stage = _merged(output, config, inputs, merge, shards, maker, started)
         _remove(shards)
         return stage
 
-    stage = finished()
-    if stage is not None:
-        return stage
     try:
-        return passed()
+        stage = finished()
+        if stage is not None:
+            return stage
+        if any_files.is_local(directory):
+            outputs.make_parents(pathlib.Path(directory))
+        with outputs.owner_only():
+            return passed()
     except (OSError, tf.errors.OpError, validation.InputError):
         # Shards vanish under the hands of a command when another has merged them.
         stage = finished()
         if stage is None:
             raise
         return stage
+    finally:
+        outputs.settle(directory)
 
 
 def _make(
@@ -189,7 +197,7 @@ def _make(
 
 
 def _merged(
-    directory: Place,
+    output: releases.Output,
     config: Any,
     inputs: Mapping[str, str],
     merge: Merge,
@@ -204,7 +212,7 @@ def _merged(
         logging.info("%s: merging %d shards", shards.spec.name, shards.spec.shards)
         try:
             return _made(
-                directory,
+                output,
                 config,
                 inputs,
                 lambda out: dict(merge(out, shards)),
@@ -219,19 +227,20 @@ def _merged(
 
 
 def _made(
-    directory: Place,
+    output: releases.Output,
     config: Any,
     inputs: Mapping[str, str],
     make: Callable[[pathlib.Path], dict[str, Any]],
     started: float,
 ) -> dict[str, Any]:
     """As `workdir.run_stage`, on any file system."""
-    if any_files.is_local(directory):
-        return workdir.run_stage(pathlib.Path(directory), config, inputs, make, started)
-    place = os.fspath(directory)
+    if any_files.is_local(output.place):
+        return workdir.run_stage(output, config, inputs, make, started)
+    place = os.fspath(output.place)
     with tempfile.TemporaryDirectory(prefix="tfdpsq-") as folder:
         local = pathlib.Path(folder, os.path.basename(place.rstrip("/")))
-        stage = workdir.run_stage(local, config, inputs, make, started)
+        made = dataclasses.replace(output, place=local)
+        stage = workdir.run_stage(made, config, inputs, make, started)
         any_files.copy_tree(str(local), place, last=workdir.STAGE_FILE)
     logging.info("%s: copied to %s", local.name, place)
     return {**stage, "seconds": round(time.monotonic() - started, 2)}

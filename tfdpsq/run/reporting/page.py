@@ -38,7 +38,7 @@ from typing import Any
 
 import jinja2
 
-from tfdpsq.data.files import atomic_write
+from tfdpsq.run.core import outputs, releases
 from tfdpsq.run.reporting import certificates_in_words, evidence, plots, wording
 from tfdpsq.run.reporting.wording import MISSING, epsilon_text
 from tfdpsq.validation import InputError
@@ -48,6 +48,7 @@ RESULT_KEYS = ("rows", "seconds", "peak_memory_gib", "fingerprints", "versions")
 ROW_KEYS = ("name", "epsilon", *METRICS, *(f"{m}_ci" for m in METRICS))
 MAX_DOCUMENT_CHARACTERS = 1200
 
+_HOLDS = "private queries and what was measured on them"
 # Colours of the plot of results, by what the row's training saw.
 _PROTECTED, _UNPROTECTED, _NO_PRIVATE_DATA = 0, 1, 2
 
@@ -87,8 +88,8 @@ def write_results(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
 
 
 def write_file(path: str | os.PathLike, text: str) -> None:
-    """Writes a page or its numbers, which show private queries."""
-    atomic_write(path, text)
+    """Writes a page or its numbers, for its owner's eyes alone."""
+    outputs.write_file(path, text, releases.PRIVATE, _HOLDS)
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:

@@ -26,15 +26,17 @@ from tfdpsq.data import (
     read_synthetic,
 )
 from tfdpsq.generator import checkpoints
-from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.core import settings, sources, workdir
 from tfdpsq.run.reporting import text_features
 
 FEATURIZERS = {"": "", "t5": text_features.PRESET, "gpt2": text_features.GPT2}
 # k-means starts from these seeds; the first is the published one.
 _FIRST_SEED = 25
+_TWO_TEXTS = "MAUVE makes clusters of at least 2 texts of each kind."
+_TWO_SEEDS = "MAUVE needs at least 2: one value without a deviation says little."
 
 
-def settings() -> dict[str, Any]:
+def declared() -> dict[str, settings.Setting]:
     """Returns the settings of the comparison.
 
     `featurizer` makes the features for MAUVE and distances: "t5", the encoder of the
@@ -45,13 +47,13 @@ def settings() -> dict[str, Any]:
     queries of `training_split`.
     """
     return {
-        "featurizer": "t5",
-        "init": "",
-        "vocabulary": "",
-        "batch_size": 128,
-        "seeds": 5,
-        "samples": 5_000,
-        "training_split": "train",
+        "featurizer": settings.Text("t5", tuple(FEATURIZERS)),
+        "init": settings.Text(""),
+        "vocabulary": settings.Text(""),
+        "batch_size": settings.Integer(128),
+        "seeds": settings.Integer(5, 2, 10_000, remedy=_TWO_SEEDS),
+        "samples": settings.Integer(5_000, 2, remedy=_TWO_TEXTS),
+        "training_split": settings.Text("train", required=True),
     }
 
 
@@ -65,17 +67,6 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, str]:
     if not config.synthetic:
         return {}
     own = config.similarity
-    validation.one_of("similarity.featurizer", own.featurizer, tuple(FEATURIZERS))
-    if validation.positive_integer("similarity.samples", own.samples) < 2:
-        raise validation.InputError(
-            f"similarity.samples is {own.samples}; MAUVE makes clusters of at least 2 "
-            "texts of each kind. Raise it."
-        )
-    if validation.positive_integer("similarity.seeds", own.seeds) < 2:
-        raise validation.InputError(
-            f"similarity.seeds is {own.seeds}; MAUVE needs at least 2: one value "
-            "without a deviation says little."
-        )
     for name, path in config.synthetic.items():
         if not path or not sources.is_free(path):
             raise validation.InputError(

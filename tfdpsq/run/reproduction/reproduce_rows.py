@@ -8,9 +8,12 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import ml_collections
 import numpy as np
 
 from tfdpsq import validation
+from tfdpsq.data.pydocs import PACKAGES, build_pydocs
+from tfdpsq.run.core import sources
 
 CONTROLS = ("untrained", "public-only")
 
@@ -84,3 +87,20 @@ class RowMaker(Protocol):
 
     def audited(self, row: Row) -> pathlib.Path:
         """Returns the directory of `audit`'s findings on a row's generator."""
+
+
+def data_of(config: ml_collections.ConfigDict) -> tuple[str, Mapping[str, str]]:
+    """Where the pairs are, and the zero-shot sets that are made here."""
+    held = tuple(config.held_out_packages)
+    if not held:
+        return config.job.data, {}
+    if config.job.data != sources.PYDOCS:
+        raise validation.InputError(
+            f"held_out_packages is {held}, which is for pydocs, but job.data is "
+            f"{config.job.data}. Set held_out_packages to (), and zero_shot to sets "
+            "that are there."
+        )
+    home = build_pydocs(packages=[name for name in PACKAGES if name not in held])
+    return str(home.path), {
+        name: str(build_pydocs(packages=(name,)).path) for name in held
+    }

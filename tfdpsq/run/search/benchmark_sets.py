@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import Any
 
 import ml_collections
 from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import settings, sources
 
 CQADUPSTACK = "cqadupstack"
 # The sets of the paper's zero-shot table, by BEIR's names.
@@ -76,25 +75,25 @@ class Part:
     as_published: bool
 
 
-def settings() -> dict[str, Any]:
+def declared() -> dict[str, settings.Setting]:
     """Settings that say which sets there are."""
     return {
         # Directory that holds sets under their names.
-        "root": "",
-        "sets": PAPER,
+        "root": settings.Text(""),
+        "sets": settings.Several(PAPER, settings.Text("", required=True)),
         # Name -> directory, for sets that lie elsewhere, and for further ones.
-        "paths": {},
+        "paths": settings.Named({}, settings.Text("")),
         # Name -> split, where not "test" ("dev" for msmarco).
-        "splits": {},
+        "splits": settings.Named({}, settings.Text("", required=True)),
         # Name -> whether a document of the query's own id is left out. True for
         # arguana and quora, whose queries are documents; elsewhere False, as there ids
         # are often mere numbers.
-        "ignore_identical_ids": {},
+        "ignore_identical_ids": settings.Named({}, settings.Flag(False)),
         # Sets that are taken with the flaws they were published with. Of all others, a
         # document without text or a judgement of a missing one is an error.
-        "as_published": FLAWED,
+        "as_published": settings.Several(FLAWED, settings.Text("")),
         # Leave out sets that are not there; the output then lists them.
-        "skip_missing": False,
+        "skip_missing": settings.Flag(False),
     }
 
 

@@ -16,6 +16,7 @@ from tfdpsq.run.search import benchmark_sets
 BM25 = "bm25"
 # The one kind of index that has to hold all embeddings in memory.
 TREE = "scann"
+INDEXES = (*nearest.KINDS, TREE)
 
 
 def check_search(config: ml_collections.ConfigDict, metrics: Sequence[str]) -> None:
@@ -28,9 +29,6 @@ def check_search(config: ml_collections.ConfigDict, metrics: Sequence[str]) -> N
     Raises:
       InputError: names the setting.
     """
-    for name in ("k", "batch_size", "resamples"):
-        validation.positive_integer(name, config[name])
-    validation.one_of("index", config.index, (*nearest.KINDS, TREE))
     evaluation.evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, metrics)
     for metric in metrics:
         if int(metric.partition("@")[2] or 0) > config.k:

@@ -19,10 +19,11 @@ import tensorflow as tf
 from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer, atomic_write
 from tfdpsq.privacy import ledger, selection
-from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.core import settings, sources, workdir
 from tfdpsq.run.training import grid_points, private_training, starting_model
 
 MODES = ("declared", "accounted")
+_EPOCHS = settings.Number(0.0, 0, 1e6)
 PLAN_FILE = "plan.json"
 # What all points have in common, or what they share.
 _COMMON = (
@@ -48,16 +49,21 @@ class Point:
     stage: ml_collections.ConfigDict
 
 
-def check(config: ml_collections.ConfigDict) -> None:
+def check(
+    config: ml_collections.ConfigDict,
+) -> list[tuple[str, ml_collections.ConfigDict]]:
     """Refuses settings that no guarantee could be given for.
 
     Args:
       config: of the stage `choose`.
 
+    Returns:
+      Name and config of every point, as `finetune` takes it but for its epochs, which
+      say how many steps it has.
+
     Raises:
       InputError: as said.
     """
-    validation.one_of("choice", config.choice, MODES)
     shared, points = config.finetune, list(_points(config))
     if len({point.name for point in points}) < max(len(points), 2):
         raise validation.InputError(
@@ -79,7 +85,6 @@ def check(config: ml_collections.ConfigDict) -> None:
             "generators without protection a private choice protects nothing. Set "
             "finetune.epsilon to a finite number, or choice to 'declared'."
         )
-    validation.in_range("choice_epsilon", config.choice_epsilon, 0.0, math.inf)
     if declared and config.choice_epsilon:
         raise validation.InputError(
             f"choice_epsilon is {config.choice_epsilon}, but choice 'declared' adds no "
@@ -101,6 +106,14 @@ def check(config: ml_collections.ConfigDict) -> None:
             f"{shared.pairs} is a synthetic or public set, where choosing costs "
             "nothing. Give private pairs, or use the stage grid."
         )
+    found = []
+    for point in points:
+        stage = point.stage.copy_and_resolve_references()
+        _EPOCHS.check(f"points.{point.name}.epochs", stage.epochs)
+        with stage.unlocked():
+            del stage["epochs"]
+        found.append((point.name, stage))
+    return found
 
 
 def planned(
@@ -135,7 +148,6 @@ def planned(
             epochs = stage.epochs
             del stage["epochs"]
         if epochs:
-            validation.positive("epochs", epochs)
             stage.steps = max(1, round(epochs * n / stage.batch_size))
     specs = [private_training.spec_of(point.stage, units) for point in points]
     for spec in specs:
@@ -184,10 +196,10 @@ def _points(config) -> Iterator[Point]:
         "variants": config.variants,
         "axes": config.axes,
     }
-    for name, settings, of_point in grid_points.points_of(
+    for name, varied_here, of_point in grid_points.points_of(
         ml_collections.ConfigDict(varied)
     ):
-        yield Point(name, workdir.plain(settings), of_point)
+        yield Point(name, workdir.plain(varied_here), of_point)
 
 
 def _paid(run: pathlib.Path) -> bool:

@@ -17,10 +17,10 @@ from absl import logging
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.privacy import plan as plans
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import settings, sources
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.training import hard_negatives, private_training
+from tfdpsq.run.training import hard_negatives, outcomes, private_training
 
 ARGUMENTS = {
     "naive": (
@@ -53,7 +53,7 @@ ARGUMENTS = {
 }
 
 
-def settings() -> dict[str, Any]:
+def declared() -> dict[str, settings.Setting]:
     """Settings of the methods; each looks at its own.
 
     `clip_groups`: groups of a step ("microbatch"). `negatives`, `refresh_every`,
@@ -63,11 +63,11 @@ def settings() -> dict[str, Any]:
     only memory depends ("public_negatives"; the others decide for themselves).
     """
     return {
-        "clip_groups": 8,
-        "negatives": 256,
-        "refresh_every": 1,
-        "most_documents": 100_000,
-        "microbatch_size": 32,
+        "clip_groups": settings.Integer(8),
+        "negatives": settings.Integer(256),
+        "refresh_every": settings.Integer(1, 1, settings.STEPS),
+        "most_documents": settings.Integer(100_000),
+        "microbatch_size": settings.Integer(32),
     }
 
 
@@ -79,7 +79,6 @@ def _require_derived(config) -> None:
                 f"method is {config.method!r} and {field} is {config[field]!r}, for "
                 f"which its sensitivity is not derived. Set {field} to {value!r}."
             )
-    validation.positive("scale", config.scale)
 
 
 def _require_devices(config, devices: strategy.Devices) -> None:
@@ -155,7 +154,7 @@ def train(
     own: pathlib.Path,
     inputs: dict[str, str],
     devices: strategy.Devices = strategy.DEFAULT,
-) -> tuple[privacy.PrivacyPlan, int]:
+) -> tuple[privacy.PrivacyPlan, outcomes.Outcome]:
     """Trains by the config's method.
 
     Args:
@@ -169,7 +168,7 @@ def train(
       devices: what it is trained on.
 
     Returns:
-      The plan, and the steps that were executed.
+      The plan, and how training ended.
 
     Raises:
       InputError: pairs that are not private, or settings that cannot be, all before
@@ -204,7 +203,7 @@ def train(
         rate = private_training.learning_rate(config)
         optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
     progress.epsilon = plan.epsilon_so_far
-    executed = private_training.train(
+    outcome = private_training.train(
         devices,
         model,
         plan,
@@ -219,13 +218,11 @@ def train(
         jit_compile=config.jit_compile,
         **options,
     )
-    return plan, executed
+    return plan, outcome
 
 
 def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """The public documents that negatives are drawn from, as the loss takes them."""
-    for field in ("most_documents", "microbatch_size"):
-        validation.positive_integer(field, config[field])
     documents = sources.sampled_documents(config.pairs, config.most_documents)
     corpus = retriever.encode_documents(
         [document.content for document in documents],

@@ -17,6 +17,49 @@ from tfdpsq.run.core import workdir
 STAGES = ("finetune", "train_retriever")
 
 
+def check_axes(name: str, axes: Any) -> None:
+    """Refuses axes that are not pairs of a setting's dotted name and its values.
+
+    Raises:
+      InputError: names the axis.
+    """
+    if not isinstance(axes, (tuple, list)):
+        raise validation.InputError(
+            f"{name} is {validation.shown(axes)}; it must be a tuple of (setting, "
+            'values), such as (("learning_rate", (1e-3, 2e-3)),).'
+        )
+    for number, axis in enumerate(axes):
+        pair = isinstance(axis, (tuple, list)) and len(axis) == 2
+        values = pair and isinstance(axis[1], (tuple, list)) and len(axis[1]) > 0
+        if not values or not isinstance(axis[0], str):
+            raise validation.InputError(
+                f"{name}[{number}] is {validation.shown(axis)}; it must be (setting, "
+                'values), such as ("learning_rate", (1e-3, 2e-3)).'
+            )
+
+
+def check_variants(name: str, variants: Any) -> None:
+    """Refuses variants that are not mappings from names to settings.
+
+    Raises:
+      InputError: names the variant.
+    """
+    kinds = (ml_collections.ConfigDict, Mapping)
+    whole = isinstance(variants, kinds)
+    for key, own in variants.items() if whole else ():
+        plain = isinstance(key, str) and key.strip("./") == key and "/" not in key
+        if not plain or not key or not isinstance(own, kinds):
+            raise validation.InputError(
+                f"{name} maps {validation.shown(key)} to {validation.shown(own)}; it "
+                'must map names of files to settings, such as {"all": {}}.'
+            )
+    if not whole:
+        raise validation.InputError(
+            f"{name} is {validation.shown(variants)}; it must map names to "
+            'settings, such as {"all": {}}.'
+        )
+
+
 def points_of(
     config: ml_collections.ConfigDict,
 ) -> Iterator[tuple[str, dict[str, Any], ml_collections.ConfigDict]]:
@@ -60,6 +103,6 @@ def _set(config: ml_collections.ConfigDict, field: str, value: Any, stage: str) 
         node[last] = value
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise validation.InputError(
-            f"the grid sets {field!r} to {value!r}, which {stage} does not take "
-            f"({error}). Its fields: {', '.join(sorted(config))}."
+            f"the grid sets {field!r} to {validation.shown(value)}, which {stage} does "
+            f"not take ({error}). Its fields: {', '.join(sorted(config))}."
         ) from error

@@ -12,7 +12,7 @@ import ml_collections
 from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data import Tokenizer, atomic_write
 from tfdpsq.data.files import sha256_of_file
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import settings, sources
 
 ORIGIN_FILE = "mining.json"
 JUDGED = "judged"
@@ -20,7 +20,7 @@ _SPARE = 8
 BY_QUERY = "each query and public data alone"
 
 
-def settings() -> dict[str, Any]:
+def declared() -> dict[str, Any]:
     """Settings of hard negatives.
 
     `run`: a TREC run, query id to documents, best first: what `mine` wrote, or any
@@ -34,11 +34,11 @@ def settings() -> dict[str, Any]:
     """
     return {
         "hard_negatives": {
-            "run": "",
-            "count": 1,
-            "skip": 0,
-            "corpus": "",
-            "made_from": "",
+            "run": settings.Text(""),
+            "count": settings.Integer(1, 1, 10_000),
+            "skip": settings.Integer(0, 0, 10_000),
+            "corpus": settings.Text(""),
+            "made_from": settings.Text("", ("", BY_QUERY)),
         }
     }
 
@@ -130,7 +130,7 @@ def origin(
     count = f"the {own.count} best after {own.skip}"
     if beside.is_file():
         try:
-            found = json.loads(beside.read_text("utf-8"))
+            found = validation.parse_json(beside.read_text("utf-8"))
             by, made = found["by"]["name"], (found["pairs"], found["split"])
             run = found["run"]
         except (ValueError, KeyError, TypeError) as error:
@@ -174,8 +174,6 @@ def arrays(
     own = config.hard_negatives
     if not own.run:
         return {}
-    validation.positive_integer("hard_negatives.count", own.count)
-    validation.in_range("hard_negatives.skip", own.skip, 0, 10_000)
     answers: dict[str, set[str]] = {}
     of_pairs: dict[str, set[str]] = {}
     for pair in source.pairs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,50 +17,25 @@ import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import atomic_write
+from tfdpsq.generator import checkpoints
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import certificate_files, checkpoint, ledger, reads, workers
-from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.core import outputs, releases, sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
 from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import outcomes
 
 RUNS = workdir.RUNS
 RUN_FILE = "run.json"
 # Of a run's directory: its pairs, tokenised, while it trains without protection.
 ROWS = "rows"
-SCHEDULES = ("constant", "cosine")
 LOSS_READ = {
     "what": "the training loss of every step, averaged over its batch, and how long "
     "the step took",
     "where": "the terminal, and logs/ under private/",
 }
-
-
-def privacy_settings() -> dict[str, Any]:
-    """Settings of a private training run; see `PrivacySpec` for most of them.
-
-    `n_is_public` declares that the exact number of units may be published;
-    otherwise `n_bound` must be a public upper bound on it. `user_field` names the
-    metadata field of queries.jsonl that says whose a query is, for unit "user".
-    `strict` refuses, or leaves out, every reading of private data that ε does not
-    cover. `save_every` is how many steps a killed run may have to repeat.
-    """
-    return {
-        "epsilon": 8.0,
-        "delta": 0.0,
-        "clip_norm": 0.1,
-        "accountant": "pld",
-        "sampler": "poisson",
-        "unit": "query",
-        "user_field": "user_id",
-        "rows_per_unit": 1,
-        "n_is_public": False,
-        "n_bound": 0,
-        "engine": "fast",
-        "strict": False,
-        "save_every": 50,
-        "private_directory": "",
-    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +97,7 @@ def spec_of(
         "sampler": config.sampler,
         "unit": config.unit,
         "rows_per_unit": config.rows_per_unit,
+        "secure": config.secure,
     }
     return privacy.PrivacySpec(**{**fields, **changes})
 
@@ -149,7 +126,7 @@ def declared_n(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool
             f"the number of {config.unit} units may be published, or n_bound to a "
             "public upper bound on it."
         )
-    if count > validation.positive_integer("n_bound", config.n_bound):
+    if count > config.n_bound:
         raise validation.InputError(
             f"n_bound is {config.n_bound}, but the data hold more units than that. "
             "Declare a bound that is not exceeded."
@@ -160,12 +137,34 @@ def declared_n(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool
 def private_directory(
     config: ml_collections.ConfigDict, directory: pathlib.Path
 ) -> pathlib.Path:
-    """Where a stage keeps what must not be released with its output."""
-    if config.private_directory:
-        return pathlib.Path(config.private_directory)
-    # A stage whose output is private itself shares what is private there.
-    beside = directory.parent
-    return beside if beside.name == "private" else beside / "private"
+    """Where a stage keeps what must not be released; see `releases`."""
+    return releases.private_directory(directory, config.private_directory)
+
+
+def guarantee_of_training(
+    config: ml_collections.ConfigDict, devices: strategy.Devices, protected: bool
+) -> str:
+    """The guarantee of a trained model; see `releases`.
+
+    Args:
+      config: the stage's.
+      devices: where it trains. A worker that is not the chief certifies nothing.
+      protected: whether private pairs are trained on under a finite ε.
+
+    Raises:
+      InputError: pairs and starting weights have guarantees that would add up.
+      DataError: the certificate of one of them is damaged.
+    """
+    if not devices.chief or canary_set.holds_canaries(config.pairs):
+        return releases.PRIVATE
+    if not sources.is_free(config.pairs):
+        return releases.CERTIFIED if protected else releases.PRIVATE
+    certificate = certificates.inherited_certificate(
+        sources.certificate_of_pairs(config.pairs),
+        sources.certificate_of_model(config.init),
+    )
+    start = checkpoints.locate(config.init) if config.init else ""
+    return releases.guarantee_of(certificate, config.pairs, os.fspath(start))
 
 
 def run_directory(
@@ -189,21 +188,24 @@ def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) ->
     wanted = {"config": workdir.plain(config), "inputs": dict(inputs)}
     path = directory / RUN_FILE
     paid = directory / ledger.FILE_NAME
-    if path.is_file() and paid.is_file() and ledger.read_ledger(paid).steps_paid:
-        found = workdir.read_json(path)
-        differences = workdir.differences(found, wanted)
+    found = workdir.read_json(path) if path.is_file() else {}
+    differences = workdir.differences({**found, workdir.MADE_BY: None}, wanted)
+    if found and paid.is_file() and ledger.read_ledger(paid).steps_paid:
         if differences:
             raise validation.InputError(
                 f"{directory} holds a run that was begun with another config or other "
-                f"data ({'; '.join(differences)}). Go on with the same, or use another "
-                "directory: a new run spends a budget of its own, and both add up."
+                f"data ({'; '.join(differences)}).{workdir.other_version(found)} Go on "
+                "with the same, or use another directory: a new run spends a budget of "
+                "its own, and both add up."
             )
     else:
         # Nothing was paid for, so settings that turned out wrong may be mended.
-        if path.is_file() and workdir.differences(workdir.read_json(path), wanted):
+        if found and differences:
             checkpoint.discard(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
+        wanted.update(workdir.made_by())
+        outputs.open_private(directory)
+        with outputs.owner_only():
+            atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
 
 
 def train(
@@ -215,8 +217,8 @@ def train(
     take: Callable,
     microbatch_size: int | None,
     **options: Any,
-) -> int:
-    """`privacy.train` on a stage's devices.
+) -> outcomes.Outcome:
+    """`privacy.train` on a stage's devices; a run that diverged has an outcome, too.
 
     Args:
       devices: in whose scope model and optimizer were made.
@@ -229,7 +231,7 @@ def train(
       **options: passed on.
 
     Returns:
-      The number of steps executed.
+      What was paid, and whether the model holds the weights of an earlier step.
 
     Raises:
       Preempted: the process, or another worker, was asked to end.
@@ -238,17 +240,21 @@ def train(
     with devices.scope(), devices.notice.training() as asked:
         # What is not trained, too: others may have other files at the same path.
         workers.copy_from_chief(model.variables)
-        return privacy.train(
-            plan,
-            row_losses,
-            model.trainable_variables,
-            optimizer,
-            take,
-            microbatch_size,
-            steps_per_loop=devices.steps_per_loop,
-            preempted=asked,
-            **options,
-        )
+        try:
+            paid = privacy.train(
+                plan,
+                row_losses,
+                model.trainable_variables,
+                optimizer,
+                take,
+                microbatch_size,
+                steps_per_loop=devices.steps_per_loop,
+                preempted=asked,
+                **options,
+            )
+        except privacy.Diverged as error:
+            return outcomes.Outcome(error.paid, error.diverged_at, error.weights_of)
+        return outcomes.Outcome(paid)
 
 
 def close_run(directory: pathlib.Path) -> None:
@@ -266,6 +272,8 @@ def reads_of(
     config: ml_collections.ConfigDict, private: pathlib.Path
 ) -> privacy.PrivateReads:
     """The workdir's list of private reads outside the budget."""
+    if not config.strict:
+        outputs.open_private(private)
     return privacy.PrivateReads(private / reads.FILE_NAME, strict=config.strict)
 
 
@@ -338,11 +346,8 @@ def learning_rate(
     """What the optimizer takes: the rate, or its course over all steps.
 
     Schedule "cosine" rises over the first tenth of the steps and falls to a twentieth.
-
-    Raises:
-      InputError: unknown schedule.
     """
-    if validation.one_of("schedule", config.schedule, SCHEDULES) == "constant":
+    if config.schedule == "constant":
         return config.learning_rate
     return WarmupCosine(config.learning_rate, config.steps // 10, config.steps)
 
@@ -369,4 +374,9 @@ def training_facts(
         "lora": dict(config.lora) if lora else "none",
         "soft_prompt": soft_prompt or "none",
         "computed_in": config.get("dtype", "float32"),
+        "products_of_clipping": privacy.fast.precision_in_words(
+            config.get("jit_compile", False)
+        )
+        if config.engine == "fast"
+        else "as in tensorflow-privacy",
     }

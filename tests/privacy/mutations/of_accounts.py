@@ -1,0 +1,195 @@
+"""Mistakes in what is paid for, added up and certified."""
+
+MUTATIONS = (
+    {
+        "name": "steps_executed_instead_of_paid",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/training.py",
+        "old": (
+            "executed = done if kept is None else max(done, kept.ledger.steps_paid)"
+        ),
+        "new": "executed = done",
+        "tests": (
+            "tests/privacy/test_paid_steps.py::"
+            "test_steps_paid_by_a_killed_run_count_though_they_are_not_repeated",
+        ),
+        "why": (
+            "steps that a killed run showed, and that were not repeated, "
+            "count for nothing"
+        ),
+    },
+    {
+        "name": "number_of_units_not_in_the_data",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "digest = hashlib.sha256(repr(units).encode())",
+        "new": "digest = hashlib.sha256()",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with[units]",
+        ),
+        "why": ("half a run on n units and half on fewer is in no certificate"),
+    },
+    {
+        "name": "ledger_of_a_private_run_wiped",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/training.py",
+        "old": (
+            "        not plan.spec.private\n"
+            "        and not checkpoint.is_open(directory)"
+        ),
+        "new": "        not checkpoint.is_open(directory)",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_a_finished_run_is_not_paid_for_by_its_own_ledger_again",
+        ),
+        "why": ("a finished run is done again at no price"),
+    },
+    {
+        "name": "ledgers_head_not_compared",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/verification.py",
+        "old": """\
+        ("ledger_head", ledger.head, "the ledger's last line is"),
+""",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_verification.py::"
+            "test_only_the_ledger_tells_a_consistent_forgery",
+        ),
+        "why": (
+            "a certificate passes beside the ledger of another run of the same plan"
+        ),
+    },
+    {
+        "name": "smaller_epsilon_of_two_accountants",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/certificate.py",
+        "old": '"epsilon": json_number(epsilons[spec.accountant]),',
+        "new": '"epsilon": json_number(min(epsilons.values())),',
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_it_says_what_was_guaranteed_and_by_what",
+        ),
+        "why": (
+            "choosing the accountant afterwards is not what was calibrated and stated"
+        ),
+    },
+    {
+        "name": "private_reads_outside_the_digest",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/certificate.py",
+        "old": 'if key != "digest"}',
+        "new": 'if key not in ("digest", "private_reads")}',
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_it_is_plain_json_and_the_digest_is_of_all_of_it",
+            "tests/privacy/test_verification.py::"
+            "test_every_edit_of_any_entry_is_found_and_nearly_all_without_the_digest",
+        ),
+        "why": ("the list of what no ε covers can be emptied unseen"),
+    },
+    {
+        "name": "guarantee_of_a_retrievers_start_forgotten",
+        "kind": "certificate",
+        "file": "tfdpsq/run/train_retriever.py",
+        "old": (
+            "            certificate = "
+            "certificates.inherited_certificate(source.certificate, parent)"
+        ),
+        "new": "            certificate = source.certificate",
+        "tests": (
+            "tests/run/test_lineage.py::"
+            "test_a_retriever_inherits_from_its_starting_weights_too",
+        ),
+        "why": (
+            "weights that private queries had a part in are released as public ones"
+        ),
+    },
+    {
+        "name": "retriever_trained_directly_from_private_weights",
+        "kind": "certificate",
+        "file": "tfdpsq/run/train_retriever.py",
+        "old": ('    if config.method != "plain":\n        sources.require_public('),
+        "new": ('    if config.method == "":\n        sources.require_public('),
+        "tests": (
+            "tests/run/test_lineage.py::"
+            "test_a_retriever_inherits_from_its_starting_weights_too",
+        ),
+        "why": ("ε counts the steps of one training where two looked at the queries"),
+    },
+    {
+        "name": "truncation_not_taken_off_delta",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": (
+            "left = self.spec.target_delta - self.truncation_delta(steps)\n"
+            "        if left <= 0:  # not so in what"
+        ),
+        "new": (
+            "left = self.spec.target_delta\n        if left <= 0:  # not so in what"
+        ),
+        "tests": (
+            "tests/privacy/test_plan.py::"
+            "test_epsilon_is_of_what_truncation_leaves_of_delta",
+        ),
+        "why": ("δ is spent twice: on the batches cut off, and on the noise"),
+    },
+    {
+        "name": "truncation_off_by_one",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/accounting.py",
+        "old": (
+            "scipy.stats.binom.sf(max_batch_size - 1, n - 1, sampling_probability)"
+        ),
+        "new": "scipy.stats.binom.sf(max_batch_size, n - 1, sampling_probability)",
+        "tests": (
+            "tests/privacy/test_plan.py::"
+            "test_epsilon_is_of_what_truncation_leaves_of_delta",
+        ),
+        "why": ("a batch that is just full loses a unit to the one that is added"),
+    },
+    {
+        "name": "truncation_of_one_run_of_a_grid",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/selection.py",
+        "old": (
+            "left = delta - sum(plan.truncation_delta(plan.spec.steps) "
+            "for plan in plans)"
+        ),
+        "new": "left = delta - plans[0].truncation_delta(plans[0].spec.steps)",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_the_truncation_of_every_run_is_taken_off_delta",
+        ),
+        "why": ("every run cuts off batches of its own"),
+    },
+    {
+        "name": "equal_runs_of_a_grid_counted_once",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/selection.py",
+        "old": "times[plan.noise_multiplier, probability] += releases",
+        "new": "times[plan.noise_multiplier, probability] = releases",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_the_runs_cost_what_the_library_composes[rdp]",
+        ),
+        "why": ("ten learning rates would cost what one does"),
+    },
+    {
+        "name": "delta_of_the_worst_artefact_alone",
+        "kind": "composition",
+        "file": "tfdpsq/run/reporting/report_certificates.py",
+        "old": """\
+    delta = sum(float(certificate["guarantee"]["delta"]) for certificate in different)
+""",
+        "new": """\
+    delta = max(float(certificate["guarantee"]["delta"]) for certificate in different)
+""",
+        "tests": (
+            "tests/run/test_report_certificates.py::"
+            "test_releasing_several_artefacts_adds_up",
+        ),
+        "why": ("δ adds up as ε does"),
+    },
+)

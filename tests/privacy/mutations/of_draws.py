@@ -1,0 +1,203 @@
+"""Mistakes in draws and in keys: random numbers that tell of one another."""
+
+MUTATIONS = (
+    {
+        "name": "groups_dealt_by_the_samples_bits",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/sampling.py",
+        "old": "random = _generator(self.units._seed, step, _DEALT)",
+        "new": "random = _generator(self.units._seed, step, _UNITS)",
+        "tests": (
+            "tests/privacy/test_statistics_sampling.py::"
+            "test_the_group_of_a_unit_says_nothing_of_how_many_were_drawn",
+        ),
+        "why": (
+            "a unit's group tells how many were drawn, and the dealing is "
+            "not independent of the sample, which amplification rests on"
+        ),
+    },
+    {
+        "name": "rows_of_users_by_the_samples_bits",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/sampling.py",
+        "old": "random = _generator(self.units._seed, step, _ROWS)",
+        "new": "random = _generator(self.units._seed, step, _UNITS)",
+        "tests": (
+            "tests/privacy/test_statistics_sampling.py::"
+            "test_the_rows_of_a_user_say_nothing_of_how_many_users_were_drawn",
+        ),
+        "why": ("which of a user's rows take part tells how many users do"),
+    },
+    {
+        "name": "batches_of_an_epoch_overlap",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/sampling.py",
+        "old": "places += batch * self.max_batch_size",
+        "new": "places += batch * (self.max_batch_size - 1)",
+        "tests": (
+            "tests/privacy/test_sampling.py::"
+            "test_a_shuffled_epoch_is_a_permutation_cut_into_equal_batches",
+        ),
+        "why": (
+            "a unit is in two batches of an epoch, which is accounted for "
+            "as one release"
+        ),
+    },
+    {
+        "name": "one_draw_for_two_steps",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "draws = [sampler.draw(number) for number in now]",
+        "new": "draws = [sampler.draw(number // 2) for number in now]",
+        "tests": (
+            "tests/privacy/test_paid_steps.py::"
+            "test_steps_taken_again_are_the_same_and_not_paid_for_again",
+        ),
+        "why": (
+            "steps are composed as independent draws, and two with the same"
+            " rows are not"
+        ),
+    },
+    {
+        "name": "full_groups_keep_the_lowest_rows",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/sampling.py",
+        "old": ("own = drawn.indices[: drawn.count][dealt == group][: self.capacity]"),
+        "new": (
+            "own = np.sort(drawn.indices[: drawn.count][dealt == group])\n"
+            "            own = own[: self.capacity]"
+        ),
+        "tests": (
+            "tests/privacy/test_sampling.py::"
+            "test_dealt_rows_lie_in_their_group_and_a_full_group_keeps_its_first",
+        ),
+        "why": ("rows at the front of the data take part more often than others"),
+    },
+    {
+        "name": "dropout_from_the_noises_bits",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": 'as_words(derived_seed(noise_seed, "dropout"))',
+        "new": 'as_words(derived_seed(noise_seed, "noise"))',
+        "tests": (
+            "tests/privacy/test_optimizers.py::"
+            "test_dropout_draws_from_other_bits_than_the_noise",
+        ),
+        "why": ("masks show in the gradients, and would tell of the noise"),
+    },
+    {
+        "name": "one_derived_seed_for_all_purposes",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/noise.py",
+        "old": 'message = seed.to_bytes(16, "big") + purpose.encode()',
+        "new": 'message = seed.to_bytes(16, "big")',
+        "tests": (
+            "tests/privacy/test_optimizers.py::"
+            "test_dropout_draws_from_other_bits_than_the_noise",
+        ),
+        "why": ("the same, where the seeds are derived"),
+    },
+    {
+        "name": "one_seed_for_noise_and_sampler",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "made = Secrets(fresh_seed(secure), fresh_seed(secure))",
+        "new": "made = Secrets(*[fresh_seed(secure)] * 2)",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_every_run_draws_two_seeds_of_128_bits",
+        ),
+        "why": ("whoever learns which rows were drawn can subtract the noise"),
+    },
+    {
+        "name": "seeds_of_32_bits",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/sampling.py",
+        "old": "return secrets.randbits(KEY_BITS if secure else 128)",
+        "new": "return secrets.randbits(32)",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_every_run_draws_two_seeds_of_128_bits",
+        ),
+        "why": ("four billion noises are tried in an hour"),
+    },
+    {
+        "name": "sampler_uses_32_bits_of_its_seed",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/sampling.py",
+        "old": "np.random.SeedSequence([seed, number], spawn_key=(stream,))",
+        "new": (
+            "np.random.SeedSequence(\n"
+            "        [seed & 0xFFFFFFFF, number], spawn_key=(stream,)\n"
+            "    )"
+        ),
+        "tests": (
+            "tests/privacy/test_sampling.py::"
+            "test_other_steps_and_other_seeds_give_other_draws[dealt]",
+        ),
+        "why": ("all draws can be guessed, and amplification needs them secret"),
+    },
+    {
+        "name": "microbatches_share_masks",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/randomness.py",
+        "old": (
+            "return noise_key(seed, step, tf.cast(microbatch, tf.int64) "
+            "* _DRAWS + count)"
+        ),
+        "new": ("return noise_key(seed, step, tf.cast(microbatch, tf.int64) + count)"),
+        "tests": (
+            "tests/privacy/test_randomness.py::"
+            "test_no_two_draws_of_a_step_have_one_key",
+        ),
+        "why": ("layers of different microbatches drop the same units"),
+    },
+    {
+        "name": "seeds_readable_by_everybody",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "return os.open(path, flags, 0o600)",
+        "new": "return os.open(path, flags, 0o644)",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_what_a_run_keeps_is_its_owners_alone",
+        ),
+        "why": ("every account of the machine can subtract the noise"),
+    },
+    {
+        "name": "ledger_readable_by_everybody",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/append_only.py",
+        "old": "descriptor = os.open(partial, flags, 0o600)",
+        "new": "descriptor = os.open(partial, flags, 0o644)",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_what_a_run_keeps_is_its_owners_alone",
+        ),
+        "why": ("its nonce is what makes the released head safe"),
+    },
+    {
+        "name": "fingerprints_under_a_known_key",
+        "kind": "keys",
+        "file": "tfdpsq/run/core/sources.py",
+        "old": "key = bytes.fromhex(path.read_text())",
+        "new": 'key = b"tfdpsq"',
+        "tests": (
+            "tests/run/test_release_secrets.py::"
+            "test_a_fingerprint_is_keyed_by_what_its_owner_alone_has",
+        ),
+        "why": ("guesses at a private query can be tested against a released hash"),
+    },
+    {
+        "name": "one_fingerprint_key_for_all_owners",
+        "kind": "keys",
+        "file": "tfdpsq/run/core/sources.py",
+        "old": "atomic_write(own, secrets.token_hex(32))",
+        "new": 'atomic_write(own, "5a" * 32)',
+        "tests": (
+            "tests/run/test_release_secrets.py::"
+            "test_a_fingerprint_is_keyed_by_what_its_owner_alone_has",
+        ),
+        "why": ("the same, by the file that holds the key"),
+    },
+)

@@ -1,0 +1,150 @@
+"""Mistakes in rounding: a row moves the sum by more than the clip norm."""
+
+_FAST = "tfdpsq/privacy/fast/"
+_TESTS = "tests/privacy/"
+
+MUTATIONS = (
+    {
+        "name": "error_of_norms_left_out",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "return Squared(norm, slack * absolute, magnitude)",
+        "new": "return Squared(norm, 0 * slack * absolute, magnitude)",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_no_row_adds_more_than_the_clip_norm[bfloat16-dense]",
+        ),
+        "why": "on a device that rounds, half of all rows are longer than C",
+    },
+    {
+        "name": "error_of_norms_subtracted",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "tf.sqrt(norm + error + _TINY_SQUARE)",
+        "new": "tf.sqrt(norm - error + _TINY_SQUARE)",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_no_row_adds_more_than_the_clip_norm[float32-dense]",
+        ),
+        "why": "the bound is one from the wrong side",
+    },
+    {
+        "name": "rounding_of_the_sum_left_out",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": """\
+    bounds += (rounding + rounding * rounding) * tf.sqrt(magnitude)
+""",
+        "new": """\
+    bounds += 0 * rounding
+""",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_no_row_adds_more_than_the_clip_norm[bfloat16-narrow]",
+        ),
+        "why": "a row enters the sum longer than its norm was",
+    },
+    {
+        "name": "gram_norm_rounded_to_zero",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "return Squared(norm, slack * absolute, magnitude)",
+        "new": "return Squared(norm, tf.sign(norm) * slack * absolute, magnitude)",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_a_gram_norm_of_zero_does_not_let_a_row_pass",
+        ),
+        "why": "a gradient whose norm cancels is not clipped at all",
+    },
+    {
+        "name": "squares_that_vanish_forgotten",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "_TINY_SQUARE = 2.0**-100, 2.0**-90",
+        "new": "_TINY_SQUARE = 0.0, 0.0",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_no_row_adds_more_than_the_clip_norm[float32-dense]",
+        ),
+        "why": "inputs of 1e-20 have no length in float32, whatever they meet",
+    },
+    {
+        "name": "factor_from_the_computed_norm",
+        "kind": "precision",
+        "file": _FAST + "engine.py",
+        "old": "tf.constant(clip_norm, norms.dtype) / bounds",
+        "new": "tf.constant(clip_norm, norms.dtype) / norms",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_no_row_adds_more_than_the_clip_norm[tensor_float_32-attention]",
+        ),
+        "why": "the bound is computed and not used",
+    },
+    {
+        "name": "roundoff_of_another_format",
+        "kind": "precision",
+        "file": _FAST + "products.py",
+        "old": 'Arithmetic("bfloat16", 2.0**-8,',
+        "new": 'Arithmetic("bfloat16", 2.0**-11,',
+        "tests": (
+            _TESTS + "test_products.py::"
+            "test_units_of_roundoff_are_those_of_the_formats",
+        ),
+        "why": "bfloat16 is eight times as coarse as TensorFloat-32",
+    },
+    {
+        "name": "roundoff_of_another_device",
+        "kind": "precision",
+        "file": _FAST + "products.py",
+        "old": """\
+        return _TENSOR_FLOAT_32
+""",
+        "new": """\
+        return _FLOAT32
+""",
+        "tests": (
+            _TESTS + "test_products.py::"
+            "test_the_precision_presumed_is_that_of_the_device",
+        ),
+        "why": "a GPU rounds operands to 11 bits, where it may",
+    },
+    {
+        "name": "xla_left_at_its_default_precision",
+        "kind": "precision",
+        "file": _FAST + "products.py",
+        "old": "[xla.PrecisionConfig.HIGHEST] * 2",
+        "new": "[xla.PrecisionConfig.DEFAULT] * 2",
+        "tests": (
+            _TESTS + "test_products.py::test_xla_is_asked_for_the_highest_precision",
+        ),
+        "why": "a TPU then multiplies float32 in one pass of bfloat16",
+    },
+    {
+        "name": "sum_bypasses_precision",
+        "kind": "precision",
+        "file": _FAST + "factored.py",
+        "old": """\
+    total = products.product(
+        tf.reshape(left""",
+        "new": """\
+    total = tf.matmul(
+        tf.reshape(left""",
+        "tests": (
+            _TESTS + "test_products.py::"
+            "test_no_product_bypasses_the_module_that_knows_its_precision",
+        ),
+        "why": "a TPU then sums what it never measured",
+    },
+    {
+        "name": "tensor_float_32_left_on",
+        "kind": "precision",
+        "file": "tfdpsq/privacy/compiled.py",
+        "old": "return fast.true_float32() if private else",
+        "new": "return contextlib.nullcontext() if private else",
+        "tests": (
+            _TESTS + "test_products.py::"
+            "test_a_private_step_turns_tensor_float_32_off_and_on_again",
+        ),
+        "why": "factors that were traced for float32 meet TensorFloat-32",
+    },
+)

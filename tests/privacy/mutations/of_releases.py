@@ -1,0 +1,289 @@
+"""Mistakes in what is read, released, and done again after a kill."""
+
+MUTATIONS = (
+    {
+        "name": "training_losses_read_in_silence",
+        "kind": "reads",
+        "file": "tfdpsq/run/training/private_training.py",
+        "old": """\
+        taken.record(**LOSS_READ)
+""",
+        "new": """\
+        taken.entries.append(LOSS_READ)
+""",
+        "tests": (
+            "tests/run/test_lineage.py::"
+            "test_private_reads_are_on_record_before_training_and_in_the_certificate",
+        ),
+        "why": ("a run set up by losses that somebody watched says that nobody did"),
+    },
+    {
+        "name": "losses_of_fit_read_in_silence",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/model.py",
+        "old": (
+            '            self.reads.record("the training loss of every '
+            'step", "the history of fit()")'
+        ),
+        "new": "            pass",
+        "tests": (
+            "tests/privacy/test_model.py::"
+            "test_validation_is_recorded_as_a_private_read_and_refused_in_strict_mode",
+        ),
+        "why": ("the same, in Keras's fit"),
+    },
+    {
+        "name": "evaluation_on_private_queries_unrecorded",
+        "kind": "reads",
+        "file": "tfdpsq/run/evaluate.py",
+        "old": """\
+    reads.record(f"the queries and judgements of split {config.split!r}", where)
+""",
+        "new": "",
+        "tests": (
+            "tests/run/test_lineage.py::"
+            "test_strict_training_reads_and_shows_nothing_beside_the_budget",
+        ),
+        "why": (
+            "what was chosen by these metrics carries a certificate that "
+            "does not say so"
+        ),
+    },
+    {
+        "name": "certificate_without_the_private_reads",
+        "kind": "reads",
+        "file": "tfdpsq/run/finetune.py",
+        "old": """\
+            private_reads=reads,
+""",
+        "new": """\
+            private_reads=[],
+""",
+        "tests": (
+            "tests/run/test_lineage.py::"
+            "test_private_reads_are_on_record_before_training_and_in_the_certificate",
+        ),
+        "why": ("what no ε covers is not told"),
+    },
+    {
+        "name": "durations_in_the_release",
+        "kind": "release",
+        "file": "tfdpsq/run/core/workdir.py",
+        "old": """\
+            **certificate_files.digest_beside(temporary),
+""",
+        "new": """\
+            **certificate_files.digest_beside(temporary),
+            "seconds": round(time.monotonic() - started, 2),
+""",
+        "tests": (
+            "tests/run/test_release_secrets.py::"
+            "test_what_a_stage_writes_does_not_depend_on_how_long_it_took[stage]",
+        ),
+        "why": ("how long a private stage took depends on the data"),
+    },
+    {
+        "name": "rates_of_passes_in_the_release",
+        "kind": "release",
+        "file": "tfdpsq/run/passes/sharded_stages.py",
+        "old": "lambda out: dict(merge(out, shards)),",
+        "new": (
+            'lambda out: {**merge(out, shards), "rate": time.monotonic() - started},'
+        ),
+        "tests": (
+            "tests/run/test_release_secrets.py::"
+            "test_what_a_stage_writes_does_not_depend_on_how_long_it_took[pass]",
+        ),
+        "why": ("the same, in a stage of shards"),
+    },
+    {
+        "name": "canaries_chosen_for_the_release",
+        "kind": "release",
+        "file": "tfdpsq/run/choose.py",
+        "old": """\
+    canary_set.require_private_output(shared.pairs, private, directory)
+""",
+        "new": "",
+        "tests": (
+            "tests/run/test_choose_inside.py::"
+            "test_what_is_chosen_on_canaries_is_not_for_release",
+        ),
+        "why": ("a generator that knows the secrets of an audit is published"),
+    },
+    {
+        "name": "plain_hash_of_a_private_run",
+        "kind": "release",
+        "file": "tfdpsq/run/training/hard_negatives.py",
+        "old": 'found["hard_negatives"] = sources.keyed_fingerprint(run, private)',
+        "new": 'found["hard_negatives"] = run',
+        "tests": (
+            "tests/run/test_mine.py::test_public_negatives_take_a_rows_own_and_say_so",
+        ),
+        "why": ("guesses at the queries that a run was mined for can be tested"),
+    },
+    {
+        "name": "losses_shown_by_fit_in_strict_mode",
+        "kind": "release",
+        "file": "tfdpsq/privacy/model.py",
+        "old": (
+            'logs = {} if self._model.reads.strict else {"loss": np.mean(self._losses)}'
+        ),
+        "new": 'logs = {"loss": np.mean(self._losses)}',
+        "tests": (
+            "tests/privacy/test_model.py::"
+            "test_validation_is_recorded_as_a_private_read_and_refused_in_strict_mode",
+        ),
+        "why": ("strict mode promises that nothing is shown but ε"),
+    },
+    {
+        "name": "judge_of_the_same_epsilon_accepted",
+        "kind": "filters",
+        "file": "tfdpsq/run/filter.py",
+        "old": """\
+    own = None if certificate is None else certificate["digest"]
+    if found is None or found["digest"] == own:
+""",
+        "new": """\
+    own = None if certificate is None else certificate["guarantee"]["epsilon"]
+    if found is None or found["guarantee"]["epsilon"] == own:
+""",
+        "tests": (
+            "tests/run/test_filter.py::"
+            "test_a_retriever_with_another_guarantee_is_refused[8.0]",
+        ),
+        "why": ("two runs of ε = 8 are not one: what both had a part in costs both"),
+    },
+    {
+        "name": "filtered_set_without_its_certificate",
+        "kind": "filters",
+        "file": "tfdpsq/run/filter.py",
+        "old": """\
+                certificate=manifest["certificate"],
+""",
+        "new": """\
+                certificate=None,
+""",
+        "tests": (
+            "tests/run/test_filter.py::"
+            "test_what_passes_keeps_its_guarantee_and_its_origin",
+        ),
+        "why": ("the set passes for public, and so does what is made from it"),
+    },
+    {
+        "name": "judge_not_asked_for_its_guarantee",
+        "kind": "filters",
+        "file": "tfdpsq/run/filter.py",
+        "old": """\
+        require_same_guarantee(judge, config.synthetic, manifest["certificate"])
+""",
+        "new": "",
+        "tests": (
+            "tests/run/test_filter.py::"
+            "test_a_retriever_with_another_guarantee_is_refused[3.0]",
+        ),
+        "why": ("a retriever trained on private pairs decides what is released"),
+    },
+    {
+        "name": "microbatches_changed_on_resume",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": """\
+        "microbatch_size": repr(microbatch_size),
+""",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with[microbatches]",
+        ),
+        "why": ("the steps that are repeated have other masks"),
+    },
+    {
+        "name": "optimizer_changed_on_resume",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": """\
+        "optimizer": repr(sorted(optimizer.get_config().items(), key=str)),
+""",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with[optimizer]",
+        ),
+        "why": ("a paid gradient is shown twice, through two updates"),
+    },
+    {
+        "name": "compiler_changed_on_resume",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": """\
+        "jit_compile": repr(_compiled_by_xla(jit_compile)),
+""",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_a_run_goes_on_with_what_its_paid_steps_were_made_with[compiler]",
+        ),
+        "why": ("XLA draws other random numbers: the repeated steps are other ones"),
+    },
+    {
+        "name": "stage_goes_on_with_other_data",
+        "kind": "resumes",
+        "file": "tfdpsq/run/training/private_training.py",
+        "old": (
+            "        if differences:\n"
+            "            raise validation.InputError(\n"
+            '                f"{directory} holds a run'
+        ),
+        "new": (
+            "        if differences is None:\n"
+            "            raise validation.InputError(\n"
+            '                f"{directory} holds a run'
+        ),
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_a_run_that_paid_goes_on_with_its_own_settings_and_data",
+        ),
+        "why": ("one ledger for two data sets"),
+    },
+    {
+        "name": "rows_of_the_data_before_kept",
+        "kind": "resumes",
+        "file": "tfdpsq/run/training/private_training.py",
+        "old": ("            checkpoint.discard(directory)\n        wanted.update"),
+        "new": ("            pass\n        wanted.update"),
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_rows_of_other_data_do_not_outlive_a_change_before_the_first_step",
+        ),
+        "why": ("training is on rows that its certificate does not name"),
+    },
+    {
+        "name": "choice_drawn_again",
+        "kind": "resumes",
+        "file": "tfdpsq/run/choose.py",
+        "old": (
+            "        if not path.is_file():\n"
+            "            found = self._choice(names, runs, held_out)"
+        ),
+        "new": (
+            "        if path:\n            found = self._choice(names, runs, held_out)"
+        ),
+        "tests": (
+            "tests/run/test_choose_inside.py::"
+            "test_what_was_drawn_once_is_never_drawn_again",
+        ),
+        "why": ("every draw is a release of its own, and one is counted"),
+    },
+    {
+        "name": "grid_begun_again_with_fewer_points",
+        "kind": "resumes",
+        "file": "tfdpsq/run/training/choice_points.py",
+        "old": ('if changed and any(_paid(run_of(name)) for name in found["points"]):'),
+        "new": ('if changed and all(_paid(run_of(name)) for name in found["points"]):'),
+        "tests": (
+            "tests/run/test_choose_inside.py::"
+            "test_a_grid_that_paid_for_a_step_is_not_begun_again_with_others",
+        ),
+        "why": ("points that were trained and seen are left out of ε"),
+    },
+)

@@ -1,0 +1,306 @@
+"""The clip norm holds whatever precision a device multiplies in.
+
+Rows are made whose gradients cancel, or are huge, or tiny. The engine runs on them
+with products rounded as a CPU, a GPU (TensorFloat-32) and a TPU (bfloat16) round them;
+what each row adds to the sum is then computed in float64 from the operands that the
+engine multiplied last.
+"""
+
+import importlib.util
+import pathlib
+
+import keras_nlp
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.privacy import fast
+from tfdpsq.privacy.fast import factored, gradient_norms, products
+
+_spec = importlib.util.spec_from_file_location(
+    "fast_oracle", pathlib.Path(__file__).parent / "fast_oracle.py"
+)
+oracle = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(oracle)
+
+layers = tf.keras.layers
+C = 0.1
+POSITIONS, WIDTH, OUT, VOCABULARY = 6, 40, 30, 37
+# Explicit bits of the mantissa, and the arithmetic that the engine presumes.
+DEVICES = {
+    "float32": (23, products._FLOAT32),
+    "tensor_float_32": (10, products._TENSOR_FLOAT_32),
+    "bfloat16": (7, products._BFLOAT16),
+}
+
+
+# -- A device that rounds, and the rows that it is given --------------------------
+
+
+def rounded(values, bits):
+    """float32 values with a mantissa of so many explicit bits, ties to even."""
+    drop = 23 - bits
+    if drop == 0:
+        return values
+    words = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    odd = (words >> np.uint32(drop)) & np.uint32(1)
+    words = words + np.uint32((1 << (drop - 1)) - 1) + odd
+    return (words >> np.uint32(drop) << np.uint32(drop)).view(np.float32)
+
+
+class _Device:
+    """Multiplies as a device does, and notes what every row adds to the sums.
+
+    Attributes:
+      squared: [B] float64, ‖what a row adds‖² over all weights.
+    """
+
+    def __init__(self, patch, name):
+        bits, arithmetic = DEVICES[name]
+        multiply, weighted_sum = products.product, factored.weighted_sum
+        operands = []
+        self.squared = 0.0
+
+        def product(one, other, transpose_a=False, transpose_b=False):
+            one, other = (rounded(x.numpy(), bits) for x in (one, other))
+            operands[:] = [one.astype(np.float64), other.astype(np.float64)]
+            return multiply(
+                tf.constant(one), tf.constant(other), transpose_a, transpose_b
+            )
+
+        def noted(uses, factors, shape):
+            rows = len(factors)
+            added = np.zeros([rows, *shape])
+            for use in uses:
+                operands.clear()
+                weighted_sum([use], factors, shape)
+                if isinstance(use, factored.Direct):
+                    added += (operands[0].T * operands[1]).reshape(added.shape)
+                elif isinstance(use, factored.Outer):
+                    left, right = (x.reshape(rows, -1, x.shape[-1]) for x in operands)
+                    outer = np.einsum("btm,btn->bmn", left, right)
+                    added += outer.reshape(added.shape)
+                else:  # no product takes part
+                    scaled = use.right * tf.reshape(factors, [-1, 1, 1])
+                    hot = np.eye(shape[0])[use.ids.numpy()]
+                    added += np.einsum("btm,btn->bmn", hot, scaled.numpy())
+            self.squared += np.sum(added.reshape(rows, -1) ** 2, axis=1)
+            return weighted_sum(uses, factors, shape)
+
+        patch.setattr(products, "product", product)
+        patch.setattr(factored, "weighted_sum", noted)
+        patch.setattr(products, "arithmetic", lambda dtype: arithmetic)
+
+
+def _sides(random, rows, width, out):
+    """Inputs [rows, T, width] and gradients [rows, T, out] that are hard to measure.
+
+    A sixth of the rows each: ordinary; opposite pairs that cancel up to a last bit or
+    a per cent; opposite pairs of inputs that a device rounds to the same number; any
+    size from 1e-18 to 1e18, by position; near the largest number; squares below the
+    smallest.
+    """
+    a = random.normal(size=[rows, POSITIONS, width])
+    g = random.normal(size=[rows, POSITIONS, out])
+    kind = np.arange(rows) % 6
+    half = POSITIONS // 2
+    for which, sizes in ((1, (-8, -2)), (2, (-4, -2))):
+        at = kind == which
+        off = 10 ** random.uniform(*sizes, size=[at.sum(), 1, 1])
+        noise = random.uniform(-1, 1, size=a[at, :half].shape)
+        a[at, half:] = a[at, :half] * (1 + off * noise)
+        g[at, half:] = -g[at, :half]
+        a[at] *= 10 ** random.uniform(-1, 6, size=[at.sum(), 1, 1])
+    a[kind == 3] *= 10 ** random.uniform(-18, 18, size=a[kind == 3][..., :1].shape)
+    g[kind == 3] *= 10 ** random.uniform(-18, 18, size=g[kind == 3][..., :1].shape)
+    for which, powers in ((4, (8, 19)), (5, (-23, -17))):
+        at = kind == which
+        power = random.uniform(*powers, size=[at.sum(), 1, 1])
+        a[at] *= 10**power
+        g[at] *= 10 ** (random.uniform(-1, 1, size=power.shape) - power * (which == 5))
+    return a.astype(np.float32), g.astype(np.float32)
+
+
+def _linear(outputs, gradients):
+    """Losses whose gradient by the outputs is `gradients`."""
+    gradients = tf.reshape(gradients, tf.shape(outputs))
+    axes = list(range(1, outputs.shape.rank))
+    return tf.reduce_sum(outputs * tf.stop_gradient(gradients), axes)
+
+
+def _dense(random, rows, width=WIDTH, out=OUT):
+    a, g = _sides(random, rows, width, out)
+    layer = layers.Dense(out, kernel_initializer="zeros")
+    layer.build([None, None, width])
+    return [layer], lambda: _linear(layer(a), g)
+
+
+def _narrow(random, rows):
+    """Few enough weights that gradients are formed: no Gram matrix."""
+    return _dense(random, rows, 5, 4)
+
+
+def _called_twice(random, rows):
+    (a, g), (b, h) = (_sides(random, rows, WIDTH, OUT) for _ in range(2))
+    random.shuffle(b[::6])  # of the others, the cross terms cancel as well
+    b[1::6], h[1::6] = a[1::6] * (1 + 1e-6), -g[1::6]
+    layer = layers.Dense(OUT, use_bias=False, kernel_initializer="zeros")
+    layer.build([None, None, WIDTH])
+    return [layer], lambda: _linear(layer(a), g) + _linear(layer(b), h)
+
+
+def _attention(random, rows):
+    """A projection onto heads, as attention has it, and the one behind the heads."""
+    (a, g), (b, h) = (_sides(random, rows, WIDTH, OUT) for _ in range(2))
+    b, h = h.reshape(rows, POSITIONS, 3, 10), b
+    into = layers.EinsumDense("abc,cde->abde", [None, 3, 10], bias_axes="de")
+    out = layers.EinsumDense("abde,dec->abc", [None, WIDTH], bias_axes="c")
+    into.build([None, None, WIDTH])
+    out.build([None, None, 3, 10])
+    return [into, out], lambda: _linear(into(a), g) + _linear(out(b), h)
+
+
+def _embedding(random, rows):
+    _, g = _sides(random, rows, OUT, OUT)
+    ids = random.integers(0, 3, size=[rows, POSITIONS])
+    ids[1::6, POSITIONS // 2 :] = ids[1::6, : POSITIONS // 2]
+    layer = layers.Embedding(VOCABULARY, OUT)
+    layer.build([None, None])
+    return [layer], lambda: _linear(layer(ids), g)
+
+
+def _shared_embedding(random, rows):
+    """Looked up and made logits of; in a sixth of the rows the two uses cancel."""
+    w, h = _sides(random, rows, VOCABULARY, OUT)
+    ids = random.integers(0, VOCABULARY, size=[rows, POSITIONS])
+    g = random.normal(size=h.shape).astype(np.float32)
+    g[1::6], w[1::6] = -h[1::6], np.eye(VOCABULARY)[ids[1::6]]
+    w[1::6] *= 1 + random.uniform(-1e-3, 1e-3, size=w[1::6].shape)
+    layer = keras_nlp.layers.ReversibleEmbedding(VOCABULARY, OUT)
+    layer.build([None, None])
+    layer.embeddings.assign(tf.zeros_like(layer.embeddings))
+    return [layer], lambda: _linear(layer(ids), g) + _linear(layer(h, reverse=True), w)
+
+
+def _normalization(random, rows):
+    a, g = _sides(random, rows, OUT, OUT)
+    layer = layers.LayerNormalization()
+    layer.build([None, None, OUT])
+    return [layer], lambda: _linear(layer(a), g)
+
+
+_KINDS = {
+    function.__name__[1:]: function
+    for function in (
+        _dense,
+        _narrow,
+        _called_twice,
+        _attention,
+        _embedding,
+        _shared_embedding,
+        _normalization,
+    )
+}
+
+
+def _run(patch, device, kind, rows, seed=0):
+    """The engine's answer, what each row added (norms, [B]), and the exact norms."""
+    random = np.random.default_rng(seed)
+    found_layers, losses = _KINDS[kind](random, rows)
+    variables = [v for layer in found_layers for v in layer.trainable_variables]
+    used = _Device(patch, device)
+    found = fast.clipped_sum(losses, found_layers, variables, C)
+    return found, np.sqrt(used.squared)
+
+
+# -- No row adds more than the clip norm -------------------------------------------
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_row_adds_more_than_the_clip_norm(device, kind, monkeypatch):
+    """21 times 504 rows, of which nobody's contribution is longer than C."""
+    found, added = _run(monkeypatch, device, kind, 504)
+    assert np.all(np.isfinite(added))
+    assert np.max(added) <= C * (1 + 1e-6)
+    # Ordinary rows are clipped to C, and not far below where products are exact.
+    share = {"float32": 1 - 2e-5, "tensor_float_32": 0.95, "bfloat16": 0.8}[device]
+    assert np.min(added[::6]) > C * share
+    assert np.mean(found.norms > C) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_row_of_very_many_adds_more_than_the_clip_norm(device, kind):
+    for seed in range(1, 11):
+        with pytest.MonkeyPatch.context() as patch:
+            _, added = _run(patch, device, kind, 3000, seed)
+        assert np.max(added) <= C * (1 + 1e-6), seed
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_the_error_bound_rows_would_add_more(device, monkeypatch):
+    """The rows above are hard: by their computed norms alone they escape."""
+    monkeypatch.setattr(products, "exponent", lambda *_: 0.0)
+    _, added = _run(monkeypatch, device, "dense", 504)
+    assert np.max(added) > 1.05 * C
+    assert np.sum(added > C * (1 + 1e-6)) > 20
+
+
+@pytest.mark.parametrize("device", ["tensor_float_32", "bfloat16"])
+@pytest.mark.parametrize("name", ["attention", "language", "tied, wide", "conv1d"])
+def test_whole_models_keep_the_bound(device, name, monkeypatch):
+    model, _, x = oracle.made(name)
+    used = _Device(monkeypatch, device)
+    oracle.run(model, x, clip_norm=1e-3, mode="eager")
+    added = np.sqrt(used.squared)
+    assert np.max(added) <= 1e-3 * (1 + 1e-6)
+    assert np.min(added) > 0.8e-3
+
+
+# -- A norm that cancels is not a norm of zero -------------------------------------
+
+
+def test_a_gram_norm_of_zero_does_not_let_a_row_pass(monkeypatch):
+    """Inputs that round to the same bfloat16 while their gradients are opposite.
+
+    (a_1 - a_2) ⊗ g has the length 2^-10·‖a‖·‖g‖ = 2^-10 · 2^10 · 2^-1 = 5·C, and its
+    computed norm is zero: C/0 would let it pass, at a factor of 1.
+    """
+    a = np.full([2, 2, 16], 2.0**8, np.float32)
+    a[0, 1] *= 1 - 2.0**-10
+    signs = np.float32([[[1], [-1]], [[1], [0]]])
+    g = signs * np.full([2, 2, 64], 2.0**-4, np.float32)
+    layer = layers.Dense(64, use_bias=False, kernel_initializer="zeros")
+    layer.build([None, None, 16])
+    used = _Device(monkeypatch, "bfloat16")
+    found = fast.clipped_sum(
+        lambda: _linear(layer(a), g), [layer], layer.trainable_variables, C
+    )
+    exact = np.linalg.norm(np.einsum("btm,btn->bmn", a, g), axis=(1, 2))
+    np.testing.assert_allclose(exact, [5 * C, 512])
+    assert found.norms[0] == 0
+    # Each position is 512 long, rounded by up to 2^-8 twice: only a factor of about
+    # C / √(h · 1024²), h = 4 · 2^-8, is safe, and a row that is known is not harmed.
+    (merged,) = factored.merge(
+        [factored.Outer(tf.constant(a), tf.constant(g))], [16, 64]
+    )
+    _, bounds = gradient_norms.norm_and_bound([gradient_norms.squared_norms([merged])])
+    assert exact[0] < bounds[0] and float(bounds[0]) == pytest.approx(128, rel=0.2)
+    assert np.sqrt(used.squared)[0] <= C
+    assert np.sqrt(used.squared)[1] == pytest.approx(C, rel=0.1)
+
+
+def test_a_computed_norm_below_zero_is_bounded_as_well():
+    """In float32, over many rows that cancel, rounding goes either way."""
+    random = np.random.default_rng(0)
+    a, g = _sides(random, 600, WIDTH, OUT)
+    exact = np.linalg.norm(
+        np.einsum("btm,btn->bmn", a[1::6].astype(np.float64), g[1::6]), axis=(1, 2)
+    )
+    use = factored.Outer(tf.constant(a[1::6]), tf.constant(g[1::6]))
+    squared = gradient_norms.squared_norms([use])
+    below = squared.norm.numpy() == 0
+    assert np.sum(below) > 5 and np.all(exact > 0)
+    assert np.all(exact**2 <= squared.norm + squared.error)

@@ -1,0 +1,214 @@
+"""The products that clipping depends on: all in one module, which knows its device."""
+
+import ast
+import importlib.util
+import math
+import pathlib
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import privacy
+from tfdpsq.privacy import compiled, fast
+from tfdpsq.privacy.fast import products
+
+
+def _loaded(name):
+    path = pathlib.Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+oracle, precision = _loaded("fast_oracle"), _loaded("test_precision")
+layers = tf.keras.layers
+PACKAGE = pathlib.Path(products.__file__).parents[2]
+
+
+# Products of the forward pass, whose precision is part of the function, and the two
+# that `products` makes itself: (file, function) and how many stand there.
+_FORWARD = {
+    ("privacy/fast/convolution_rules.py", "convolution"): 1,
+    ("privacy/fast/convolution_rules.py", "depthwise_convolution"): 1,
+    ("privacy/fast/keras_nlp_rules.py", "reversible_embedding"): 1,
+    ("privacy/fast/keras_rules.py", "dense"): 2,
+    ("privacy/fast/keras_rules.py", "einsum_dense"): 1,
+    ("privacy/fast/products.py", "product"): 2,
+    ("privacy/fast/products.py", "einsum"): 1,
+    ("retriever/direct_losses.py", "NaiveLosses"): 1,
+    ("retriever/direct_losses.py", "GroupLosses"): 1,
+}
+_PRODUCT = re.compile(
+    r"^(matmul|einsum|tensordot|matvec|dot|vdot|inner|outer|dot_general)$|conv\dd|"
+    r"^convolution_op$"
+)
+
+
+def _products_in(source):
+    """{top-level function or class: products that it makes by itself}."""
+    found = {}
+    for node in ast.parse(source).body:
+        count = 0
+        for part in ast.walk(node):
+            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.MatMult):
+                count += 1
+            if not isinstance(part, ast.Call):
+                continue
+            owner, _, name = ast.unparse(part.func).rpartition(".")
+            if owner not in ("products", "record") and _PRODUCT.search(name):
+                count += 1
+        if count:
+            found[getattr(node, "name", "the module")] = count
+    return found
+
+
+def test_no_product_bypasses_the_module_that_knows_its_precision():
+    files = [
+        *(PACKAGE / "privacy").rglob("*.py"),
+        PACKAGE / "retriever" / "direct_dp.py",
+        PACKAGE / "retriever" / "direct_losses.py",
+    ]
+    found = {}
+    for path in files:
+        for name, count in _products_in(path.read_text("utf-8")).items():
+            found[path.relative_to(PACKAGE).as_posix(), name] = count
+    assert found == _FORWARD
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("tf.matmul(a, b)", 1),
+        ("a @ b", 1),
+        ("tf.linalg.einsum('ab,ab->a', a, b)", 1),
+        ("tf.nn.conv2d(a, b)", 1),
+        ("products.product(a, b) + products.einsum('ab,ab->a', a, b)", 0),
+    ],
+)
+def test_a_product_that_bypasses_it_is_found(line, count):
+    found = _products_in(f"def function(a, b):\n    return {line}\n")
+    assert found.get("function", 0) == count
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tpus", "tensor_float_32", "compiled", "expected"),
+    [
+        (0, 0, True, False, products._FLOAT32),
+        (0, 0, True, True, products._FLOAT32),
+        (1, 0, True, False, products._TENSOR_FLOAT_32),
+        (1, 0, False, False, products._FLOAT32_ELSEWHERE),
+        (1, 0, True, True, products._HIGHEST),
+        (0, 1, False, False, products._BFLOAT16),
+        (0, 1, False, True, products._HIGHEST),
+    ],
+)
+def test_the_precision_presumed_is_that_of_the_device(
+    gpus, tpus, tensor_float_32, compiled, expected, monkeypatch
+):
+    devices = {"GPU": [None] * gpus, "TPU": [None] * tpus}
+    monkeypatch.setattr(tf.config, "list_logical_devices", devices.__getitem__)
+    experimental = tf.config.experimental
+    before = experimental.tensor_float_32_execution_enabled()
+    experimental.enable_tensor_float_32_execution(tensor_float_32)
+    seen = []
+
+    def look(x):
+        seen.append(products.arithmetic(tf.float32))
+        return x
+
+    try:
+        tf.function(look, jit_compile=compiled)(1.0)
+        with products.true_float32():
+            inside = products.arithmetic(tf.float32)
+        after = experimental.tensor_float_32_execution_enabled()
+    finally:
+        experimental.enable_tensor_float_32_execution(before)
+    assert seen[0] == expected
+    assert inside.operand == (2.0**-8 if tpus else 0)
+    assert after == tensor_float_32
+    assert products.arithmetic(tf.float64).operand == 0
+
+
+def test_units_of_roundoff_are_those_of_the_formats():
+    """Emulated: no number moves by more than p, and some by nearly that (RNE)."""
+    values = np.random.default_rng(0).uniform(1, 2, 10_000).astype(np.float32)
+    for bits, (_, unit, _) in precision.DEVICES.values():
+        off = np.abs(precision.rounded(values, bits).astype(np.float64) / values - 1)
+        assert np.max(off) <= unit
+        assert np.max(off) >= 0.45 * unit  # a GPU may truncate: twice as much
+    one = tf.constant(values)
+    back = tf.cast(tf.cast(one, tf.bfloat16), tf.float32)
+    np.testing.assert_array_equal(back, precision.rounded(values, 7))
+
+
+def test_xla_is_asked_for_the_highest_precision():
+    """Every product that the engine makes in a compiled sum carries it."""
+    model, _, x = oracle.made("dense, wide")
+    x = tf.constant(oracle.single(x))
+
+    def clipped():
+        return fast.clipped_sum(
+            lambda: oracle.losses(model, x), [model], model.trainable_variables, 0.1
+        )
+
+    graph = tf.function(clipped, jit_compile=True).get_concrete_function().graph
+    dots = [op for op in graph.get_operations() if op.type.startswith("XlaDot")]
+    for dot in dots:
+        config = products.xla.PrecisionConfig.FromString(
+            dot.get_attr("precision_config")
+        )
+        assert (
+            list(config.operand_precision) == [products.xla.PrecisionConfig.HIGHEST] * 2
+        )
+    # A Gram matrix each of inputs and gradients of two kernels, and their sums; the two
+    # biases are summed, too.
+    assert len(dots) == 2 * 3 + 2
+
+
+def test_a_private_step_turns_tensor_float_32_off_and_on_again():
+    experimental = tf.config.experimental
+    seen = []
+
+    def look():
+        seen.append(experimental.tensor_float_32_execution_enabled())
+        return np.float32(0)
+
+    def row_losses(batch):
+        look()
+        zero = tf.reshape(tf.numpy_function(look, [], tf.float32), [])
+        return layer(batch["x"])[:, 0] + zero
+
+    layer = layers.Dense(1)
+    layer.build([None, 3])
+    before = experimental.tensor_float_32_execution_enabled()
+    experimental.enable_tensor_float_32_execution(True)
+    try:
+        for epsilon, noise in ((8.0, 1.0), (math.inf, 0.0)):
+            spec = privacy.PrivacySpec(
+                epsilon=epsilon, clip_norm=0.1, n=400, batch_size=4, steps=1
+            )
+            plan = privacy.PrivacyPlan(spec, 4, noise)
+            steps = compiled.CompiledSteps(
+                plan,
+                row_losses,
+                layer.trainable_variables,
+                privacy.make_optimizer(plan, 1e-3, "sgd"),
+                4,
+                [layer],
+                jit_compile=False,
+            )
+            batch = {
+                "x": np.ones([4, 3], np.float32),
+                "weights": np.ones(4, np.float32),
+            }
+            seen.clear()
+            steps.build(batch)
+            steps([batch], [4])
+            # Once when it was traced, once when it ran.
+            assert seen == [math.isinf(epsilon)] * 2
+            assert experimental.tensor_float_32_execution_enabled()
+    finally:
+        experimental.enable_tensor_float_32_execution(before)

@@ -1,0 +1,62 @@
+"""The console command: lists stages, runs one, and names the nearest for a typo."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tfdpsq.run.__main__ import stages
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _tfdpsq(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "tfdpsq.run", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_lists_every_command_with_one_line():
+    shown = _tfdpsq("--help")
+
+    assert shown.returncode == 0
+    lines = {
+        line.split()[0]: line for line in shown.stdout.splitlines() if "  " in line
+    }
+    files = {path.stem for path in (ROOT / "tfdpsq" / "run").glob("[a-z]*.py")}
+    assert files == set(stages()) and files <= set(lines)
+    assert all(len(lines[name].split()) > 3 for name in files)
+
+
+def test_a_stage_runs_with_its_own_flags(tmp_path):
+    missing = tmp_path / "certificate.json"
+    shown = _tfdpsq("verify", str(missing))
+
+    assert shown.returncode == 2
+    assert shown.stderr.splitlines()[-1].startswith("error: ")
+    assert str(missing) in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("finetun", "finetune"), ("evalute", "evaluate")]
+)
+def test_a_typo_gets_the_nearest_stage(typed, meant):
+    shown = _tfdpsq(typed)
+
+    assert shown.returncode == 2
+    assert f"there is no stage '{typed}'. Did you mean {meant}?" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_no_stage_gets_the_list():
+    shown = _tfdpsq()
+
+    assert shown.returncode == 2
+    assert "usage: tfdpsq STAGE" in shown.stderr

@@ -1,0 +1,34 @@
+"""The benchmark of kills, at three of them: stages that are killed go on."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_FILE = pathlib.Path(__file__).parents[1] / "benchmarks" / "kills.py"
+
+
+@pytest.mark.slow
+def test_three_kills_of_three_stages(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(_FILE),
+            f"--workdir={tmp_path / 'kills'}",
+            "--kills=3",
+            "--forked",
+            "--stages=finetune,canaries,overlap",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, (lines, done.stderr[-2000:])
+    *kills, summary = lines
+    assert {line["stage"] for line in kills} == {"finetune", "canaries", "overlap"}
+    # 84 queries and the key at least; a private run's two seeds besides.
+    assert all(line["secrets_searched"] >= 85 for line in kills)
+    assert (summary["kills"], summary["ok"], summary["failed"]) == (3, 3, [])

@@ -1,0 +1,413 @@
+"""The rule of what may lie where, by its guarantee; no stage writes past it."""
+
+import ast
+import json
+import math
+import os
+import pathlib
+import stat
+
+import pytest
+
+from tfdpsq.privacy import certificate as certificates
+from tfdpsq.privacy import read_certificate
+from tfdpsq.run.core import outputs, releases, sources, workdir
+from tfdpsq.run.core.releases import CERTIFIED, PRIVATE, PUBLIC, Output
+from tfdpsq.validation import DataError, InputError
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_RUN = _ROOT / "tfdpsq" / "run"
+
+
+def _certificate(epsilon, description="a generator"):
+    """What the rule looks at; `test_certificate` tests the rest."""
+    certificate = {
+        "format": certificates.FORMAT,
+        "description": description,
+        "private": math.isfinite(epsilon),
+        "guarantee": {"epsilon": certificates.json_number(epsilon)},
+    }
+    return {**certificate, "digest": certificates.digest_of(certificate)}
+
+
+@pytest.fixture(scope="module")
+def finite():
+    return _certificate(2.0)
+
+
+@pytest.fixture(scope="module")
+def infinite():
+    return _certificate(math.inf)
+
+
+@pytest.fixture(autouse=True)
+def umask():
+    """Others may read what nobody closes to them."""
+    before = os.umask(0o022)
+    yield
+    assert os.umask(before) == 0o022  # every stage leaves it as it was
+
+
+def _mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def _stage(place, guarantee, certificate=None, text="text", **options):
+    def make(out):
+        (out / "part").mkdir()
+        (out / "part" / "file").write_text(text)
+        if certificate is not None:
+            (out / "certificate.json").write_text(json.dumps(certificate))
+
+    return workdir.run_stage(
+        Output(place, guarantee, "test data"), options.get("config", {}), {}, make
+    )
+
+
+# -- Where -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "place, released",
+    [
+        ("release/out", True),
+        ("job/release/deep/down/out", True),
+        ("release", True),
+        ("private/out", False),
+        ("released/out", False),
+        ("job/my-release/out", False),
+        ("job/release.old/out", False),
+        ("gs://bucket/job/release/out", True),
+        ("gs://bucket/job/private/out", False),
+        ("link/out", True),
+        ("job/chain/out", True),
+        ("into/out", True),
+        ("job/release/../private/out", False),
+        ("job/release/away/out", True),
+    ],
+)
+def test_a_path_is_released_however_it_is_spelled(tmp_path, place, released):
+    (tmp_path / "job" / "release").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    # What is released need not say so: `link` is job/release; `chain` leads through it
+    # to elsewhere; `into` is in it.
+    (tmp_path / "link").symlink_to(tmp_path / "job" / "release")
+    (tmp_path / "job" / "release" / "away").symlink_to("../../elsewhere")
+    (tmp_path / "job" / "chain").symlink_to("release/away")
+    (tmp_path / "into").symlink_to(tmp_path / "job" / "release" / "new")
+    place = place if "://" in place else tmp_path / place
+    assert releases.is_released(place) == released
+    if released:
+        with pytest.raises(
+            InputError, match="under release/, but would hold test data"
+        ):
+            Output(place, PRIVATE, "test data")
+    else:
+        Output(place, PRIVATE, "test data")
+    for guarantee in (PUBLIC, CERTIFIED):
+        Output(place, guarantee, "test data")
+
+
+@pytest.mark.parametrize(
+    "place, private",
+    [
+        ("job/release/out", "job/private"),
+        ("job/release/deep/down/out", "job/private"),
+        ("job/private/out", "job/private"),
+        ("job/out", "job/private"),
+        ("job/release/again/release/out", "job/private"),
+    ],
+)
+def test_what_is_private_of_an_output_is_never_released(tmp_path, place, private):
+    found = releases.private_directory(tmp_path / place)
+    assert found == tmp_path / private and not releases.is_released(found)
+
+
+def test_a_private_directory_that_would_be_released_is_refused(tmp_path):
+    (tmp_path / "job" / "release").mkdir(parents=True)
+    (tmp_path / "job" / "private").symlink_to("release/hidden")
+    given = str(tmp_path / "job" / "release" / "private")
+    with pytest.raises(InputError, match="private_directory is .* under release/"):
+        releases.private_directory(tmp_path / "out", given)
+    with pytest.raises(InputError, match="private_directory is .* under release/"):
+        Output(tmp_path / "out", CERTIFIED, "test data", given)
+    # Nor through a link, of the outputs in `release` and of those next to it.
+    for place in ("job/release/out", "job/out"):
+        with pytest.raises(InputError, match="is released, and so is|under release/"):
+            outputs.open_private(releases.private_directory(tmp_path / place))
+    with pytest.raises(InputError, match="cannot be kept. Set private_directory"):
+        releases.private_directory("gs://bucket/out")
+
+
+def test_the_error_names_a_place_that_is_allowed(tmp_path):
+    with pytest.raises(InputError) as caught:
+        Output(tmp_path / "job" / "release" / "out", PRIVATE, "private queries")
+    assert f"Write it to {tmp_path}/job/private/out instead" in str(caught.value)
+    with pytest.raises(InputError, match="to gs://b/private/out instead"):
+        Output("gs://b/release/out", PRIVATE, "private queries")
+    with pytest.raises(InputError, match="guarantee"):
+        Output(tmp_path / "out", "harmless", "private queries")
+
+
+# -- What is made has the guarantee that was stated --------------------------------
+
+
+def test_a_stage_states_its_guarantee(tmp_path, finite, infinite):
+    for name, guarantee, certificate in (
+        ("release/one", PUBLIC, None),
+        ("release/two", CERTIFIED, finite),
+        ("three", PRIVATE, infinite),
+        ("four", PRIVATE, None),
+        ("five", PRIVATE, finite),
+    ):
+        _stage(tmp_path / name, guarantee, certificate)
+        found = json.loads((tmp_path / name / "stage.json").read_text())
+        assert found["guarantee"] == guarantee == releases.stated(tmp_path / name)
+        assert releases.stated(tmp_path / name / "part") == guarantee
+
+
+def test_what_was_made_must_have_what_was_stated(tmp_path, finite, infinite):
+    edited = {**finite, "private": True, "guarantee": {**finite["guarantee"]}}
+    edited["guarantee"]["epsilon"] = 0.1
+    for guarantee, certificate, message in (
+        (CERTIFIED, None, "carries no certificate"),
+        (CERTIFIED, infinite, "of an infinite epsilon"),
+        (PUBLIC, finite, "private queries had a part in it"),
+        (PUBLIC, infinite, "private queries had a part in it"),
+        (CERTIFIED, edited, "its digest is not that of its content"),
+    ):
+        with pytest.raises((InputError, DataError), match=message):
+            _stage(tmp_path / "release" / "out", guarantee, certificate)
+        assert list((tmp_path / "release").iterdir()) == []
+
+
+def test_two_certificates_in_one_output_are_refused(tmp_path, finite):
+    with pytest.raises(InputError, match="different runs"):
+        with outputs.filled(Output(tmp_path / "out", CERTIFIED, "models")) as out:
+            for name, text in (("a", finite), ("b", _certificate(2.0, "another"))):
+                (out / name).mkdir()
+                (out / name / "certificate.json").write_text(json.dumps(text))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_guarantee_follows_from_certificates_and_marks(tmp_path, finite, infinite):
+    assert releases.guarantee_of(None) == PUBLIC
+    assert releases.guarantee_of(finite) == CERTIFIED
+    assert releases.guarantee_of(infinite) == PRIVATE
+    for forged in (
+        {**infinite, "private": True},
+        {**finite, "private": False},
+        {**finite, "guarantee": {}},
+        {**finite, "guarantee": {"epsilon": "nan"}},
+    ):
+        assert releases.guarantee_of(forged) == PRIVATE
+    _stage(tmp_path / "audited", PRIVATE, finite)
+    assert releases.guarantee_of(finite, str(tmp_path / "audited")) == PRIVATE
+    assert releases.guarantee_of(finite, "", str(tmp_path / "audited/part")) == PRIVATE
+
+
+def test_no_stage_can_claim_more_than_what_it_is_made_from(tmp_path, finite, infinite):
+    """Whatever the stage says: its settings name what it reads."""
+    _stage(tmp_path / "certified", CERTIFIED, finite)
+    _stage(tmp_path / "unprotected", PRIVATE, infinite)
+    _stage(tmp_path / "embeddings", PRIVATE)
+    old = tmp_path / "old"  # of a version that stated no guarantee
+    old.mkdir()
+    (old / "certificate.json").write_text(json.dumps(infinite))
+    for guarantee, name in (
+        (PUBLIC, "certified"),
+        (PUBLIC, "unprotected"),
+        (PUBLIC, "embeddings"),
+        (PUBLIC, "embeddings/part"),
+        (PUBLIC, "old"),
+        (CERTIFIED, "unprotected"),
+        (CERTIFIED, "embeddings"),
+        (CERTIFIED, "old"),
+    ):
+        config = {"deep": {"inputs": ["pydocs", str(tmp_path / name)]}}
+        with pytest.raises(InputError, match="deep.inputs is .*, whose guarantee is"):
+            _stage(tmp_path / "release" / "out", guarantee, finite, config=config)
+        assert not (tmp_path / "release").exists()
+        _stage(tmp_path / f"of {name}".replace("/", " "), PRIVATE, config=config)
+
+
+def test_what_is_private_without_a_certificate_is_not_taken_for_public(tmp_path):
+    """Embeddings of private queries have none, and looked like public ones."""
+    _stage(tmp_path / "embeddings", PRIVATE)
+    with pytest.raises(
+        DataError, match="stage.json: says that this depends on private"
+    ):
+        read_certificate(tmp_path / "embeddings")
+    stage = tmp_path / "embeddings" / "stage.json"
+    old = json.loads(stage.read_text())
+    del old["guarantee"]
+    stage.write_text(json.dumps(old))
+    assert read_certificate(tmp_path / "embeddings") is None  # as before
+
+
+# -- Modes and times ----------------------------------------------------------------
+
+
+def _look(folder):
+    paths = [folder, *folder.rglob("*")]
+    return {(path.is_dir(), _mode(path)) for path in paths}
+
+
+def test_what_is_private_is_its_owners_from_the_first_byte(tmp_path):
+    seen = {}
+
+    def make(out):
+        (out / "part").mkdir()
+        for name in ("direct", "part/deep"):
+            (out / name).write_text("secret")
+        os.chmod(out / "direct", 0o666)  # as a library may do
+        seen.update({p.name: _mode(p) for p in (out, out / "part", out / "part/deep")})
+
+    place = tmp_path / "job" / "private" / "runs" / "out"
+    workdir.run_stage(Output(place, PRIVATE, "test data"), {}, {}, make)
+    assert sorted(seen.values()) == [0o600, 0o700, 0o700]
+    assert _look(place) == {(True, 0o700), (False, 0o600)}
+    for above in (place.parent, place.parents[1]):
+        assert _mode(above) == 0o700
+    assert _mode(tmp_path / "job") == 0o755
+
+
+def test_what_may_be_released_can_be_read_and_tells_no_time(tmp_path, finite):
+    place = tmp_path / "job" / "release" / "deep" / "out"
+    _stage(place, CERTIFIED, finite)
+    release = tmp_path / "job" / "release"
+    assert _look(release) == {(True, 0o755), (False, 0o644)}
+    _stage(release / "second", PUBLIC)
+    _stage(release / "second", PUBLIC)  # finished: nothing is touched
+    for path in (release, *release.rglob("*")):
+        path.is_dir() and list(path.iterdir())
+        found = path.stat()
+        times = found.st_mtime, found.st_atime
+        assert times == (outputs.MODIFIED, outputs.ACCESSED), path
+    # In a private directory it is as private as all else there.
+    _stage(tmp_path / "job" / "private" / "out", CERTIFIED, finite)
+    assert _look(tmp_path / "job" / "private") == {(True, 0o700), (False, 0o600)}
+
+
+def test_a_private_directory_is_closed_and_so_is_what_was_left_open(tmp_path):
+    private = tmp_path / "private"
+    (private / "runs" / "out").mkdir(parents=True)
+    for name in ("fingerprint.key", "runs/out/ledger.jsonl", "notes"):
+        (private / name).write_text("secret")
+    outputs.open_private(private)
+    assert _mode(private) == _mode(private / "runs" / "out") == 0o700
+    assert _mode(private / "fingerprint.key") == 0o600
+    assert _mode(private / "runs" / "out" / "ledger.jsonl") == 0o600
+    assert _mode(private / "notes") == 0o644  # not ours
+    shared = tmp_path / "shared"  # given by name: who enters it is not for us to say
+    shared.mkdir()
+    outputs.open_private(shared)
+    assert _mode(shared) == 0o755
+
+
+def test_the_key_of_fingerprints_is_its_owners(tmp_path):
+    sources.keyed_fingerprint("ab", tmp_path / "job" / "private")
+    key = tmp_path / "job" / "private" / sources.KEY_FILE
+    assert _mode(key) == 0o600 and _mode(key.parent) == 0o700
+
+
+@pytest.mark.parametrize("name", ["private", "private/deeper"])
+def test_a_private_directory_that_is_a_file_is_named(tmp_path, name):
+    (tmp_path / "private").write_text("")
+    with pytest.raises(InputError, match=f"{tmp_path}/private"):
+        outputs.open_private(tmp_path / name)
+
+
+def test_reports_are_their_owners_and_not_released(tmp_path):
+    path = tmp_path / "job" / "report.html"
+    outputs.write_file(path, "<p>a query</p>", PRIVATE, "private queries")
+    assert _mode(path) == 0o600 and path.read_text() == "<p>a query</p>"
+    with pytest.raises(InputError, match="under release/"):
+        outputs.write_file(
+            tmp_path / "release" / "report.html", "", PRIVATE, "private queries"
+        )
+    assert not (tmp_path / "release").exists()
+    opened = workdir.open_workdir(tmp_path / "new", {"a": 1})
+    assert _look(opened) == {(True, 0o700), (False, 0o600)}
+    with pytest.raises(InputError, match="under release/"):
+        workdir.open_workdir(tmp_path / "release" / "job", {"a": 1})
+
+
+# -- No way around it ----------------------------------------------------------------
+
+# What writes files under `run/` by other means than `outputs`, and why it may: into a
+# stage's temporary directory, or into a private one.
+_WRITERS = {
+    "core/outputs.py": "the rule itself",
+    "core/workdir.py": "stage.json; config.json of a workdir that is not released",
+    "core/sources.py": "the key, in the private directory",
+    "core/point_log.py": "logs, in the private directory",
+    "core/progress.py": "logs, in the private directory",
+    "training/private_training.py": "a run's config and a stage's certificate",
+    "training/choice_points.py": "the plan of a grid, in the private directory",
+    "training/hard_negatives.py": "in the temporary directory of `mine`",
+    "training/pretraining_loop.py": "the state of a run on public documents",
+    "passes/embedding.py": "a pass's shards",
+    "search/retrieval.py": "a pass's shards",
+    "estimation/estimate_job_rates.py": "made-up texts in a temporary directory",
+    "audit.py": "in its temporary directory",
+    "canaries.py": "in its temporary directory",
+    "choose.py": "in the private directory",
+    "evaluate.py": "in its temporary directory",
+    "filter.py": "in its temporary directory",
+    "overlap.py": "in its temporary directory; a pass's shards",
+    "pretrain.py": "in its temporary directory; the state of a run",
+}
+_WRITE = {"atomic_write", "atomic_file", "write_text", "write_bytes", "GFile", "open"}
+_OPENED = ("w", "a", "x", "wb", "ab", "xb")
+
+
+def _writes(path):
+    """Calls that make files, in a source file."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func).rpartition(".")[2]
+        modes = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        if name in ("open", "GFile") and not any(m in _OPENED for m in modes):
+            continue
+        if name in _WRITE:
+            yield ast.unparse(node)[:60]
+
+
+def test_only_what_is_listed_writes_files_by_other_means():
+    found = {
+        path.relative_to(_RUN).as_posix()
+        for path in sorted(_RUN.rglob("*.py"))
+        if any(_writes(path))
+    }
+    assert found == set(_WRITERS)
+
+
+def test_directories_are_published_by_the_rule_alone():
+    users = {
+        path.relative_to(_RUN).as_posix()
+        for path in _RUN.rglob("*.py")
+        if "atomic_directory" in path.read_text("utf-8")
+    }
+    assert users == {"core/outputs.py"}
+
+
+def test_every_stage_gives_its_guarantee_where_it_runs():
+    """`run_stage` takes an `Output`, which there is none of without a guarantee."""
+    callers = {}
+    for path in sorted(_RUN.rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+                ("run_stage", "filled")
+            ):
+                first = ast.unparse(node.args[0])
+                callers.setdefault(path.relative_to(_RUN).as_posix(), []).append(first)
+    assert len(callers) >= 15
+    for file, arguments in callers.items():
+        for argument in arguments:
+            known = ("output", "out", "made") if "zero" in file or "/" in file else ()
+            assert argument in ("output", *known) or "Output(" in argument, file
+    with pytest.raises(AttributeError):
+        workdir.run_stage(pathlib.Path("somewhere"), {}, {}, lambda out: None)

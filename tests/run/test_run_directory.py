@@ -1,0 +1,57 @@
+"""The private directory of a training run: what may go on there, and what is left."""
+
+import json
+
+import pytest
+
+from tfdpsq.privacy import checkpoint
+from tfdpsq.privacy.ledger import FILE_NAME, Ledger
+from tfdpsq.run.training import private_training
+from tfdpsq.validation import InputError
+
+
+def _begun(directory, paid=0):
+    private_training.open_run(directory, {"steps": 3}, {"pairs": "keyed:a"})
+    rows = directory / checkpoint.STATE / "rows"
+    rows.mkdir(parents=True)
+    (rows / "queries.npy").write_text("of the first data")
+    with Ledger.open(directory / FILE_NAME, "plan", "data", 3) as ledger:
+        for step in range(paid):
+            ledger.pay(step)
+    return rows
+
+
+@pytest.mark.parametrize(
+    "config, inputs",
+    [({"steps": 4}, {"pairs": "keyed:a"}), ({"steps": 3}, {"pairs": "keyed:b"})],
+)
+def test_a_run_that_paid_goes_on_with_its_own_settings_and_data(
+    tmp_path, config, inputs
+):
+    rows = _begun(tmp_path, paid=1)
+    with pytest.raises(InputError, match="begun with another config or other data"):
+        private_training.open_run(tmp_path, config, inputs)
+    assert rows.is_dir()
+    private_training.open_run(tmp_path, {"steps": 3}, {"pairs": "keyed:a"})
+    assert rows.is_dir()
+
+
+def test_rows_of_other_data_do_not_outlive_a_change_before_the_first_step(tmp_path):
+    """The next run would train on them, and its certificate name the new ones."""
+    rows = _begun(tmp_path)
+    private_training.open_run(tmp_path, {"steps": 3}, {"pairs": "keyed:b"})
+    assert not rows.exists()
+    written = json.loads((tmp_path / private_training.RUN_FILE).read_text())
+    assert written["inputs"] == {"pairs": "keyed:b"}
+
+
+def test_a_closed_run_leaves_its_ledger_and_nothing_to_subtract_noise_with(tmp_path):
+    rows = _begun(tmp_path, paid=3)
+    checkpoint.open_secrets(tmp_path, 0, {})
+    own = tmp_path / private_training.ROWS
+    own.mkdir()
+    (own / "queries.npy").write_text("tokens")
+    private_training.close_run(tmp_path)
+    assert not rows.exists() and not own.exists()
+    left = {path.name for path in tmp_path.rglob("*")}
+    assert left == {FILE_NAME, private_training.RUN_FILE}

@@ -1,0 +1,1 @@
+"""Leakage: canaries, audits and membership inference."""

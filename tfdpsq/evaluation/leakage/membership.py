@@ -1,0 +1,149 @@
+"""Membership inference: telling training queries from others by their scores.
+
+An attacker who can score texts, by a model's loss or by a set's language model, says
+"member" where the score is high. Members and non-members must be drawn from the same
+law, by chance alone: where they differ otherwise (in time, source or topic), the attack
+separates the two distributions, and its success is not a leak.
+
+What counts is the rate of members found at a *low* rate of false alarms (Carlini et
+al. 2022, arXiv:2112.03570, section 3): an attack that is sure of a few members is worse
+than one that is slightly better than a coin on all. Nothing here is a bound on ε; that
+takes canaries put in by coins (`auditing`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.stats
+
+from tfdpsq.evaluation.leakage.auditing import finite_scores
+from tfdpsq.evaluation.ranking.significance import Interval
+from tfdpsq.validation import InputError, in_range
+
+
+@dataclasses.dataclass(frozen=True)
+class MembershipAttack:
+    """The success of scores at separating members from non-members.
+
+    Attributes:
+      auc: probability that a member scores above a non-member, ties counted half,
+        with its interval; 0.5 is chance.
+      true_positive_rates: false-positive rate -> the share of members found at it,
+        with its interval.
+      members: how many members were scored.
+      others: how many non-members were scored.
+    """
+
+    auc: Interval
+    true_positive_rates: dict[float, Interval]
+    members: int
+    others: int
+
+
+def attack_membership(
+    members: np.ndarray,
+    others: np.ndarray,
+    false_positive_rates: Sequence[float] = (0.001, 0.01, 0.1),
+    confidence: float = 0.95,
+) -> MembershipAttack:
+    """Measures an attack by its scores.
+
+    The AUC's interval is DeLong's (1988), from the variances of the two samples'
+    placements. A false-positive rate of a takes the threshold exceeded by at most
+    floor(a·[others]) non-members; the interval of members found is Clopper and
+    Pearson's, for that threshold. Where a·[others] < 1 no false alarm is allowed.
+
+    Args:
+      members: [m] float, scores of training examples; higher means "member".
+      others: [n] float, the same of examples that were not trained on.
+      false_positive_rates: each in (0, 1).
+      confidence: of the intervals, in (0.5, 1).
+
+    Raises:
+      InputError: fewer than 2 scores of a kind, one that is not finite, or a rate or a
+        confidence out of range.
+    """
+    members = finite_scores("members", members)
+    others = finite_scores("others", others)
+    in_range("confidence", confidence, 0.5, 1, low_open=True, high_open=True)
+    for rate in false_positive_rates:
+        in_range("false_positive_rates", rate, 0, 1, low_open=True, high_open=True)
+    if min(len(members), len(others)) < 2:
+        raise InputError(
+            f"there are {len(members)} members and {len(others)} others; an interval "
+            "takes at least 2 of each."
+        )
+    below = _placements(members, others)
+    above = 1 - _placements(others, members)
+    auc = float(below.mean())
+    spread = np.sqrt(below.var(ddof=1) / len(below) + above.var(ddof=1) / len(above))
+    reach = scipy.stats.norm.ppf((1 + confidence) / 2) * float(spread)
+    falling = np.sort(others)[::-1]
+    rates = {}
+    for rate in false_positive_rates:
+        # The first non-member that may not be taken for a member. The small amount
+        # keeps 0.1 times 30 from being 2.9999….
+        threshold = falling[int(rate * len(others) + 1e-9)]
+        rates[rate] = _share(int((members > threshold).sum()), len(members), confidence)
+    return MembershipAttack(
+        Interval(auc, max(0.0, auc - reach), min(1.0, auc + reach), confidence),
+        rates,
+        len(members),
+        len(others),
+    )
+
+
+def likelihood_ratio_scores(target: np.ndarray, references: np.ndarray) -> np.ndarray:
+    """Scores each example by its likelihood ratio, target model over reference models.
+
+    The offline attack of Carlini et al. 2022 (section 5.2): the target's score, in
+    deviations of the scores that reference models give, none of which saw the example.
+    One reference has no deviation: the plain difference is used (Mireshghallah
+    et al. 2022); several share one deviation, as few of them give a poor one each.
+
+    Args:
+      target: [examples] float, log-likelihoods under the model under attack.
+      references: [models, examples] float, the same under models trained on other
+        data, or under the public weights that the target started from.
+
+    Returns:
+      [examples] float64, higher for likely members.
+
+    Raises:
+      InputError: shapes that do not fit, or a score that is not finite.
+    """
+    target = finite_scores("target", target)
+    references = np.asarray(references, np.float64)
+    if references.ndim != 2 or not len(references):
+        raise InputError(
+            f"references has shape {references.shape}; it must be [models, examples]."
+        )
+    if references.shape[1] != len(target):
+        raise InputError(
+            f"references score {references.shape[1]} examples, the target "
+            f"{len(target)}; they must be the same."
+        )
+    finite_scores("references", references.ravel())
+    difference = target - references.mean(axis=0)
+    if len(references) == 1:
+        return difference
+    deviation = float(np.sqrt(references.var(axis=0, ddof=1).mean()))
+    return difference / (deviation if deviation > 0 else 1.0)
+
+
+def _placements(scores: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """[scores] float64: the share of `among` below each score, equal ones half."""
+    ordered = np.sort(among)
+    below = np.searchsorted(ordered, scores, "left")
+    upto = np.searchsorted(ordered, scores, "right")
+    return np.asarray((below + upto) / (2 * len(among)))
+
+
+def _share(count: int, total: int, confidence: float) -> Interval:
+    interval = scipy.stats.binomtest(count, total).proportion_ci(confidence, "exact")
+    return Interval(
+        count / total, float(interval.low), float(interval.high), confidence
+    )

@@ -1,0 +1,1 @@
+"""Overlap of texts with a corpus that a model was pretrained on."""

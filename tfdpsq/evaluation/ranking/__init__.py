@@ -1,0 +1,1 @@
+"""Rankings: BM25, TREC files, measures, and tests of differences."""

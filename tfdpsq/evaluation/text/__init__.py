@@ -1,0 +1,1 @@
+"""Generated text: similarity to a reference, diversity, copies."""

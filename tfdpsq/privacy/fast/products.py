@@ -1,0 +1,213 @@
+"""Every product that a norm or a clipped sum depends on, and how far it may be off.
+
+A device may multiply float32 tensors with less than float32's precision: a GPU rounds
+both operands to TensorFloat-32, a TPU to bfloat16, unless it is instructed otherwise.
+Here the products ask for the highest precision that can be had, and `arithmetic` says
+what they get; `gradient_norms` lowers the clipping factors by what that may cost.
+
+| where the product runs | operands rounded to | by |
+|---|---|---|
+| CPU | not rounded | |
+| GPU or TPU, compiled by XLA | three bfloat16 words at worst | `HIGHEST` precision |
+| GPU, TensorFloat-32 off (`true_float32`) | not rounded | |
+| GPU, TensorFloat-32 on | TensorFloat-32 | TensorFlow's default |
+| TPU, not compiled | bfloat16 | the device's default |
+
+Only products are listed: elementwise operations and reductions run in float32 on all
+of these devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.compiler.xla import xla_data_pb2
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_util
+
+
+class Arithmetic(NamedTuple):
+    """How far one product may be off.
+
+    Attributes:
+      name: of the precision, for the record.
+      operand: p; each operand may be rounded to (1 + δ) times itself, |δ| ≤ p.
+      step: u; each multiplication and each addition, in whatever order, may be off by
+        a factor 1 + δ, |δ| ≤ u.
+    """
+
+    name: str
+    operand: float
+    step: float
+
+
+# Accumulators of GPUs and TPUs may truncate where a CPU rounds: twice the roundoff. So
+# may a GPU where it shortens a float32 to TensorFloat-32's 11 bits.
+_FLOAT64 = Arithmetic("float64", 0.0, 2.0**-53)
+_FLOAT32 = Arithmetic("float32", 0.0, 2.0**-24)
+_FLOAT32_ELSEWHERE = Arithmetic("float32", 0.0, 2.0**-23)
+# Six products of bfloat16 words, the smallest three of nine left out: 3 · 2^-24 of the
+# product of the operands, so at most 2^-22.
+_HIGHEST = Arithmetic("float32 (XLA, highest)", 2.0**-23, 2.0**-23)
+_TENSOR_FLOAT_32 = Arithmetic("TensorFloat-32", 2.0**-10, 2.0**-23)
+_BFLOAT16 = Arithmetic("bfloat16", 2.0**-8, 2.0**-23)
+
+# Terms of an inner product that are added up at a time; see `gram`.
+_PANEL = 1024
+
+
+def arithmetic(dtype: tf.DType, compiled: bool | None = None) -> Arithmetic:
+    """The precision of the products that are made, or traced, at this moment.
+
+    Args:
+      dtype: of their operands, float32 or float64.
+      compiled: by XLA; `None` for what is so at this moment.
+    """
+    if dtype == tf.float64:
+        return _FLOAT64
+    gpus, tpus = (tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU"))
+    if not gpus and not tpus:
+        return _FLOAT32
+    if _compiled_by_xla() if compiled is None else compiled:
+        return _HIGHEST
+    if tpus:
+        return _BFLOAT16
+    if tf.config.experimental.tensor_float_32_execution_enabled():
+        return _TENSOR_FLOAT_32
+    return _FLOAT32_ELSEWHERE
+
+
+def precision_in_words(jit_compile: bool) -> str:
+    """What a certificate says of the products of a private step.
+
+    Args:
+      jit_compile: whether the step is compiled by XLA; on a TPU it always is.
+    """
+    tpu = isinstance(tf.distribute.get_strategy(), tf.distribute.TPUStrategy)
+    with true_float32():
+        name = arithmetic(tf.float32, jit_compile or tpu).name
+    return (
+        f"{name}; clipping factors follow from an upper bound on each gradient's norm "
+        "that includes rounding"
+    )
+
+
+def exponent(dtype: tf.DType, products: int, steps: float | tf.Tensor) -> float:
+    """The h within which roundings stay: a factor between e^-h and e^h.
+
+    (1 + p)^2 ≤ e^2p and (1 - p)^2 ≥ e^-(2.02 p) for p ≤ 2^-7; likewise for u.
+
+    Args:
+      dtype: of the operands.
+      products: how many products of two rounded operands a term went through.
+      steps: how many multiplications and additions it went through besides.
+
+    Returns:
+      h, a number, or a tensor if `steps` is one.
+    """
+    _, operand, step = arithmetic(dtype)
+    return 1.01 * (2 * products * operand + steps * step)
+
+
+def chain(terms: int) -> int:
+    """The most roundings that a term of one of `gram`'s inner products goes through."""
+    return terms if terms <= _PANEL else _PANEL - (-terms // _PANEL)
+
+
+def product(
+    one: tf.Tensor,
+    other: tf.Tensor,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> tf.Tensor:
+    """The matrix product over the last two axes, in the highest precision there is.
+
+    Args:
+      one: [..., k, l] float32 or float64.
+      other: [..., l, n], of the same dtype and leading axes.
+      transpose_a: `one` is [..., l, k].
+      transpose_b: `other` is [..., n, l].
+
+    Returns:
+      [..., k, n].
+    """
+    if one.dtype == tf.float64 or not _compiled_by_xla():
+        return tf.matmul(one, other, transpose_a, transpose_b)
+    leading = range(one.shape.rank - 2)
+    numbers = xla_data_pb2.DotDimensionNumbers(
+        lhs_batch_dimensions=leading,
+        rhs_batch_dimensions=leading,
+        lhs_contracting_dimensions=[one.shape.rank - (2 if transpose_a else 1)],
+        rhs_contracting_dimensions=[one.shape.rank - (1 if transpose_b else 2)],
+    )
+    highest = xla.PrecisionConfig(operand_precision=[xla.PrecisionConfig.HIGHEST] * 2)
+    result = xla.dot_general(one, other, numbers, highest)
+    result.set_shape(
+        [
+            *one.shape[:-2],
+            one.shape[-1 if transpose_a else -2],
+            other.shape[-2 if transpose_b else -1],
+        ]
+    )
+    return result
+
+
+def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """A product that makes per-example gradients, which are clipped as they come out.
+
+    Its precision is free: the norm is that of the gradient as computed, which is also
+    what enters the sum.
+    """
+    return tf.einsum(equation, one, other)
+
+
+def gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """The product one · otherᵀ, long inner products in panels.
+
+    The panels' results are added up by themselves, so that in whatever order a device
+    adds, a term meets at most `chain(m)` roundings instead of m.
+
+    Args:
+      one: [B, T, m] float.
+      other: [B, S, m] of the same dtype.
+
+    Returns:
+      [B, T, S].
+    """
+    width = one.shape[-1]
+    return tf.add_n(
+        [
+            product(
+                one[..., start : start + _PANEL],
+                other[..., start : start + _PANEL],
+                transpose_b=True,
+            )
+            for start in range(0, width, _PANEL)
+        ]
+        if width > _PANEL
+        else [product(one, other, transpose_b=True)]
+    )
+
+
+@contextlib.contextmanager
+def true_float32() -> Iterator[None]:
+    """While inside, GPUs multiply float32 in float32; afterwards as they did before.
+
+    TensorFlow keeps one switch for the whole process, which every operation looks at
+    when it runs, so this must be open while a step is traced and while it runs.
+    """
+    config = tf.config.experimental
+    before = config.tensor_float_32_execution_enabled()
+    config.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        config.enable_tensor_float_32_execution(before)
+
+
+def _compiled_by_xla() -> bool:
+    return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))

@@ -1,0 +1,249 @@
+"""Writes outputs: whole, checked, and with the modes and times of their guarantee.
+
+What is private is its owner's alone to read, from its first byte: files are 0600 in
+directories of 0700, the temporary ones, too.
+
+What may be released has constant times, as real ones would tell how long the private
+stages before it took. (A file's change time cannot be set; copies and archives do not
+keep it. Object stores set times of their own.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+import threading
+from collections.abc import Iterator
+
+from tfdpsq import validation
+from tfdpsq.data import any_files, files
+from tfdpsq.run.core import releases
+from tfdpsq.run.core.releases import PRIVATE, PRIVATE_FOLDER, RELEASE_FOLDER, Output
+
+# 1980-01-01, the first day that a zip file can state.
+MODIFIED = 315_532_800
+# 2037-01-01: Linux does not move an access time that is in the future (relatime).
+ACCESSED = 2_114_380_800
+# What a private directory holds of ours: these, and all that is in the folders.
+_PRIVATE_FILES = (
+    "fingerprint.key",
+    "private_reads.jsonl",
+    "seconds.json",
+    "peak_memory.json",
+)
+_PRIVATE_FOLDERS = ("runs", "logs", "choices")
+
+
+# -- Private directories ----------------------------------------------------------
+
+
+def open_private(directory: pathlib.Path) -> pathlib.Path:
+    """Makes a private directory, or takes one up, for its owner's eyes alone.
+
+    One that is there is closed to others if it is called `private`, and so is what we
+    have written there. The rest of it is the owner's.
+
+    Raises:
+      InputError: it is a file, would be released, or cannot be made.
+    """
+    releases.private_directory(directory, os.fspath(directory))
+    if directory.exists() and not directory.is_dir():
+        raise validation.InputError(
+            f"{directory} is a file; it should be the directory of what must stay "
+            "private. Move the file away, or set private_directory to another path."
+        )
+    if not directory.is_dir():
+        make_parents(directory)
+        with _explained(directory):
+            directory.mkdir(mode=0o700, exist_ok=True)
+    elif directory.name == PRIVATE_FOLDER:
+        _close(directory)
+    for name in _PRIVATE_FILES:
+        _close(directory / name)
+    for name in _PRIVATE_FOLDERS:
+        for folder, folders, names in os.walk(directory / name):
+            for each in (".", *folders, *names):
+                _close(pathlib.Path(folder, each))
+    return directory
+
+
+# -- Writing ---------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def filled(output: Output) -> Iterator[pathlib.Path]:
+    """Fills an output's directory, which appears whole, checked and closed, or not.
+
+    Yields:
+      A temporary directory to write to, which its owner alone can enter.
+
+    Raises:
+      InputError: as `files.atomic_directory`; or it is not what was stated.
+    """
+    directory = output.directory
+    make_parents(directory)
+    with owner_only(), files.atomic_directory(directory) as partial:
+        yield partial
+        releases.check_made(partial, output)
+        finish(partial, output)
+    settle(directory)
+
+
+def write_file(path: str | os.PathLike, text: str, guarantee: str, holds: str) -> None:
+    """Writes a file that is not in a stage's directory, such as a report.
+
+    Args:
+      path: the file; an older one is replaced.
+      text: its content.
+      guarantee: as for `Output`.
+      holds: as for `Output`.
+
+    Raises:
+      InputError: as `Output` and `files.atomic_write`.
+    """
+    output = Output(pathlib.Path(path), guarantee, holds)
+    make_parents(output.directory)
+    with owner_only(), files.atomic_file(path) as partial:
+        partial.write_text(text, "utf-8")
+        finish(partial, output)
+    settle(output.directory)
+
+
+def finish(path: pathlib.Path, output: Output) -> None:
+    """Gives what was written the modes and times of its guarantee.
+
+    Args:
+      path: a file or a directory, before it gets its name.
+      output: what it is.
+    """
+    outside = 0o077 if output.owner_only else _umask.outside()
+    for each in [*sorted(path.rglob("*"), reverse=True), path]:  # folders come last
+        if each.is_symlink():
+            continue
+        each.chmod((0o777 if each.is_dir() else 0o666) & ~outside)
+        if output.guarantee != PRIVATE:
+            os.utime(each, (ACCESSED, MODIFIED))
+
+
+def open_directory(output: Output) -> pathlib.Path:
+    """Makes a directory that several stages and files go to, or takes one up.
+
+    Returns:
+      Its path. A new one that holds what is private is its owner's alone; who may enter
+      one that is there is the owner's decision.
+    """
+    directory = output.directory
+    make_parents(directory)
+    with _explained(directory):
+        if not directory.is_dir():
+            with owner_only():
+                directory.mkdir(exist_ok=True)
+            if not output.owner_only:
+                directory.chmod(0o777 & ~_umask.outside())
+    return directory
+
+
+def settle(place: releases.Place) -> None:
+    """Sets the times of the directories above an output, up to `release` itself.
+
+    Whatever is made, renamed or removed there changes them.
+    """
+    if not any_files.is_local(place):
+        return
+    for name in set(releases.spellings(place)):
+        parts = name.split("/")
+        if RELEASE_FOLDER not in parts:
+            continue
+        for end in range(parts.index(RELEASE_FOLDER) + 1, len(parts)):
+            with contextlib.suppress(OSError):  # not there, or another user's
+                os.utime("/".join(parts[:end]), (ACCESSED, MODIFIED))
+
+
+class _Umask:
+    """The process's umask, closed while anybody needs it so."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._depth, self._before = 0, 0
+
+    def outside(self) -> int:
+        """The umask of whoever started the process."""
+        with self._lock:
+            if self._depth:
+                return self._before
+            found = os.umask(0o077)
+            os.umask(found)
+            return found
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._depth:
+                self._before = os.umask(0o077)
+            self._depth += 1
+
+    def open(self) -> None:
+        with self._lock:
+            self._depth -= 1
+            if not self._depth:
+                os.umask(self._before)
+
+
+_umask = _Umask()
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """What this process makes meanwhile, its owner alone may read."""
+    _umask.close()
+    try:
+        yield
+    finally:
+        _umask.open()
+
+
+def make_parents(path: pathlib.Path) -> None:
+    """Makes the directories above; those in a private one for the owner alone.
+
+    Args:
+      path: what is to be there; it is not made itself.
+
+    Raises:
+      InputError: one of them is a file, or cannot be made.
+    """
+    missing = []
+    above = pathlib.Path(os.path.abspath(path)).parent
+    with _explained(path):
+        while not above.exists():
+            missing.append(above)
+            above = above.parent
+        outside = _umask.outside()
+        for folder in reversed(missing):
+            closed = releases.is_under_private(folder)
+            with owner_only():
+                folder.mkdir(exist_ok=True)
+            folder.chmod(0o700 if closed else 0o777 & ~outside)
+        if not above.is_dir():
+            raise NotADirectoryError(
+                errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(above)
+            )
+
+
+def _close(path: pathlib.Path) -> None:
+    """Takes every right from all but the owner, if it is ours to take."""
+    with contextlib.suppress(OSError):  # not there, or another user's
+        mode = path.stat().st_mode
+        if mode & 0o077 and not path.is_symlink():
+            path.chmod(mode & 0o700)
+
+
+@contextlib.contextmanager
+def _explained(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise validation.InputError(
+            f"{path}: cannot be made ({error.strerror}: {error.filename}). Choose "
+            "another path, or change the permissions of those above it."
+        ) from error

@@ -1,0 +1,304 @@
+"""Where an output may go, by the guarantee of what is in it: one rule for all stages.
+
+| guarantee   | holds for                                | under `release/` | mode  |
+|-------------|------------------------------------------|------------------|-------|
+| "public"    | what comes from public documents alone   | allowed          | umask |
+| "certified" | what carries a certificate of finite ε   | allowed          | umask |
+| "private"   | all else that depends on private queries | refused          | 0600  |
+
+*Released* is every path with a directory called `release` in it, however it is spelled:
+symbolic links are followed. A stage states its guarantee in an `Output`, before it
+reads or spends anything, and can write to no other place (see `outputs`). What was
+made is compared with what was stated, and appears only if it agrees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Union
+
+from tfdpsq import validation
+from tfdpsq.data import any_files
+from tfdpsq.privacy import certificate as certificates
+from tfdpsq.privacy import certificate_files, read_certificate
+
+PUBLIC, CERTIFIED = "public", "certified"
+PRIVATE = certificate_files.PRIVATE
+# From the one that may go anywhere to the one that may not.
+GUARANTEES = (PUBLIC, CERTIFIED, PRIVATE)
+RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
+STAGE_FILE = "stage.json"
+# As many links as Linux follows.
+_MOST_LINKS = 40
+
+# A local path, or one of another file system, which a `pathlib.Path` would spoil.
+Place = Union[str, pathlib.Path]
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """A place to write to, and what may be said of what is written there.
+
+    Attributes:
+      place: the directory or file.
+      guarantee: one of `GUARANTEES`.
+      holds: what would be there, for the error.
+      private_directory: where private things go, if that was set; else "".
+      unused: settings that name something private which has no part in the output.
+
+    Raises:
+      InputError: a private output in a released place, or a private directory in one.
+    """
+
+    place: Place
+    guarantee: str
+    holds: str
+    private_directory: str = ""
+    unused: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        """Applies the rule; nothing was read, made or spent before."""
+        validation.one_of("guarantee", self.guarantee, GUARANTEES)
+        if self.private_directory:
+            private_directory(self.place, self.private_directory)
+        if self.guarantee == PRIVATE and is_released(self.place):
+            raise validation.InputError(
+                f"{self.place} is under {RELEASE_FOLDER}/, but would hold "
+                f"{self.holds}, which must stay private. Write it to "
+                f"{_remedy(self.place)} instead."
+            )
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """The place, on this machine.
+
+        Raises:
+          InputError: it is elsewhere.
+        """
+        if not any_files.is_local(self.place):
+            raise validation.InputError(
+                f"workdir is {self.place}; this writes to local paths, or to what is "
+                "mounted as one."
+            )
+        return pathlib.Path(self.place)
+
+    @property
+    def owner_only(self) -> bool:
+        """Whether nobody but the owner may read it."""
+        if self.guarantee == PRIVATE:
+            return True
+        return is_under_private(self.place, self.private_directory)
+
+
+# -- Places ----------------------------------------------------------------------
+
+
+def is_released(place: Place) -> bool:
+    """Whether a path has a directory called `release` in it, links followed."""
+    return any(RELEASE_FOLDER in name.split("/") for name in spellings(place))
+
+
+def private_directory(place: Place, given: str = "") -> pathlib.Path:
+    """Where a stage keeps what must not be released with its output; never released.
+
+    | the output                      | the private directory |
+    |---------------------------------|-----------------------|
+    | `X/release/...`                 | `X/private`           |
+    | `X/private/NAME`                | `X/private`           |
+    | `X/NAME`                        | `X/private`           |
+
+    Args:
+      place: the output.
+      given: the directory that was set, or "".
+
+    Raises:
+      InputError: it would be released; or none was set for an output elsewhere.
+    """
+    if given:
+        if is_released(given):
+            raise validation.InputError(
+                f"private_directory is {given}, under {RELEASE_FOLDER}/, where keys "
+                "and ledgers would be released. Set it to a directory that is not, or "
+                'to "".'
+            )
+        return pathlib.Path(given)
+    if not any_files.is_local(place):
+        raise validation.InputError(
+            f"workdir is {place}, where private things cannot be kept. Set "
+            "private_directory to a directory of this machine."
+        )
+    parent = pathlib.Path(place).parent
+    found = [parent if parent.name == PRIVATE_FOLDER else parent / PRIVATE_FOLDER]
+    for name in spellings(place):
+        parts = name.split("/")
+        if RELEASE_FOLDER in parts:
+            above = "/".join(parts[: parts.index(RELEASE_FOLDER)]) or "/"
+            found.append(pathlib.Path(above) / PRIVATE_FOLDER)
+    for directory in found:
+        if not is_released(directory):
+            return directory
+    raise validation.InputError(
+        f"{place} is released, and so is {found[-1]}, where its keys and ledgers would "
+        "be kept. Set private_directory to a directory that is not, or use another "
+        "workdir."
+    )
+
+
+def spellings(place: Place) -> Iterator[str]:
+    """A path as it is given, with one link after another resolved, and its real name.
+
+    Args:
+      place: the path; nothing need be there.
+    """
+    path = os.fspath(place)
+    if not any_files.is_local(path):
+        yield path
+        return
+    real = os.path.realpath(path)
+    path = os.path.abspath(path)
+    for _ in range(_MOST_LINKS):
+        yield path
+        parts = path.split("/")
+        heads = ("/".join(parts[:end]) for end in range(2, len(parts) + 1))
+        link = next(filter(os.path.islink, heads), None)
+        if link is None:
+            break
+        target = os.path.join(os.path.dirname(link), os.readlink(link))
+        path = os.path.normpath(target + path[len(link) :])
+    yield real
+
+
+def is_under_private(place: Place, given: str = "") -> bool:
+    """Whether a path is in a private directory: one called so, or the one given."""
+    if not any_files.is_local(place) or is_released(place):
+        return False
+    real = os.path.realpath(place)
+    under = bool(given) and real.startswith(os.path.realpath(given) + "/")
+    return under or PRIVATE_FOLDER in real.split("/")
+
+
+def _remedy(place: Place) -> str:
+    path = os.fspath(place).rstrip("/")
+    name = path.rpartition("/")[2]
+    if any_files.is_local(place):
+        with contextlib.suppress(validation.InputError):
+            return str(private_directory(place) / name)
+        return f"a directory without {RELEASE_FOLDER}/ in its path"
+    return path.replace(f"/{RELEASE_FOLDER}/", f"/{PRIVATE_FOLDER}/")
+
+
+# -- Guarantees ------------------------------------------------------------------
+
+
+def guarantee_of(certificate: Mapping[str, Any] | None, *made_from: str) -> str:
+    """The guarantee of what is made from artefacts and public data.
+
+    Args:
+      certificate: the one that applies, see `certificates.inherited_certificate`.
+      *made_from: the artefacts' directories, on this machine; "" for none.
+    """
+    if any(stated(path) == PRIVATE for path in made_from if path):
+        return PRIVATE
+    if certificate is None:
+        return PUBLIC
+    return CERTIFIED if _is_finite(certificate) else PRIVATE
+
+
+def stated(path: str | os.PathLike) -> str | None:
+    """The guarantee that a stage's output states; `None` where it states none.
+
+    Args:
+      path: a stage's directory, or something in it.
+    """
+    for folder in (pathlib.Path(path), pathlib.Path(os.path.abspath(path)).parent):
+        found = certificate_files.stated(
+            folder / STAGE_FILE, certificate_files.GUARANTEE
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def check_lineage(output: Output, config: Any) -> None:
+    """Refuses an output that would claim more than what its settings name.
+
+    Args:
+      output: the output.
+      config: its settings, as JSON values; each may be an artefact's directory.
+
+    Raises:
+      InputError: names the setting.
+    """
+    for key, path in _named(config):
+        if key in (*output.unused, "private_directory") or not os.path.isdir(path):
+            continue
+        found = stated(path)
+        if found != PRIVATE and (pathlib.Path(path) / certificates.FILE_NAME).is_file():
+            found = guarantee_of(read_certificate(path))
+        if found not in GUARANTEES:
+            continue
+        if GUARANTEES.index(found) > GUARANTEES.index(output.guarantee):
+            raise validation.InputError(
+                f"{key} is {path}, whose guarantee is {found!r}, so what is made from "
+                f"it cannot be {output.guarantee!r}. Leave it out, or write the output "
+                "as what it is."
+            )
+
+
+def _named(config: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            yield from _named(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(config, (list, tuple)):
+        for value in config:
+            yield from _named(value, key)
+    elif isinstance(config, str) and config and "\0" not in config:
+        yield key, config
+
+
+def check_made(directory: pathlib.Path, output: Output) -> None:
+    """Compares what was made with what was stated of it.
+
+    Args:
+      directory: what was made, whatever it is called yet.
+      output: what it is to be.
+
+    Raises:
+      InputError: a certificate in what is public; or none, none of a finite ε, or two
+        different ones, in what is certified.
+    """
+    if output.guarantee == PRIVATE:
+        return
+    found = {}
+    for path in sorted(directory.rglob(certificates.FILE_NAME)):
+        certificate = read_certificate(path.parent)
+        assert certificate is not None
+        found[certificate["digest"]] = certificate
+    problem = None
+    if output.guarantee == PUBLIC:
+        if found:
+            problem = "it carries a certificate: private queries had a part in it"
+    elif not found:
+        problem = "it carries no certificate"
+    elif len(found) > 1:
+        problem = "it carries certificates of different runs, which would add up"
+    elif not all(map(_is_finite, found.values())):
+        problem = "its certificate is of an infinite epsilon"
+    if problem:
+        raise validation.InputError(
+            f"{output.place} was to be {output.guarantee}, but {problem}. Nothing was "
+            "written there; please report this."
+        )
+
+
+def _is_finite(certificate: Mapping[str, Any]) -> bool:
+    try:
+        epsilon = float(certificate["guarantee"]["epsilon"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return certificate.get("private") is True and math.isfinite(epsilon)

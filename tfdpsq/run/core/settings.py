@@ -1,0 +1,365 @@
+"""Declares the settings of a stage: type, range and remedy of each, in one place.
+
+A stage has a mapping `SETTINGS` from names to `Setting`s, or to further mappings where
+its config is nested. `default_config` makes the stage's ConfigDict from it, and `check`
+compares a config with it before the stage reads anything: a bad value never costs
+budget. Messages name a setting by its dotted name, as on the command line.
+
+| given                       | Integer | Number         | Flag | Text |
+|-----------------------------|---------|----------------|------|------|
+| True                        | refused | refused        | ok   | -    |
+| 3, numpy.int64(3)           | ok      | ok             | -    | -    |
+| 3.0, numpy.float32(3)       | refused | ok             | -    | -    |
+| nan                         | refused | refused        | -    | -    |
+| inf, "inf"                  | refused | if `infinite`  | -    | -    |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import numbers
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from tfdpsq import validation
+
+# Upper ends that no job reaches: values above them are mistakes, and some would be an
+# error only after hours, or an overflow.
+ROWS = 2**31 - 1
+STEPS = 10**9
+TOKENS = 10**6
+WIDTH = 10**6
+LAYERS = 10_000
+# NumPy takes no larger seed.
+SEED = 2**32 - 1
+# Characters of a path on Linux.
+_TEXT = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting; subclasses say what it may be.
+
+    Attributes:
+      default: its value in the stage's default config.
+    """
+
+    default: Any
+    # Of those that have one: what to do instead, after the range.
+    remedy = ""
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuses a value.
+
+        Args:
+          name: of the setting, as the user writes it.
+          value: as it is in the config.
+
+        Raises:
+          InputError: names the setting, its value and its range.
+        """
+        raise NotImplementedError
+
+    def _refuse(
+        self, name: str, value: Any, wanted: str, verb: str = "be"
+    ) -> validation.InputError:
+        text = f"{name} is {validation.shown(value)}; it must {verb} {wanted}."
+        return validation.InputError(f"{text} {self.remedy}".rstrip())
+
+
+@dataclasses.dataclass(frozen=True)
+class Integer(Setting):
+    """An integer between `low` and `high`, both included.
+
+    Attributes:
+      low: the least.
+      high: the largest.
+      zero: whether 0 is allowed besides: it switches something off.
+      remedy: what to do instead of a value that is refused.
+    """
+
+    low: int = 1
+    high: int = ROWS
+    zero: bool = False
+    remedy: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        """See `Setting.check`."""
+        wanted = f"an integer of at least {self.low}"
+        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if whole and value > self.high:
+            wanted = f"an integer of at most {self.high:,}"
+        elif whole and (value >= self.low or (self.zero and value == 0)):
+            return
+        raise self._refuse(name, value, wanted + (", or 0" if self.zero else ""))
+
+
+@dataclasses.dataclass(frozen=True)
+class Number(Setting):
+    """A number between `low` and `high`; never NaN.
+
+    Attributes:
+      low: lower end.
+      high: upper end.
+      low_open: whether `low` itself is refused.
+      high_open: whether `high` itself is refused.
+      infinite: whether infinity is allowed besides, also as the text "inf".
+      remedy: what to do instead of a value that is refused.
+    """
+
+    low: float = 0.0
+    high: float = 1e9
+    low_open: bool = False
+    high_open: bool = False
+    infinite: bool = False
+    remedy: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        """See `Setting.check`."""
+        if self.infinite and value == "inf":
+            return
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if number and self.infinite and value == math.inf:
+            return
+        above = number and (self.low < value if self.low_open else self.low <= value)
+        below = number and (value < self.high if self.high_open else value <= self.high)
+        if above and below:
+            return
+        if self.high <= 1:
+            left, right = "(" if self.low_open else "[", ")" if self.high_open else "]"
+            # Of a share the whole range is said.
+            wanted = f"{left}{self.low:g}, {self.high:g}{right}"
+            raise self._refuse(name, value, wanted, "lie in")
+        if above and value != math.inf:
+            wanted = f"at most {self.high:g}"
+        elif self.low_open:
+            wanted = f"a finite number above {self.low:g}"
+        else:
+            wanted = f"a finite number of at least {self.low:g}"
+        raise self._refuse(name, value, wanted + (", or inf" if self.infinite else ""))
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag(Setting):
+    """True or False."""
+
+    def check(self, name: str, value: Any) -> None:
+        """See `Setting.check`."""
+        if not isinstance(value, (bool, np.bool_)):
+            raise self._refuse(name, value, "True or False")
+
+
+@dataclasses.dataclass(frozen=True)
+class Text(Setting):
+    """A string: one of `choices`, or a name or path.
+
+    Attributes:
+      choices: all values that are allowed; none allows any.
+      required: whether "" is refused.
+    """
+
+    choices: Collection[str] = ()
+    required: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """See `Setting.check`."""
+        if not isinstance(value, str):
+            raise self._refuse(name, value, "a string")
+        if self.choices and value not in self.choices:
+            listed = ", ".join(map(repr, self.choices))
+            raise validation.InputError(
+                f"{name} is {validation.shown(value)}; choose one of {listed}."
+            )
+        if "\0" in value or len(value) > _TEXT:
+            wanted = f"a string of at most {_TEXT} characters, none of them NUL"
+            raise self._refuse(name, value, wanted)
+        if self.required and not value:
+            raise self._refuse(name, value, "set")
+
+
+@dataclasses.dataclass(frozen=True)
+class Several(Setting):
+    """A tuple or list of values of one kind.
+
+    Attributes:
+      element: each of them; its default is not used.
+      least: how many there must be.
+      length: how many there must be exactly, if not `None`.
+    """
+
+    element: Setting
+    least: int = 0
+    length: int | None = None
+
+    def check(self, name: str, value: Any) -> None:
+        """See `Setting.check`."""
+        if not isinstance(value, (tuple, list)):
+            raise self._refuse(name, value, 'a tuple, such as "(1, 2)"')
+        if self.length is not None and len(value) != self.length:
+            raise self._refuse(name, value, f"{self.length} values")
+        if len(value) < self.least:
+            raise self._refuse(name, value, f"{self.least} values or more")
+        for number, each in enumerate(value):
+            self.element.check(f"{name}[{number}]", each)
+
+
+@dataclasses.dataclass(frozen=True)
+class Named(Setting):
+    """A mapping from names that the user chooses to values of one kind.
+
+    Attributes:
+      element: each value: a setting, or a declaration of which a value may leave out
+        some names.
+    """
+
+    element: Setting | Declaration
+
+    def check(self, name: str, value: Any) -> None:
+        """See `Setting.check`."""
+        if not _is_mapping(value):
+            raise self._refuse(name, value, "a mapping from names to values")
+        for key, each in value.items():
+            if not isinstance(key, str) or not key:
+                raise self._refuse(name, value, "a mapping whose names are strings")
+            place = f"{name}.{key}"
+            if isinstance(self.element, Setting):
+                self.element.check(place, each)
+            else:
+                check(each, self.element, place, partial=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked(Setting):
+    """What a function checks.
+
+    Attributes:
+      by: takes name and value, and raises an InputError.
+    """
+
+    by: Callable[[str, Any], None]
+
+    def check(self, name: str, value: Any) -> None:
+        """See `Setting.check`."""
+        self.by(name, value)
+
+
+Declaration = Mapping[str, "Setting | Declaration"]
+
+
+def default_config(declaration: Declaration) -> ml_collections.ConfigDict:
+    """The config of a stage, every setting at its default."""
+    return ml_collections.ConfigDict(_defaults(declaration))
+
+
+def with_defaults(declaration: Declaration, **defaults: Any) -> dict[str, Any]:
+    """A declaration with other defaults.
+
+    Args:
+      declaration: of a stage that another one runs.
+      **defaults: name -> default, or a whole `Setting`; a mapping for a nested one.
+    """
+    changed = dict(declaration)
+    for name, default in defaults.items():
+        before = changed[name]
+        if isinstance(default, Setting):
+            changed[name] = default
+        elif isinstance(before, Setting):
+            changed[name] = dataclasses.replace(before, default=default)
+        else:
+            changed[name] = with_defaults(before, **default)
+    return changed
+
+
+def check(
+    config: Any, declaration: Declaration, where: str = "", *, partial: bool = False
+) -> None:
+    """Refuses a config that is not as declared. Reads nothing but the config.
+
+    Args:
+      config: of a stage, or of a part of it.
+      declaration: of the same.
+      where: the dotted name of the part; "" for the whole.
+      partial: whether settings may be missing.
+
+    Raises:
+      InputError: a setting that is missing or unknown, or a value that is out of range.
+    """
+    if not _is_mapping(config):
+        raise validation.InputError(
+            f"{where or 'config'} is {validation.shown(config)}; it must be a mapping "
+            f"of the settings {', '.join(sorted(declaration))}."
+        )
+    before = f"{where}." if where else ""
+    for name in config:
+        if name not in declaration:
+            raise unknown(f"{before}{name}", declaration, before)
+    for name, declared in declaration.items():
+        if name not in config:
+            if partial:
+                continue
+            raise validation.InputError(
+                f"the config has no setting {before}{name}. Start from the stage's "
+                "default_config()."
+            )
+        if isinstance(declared, Setting):
+            declared.check(f"{before}{name}", config[name])
+        else:
+            check(config[name], declared, f"{before}{name}")
+
+
+def unknown(
+    name: str, declaration: Declaration, before: str = ""
+) -> validation.InputError:
+    """The error for a setting that there is not, with the nearest that there is.
+
+    Args:
+      name: the dotted name.
+      declaration: of the place that has no such setting.
+      before: the dotted name of that place, ending in ".", or "".
+    """
+    near = nearest(name, all_names(declaration, before))
+    return validation.InputError(
+        f"there is no setting {validation.shown(name)}. "
+        + (f"Did you mean {near!r}? " if near else "")
+        + f"There are {', '.join(sorted(before + known for known in declaration))}."
+    )
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """The name that a misspelt one is most like, or ""."""
+    last = name.rpartition(".")[2]
+    # A setting that is nested elsewhere, too: "rank" is "lora.rank".
+    whole = [known for known in names if known.rpartition(".")[2] == last]
+    found = whole or difflib.get_close_matches(name, names, 1)
+    if not found:
+        ends = {known.rpartition(".")[2]: known for known in names}
+        found = [ends[end] for end in difflib.get_close_matches(last, ends, 1)]
+    return found[0] if found else ""
+
+
+def all_names(
+    declaration: Declaration | ml_collections.ConfigDict, before: str = ""
+) -> list[str]:
+    """The dotted names of all settings, nested ones included."""
+    found = []
+    for name, declared in declaration.items():
+        found.append(before + name)
+        if _is_mapping(declared):
+            found += all_names(declared, f"{before}{name}.")
+    return found
+
+
+def _defaults(declaration: Declaration) -> dict[str, Any]:
+    return {
+        name: declared.default if isinstance(declared, Setting) else _defaults(declared)
+        for name, declared in declaration.items()
+    }
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, (ml_collections.ConfigDict, Mapping))

@@ -1,0 +1,80 @@
+"""Settings that the stages that train have in common, declared once."""
+
+from __future__ import annotations
+
+from tfdpsq.privacy import optimizers, spec
+from tfdpsq.run.core import settings
+
+SCHEDULES = ("constant", "cosine")
+WITHOUT_PRIVACY = 'Use math.inf ("inf" in a config) to train without privacy.'
+
+
+def privacy_settings() -> dict[str, settings.Setting]:
+    """Settings of a private training run; see `PrivacySpec` for most of them.
+
+    `n_is_public` declares that the exact number of units may be published;
+    otherwise `n_bound` must be a public upper bound on it. `user_field` names the
+    metadata field of queries.jsonl that says whose a query is, for unit "user".
+    `strict` refuses, or leaves out, every reading of private data that ε does not
+    cover. `save_every` is how many steps a killed run may have to repeat.
+    """
+    return {
+        "epsilon": settings.Number(
+            8.0, 0, 1e6, low_open=True, infinite=True, remedy=WITHOUT_PRIVACY
+        ),
+        "delta": settings.Number(0.0, 0, 1, high_open=True, remedy="0 takes 1/(2n)."),
+        "clip_norm": settings.Number(0.1, 0, 1e6, low_open=True),
+        "accountant": settings.Text("pld", spec.ACCOUNTANTS),
+        "sampler": settings.Text("poisson", spec.SAMPLERS),
+        "unit": settings.Text("query", spec.UNITS),
+        "user_field": settings.Text("user_id", required=True),
+        "rows_per_unit": settings.Integer(1),
+        "n_is_public": settings.Flag(False),
+        "n_bound": settings.Integer(0, 0, 10**15),
+        "engine": settings.Text("fast", optimizers.ENGINES),
+        # Cryptographic draws, and noise that is safe in floating point.
+        "secure": settings.Flag(False),
+        "strict": settings.Flag(False),
+        "save_every": settings.Integer(50, 1, settings.STEPS),
+        "private_directory": settings.Text(""),
+    }
+
+
+def optimizer_settings(learning_rate: float) -> dict[str, settings.Setting]:
+    """Settings of how weights are trained; see `learning_rate` for `schedule`."""
+    return {
+        "optimizer": settings.Text("adam", tuple(optimizers.OPTIMIZERS)),
+        "learning_rate": settings.Number(learning_rate, 0, 1e3, low_open=True),
+        "schedule": settings.Text("constant", SCHEDULES),
+    }
+
+
+def t5_settings(
+    vocabulary_size: int,
+    num_layers: int,
+    num_heads: int,
+    hidden_dim: int,
+    intermediate_dim: int,
+    key_value_dim: int,
+    version: str = "1.1",
+    dropout: float = 0.1,
+) -> dict[str, settings.Setting]:
+    """Settings of a T5's shape, with these defaults; see `layers.T5Config`."""
+    return {
+        "vocabulary_size": settings.Integer(vocabulary_size, 1, 10**7),
+        "num_layers": settings.Integer(num_layers, 1, settings.LAYERS),
+        "num_heads": settings.Integer(num_heads, 1, settings.LAYERS),
+        "hidden_dim": settings.Integer(hidden_dim, 1, settings.WIDTH),
+        "intermediate_dim": settings.Integer(intermediate_dim, 1, settings.WIDTH),
+        "key_value_dim": settings.Integer(key_value_dim, 1, settings.WIDTH),
+        "version": settings.Text(version, ("1.0", "1.1")),
+        "dropout": settings.Number(dropout, 0, 1, high_open=True),
+    }
+
+
+def length_settings(document: int, query: int) -> dict[str, settings.Setting]:
+    """Settings of how many tokens texts are cut to, with these defaults."""
+    return {
+        "document_length": settings.Integer(document, 1, settings.TOKENS),
+        "query_length": settings.Integer(query, 1, settings.TOKENS),
+    }
