@@ -4,9 +4,9 @@
 
 A config that is small enough for this machine is measured: a process of its own runs a
 few steps with random weights, and reads no data. Any other is estimated by formula (see
-`estimation.formula`), within 25 % for memory. `--table` adds the published sizes of T5
-with every engine by formula, and which microbatch fits into how much memory, with the
-config's other settings. A pipeline's config stands for its finetune stage.
+`estimation.formula`), which aims at 25 % for memory. `--table` adds the published sizes
+of T5 with every engine by formula, and which microbatch fits into how much memory, with
+the config's other settings. A pipeline's config stands for its finetune stage.
 
     --engines=plain,fast    fewer rows of the table
     --json=FILE             the same as JSON
