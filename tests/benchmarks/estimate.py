@@ -1,17 +1,14 @@
-"""What `tfdpsq.run.estimate` says against what a process of its own takes.
+"""Memory by formula against the peak of a process that runs the step.
 
     python tests/benchmarks/estimate.py
 
-prints one JSON line per (shape, engine, mode): memory in MiB and its ratio, estimated
-over measured, and seconds of a logical step and theirs. "measured" is the peak
-resident memory (VmHWM) of a process that runs two logical steps, Python and
-TensorFlow included. What an operation of the graph takes (`estimate_step`), and what
-share of single kernels' speed steps reach (`estimate_time`), were fitted to the four
-engines on `tiny`; all else is derived. Times mean little while others use the machine.
+prints one JSON line per (shape, engine, microbatches): memory in MiB and its ratio,
+formula over measured. "measured" is the peak resident memory (VmHWM) of a process that
+runs a few logical steps, Python and TensorFlow included.
 
-    --only shape=small-1.0 engine=dpkeras     the cases of which all this is true
+    --only shape=small-1.0 engine=dpkeras     the cases with these values
     --microbatch 8 --microbatches 4 --document 128 --query 32 --shape base-1.1
-                                  one case of one's own, for each engine
+                                  one case of your own, for each engine
     --lora --rematerialize --dtype mixed_bfloat16
 """
 
@@ -20,12 +17,10 @@ import dataclasses
 import json
 import math
 import os
-import pathlib
-import subprocess
-import sys
-import time
 
-from tfdpsq.run.estimation import finetuning
+from tfdpsq.layers import T5Config
+from tfdpsq.run import finetune
+from tfdpsq.run.estimation import finetuning, step
 
 # Shape, microbatch, microbatches, document and query tokens, engines.
 _ALL = ("plain", "fast", "dpkeras", "vectorized")
@@ -49,16 +44,12 @@ _CASES = (
 
 
 def _config(case, options):
-    """The settings of stage finetune for a case."""
-    from tfdpsq.layers import T5Config
-    from tfdpsq.run import finetune
-
+    """Returns the settings of stage finetune for a case, and the model's shape."""
     if case["shape"] == "tiny":  # the generator of configs/quickstart.py
         shape = T5Config(4096, 2, 4, 128, 256, 32, "1.1", 0.0)
     else:
         shape = T5Config.from_size(*case["shape"].split("-"))
     config = finetune.default_config()
-    config.t5.update(dataclasses.asdict(shape))
     config.epsilon = math.inf if case["engine"] == "plain" else 8.0
     config.engine = "fast" if case["engine"] == "plain" else case["engine"]
     config.microbatch_size = case["microbatch"]
@@ -66,87 +57,7 @@ def _config(case, options):
     config.document_length, config.query_length = case["document"], case["query"]
     config.lora.rank = 8 if options.lora else 0
     config.rematerialize, config.dtype = options.rematerialize, options.dtype
-    return config
-
-
-def _estimated(case, options):
-    """What the estimator says; run in a process of its own, as from the command."""
-    from tfdpsq.run.estimation import estimate_step, estimate_time
-
-    config = _config(case, options)
-    process = estimate_step.resident_bytes()
-    rates = estimate_time.Rates(**case["rates"])
-    found = finetuning.estimate(config, rates, process)
-    return {
-        "mib": found.memory.peak / 2**20,
-        "seconds": found.seconds,
-        "parts": {
-            name: round(size / 2**20)
-            for name, size in dataclasses.asdict(found.memory).items()
-        },
-    }
-
-
-def _measured(case, options):
-    """Peak memory and seconds of two steps, and what the machine did meanwhile."""
-    import dataclasses
-
-    import numpy as np
-    import tensorflow as tf
-
-    from tfdpsq import privacy
-    from tfdpsq.generator import T5QueryGenerator
-    from tfdpsq.layers import T5Config, apply_lora
-    from tfdpsq.run.estimation import estimate_time
-
-    config = _config(case, options)
-    model = T5QueryGenerator(T5Config(**config.t5), config.dtype, config.rematerialize)
-    if config.lora.rank:
-        apply_lora(
-            model, config.lora.rank, config.lora.alpha, list(config.lora.targets)
-        )
-    rows = config.batch_size
-    spec = privacy.PrivacySpec(
-        epsilon=config.epsilon, clip_norm=0.1, n=100 * rows, batch_size=rows, steps=1
-    )
-    plan = privacy.PrivacyPlan(spec, rows, 1.0 if spec.private else 0.0)
-    optimizer = privacy.make_optimizer(plan, 1e-3, "adam", engine=config.engine)
-    step = privacy.make_logical_step(
-        lambda part: model.row_losses(part, training=True),
-        model.trainable_variables,
-        optimizer,
-        config.microbatch_size,
-        layers=[model],
-    )
-    random = np.random.default_rng(0)
-    batch = {"weights": tf.ones([rows])}
-    for text in ("document", "query"):
-        length = config[f"{text}_length"]
-        ids = random.integers(1, config.t5.vocabulary_size, [rows, length])
-        lengths = random.integers(1, length + 1, [rows])
-        batch[f"{text}_ids"] = tf.constant(ids, tf.int32)
-        batch[f"{text}_lengths"] = tf.constant(lengths, tf.int32)
-    function = tf.function(step)
-    seconds = []
-    for _ in range(2):
-        start = time.perf_counter()
-        function(batch, tf.constant(rows, tf.int32)).numpy()
-        seconds.append(time.perf_counter() - start)
-    status = pathlib.Path("/proc/self/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return {
-        "mib": int(line.split()[1]) / 1024,
-        "seconds": seconds[1],  # the first one traces
-        "rates": dataclasses.asdict(estimate_time.measured_rates()),
-    }
-
-
-def _in_a_process_of_its_own(task, case):
-    """What `--task` prints there. TensorFlow is never imported here."""
-    words = [*sys.argv[1:], "--task", task, "--case", json.dumps(case)]
-    command = [sys.executable, __file__, *words]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(output.stdout.splitlines()[-1])
+    return config, shape
 
 
 def _cases(options):
@@ -158,7 +69,6 @@ def _cases(options):
     for *values, engines in rows:
         for engine in engines:
             case = {**dict(zip(names, values)), "engine": engine}
-            case["mode"] = "full" if case["microbatches"] == 1 else "accumulated"
             if set(options.only) <= {f"{name}={case[name]}" for name in case}:
                 yield case
 
@@ -176,31 +86,30 @@ def _options():
     parser.add_argument("--lora", action="store_true", help="train LoRA of rank 8")
     parser.add_argument("--rematerialize", action="store_true")
     parser.add_argument("--dtype", default="float32", help="or mixed_bfloat16")
-    parser.add_argument("--task", help=argparse.SUPPRESS)
-    parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main():
     options = _options()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if options.task:
-        task = {"estimated": _estimated, "measured": _measured}[options.task]
-        print(json.dumps(task(options.case, options)))
-        return
+    process = step.resident_bytes()
     for case in _cases(options):
-        measured = _in_a_process_of_its_own("measured", case)
-        known = {**case, "rates": measured["rates"]}
-        estimated = _in_a_process_of_its_own("estimated", known)
+        config, shape = _config(case, options)
+        found = finetuning.estimate(
+            config, shape, process=process, measure=True, time=True, seconds=0.1
+        )
+        if found.measured is None:
+            print(json.dumps({**case, "measured_mib": None}), flush=True)
+            continue
         result = {
             **case,
-            "ratio": round(estimated["mib"] / measured["mib"], 3),
-            "estimated_mib": round(estimated["mib"]),
-            "measured_mib": round(measured["mib"]),
-            "parts_mib": estimated["parts"],
-            "seconds_ratio": round(estimated["seconds"] / measured["seconds"], 2),
-            "estimated_seconds": round(estimated["seconds"], 2),
-            "measured_seconds": round(measured["seconds"], 2),
+            "ratio": round(found.memory.peak / found.measured.peak, 3),
+            "formula_mib": round(found.memory.peak / 2**20),
+            "measured_mib": round(found.measured.peak / 2**20),
+            "parts_mib": {
+                name: round(size / 2**20)
+                for name, size in dataclasses.asdict(found.memory).items()
+            },
+            "seconds": round(found.seconds, 2),
             "lora": options.lora,
             "rematerialize": options.rematerialize,
             "dtype": options.dtype,

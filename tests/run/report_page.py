@@ -5,7 +5,7 @@ import html.parser
 import math
 import re
 
-from tfdpsq.run.reporting import report as report_module
+from tfdpsq.run.reporting import page as report_module
 
 ATTACK = "\"><script>alert(1)</script><img src=x onerror=alert(2)> & 'q'"
 
@@ -76,7 +76,7 @@ def write(tmp_path, **changes):
 
 
 def text(page):
-    """What a reader sees: no tags, no style, one space between words."""
+    """Returns the visible text: no tags, no style, one space between words."""
     page = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
     page = re.sub(r"<[^>]+>", " ", page)
     return " ".join(html.unescape(page).split())

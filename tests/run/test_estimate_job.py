@@ -14,8 +14,8 @@ import pytest
 from tfdpsq import validation
 from tfdpsq.run import estimate_job, finetune, pipeline
 from tfdpsq.run.core import point_log
-from tfdpsq.run.estimation import estimate_job_rates, estimate_job_table
-from tfdpsq.run.estimation.estimate_job_costs import Devices, Rates, Work, parts_of
+from tfdpsq.run.estimation import job_table, rates
+from tfdpsq.run.estimation.costs import Devices, Rates, Work, parts_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location(
@@ -42,13 +42,13 @@ def _by_name(parts):
 def test_fine_tuning_of_ms_marco_by_hand():
     # 533,000 · 30 / 1024 = 15,615.2 steps of 1024 / 16 = 64 microbatches, and a half.
     work = Work(generators=1, steps=15_616, batch=1024, microbatch=16)
-    rates = Rates(examples=100.0, step=0.5, start=60.0)
-    (part,) = parts_of(work, rates, Devices())
+    speed = Rates(examples=100.0, step=0.5, start=60.0)
+    (part,) = parts_of(work, speed, Devices())
     # 64.5 · 16 = 1032 pairs a step at 100 a second, and half a second.
     assert part.seconds == pytest.approx(15_616 * (10.32 + 0.5) + 60)
     assert part.device_hours == pytest.approx(part.seconds / 3600)
     # On four devices at 90 %: the half second stays.
-    (shared,) = parts_of(work, rates, Devices(replicas=4, scaling=0.9))
+    (shared,) = parts_of(work, speed, Devices(replicas=4, scaling=0.9))
     assert shared.seconds == pytest.approx(15_616 * (10.32 / 3.6 + 0.5) + 60)
     assert shared.device_hours == pytest.approx(4 * shared.seconds / 3600)
 
@@ -65,7 +65,7 @@ def test_ten_million_documents_by_hand():
         systems=2,
         dimension=768,
     )
-    rates = Rates(
+    speed = Rates(
         queries=25.0,
         query_bytes=700.0,
         documents=500.0,
@@ -74,7 +74,7 @@ def test_ten_million_documents_by_hand():
         bytes=1e8,
         start=10.0,
     )
-    parts = _by_name(parts_of(work, rates, Devices(workers=8, scaling=0.5)))
+    parts = _by_name(parts_of(work, speed, Devices(workers=8, scaling=0.5)))
     # Eight workers at half their speed are four.
     assert parts["synthesize"].seconds == pytest.approx(2e7 / 25 / 4 + 10)
     assert parts["synthesize"].bytes == 2e7 * 700
@@ -94,20 +94,20 @@ def test_what_is_not_known_is_not_made_up():
     work = Work(generators=1, steps=10, synthetic_documents=10, documents=10)
     parts = parts_of(work, Rates(examples=1.0), Devices())
     assert [part.seconds is None for part in parts] == [False, True, True]
-    found = estimate_job_table.Estimate(parts, Rates(), None, [])
-    assert estimate_job_table.as_text(found, Devices()).count("unknown") == 2
+    found = job_table.Estimate(parts, Rates(), None, [])
+    assert job_table.as_text(found, Devices()).count("unknown") == 2
 
 
 def test_money_is_devices_times_hours_times_price():
     work = Work(generators=1, synthetic_documents=3600, samples=1)
     devices = Devices(workers=2, price=3.0)
     parts = parts_of(work, Rates(queries=1.0), devices)
-    found = estimate_job_table.Estimate(parts, Rates(), None, ["One assumption."])
+    found = job_table.Estimate(parts, Rates(), None, ["One assumption."])
     # 3,600 queries by two workers: half an hour each, one hour of devices.
-    (part,) = estimate_job_table.as_json(found, devices)["parts"]
+    (part,) = job_table.as_json(found, devices)["parts"]
     assert part["device_hours"] == pytest.approx(1.0)
     assert part["price"] == pytest.approx(3.0)
-    text = estimate_job_table.as_text(found, devices)
+    text = job_table.as_text(found, devices)
     assert "3.00" in text and "30.0 min" in text and "One assumption." in text
 
 
@@ -121,7 +121,7 @@ def test_money_is_devices_times_hours_times_price():
         (lambda: Devices(price=-1.0), "price is -1.0"),
         (lambda: estimate_job.Options(pairs=10), "pairs is 10 and epochs 0"),
         (lambda: estimate_job.Options(seconds=0), "seconds is 0"),
-        (lambda: estimate_job_rates.known({"queries": math.nan}), "queries is nan"),
+        (lambda: rates.known({"queries": math.nan}), "queries is nan"),
     ],
 )
 def test_bad_numbers_are_refused(make, message):
@@ -186,10 +186,10 @@ def test_rates_are_read_off_the_logs_of_a_job(tmp_path):
         "documents": 600.0,
         "retriever_steps": 3.0,
     }
-    assert estimate_job_rates.from_logs(tmp_path) == expected
-    assert estimate_job_rates.from_logs(tmp_path / "private") == expected
+    assert rates.from_logs(tmp_path) == expected
+    assert rates.from_logs(tmp_path / "private") == expected
     with pytest.raises(validation.InputError, match="has no log with a rate"):
-        estimate_job_rates.from_logs(tmp_path / "elsewhere")
+        rates.from_logs(tmp_path / "elsewhere")
 
 
 def test_given_rates_are_used_and_said_to_be_given(tmp_path):
@@ -215,7 +215,7 @@ def test_measured_rates_are_near_those_that_a_job_had(job):
     options = estimate_job.Options(seconds=1.0)
     found = estimate_job.run(config, options, Devices())
     assert found.memory > 100 << 20
-    logged = estimate_job_rates.from_logs(job.directory)
+    logged = rates.from_logs(job.directory)
     for name in ("examples", "queries"):  # a retriever has two steps, which say nothing
         ratio = getattr(found.rates, name) / logged[name]
         assert 1 / 5 < ratio < 5, (name, ratio)
@@ -225,13 +225,13 @@ def test_measured_rates_are_near_those_that_a_job_had(job):
 def test_the_command_prints_parts_and_assumptions(tmp_path):
     _tiny.write_pairs(tmp_path / "pairs")
     command = [sys.executable, "-m", "tfdpsq.run.estimate_job", "--memory=False"]
-    rates = [f"--{name}_per_second=10" for name in ("examples", "queries", "documents")]
+    given = [f"--{name}_per_second=10" for name in ("examples", "queries", "documents")]
     done = subprocess.run(
         [
             *command,
             "--config=configs/quickstart.py",
             f"--config.data={tmp_path / 'pairs'}",
-            *rates,
+            *given,
             "--retriever_steps_per_second=10",
             "--price=2",
             f"--json={tmp_path / 'found.json'}",

@@ -175,12 +175,12 @@ def test_a_public_prompt_is_tuned_further(base, tuned):
 @pytest.mark.slow
 def test_the_estimate_knows_it(base):
     config = _config(base)
-    found = finetuning.estimate(config, None, process=0)
+    found = finetuning.estimate(config, process=0)
     assert found.trained == _P * _HIDDEN
     assert found.memory.sums == 4 * found.trained
     plain = _config(base, soft_prompt={"length": 0})
     assert found.parameters == (
-        finetuning.estimate(plain, None, process=0).parameters + found.trained
+        finetuning.estimate(plain, process=0).parameters + found.trained
     )
 
 
@@ -213,5 +213,5 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_spent(base, tune
         assert not list((base / "private").glob("runs/bad/ledger.jsonl"))
         if "init" in options:
             with pytest.raises(InputError, match=message):
-                finetuning.estimate(config, None, process=0)
+                finetuning.estimate(config, process=0)
     assert checkpoints.open_checkpoint(prompted).soft_prompt.length == _P

@@ -10,8 +10,8 @@ import re
 import numpy as np
 import pytest
 
-from tfdpsq.run.reporting import report as report_module
-from tfdpsq.run.reporting import report_html, report_names, report_plots
+from tfdpsq.run.reporting import page as report_module
+from tfdpsq.run.reporting import plots, wording
 from tfdpsq.validation import InputError
 
 _spec = importlib.util.spec_from_file_location(
@@ -223,36 +223,43 @@ def test_only_the_rows_are_needed(tmp_path):
 def test_thinned_curve_keeps_the_mean_and_the_last_step():
     values = [float(i % 7) for i in range(1000)]
 
-    steps, means, size = report_plots.thin(list(range(1000)), values)
+    steps, means, size = plots.thin(list(range(1000)), values)
 
     # 1000 points in 200 blocks of 5: block 1 is values 5..9 = 5, 6, 0, 1, 2.
     assert (len(means), size, steps[-1]) == (200, 5, 999)
     assert means[1] == pytest.approx((5 + 6 + 0 + 1 + 2) / 5)
     assert sum(means) / 200 == pytest.approx(sum(values) / 1000)
-    assert report_plots.thin([3], [1.5]) == ([3], [1.5], 1)
+    assert plots.thin([3], [1.5]) == ([3], [1.5], 1)
 
 
 def test_thinned_epsilon_is_what_was_spent_and_not_a_mean():
     spent = [0.01 * (i + 1) for i in range(1000)]
 
-    steps, values, _ = report_plots.thin(list(range(1000)), spent, average=False)
+    steps, values, _ = plots.thin(list(range(1000)), spent, average=False)
 
     assert values == [spent[step] for step in steps]
     assert values[-1] == spent[-1]
 
 
-def test_plots_take_the_pages_colours():
-    svg = report_plots.lines({"a": ([1, 2], [3.0, 4.0])}, "loss", "nats")
+def test_plots_take_the_pages_colours(tmp_path):
+    curves = {f"run {i}": ([1, 2], [3.0, 4.0]) for i in range(9)}
+    svg = plots.lines(curves, "loss", "nats").svg
 
-    assert "var(--series-0)" in svg and "currentColor" in svg
+    assert "currentColor" in svg
     assert not re.search("#0[0-9a-f]0[0-9a-f]{3}", svg)  # no stand-in is left
-    assert "--series-0:" in report_html.STYLE
+    used = set(re.findall(r"var(\(--[a-z0-9-]+)\)", svg))
+    assert len(used) == 8 + 1  # a colour per series, the ninth reuses one; the grid
+    style = _write(tmp_path).split("</style>")[0].replace("{", ";").replace("\n", ";")
+    light, dark = style.split("prefers-color-scheme:dark")
+    for variable in used:
+        name = variable[1:] + ":"
+        assert re.search(f"[; ]{name}#", light) and re.search(f"[; ]{name}#", dark)
 
 
 def test_durations_read_as_people_say_them():
-    assert report_html.duration_text(3.21) == "3.2 s"
-    assert report_html.duration_text(421) == "7 min 1 s"
-    assert report_html.duration_text(7260) == "2 h 1 min"
+    assert wording.duration_text(3.21) == "3.2 s"
+    assert wording.duration_text(421) == "7 min 1 s"
+    assert wording.duration_text(7260) == "2 h 1 min"
 
 
 def test_what_each_stage_took_is_a_table_with_shares(tmp_path):
@@ -286,5 +293,5 @@ def test_what_each_stage_took_is_a_table_with_shares(tmp_path):
     ],
 )
 def test_stages_are_called_as_people_would(name, label):
-    assert report_names.run_label(name) == label
-    assert bool(report_names.run_note(name)) == (label != name)
+    assert wording.run_label(name) == label
+    assert bool(wording.run_note(name)) == (label != name)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfdpsq import evaluation
-from tfdpsq.run.reporting import report_comparison
+from tfdpsq.run.reporting import content
 
 _spec = importlib.util.spec_from_file_location(
     "report_page", pathlib.Path(__file__).parent / "report_page.py"
@@ -131,7 +131,7 @@ def test_queries_won_and_lost_are_those_that_differ_most(tmp_path):
     evaluation.write_trec_qrels(tmp_path / "qrels.trec", qrels)
     for name, run in (("ours", ours), ("theirs", theirs)):
         evaluation.write_trec_run(tmp_path / "runs" / f"{name}.trec", run, tag=name)
-    found = report_comparison.wins_and_losses(
+    found = content.wins_and_losses(
         tmp_path,
         {f"q{i}": f"query {i} {ATTACK}" for i in range(3)},
         {f"d{i}": f"document {i}" for i in range(3)},

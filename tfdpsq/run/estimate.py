@@ -2,20 +2,21 @@
 
     python -m tfdpsq.run.estimate --config=configs/finetune.py
 
-The step that would run is traced, without its weights, and played on sizes alone (see
-`estimate_graph` and `estimate_memory`): no data is read, and nothing of the model is
-allocated. `--table` adds the published sizes of T5 with every engine, and which
-microbatch fits into how much memory, with the config's other settings: it takes some
-half an hour. A pipeline's config is taken for its finetune stage.
+A config that is small enough for this machine is measured: a process of its own runs a
+few steps with random weights, and reads no data. Any other is estimated by formula (see
+`estimation.formula`), which aims at 25 % for memory. `--table` adds the published sizes
+of T5 with every engine by formula, and which microbatch fits into how much memory, with
+the config's other settings. A pipeline's config stands for its finetune stage.
 
     --engines=plain,fast    fewer rows of the table
     --json=FILE             the same as JSON
     --flops_per_second=X    for another machine: what whole steps reach there
     --seconds=False         memory alone
+    --measure=False         by formula alone
 
 Memory is that of a process on a CPU, TensorFlow itself included. With an accelerator
-the part called "process" lies in the host's memory and the rest on the device, whose
-own libraries take some more.
+the part called "process" is in the host's memory and the rest on the device, whose own
+libraries take some more.
 """
 
 from __future__ import annotations
@@ -34,21 +35,16 @@ from ml_collections import config_flags
 
 from tfdpsq import validation
 from tfdpsq.run.core import outputs, releases
-from tfdpsq.run.estimation import (
-    estimate_step,
-    estimate_table,
-    estimate_time,
-    finetuning,
-)
+from tfdpsq.run.estimation import finetuning, step, table
 
-_SIGNS = (
-    "Assumed: as many rows a step as batch_size says, every gradient finite, no XLA.",
-    "Sizes in GiB (2^30 bytes); what fits is meant in GB (10^9).",
+_NOTE = (
+    "Assumed: steps of exactly batch_size rows. The parts are by formula. Sizes in GiB "
+    "(2^30 bytes); in the table, limits in GB (10^9)."
 )
 
 
 def as_text(config: ml_collections.ConfigDict, found: finetuning.Estimate) -> str:
-    """The estimate for people to read."""
+    """Formats the estimate as text."""
     memory = found.memory
     part = "all" if found.trained == found.parameters else f"{found.trained:,}"
     settings = [
@@ -57,13 +53,14 @@ def as_text(config: ml_collections.ConfigDict, found: finetuning.Estimate) -> st
         config.dtype,
         *(["rematerialised"] if config.rematerialize else []),
     ]
+    how = "by formula" if found.measured is None else "measured here"
     lines = [
         f"{found.parameters:,} parameters, {part} trained; {', '.join(settings)}",
         f"{config.batch_size:,} rows a step in {found.microbatches:,} microbatches of "
         f"{config.microbatch_size}; documents of {config.document_length}, queries of "
         f"{config.query_length} tokens",
         "",
-        f"peak memory      {_gib(memory.peak)}",
+        f"peak memory      {_gib(found.peak)}  {how}",
         f"  weights        {_gib(memory.weights)}",
         f"  optimizer      {_gib(memory.optimizer)}",
         f"  gradient sums  {_gib(memory.sums)}",
@@ -72,12 +69,11 @@ def as_text(config: ml_collections.ConfigDict, found: finetuning.Estimate) -> st
         f"  process        {_gib(memory.process)}  Python, TensorFlow, the traced step",
     ]
     if found.seconds is not None:
-        whole = found.seconds * config.steps
         lines += [
             f"time per step    {_duration(found.seconds)}",
-            f"all {config.steps:,} steps  {_duration(whole)}",
+            f"all {config.steps:,} steps  {_duration(found.seconds * config.steps)}",
         ]
-    return "\n".join([*lines, "", *_SIGNS]) + "\n"
+    return "\n".join([*lines, "", _NOTE]) + "\n"
 
 
 def _gib(size: float) -> str:
@@ -95,7 +91,7 @@ def _as_json(
     found: finetuning.Estimate, config: ml_collections.ConfigDict
 ) -> dict[str, Any]:
     result = dataclasses.asdict(found)
-    result["memory"]["peak"] = found.memory.peak
+    result["memory"]["peak"] = found.peak
     if found.seconds is not None:
         result["seconds_of_all_steps"] = found.seconds * config.steps
     return result
@@ -106,15 +102,16 @@ def main() -> None:
     config = config_flags.DEFINE_config_file(
         "config", None, "Python file whose get_config() returns the settings."
     )
-    file = flags.DEFINE_string("json", None, "Where the estimate also goes, as JSON.")
+    file = flags.DEFINE_string("json", None, "JSON file to write the estimate to.")
     rate = flags.DEFINE_float(
-        "flops_per_second", None, "What whole steps reach on the machine meant."
+        "flops_per_second", None, "What whole steps reach on the target machine."
     )
     seconds = flags.DEFINE_bool("seconds", True, "Whether to estimate time.")
-    table = flags.DEFINE_bool("table", False, "Sizes and engines, what fits where.")
-    engines = flags.DEFINE_list(
-        "engines", list(estimate_table.ENGINES), "Those that the table is for."
+    measure = flags.DEFINE_bool("measure", True, "Whether to run a step that is small.")
+    with_table = flags.DEFINE_bool(
+        "table", False, "Sizes and engines, what fits where."
     )
+    engines = flags.DEFINE_list("engines", list(table.ENGINES), "Rows of the table.")
     flags.mark_flag_as_required("config")
 
     def started(argv: list[str]) -> None:
@@ -122,31 +119,24 @@ def main() -> None:
             raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
         logging.set_verbosity(logging.WARNING)
         standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
-        process = estimate_step.resident_bytes()
+        process = step.resident_bytes()
         try:
             settings = finetuning.stage_config(config.value)
-            rates = None
-            if seconds.value:
-                rates = (
-                    estimate_time.measured_rates()
-                    if rate.value is None
-                    else estimate_time.Rates(
-                        *[validation.positive("flops_per_second", rate.value)] * 2
-                    )
-                )
-            found = finetuning.estimate(settings, rates, process)
+            if rate.value is not None:
+                validation.positive("flops_per_second", rate.value)
+            found = finetuning.estimate(
+                settings,
+                process=process,
+                measure=measure.value,
+                time=seconds.value,
+                flops_per_second=rate.value,
+            )
             result: dict[str, Any] = {"config": _as_json(found, settings)}
             sys.stdout.write(as_text(settings, found))
-            if table.value:
-                result["table"] = []
-                sys.stdout.write("\n" + estimate_table.head())
-                rows = estimate_table.rows(
-                    settings, process, finetuning.threads(), engines.value
-                )
-                for row in rows:
-                    result["table"].append(dataclasses.asdict(row))
-                    sys.stdout.write(estimate_table.line(row))
-                    sys.stdout.flush()
+            if with_table.value:
+                rows = list(table.rows(settings, process, engines.value))
+                result["table"] = [dataclasses.asdict(row) for row in rows]
+                sys.stdout.write("\n" + table.head() + "".join(map(table.line, rows)))
             if file.value:
                 text = json.dumps(result, indent=2) + "\n"
                 outputs.write_file(file.value, text, releases.PUBLIC, "an estimate")

@@ -1,13 +1,13 @@
-"""What a whole job takes: hours, memory, disk and money, before it starts.
+"""Hours, memory, disk and money of a whole job, before it starts.
 
     python -m tfdpsq.run.estimate_job --config=configs/quickstart.py
     python -m tfdpsq.run.estimate_job --config=configs/finetune.py --size=small \
         --pairs=533000 --epochs=30 --documents=10000000 --workers=16 --price=2.5
 
-The config is a pipeline's, or of stage finetune, beside which all other stages have
-their defaults. Fine-tuning, synthesis, the retrievers' training, encoding, indexing and
+The config is a pipeline's, or of stage finetune; then all other stages have their
+defaults. Fine-tuning, synthesis, the retrievers' training, encoding, indexing and
 evaluation are counted. How fast they go is measured on this machine, some seconds of
-each, with random weights of the shape that is meant; or taken from elsewhere:
+each, with random weights of the given shape; or taken from elsewhere:
 
     --from_logs=WORKDIR          the logs of a job that ran
     --examples_per_second=X      of fine-tuning, on one device; also
@@ -15,15 +15,14 @@ each, with random weights of the shape that is meant; or taken from elsewhere:
                                  --retriever_steps_per_second
     --size, --retriever_size     T5 1.1 of this size, whatever the config says
     --pairs, --epochs            instead of the config's steps
-    --documents, --queries       of the corpus, and searched for; by default those of
-                                 the config's data
-    --document_tokens, --query_tokens   how long texts are, at most; by default as the
-                                 config cuts them
+    --documents, --queries       size of the corpus, and number of searches; by default
+                                 those of the config's data
+    --document_tokens, --query_tokens   maximum lengths; by default as the config cuts
     --replicas, --workers        devices that share a step, and a corpus
-    --scaling=0.9                what share of a device's speed each of several has
+    --scaling=0.9                share of a device's speed that each of several reaches
     --price=2.5                  of a device for an hour
-    --seconds=5                  how long each measurement lasts
-    --memory=False               without tracing the step, which takes a minute
+    --seconds=5                  duration of each measurement
+    --memory=False               without the memory of fine-tuning
     --json=FILE                  the same as JSON
 
 Every assumption is printed. The parts of `configs/quickstart.py`, on an idle machine
@@ -52,9 +51,9 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.layers import T5Config
 from tfdpsq.run import pipeline
 from tfdpsq.run.core import outputs, releases, sources
-from tfdpsq.run.estimation import estimate_job_rates, estimate_step, finetuning
-from tfdpsq.run.estimation.estimate_job_costs import Devices, Work, parts_of
-from tfdpsq.run.estimation.estimate_job_table import Estimate, as_json, as_text
+from tfdpsq.run.estimation import finetuning, rates, step
+from tfdpsq.run.estimation.costs import Devices, Work, parts_of
+from tfdpsq.run.estimation.job_table import Estimate, as_json, as_text
 
 # A vocabulary that fits every published T5, to measure with.
 _VOCABULARY = "t5_tiny_pydocs"
@@ -68,10 +67,7 @@ _GIVEN = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the flags say beside the config; see the module.
-
-    0 and "" are what is not given.
-    """
+    """Flags in addition to the config; see the module. 0 and "" are not given."""
 
     size: str = ""
     retriever_size: str = ""
@@ -87,7 +83,7 @@ class Options:
     rates: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        """Checks what is not checked elsewhere."""
+        """Checks the values that are not checked elsewhere."""
         if bool(self.pairs) != bool(self.epochs):
             raise validation.InputError(
                 f"pairs is {self.pairs} and epochs {self.epochs}: steps follow from "
@@ -101,7 +97,7 @@ class Options:
 
 
 def job_config(config: Any) -> ml_collections.ConfigDict:
-    """A pipeline's config: the one given, or the default one with its finetune stage.
+    """Returns the pipeline's config given, or the default one with that finetune stage.
 
     Raises:
       InputError: it is neither a pipeline's nor one of stage finetune.
@@ -123,12 +119,7 @@ def job_config(config: Any) -> ml_collections.ConfigDict:
 def work_of(
     config: ml_collections.ConfigDict, options: Options, dimension: int
 ) -> Work:
-    """How much there is to do.
-
-    Args:
-      config: a pipeline's.
-      options: what the flags say.
-      dimension: of an embedding.
+    """Returns the amount of work of a pipeline's config.
 
     Raises:
       InputError: no data to count the documents of.
@@ -142,7 +133,7 @@ def work_of(
         beir = sources.open_beir(config.data)
         documents = documents or sum(1 for _ in beir.documents())
         queries = queries or len(beir.qrels(config.evaluate.split))
-    # Without steps: the untrained one. Without rows of their own: direct ones.
+    # Public-only, original pairs, and one for each synthetic set.
     retrievers = 2 + len(config.epsilons)
     return Work(
         generators=len(config.epsilons),
@@ -169,13 +160,13 @@ def run(
 
     Args:
       config: a pipeline's, see `job_config`.
-      options: what the flags say.
-      devices: what may be used.
+      options: the flags.
+      devices: those that the job may use.
 
     Raises:
       InputError: settings that a stage would refuse, no data, or no log with a rate.
     """
-    process = estimate_step.resident_bytes()
+    process = step.resident_bytes()
     job = config.copy_and_resolve_references()
     with job.unlocked():
         job.finetune.init = "" if options.size else job.init
@@ -183,7 +174,7 @@ def run(
         shape = T5Config.from_size(options.size, "1.1")
         job.finetune.t5.update(dataclasses.asdict(shape))
     else:
-        shape = estimate_step.shape_of(job.finetune)
+        shape = step.shape_of(job.finetune)
     encoder = job.retriever_init or ("" if options.size else job.init)
     if options.retriever_size:
         tower = T5Config.from_size(options.retriever_size, "1.1")
@@ -193,32 +184,46 @@ def run(
     found = dict(options.rates)
     origin = dict.fromkeys(found, "given")
     if options.from_logs:
-        logged = estimate_job_rates.from_logs(pathlib.Path(options.from_logs))
+        logged = rates.from_logs(pathlib.Path(options.from_logs))
         found = {**logged, **found}
         origin = {name: origin.get(name, options.from_logs) for name in found}
-    _measure(job, shape, tower, options, found)
-    rates = estimate_job_rates.known(found)
     memory = None
-    if options.memory:
-        memory = finetuning.estimate(job.finetune, None, process).memory.peak
-    assumed = _assumed(job, shape, tower, options, devices, rates, origin)
-    return Estimate(parts_of(work, rates, devices), rates, memory, assumed)
+    if options.memory or "examples" not in found:
+        fine = finetuning.estimate(
+            job.finetune,
+            shape,
+            process=process,
+            measure="examples" not in found,
+            time="examples" not in found,
+            seconds=options.seconds,
+        )
+        memory = fine.peak if options.memory else None
+        if fine.measured is not None:
+            found.update(examples=fine.measured.examples, step=fine.measured.seconds)
+        elif "examples" not in found:
+            rows = fine.microbatches * job.finetune.microbatch_size
+            found["examples"] = rows / (fine.seconds or math.inf)
+            origin["examples"] = "by its operations: too large to measure here"
+    _measure(job, shape, tower, options, found)
+    known = rates.known(found)
+    assumed = _assumed(job, shape, tower, options, devices, known, origin)
+    return Estimate(parts_of(work, known, devices), known, memory, assumed)
 
 
 def _shape(init: str, config: ml_collections.ConfigDict) -> T5Config:
     settings = ml_collections.ConfigDict({"init": init, "t5": config.t5})
     settings.soft_prompt = {"length": 0}
-    return estimate_step.shape_of(settings)
+    return step.shape_of(settings)
 
 
 def _with_pieces(shape: T5Config, tokenizer: Tokenizer) -> T5Config:
-    """The shape, with room for all pieces of a vocabulary that it was not made for."""
+    """Enlarges a shape's vocabulary to that of a tokenizer it was not made for."""
     pieces = max(shape.vocabulary_size, tokenizer.vocabulary_size)
     return dataclasses.replace(shape, vocabulary_size=pieces)
 
 
 def _lengths(config: ml_collections.ConfigDict, options: Options) -> tuple[int, int]:
-    """Most tokens of a document and of a query, as a stage cuts them."""
+    """Returns the most tokens of a document and of a query in a stage."""
     return (
         min(options.document_tokens or 1 << 30, config.document_length),
         min(options.query_tokens or 1 << 30, config.query_length),
@@ -235,17 +240,14 @@ def _measure(
     """Adds the rates that are not there yet, one model in memory at a time."""
     needed = set(_GIVEN) - set(found)
     seconds = options.seconds
-    if "examples" in needed:
-        found.update(estimate_job_rates.training(job.finetune, shape, seconds))
-        tf.keras.backend.clear_session()
     if needed & {"queries", "documents"}:
         tokenizer = Tokenizer(sources.vocabulary_file("", _VOCABULARY))
-        documents = estimate_job_rates.sample(sources.PYDOCS)
+        documents = rates.sample(sources.PYDOCS)
         shape, tower = (_with_pieces(one, tokenizer) for one in (shape, tower))
     if "queries" in needed:
         tokens = _lengths(job.synthesize, options)
         found.update(
-            estimate_job_rates.synthesis(
+            rates.synthesis(
                 job.synthesize, shape, tokenizer, documents, tokens, seconds
             )
         )
@@ -266,34 +268,31 @@ def _measure(
         )
         if "documents" in needed:
             batch = job.evaluate.batch_size
-            found.update(
-                estimate_job_rates.encoding(model, tokenizer, documents, batch, seconds)
-            )
+            found.update(rates.encoding(model, tokenizer, documents, batch, seconds))
         if "retriever_steps" in needed:
-            found.update(
-                estimate_job_rates.retriever_training(settings, model, seconds)
-            )
+            found.update(rates.retriever_training(settings, model, seconds))
         tf.keras.backend.clear_session()
     dimension, kind = job.retriever.embedding_dim, job.evaluate.index
-    found.update(estimate_job_rates.machine(dimension, kind, min(seconds, 1.0)))
+    found.update(rates.machine(dimension, kind, min(seconds, 1.0)))
 
 
-def _assumed(job, shape, tower, options, devices, rates, origin) -> list[str]:
+def _assumed(job, shape, tower, options, devices, known, origin) -> list[str]:
+    """Returns every assumption as a sentence."""
     document, query = _lengths(job.synthesize, options)
     of = {
-        "examples": f"{rates.examples:.3g} pairs a second in fine-tuning, and "
-        f"{rates.step:.2g} s a step besides",
-        "queries": f"{rates.queries:.3g} queries written a second",
-        "documents": f"{rates.documents:.3g} documents encoded a second",
-        "retriever_steps": f"{rates.retriever_steps:.3g} steps of a retriever a second",
+        "examples": f"{known.examples:.3g} pairs a second in fine-tuning, and "
+        f"{known.step:.2g} s a step besides",
+        "queries": f"{known.queries:.3g} queries written a second",
+        "documents": f"{known.documents:.3g} documents encoded a second",
+        "retriever_steps": f"{known.retriever_steps:.3g} steps of a retriever a second",
     }
     lines = [
         f"One device does {what} ({origin.get(name, 'measured here')})."
         for name, what in of.items()
     ]
     lines += [
-        f"It searches {rates.products:.2g} products a second and writes "
-        f"{rates.bytes / 1e6:.3g} MB; tracing takes {rates.start:.1f} s a stage "
+        f"It searches {known.products:.2g} products a second and writes "
+        f"{known.bytes / 1e6:.3g} MB; tracing takes {known.start:.1f} s a stage "
         "(measured here).",
         f"The generator is a T5 of {shape.num_layers} layers, width "
         f"{shape.hidden_dim}; the retriever of {tower.num_layers}, width "
@@ -341,7 +340,7 @@ def main() -> None:
         rate: flags.DEFINE_float(flag, None, f"Rate of one device: {rate}.")
         for rate, flag in _GIVEN.items()
     }
-    file = flags.DEFINE_string("json", None, "Where the estimate also goes, as JSON.")
+    file = flags.DEFINE_string("json", None, "JSON file to write the estimate to.")
     flags.mark_flag_as_required("config")
 
     def started(argv: list[str]) -> None:
@@ -350,13 +349,13 @@ def main() -> None:
         logging.set_verbosity(logging.WARNING)
         standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
         try:
-            rates = {
-                rate: validation.positive(_GIVEN[rate], flag.value)
-                for rate, flag in given.items()
-                if flag.value is not None
-            }
             options = Options(
-                **{name: holder.value for name, holder in holders.items()}, rates=rates
+                **{name: holder.value for name, holder in holders.items()},
+                rates={
+                    rate: validation.positive(_GIVEN[rate], flag.value)
+                    for rate, flag in given.items()
+                    if flag.value is not None
+                },
             )
             devices = Devices(replicas.value, workers.value, scaling.value, price.value)
             found = run(job_config(config.value), options, devices)

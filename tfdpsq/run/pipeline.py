@@ -48,7 +48,8 @@ from tfdpsq.run.core import (
     workdir,
 )
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.reporting import report, report_content
+from tfdpsq.run.reporting import content as report_content
+from tfdpsq.run.reporting import page
 from tfdpsq.run.search import systems
 
 SPLITS = ("train", "dev", "test")
@@ -146,8 +147,8 @@ def run(
         + " "
         + " ".join(map(shlex.quote, sys.argv[1:])),
     )
-    report.write_results(directory / "results.json", content)
-    report.write_report(directory / "report.html", content)
+    page.write_results(directory / "results.json", content)
+    page.write_report(directory / "report.html", content)
     results = json.loads((directory / "results.json").read_text("utf-8"))
     sys.stdout.write(
         f"\n{report_content.results_table(results)}\n\n"

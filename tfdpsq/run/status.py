@@ -1,18 +1,18 @@
-"""What is done in a workdir, what is running, what is left, and how long it needs.
+"""State of a workdir: stages done, running and left, and the time they need.
 
     python -m tfdpsq.run.status WORKDIR
     python -m tfdpsq.run.status WORKDIR --json
 
-WORKDIR is that of a job, or the output of one stage, which need not be there yet. Reads
-only, and takes no lock: it can be asked at any time, as often as one likes. How long
-what is running needs follows from the last line of its log (in strict mode there is
-none: times are private), and for what has not begun from stages of its kind that are
-done; what has none is named. What runs on another machine looks interrupted here, but
-for a pass over shards, whose log its processes on all machines write.
+WORKDIR is that of a job, or the output of one stage, which may not exist yet. The
+command only reads and takes no lock: run it at any time. The remaining time of a
+running stage follows from the last line of its log (strict mode keeps no log: times are
+private), that of a stage that has not begun from finished stages of its kind. A stage
+on another machine looks interrupted, unless it is a pass over shards, whose log all
+machines write.
 
-    --private=DIR    the private directory, where stages were given one of their own
+    --private=DIR    the private directory, if not the default one
 
-Exit status: 0 whatever the state is, 2 there is no such directory, it is no workdir, or
+Exit status: 0 for every state, 2 if there is no such directory, it is not a workdir, or
 the command is wrong.
 """
 
@@ -40,19 +40,19 @@ _USAGE = "usage: python -m tfdpsq.run.status WORKDIR [--json] [--private=DIR]\n"
 
 
 def status(path: str, private: str | None = None) -> dict[str, Any]:
-    """The state of a workdir or a stage.
+    """Returns the state of a workdir or a stage.
 
     Args:
       path: the directory.
-      private: the private directory, where it is another than by default.
+      private: the private directory, if not the default one.
 
     Returns:
-      "stages", a list of dicts (see `status_stages.Stage`); "states", how many are in
-      each; "remaining", seconds that all need whose need is known, one after another;
-      and "unknown", the names of the others.
+      "stages", a list of dicts (see `status_stages.Stage`); "states", the number in
+      each; "remaining", the sum of the known times in seconds; "unknown", the names of
+      stages without a known time.
 
     Raises:
-      InputError: no such directory, or nothing of the kind lies there.
+      InputError: no such directory, or neither a workdir nor a stage.
     """
     if "://" in path:
         raise validation.InputError(
@@ -75,7 +75,7 @@ def status(path: str, private: str | None = None) -> dict[str, Any]:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """The state for people to read."""
+    """Formats the state as text."""
     stages = [Stage(**values) for values in found["stages"]]
     counts = [f"{n} {state}" for state, n in found["states"].items() if n]
     head = f"{found['workdir']}: {', '.join(counts)}"

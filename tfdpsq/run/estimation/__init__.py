@@ -1,1 +1,1 @@
-"""Estimates of memory, time and cost before anything starts."""
+"""Memory, time, disk and money of a config, before it starts."""

@@ -3,72 +3,98 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 import ml_collections
 
 from tfdpsq import validation
-from tfdpsq.run.estimation import estimate_step, estimate_time
+from tfdpsq.layers import T5Config
+from tfdpsq.run.estimation import formula, step
+
+# A step is measured if this share of the free memory is enough for it, and it has no
+# more than so many operations.
+_MEMORY, _FLOPS = 0.6, 3e12
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What one config takes.
+    """Memory and time of one config.
 
     Attributes:
-      memory: bytes at the peak.
-      parameters: how many numbers the model has.
-      trained: how many of them are trained.
+      memory: bytes at the peak, by formula.
+      parameters: numbers in the model.
+      trained: those that are trained.
       microbatches: of one step.
       flops: of one step, in products.
-      seconds: of one step; `None` if that was not asked for.
+      measured: the step that ran here; `None` if none did.
+      seconds: of one step; `None` if time was not requested.
     """
 
-    memory: estimate_step.Memory
+    memory: formula.Memory
     parameters: int
     trained: int
     microbatches: int
     flops: float
-    seconds: float | None
+    measured: step.Measured | None = None
+    seconds: float | None = None
+
+    @property
+    def peak(self) -> int:
+        """Returns the measured peak, or else that of the formula."""
+        return (self.measured and self.measured.peak) or self.memory.peak
 
 
 def estimate(
-    config: ml_collections.ConfigDict, rates: estimate_time.Rates | None, process: int
+    config: ml_collections.ConfigDict,
+    shape: T5Config | None = None,
+    *,
+    process: int,
+    measure: bool = False,
+    time: bool = False,
+    flops_per_second: float | None = None,
+    seconds: float = 2.0,
 ) -> Estimate:
     """Estimates one config.
 
     Args:
       config: of stage finetune.
-      rates: what the machine does per second, or `None`.
+      shape: of the generator; the config's by default.
       process: bytes of a process that has imported what training imports.
+      measure: run the step in a process of its own, if it is small enough for here.
+      time: estimate time, too.
+      flops_per_second: of another machine; `None` is this one.
+      seconds: how long to measure, approximately.
 
     Raises:
       InputError: settings that training would refuse, too.
     """
-    traced = estimate_step.trace(config, estimate_step.shape_of(config))
-    seconds = None
-    if rates is not None:
-        seconds = estimate_time.seconds_of(traced.flat, rates)
+    shape = shape or step.shape_of(config)
+    sizes = step.sizes_of(config, shape)
+    memory = formula.memory_of(config, shape, sizes, process)
+    flops = formula.flops_of(config, shape, sizes)
+    measured = None
+    small = memory.peak < _MEMORY * step.available_bytes()
+    if measure and small and flops / sizes.microbatches < _FLOPS:
+        measured = step.measure(config, shape, seconds)
+    taken = None
+    if time and (flops_per_second or measured is None):
+        taken = flops / (flops_per_second or formula.flops_per_second())
+    elif time and measured is not None:
+        rows = sizes.microbatches * config.microbatch_size
+        taken = rows / measured.examples + measured.seconds
     return Estimate(
-        memory=estimate_step.memory_of(traced, process, threads()),
-        parameters=traced.parameters[0],
-        trained=traced.parameters[1],
-        microbatches=traced.microbatches,
-        flops=estimate_time.flops_of(traced.flat),
-        seconds=seconds,
+        memory=memory,
+        parameters=sizes.parameters,
+        trained=sizes.trained,
+        microbatches=sizes.microbatches,
+        flops=flops,
+        measured=measured,
+        seconds=taken,
     )
 
 
-def threads() -> int:
-    """How many kernels TensorFlow runs at once here."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(2, len(os.sched_getaffinity(0)))
-    return max(2, os.cpu_count() or 2)
-
-
 def stage_config(config: Any) -> ml_collections.ConfigDict:
-    """The config of stage finetune, or that of a pipeline's.
+    """Returns the config of stage finetune, or that of a pipeline's.
 
     Raises:
       InputError: it is neither.

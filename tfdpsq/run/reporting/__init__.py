@@ -1,1 +1,1 @@
-"""The report of a job, and what it shows."""
+"""Reports on a job: their content, their page, and the state of a workdir."""

@@ -1,12 +1,12 @@
-"""How close synthetic queries are to private ones: the part of `evaluate` on texts.
+"""Similarity of synthetic queries to private ones, for the stage `evaluate`.
 
-All of it reads private queries and is covered by no ε.
+All of it reads private queries, and no ε covers it.
 
-- `bleu`: of the queries of documents that have held-out ones, against these.
-- `mauve`, `distinct`, `lengths`, `vocabulary`: of all synthetic queries against all
+- `bleu`: synthetic queries against the held-out ones of the same documents.
+- `mauve`, `distinct`, `lengths`, `vocabulary`: all synthetic queries against all
   held-out ones, as distributions, on samples of one size.
-- `copies`: how near they come to the *training* queries, with the held-out queries as
-  the control; what that does and does not mean: `evaluation.copies`.
+- `copies`: distances to the *training* queries, with the held-out queries as the
+  control.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _TWO_SEEDS = "MAUVE needs at least 2: one value without a deviation says little.
 
 
 def declared() -> dict[str, settings.Setting]:
-    """Settings of the comparison.
+    """Returns the settings of the comparison.
 
     `featurizer` makes the features for MAUVE and distances: "t5", the encoder of the
-    T5 `init` (by default the one that comes with the package, on whatever data, so that
-    numbers compare) with `vocabulary` (by default the one beside it); "gpt2", the
-    keras-nlp preset `init`; or "", which leaves both out. `seeds` is how many k-means
-    is run with. Features are made of at most `samples` texts of a set, drawn by a
-    public seed. `training_split` holds the queries that copies are looked for among.
+    T5 `init` (by default the package's own, so that numbers compare across data) with
+    `vocabulary` (by default the one next to its weights); "gpt2", the keras-nlp preset
+    `init`; or "", for neither. k-means runs with `seeds` seeds. At most `samples` texts
+    of a set get features; a public seed draws them. Copies are looked for among the
+    queries of `training_split`.
     """
     return {
         "featurizer": settings.Text("t5", tuple(FEATURIZERS)),
@@ -58,10 +58,7 @@ def declared() -> dict[str, settings.Setting]:
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Fingerprints of what is read besides the pairs; checks the settings.
-
-    Args:
-      config: `evaluate`'s.
+    """Checks `evaluate`'s config; fingerprints what is read besides the pairs.
 
     Raises:
       InputError: bad settings, or no such model.
@@ -100,7 +97,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, str]:
 def record(
     config: ml_collections.ConfigDict, reads: privacy.PrivateReads, where: str
 ) -> None:
-    """Notes what `measure` will read.
+    """Records the private reads of `measure`.
 
     Raises:
       InputError: in strict mode.
@@ -112,12 +109,12 @@ def record(
 
 @dataclasses.dataclass
 class _Texts:
-    """Queries of one kind, of which a sample is in memory.
+    """Queries of one kind, with a sample in memory.
 
     Attributes:
-      count: how many there are.
-      sample: as many as features are made of, in random order: its beginning is a
-        smaller sample.
+      count: number of queries.
+      sample: those that get features, in random order: its beginning is a smaller
+        sample.
       features: [len(sample), d], where there is a featurizer.
     """
 
@@ -128,7 +125,7 @@ class _Texts:
 
 @dataclasses.dataclass(frozen=True)
 class _Control:
-    """What the held-out queries' copies and distances are."""
+    """Copies and distances of the held-out queries."""
 
     exact: evaluation.ExactCopies
     distances: Mapping[str, np.ndarray]
@@ -140,11 +137,11 @@ def measure(
     """Compares every synthetic set with the private queries.
 
     Args:
-      config: `evaluate`'s.
+      config: that of `evaluate`.
       beir: the private pairs.
 
     Returns:
-      {set: JSON values}, as the module says; "mauve" is left out without a featurizer
+      {set: JSON values}, see the module; "mauve" is omitted without a featurizer
       or with fewer than two texts on a side.
     """
     if not config.synthetic:
@@ -198,8 +195,7 @@ def _texts(own: ml_collections.ConfigDict, texts: Sequence[str]) -> _Texts:
 
 
 def _drawn(own: ml_collections.ConfigDict, count: int) -> list[int]:
-    """Which of so many texts are the sample."""
-    # It is no secret, and must not differ from run to run.
+    """Draws the sample's places; they are public, and the same in every run."""
     return np.random.default_rng(0).permutation(count)[: own.samples].tolist()
 
 
@@ -225,11 +221,11 @@ def _read(
     references: Container[str],
     trained_on: Sequence[str],
 ) -> tuple[_Texts, list[tuple[str, str]], evaluation.ExactCopies]:
-    """What is kept of a set, which streams by.
+    """Streams a set.
 
     Returns:
-      Its sample, (document id, query) of documents that have references, and how many
-      of all queries are copies.
+      Its sample, (document id, query) of documents that have references, and the
+      number of copies among all its queries.
     """
     count = read_manifest(path)["count"]
     sample = dict.fromkeys(_drawn(own, count), "")
@@ -252,7 +248,7 @@ def _bleu(
     references: Mapping[str, list[str]],
     split: str,
 ) -> dict[str, Any]:
-    """BLEU of synthetic queries against the held-out queries of their documents."""
+    """Scores synthetic queries against the held-out queries of their documents."""
     if not hypotheses:
         return {"bleu": None, "queries": 0}
     bleu = evaluation.corpus_bleu(
@@ -270,7 +266,7 @@ def _bleu(
 def _as_distributions(
     own: ml_collections.ConfigDict, texts: _Texts, held_out: _Texts
 ) -> dict[str, Any]:
-    """Synthetic queries against held-out ones, as many of one as of the other."""
+    """Compares samples of synthetic and held-out queries of the same size."""
     size = min(len(texts.sample), len(held_out.sample))
     both = {"synthetic": texts.sample[:size], "held_out": held_out.sample[:size]}
     ours, theirs = both.values()
@@ -306,7 +302,7 @@ def _as_distributions(
 def _distances(
     texts: _Texts, training: _Texts, grams: evaluation.GramIndex
 ) -> dict[str, np.ndarray]:
-    """Distances of the sample to the nearest training query, by each measure."""
+    """Returns the sample's distances to the nearest training query, by measure."""
     found = {"by_grams": grams.nearest(texts.sample)}
     if texts.features is not None and training.features is not None:
         found["by_features"] = evaluation.nearest_by_cosine(

@@ -1,16 +1,15 @@
-"""What lies in a workdir, and how far it is: read off the disk, nothing is touched.
+"""State of the stages in a workdir, read from disk without touching anything.
 
-| state       | what lies there                                                       |
+| state       | what is there                                                         |
 |-------------|-----------------------------------------------------------------------|
 | done        | `NAME/` with its `stage.json`                                         |
 | running     | `.NAME.*.partial`, or a shard in `.NAME.shards/`, locked by a process |
 | interrupted | the same without a lock, or a run's ledger or state without an output |
 | left        | nothing, but the job's config asks for it                             |
 
-Locks are those of this machine: what runs on another one looks interrupted here. But a
-pass over shards is running, too, if a process of another machine was heard of in its
-log, which is on the disk that they share: in the last minute, or in the time of three
-shards, by the clocks of both.
+Locks are those of this machine: a stage that runs on another one looks interrupted.
+A pass over shards also counts as running if a process of another machine wrote to its
+log on the shared disk in the last minute, or in the time of three shards.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from tfdpsq.run.core.stages import SECONDS_FILE
 DONE, RUNNING, INTERRUPTED, LEFT = STATES = ("done", "running", "interrupted", "left")
 
 _PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{12}\.partial")
-# Of an unfinished pretraining, and of an unmerged pass.
+# State of an unfinished pretraining, and of a pass that is not merged.
 _LEFT = re.compile(r"\.(.+)\.(?:state|shards)")
-# Where stages of a workdir lie.
+# Folders of a workdir that contain stages.
 _FOLDERS = ("", "release", "private", "points", "private/choices/*/points")
-# What a line about a shard has beside what it counts.
+# Fields of a shard's log line other than the count.
 _NO_COUNT = (
     "shard",
     "of",
@@ -47,10 +46,10 @@ _NO_COUNT = (
     "time",
     "finished",
 )
-# Seconds after which a process of another machine is no longer taken to be at work.
+# Seconds without a log line after which a remote process counts as gone.
 _SILENT = 60.0
 _EPSILON = re.compile(r"_(inf|eps[^_]+)$")
-# All are trained for as many steps of as many pairs.
+# These train for the same number of steps of the same batch size.
 _ALIKE = ("retriever_public_only", "retriever_original", "retriever_synthetic")
 
 
@@ -60,20 +59,20 @@ class Stage:
 
     Attributes:
       name: of its output directory.
-      place: the directory that it lies in, within the workdir.
+      place: the folder of its output, within the workdir.
       state: one of `STATES`.
-      processes: that make it, while it is running.
-      unit: what is counted: "step", "queries", "documents", "shards".
-      count: how many of them are done; of a private run, steps paid for.
-      total: how many there will be.
-      per_second: how many are done in a second, by the last point of the log.
-      rate_of: how many of what: "steps", "queries", "rows", …
+      processes: ids of the processes that make it.
+      unit: what `count` counts: "step", "queries", "documents", "shards".
+      count: units done; for a private run, steps paid for.
+      total: units in all.
+      per_second: rate, from the last point of the log.
+      rate_of: unit of the rate: "steps", "queries", "rows", …
       epsilon: spent so far, or "inf".
-      loss: by the last point of the log.
-      written: when that was, in seconds since 1970.
-      seconds: how long it took, in all its processes.
-      remaining: seconds that it still needs; `None` if that cannot be told.
-      note: what else there is to say.
+      loss: from the last point of the log.
+      written: time of that point, in seconds since 1970.
+      seconds: duration of a finished stage, all its processes included.
+      remaining: seconds that it still needs; `None` if unknown.
+      note: anything else.
     """
 
     name: str
@@ -94,15 +93,14 @@ class Stage:
 
 
 def survey(directory: pathlib.Path, private: pathlib.Path | None) -> list[Stage]:
-    """All stages of a workdir, or the one whose output a directory is or will be.
+    """Returns all stages of a workdir, or the one whose output a directory is.
 
     Args:
-      directory: a job's workdir, one that stages were put into by hand, or the output
-        of one stage, there or not yet.
-      private: the private directory, where it is another than by default.
+      directory: a workdir, or the output of one stage, which may not exist yet.
+      private: the private directory, if not the default one.
 
     Raises:
-      InputError: nothing of the kind.
+      InputError: neither a workdir nor a stage.
       DataError: a file that cannot be read.
     """
     found: dict[str, Stage] = {}
@@ -131,7 +129,7 @@ def survey(directory: pathlib.Path, private: pathlib.Path | None) -> list[Stage]
 
 
 def _private_of(folder: pathlib.Path) -> pathlib.Path:
-    """The private directory of a stage that lies in a folder, maybe of a job."""
+    """Returns the private directory of a stage in a folder."""
     if folder.name == "private":
         return folder
     above = folder.parent if folder.name == "release" else folder
@@ -139,7 +137,7 @@ def _private_of(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _stages(directory: pathlib.Path, only: str | None) -> dict[str, Stage]:
-    """Outputs and what is being made, by name."""
+    """Finds finished and unfinished outputs, by name."""
     found: dict[str, Stage] = {}
     folders = [""] if only else _FOLDERS
     for folder in (
@@ -152,7 +150,7 @@ def _stages(directory: pathlib.Path, only: str | None) -> dict[str, Stage]:
                 continue
             stage = found.setdefault(name, Stage(name))
             stage.place = "" if place == "." else place
-            # Of several left by killed processes, one may be in use.
+            # Killed processes may have left several; one may be in use.
             if STATES.index(state) < STATES.index(stage.state):
                 stage.state = state
             stage.processes = sorted({*stage.processes, *processes})
@@ -166,7 +164,7 @@ def _folders(directory: pathlib.Path, pattern: str) -> list[pathlib.Path]:
 
 
 def _what(path: pathlib.Path) -> tuple[str | None, str, list[int]]:
-    """Which stage a path belongs to, its state by that, and who is at work there."""
+    """Returns the stage that a path belongs to, its state, and its processes."""
     if (path / workdir.STAGE_FILE).is_file() and not path.name.startswith("."):
         return path.name, DONE, []
     partial = _PARTIAL.fullmatch(path.name)
@@ -188,7 +186,7 @@ def _add_runs(
     private: pathlib.Path,
     only: str | None,
 ) -> None:
-    """What ledgers and logs say of stages, and stages of which only these are there."""
+    """Adds what ledgers and logs record, and stages that have only these."""
     runs = private / workdir.RUNS
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         if (path / ledger.FILE_NAME).is_file() and only in (None, path.name):
@@ -220,7 +218,7 @@ def _add_ledger(stage: Stage, run: pathlib.Path) -> None:
 
 
 def _add_point(stage: Stage, point: Mapping[str, Any]) -> None:
-    unit = next(iter(point))  # what points are ordered by stands first
+    unit = next(iter(point))  # points are ordered by their first field
     stage.unit = unit
     if stage.count is None:  # else the ledger knows better
         stage.count, stage.total = point[unit], point.get("of")
@@ -235,7 +233,7 @@ def _add_point(stage: Stage, point: Mapping[str, Any]) -> None:
 def _add_shards(
     stage: Stage, shards: pathlib.Path, points: list[dict[str, Any]]
 ) -> None:
-    """How far a pass is: marks are what counts, its log says how fast it goes."""
+    """Adds a pass's progress from its marks, and its rate from its log."""
     spec = workdir.read_json(shards / PASS_FILE)
     named = re.compile(rf"{spec['name']}-(\d+)-of-\d+\.json")
     marks = filter(None, (named.fullmatch(path.name) for path in shards.iterdir()))
@@ -272,12 +270,10 @@ def _add_shards(
 def _heard_of(
     last: Mapping[tuple[Any, int], dict[str, Any]], here: str, silent: float
 ) -> list[dict[str, Any]]:
-    """The last words of processes of other machines that are at work, it seems.
+    """Returns the last lines of other machines' processes that are still at work.
 
-    Args:
-      last: of (machine, process), its last line.
-      here: this machine.
-      silent: seconds that one may have been silent, if more than a minute.
+    A process counts as gone after `silent` seconds without a line, or a minute if that
+    is longer. `last` is keyed by (machine, process); `here` is this machine.
     """
     since = time.time() - max(silent, _SILENT)
     return [
@@ -288,14 +284,14 @@ def _heard_of(
 
 
 def _share_done(point: Mapping[str, Any]) -> float:
-    """How much of a shard is done by its last line."""
+    """Returns the share of a shard that is done by its last line."""
     counted = [v for k, v in point.items() if k not in _NO_COUNT and "_per_" not in k]
     total = point.get("total")
     return min(counted[0] / total, 1.0) if total and counted else 0.0
 
 
 def _add_planned(found: dict[str, Stage], directory: pathlib.Path) -> None:
-    """Stages that the config of a job asks for, in the order that they will run in."""
+    """Adds the stages of the job's config, in the order in which they run."""
     path = directory / workdir.CONFIG_FILE
     planned = dict(planned_stages(workdir.read_json(path))) if path.is_file() else {}
     rest = {name: stage for name, stage in found.items() if name not in planned}
@@ -307,11 +303,7 @@ def _add_planned(found: dict[str, Stage], directory: pathlib.Path) -> None:
 
 
 def planned_stages(config: Any) -> Iterator[tuple[str, str]]:
-    """(name, place) of every stage of a pipeline, in order; none for another config.
-
-    Args:
-      config: of a job, as it lies in its workdir.
-    """
+    """Yields (name, place) of every stage of a pipeline's config, in order."""
     lists = ("epsilons", "direct_epsilons", "audit_epsilons")
     if not isinstance(config, Mapping) or not set(lists) <= set(config):
         return
@@ -343,7 +335,7 @@ def planned_stages(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def _add_times(stages: list[Stage], private: pathlib.Path) -> None:
-    """How long stages took, and what that and the logs say of those to come."""
+    """Adds the duration of finished stages and the time that others still need."""
     path = private / SECONDS_FILE
     took = workdir.read_json(path) if path.is_file() else {}
     alike: dict[str, list[float]] = {}
@@ -366,6 +358,6 @@ def _add_times(stages: list[Stage], private: pathlib.Path) -> None:
 
 
 def _kind(name: str) -> str:
-    """What stages that take about as long have in common."""
+    """Returns a name that stages of similar duration share."""
     kind = _EPSILON.sub("", name)
     return "retriever" if kind in _ALIKE else kind

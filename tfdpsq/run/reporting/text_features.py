@@ -1,7 +1,7 @@
-"""Texts to feature vectors, for MAUVE and for distances: by T5's encoder, or GPT-2.
+"""Feature vectors of texts, for MAUVE and distances, by T5's encoder or GPT-2.
 
-Evaluation imports no models, so features are made here. What a measure of features says
-depends on the model that made them: name it beside the number.
+Evaluation imports no models, so features are made here. A measure of features depends
+on the model that made them: name it next to the number.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def t5_encoder_features(
     batch_size: int = 128,
     length: int = 128,
 ) -> np.ndarray:
-    """Mean of the encoder's states over a text's tokens, EOS included.
+    """Returns the mean of the encoder's states over a text's tokens, EOS included.
 
     Args:
       texts: n of them; an empty one is EOS alone.
       init: a T5, as `checkpoints.open_checkpoint` takes it.
-      vocabulary: its SentencePiece model; "" takes the one beside its weights.
+      vocabulary: its SentencePiece model; "" takes the one next to its weights.
       batch_size: texts at a time.
-      length: tokens that are read of a text, EOS included.
+      length: most tokens of a text, EOS included.
 
     Returns:
       [n, hidden_dim] float32, in the order of the texts. A text's features do not
@@ -70,22 +70,22 @@ def gpt2_features(
     batch_size: int = 32,
     length: int = 1024,
 ) -> np.ndarray:
-    """GPT-2's last hidden state at a text's last token, as in the published MAUVE.
+    """Returns GPT-2's last hidden state at a text's last token (published MAUVE).
 
     Args:
       texts: n of them; an empty one is the end-of-text token alone.
       preset_dir: a directory with a keras-nlp preset of GPT-2 (config, weights and
         tokenizer), or the name of one to download, such as "gpt2_large_en".
       batch_size: texts at a time.
-      length: tokens that are read of a text; no more than the model has positions.
+      length: most tokens of a text, up to the number of the model's positions.
 
     Returns:
       [n, hidden_dim] float32, after the final layer norm, in the order of the texts;
       equal texts have equal features.
 
     Raises:
-      InputError: no text, a setting below 1, or the preset is not there, is no GPT-2,
-        or cannot be downloaded.
+      InputError: no text, a setting below 1, or a preset that is missing, is not a
+        GPT-2, or cannot be downloaded.
     """
     _require_texts(texts)
     positive_integer("length", length)
@@ -118,10 +118,9 @@ def gpt2_features(
 
 
 def _distinct(texts: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Every text once, and where in them each text is.
+    """Returns the distinct texts, and the place of each text among them.
 
-    Equal texts so have equal features to the last bit, which two batches would not
-    give them, and the work is done once.
+    So equal texts have bitwise equal features, which two batches would not give them.
     """
     places: dict[str, int] = {}
     which = [places.setdefault(text, len(places)) for text in texts]
@@ -131,7 +130,7 @@ def _distinct(texts: Sequence[str]) -> tuple[list[str], list[int]]:
 def _in_batches(
     rows: Sequence[np.ndarray], forward: _Forward, width: int, batch_size: int
 ) -> np.ndarray:
-    """[n, width] of token ids; rows of like length share a batch."""
+    """Returns [n, width] features; rows of similar length share a batch."""
     positive_integer("batch_size", batch_size)
     matrix = tf.TensorSpec([None, None], tf.int32)
     compiled = tf.function(forward, input_signature=[matrix, matrix], autograph=False)

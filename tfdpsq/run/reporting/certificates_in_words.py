@@ -1,4 +1,4 @@
-"""Certificates in words: what a newcomer needs to know of a guarantee."""
+"""Certificates in words: what a newcomer needs to know about a guarantee."""
 
 from __future__ import annotations
 
@@ -6,85 +6,65 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdpsq.run.reporting.report_html import (
-    bullets,
-    definitions,
-    epsilon_text,
-    escape,
-    number_text,
-)
+from tfdpsq.run.reporting.wording import epsilon_text, number_text
 
 _MISSING = "not stated"
 
 
-def all_in_words(certificates: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the certificates as HTML: a card each, then what holds for all.
+def in_words(certificates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the certificates' text for the page.
 
     Args:
-      certificates: {name, certificate} of each training run on private queries.
-        What was derived from a run without private data costs nothing more: list
-        the run once.
+      certificates: {name, certificate} of each training run on private queries. A
+        run's derivatives without private data cost nothing more: list the run once.
+
+    Returns:
+      "cards", one for each certificate; "not_covered", the lines that all private
+      ones share; "sum", the guarantee of all together, or "" for fewer than two.
+      A value that a certificate lacks is "not stated", never guessed.
     """
-    private = [
-        item["certificate"] for item in certificates if _is_private(item["certificate"])
-    ]
-    common = []
+    private = [c["certificate"] for c in certificates if _is_private(c["certificate"])]
+    common: list[str] = []
     if len(private) > 1:
-        common = [
-            line
-            for line in private[0].get("not_covered", [])
-            if all(line in other.get("not_covered", []) for other in private)
-        ]
-    cards = "".join(
-        in_words(item["name"], item["certificate"], common) for item in certificates
-    )
-    if common:
-        cards += f"<h3>Not covered by any of these guarantees</h3>{bullets(common)}"
-    return cards + composition(certificates)
+        limits = [certificate.get("not_covered", []) for certificate in private]
+        common = [line for line in limits[0] if all(line in each for each in limits)]
+    return {
+        "cards": [_card(c["name"], c["certificate"], common) for c in certificates],
+        "not_covered": common,
+        "sum": _composition(private),
+    }
 
 
-def in_words(
-    name: str, certificate: Mapping[str, Any], said_elsewhere: Sequence[str] = ()
-) -> str:
-    """Returns one certificate as a card of HTML.
-
-    Args:
-      name: of the artefact that carries it.
-      certificate: as `tfdpsq.privacy.make_certificate` gives it; what it leaves
-        out is shown as "not stated", never guessed.
-      said_elsewhere: lines of "not_covered" to leave out here.
-    """
-    is_private = _is_private(certificate)
+def _card(
+    name: str, certificate: Mapping[str, Any], said_elsewhere: Sequence[str]
+) -> dict[str, Any]:
+    private = _is_private(certificate)
     particulars = {**_particulars(certificate), **_choice(certificate)}
-    if is_private:
+    if private:
         particulars.update(_limits(certificate, said_elsewhere))
-    state = " open" if is_private else ""
-    return (
-        f'<div class="card"><h3>{escape(name)}</h3>'
-        f'<p class="muted">{escape(_at(certificate, "description"))}</p>'
-        f"<p>{escape(_promise(certificate))}</p>"
-        f"<details{state}><summary>Particulars</summary>"
-        f"{definitions(particulars)}</details></div>"
-    )
+    return {
+        "name": name,
+        "private": private,
+        "description": _at(certificate, "description"),
+        "promise": _promise(certificate),
+        "particulars": particulars,
+    }
 
 
-def composition(certificates: Sequence[Mapping[str, Any]]) -> str:
-    """Returns what holds for all private artefacts together, as HTML.
+def _composition(private: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the guarantee of all private artefacts together.
 
     Training runs on the same queries protect them by the sum of their ε and of
     their δ (basic composition, Dwork and Roth 2014, theorem 3.16).
     """
-    different = [
-        item["certificate"] for item in certificates if _is_private(item["certificate"])
-    ]
-    if len(different) < 2:
+    if len(private) < 2:
         return ""
-    epsilon = sum(_epsilon(certificate) for certificate in different)
-    delta = sum(float(certificate["guarantee"]["delta"]) for certificate in different)
+    epsilon = sum(_epsilon(certificate) for certificate in private)
+    delta = sum(float(certificate["guarantee"]["delta"]) for certificate in private)
     return (
-        f"<p>Releasing what came of all {len(different)} protected runs above, where "
-        "they used the same queries, protects each query only at the sum: "
-        f"ε = {epsilon_text(epsilon)}, δ = {delta:.3g}.</p>"
+        f"Releasing what came of all {len(private)} protected runs above, where they "
+        "used the same queries, protects each query only at the sum: "
+        f"ε = {epsilon_text(epsilon)}, δ = {delta:.3g}."
     )
 
 
@@ -141,7 +121,7 @@ def _particulars(certificate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(certificate: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a run that was chosen among several: how, and what that cost."""
+    """Describes how a run was chosen among several, and the cost of the choice."""
     if "selection" not in certificate:
         return {}
     return {

@@ -1,9 +1,9 @@
-"""How fast one device does the work of a job: measured here, or read off a log.
+"""Throughput of one device at the work of a job: measured here, or from a log.
 
-What is measured is what runs: the step of `privacy.make_logical_step`, `synthesize`,
-`encode_texts`, the retriever's step, a search. Weights are random, of the shape that is
-meant, and nothing private is read. Such a generator hardly ever ends a query before its
-last token, which is why the length of queries is an argument.
+What is measured is what runs: `synthesize`, `encode_texts`, the retriever's step, a
+search; fine-tuning is measured by `step`. Weights are random, and nothing private is
+read. Such a generator hardly ever ends a query before its last token, which is why the
+length of queries is an argument.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ import os
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import ml_collections
 import numpy as np
-import tensorflow as tf
 
-from tfdpsq import privacy, retriever, validation
+from tfdpsq import retriever, validation
 from tfdpsq.data import Document, SyntheticQuery, Tokenizer, write_synthetic
 from tfdpsq.generator import (
     SamplingConfig,
@@ -33,78 +31,22 @@ from tfdpsq.generator import (
 )
 from tfdpsq.layers import T5Config
 from tfdpsq.run.core import point_log, progress, sources
-from tfdpsq.run.estimation.estimate_job_costs import Rates
-from tfdpsq.run.training import plain_training, private_training, starting_model
+from tfdpsq.run.estimation.costs import Rates
+from tfdpsq.run.estimation.step import in_turns
+from tfdpsq.run.training import plain_training
 
-# Documents that are taken for the measurements.
+# Documents used in the measurements.
 _SAMPLED = 4096
-# Microbatches of the two steps whose difference is what a microbatch takes.
-_FEW, _MORE = 1, 3
-# Batches of queries that are written at least, beside the first.
+# Batches of queries written at least, after the first.
 _BATCHES = 2
 _DISK = 64 << 20
-# Field of a log, what the stage is called by, the rate that it is.
+# Field of a log, prefixes of the stage's name, the rate.
 _LOGGED = (
     ("examples_per_second", ("generator", "audited"), "examples"),
     ("queries_per_second", ("",), "queries"),
     ("documents_per_second", ("",), "documents"),
     ("steps_per_second", ("retriever",), "retriever_steps"),
 )
-
-
-def training(
-    config: ml_collections.ConfigDict, shape: T5Config, seconds: float
-) -> dict[str, float]:
-    """Rates of fine-tuning: "examples" a second, and seconds of a "step" besides.
-
-    One step has a microbatch, another one three; their difference is two microbatches.
-
-    Args:
-      config: of stage finetune.
-      shape: of the generator.
-      seconds: about how long to measure.
-
-    Raises:
-      InputError: settings that training would refuse, too.
-    """
-    size = validation.positive_integer("microbatch_size", config.microbatch_size)
-    rows = _MORE * size
-    n = max(config.n_bound, 100 * config.batch_size)
-    spec = private_training.spec_of(config, private_training.Units(n, None, False))
-    # The noise's deviation costs nothing; finding it does.
-    plan = privacy.PrivacyPlan(spec, rows, 1.0 if spec.private else 0.0)
-    model = T5QueryGenerator(
-        shape, config.dtype, config.rematerialize, config.soft_prompt.length
-    )
-    starting_model.choose_trained(model, config)
-    optimizer = privacy.make_optimizer(
-        plan, config.learning_rate, config.optimizer, config.engine
-    )
-    step = tf.function(
-        privacy.make_logical_step(
-            lambda part: model.row_losses(part, training=True),
-            model.trainable_variables,
-            optimizer,
-            size,
-            layers=[model],
-        ),
-        jit_compile=config.jit_compile,
-        autograph=False,
-    )
-    batch = {"weights": tf.ones([rows])}
-    random = np.random.default_rng(0)
-    for text in ("document", "query"):
-        length = config[f"{text}_length"]
-        ids = random.integers(3, shape.vocabulary_size, [rows, length])
-        batch[f"{text}_ids"] = tf.constant(ids, tf.int32)
-        batch[f"{text}_lengths"] = tf.fill([rows], length)
-
-    def run(microbatches: int) -> Callable[[], Any]:
-        return lambda: float(step(batch, tf.constant(microbatches * size)))
-
-    few, more = _in_turns([run(_FEW), run(_MORE)], seconds)
-    each = max(more - few, 1e-9) / (_MORE - _FEW)
-    return {"examples": size / each, "step": max(few - _FEW * each, 0.0)}
 
 
 def synthesis(
@@ -115,15 +57,9 @@ def synthesis(
     tokens: tuple[int, int],
     seconds: float,
 ) -> dict[str, float]:
-    """Rates of stage synthesize: "queries" a second, and bytes of one in a set.
+    """Measures stage synthesize: "queries" a second, and bytes of one in a set.
 
-    Args:
-      config: of stage synthesize.
-      shape: of the generator.
-      tokenizer: a vocabulary that fits into the shape's.
-      documents: to write for, again and again.
-      tokens: of a document, at most, and of a query.
-      seconds: about how long to measure.
+    `documents` are repeated; `tokens` are the most of a document, and of a query.
     """
     settings = SynthesisConfig(
         samples_per_document=config.samples_per_document,
@@ -160,15 +96,7 @@ def encoding(
     batch: int,
     seconds: float,
 ) -> dict[str, float]:
-    """Rates of an encoder: "documents" a second, and seconds until a pass is under way.
-
-    Args:
-      model: the retriever.
-      tokenizer: its vocabulary.
-      documents: to encode, again and again.
-      batch: documents at a time.
-      seconds: about how long to measure.
-    """
+    """Measures an encoder: "documents" a second, and seconds to "start" a pass."""
 
     def took(count: int) -> float:
         began = time.perf_counter()
@@ -194,13 +122,7 @@ def encoding(
 def retriever_training(
     config: ml_collections.ConfigDict, model: retriever.TwoTower, seconds: float
 ) -> dict[str, float]:
-    """Rate of a retriever's training: "retriever_steps" a second.
-
-    Args:
-      config: of stage train_retriever.
-      model: the retriever.
-      seconds: about how long to measure.
-    """
+    """Measures a retriever's training: "retriever_steps" a second."""
     rows = config.batch_size
     random = np.random.default_rng(0)
     batch: dict[str, np.ndarray] = {
@@ -217,23 +139,20 @@ def retriever_training(
     step = plain_training.make_step(
         model, config.learning_rate, config.rows_at_a_time, config.jit_compile
     )
-    (each,) = _in_turns([lambda: step(batch)], seconds)
+    (each,) = in_turns([lambda: step(batch)], seconds)
     return {"retriever_steps": 1 / each}
 
 
 def machine(dimension: int, index: str, seconds: float) -> dict[str, float]:
-    """Rates of searching, in "products", and of writing, in "bytes".
+    """Measures searching, in "products", and writing, in "bytes" a second.
 
-    Args:
-      dimension: of an embedding.
-      index: kind of search, see `retriever.search`.
-      seconds: about how long to measure each.
+    `dimension` is that of an embedding, `index` a kind of `retriever.search`.
     """
     random = np.random.default_rng(0)
     documents, queries = 50_000, 200
     vectors = random.normal(size=[documents, dimension]).astype(np.float32)
     ids = list(map(str, range(documents)))
-    (each,) = _in_turns(
+    (each,) = in_turns(
         [lambda: retriever.search(vectors[:queries], vectors, ids, 100, index)], seconds
     )
     content = bytes(_DISK)
@@ -248,13 +167,13 @@ def machine(dimension: int, index: str, seconds: float) -> dict[str, float]:
 
 
 def from_logs(workdir: pathlib.Path) -> dict[str, float]:
-    """Rates that the logs of a job tell, by the last point of each kind.
+    """Reads rates off the logs of a job, from the last point of each kind.
 
-    What stages are follows from what the job calls them. A generator's rate is that of
-    whole steps of its batch, which `step` is then a part of.
+    Stages are recognized by name. A generator's rate is that of whole steps, which
+    include `step`.
 
     Args:
-      workdir: of the job, or the directory that holds the stages' `private`.
+      workdir: of the job, or its private directory.
 
     Raises:
       InputError: there are no logs.
@@ -278,7 +197,7 @@ def from_logs(workdir: pathlib.Path) -> dict[str, float]:
 
 
 def sample(corpus: str) -> list[Document]:
-    """Some documents of a corpus, evenly spread.
+    """Returns some documents of a corpus, evenly spread.
 
     Raises:
       InputError: it has none.
@@ -290,46 +209,27 @@ def sample(corpus: str) -> list[Document]:
 
 
 def known(found: dict[str, float]) -> Rates:
-    """Rates by name, each of which must be a finite number that is not negative.
+    """Returns rates by name; those that are missing are 0, which is unknown.
 
     Raises:
-      InputError: one is not.
+      InputError: a rate that is negative or not finite.
     """
     for name, rate in found.items():
         validation.in_range(name, rate, 0.0, math.inf, high_open=True)
-    return Rates(**{field.name: found.get(field.name, 0.0) for field in _fields()})
-
-
-def _fields():
-    return dataclasses.fields(Rates)
+    return Rates(**found)
 
 
 def _again(documents: Sequence[Document]) -> Iterator[Document]:
-    """Documents without end, none with the id of another."""
+    """Repeats documents without end, under new ids."""
     for turn in itertools.count():
         for document in documents:
             yield dataclasses.replace(document, id=f"{document.id}#{turn}")
 
 
-def _in_turns(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
-    """Mean seconds of each, which take turns, at least twice, until time is up."""
-    for run in runs:  # traces, allocates
-        run()
-    totals = [0.0] * len(runs)
-    turns, began = 0, time.perf_counter()
-    while turns < 2 or time.perf_counter() - began < seconds:
-        for number, run in enumerate(runs):
-            start = time.perf_counter()
-            run()
-            totals[number] += time.perf_counter() - start
-        turns += 1
-    return [total / turns for total in totals]
-
-
 def _bytes_of_a_query(documents: Sequence[Document], tokens: int) -> float:
-    """What a query and its document take in a set, by a small one that is written.
+    """Writes a small set, and returns the bytes of a query and its document.
 
-    A query is taken to have three words for every four tokens.
+    A query is assumed to have three words for every four tokens.
     """
     words = max(1, 3 * tokens // 4)
     rows = [

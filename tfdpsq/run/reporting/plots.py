@@ -1,7 +1,8 @@
-"""The plots of `report.html`, as SVG text that takes the page's colours.
+"""The report's plots, as SVG text that takes the page's colours.
 
 matplotlib draws with stand-in colours, which become the page's CSS variables, so
-that one picture serves the light and the dark page.
+that one picture serves the light and the dark page. Text stays text: it can be
+selected and takes the page's font.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from tfdpsq.run.reporting.report_html import SERIES, escape
+import markupsafe
 
-_NAME_IN_TWO_COLUMNS = 30  # characters; longer ones would be cut off at the edge
 MAX_POINTS = 200  # of a curve: more cannot be told apart at this size
+_NAME_IN_TWO_COLUMNS = 30  # characters; longer ones would be cut off at the edge
 
 _TEXT, _FAINT = "#010203", "#040506"
-_SERIES = [f"#0a0b{i:02x}" for i in range(SERIES)]
+_SERIES = [f"#0a0b{i:02x}" for i in range(8)]
 _VARIABLES = {
     _TEXT: "currentColor",
     _FAINT: "var(--line)",
@@ -27,17 +28,22 @@ _VARIABLES = {
 _DASHES = ("-", "--", ":", "-.")
 
 
+class Plot(NamedTuple):
+    """A picture, its title, and sentences for its caption."""
+
+    title: str
+    notes: list[str]
+    svg: markupsafe.Markup
+
+
 def thin(
     steps: Sequence[float], values: Sequence[float], average: bool = True
 ) -> tuple[list[float], list[float], int]:
-    """Cuts a curve into blocks of steps, at most MAX_POINTS, a point for each.
+    """Reduces a curve to at most MAX_POINTS blocks of steps.
 
-    Args:
-      steps: of the points.
-      values: of the points.
-      average: take the mean of a block's finite values (NaN if there is none),
-        as suits a loss; otherwise its last value, as suits what accumulates,
-        whose mean would understate it.
+    With `average`, a block's value is the mean of its finite values (NaN if there is
+    none), as suits a loss; otherwise its last value, as suits what accumulates, whose
+    mean would understate it.
 
     Returns:
       The last step of each block, its value, and the number of points in a block.
@@ -59,16 +65,8 @@ def lines(
     title: str,
     y_label: str,
     accumulates: bool = False,
-) -> str:
-    """Returns a figure of curves over training steps.
-
-    Args:
-      curves: (steps, values) by name; values that are not finite are left out
-        and the caption says so.
-      title: what is shown.
-      y_label: the quantity and its unit.
-      accumulates: the quantity adds up over steps from 0.
-    """
+) -> Plot:
+    """Plots (steps, values) curves by name; `accumulates` if they sum up from 0."""
     figure, axes = _figure(3.4)
     notes, averaged = [], 1
     for i, (name, (steps, values)) in enumerate(curves.items()):
@@ -80,7 +78,7 @@ def lines(
             steps,
             values,
             _DASHES[i // len(_SERIES) % len(_DASHES)],
-            color=_SERIES[i % len(_SERIES)],
+            color=_color(i),
             linewidth=1.8,
             marker="o" if len(values) == 1 else None,
             label=_plain(name),
@@ -94,7 +92,7 @@ def lines(
         _legend(axes)
     if averaged > 1 and not accumulates:
         notes.append(f"Each point is the mean of up to {averaged} recorded values.")
-    return _figure_html(figure, title, notes)
+    return _plot(figure, title, notes)
 
 
 def intervals(
@@ -102,29 +100,28 @@ def intervals(
     metric: str,
     title: str,
     reference: float | None = None,
-) -> str:
-    """Returns a figure with one line per row: the value and its interval.
+) -> Plot:
+    """Plots each row's metric and its interval; a vertical line at `reference`.
 
-    Args:
-      rows: dicts with "label", `metric`, `metric`_ci and "series", the number of
-        the row's colour.
-      metric: which metric to show.
-      title: what is shown.
-      reference: where to draw a vertical line, if anywhere.
+    A row has "label", `metric`, `metric`_ci and "series", the number of its colour.
     """
     figure, axes = _figure(0.7 + 0.42 * len(rows))
     for y, row in enumerate(rows):
-        color = _SERIES[row["series"] % len(_SERIES)]
-        low, high = row[f"{metric}_ci"]
-        axes.plot([low, high], [y, y], color=color, linewidth=3, solid_capstyle="butt")
+        color = _color(row["series"])
+        axes.plot(
+            row[f"{metric}_ci"],
+            [y, y],
+            color=color,
+            linewidth=3,
+            solid_capstyle="butt",
+        )
         axes.plot([row[metric]], [y], "o", color=color, markersize=8)
     if reference is not None:
         axes.axvline(reference, color=_TEXT, linewidth=1, linestyle=":")
-    axes.set_yticks(range(len(rows)), [_plain(row["label"]) for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    _name_lines(axes, [row["label"] for row in rows], top=-0.5)
     axes.set_xlim(left=0)
     axes.set_xlabel(_plain(metric))
-    return _figure_html(figure, title, [])
+    return _plot(figure, title)
 
 
 def dots(
@@ -134,37 +131,21 @@ def dots(
     most: float,
     reference: float,
     note: str,
-) -> str:
-    """Returns a figure with a line of dots for each group of values.
-
-    Args:
-      groups: values by name; equal ones are stacked.
-      title: what is shown.
-      x_label: the quantity and its unit.
-      most: where the axis, which starts at 0, ends.
-      reference: where to draw a vertical line.
-      note: below the title.
-    """
+) -> Plot:
+    """Plots a line of dots per group, from 0 to `most`; equal values are stacked."""
     figure, axes = _figure(0.9 + 0.55 * len(groups))
     for y, values in enumerate(groups.values()):
         height: dict[float, int] = {}
         for value in sorted(values):
             near = round(value / most * 60)  # dots closer than this would overlap
             height[near] = height.get(near, -1) + 1
-            axes.plot(
-                [value],
-                [y - min(0.4, 0.07 * height[near])],
-                "o",
-                color=_SERIES[y % len(_SERIES)],
-                markersize=6,
-                alpha=0.75,
-            )
+            up = min(0.4, 0.07 * height[near])
+            axes.plot([value], [y - up], "o", color=_color(y), markersize=6, alpha=0.75)
     axes.axvline(reference, color=_TEXT, linewidth=1, linestyle=":")
-    axes.set_yticks(range(len(groups)), [_plain(name) for name in groups])
-    axes.set_ylim(len(groups) - 0.5, -0.6)
+    _name_lines(axes, list(groups), top=-0.6)
     axes.set_xlim(-0.02 * most, 1.04 * most)
     axes.set_xlabel(_plain(x_label))
-    return _figure_html(figure, title, [note])
+    return _plot(figure, title, [note])
 
 
 def against_epsilon(
@@ -172,45 +153,41 @@ def against_epsilon(
     controls: Mapping[str, float],
     title: str,
     y_label: str,
-) -> str:
-    """Returns a figure of a metric against ε, with intervals.
+) -> Plot:
+    """Plots a metric against ε, with intervals and horizontal lines for controls.
 
-    Args:
-      series: points (ε, value, low, high) by source; ε may be infinite, and is then
-        drawn right of all others.
-      controls: values that no ε belongs to, by name, as horizontal lines.
-      title: what is shown.
-      y_label: the metric.
+    The points of `series` are (ε, value, low, high); infinite ε is drawn right of all
+    others.
     """
     finite = {e for points in series.values() for e, *_ in points if math.isfinite(e)}
     right = 2 * max(finite, default=1.0)
+    infinite = any(math.isinf(e) for points in series.values() for e, *_ in points)
     figure, axes = _figure(3.6)
     for i, (name, points) in enumerate(series.items()):
         points = sorted(points)
         x = [epsilon if math.isfinite(epsilon) else right for epsilon, *_ in points]
-        color = _SERIES[i % len(_SERIES)]
         values = [value for _, value, _, _ in points]
-        axes.plot(x, values, "-o", color=color, linewidth=1.8, label=_plain(name))
+        axes.plot(x, values, "-o", color=_color(i), linewidth=1.8, label=_plain(name))
         for at, (_, _, low, high) in zip(x, points):
-            axes.plot([at, at], [low, high], color=color, linewidth=1.2)
+            axes.plot([at, at], [low, high], color=_color(i), linewidth=1.2)
     for i, (name, value) in enumerate(controls.items()):
+        style = (":", "--", "-.")[i % 3]
         axes.axhline(
-            value,
-            color=_TEXT,
-            linewidth=1,
-            linestyle=(":", "--", "-.")[i % 3],
-            label=_plain(name),
+            value, color=_TEXT, linewidth=1, linestyle=style, label=_plain(name)
         )
     axes.set_xscale("log")
     ticks = sorted(finite)
-    infinite = any(math.isinf(e) for points in series.values() for e, *_ in points)
-    labels = [f"{tick:.3g}" for tick in ticks] + (["∞"] if infinite else [])
-    axes.set_xticks(ticks + ([right] if infinite else []), labels)
+    labels = [f"{tick:.3g}" for tick in ticks] + ["∞"] * infinite
+    axes.set_xticks(ticks + [right] * infinite, labels)
     axes.minorticks_off()
     axes.set_xlabel("ε spent")
     axes.set_ylabel(_plain(y_label))
     _legend(axes)
-    return _figure_html(figure, title, [])
+    return _plot(figure, title)
+
+
+def _color(number: int) -> str:
+    return _SERIES[number % len(_SERIES)]
 
 
 def _figure(height: float) -> tuple[Any, Any]:
@@ -228,6 +205,12 @@ def _figure(height: float) -> tuple[Any, Any]:
     axes.grid(color=_FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def _name_lines(axes: Any, names: Sequence[str], top: float) -> None:
+    """Labels one horizontal line per name, the first on top."""
+    axes.set_yticks(range(len(names)), [_plain(name) for name in names])
+    axes.set_ylim(len(names) - 0.5, top)
 
 
 def _legend(axes: Any) -> None:
@@ -248,11 +231,10 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _figure_html(figure: Any, title: str, notes: Sequence[str]) -> str:
+def _plot(figure: Any, title: str, notes: Sequence[str] = ()) -> Plot:
     import matplotlib
 
     out = io.StringIO()
-    # Text stays text: it can be searched, and takes the page's font.
     settings = {
         "svg.fonttype": "none",
         "svg.hashsalt": title,
@@ -266,11 +248,9 @@ def _figure_html(figure: Any, title: str, notes: Sequence[str]) -> str:
             metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")),
         )
     svg = out.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
     for color, variable in _VARIABLES.items():
         svg = svg.replace(color, variable)
-    label = escape(title)
+    label = markupsafe.escape(title)
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-    caption = " ".join([f"<strong>{label}</strong>", *map(escape, notes)])
-    return f"<figure><figcaption>{caption}</figcaption>{svg}</figure>"
+    return Plot(title, list(notes), markupsafe.Markup(svg))

@@ -1,4 +1,4 @@
-"""Gathers what the report shows from the stages' directories."""
+"""Gathers the report's content from the stages' directories."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import ml_collections
 
+from tfdpsq import evaluation
 from tfdpsq.data import read_synthetic
 from tfdpsq.privacy import read_certificate, verification
 from tfdpsq.run.core import layout, sources, workdir
-from tfdpsq.run.reporting import report_comparison, report_names
-from tfdpsq.run.reporting.report_names import epsilon_symbol
+from tfdpsq.run.reporting.wording import epsilon_symbol, run_label, set_label
 
 _DESCRIPTIONS = {
     "bm25": "Words in common; nothing is trained.",
@@ -26,7 +26,7 @@ _DESCRIPTIONS = {
     "synthetic": "Trained on synthetic queries only.",
     "direct": "Trained on the private pairs by DP-SGD.",
 }
-# ε is shown at so many points of a run: each takes a second or two of accounting.
+# Points of a run at which ε is shown; each takes a second or two of accounting.
 _EPSILON_POINTS = 6
 
 
@@ -35,8 +35,8 @@ class Row:
     """One row of the table.
 
     Attributes:
-      name: what it is called in files.
-      label: what it is called in the report.
+      name: its name in files.
+      label: its name in the report.
       epsilon: target ε, ∞ for private data without protection, `None` where no
         private query was used.
       path: the retriever's directory; `None` for BM25.
@@ -58,7 +58,7 @@ def gather(
     peak_memory_gib: float,
     command: str,
 ) -> dict[str, Any]:
-    """What `report.write_report` takes, from a finished workdir."""
+    """Returns what `page.write_report` takes, from a finished workdir."""
     private = directory / "private"
     metrics = json.loads(
         (private / "evaluation" / layout.METRICS_FILE).read_text("utf-8")
@@ -72,17 +72,17 @@ def gather(
         "rows": [_row(row, metrics["systems"][row.name]) for row in rows],
         "curves": _curves(private / "logs"),
         "epsilon_curves": {
-            report_names.run_label(path.name): _epsilon_curve(certificate)
+            run_label(path.name): _epsilon_curve(certificate)
             for path, certificate in trained.items()
         },
         "examples": _examples(config, sets),
         "certificates": [
-            {"name": report_names.run_label(path.name), "certificate": certificate}
+            {"name": run_label(path.name), "certificate": certificate}
             for path, certificate in trained.items()
         ],
         "similarity": {
-            # In the order of the table; an older evaluation may have others.
-            report_names.set_label(name): metrics["similarity"][name]
+            # In the order of the table. Older evaluations may have other sets.
+            set_label(name): metrics["similarity"][name]
             for name in sorted(metrics["similarity"], key=_place(rows))
         },
         "audits": _audits(private),
@@ -109,7 +109,7 @@ def gather(
 
 
 def _place(rows: Sequence[Row]) -> Callable[[str], int]:
-    """By which synthetic sets are sorted as the rows are that were trained on them."""
+    """Returns a sort key: synthetic sets follow the rows trained on them."""
     names = [row.name for row in rows]
 
     def of(name: str) -> int:
@@ -123,7 +123,7 @@ def _row(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
     certificate = read_certificate(row.path) if row.path else None
     epsilon: Any = row.epsilon
     if certificate is not None:
-        # What was spent, by the steps that ran; the target is only its bound.
+        # ε spent, from the steps that ran; the target is only its bound.
         epsilon = certificate["guarantee"]["epsilon"]
     difference = values.get("difference_to_baseline")
     return {
@@ -152,7 +152,7 @@ def _row(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trained_on_private(directory: pathlib.Path) -> dict[pathlib.Path, dict]:
-    """Certificates of the runs that read private pairs, each once."""
+    """Returns the certificates of the runs that read private pairs, each once."""
     found = {}
     patterns = ("generator_*", "retriever_direct_*", "retriever_original")
     for path in (
@@ -165,7 +165,7 @@ def _trained_on_private(directory: pathlib.Path) -> dict[pathlib.Path, dict]:
 
 
 def _audits(private: pathlib.Path) -> dict[str, Any]:
-    """What the stage `audit` found of each generator that was trained on canaries."""
+    """Reads the audit of each generator that was trained on canaries."""
     found = {}
     for path in sorted(private.glob(f"audit_*/{layout.AUDIT_FILE}")):
         name = path.parent.name.removeprefix("audit_")
@@ -178,7 +178,7 @@ def _audits(private: pathlib.Path) -> dict[str, Any]:
 def _wins_and_losses(
     config: ml_collections.ConfigDict, directory: pathlib.Path, rows: Sequence[Row]
 ) -> dict[str, Any] | None:
-    """The first protected synthetic row against the one that costs nothing."""
+    """Compares the first protected synthetic row with the public-only row."""
     if not config.examples:
         return None
     protected = [
@@ -192,7 +192,7 @@ def _wins_and_losses(
     beir = sources.open_beir(config.data)
     qrels = beir.qrels(config.evaluate.split)
     judged = {document for of_query in qrels.values() for document in of_query}
-    found = report_comparison.wins_and_losses(
+    found = wins_and_losses(
         directory,
         beir.queries(),
         {d.id: d.content for d in beir.documents() if d.id in judged},
@@ -203,14 +203,80 @@ def _wins_and_losses(
     return {**found, "label": protected[0].label, "against_label": public[0].label}
 
 
+def wins_and_losses(
+    directory: pathlib.Path,
+    queries: Mapping[str, str],
+    documents: Mapping[str, str],
+    row: str,
+    against: str,
+    metric: str = "ndcg@10",
+    most: int = 5,
+) -> dict[str, Any]:
+    """Finds the queries on which two systems differ most.
+
+    Args:
+      directory: the output of the stage `evaluate`.
+      queries: id -> text.
+      documents: id -> text, at least of those judged relevant.
+      row: name of a system.
+      against: name of another.
+      metric: the metric compared.
+      most: how many queries each way.
+
+    Returns:
+      "better", "equal", "worse": counts; "wins" and "losses": lists of {query,
+      document, value, other}, the largest difference first.
+    """
+    qrels = evaluation.read_trec_qrels(directory / "qrels.trec")
+    values = [
+        evaluation.evaluate_run(
+            qrels,
+            evaluation.read_trec_run(directory / "runs" / f"{name}.trec"),
+            [metric],
+        ).per_query
+        for name in (row, against)
+    ]
+    differences = sorted(
+        (values[0][query][metric] - values[1][query][metric], query) for query in qrels
+    )
+
+    def shown(found: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:
+        return [
+            {
+                "query": queries[query],
+                "document": documents.get(_best(qrels[query]), ""),
+                "value": values[0][query][metric],
+                "other": values[1][query][metric],
+            }
+            for difference, query in found
+        ]
+
+    wins = [each for each in differences if each[0] > 0]
+    losses = [each for each in differences if each[0] < 0]
+    return {
+        "row": row,
+        "against": against,
+        "metric": metric,
+        "better": len(wins),
+        "equal": len(differences) - len(wins) - len(losses),
+        "worse": len(losses),
+        "wins": shown(wins[::-1][:most]),
+        "losses": shown(losses[:most]),
+    }
+
+
+def _best(judgements: Mapping[str, int]) -> str:
+    return max(judgements, key=lambda name: judgements[name])
+
+
 def _curves(logs: pathlib.Path) -> dict[str, Any]:
     curves = {}
     for path in sorted(logs.glob("*/curve.json")):
         name = path.parent.name
         generator = name.startswith(("generator", "audited"))
         if not generator and not name.startswith("retriever"):
-            continue  # public pretraining tells of its own in `pretraining.json`
-        curves[report_names.run_label(name)] = {
+            continue  # public pretraining is reported in `pretraining.json`
+        curves[run_label(name)] = {
             **json.loads(path.read_text("utf-8")),
             "chart": "Generator: training loss"
             if generator
@@ -238,9 +304,9 @@ def _epsilon_curve(certificate: Mapping[str, Any]) -> dict[str, Any]:
 def _examples(
     config: ml_collections.ConfigDict, sets: Mapping[float, pathlib.Path]
 ) -> list[dict[str, Any]]:
-    """Documents with a held-out query and a synthetic one from every generator."""
+    """Returns documents with a held-out query and one from every generator."""
     pairs = sources.open_beir(config.data).pairs("dev")
-    # Of sets, which may be large, only what can be shown.
+    # Sets may be large: keep only what can be shown.
     synthetic: dict[str, dict[str, list[str]]] = {p.document_id: {} for p in pairs}
     for epsilon, path in sets.items():
         label = f"Synthetic, ε = {epsilon_symbol(epsilon)}"
@@ -266,7 +332,7 @@ def _examples(
 
 
 def results_table(results: Mapping[str, Any]) -> str:
-    """The rows of `results.json` as a Markdown table, as README shows them."""
+    """Formats the rows of `results.json` as a Markdown table."""
     lines = [
         "| row | ε spent | NDCG@10 (95 %) | Recall@10 | over public-only (95 %) |",
         "|---|---|---|---|---|",

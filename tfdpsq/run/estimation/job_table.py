@@ -1,4 +1,4 @@
-"""A job's estimate for people, and for programs."""
+"""A job's estimate as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from tfdpsq.run.core import workdir
 from tfdpsq.run.core.progress import duration
-from tfdpsq.run.estimation.estimate_job_costs import Devices, Part, Rates
+from tfdpsq.run.estimation.costs import Devices, Part, Rates
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a job takes.
+    """The cost of a job.
 
     Attributes:
       parts: of the job.
       rates: of one device.
-      memory: bytes that fine-tuning takes at its peak; `None` if not asked for.
+      memory: bytes of fine-tuning at its peak; `None` if not requested.
       assumed: sentences.
     """
 
@@ -28,7 +28,7 @@ class Estimate:
 
 
 def as_text(found: Estimate, devices: Devices) -> str:
-    """The estimate for people to read."""
+    """Formats the estimate as text."""
     head = f"{'part':16} {'time':>10} {'devices':>8} {'device hours':>13} {'disk':>10}"
     lines = [head + (f" {'price':>10}" if devices.price else "") + "  work"]
     hours = seconds = size = 0.0
@@ -68,7 +68,7 @@ def _line(name, seconds, count, hours, size, devices) -> str:
 
 
 def as_json(found: Estimate, devices: Devices) -> dict[str, Any]:
-    """The estimate as JSON values."""
+    """Returns the estimate as JSON values."""
     parts = []
     for part in found.parts:
         hours = part.device_hours

@@ -1,7 +1,6 @@
-"""What a whole job costs: arithmetic on how much work there is and how fast it goes.
+"""Costs of a whole job: arithmetic on the amount of work and the rates.
 
-Nothing is measured here; rates come from `estimate_job_rates`, from the log of a
-finished run, or from whoever knows another machine.
+Nothing is measured here; rates come from `rates`, or from flags.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from tfdpsq import validation
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """How much there is to do.
+    """The amount of work.
 
     Attributes:
-      generators: how many are fine-tuned, each of which writes a set.
+      generators: number that are fine-tuned, each of which writes a set.
       steps: of one fine-tuning.
       batch: pairs that a step is expected to draw.
       microbatch: pairs differentiated at a time.
       synthetic_documents: that queries are written for.
       samples: queries for each of them.
-      retrievers: how many are trained.
+      retrievers: number that are trained.
       retriever_steps: of each.
       documents: of the corpus, to be encoded, indexed and searched.
       queries: to be searched for.
@@ -55,11 +54,11 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What one device (a machine, a GPU, a TPU core) does in a second; 0 is unknown.
+    """Work of one device (a machine, a GPU, a TPU core) per second; 0 is unknown.
 
     Attributes:
       examples: pairs of fine-tuning, in full microbatches.
-      step: seconds of a step of fine-tuning beside its microbatches: noise, update.
+      step: seconds of a fine-tuning step besides its microbatches: noise, update.
       queries: written.
       retriever_steps: of training a retriever.
       documents: encoded.
@@ -82,12 +81,12 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """What the job may use.
+    """The devices that a job may use.
 
     Attributes:
       replicas: devices that a step is shared by.
       workers: devices that a corpus is shared by.
-      scaling: what share of one device's speed each of several has.
+      scaling: share of one device's speed that each of several reaches.
       price: of one device for an hour, in whatever currency.
     """
 
@@ -104,7 +103,7 @@ class Devices:
         validation.in_range("price", self.price, 0.0, 1e9)
 
     def speed(self, devices: int) -> float:
-        """How many times one device's speed so many have together."""
+        """Returns the speed of several devices together, in that of one."""
         return 1.0 if devices == 1 else devices * self.scaling
 
 
@@ -113,10 +112,10 @@ class Part:
     """One kind of work of the job.
 
     Attributes:
-      name: of it.
-      work: how much, in words.
+      name: of the part.
+      work: the amount, in words.
       seconds: by the clock; `None` if its rate is unknown.
-      devices: that are busy meanwhile.
+      devices: busy meanwhile.
       bytes: that stay on disk.
     """
 
@@ -128,12 +127,12 @@ class Part:
 
     @property
     def device_hours(self) -> float | None:
-        """Hours of all its devices together."""
+        """Returns the hours of all its devices together."""
         return None if self.seconds is None else self.seconds * self.devices / 3600
 
 
 def parts_of(work: Work, rates: Rates, devices: Devices) -> list[Part]:
-    """The job, part by part, one after another.
+    """Returns the parts of a job, which run one after another.
 
     | part            | seconds                                                     |
     |-----------------|-------------------------------------------------------------|
@@ -144,15 +143,10 @@ def parts_of(work: Work, rates: Rates, devices: Devices) -> list[Part]:
     | evaluate        | systems · (documents + queries) / documents a second,       |
     |                 | systems · documents · queries · dimension / products        |
 
-    to each of which comes `start`, for every output. Of a Poisson batch ⌈K / m⌉
-    microbatches are computed, half a one more than B / m on average. Microbatches are
+    each plus `start` for every output. A Poisson batch of K pairs takes ⌈K / m⌉
+    microbatches, on average half a microbatch more than B / m. Microbatches are
     divided by the replicas, corpora by the workers, each times `scaling` where there
-    are several; what a step takes besides is not divided.
-
-    Args:
-      work: how much there is.
-      rates: of one device.
-      devices: what may be used.
+    are several; the rest of a step is not divided.
     """
     together = devices.speed(devices.replicas)
     shared = devices.speed(devices.workers)

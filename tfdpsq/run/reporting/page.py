@@ -1,0 +1,330 @@
+"""Renders a pipeline run's results: `report.html` and `results.json`.
+
+Both are written from one dict, whose values may be numpy scalars and whose
+infinite ε may be a float or "inf". Required:
+
+- `title`, `created`, `command`: str
+- `rows`: list of {name, label, description, private_data: str; epsilon: float, or
+  None when no private query was used; for both METRICS m: m, m_ci: [low, high];
+  difference_to_public_only: {difference, ci, p} or None}
+
+Optional:
+
+- `reference_rows`: {"public_only": row name, "unprotected": row name}; these are
+  "public_only" and "original" by default
+- `curves`: {run: {step, loss: lists; chart, unit: str}}; `chart` names the plot
+  that a run is drawn in, `unit` is "nats per example" by default
+- `epsilon_curves`: {run: {step, epsilon: lists}}, ε spent so far
+- `examples`: list of {document_id, document, original_query: str; synthetic: {run:
+  list of queries}}
+- `certificates`: list of {name, certificate: of `tfdpsq.privacy`}, one for each
+  training run on private queries
+- `similarity`: {run: {bleu, signature, …}}, see `similarity.measure`
+- `audits`: {generator: content of `audit.json`}
+- `wins_and_losses`: see `content.wins_and_losses`; `label`, `against_label` if any
+- `seconds`: {stage: seconds}, `peak_memory_gib`: float
+- `versions`, `fingerprints`: {name: str}, `notes`: list of str
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import numbers
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+
+from tfdpsq.run.core import outputs, releases
+from tfdpsq.run.reporting import certificates_in_words, evidence, plots, wording
+from tfdpsq.run.reporting.wording import MISSING, epsilon_text
+from tfdpsq.validation import InputError
+
+METRICS = ("ndcg@10", "recall@10")
+RESULT_KEYS = ("rows", "seconds", "peak_memory_gib", "fingerprints", "versions")
+ROW_KEYS = ("name", "epsilon", *METRICS, *(f"{m}_ci" for m in METRICS))
+MAX_DOCUMENT_CHARACTERS = 1200
+
+_HOLDS = "private queries and what was measured on them"
+# Colours of the plot of results, by what the row's training saw.
+_PROTECTED, _UNPROTECTED, _NO_PRIVATE_DATA = 0, 1, 2
+
+
+def write_report(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
+    """Writes one HTML file that needs no other file, no network and no script.
+
+    Args:
+      path: the file to write; it appears whole or not at all.
+      report: the dict that the module describes.
+
+    Raises:
+      InputError: a key or a row's value is missing, or a number is NaN.
+    """
+    write_file(path, render("report.html.j2", _view(_checked(report))))
+
+
+def write_results(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
+    """Writes RESULT_KEYS of the report as strict JSON: infinite ε is "inf".
+
+    Args:
+      path: the file to write.
+      report: as for `write_report`. Rows keep ROW_KEYS and their difference to the
+        public-only row.
+
+    Raises:
+      InputError: a key or a row's value is missing, or a number is NaN.
+    """
+    report = _checked(report)
+    results = {key: report.get(key) for key in RESULT_KEYS}
+    results["rows"] = [
+        {key: row.get(key) for key in (*ROW_KEYS, "difference_to_public_only")}
+        for row in report["rows"]
+    ]
+    text = json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False)
+    write_file(path, text + "\n")
+
+
+def write_file(path: str | os.PathLike, text: str) -> None:
+    """Writes a page or its numbers, for its owner's eyes alone."""
+    outputs.write_file(path, text, releases.PRIVATE, _HOLDS)
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """Renders a template of this package; every text in `values` is escaped."""
+    return _environment().get_template(template).render(values)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tfdpsq.run.reporting"),
+        autoescape=True,  # queries and documents may contain markup
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        epsilon=epsilon_text,
+        duration=wording.duration_text,
+        shorten=wording.shorten,
+    )
+    return environment
+
+
+def plain_values(value: Any, where: str = "report") -> Any:
+    """Returns nested dicts, lists and numbers as plain JSON values.
+
+    Infinite numbers become "inf" and "-inf", numpy's numbers Python's. NaN is
+    refused everywhere but in training curves, whose losses can be NaN: there it
+    becomes "nan".
+
+    Raises:
+      InputError: a NaN elsewhere, or a value that JSON cannot represent.
+    """
+    if isinstance(value, Mapping):
+        return {str(k): plain_values(v, f"{where}.{k}") for k, v in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [plain_values(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        value = float(value)
+        if math.isfinite(value):
+            return value
+        if math.isinf(value):
+            return "inf" if value > 0 else "-inf"
+        if where.startswith("report.curves."):
+            return "nan"
+        raise InputError(
+            f"{where} is NaN, which is not a result. Look at the stage that made it."
+        )
+    raise InputError(
+        f"{where} is {value!r} of type {type(value).__name__}; give a number, a "
+        "string, a list or a dict."
+    )
+
+
+def _checked(report: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = plain_values(report)
+    for key in ("title", "created", "command", "rows"):
+        if key not in plain:
+            raise InputError(f"report has no {key!r}; see tfdpsq.run.reporting.page.")
+    for i, row in enumerate(plain["rows"]):
+        for key in ROW_KEYS:
+            if key not in row:
+                raise InputError(
+                    f"report.rows[{i}] ({row.get('name', 'no name')}) has no {key!r}."
+                )
+    return plain
+
+
+def _view(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of `report.html.j2`."""
+    rows = [
+        {
+            **row,
+            "label": row.get("label") or row["name"],
+            "description": row.get("description", ""),
+            "series": _series(row["epsilon"]),
+        }
+        for row in report["rows"]
+    ]
+    named = {row["name"]: row for row in rows}
+    references = report.get("reference_rows", {})
+    public = named.get(references.get("public_only", "public_only"))
+    unprotected = named.get(references.get("unprotected", "original"))
+    protected = [row for row in rows if row["series"] == _PROTECTED]
+    metric = METRICS[0]
+    found = report.get("wins_and_losses")
+    return {
+        "title": report["title"],
+        "created": report["created"],
+        "command": report["command"],
+        "protected": protected,
+        "costs": [_cost(row, unprotected, public) for row in protected],
+        "results": [_result(row) for row in rows],
+        "has_public_only": public is not None,
+        "interval_plot": plots.intervals(
+            rows,
+            metric,
+            f"{metric} on the test queries, with 95 % intervals",
+            None if public is None else public[metric],
+        ),
+        "epsilon_plot": evidence.quality_against_epsilon(rows, metric),
+        "wins_and_losses": found
+        and {"label": found["row"], "against_label": found["against"], **found},
+        "leaks": evidence.leaks(report.get("audits", {})),
+        "guarantee": certificates_in_words.in_words(report.get("certificates", [])),
+        "examples": report.get("examples", []),
+        "max_document_characters": MAX_DOCUMENT_CHARACTERS,
+        "training": _training(
+            report.get("curves", {}), report.get("epsilon_curves", {})
+        ),
+        "similarity": evidence.similarity(report.get("similarity", {})),
+        "peak_memory_gib": report.get("peak_memory_gib"),
+        **_stages(report.get("seconds", {})),
+        "notes": report.get("notes", []),
+        "fingerprints": {
+            f"Fingerprint of the {name}": value
+            for name, value in report.get("fingerprints", {}).items()
+        },
+        "versions": report.get("versions", {}),
+    }
+
+
+def _series(epsilon: float | str | None) -> int:
+    if epsilon is None:
+        return _NO_PRIVATE_DATA
+    return _UNPROTECTED if math.isinf(float(epsilon)) else _PROTECTED
+
+
+def _cost(
+    row: Mapping[str, Any],
+    unprotected: Mapping[str, Any] | None,
+    public: Mapping[str, Any] | None,
+) -> str:
+    """Compares a protected row with its two controls, in words."""
+    metric = METRICS[0]
+    text = f"{row['label']}: {metric} {row[metric]:.4f}"
+    if unprotected is not None:
+        text += f", against {unprotected[metric]:.4f} for training without protection"
+        if unprotected[metric] > 0:
+            text += f" ({row[metric] / unprotected[metric]:.0%} of it)"
+    if public is not None:
+        text += f" and {public[metric]:.4f} for using no private query at all"
+    difference = row.get("difference_to_public_only")
+    if difference:
+        low, high = difference["ci"]
+        if low > 0:
+            verdict = "It is better than using no private query: it has earned its ε"
+        elif high < 0:
+            verdict = "It is worse than using no private query: its ε bought nothing"
+        else:
+            verdict = "It cannot be told from using no private query"
+        text += (
+            f". {verdict} (difference {difference['difference']:+.4f}, "
+            f"95 % interval {low:+.4f} to {high:+.4f})"
+        )
+    return text + "."
+
+
+def _result(row: Mapping[str, Any]) -> list[Any]:
+    """Returns the cells of a row of the table of results."""
+    difference = row.get("difference_to_public_only")
+    over: Any = MISSING
+    if difference:
+        low, high = difference["ci"]
+        over = (
+            f"{difference['difference']:+.4f}",
+            f"{low:+.4f} to {high:+.4f}, p = {difference['p']:.2g}",
+        )
+    return [
+        (row["label"], row["description"]),
+        row.get("private_data", ""),
+        epsilon_text(row["epsilon"]),
+        *(
+            (f"{row[metric]:.4f}", "{:.4f} to {:.4f}".format(*row[f"{metric}_ci"]))
+            for metric in METRICS
+        ),
+        over,
+    ]
+
+
+def _training(curves: Mapping[str, Any], spent: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the plots of losses and of ε, and the runs whose ε is infinite."""
+    charts: dict[str, dict[str, Any]] = {}
+    for run, curve in curves.items():
+        charts.setdefault(curve.get("chart", "Training loss"), {})[run] = curve
+    figures = []
+    for chart, of_chart in charts.items():
+        units = sorted({c.get("unit", "nats per example") for c in of_chart.values()})
+        losses = {
+            run: (c["step"], list(map(float, c["loss"]))) for run, c in of_chart.items()
+        }
+        figures.append(plots.lines(losses, chart, f"loss ({', '.join(units)})"))
+    epsilons = {
+        run: (c["step"], list(map(float, c["epsilon"]))) for run, c in spent.items()
+    }
+    finite = {
+        run: curve
+        for run, curve in epsilons.items()
+        if all(map(math.isfinite, curve[1]))
+    }
+    if finite:
+        figures.append(plots.lines(finite, "ε spent, by step", "ε", accumulates=True))
+    return {
+        "plots": figures,
+        "unprotected": [run for run in spent if run not in finite],
+    }
+
+
+def _stages(seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the duration of each stage, the longest one, and their sum."""
+    if not seconds:
+        return {"stages": []}
+    total = sum(seconds.values())
+    rows: list[list[Any]] = [
+        [
+            (wording.run_label(stage), wording.run_note(stage)),
+            wording.duration_text(taken),
+            f"{taken / total:.1%}" if total else MISSING,
+        ]
+        for stage, taken in seconds.items()
+    ]
+    longest = max(seconds, key=lambda stage: seconds[stage])
+    return {
+        "stages": [*rows, [("All stages", ""), wording.duration_text(total), "100%"]],
+        "total_seconds": total,
+        "longest": {
+            "label": wording.run_label(longest),
+            "seconds": seconds[longest],
+            "share": seconds[longest] / total if total else 0.0,
+        },
+    }
