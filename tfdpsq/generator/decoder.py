@@ -117,7 +117,7 @@ class CachedDecoder:
         """
         prompt = self.model.backbone.soft_prompt
         if prompt is not None:
-            mask = prompt.longer(mask)
+            mask = prompt.extend_mask(mask)
         keys: list[tf.Tensor] = []
         values: list[tf.Tensor] = []
         heads, width = self.heads

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.checkpoints import huggingface
-from tfdpsq.layers import T5Config, build_backbone, encoder_of
+from tfdpsq.layers import T5Backbone, T5Config, encoder_of
 
 
 class T5QueryGenerator(tf.keras.Model):
@@ -22,7 +22,7 @@ class T5QueryGenerator(tf.keras.Model):
 
     Attributes:
       config: the T5 shape.
-      backbone: encoder and decoder; see `layers.build_backbone`.
+      backbone: encoder and decoder; see `layers.T5Backbone`.
       encoder: the encoder alone, sharing its weights; what it returns begins with the
         states of the soft prompt, if there is one.
     """
@@ -38,7 +38,7 @@ class T5QueryGenerator(tf.keras.Model):
 
         Args:
           config: the T5 shape.
-          dtype: "float32" or "mixed_bfloat16"; see `layers.build_backbone`.
+          dtype: "float32" or "mixed_bfloat16"; see `layers.T5Backbone`.
           rematerialize: train in less memory and more time; see there.
           soft_prompt: how many trained vectors stand before every document, P; see
             there. They start at random; see `start_soft_prompt`.
@@ -48,7 +48,7 @@ class T5QueryGenerator(tf.keras.Model):
         """
         super().__init__()
         self.config = config
-        self.backbone = build_backbone(config, dtype, rematerialize, soft_prompt)
+        self.backbone = T5Backbone(config, dtype, rematerialize, soft_prompt)
         self.encoder = encoder_of(self.backbone)
 
     def start_soft_prompt(self, token_ids: Sequence[int]) -> None:

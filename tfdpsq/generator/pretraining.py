@@ -23,7 +23,8 @@ from tfdpsq.data import PROMPT, Document, RowStore, Tokenizer, pseudo_pairs
 from tfdpsq.generator.model import T5QueryGenerator, row_losses_of
 from tfdpsq.generator.passages import document_of, passages
 from tfdpsq.generator.span_corruption import SENTINELS, corrupt_spans
-from tfdpsq.layers import MaskedMeanPooling, kinds_of_rows
+from tfdpsq.layers import MaskedMeanPooling
+from tfdpsq.layers.seeded_dropout import kinds_of_rows
 from tfdpsq.validation import InputError
 
 # Query embeddings [B, D], document embeddings [B, D], document keys [B] to [B] losses.

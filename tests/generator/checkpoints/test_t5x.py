@@ -13,7 +13,7 @@ import pytest
 from tfdpsq import validation
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.generator.checkpoints import t5x
-from tfdpsq.layers import T5Config, build_backbone
+from tfdpsq.layers import T5Backbone, T5Config
 
 _SPEC = importlib.util.spec_from_file_location(
     "t5x_by_hand", pathlib.Path(__file__).with_name("t5x_by_hand.py")
@@ -33,7 +33,7 @@ def config_of(version):
 @pytest.fixture(scope="module")
 def backbones():
     """Models to load into, by version; building one takes longer than its test."""
-    return {version: build_backbone(config_of(version)) for version in ("1.0", "1.1")}
+    return {version: T5Backbone(config_of(version)) for version in ("1.0", "1.1")}
 
 
 # -- Reading ------------------------------------------------------------------------

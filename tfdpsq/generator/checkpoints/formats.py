@@ -19,7 +19,7 @@ from tfdpsq.generator.checkpoints import (
     t5x,
 )
 from tfdpsq.generator.checkpoints.checkpoint import Checkpoint
-from tfdpsq.layers import T5Config, build_backbone, build_encoder
+from tfdpsq.layers import T5Backbone, T5Config, build_encoder
 
 # Each has `matches(path)` and `open_checkpoint(path, encoder_only)`.
 _FORMATS = (huggingface, keras_preset, t5x)
@@ -127,14 +127,14 @@ def load(
       dtype: the policy to compute in, such as "mixed_bfloat16"; weights are float32.
 
     Returns:
-      Its config, and the backbone as `layers.build_backbone` makes it.
+      Its config, and the `T5Backbone`.
 
     Raises:
       InputError: see `open_checkpoint`.
       DataError: see there and `weights.load_into`.
     """
     checkpoint = open_checkpoint(path)
-    backbone = build_backbone(
+    backbone = T5Backbone(
         checkpoint.config, dtype, soft_prompt=checkpoint.soft_prompt_length()
     )
     checkpoint.load_into(backbone)

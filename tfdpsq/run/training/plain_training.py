@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
-from tfdpsq.layers import dropout_seed, seed_of_step
+from tfdpsq.layers.seeded_dropout import dropout_seed, seed_of_step
 from tfdpsq.privacy import workers
 from tfdpsq.run.core import sources
 from tfdpsq.run.core.progress import Progress
