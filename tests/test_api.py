@@ -13,6 +13,19 @@ _PUBLIC = {
         SoftPrompt T5Backbone T5Config T5TransformerLayer apply_lora build_encoder
         dropout_seed encoder_of train_only
     """,
+    "generator": """
+        SamplingConfig SynthesisConfig Synthesizer T5QueryGenerator encode_pairs
+        synthesize
+    """,
+    "retriever": """
+        METHODS DocumentIndex Embedder GroupLosses LogitTerms NaiveLosses
+        PublicNegatives RetrieverConfig ScannBruteForce ScannTree SearchModel
+        StoredPairs TwoTower as_run cached_gradients collate encode_documents
+        encode_negatives encode_pairs encode_texts in_batch_losses load
+        logit_dp_is_vacuous_above logit_dp_sensitivity_multiplier make_batches
+        microbatch_sensitivity_multiplier naive_sensitivity_multiplier
+        public_negatives_sensitivity_multiplier save search store_pairs with_vectors
+    """,
 }
 
 

@@ -92,7 +92,7 @@ def _steps(options, names):
             plan, 1e-3, "adam", engine="fast" if name == "plain" else name
         )
         step = privacy.make_logical_step(
-            lambda part: model.row_losses(part, training=True),
+            lambda part: model.per_example_losses(part, training=True),
             model.trainable_variables,
             optimizer,
             options.batch,

@@ -112,7 +112,7 @@ def _measured(case, options):
     plan = privacy.PrivacyPlan(spec, rows, 1.0 if spec.private else 0.0)
     optimizer = privacy.make_optimizer(plan, 1e-3, "adam", engine=config.engine)
     step = privacy.make_logical_step(
-        lambda part: model.row_losses(part, training=True),
+        lambda part: model.per_example_losses(part, training=True),
         model.trainable_variables,
         optimizer,
         config.microbatch_size,

@@ -12,19 +12,19 @@ from tfdpsq.retriever import (
     TwoTower,
     collate,
     encode_pairs,
-    encoder_fingerprint,
-    go_on_from,
     load,
     make_batches,
     save,
-    start_from,
 )
 from tfdpsq.retriever.model import ordered_weights
+from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.validation import DataError, InputError
+
+LENGTHS = {"query_length": 6, "document_length": 12}
 
 
 def _batch(make_rows, tokenizer, n=6, weights=None, seed=0):
-    arrays = encode_pairs(make_rows(n, seed), tokenizer, 6, 12)
+    arrays = encode_pairs(make_rows(n, seed), tokenizer, **LENGTHS)
     batch = collate(arrays, np.arange(n), weights)
     return {name: tf.constant(array) for name, array in batch.items()}
 
@@ -81,7 +81,7 @@ def test_row_losses_equal_float64_arithmetic_on_the_embeddings(
     d = model.encode_documents(batch["document_ids"], batch["document_lengths"])
     scores = 7.0 * q.numpy().astype(np.float64) @ d.numpy().astype(np.float64).T
     expected = np.log(np.exp(scores).sum(axis=1)) - np.diag(scores)
-    got = model.row_losses(batch)
+    got = model.per_example_losses(batch)
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-5)
     assert float(model.compute_loss(batch)) == pytest.approx(expected.mean(), rel=1e-5)
 
@@ -90,7 +90,7 @@ def test_both_directions_equal_float64_arithmetic(make_model, make_rows, tokeniz
     model = make_model(scale=7.0, bidirectional=True)
     rows = make_rows(6)
     rows[4] = dataclasses.replace(rows[4], document=rows[1].document)
-    arrays = encode_pairs(rows, tokenizer, 6, 12)
+    arrays = encode_pairs(rows, tokenizer, **LENGTHS)
     # Row 2's query is answered by row 5's document as well.
     arrays["positive_keys"][2, 0] = arrays["document_key"][5]
     weights = np.array([1, 1, 1, 0, 1, 1], np.float32)
@@ -106,9 +106,9 @@ def test_both_directions_equal_float64_arithmetic(make_model, make_rows, tokeniz
     for i in (0, 1, 2, 4, 5):
         forward = np.log(shares[i].sum()) - scores[i, i]
         backward = np.log(shares[:, i].sum()) - scores[i, i]
-        got = float(model.row_losses(batch)[i])
+        got = float(model.per_example_losses(batch)[i])
         assert got == pytest.approx((forward + backward) / 2, rel=1e-5)
-    assert float(model.row_losses(batch)[3]) == 0
+    assert float(model.per_example_losses(batch)[3]) == 0
 
 
 def test_a_learned_scale_is_trained_and_saved(
@@ -118,7 +118,7 @@ def test_a_learned_scale_is_trained_and_saved(
     batch = _batch(make_rows, tokenizer)
     fixed = make_model(scale=5.0)
     np.testing.assert_allclose(
-        model.row_losses(batch), fixed.row_losses(batch), rtol=1e-6
+        model.per_example_losses(batch), fixed.per_example_losses(batch), rtol=1e-6
     )
     assert len(model.trainable_variables) == len(fixed.trainable_variables) + 1
     model.compile(tf.keras.optimizers.Adam(3e-2))
@@ -129,7 +129,9 @@ def test_a_learned_scale_is_trained_and_saved(
     save(model, tmp_path / "learned")
     loaded = load(tmp_path / "learned")
     assert float(loaded.scaled.log_scale) == weight
-    np.testing.assert_allclose(loaded.row_losses(batch), model.row_losses(batch))
+    np.testing.assert_allclose(
+        loaded.per_example_losses(batch), model.per_example_losses(batch)
+    )
 
 
 def test_the_first_token_stands_for_its_text(make_model):
@@ -155,8 +157,8 @@ def test_loss_is_the_mean_over_real_rows(model, make_rows, tokenizer):
     padded = _batch(make_rows, tokenizer, weights=weights)
     plain = {name: value[:4] for name, value in padded.items()}
     # Each row's own loss, and the mean over 4, not over 6.
-    losses = model.row_losses(padded)
-    np.testing.assert_allclose(losses[:4], model.row_losses(plain), atol=1e-5)
+    losses = model.per_example_losses(padded)
+    np.testing.assert_allclose(losses[:4], model.per_example_losses(plain), atol=1e-5)
     assert not np.any(losses[4:])
     assert float(model.compute_loss(padded)) == pytest.approx(
         float(tf.reduce_mean(losses[:4])), rel=1e-6
@@ -167,7 +169,7 @@ def test_gradients_per_row_add_up_and_skip_padding(model, make_rows, tokenizer):
     weights = np.array([1, 1, 1, 0], np.float32)
     batch = _batch(make_rows, tokenizer, n=4, weights=weights)
     with tf.GradientTape(persistent=True) as tape:
-        losses = model.row_losses(batch)
+        losses = model.per_example_losses(batch)
         rows = [losses[i] for i in range(4)]
         total = tf.reduce_sum(losses)
     variables = model.trainable_variables
@@ -208,7 +210,7 @@ def test_both_towers_start_from_an_encoder(make_model, make_config, shared, vers
     model = make_model(t5=t5, shared=shared)
     towers = [model.query_tower, model.document_tower]
     kernels = [tower.get_layer("projection").kernel.numpy() for tower in towers]
-    start_from(model, encoder)
+    model.load_encoder_weights_from(encoder)
     for tower in towers:
         # One projection for both: two rotations would make every cosine noise.
         np.testing.assert_array_equal(tower.get_layer("projection").kernel, kernels[0])
@@ -229,7 +231,7 @@ def test_as_wide_as_the_encoder_every_cosine_is_kept(
     tf.keras.utils.set_random_seed(9)
     encoder = build_encoder(make_config().t5)
     model = make_model(embedding_dim=embedding_dim, shared=False)
-    start_from(model, encoder)
+    model.load_encoder_weights_from(encoder)
     lengths = [3, 8, 1, 5]
     ids = _ids(lengths, 8)
     pooled = []
@@ -270,7 +272,7 @@ def test_an_encoder_of_another_shape_is_refused(make_model, make_config, changes
     before = model.get_weights()
     encoder = build_encoder(dataclasses.replace(make_config().t5, **changes))
     with pytest.raises(InputError, match="encoder's weights have shapes.*T5Config"):
-        start_from(model, encoder)
+        model.load_encoder_weights_from(encoder)
     for one, other in zip(before, model.get_weights()):
         np.testing.assert_array_equal(one, other)
 
@@ -281,7 +283,7 @@ def test_an_encoder_of_another_shape_is_refused(make_model, make_config, changes
 def test_fit_learns_pairs_by_heart(make_model, make_rows, tokenizer, jit_compile):
     model = make_model()
     model.compile(tf.keras.optimizers.Adam(3e-3), jit_compile=jit_compile)
-    batches = make_batches(make_rows(16), tokenizer, 8, 6, 12, seed=0)
+    batches = make_batches(make_rows(16), tokenizer, 8, **LENGTHS, seed=0)
     data = tf.data.Dataset.from_tensors(next(batches)).repeat()
     history = model.fit(data, steps_per_epoch=20, epochs=2, verbose=0)
     # Chance is log 8 = 2.08 nats.
@@ -292,8 +294,8 @@ def test_dropout_is_on_in_training_only(make_model, make_config, make_rows, toke
     t5 = dataclasses.replace(make_config().t5, dropout=0.5)
     model = make_model(t5=t5)
     batch = _batch(make_rows, tokenizer)
-    still = [model.row_losses(batch).numpy() for _ in range(2)]
-    noisy = [model.row_losses(batch, training=True).numpy() for _ in range(2)]
+    still = [model.per_example_losses(batch).numpy() for _ in range(2)]
+    noisy = [model.per_example_losses(batch, training=True).numpy() for _ in range(2)]
     np.testing.assert_array_equal(*still)
     assert np.abs(noisy[0] - noisy[1]).max() > 1e-3
 
@@ -361,8 +363,81 @@ def test_bad_settings_are_named(make_config, field, value):
         make_config(**{field: value})
 
 
-def test_model_is_a_tfrs_model(make_config):
-    assert issubclass(TwoTower, tfrs.models.Model)
+def test_a_step_of_fit_is_one_of_tfrs_retrieval(make_model, make_rows, tokenizer):
+    """TFRS sums over rows, we average; scale is one over its temperature."""
+    model, batch = make_model(scale=7.0), _batch(make_rows, tokenizer)
+    assert isinstance(model, tfrs.models.Model)
+    task = tfrs.tasks.Retrieval(temperature=model.config.temperature)
+    with tf.GradientTape() as tape:
+        q = model.encode_queries(batch["query_ids"], batch["query_lengths"])
+        d = model.encode_documents(batch["document_ids"], batch["document_lengths"])
+        theirs = task(q, d) / 6
+    gradients = tape.gradient(theirs, model.trainable_variables)
+    expected = [v - 0.1 * g for v, g in zip(model.trainable_variables, gradients)]
+    scores = 7.0 * q.numpy().astype(np.float64) @ d.numpy().astype(np.float64).T
+    oracle = np.mean(np.log(np.exp(scores).sum(axis=1)) - np.diag(scores))
+    model.compile(tf.keras.optimizers.SGD(0.1))
+    history = model.fit(tf.data.Dataset.from_tensors(batch), verbose=0).history
+    assert history["loss"] == [pytest.approx(oracle, rel=1e-5)]
+    assert float(theirs) == pytest.approx(oracle, rel=1e-5)
+    for variable, value in zip(model.trainable_variables, expected):
+        np.testing.assert_allclose(variable, value, rtol=1e-4, atol=1e-5)
+
+
+def test_evaluate_updates_tfrs_metrics_over_the_corpus(
+    make_model, make_config, make_rows, tokenizer
+):
+    batch = _batch(make_rows, tokenizer)
+    found = make_model().predict(tf.data.Dataset.from_tensors(batch), verbose=0)
+    corpus = tf.data.Dataset.from_tensor_slices(found["documents"]).batch(4)
+    metric = tfrs.metrics.FactorizedTopK(candidates=corpus, ks=(1, 3))
+    tf.keras.utils.set_random_seed(0)
+    model = TwoTower(make_config(), metrics=[metric])
+    model.compile(tf.keras.optimizers.SGD(0.0), run_eagerly=True)
+    data = tf.data.Dataset.from_tensors({**batch, "weights": [1.0] * 5 + [0.0]})
+    model.fit(data, verbose=0)
+    assert not any(float(m.result()) for m in metric.metrics)  # too slow for a step
+    result = model.evaluate(data, verbose=0, return_dict=True)
+    scores = found["queries"].astype(np.float64) @ found["documents"].T
+    ranks = (scores > np.diag(scores)[:, np.newaxis]).sum(axis=1)[:5]
+    for k in (1, 3):
+        name = f"factorized_top_k/top_{k}_categorical_accuracy"
+        assert result[name] == pytest.approx((ranks < k).mean())
+    assert 0 < (ranks < 3).mean() < 1
+
+
+def test_a_keras_file_holds_the_whole_retriever(make_model, tmp_path):
+    model = make_model(shared=False, learned_scale=True, pooling="first")
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded) is TwoTower and loaded.config == model.config
+    ids, lengths = _ids([5, 2], 5), tf.constant([5, 2])
+    for name in ("encode_queries", "encode_documents"):
+        np.testing.assert_array_equal(
+            getattr(loaded, name)(ids, lengths), getattr(model, name)(ids, lengths)
+        )
+    assert float(loaded.scaled.log_scale) == float(model.scaled.log_scale)
+
+
+@pytest.mark.slow
+def test_fit_on_two_replicas_is_fit_on_one(
+    make_config, make_rows, tokenizer, logical_cpus
+):
+    batch = _batch(make_rows, tokenizer, weights=[1, 1, 1, 1, 0, 1])
+    trained = []
+    for strategy in (
+        tf.distribute.get_strategy(),
+        tf.distribute.MirroredStrategy(logical_cpus[:2]),
+    ):
+        with strategy.scope():
+            tf.keras.utils.set_random_seed(0)
+            model = TwoTower(make_config())
+            model.compile(tf.keras.optimizers.SGD(0.1))
+        data = tf.data.Dataset.from_tensor_slices(batch).batch(6, drop_remainder=True)
+        model.fit(data, verbose=0)
+        trained.append([value.numpy() for value in model.trainable_variables])
+    for one, two in zip(*trained):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_frozen_changes_no_weights_place(make_model):
@@ -379,7 +454,7 @@ def test_what_is_frozen_changes_no_weights_place(make_model):
     assert [id(w) for w in ordered] != [id(w) for w in after]
     prints = {encoder_fingerprint(model, "v") for model in (trained, frozen)}
     assert len(prints) == 1
-    go_on_from(start, frozen)
+    start.load_weights_from(frozen)
     for side in ("query_tower", "document_tower"):
         for one, other in zip(
             ordered_weights(getattr(start, side)),

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.data import PROMPT, Document, RowStore, Tokenizer, pseudo_pairs
-from tfdpsq.generator.model import T5QueryGenerator, row_losses_of
+from tfdpsq.generator.model import T5QueryGenerator, losses_from_logits
 from tfdpsq.generator.passages import document_of, passages
 from tfdpsq.generator.span_corruption import SENTINELS, corrupt_spans
 from tfdpsq.layers import MaskedMeanPooling
@@ -234,7 +234,7 @@ def pretraining_losses(
     # In a share of a batch, too, the pseudo-queries come first.
     with kinds_of_rows((pairs, rows - pairs)):
         states = model.states(batch, training)
-    losses = row_losses_of(model.head(states["decoder_sequence_output"]), batch)
+    losses = losses_from_logits(model.head(states["decoder_sequence_output"]), batch)
     queries = _embed(
         model, batch["query_ids"][:pairs], batch["query_lengths"][:pairs], training
     )
@@ -286,8 +286,8 @@ class Watcher:
                 "document_lengths": wrong_lengths,
             }
             return {
-                "own": row_losses_of(logits, batch),
-                "wrong": model.row_losses(wrong),
+                "own": losses_from_logits(logits, batch),
+                "wrong": model.per_example_losses(wrong),
                 "queries": _embed(model, batch["query_ids"], batch["query_lengths"]),
                 "documents": _pooled(encoded, lengths),
                 "token_sum": tf.reduce_sum(tokens, 0, keepdims=True),

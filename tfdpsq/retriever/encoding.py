@@ -201,7 +201,7 @@ def with_vectors(
     Raises:
       InputError: the document tower is trained, or is the query tower.
     """
-    require_staying(model)
+    require_frozen_documents(model)
     found = dict(arrays)
     places: dict[int, int] = {}
     vectors = [np.empty([0, model.config.embedding_dim], np.float32)]
@@ -237,13 +237,13 @@ def with_vectors(
     return found
 
 
-def require_staying(model: TwoTower) -> None:
+def require_frozen_documents(model: TwoTower) -> None:
     """Refuses to embed documents once for a tower that will embed them otherwise.
 
     Raises:
       InputError: the document tower is trained, or is the query tower.
     """
-    if not model.documents_stay:
+    if not model.documents_frozen:
         raise InputError(
             f"the document tower has {len(model.document_tower.trainable_weights)} "
             "trainable weights: what it makes of a document does not stay. Train the "

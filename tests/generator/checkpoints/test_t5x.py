@@ -42,7 +42,7 @@ def backbones():
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_a_checkpoint_is_the_network_that_t5x_trained(tmp_path, version):
     arrays = random_arrays(version)
-    model = T5QueryGenerator.load(write_checkpoint(tmp_path / "t5x", arrays))
+    model = T5QueryGenerator.from_preset(write_checkpoint(tmp_path / "t5x", arrays))
     random = np.random.default_rng(1)
     document, query = random.integers(3, VOCABULARY, 30), np.array([9, 4, 33, 1])
     logits = model(

@@ -82,7 +82,7 @@ def training(
     )
     step = tf.function(
         privacy.make_logical_step(
-            lambda part: model.row_losses(part, training=True),
+            lambda part: model.per_example_losses(part, training=True),
             model.trainable_variables,
             optimizer,
             size,

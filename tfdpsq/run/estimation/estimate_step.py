@@ -125,7 +125,7 @@ def trace(config: ml_collections.ConfigDict, shape: T5Config) -> Traced:
             plan, config.learning_rate, config.optimizer, config.engine
         )
         step = privacy.make_logical_step(
-            lambda part: model.row_losses(part, training=True),
+            lambda part: model.per_example_losses(part, training=True),
             model.trainable_variables,
             optimizer,
             size,
