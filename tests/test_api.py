@@ -42,7 +42,8 @@ def _examples():
             thing = getattr(_package(package), name)
             if not callable(thing):
                 continue
-            names = vars(importlib.import_module(thing.__module__))
+            own = vars(importlib.import_module(thing.__module__))
+            names = {**vars(_package("layers")), **own}
             found += [
                 pytest.param(test, id=f"{package}.{test.name}")
                 for test in finder.find(thing, name, globs=dict(names))

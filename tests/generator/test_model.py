@@ -48,7 +48,7 @@ def model(request):
     return T5QueryGenerator(_SHAPES[request.param])
 
 
-def test_row_losses_are_each_rows_own_mean_over_real_tokens(model):
+def test_losses_are_each_rows_own_mean_over_real_tokens(model):
     batch = _batch()
     logits = model(batch).numpy().astype(np.float64)
     expected = []

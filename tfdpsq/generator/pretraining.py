@@ -7,7 +7,7 @@ that a pseudo-query is from among all of the batch.
 
 A tiny T5 can lower these losses while its encoder maps everything to one point or its
 decoder never looks at the document. So the cosines between tokens and between
-documents are watched, and how much better a held-out pseudo-query is told by its own
+documents are watched, and how much better a held-out pseudo-query is predicted by its
 document than by another one.
 """
 
@@ -36,7 +36,7 @@ _pool = MaskedMeanPooling()
 
 
 def is_held_out(document_id: str, one_in: int = 50) -> bool:
-    """Whether a document is kept for watching: one in so many, by its id's hash."""
+    """Returns whether a document is held out: one in so many, by its id's hash."""
     return _key(document_id) % one_in == 0
 
 
@@ -338,7 +338,7 @@ def _key(text: str) -> int:
 
 
 def _mean_cosine(total: np.ndarray, count: int) -> float:
-    """Of all pairs of different unit vectors, from their sum."""
+    """Averages over all pairs of different unit vectors, from their sum."""
     return float((total @ total - count) / (count * (count - 1)))
 
 

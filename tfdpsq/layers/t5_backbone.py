@@ -146,7 +146,9 @@ class T5Backbone(tf.keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects=None) -> T5Backbone:
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> T5Backbone:
         """Makes the model that `get_config` described."""
         del custom_objects  # all layers are built from the shape
         return cls(**{**config, "config": T5Config(**config["config"])})

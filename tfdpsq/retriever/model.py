@@ -9,7 +9,6 @@ log(1 + (B − 1)·e^-2), 4.94 nats at batch 1024, however good the model.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,10 +23,11 @@ from tfdpsq.layers import (
     FirstTokenPooling,
     MaskedMeanPooling,
     Scale,
-    T5Config,
     build_encoder,
 )
+from tfdpsq.retriever.config import RetrieverConfig
 from tfdpsq.retriever.losses import Embeddings, batch_losses, everywhere
+from tfdpsq.retriever.weights import ordered_weights
 
 _CONFIG = "config.json"
 _WEIGHTS = "weights"
@@ -35,77 +35,6 @@ _WEIGHTS = "weights"
 Batch = Mapping[str, tf.Tensor]
 
 _POOLINGS: dict[str, Any] = {"mean": MaskedMeanPooling, "first": FirstTokenPooling}
-
-
-@dataclasses.dataclass(frozen=True)
-class RetrieverConfig:
-    """Configuration of a two-tower retriever.
-
-    Example:
-      >>> t5 = T5Config(60, 1, 2, 16, 24, 8)
-      >>> config = RetrieverConfig(
-      ...     t5, embedding_dim=12, scale=20.0, query_length=8, document_length=32
-      ... )
-      >>> config.temperature
-      0.05
-
-    Attributes:
-      t5: shape of the encoder.
-      embedding_dim: width D of an embedding.
-      scale: factor of the cosine, 1/temperature; t5x_retrieval uses 100,
-        sentence-transformers 20, the paper none (1). A learned scale starts with it.
-      query_length: tokens of a query, EOS included.
-      document_length: tokens of a document, EOS included.
-      shared: one encoder and projection for both towers, or one each.
-      pooling: "mean" over real tokens, or the "first" token.
-      learned_scale: whether the scale is trained.
-      bidirectional: whether training also scores queries for each document.
-
-    Raises:
-      InputError: a size below one, a scale that is not above zero, or an unknown
-        pooling.
-    """
-
-    t5: T5Config
-    embedding_dim: int
-    scale: float
-    query_length: int
-    document_length: int
-    shared: bool = True
-    pooling: str = "mean"
-    learned_scale: bool = False
-    bidirectional: bool = False
-
-    def __post_init__(self):
-        """Checks every value."""
-        for field in ("embedding_dim", "query_length", "document_length"):
-            validation.positive_integer(field, getattr(self, field))
-        validation.positive("scale", self.scale)
-        for field in ("shared", "learned_scale", "bidirectional"):
-            validation.one_of(field, getattr(self, field), (True, False))
-        validation.one_of("pooling", self.pooling, tuple(_POOLINGS))
-
-    @property
-    def temperature(self) -> float:
-        """The softmax temperature, 1/scale, as `tfrs.tasks.Retrieval` takes it."""
-        return 1.0 / self.scale
-
-    def to_json(self) -> str:
-        """Returns the config as a JSON object."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, indent=2)
-
-    @classmethod
-    def from_json(cls, text: str) -> RetrieverConfig:
-        """Makes the config that `to_json` wrote."""
-        fields = json.loads(text)
-        # Tells `privacy.read_certificate` that there is a certificate to check.
-        fields.pop("certificate_digest", None)
-        return cls.from_dict(fields)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> RetrieverConfig:
-        """Makes the config that `dataclasses.asdict` described."""
-        return cls(**{**fields, "t5": T5Config(**fields["t5"])})
 
 
 @tf.keras.utils.register_keras_serializable("tfdpsq")
@@ -160,10 +89,10 @@ class TwoTower(tfrs.models.Model):
         Args:
           config: shape, scale, lengths.
           metrics: TFRS's metrics over a corpus, such as `tfrs.metrics.FactorizedTopK`
-            (a hit rate, not Recall@k), for `evaluate` and validation in `fit`. They
-            rank the corpus embeddings that they were made with, which training leaves
-            as they are: make them again, and assign `factorized_metrics`, to follow
-            the weights. They are not saved.
+            (a hit rate, not Recall@k), for `evaluate` and validation in `fit`. Their
+            candidates are batches of (document_key, embedding), keys as made by
+            `encode_documents`. Training does not change them: to follow the weights,
+            assign new `factorized_metrics`. They are not saved.
           **kwargs: `name` and `trainable`, as for `tf.keras.Model`.
         """
         super().__init__(**{"name": "two_tower", **kwargs})
@@ -288,6 +217,8 @@ class TwoTower(tfrs.models.Model):
                 metric.update_state(
                     embeddings.queries,
                     embeddings.documents,
+                    # Without ids TFRS compares scores, which rounding can reorder.
+                    true_candidate_ids=inputs["document_key"],
                     sample_weight=inputs["weights"],
                 )
         real = tf.cast(everywhere(inputs["weights"]) > 0, tf.float32)
@@ -296,8 +227,7 @@ class TwoTower(tfrs.models.Model):
     def load_encoder_weights_from(self, encoder: tf.keras.Model) -> None:
         """Copies an encoder's weights into both towers, which get one projection.
 
-        With a projection each, the towers would start as two unrelated rotations, and
-        a cosine between them would be noise.
+        With two projections, cosines between the towers would start as noise.
 
         Args:
           encoder: a model made by `layers.build_encoder`, of the same shape.
@@ -327,8 +257,7 @@ class TwoTower(tfrs.models.Model):
     def load_weights_from(self, trained: TwoTower) -> None:
         """Copies another retriever's weights: both towers, projections included.
 
-        Scale, lengths and direction belong to training and may differ; a learned scale
-        keeps this model's own value.
+        Scale, lengths and direction may differ; a learned scale keeps its own value.
 
         Args:
           trained: a retriever with the same T5, embedding_dim, pooling and towers.
@@ -366,19 +295,6 @@ class TwoTower(tfrs.models.Model):
         """Makes the model that `get_config` described."""
         del custom_objects  # all layers are built from the shape
         return cls(**{**config, "config": RetrieverConfig.from_dict(config["config"])})
-
-
-def ordered_weights(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
-    """Lists all weights layer by layer, by name in each, also if some are frozen.
-
-    Keras's own `weights` lists the frozen ones last.
-    """
-    found: dict[int, tf.Variable] = {}
-    for part in layer._flatten_layers():
-        own = part._trainable_weights + part._non_trainable_weights
-        for weight in sorted(own, key=lambda weight: weight.name.split("/")[-1]):
-            found.setdefault(id(weight), weight)
-    return list(found.values())
 
 
 def save(model: TwoTower, path: str | os.PathLike) -> None:

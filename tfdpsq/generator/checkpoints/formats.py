@@ -1,4 +1,4 @@
-"""Any T5 checkpoint to a model: finds out the format by what lies there."""
+"""Loads any T5 checkpoint: detects the format by the files in a directory."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _VOCABULARIES = (VOCABULARY_FILE, keras_preset.VOCABULARY_FILE)
 
 
 def locate(path: str | os.PathLike) -> pathlib.Path:
-    """The directory of a checkpoint, downloaded if it is a preset's name.
+    """Returns a checkpoint's directory, downloaded if it is a preset's name.
 
     Args:
       path: see `open_checkpoint`.
 
     Raises:
-      InputError: there is no such directory, or the preset cannot be downloaded.
+      InputError: the directory does not exist, or the preset cannot be downloaded.
     """
     text = os.fspath(path)
     if not os.path.exists(text):
@@ -50,7 +50,7 @@ def locate(path: str | os.PathLike) -> pathlib.Path:
 
 
 def vocabulary_in(directory: str | os.PathLike) -> pathlib.Path | None:
-    """The SentencePiece model that lies with a checkpoint's weights, if one does.
+    """Finds the SentencePiece model stored with a checkpoint's weights, if any.
 
     Args:
       directory: of any format.
