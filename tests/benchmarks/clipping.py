@@ -94,7 +94,7 @@ def _steps(options, names):
             plan, 1e-3, "adam", "fast" if name in ("plain", "secure") else name
         )
         step = privacy.make_logical_step(
-            lambda part: model.row_losses(part, training=True),
+            lambda part: model.per_example_losses(part, training=True),
             model.trainable_variables,
             optimizer,
             options.batch,

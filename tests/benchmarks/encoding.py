@@ -115,7 +115,7 @@ def main():
     ours = retriever.TwoTower(
         retriever.RetrieverConfig(config, 192, 20.0, 24, options.length)
     )
-    retriever.start_from(ours, encoder)
+    ours.load_encoder_weights_from(encoder)
     projection = torch.from_numpy(
         ours.document_tower.get_layer("projection").get_weights()[0]
     )

@@ -91,7 +91,7 @@ def _training(options, dtype):
     )
     step = tf.function(
         privacy.make_logical_step(
-            lambda part: model.row_losses(part, training=True),
+            lambda part: model.per_example_losses(part, training=True),
             model.trainable_variables,
             optimizer,
             rows,
@@ -124,11 +124,13 @@ def _ours(options, dtype):
     import tensorflow as tf
 
     from tfdpsq import generator
+    from tfdpsq.generator import decoding
+    from tfdpsq.generator.decoder import CachedDecoder
 
     idle = _peak_mib()
     model = _model(options, dtype)
-    decoder = generator.CachedDecoder(model, options.new)
-    mask = generator.decodable_logits_mask(
+    decoder = CachedDecoder(model, options.new)
+    mask = decoding.decodable_logits_mask(
         options.vocabulary, options.vocabulary - 128, (0, 2)
     )
     sampling = generator.SamplingConfig(top_p=options.top_p)
@@ -137,7 +139,7 @@ def _ours(options, dtype):
 
     @tf.function(jit_compile=options.jit)
     def write(uniforms):
-        return generator.generate(
+        return decoding.generate(
             model,
             ids,
             lengths,

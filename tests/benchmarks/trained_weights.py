@@ -72,9 +72,14 @@ def _held_out(generator, data, config):
     pairs = sources.open_beir(data).pairs("dev")
     count = min(HELD_OUT, len(pairs))
     pairs = [pairs[i] for i in np.linspace(0, len(pairs) - 1, count).astype(int)]
-    rows = encode_pairs(pairs, tokenizer, config.document_length, config.query_length)
+    rows = encode_pairs(
+        pairs,
+        tokenizer,
+        query_length=config.query_length,
+        document_length=config.document_length,
+    )
     rows["document_key"] = np.arange(count)
-    found = Watcher(T5QueryGenerator.load(generator), rows)()
+    found = Watcher(T5QueryGenerator.from_preset(generator), rows)()
     return {name: round(found[name], 4) for name in ("own_loss", "gap")}
 
 

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.generator import (
-    CachedDecoder,
-    SamplingConfig,
-    T5QueryGenerator,
-    decodable_logits_mask,
-    generate,
-)
-from tfdpsq.generator.decoder import written
+from tfdpsq.generator import SamplingConfig, T5QueryGenerator
+from tfdpsq.generator.decoder import CachedDecoder, written
+from tfdpsq.generator.decoding import decodable_logits_mask, generate
 from tfdpsq.layers import T5Config, apply_lora
 
 _V, _EOS = 60, 1

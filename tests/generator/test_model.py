@@ -48,7 +48,7 @@ def model(request):
     return T5QueryGenerator(_SHAPES[request.param])
 
 
-def test_row_losses_are_each_rows_own_mean_over_real_tokens(model):
+def test_losses_are_each_rows_own_mean_over_real_tokens(model):
     batch = _batch()
     logits = model(batch).numpy().astype(np.float64)
     expected = []
@@ -60,7 +60,7 @@ def test_row_losses_are_each_rows_own_mean_over_real_tokens(model):
             log_sum = row.max() + np.log(np.exp(row - row.max()).sum())
             total += log_sum - row[int(batch["query_ids"][i, t])]
         expected.append(total / length)
-    np.testing.assert_allclose(model.row_losses(batch), expected, rtol=1e-5)
+    np.testing.assert_allclose(model.per_example_losses(batch), expected, rtol=1e-5)
 
 
 def test_a_rows_loss_depends_on_that_row_alone(model):
@@ -70,7 +70,9 @@ def test_a_rows_loss_depends_on_that_row_alone(model):
         for name, value in batch.items()
     }
     np.testing.assert_allclose(
-        model.row_losses(mixed)[0], model.row_losses(batch)[0], rtol=1e-5
+        model.per_example_losses(mixed)[0],
+        model.per_example_losses(batch)[0],
+        rtol=1e-5,
     )
 
 
@@ -85,7 +87,7 @@ def test_padding_changes_no_loss(model):
         tf.range(15)[None] >= batch["document_lengths"][:, None], tf.int32
     )
     np.testing.assert_allclose(
-        model.row_losses(wider), model.row_losses(batch), rtol=1e-5
+        model.per_example_losses(wider), model.per_example_losses(batch), rtol=1e-5
     )
 
 
@@ -124,16 +126,18 @@ def test_the_embedding_starts_around_zero_with_deviation_one(model):
 
 
 def test_saved_and_loaded_models_are_equal(model, tmp_path):
-    model.save(tmp_path)
-    loaded = T5QueryGenerator.load(tmp_path)
+    model.save_to_preset(tmp_path)
+    loaded = T5QueryGenerator.from_preset(tmp_path)
     assert loaded.config == model.config
     batch = _batch()
     np.testing.assert_array_equal(loaded(batch), model(batch))
 
 
 def test_a_loaded_model_computes_as_asked(model, tmp_path):
-    model.save(tmp_path)
-    loaded = T5QueryGenerator.load(tmp_path, "mixed_bfloat16", rematerialize=True)
+    model.save_to_preset(tmp_path)
+    loaded = T5QueryGenerator.from_preset(
+        tmp_path, "mixed_bfloat16", rematerialize=True
+    )
 
     layer = loaded.backbone.decoder_transformer_layers[1]
     assert layer.compute_dtype == "bfloat16" and layer.rematerialize
@@ -141,11 +145,26 @@ def test_a_loaded_model_computes_as_asked(model, tmp_path):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
+def test_a_keras_file_holds_the_whole_model(tmp_path):
+    tf.keras.utils.set_random_seed(4)
+    model = T5QueryGenerator(_SHAPES["1.1"], soft_prompt=2, name="writer")
+    model.save(tmp_path / "model.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded) is T5QueryGenerator and loaded.name == "writer"
+    assert loaded.config == model.config and loaded.backbone.soft_prompt.length == 2
+    np.testing.assert_array_equal(loaded(_batch()), model(_batch()))
+    low = T5QueryGenerator(_SHAPES["1.0"], "mixed_bfloat16", rematerialize=True)
+    copy = T5QueryGenerator.from_config(low.get_config())
+    assert copy.get_config() == low.get_config()
+    layer = copy.backbone.encoder_transformer_layers[0]
+    assert layer.compute_dtype == "bfloat16" and layer.rematerialize
+
+
 def test_loading_from_nowhere_says_what_is_missing(tmp_path):
     with pytest.raises(InputError, match="holds no T5 checkpoint"):
-        T5QueryGenerator.load(tmp_path)
+        T5QueryGenerator.from_preset(tmp_path)
     with pytest.raises(InputError, match="nowhere does not exist"):
-        T5QueryGenerator.load(tmp_path / "nowhere")
+        T5QueryGenerator.from_preset(tmp_path / "nowhere")
 
 
 @pytest.mark.slow  # tests/run/test_compile.py compiles all of a training step
@@ -155,9 +174,11 @@ def test_the_train_step_compiles_with_xla(model):
     @tf.function(jit_compile=True)
     def gradients(batch):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model.row_losses(batch, training=True))
+            loss = tf.reduce_sum(model.per_example_losses(batch, training=True))
         return loss, tape.gradient(loss, model.trainable_variables)
 
     loss, grads = gradients(batch)
-    assert float(loss) == pytest.approx(float(tf.reduce_sum(model.row_losses(batch))))
+    assert float(loss) == pytest.approx(
+        float(tf.reduce_sum(model.per_example_losses(batch)))
+    )
     assert all(g is not None for g in grads)

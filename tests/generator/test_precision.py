@@ -39,7 +39,7 @@ def test_weights_norms_softmax_and_logits_are_float32_and_products_are_not():
     model = _model("mixed_bfloat16")
     assert {v.dtype.base_dtype for v in model.variables} == {tf.float32}
     graph = (
-        tf.function(lambda batch: model.row_losses(batch, training=True))
+        tf.function(lambda batch: model.per_example_losses(batch, training=True))
         .get_concrete_function(_batch(np.random.default_rng(0)))
         .graph
     )
@@ -79,7 +79,7 @@ def test_training_ends_within_a_per_cent_of_float32(epsilon):
         optimizer = privacy.make_optimizer(plan, 3e-3, noise_seed=11)
         step = tf.function(
             privacy.make_logical_step(
-                lambda part, model=model: model.row_losses(part, training=True),
+                lambda part, model=model: model.per_example_losses(part, training=True),
                 model.trainable_variables,
                 optimizer,
                 _ROWS // 2,
@@ -103,7 +103,7 @@ def test_rematerialisation_changes_no_loss_and_no_gradient():
         @tf.function
         def gradients(model=model):
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(model.row_losses(batch, training=True))
+                loss = tf.reduce_sum(model.per_example_losses(batch, training=True))
             return loss, tape.gradient(loss, model.trainable_variables)
 
         results.append(gradients())

@@ -44,7 +44,7 @@ def test_its_encoder_did_not_collapse_and_its_decoder_reads_the_document(directo
     chunks = list(pretraining.pair_rows(held, tokenizer, 96, 24, 1, seed=1))
     rows = {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}
     rows = {name: values[:: len(values) // 192][:192] for name, values in rows.items()}
-    found = pretraining.Watcher(T5QueryGenerator.load(directory), rows)()
+    found = pretraining.Watcher(T5QueryGenerator.from_preset(directory), rows)()
     assert found["token_cosine"] < 0.5
     assert found["document_cosine"] < 0.5
     assert found["gap"] >= 0.5

@@ -76,7 +76,7 @@ def test_the_losses_are_those_of_each_task_by_itself(version, mode):
     found = run()
     assert seen[0] == ((PAIRS, 16), (PAIRS, 16))
     assert set(found) == {"pseudo_queries", "spans", "contrast"}
-    each = model.row_losses(_tensors(rows)).numpy().astype(np.float64)
+    each = model.per_example_losses(_tensors(rows)).numpy().astype(np.float64)
     assert float(found["pseudo_queries"]) == pytest.approx(
         each[:PAIRS].mean(), rel=1e-5
     )
@@ -126,7 +126,7 @@ def test_what_is_watched_equals_naive_formulas(version, batch_size):
             if i != j
         ]
         assert found[name] == pytest.approx(np.mean(cosines), abs=1e-6), name
-    own = model.row_losses(_tensors(rows)).numpy().astype(np.float64)
+    own = model.per_example_losses(_tensors(rows)).numpy().astype(np.float64)
     keys = rows["document_key"]
     others = []
     for i in range(ROWS):
@@ -138,7 +138,7 @@ def test_what_is_watched_equals_naive_formulas(version, batch_size):
         name: values[others] if name.startswith("document_") else values
         for name, values in rows.items()
     }
-    wrong = model.row_losses(_tensors(mixed)).numpy().astype(np.float64)
+    wrong = model.per_example_losses(_tensors(mixed)).numpy().astype(np.float64)
     assert found["own_loss"] == pytest.approx(own.mean(), rel=1e-5)
     assert found["wrong_loss"] == pytest.approx(wrong.mean(), rel=1e-5)
     assert found["gap"] == pytest.approx(wrong.mean() - own.mean(), abs=1e-5)
@@ -202,7 +202,7 @@ def test_a_decoder_that_reads_its_document_has_a_gap():
     @tf.function
     def step():
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model.row_losses(batch))
+            loss = tf.reduce_mean(model.per_example_losses(batch))
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
 
     for _ in range(60):

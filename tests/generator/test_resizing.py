@@ -62,7 +62,7 @@ def test_what_was_added_learns():
     before = [variable.numpy() for variable in larger.trainable_variables]
     for _ in range(2):  # first the weights out of zero, then those that feed them
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(larger.row_losses(_rows()))
+            loss = tf.reduce_sum(larger.per_example_losses(_rows()))
         gradients = tape.gradient(loss, larger.trainable_variables)
         optimizer.apply_gradients(zip(gradients, larger.trainable_variables))
     for variable, old in zip(larger.trainable_variables, before):

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from tfdpsq.generator import SamplingConfig, sample
+from tfdpsq.generator.sampling import SamplingConfig, sample
 
 
 def _enumerated(logits, temperature, top_k, top_p):

@@ -10,17 +10,19 @@ import tensorflow as tf
 from tfdpsq.data import Document, train_vocabulary
 from tfdpsq.data.tokenization import Tokenizer
 from tfdpsq.generator import (
-    CachedDecoder,
     SamplingConfig,
     SynthesisConfig,
     T5QueryGenerator,
     checkpoints,
-    decodable_logits_mask,
-    generate,
     synthesize,
 )
 from tfdpsq.generator.checkpoints import huggingface, keras_preset, prompt_file, t5x
-from tfdpsq.generator.decoding import ROWS_ROUNDED_ALIKE
+from tfdpsq.generator.decoder import CachedDecoder
+from tfdpsq.generator.decoding import (
+    ROWS_ROUNDED_ALIKE,
+    decodable_logits_mask,
+    generate,
+)
 from tfdpsq.layers import T5Config, encoder_of
 from tfdpsq.validation import DataError, InputError
 
@@ -104,7 +106,7 @@ def test_padding_changes_no_loss(model):
         tf.range(17)[None] >= batch["document_lengths"][:, None], tf.int32
     )
     np.testing.assert_allclose(
-        model.row_losses(wider), model.row_losses(batch), rtol=1e-5
+        model.per_example_losses(wider), model.per_example_losses(batch), rtol=1e-5
     )
 
 
@@ -116,7 +118,9 @@ def test_a_rows_loss_depends_on_that_row_alone(model):
         for name, value in batch.items()
     }
     np.testing.assert_allclose(
-        model.row_losses(mixed)[0], model.row_losses(batch)[0], rtol=1e-5
+        model.per_example_losses(mixed)[0],
+        model.per_example_losses(batch)[0],
+        rtol=1e-5,
     )
 
 
@@ -201,27 +205,27 @@ def test_rows_with_a_prompt_are_as_wide_as_what_is_rounded_alike(model, monkeypa
 
 def test_saved_and_loaded_models_are_equal(tmp_path):
     model = _generator("1.0")
-    model.save(tmp_path)
+    model.save_to_preset(tmp_path)
     names = {"config.json", "model.safetensors", "soft_prompt.safetensors"}
     assert {path.name for path in tmp_path.iterdir()} == names
-    loaded = T5QueryGenerator.load(tmp_path)
+    loaded = T5QueryGenerator.from_preset(tmp_path)
     batch = _batch()
     np.testing.assert_array_equal(loaded(batch), model(batch))
-    again = T5QueryGenerator.load(tmp_path, "mixed_bfloat16", True, _P)
+    again = T5QueryGenerator.from_preset(tmp_path, "mixed_bfloat16", True, _P)
     np.testing.assert_array_equal(
         again.backbone.soft_prompt.vectors, model.backbone.soft_prompt.vectors
     )
     _, backbone = checkpoints.load(tmp_path)
     assert backbone.soft_prompt.length == _P
     # Saved there again without one, none is left of the first.
-    _generator("1.0", 0).save(tmp_path)
-    assert T5QueryGenerator.load(tmp_path).backbone.soft_prompt is None
+    _generator("1.0", 0).save_to_preset(tmp_path)
+    assert T5QueryGenerator.from_preset(tmp_path).backbone.soft_prompt is None
 
 
 def test_a_model_without_one_gets_a_new_one(tmp_path):
     plain = _generator("1.1", 0)
-    plain.save(tmp_path)
-    loaded = T5QueryGenerator.load(tmp_path, soft_prompt=2)
+    plain.save_to_preset(tmp_path)
+    loaded = T5QueryGenerator.from_preset(tmp_path, soft_prompt=2)
     vectors = loaded.backbone.soft_prompt.vectors
     assert np.abs(vectors).max() <= 0.5
     loaded.start_soft_prompt([7, 3])
@@ -240,11 +244,11 @@ def test_a_model_without_one_gets_a_new_one(tmp_path):
 
 def test_nothing_drops_one_silently(tmp_path):
     model = _generator("1.1")
-    model.save(tmp_path)
+    model.save_to_preset(tmp_path)
     for wanted in (0, 3):
         message = f"soft_prompt.safetensors: .* of 5 vectors, where one of {wanted} is"
         with pytest.raises(DataError, match=message + ".*length to 5"):
-            T5QueryGenerator.load(tmp_path, soft_prompt=wanted)
+            T5QueryGenerator.from_preset(tmp_path, soft_prompt=wanted)
     checkpoint = checkpoints.open_checkpoint(tmp_path)
     with pytest.raises(DataError, match="5 vectors, where one of 0 is wanted"):
         checkpoint.load_into(_generator("1.1", 0).backbone)
@@ -306,7 +310,7 @@ _DAMAGES = {
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("saved")
-    _generator("1.1").save(directory)
+    _generator("1.1").save_to_preset(directory)
     return directory
 
 
@@ -317,14 +321,14 @@ def test_a_damaged_file_is_named(name, saved, tmp_path):
     damage, message = _DAMAGES[name]
     damage(tmp_path / prompt_file.FILE_NAME)
     with pytest.raises(DataError, match=f"soft_prompt.safetensors: .*{message}"):
-        T5QueryGenerator.load(tmp_path)
+        T5QueryGenerator.from_preset(tmp_path)
 
 
 def test_a_prompt_that_is_no_number_is_not_saved(tmp_path):
     model = _generator("1.1")
     model.backbone.soft_prompt.vectors[2, 3].assign(np.inf)
     with pytest.raises(InputError, match="soft prompt holds values that are not fin"):
-        model.save(tmp_path)
+        model.save_to_preset(tmp_path)
     # Without its config, the directory is no checkpoint.
     assert not (tmp_path / "config.json").exists()
 

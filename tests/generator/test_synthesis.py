@@ -11,11 +11,12 @@ from tfdpsq.generator import (
     SynthesisConfig,
     T5QueryGenerator,
     encode_pairs,
-    row_uniforms,
     synthesis,
     synthesize,
 )
+from tfdpsq.generator.synthesis import row_uniforms
 from tfdpsq.layers import T5Config
+from tfdpsq.validation import InputError
 
 _WORDS = (
     "return sum array axis value list of the all each given mean sort index".split()
@@ -172,7 +173,7 @@ def test_greedy_queries_are_the_same_for_every_sample(model, tokenizer):
 
 def test_pairs_become_arrays_with_prompt_and_eos(tokenizer):
     pairs = [Pair("q", "return sum", "d", "the mean of all " * 20)]
-    arrays = encode_pairs(pairs, tokenizer, 40, 8)
+    arrays = encode_pairs(pairs, tokenizer, query_length=8, document_length=40)
     assert arrays["document_ids"].shape == (1, 40)
     assert arrays["document_ids"][0, 39] == tokenizer.eos_id
     decoded = tokenizer.decode(arrays["document_ids"]).numpy()[0].decode()
@@ -185,3 +186,47 @@ def test_pairs_become_arrays_with_prompt_and_eos(tokenizer):
 def test_lengths_of_nothing_are_refused(field):
     with pytest.raises(ValueError, match=f"{field} is 0"):
         _config(**{field: 0})
+
+
+def test_generate_writes_what_synthesis_writes(model, tokenizer):
+    texts = _texts(3)
+    sampling = SamplingConfig(top_p=0.9)
+    options = dict(num_return_sequences=2, seed=3, sampling=sampling)
+    settings = _config(sampling=sampling)
+    documents = [Document(str(i), "", text) for i, text in enumerate(texts)]
+    expected = [row.query for row in synthesize(model, tokenizer, documents, settings)]
+    assert len(set(expected)) > 3
+    found = model.generate(
+        texts, 10, tokenizer=tokenizer, document_length=24, **options
+    )
+    assert found == expected
+    # The same tokens by hand, and without padding that a batch may add.
+    ids, lengths = tokenizer.encode([settings.prompt + text for text in texts], 24)
+    ids = ids[:, : int(max(lengths))]
+    written = model.generate(ids, 10, tokenizer=tokenizer, **options)
+    assert (written.shape, written.dtype) == ((6, 10), tf.int32)
+    texts_of = [" ".join(t.decode().split()) for t in tokenizer.decode(written).numpy()]
+    assert texts_of == expected
+    # Without a tokenizer any id but padding and unknown may come: more than it has.
+    free = model.generate(ids, 10, num_return_sequences=40).numpy()
+    assert free.shape == (120, 10) and not (free == 2).any()
+    assert free.max() >= tokenizer.vocabulary_size
+    ended = free == 0
+    assert (ended[:, :-1] <= ended[:, 1:]).all()
+
+
+@pytest.mark.parametrize(
+    ("documents", "options", "message"),
+    [
+        (["a text"], {}, "tokenizer is None.*Pass the model's Tokenizer"),
+        ([1, 2, 3], {}, r"shape \[3\] and dtype int64; give a list of texts, or token"),
+        ([[1.5]], {}, r"dtype float64; give a list of texts, or token ids"),
+        ([], {}, "give a list of texts"),
+        ([[0, 5, 1]], {}, r"padding \(0\) before a token; pad on the right"),
+        ([[5, 1]], {"max_new_tokens": 0}, "query_length is 0"),
+        ([[5, 1]], {"num_return_sequences": 0}, "samples_per_document is 0"),
+    ],
+)
+def test_generate_refuses_what_it_cannot_write_for(model, documents, options, message):
+    with pytest.raises(InputError, match=message):
+        model.generate(documents, **options)

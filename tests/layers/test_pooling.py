@@ -103,17 +103,3 @@ def test_bfloat16_hidden_states_are_averaged_in_float32():
     got = MaskedMeanPooling()(tf.cast(hidden, tf.bfloat16), mask=tf.ones([1, 257]))
     assert got.dtype == tf.float32
     assert float(got[0, 0]) == pytest.approx((256 + 258) / 257, rel=1e-6)
-
-
-def test_saves_and_loads_inside_a_model(tmp_path):
-    hidden, mask = _example()
-    inputs = [tf.keras.Input((None, 6)), tf.keras.Input((None,))]
-    pooled = MaskedMeanPooling(name="pool")(inputs[0], mask=inputs[1])
-    model = tf.keras.Model(inputs, pooled)
-    model.save(tmp_path / "model.keras")
-    loaded = tf.keras.models.load_model(tmp_path / "model.keras")
-    data = [hidden, mask.astype(np.float32)]
-    np.testing.assert_array_equal(loaded(data), model(data))
-    copy = MaskedMeanPooling.from_config(model.get_layer("pool").get_config())
-    assert copy.name == "pool"
-    assert copy.compute_output_shape((None, 7, 6)).as_list() == [None, 6]

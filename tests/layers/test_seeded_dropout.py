@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.layers import SeededDropout, dropout_seed, kinds_of_rows, seed_of_step
+from tfdpsq.layers import SeededDropout, dropout_seed
+from tfdpsq.layers.seeded_dropout import kinds_of_rows, seed_of_step
 from tfdpsq.layers.t5_layers import T5TransformerLayer
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.layers import SoftPrompt, T5Config, build_backbone, encoder_of, train_only
+from tfdpsq.layers import SoftPrompt, T5Backbone, T5Config, encoder_of, train_only
 from tfdpsq.validation import InputError
 
 keras = tf.keras
@@ -66,18 +66,6 @@ def test_mixed_precision_keeps_float32_weights():
     )
 
 
-def test_it_saves_and_loads_inside_a_model(tmp_path):
-    embedded, mask = _inputs()
-    inputs = [keras.Input([None, _D]), keras.Input([None], dtype="int32")]
-    model = keras.Model(inputs, SoftPrompt(_P, name="prompt")(*inputs))
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    for one, other in zip(loaded([embedded, mask]), model([embedded, mask])):
-        np.testing.assert_array_equal(one, other)
-    copy = SoftPrompt.from_config(model.get_layer("prompt").get_config())
-    assert (copy.name, copy.length) == ("prompt", _P)
-
-
 @pytest.mark.parametrize("length", [0, -2, 1.5, True])
 def test_a_length_that_is_none_is_refused(length):
     with pytest.raises(
@@ -88,18 +76,18 @@ def test_a_length_that_is_none_is_refused(length):
 
 def test_a_backbone_without_one_is_as_it_was():
     config = T5Config(30, 1, 2, 8, 12, 4, "1.1", dropout=0.0)
-    plain, prompted = build_backbone(config), build_backbone(config, soft_prompt=_P)
+    plain, prompted = T5Backbone(config), T5Backbone(config, soft_prompt=_P)
     assert plain.soft_prompt is None
     shapes = [v.shape for v in prompted.weights if "soft_prompt" not in v.name]
     assert [v.shape for v in plain.weights] == shapes
     assert len(prompted.weights) == len(plain.weights) + 1
     with pytest.raises(InputError, match="soft prompt length is -1"):
-        build_backbone(config, soft_prompt=-1)
+        T5Backbone(config, soft_prompt=-1)
 
 
 def test_decoder_and_encoder_alone_see_it_and_it_alone_is_trained():
     config = T5Config(30, 2, 2, 8, 12, 4, "1.1", dropout=0.0)
-    backbone = build_backbone(config, soft_prompt=_P)
+    backbone = T5Backbone(config, soft_prompt=_P)
     ids = tf.constant([[4, 5, 6, 1], [7, 1, 0, 0]])
     mask = tf.constant([[1, 1, 1, 1], [1, 1, 0, 0]])
     inputs = {

@@ -227,7 +227,9 @@ def test_the_fast_clipped_sum_of_a_part_equals_a_naive_loop(part, version):
     variables = model.trainable_variables
 
     def losses(rows=slice(None)):
-        return model.row_losses({n: tf.constant(v[rows]) for n, v in batch.items()})
+        return model.per_example_losses(
+            {n: tf.constant(v[rows]) for n, v in batch.items()}
+        )
 
     each = []
     for row in range(ROWS):
@@ -269,7 +271,7 @@ def test_the_chosen_weights_move_and_the_others_do_not(engine):
     )
     executed = train(
         plan,
-        model.row_losses,
+        model.per_example_losses,
         model.trainable_variables,
         make_optimizer(plan, 0.1, "adam", engine, noise_seed=4),
         lambda rows: {name: values[rows] for name, values in batch.items()},

@@ -57,7 +57,7 @@ def _batch(rows=ROWS):
 
 def _losses(model, batch, rows=slice(None)):
     part = {name: tf.constant(values[rows]) for name, values in batch.items()}
-    return model.row_losses(part, training=True)
+    return model.per_example_losses(part, training=True)
 
 
 def _naive(twin, batch):
@@ -138,7 +138,7 @@ def _trained(engine, model):
     arrays = _batch(_N)
     privacy.train(
         plan,
-        lambda batch: model.row_losses(batch, training=True),
+        lambda batch: model.per_example_losses(batch, training=True),
         model.trainable_variables,
         privacy.make_optimizer(plan, 0.1, "sgd", engine, noise_seed=1),
         lambda rows: {name: value[rows] for name, value in arrays.items()},

@@ -99,7 +99,7 @@ def _naive(losses_of, twin, batch, variables):
 
 
 def _generator_losses(model, batch):
-    return model.row_losses(batch, training=True)
+    return model.per_example_losses(batch, training=True)
 
 
 def _tower_losses(model, batch):

@@ -46,7 +46,7 @@ class _Regression:
         self.a, self.b = (layer.kernel for layer in self.layers)
         self.variables = [self.a, self.b]
 
-    def row_losses(self, batch):
+    def per_example_losses(self, batch):
         output = self.layers[1](self.layers[0](batch["x"]))
         return tf.reduce_sum((output - batch["y"]) ** 2, axis=1)
 
@@ -72,7 +72,7 @@ def _clipped(model, optimizer, x, y):
     def clipped(x, y):
         batch = {"x": x, "y": y}
         return optimizer.clipped_sum(
-            lambda: model.row_losses(batch),
+            lambda: model.per_example_losses(batch),
             model.variables,
             model.layers,
             tf.ones(len(x)),
@@ -89,7 +89,11 @@ def _batch(x, y, count):
 
 def _run_steps(model, optimizer, batches, microbatch=4):
     step = make_logical_step(
-        model.row_losses, model.variables, optimizer, microbatch, layers=model.layers
+        model.per_example_losses,
+        model.variables,
+        optimizer,
+        microbatch,
+        layers=model.layers,
     )
     compiled = tf.function(step)
     for batch in batches:
@@ -104,7 +108,7 @@ def _first_step(engine, plan=None, jit=False):
     start = [v.numpy() for v in model.variables]
     step = tf.function(
         make_logical_step(
-            model.row_losses, model.variables, optimizer, 4, layers=model.layers
+            model.per_example_losses, model.variables, optimizer, 4, layers=model.layers
         ),
         jit_compile=jit,
     )
@@ -144,7 +148,7 @@ def test_a_users_rows_are_clipped_together(engine):
     alone = _clipped(model, optimizer, x, y)
     assert math.sqrt(sum((g**2).sum() for g in alone)) == pytest.approx(0.5, rel=1e-5)
     with pytest.raises(ValueError, match="microbatch_size 4 parts the 3 rows that are"):
-        make_logical_step(model.row_losses, model.variables, optimizer, 4)
+        make_logical_step(model.per_example_losses, model.variables, optimizer, 4)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +305,7 @@ def test_a_loss_that_was_reduced_already_is_refused(engine):
     batch = {"x": tf.constant(x), "y": tf.constant(y)}
     with pytest.raises(ValueError, match="reduction=NONE"):
         make_optimizer(_plan(), 1.0, "sgd", engine).clipped_sum(
-            lambda: tf.reduce_mean(model.row_losses(batch)),
+            lambda: tf.reduce_mean(model.per_example_losses(batch)),
             model.variables,
             model.layers,
             tf.ones(8),
@@ -329,7 +333,7 @@ def test_microbatches_run_one_after_the_other():
     """TensorFlow ran ten at once: T5-small at batch 1,024 died of 24 GiB."""
     model, (x, y) = _Regression(), _linear_rows(5, 3, 16)
     step = make_logical_step(
-        model.row_losses,
+        model.per_example_losses,
         model.variables,
         make_optimizer(_plan(), 0.1),
         4,

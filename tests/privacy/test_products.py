@@ -176,7 +176,7 @@ def test_a_private_step_turns_tensor_float_32_off_and_on_again():
         seen.append(experimental.tensor_float_32_execution_enabled())
         return np.float32(0)
 
-    def row_losses(batch):
+    def per_example_losses(batch):
         look()
         zero = tf.reshape(tf.numpy_function(look, [], tf.float32), [])
         return layer(batch["x"])[:, 0] + zero
@@ -193,7 +193,7 @@ def test_a_private_step_turns_tensor_float_32_off_and_on_again():
             plan = privacy.PrivacyPlan(spec, 4, noise)
             steps = compiled.CompiledSteps(
                 plan,
-                row_losses,
+                per_example_losses,
                 layer.trainable_variables,
                 privacy.make_optimizer(plan, 1e-3, "sgd"),
                 4,

@@ -78,7 +78,7 @@ class _Still:
             layer.build([None, 60])
         self.variables = [layer.kernel for layer in self.layers]
 
-    def row_losses(self, batch):
+    def per_example_losses(self, batch):
         outputs = [layer(batch["x"]) for layer in self.layers]
         return 0.0 * tf.reduce_sum(tf.add_n(outputs), 1)
 
@@ -117,7 +117,7 @@ def trained(logical_cpus):
                 optimizer = make_optimizer(plan, _RATE, "sgd", engine, seed)
                 train(
                     plan,
-                    still.row_losses,
+                    still.per_example_losses,
                     still.variables,
                     optimizer,
                     lambda rows: {"x": np.ones((len(rows), 60), np.float32)},
@@ -210,7 +210,7 @@ def _one_step(engine, replicas, microbatches, logical_cpus, jit=False):
     with strategy.scope():
         still = _Still()
         step = make_logical_step(
-            still.row_losses,
+            still.per_example_losses,
             still.variables,
             optimizer := make_optimizer(plan, _RATE, "sgd", engine, 11),
             8,

@@ -84,7 +84,7 @@ def test_a_step_takes_terms_and_reports_the_losses_of_the_rows():
     layer, x = _layer(), _rows(4)
     optimizer = make_optimizer(_plan(), 1.0, "sgd", noise_seed=4)
 
-    def row_losses(batch):
+    def per_example_losses(batch):
         # Every pair of rows is a term, of coefficient 1 where both are in use.
         used = batch["weights"]
         both = tf.reshape(used[:, None] * used[None, :], [-1])
@@ -95,7 +95,7 @@ def test_a_step_takes_terms_and_reports_the_losses_of_the_rows():
 
     step = tf.function(
         make_logical_step(
-            row_losses,
+            per_example_losses,
             [layer.kernel],
             optimizer,
             4,

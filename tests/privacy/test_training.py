@@ -18,14 +18,14 @@ def _plan(**changes):
     return make_plan(PrivacySpec(**{**values, **changes}))
 
 
-def _run(plan, row_losses, optimizer=None, take=None, **options):
+def _run(plan, per_example_losses, optimizer=None, take=None, **options):
     layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     layer.build([None, 3])
     data = np.arange(1, 13, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
     optimizer = optimizer or make_optimizer(plan, 0.1, "sgd", noise_seed=1)
     executed = train(
         plan,
-        lambda batch: row_losses(batch, layer),
+        lambda batch: per_example_losses(batch, layer),
         [layer.kernel],
         optimizer,
         take or (lambda rows: {"x": data[rows]}),

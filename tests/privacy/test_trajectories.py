@@ -43,7 +43,7 @@ class _Linear:
         self.layer.bias.assign(random.normal(size=[3]))
         self.variables = [self.layer.kernel, self.layer.bias]
 
-    def row_losses(self, batch):
+    def per_example_losses(self, batch):
         columns = tf.constant([1.0, -0.5, 0.25])
         return batch["a"] * tf.reduce_sum(self.layer(batch["x"]) * columns, 1)
 
@@ -66,7 +66,7 @@ def _trajectory(optimizer, rate, from_zero=False):
     made = make_optimizer(_plan(), rate, optimizer, noise_seed=7)
     step = tf.function(
         make_logical_step(
-            model.row_losses, model.variables, made, 4, layers=[model.layer]
+            model.per_example_losses, model.variables, made, 4, layers=[model.layer]
         )
     )
     seen = []
@@ -176,7 +176,7 @@ def _trained(replicas, logical_cpus, optimizer="adam", groups=None, **changes):
         model = _Linear()
         train(
             plan,
-            model.row_losses,
+            model.per_example_losses,
             model.variables,
             make_optimizer(plan, 0.1, optimizer, noise_seed=7),
             lambda at: {name: values[at] for name, values in rows.items()},

@@ -40,7 +40,7 @@ def _without_negatives(batch):
 
 def _plain(model, batch, training=False):
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model.row_losses(batch, training))
+        loss = tf.reduce_sum(model.per_example_losses(batch, training))
     gradients = tape.gradient(loss, model.trainable_variables)
     return loss, [tf.convert_to_tensor(g) for g in gradients]
 

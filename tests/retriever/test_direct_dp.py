@@ -18,6 +18,8 @@ from tfdpsq.retriever import (
 )
 from tfdpsq.validation import InputError
 
+LENGTHS = {"query_length": 6, "document_length": 12}
+
 
 def _clipped_sum(gradients, clip_norm):
     """Sum over rows of [n, P] gradients, each scaled to norm at most clip_norm."""
@@ -110,13 +112,13 @@ def test_a_real_retriever_breaks_the_bound_of_ordinary_dp_sgd(
     n, clip_norm = 8, 1e-3
     rows = [dataclasses.replace(row, query="w1 w2 w3") for row in make_rows(n)]
     rows[-1] = dataclasses.replace(rows[-1], document="w1 w2 w3")
-    arrays = encode_pairs(rows, tokenizer, 6, 12)
+    arrays = encode_pairs(rows, tokenizer, **LENGTHS)
 
     def clipped_sum(weights):
         batch = collate(arrays, np.arange(n), np.array(weights, np.float32))
         batch = {name: tf.constant(value) for name, value in batch.items()}
         with tf.GradientTape(persistent=True) as tape:
-            losses = tf.unstack(model.row_losses(batch))
+            losses = tf.unstack(model.per_example_losses(batch))
         gradients = [
             np.concatenate(
                 [

@@ -16,6 +16,8 @@ from tfdpsq.retriever import (
 )
 from tfdpsq.validation import InputError
 
+LENGTHS = {"query_length": 6, "document_length": 12}
+
 
 def test_public_negatives_are_drawn_by_step_and_kept_between_refreshes(
     make_model, make_rows, tokenizer
@@ -54,7 +56,7 @@ def test_what_public_negatives_leave_out_depends_on_the_row_alone(
     corpus = retriever.encode_documents([row.document for row in rows], tokenizer, 12)
     losses = PublicNegatives(model, corpus, 4, seed=0)
     losses.refresh(0)
-    arrays = retriever.encode_pairs(rows, tokenizer, 6, 12)
+    arrays = retriever.encode_pairs(rows, tokenizer, **LENGTHS)
     batch = retriever.collate(arrays, np.arange(4))
     found = losses({k: tf.constant(v) for k, v in batch.items()}).numpy()
     queries, documents = (
@@ -96,7 +98,7 @@ def test_what_a_method_is_not_derived_for_is_refused(make_model, make_rows, toke
 def test_a_learned_scale_counts_in_the_norm(make_model, make_rows, tokenizer, method):
     """The engine's rules hold for every method's own use of the scale."""
     model = make_model(learned_scale=True)
-    arrays = encode_pairs(make_rows(4), tokenizer, 6, 12)
+    arrays = encode_pairs(make_rows(4), tokenizer, **LENGTHS)
     losses = {
         "naive": lambda: NaiveLosses(model),
         "microbatch": lambda: GroupLosses(model, 2),
@@ -119,7 +121,7 @@ def test_documents_that_stay_are_embedded_once(make_model, make_rows, tokenizer)
     model = make_model(shared=False)
     train_only(model, ["query_tower/*"])
     rows = make_rows(30)
-    arrays = retriever.encode_pairs(rows, tokenizer, 6, 12)
+    arrays = retriever.encode_pairs(rows, tokenizer, **LENGTHS)
     hard = {row.query_id: [rows[3].document, rows[7].document] for row in rows[:20]}
     arrays.update(retriever.encode_negatives(rows, hard, tokenizer, 12, 2))
     corpus = {n: v for n, v in arrays.items() if n.startswith("document")}
@@ -132,7 +134,7 @@ def test_documents_that_stay_are_embedded_once(make_model, make_rows, tokenizer)
         with tf.GradientTape() as tape:
             loss = losses(batch)
         found.append([loss, *tape.gradient(loss, model.trainable_variables)])
-        in_batch = model.row_losses(batch)
+        in_batch = model.per_example_losses(batch)
         found[-1].append(in_batch)
         batch = {n: v for n, v in batch.items() if not n.startswith("negative")}
         for method in (NaiveLosses(model), GroupLosses(model, 5)):

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq import retriever
-from tfdpsq.retriever import Embeddings, batch_losses, losses_among
+from tfdpsq.retriever.losses import Embeddings, batch_losses, losses_among
+from tfdpsq.retriever.training import content_key
 
 
 def _unit(*shape, draw):
@@ -199,7 +200,7 @@ def test_negatives_are_as_many_as_there_are_up_to_the_count(make_rows):
     }
     arrays = retriever.encode_negatives(rows, negatives, _Words(), 4, 2)
     assert arrays["negative_ids"].shape == (3, 2, 4)
-    key = retriever.content_key
+    key = content_key
     np.testing.assert_array_equal(
         arrays["negative_keys"],
         [[key("a bb"), key("ccc")], [key("ccc"), -1], [-1, -1]],

@@ -5,26 +5,24 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_recommenders as tfrs
 
 from tfdpsq.layers import build_encoder, train_only
 from tfdpsq.retriever import (
-    TwoTower,
     collate,
     encode_pairs,
-    encoder_fingerprint,
-    go_on_from,
     load,
     make_batches,
     save,
-    start_from,
 )
-from tfdpsq.retriever.model import ordered_weights
+from tfdpsq.retriever.store import encoder_fingerprint
+from tfdpsq.retriever.weights import ordered_weights
 from tfdpsq.validation import DataError, InputError
+
+LENGTHS = {"query_length": 6, "document_length": 12}
 
 
 def _batch(make_rows, tokenizer, n=6, weights=None, seed=0):
-    arrays = encode_pairs(make_rows(n, seed), tokenizer, 6, 12)
+    arrays = encode_pairs(make_rows(n, seed), tokenizer, **LENGTHS)
     batch = collate(arrays, np.arange(n), weights)
     return {name: tf.constant(array) for name, array in batch.items()}
 
@@ -72,7 +70,7 @@ def test_a_text_of_padding_is_an_error_and_in_a_graph_no_nan(model):
     np.testing.assert_allclose(np.linalg.norm(got[0]), 1, atol=1e-6)
 
 
-def test_row_losses_equal_float64_arithmetic_on_the_embeddings(
+def test_losses_equal_float64_arithmetic_on_the_embeddings(
     make_model, make_rows, tokenizer
 ):
     model = make_model(scale=7.0)
@@ -81,7 +79,7 @@ def test_row_losses_equal_float64_arithmetic_on_the_embeddings(
     d = model.encode_documents(batch["document_ids"], batch["document_lengths"])
     scores = 7.0 * q.numpy().astype(np.float64) @ d.numpy().astype(np.float64).T
     expected = np.log(np.exp(scores).sum(axis=1)) - np.diag(scores)
-    got = model.row_losses(batch)
+    got = model.per_example_losses(batch)
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-5)
     assert float(model.compute_loss(batch)) == pytest.approx(expected.mean(), rel=1e-5)
 
@@ -90,7 +88,7 @@ def test_both_directions_equal_float64_arithmetic(make_model, make_rows, tokeniz
     model = make_model(scale=7.0, bidirectional=True)
     rows = make_rows(6)
     rows[4] = dataclasses.replace(rows[4], document=rows[1].document)
-    arrays = encode_pairs(rows, tokenizer, 6, 12)
+    arrays = encode_pairs(rows, tokenizer, **LENGTHS)
     # Row 2's query is answered by row 5's document as well.
     arrays["positive_keys"][2, 0] = arrays["document_key"][5]
     weights = np.array([1, 1, 1, 0, 1, 1], np.float32)
@@ -106,9 +104,9 @@ def test_both_directions_equal_float64_arithmetic(make_model, make_rows, tokeniz
     for i in (0, 1, 2, 4, 5):
         forward = np.log(shares[i].sum()) - scores[i, i]
         backward = np.log(shares[:, i].sum()) - scores[i, i]
-        got = float(model.row_losses(batch)[i])
+        got = float(model.per_example_losses(batch)[i])
         assert got == pytest.approx((forward + backward) / 2, rel=1e-5)
-    assert float(model.row_losses(batch)[3]) == 0
+    assert float(model.per_example_losses(batch)[3]) == 0
 
 
 def test_a_learned_scale_is_trained_and_saved(
@@ -118,7 +116,7 @@ def test_a_learned_scale_is_trained_and_saved(
     batch = _batch(make_rows, tokenizer)
     fixed = make_model(scale=5.0)
     np.testing.assert_allclose(
-        model.row_losses(batch), fixed.row_losses(batch), rtol=1e-6
+        model.per_example_losses(batch), fixed.per_example_losses(batch), rtol=1e-6
     )
     assert len(model.trainable_variables) == len(fixed.trainable_variables) + 1
     model.compile(tf.keras.optimizers.Adam(3e-2))
@@ -129,7 +127,9 @@ def test_a_learned_scale_is_trained_and_saved(
     save(model, tmp_path / "learned")
     loaded = load(tmp_path / "learned")
     assert float(loaded.scaled.log_scale) == weight
-    np.testing.assert_allclose(loaded.row_losses(batch), model.row_losses(batch))
+    np.testing.assert_allclose(
+        loaded.per_example_losses(batch), model.per_example_losses(batch)
+    )
 
 
 def test_the_first_token_stands_for_its_text(make_model):
@@ -155,8 +155,8 @@ def test_loss_is_the_mean_over_real_rows(model, make_rows, tokenizer):
     padded = _batch(make_rows, tokenizer, weights=weights)
     plain = {name: value[:4] for name, value in padded.items()}
     # Each row's own loss, and the mean over 4, not over 6.
-    losses = model.row_losses(padded)
-    np.testing.assert_allclose(losses[:4], model.row_losses(plain), atol=1e-5)
+    losses = model.per_example_losses(padded)
+    np.testing.assert_allclose(losses[:4], model.per_example_losses(plain), atol=1e-5)
     assert not np.any(losses[4:])
     assert float(model.compute_loss(padded)) == pytest.approx(
         float(tf.reduce_mean(losses[:4])), rel=1e-6
@@ -167,7 +167,7 @@ def test_gradients_per_row_add_up_and_skip_padding(model, make_rows, tokenizer):
     weights = np.array([1, 1, 1, 0], np.float32)
     batch = _batch(make_rows, tokenizer, n=4, weights=weights)
     with tf.GradientTape(persistent=True) as tape:
-        losses = model.row_losses(batch)
+        losses = model.per_example_losses(batch)
         rows = [losses[i] for i in range(4)]
         total = tf.reduce_sum(losses)
     variables = model.trainable_variables
@@ -208,7 +208,7 @@ def test_both_towers_start_from_an_encoder(make_model, make_config, shared, vers
     model = make_model(t5=t5, shared=shared)
     towers = [model.query_tower, model.document_tower]
     kernels = [tower.get_layer("projection").kernel.numpy() for tower in towers]
-    start_from(model, encoder)
+    model.load_encoder_weights_from(encoder)
     for tower in towers:
         # One projection for both: two rotations would make every cosine noise.
         np.testing.assert_array_equal(tower.get_layer("projection").kernel, kernels[0])
@@ -229,7 +229,7 @@ def test_as_wide_as_the_encoder_every_cosine_is_kept(
     tf.keras.utils.set_random_seed(9)
     encoder = build_encoder(make_config().t5)
     model = make_model(embedding_dim=embedding_dim, shared=False)
-    start_from(model, encoder)
+    model.load_encoder_weights_from(encoder)
     lengths = [3, 8, 1, 5]
     ids = _ids(lengths, 8)
     pooled = []
@@ -270,7 +270,7 @@ def test_an_encoder_of_another_shape_is_refused(make_model, make_config, changes
     before = model.get_weights()
     encoder = build_encoder(dataclasses.replace(make_config().t5, **changes))
     with pytest.raises(InputError, match="encoder's weights have shapes.*T5Config"):
-        start_from(model, encoder)
+        model.load_encoder_weights_from(encoder)
     for one, other in zip(before, model.get_weights()):
         np.testing.assert_array_equal(one, other)
 
@@ -281,7 +281,7 @@ def test_an_encoder_of_another_shape_is_refused(make_model, make_config, changes
 def test_fit_learns_pairs_by_heart(make_model, make_rows, tokenizer, jit_compile):
     model = make_model()
     model.compile(tf.keras.optimizers.Adam(3e-3), jit_compile=jit_compile)
-    batches = make_batches(make_rows(16), tokenizer, 8, 6, 12, seed=0)
+    batches = make_batches(make_rows(16), tokenizer, 8, **LENGTHS, seed=0)
     data = tf.data.Dataset.from_tensors(next(batches)).repeat()
     history = model.fit(data, steps_per_epoch=20, epochs=2, verbose=0)
     # Chance is log 8 = 2.08 nats.
@@ -292,8 +292,8 @@ def test_dropout_is_on_in_training_only(make_model, make_config, make_rows, toke
     t5 = dataclasses.replace(make_config().t5, dropout=0.5)
     model = make_model(t5=t5)
     batch = _batch(make_rows, tokenizer)
-    still = [model.row_losses(batch).numpy() for _ in range(2)]
-    noisy = [model.row_losses(batch, training=True).numpy() for _ in range(2)]
+    still = [model.per_example_losses(batch).numpy() for _ in range(2)]
+    noisy = [model.per_example_losses(batch, training=True).numpy() for _ in range(2)]
     np.testing.assert_array_equal(*still)
     assert np.abs(noisy[0] - noisy[1]).max() > 1e-3
 
@@ -361,10 +361,6 @@ def test_bad_settings_are_named(make_config, field, value):
         make_config(**{field: value})
 
 
-def test_model_is_a_tfrs_model(make_config):
-    assert issubclass(TwoTower, tfrs.models.Model)
-
-
 def test_what_is_frozen_changes_no_weights_place(make_model):
     """A pattern may freeze a part of a layer, and Keras then lists its weights last."""
     trained = make_model(1, shared=False)
@@ -379,7 +375,7 @@ def test_what_is_frozen_changes_no_weights_place(make_model):
     assert [id(w) for w in ordered] != [id(w) for w in after]
     prints = {encoder_fingerprint(model, "v") for model in (trained, frozen)}
     assert len(prints) == 1
-    go_on_from(start, frozen)
+    start.load_weights_from(frozen)
     for side in ("query_tower", "document_tower"):
         for one, other in zip(
             ordered_weights(getattr(start, side)),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.retriever import BestDocuments, ScannBruteForce, index, nearest, search
+from tfdpsq.retriever import ScannBruteForce, index, nearest, search
+from tfdpsq.retriever.nearest import BestDocuments
 from tfdpsq.validation import InputError
 
 

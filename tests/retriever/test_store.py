@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.retriever import DocumentIndex, encoder_fingerprint
+from tfdpsq.retriever import DocumentIndex
+from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.validation import DataError, InputError
 
 

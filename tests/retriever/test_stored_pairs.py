@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 from tfdpsq.retriever import (
-    content_key,
     encode_pairs,
     make_batches,
     stored_pairs,
     with_vectors,
 )
 from tfdpsq.retriever.known_answers import KnownAnswers
+from tfdpsq.retriever.training import content_key
 from tfdpsq.validation import InputError
+
+LENGTHS = {"query_length": 6, "document_length": 12}
 
 
 def _positive_keys(rows, keys, positives):
@@ -70,7 +72,7 @@ def test_known_answers_are_those_of_dicts_of_sets(rows, tokenizer, several):
         rows = [
             dataclasses.replace(row, query_id=f"own{i}") for i, row in enumerate(rows)
         ]
-    arrays = encode_pairs(rows, tokenizer, 6, 12, positives)
+    arrays = encode_pairs(rows, tokenizer, **LENGTHS, positives=positives)
     keys = [content_key(row.document) for row in rows]
     expected = _positive_keys(rows, keys, positives)
     assert arrays["positive_keys"].tolist() == expected
@@ -96,9 +98,9 @@ def test_batches_are_those_of_memory(
     model = make_model(shared=False) if stays else None
     if stays:
         model.document_tower.trainable = False
-    expected = make_batches(rows, tokenizer, 9, 6, 12, seed=4, model=model)
+    expected = make_batches(rows, tokenizer, 9, **LENGTHS, seed=4, model=model)
     stored = stored_pairs.store_pairs(
-        tmp_path / "rows", iter(rows), tokenizer, 6, 12, model
+        tmp_path / "rows", iter(rows), tokenizer, **LENGTHS, model=model
     )
     assert len(stored) == len(rows)
     found = stored.batches(9, seed=4)
@@ -116,8 +118,8 @@ def test_batches_are_those_of_memory(
 
 def test_rows_are_taken_in_any_order(rows, tokenizer, tmp_path, chunked):
     """As `encode_pairs` has them, twice if they are wanted twice."""
-    stored = stored_pairs.store_pairs(tmp_path / "rows", rows, tokenizer, 6, 12)
-    arrays = encode_pairs(rows, tokenizer, 6, 12)
+    stored = stored_pairs.store_pairs(tmp_path / "rows", rows, tokenizer, **LENGTHS)
+    arrays = encode_pairs(rows, tokenizer, **LENGTHS)
     at = np.array([62, 0, 13, 13, 7, 61])
     found = stored.take(at)
     assert found.keys() == arrays.keys()
@@ -128,17 +130,19 @@ def test_rows_are_taken_in_any_order(rows, tokenizer, tmp_path, chunked):
 def test_what_cannot_be_stored_is_refused(model, make_rows, tokenizer, tmp_path):
     """A trained tower, no pairs, a length of none, a batch larger than all."""
     rows = make_rows(4)
-    for number, (arguments, message) in enumerate(
+    for number, (pairs, options, message) in enumerate(
         (
-            (([], tokenizer, 6, 12), "no row to write"),
-            ((rows, tokenizer, 0, 12), "query_length is 0"),
-            ((rows, tokenizer, 6, 12, model), "trainable weights"),
+            ([], {}, "no row to write"),
+            (rows, {"query_length": 0}, "query_length is 0"),
+            (rows, {"model": model}, "trainable weights"),
         )
     ):
         with pytest.raises(InputError, match=message):
-            stored_pairs.store_pairs(tmp_path / str(number), *arguments)
-    stored = stored_pairs.store_pairs(tmp_path / "rows", rows, tokenizer, 6, 12)
+            stored_pairs.store_pairs(
+                tmp_path / str(number), pairs, tokenizer, **{**LENGTHS, **options}
+            )
+    stored = stored_pairs.store_pairs(tmp_path / "rows", rows, tokenizer, **LENGTHS)
     with pytest.raises(InputError, match="batch_size is 5 but there are 4 pairs"):
         stored.batches(5, seed=0)
     with pytest.raises(InputError, match="trainable weights"):
-        with_vectors(model, encode_pairs(rows, tokenizer, 6, 12))
+        with_vectors(model, encode_pairs(rows, tokenizer, **LENGTHS))

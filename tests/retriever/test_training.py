@@ -6,8 +6,11 @@ import sys
 import numpy as np
 import pytest
 
-from tfdpsq.retriever import collate, content_key, encode_pairs, make_batches
+from tfdpsq.retriever import collate, encode_pairs, make_batches
+from tfdpsq.retriever.training import content_key
 from tfdpsq.validation import InputError
+
+LENGTHS = {"query_length": 6, "document_length": 12}
 
 SHAPES = {
     "query_ids": ((4, 6), np.int32),
@@ -23,7 +26,7 @@ SHAPES = {
 def test_batches_have_one_shape_and_hold_the_pairs(make_rows, tokenizer):
     rows = make_rows(11)
     by_key = {content_key(row.document): row for row in rows}
-    batches = make_batches(rows, tokenizer, 4, 6, 12, seed=0)
+    batches = make_batches(rows, tokenizer, 4, **LENGTHS, seed=0)
     for _ in range(6):
         batch = next(batches)
         assert {n: (a.shape, a.dtype) for n, a in batch.items()} == {
@@ -40,7 +43,7 @@ def test_batches_have_one_shape_and_hold_the_pairs(make_rows, tokenizer):
 
 def test_an_epoch_sees_no_row_twice_and_later_ones_differ(make_rows, tokenizer):
     rows = make_rows(10)
-    batches = make_batches(rows, tokenizer, 4, 6, 12, seed=0)
+    batches = make_batches(rows, tokenizer, 4, **LENGTHS, seed=0)
     # 10 rows make 2 batches of 4; the 2 left out change from epoch to epoch.
     epochs = [
         [int(key) for _ in range(2) for key in next(batches)["document_key"]]
@@ -55,7 +58,7 @@ def test_an_epoch_sees_no_row_twice_and_later_ones_differ(make_rows, tokenizer):
 
 def test_seed_decides_the_batches(make_rows, tokenizer):
     def keys(seed):
-        batches = make_batches(make_rows(10), tokenizer, 4, 6, 12, seed=seed)
+        batches = make_batches(make_rows(10), tokenizer, 4, **LENGTHS, seed=seed)
         return [next(batches)["document_key"].tolist() for _ in range(5)]
 
     assert keys(1) == keys(1)
@@ -64,11 +67,13 @@ def test_seed_decides_the_batches(make_rows, tokenizer):
 
 def test_batch_larger_than_the_data_is_refused_at_once(make_rows, tokenizer):
     with pytest.raises(InputError, match="batch_size is 5 but there are 4 pairs"):
-        make_batches(make_rows(4), tokenizer, 5, 6, 12, seed=0)
+        make_batches(make_rows(4), tokenizer, 5, **LENGTHS, seed=0)
     with pytest.raises(InputError, match="no pairs"):
-        encode_pairs([], tokenizer, 6, 12)
+        encode_pairs([], tokenizer, **LENGTHS)
     with pytest.raises(InputError, match="query_length is 0"):
-        make_batches(make_rows(4), tokenizer, 2, 0, 12, seed=0)
+        make_batches(
+            make_rows(4), tokenizer, 2, query_length=0, document_length=12, seed=0
+        )
 
 
 def test_positive_keys_are_the_querys_other_known_documents(tokenizer, make_rows):
@@ -88,7 +93,7 @@ def test_positive_keys_are_the_querys_other_known_documents(tokenizer, make_rows
         [-1, -1],  # its own document, and one that no row holds
         [-1, -1],
     ]
-    arrays = encode_pairs(rows, tokenizer, 6, 12, positives)
+    arrays = encode_pairs(rows, tokenizer, **LENGTHS, positives=positives)
     assert arrays["positive_keys"].tolist() == expected
 
 
@@ -96,7 +101,9 @@ def test_one_document_id_with_several_contents(tokenizer, make_rows):
     # Pseudo-pairs cut another sentence out of the document each.
     a, b = make_rows(2)
     cut = type(a)("q9", "other words", a.document_id, a.document + " without")
-    arrays = encode_pairs([a, cut, b], tokenizer, 6, 12, {b.query_id: {a.document_id}})
+    arrays = encode_pairs(
+        [a, cut, b], tokenizer, **LENGTHS, positives={b.query_id: {a.document_id}}
+    )
     assert arrays["document_key"][0] != arrays["document_key"][1]
     assert arrays["positive_keys"][2].tolist() == sorted(
         arrays["document_key"][:2].tolist()
@@ -116,7 +123,7 @@ def test_content_key_is_a_63_bit_number_equal_in_every_process():
 
 
 def test_collate_takes_the_callers_rows_in_order(make_rows, tokenizer):
-    arrays = encode_pairs(make_rows(5), tokenizer, 6, 12)
+    arrays = encode_pairs(make_rows(5), tokenizer, **LENGTHS)
     batch = collate(arrays, np.array([3, 1, 0, 0]), np.array([1, 1, 0, 0]))
     np.testing.assert_array_equal(
         batch["document_key"], arrays["document_key"][[3, 1, 0, 0]]
@@ -131,10 +138,10 @@ def test_collate_takes_the_callers_rows_in_order(make_rows, tokenizer):
 
 
 def test_padding_taken_from_real_rows_changes_no_loss(model, make_rows, tokenizer):
-    arrays = encode_pairs(make_rows(5), tokenizer, 6, 12)
-    plain = model.row_losses(collate(arrays, np.array([3, 1, 4])))
+    arrays = encode_pairs(make_rows(5), tokenizer, **LENGTHS)
+    plain = model.per_example_losses(collate(arrays, np.array([3, 1, 4])))
     # The padding holds row 2, a negative of all three were it counted.
     padded = collate(arrays, np.array([3, 1, 4, 2, 2]), np.array([1, 1, 1, 0, 0]))
-    got = model.row_losses(padded)
+    got = model.per_example_losses(padded)
     np.testing.assert_allclose(got[:3], plain, rtol=0, atol=1e-5)
     assert not np.any(got[3:])

@@ -40,7 +40,7 @@ def base(tmp_path_factory):
     tf.keras.utils.set_random_seed(3)
     (base / "public").mkdir()
     config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
-    T5QueryGenerator(config).save(base / "public", base / "spiece.model")
+    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
     _insert(base, "private/canaries")
     _train(base, "private/generator", epsilon=math.inf)
     settings = synthesize.default_config()
@@ -143,8 +143,10 @@ def test_audit_says_what_the_model_says(base):
             Pair("", canary.query(secret), "", documents[canary.document_id])
             for canary, secret in queries
         ]
-        batch = encode_pairs(pairs, tokenizer, 24, 48)
-        log_p = tf.nn.log_softmax(T5QueryGenerator.load(directory)(batch)).numpy()
+        batch = encode_pairs(pairs, tokenizer, query_length=48, document_length=24)
+        log_p = tf.nn.log_softmax(
+            T5QueryGenerator.from_preset(directory)(batch)
+        ).numpy()
         return [
             float(
                 sum(log_p[row, at, batch["query_ids"][row, at]] for at in range(size))
@@ -313,7 +315,7 @@ def test_bad_settings_of_the_audit(base, tmp_path):
     with pytest.raises(InputError, match="takes 2 of each"):
         _audit(base, "private/x", other_splits=("train",))
     model, tokenizer = (
-        T5QueryGenerator.load(base / "public"),
+        T5QueryGenerator.from_preset(base / "public"),
         Tokenizer(base / "spiece.model"),
     )
     scorer = text_scores.LikelihoodScorer(model, tokenizer, 24, 6, 16)

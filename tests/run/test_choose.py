@@ -69,7 +69,7 @@ def test_a_private_choice_is_certified_whole(accounted, base):
         # One of two, it may spend no more than a part.
         assert run["spec"]["epsilon"] < 8.0 and run["spec"]["delta"] == 1 / 240
     assert found["runs"][found["chosen"]]["settings"]["epochs"] == 0.5
-    T5QueryGenerator.load(accounted)
+    T5QueryGenerator.from_preset(accounted)
 
 
 def test_each_run_in_the_certificate_is_the_one_its_ledger_paid_for(accounted):
@@ -91,8 +91,8 @@ def test_what_was_chosen_is_what_is_released(accounted):
     chosen = read_certificate(accounted)["selection"]["chosen"]
     point = _kept(accounted) / "points" / f"accounted-{chosen}"
     for variable, other in zip(
-        T5QueryGenerator.load(accounted).trainable_variables,
-        T5QueryGenerator.load(point).trainable_variables,
+        T5QueryGenerator.from_preset(accounted).trainable_variables,
+        T5QueryGenerator.from_preset(point).trainable_variables,
     ):
         np.testing.assert_array_equal(variable, other)
     # Nothing that could be released tells of scores, and nothing keeps them.

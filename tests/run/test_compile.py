@@ -35,7 +35,7 @@ def _train(plan, model, arrays, microbatch, engine, jit):
     optimizer = privacy.make_optimizer(plan, 0.1, "sgd", engine, noise_seed=1)
     privacy.train(
         plan,
-        lambda batch: model.row_losses(batch, training=True),
+        lambda batch: model.per_example_losses(batch, training=True),
         variables,
         optimizer,
         lambda rows: {name: value[rows] for name, value in arrays.items()},

@@ -14,7 +14,7 @@ from tfdpsq import validation
 from tfdpsq.data import train_vocabulary
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.checkpoints import huggingface
-from tfdpsq.layers import T5Config, build_backbone
+from tfdpsq.layers import T5Backbone, T5Config
 from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import convert as command
@@ -48,7 +48,7 @@ def generator(request, tmp_path_factory, vocabulary):
     """A version, and a generator as `finetune` leaves it, with its certificate."""
     directory = tmp_path_factory.mktemp("generator")
     config = T5Config(310, 1, 2, 6, 5, 4, request.param)
-    huggingface.save(directory, config, build_backbone(config), vocabulary=vocabulary)
+    huggingface.save(directory, config, T5Backbone(config), vocabulary=vocabulary)
     write_certificate(directory)
     private_training.write_certificate(directory, read_certificate(directory))
     return request.param, directory
@@ -59,7 +59,7 @@ def one(tmp_path_factory):
     """A T5 1.1 without vocabulary and certificate."""
     directory = tmp_path_factory.mktemp("one")
     config = T5Config(310, 1, 2, 6, 5, 4, "1.1")
-    huggingface.save(directory, config, build_backbone(config))
+    huggingface.save(directory, config, T5Backbone(config))
     return directory
 
 
@@ -216,7 +216,7 @@ def test_bad_input_is_named_and_nothing_is_written(
 def test_a_vocabulary_of_another_model_is_refused(one, vocabulary, tmp_path):
     config = T5Config(PIECES - 1, 1, 2, 6, 5, 4, "1.1")
     (tmp_path / "small").mkdir()
-    huggingface.save(tmp_path / "small", config, build_backbone(config))
+    huggingface.save(tmp_path / "small", config, T5Backbone(config))
     (tmp_path / "small" / "spiece.model").write_bytes(vocabulary.read_bytes())
     with pytest.raises(
         validation.InputError,
@@ -262,7 +262,7 @@ def test_memory_for_a_t5_base_is_less_than_1_3_times_its_checkpoint(tmp_path):
     config = T5Config.from_size("base", "1.1")
     model, parts = tmp_path / "model", tmp_path / "t5x"
     model.mkdir()
-    huggingface.save(model, config, build_backbone(config))
+    huggingface.save(model, config, T5Backbone(config))
     size = (model / "model.safetensors").stat().st_size
     used = {}
     for name, arguments in {

@@ -14,6 +14,7 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
 from tfdpsq.privacy.certificate import digest_of
+from tfdpsq.retriever.training import content_key
 from tfdpsq.run import train_retriever
 from tfdpsq.run.core import layout
 from tfdpsq.run.training import direct_training, private_training
@@ -35,7 +36,7 @@ def base(tmp_path_factory):
     tf.keras.utils.set_random_seed(3)
     (base / "public").mkdir()
     config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
-    T5QueryGenerator(config).save(base / "public", base / "spiece.model")
+    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
     return base
 
 
@@ -181,5 +182,5 @@ def test_the_negatives_are_drawn_from_all_documents_and_not_from_the_pairs(
     lines = (base / "pairs" / "corpus.jsonl").read_text().splitlines()
     texts = [json.loads(line) for line in lines]
     contents = [f"{t.get('title', '')} {t['text']}".strip() for t in texts]
-    assert seen["keys"] == {retriever.content_key(text) for text in contents}
+    assert seen["keys"] == {content_key(text) for text in contents}
     assert len(seen["keys"]) == 84  # those of dev and test queries, too

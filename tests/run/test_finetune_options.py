@@ -35,7 +35,7 @@ def base(tmp_path_factory):
     tf.keras.utils.set_random_seed(3)
     (base / "public").mkdir()
     config = T5Config(320, 2, 2, 16, 24, 8, "1.1", dropout=0.1)
-    T5QueryGenerator(config).save(base / "public", vocabulary)
+    T5QueryGenerator(config).save_to_preset(base / "public", vocabulary)
     return base
 
 
@@ -58,7 +58,7 @@ def _finetune(base, name, **options):
     )
     out = base / name
     finetune.run(config, out)
-    return T5QueryGenerator.load(out), json.loads(
+    return T5QueryGenerator.from_preset(out), json.loads(
         (out / "certificate.json").read_text()
     )
 
@@ -77,7 +77,7 @@ def test_a_low_rank_update_is_trained_certified_and_merged(base, tuned):
     assert certificate["training"]["trained_parameters"] == 4 * (16 * 2 + 2 * 16)
     assert certificate["training"]["lora"]["targets"] == ["*decoder*/query_projector"]
     assert certificate["training"]["computed_in"] == "mixed_bfloat16"
-    before = T5QueryGenerator.load(base / "public")
+    before = T5QueryGenerator.from_preset(base / "public")
     changed = {
         path
         for path, one, other in zip(
@@ -116,7 +116,7 @@ def test_a_part_is_trained_certified_and_the_rest_left_as_it_was(base):
     assert certificate["training"]["trained_parameters"] == trained
     assert certificate["training"]["lora"] == "none"
     assert certificate["guarantee"]["epsilon"] <= 8.0
-    before = T5QueryGenerator.load(base / "public")
+    before = T5QueryGenerator.from_preset(base / "public")
     moved = 0
     for path, one, other in zip(
         _paths(before), before.backbone.weights, model.backbone.weights
@@ -137,7 +137,7 @@ def test_by_default_everything_is_trained_and_the_certificate_says_so(tuned):
 
 @pytest.mark.slow
 def test_the_rate_follows_the_schedule_over_the_steps_that_are_asked_for(base):
-    before = T5QueryGenerator.load(base / "public").backbone.weights
+    before = T5QueryGenerator.from_preset(base / "public").backbone.weights
     for schedule, share in (("constant", 1.0), ("cosine", 0.25)):
         config = finetune.default_config()
         config.update({"steps": 40, "schedule": schedule, "learning_rate": 0.1})

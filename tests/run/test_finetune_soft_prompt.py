@@ -39,7 +39,7 @@ def base(tmp_path_factory):
     tf.keras.utils.set_random_seed(3)
     (base / "public").mkdir()
     config = T5Config(330, 1, 2, _HIDDEN, 24, 8, "1.1", dropout=0.1)
-    T5QueryGenerator(config).save(base / "public", vocabulary)
+    T5QueryGenerator(config).save_to_preset(base / "public", vocabulary)
     return base
 
 
@@ -78,7 +78,7 @@ def test_the_prompt_alone_is_trained_and_certified(base, tuned):
     assert certificate["training"]["soft_prompt"] == _P
     assert certificate["training"]["lora"] == "none"
     assert certificate["training"]["trained_parameters"] == _P * _HIDDEN
-    model, before = map(T5QueryGenerator.load, (tuned, base / "public"))
+    model, before = map(T5QueryGenerator.from_preset, (tuned, base / "public"))
     theirs = [v for v in model.backbone.weights if "soft_prompt" not in v.name]
     assert len(theirs) == len(before.backbone.weights)
     for one, other in zip(theirs, before.backbone.weights):
@@ -106,7 +106,7 @@ def test_it_starts_as_words_by_the_seed(base):
     start = _start(base)
     np.testing.assert_array_equal(_start(base), start)
     assert not np.array_equal(_start(base, seed=1), start)
-    public = T5QueryGenerator.load(base / "public")
+    public = T5QueryGenerator.from_preset(base / "public")
     words = public.backbone.token_embedding.embeddings.numpy()
     ids = [int(np.where((words == vector).all(axis=1))[0][0]) for vector in start]
     assert len(set(ids)) == _P
@@ -143,7 +143,7 @@ def test_later_stages_use_it_or_refuse(base, tuned, tmp_path):
     text = convert.convert(tuned, tmp_path / "carried", "huggingface", dtype="bfloat16")
     assert f"{_P} vectors" in text
     vectors = [
-        T5QueryGenerator.load(path).backbone.soft_prompt.vectors.numpy()
+        T5QueryGenerator.from_preset(path).backbone.soft_prompt.vectors.numpy()
         for path in (tuned, tmp_path / "carried")
     ]
     np.testing.assert_array_equal(*vectors)
@@ -163,10 +163,10 @@ def test_later_stages_use_it_or_refuse(base, tuned, tmp_path):
 def test_a_public_prompt_is_tuned_further(base, tuned):
     """Of another set, say; from one tuned on private queries, a finite ε is refused."""
     options = {"init": str(base / "transferred"), "steps": 1}
-    model = T5QueryGenerator.load(base / "public", soft_prompt=_P)
+    model = T5QueryGenerator.from_preset(base / "public", soft_prompt=_P)
     model.backbone.soft_prompt.vectors.assign(tf.ones([_P, _HIDDEN]))
     (base / "transferred").mkdir()
-    model.save(base / "transferred", base / "spiece.model")
+    model.save_to_preset(base / "transferred", base / "spiece.model")
     np.testing.assert_array_equal(_start(base, **options), np.ones([_P, _HIDDEN]))
     with pytest.raises(InputError, match="was itself trained on private queries"):
         finetune.run(_config(base, init=str(tuned)), base / "again")

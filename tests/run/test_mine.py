@@ -16,6 +16,7 @@ from tfdpsq.evaluation import read_trec_run, write_trec_run
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, verify_certificate
+from tfdpsq.retriever.training import content_key
 from tfdpsq.run import mine, train_retriever
 from tfdpsq.run.core import layout, sources
 from tfdpsq.run.training import hard_negatives
@@ -37,7 +38,7 @@ def base(tmp_path_factory):
     tf.keras.utils.set_random_seed(3)
     (base / "public").mkdir()
     config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
-    T5QueryGenerator(config).save(base / "public", base / "spiece.model")
+    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
     documents = list(BeirDirectory(base / "pairs").documents())
     write_synthetic(
         base / "public_pairs",
@@ -159,7 +160,7 @@ def test_the_rows_have_the_best_documents_that_are_no_answers(base):
     texts = {d.id: d.content for d in BeirDirectory(base / "pairs").documents()}
     for row, pair in enumerate(source.pairs):
         others = [d for d in found[pair.query_id] if d != pair.document_id]
-        wanted = [retriever.content_key(texts[d]) for d in others[1:3]]
+        wanted = [content_key(texts[d]) for d in others[1:3]]
         assert arrays["negative_keys"][row].tolist() == wanted
     assert arrays["negative_ids"].shape == (60, 2, 24)
 
@@ -175,7 +176,7 @@ def test_judgements_of_zero_are_negatives_from_the_data(base, tmp_path):
     (row,) = np.flatnonzero(arrays["negative_keys"][:, 0] >= 0)
     assert source.pairs[row].query_id == "q3"
     text = {d.id: d.content for d in BeirDirectory(pairs).documents()}["d70"]
-    assert arrays["negative_keys"][row, 0] == retriever.content_key(text)
+    assert arrays["negative_keys"][row, 0] == content_key(text)
 
 
 @pytest.mark.slow
@@ -290,7 +291,7 @@ def test_no_document_with_an_answers_text_is_a_negative(base, tmp_path):
     source = sources.load_source(str(pairs), "train")
     arrays = hard_negatives.arrays(config, source, Tokenizer(base / "spiece.model"))
     (row,) = [i for i, pair in enumerate(source.pairs) if pair.query_id == "q3"]
-    expected = [retriever.content_key(texts[name]) for name in ("d5", "d6")]
+    expected = [content_key(texts[name]) for name in ("d5", "d6")]
     assert arrays["negative_keys"][row].tolist() == expected
     # Rows without any hold nothing of it.
     others = np.delete(arrays["negative_ids"], row, axis=0)

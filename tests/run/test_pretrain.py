@@ -82,7 +82,7 @@ def finished(pairs, tmp_path_factory):
 
 
 def test_what_is_written_loads_as_any_t5(finished):
-    model = T5QueryGenerator.load(finished)
+    model = T5QueryGenerator.from_preset(finished)
     tokenizer = Tokenizer(sources.vocabulary_file("", str(finished)))
     assert model.config.vocabulary_size == 460
     assert tokenizer.vocabulary_size == 360  # the other hundred are sentinels

@@ -23,7 +23,7 @@ _WRITERS = {
     "training/pretraining_loop.py": "the state of a run on public documents",
     "passes/embedding.py": "a pass's shards",
     "search/retrieval.py": "a pass's shards",
-    "estimation/estimate_job_rates.py": "made-up texts in a temporary directory",
+    "estimation/rates.py": "made-up texts in a temporary directory",
     "audit.py": "in its temporary directory",
     "canaries.py": "in its temporary directory",
     "choose.py": "in the private directory",

@@ -37,7 +37,7 @@ def base(tmp_path_factory):
     tf.keras.utils.set_random_seed(3)
     (base / "public").mkdir()
     config = T5Config(330, 1, 2, 16, 24, 8, "1.1", dropout=0.1)
-    T5QueryGenerator(config).save(base / "public", base / "spiece.model")
+    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
     for name, epsilon in (("protected", 8.0), ("other", 4.0), ("open", math.inf)):
         settings = finetune.default_config()
         settings.update(
@@ -108,7 +108,7 @@ def test_it_starts_with_the_encoder_and_the_vocabulary_of_init(base, shared):
     name = f"untrained_{shared}"
     # `t5` is of another shape, and is not looked at.
     model, certificate = _train(base, name, steps=0, shared=shared)
-    generator = T5QueryGenerator.load(base / "public")
+    generator = T5QueryGenerator.from_preset(base / "public")
     assert model.config.t5 == generator.config
     expected = [
         # The head of T5 1.1 is no part of an encoder.

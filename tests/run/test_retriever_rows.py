@@ -102,9 +102,9 @@ def test_steps_are_taken_on_the_batches_of_memory(
         sources.load_source(config.pairs).pairs,
         Tokenizer(base / "spiece.model"),
         config.batch_size,
-        config.query_length,
-        config.document_length,
-        config.seed,
+        query_length=config.query_length,
+        document_length=config.document_length,
+        seed=config.seed,
         model=models[0] if stays else None,  # its document tower is as it was
     )
     assert len(taken) == 4

@@ -60,7 +60,7 @@ def base(tmp_path_factory):
     tf.keras.utils.set_random_seed(3)
     (base / "generator").mkdir()
     config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
-    T5QueryGenerator(config).save(base / "generator", base / "spiece.model")
+    T5QueryGenerator(config).save_to_preset(base / "generator", base / "spiece.model")
     return base
 
 
@@ -95,7 +95,7 @@ def _by_one_call(config, directory, provenance):
     write_synthetic(
         directory,
         synthesize(
-            T5QueryGenerator.load(config.generator),
+            T5QueryGenerator.from_preset(config.generator),
             Tokenizer(sources.vocabulary_file("", config.generator)),
             sources.sampled_documents(config.corpus, config.max_documents or None),
             settings,
@@ -148,13 +148,13 @@ def test_shards_of_a_private_generator_say_what_holds_of_them(
 
 def test_beam_in_this_process_writes_the_same_set(base, whole, tmp_path, monkeypatch):
     loaded = []
-    load = T5QueryGenerator.load.__func__
+    load = T5QueryGenerator.from_preset.__func__
 
     def counted(cls, *args):
         loaded.append(args)
         return load(cls, *args)
 
-    monkeypatch.setattr(T5QueryGenerator, "load", classmethod(counted))
+    monkeypatch.setattr(T5QueryGenerator, "from_preset", classmethod(counted))
     flags = ("--runner=DirectRunner",)
     assert stage.run(_config(base), tmp_path / "out", passes.Launch(beam=flags))
     assert _sharded.files(tmp_path / "out" / "set") == whole
@@ -200,7 +200,7 @@ def test_a_generator_is_made_ready_once_for_all_shards(base, whole, monkeypatch)
         return generate(*args, **options)
 
     monkeypatch.setattr(synthesis, "generate", counted)
-    model = T5QueryGenerator.load(str(base / "generator"))
+    model = T5QueryGenerator.from_preset(str(base / "generator"))
     tokenizer = Tokenizer(base / "spiece.model")
     documents = list(BeirDirectory(base / "pairs").documents())
     settings = SynthesisConfig(2, 48, 12, batch_size=16)

@@ -49,7 +49,7 @@ def base(tmp_path_factory):
     train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
     tf.keras.utils.set_random_seed(3)
     (base / "t5").mkdir()
-    T5QueryGenerator(T5Config(330, 1, 2, 16, 24, 8, "1.1")).save(
+    T5QueryGenerator(T5Config(330, 1, 2, 16, 24, 8, "1.1")).save_to_preset(
         base / "t5", base / "spiece.model"
     )
     near = [query.upper() for query in queries[:COPIED]]

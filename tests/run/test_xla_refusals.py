@@ -14,12 +14,8 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq import privacy, retriever
-from tfdpsq.generator import (
-    SamplingConfig,
-    T5QueryGenerator,
-    decodable_logits_mask,
-    generate,
-)
+from tfdpsq.generator import SamplingConfig, T5QueryGenerator
+from tfdpsq.generator.decoding import decodable_logits_mask, generate
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import choose_max_batch_size, make_logical_step
 from tfdpsq.run.training import plain_training, pretraining_step
@@ -137,7 +133,7 @@ def _plan(epsilon=8.0, **changes):
 def test_private_training_of_the_generator(optimizer, epsilon, engine, dtype):
     model = T5QueryGenerator(T5Config(**_T5, dropout=0.1), dtype)
     step = make_logical_step(
-        lambda batch: model.row_losses(batch, training=True),
+        lambda batch: model.per_example_losses(batch, training=True),
         model.trainable_variables,
         privacy.make_optimizer(_plan(epsilon), 0.1, optimizer, engine),
         4,

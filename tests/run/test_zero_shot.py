@@ -8,8 +8,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from tfdpsq import evaluation, retriever
+from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, train_vocabulary
+from tfdpsq.retriever.nearest import KBest
 from tfdpsq.run import train_retriever, zero_shot
 from tfdpsq.run.core import layout
 from tfdpsq.run.search import benchmark_sets, retrieval
@@ -87,7 +88,7 @@ class _AtRandom:
     def search(self, alike, documents):
         draw = np.random.default_rng(len(self.queries))
         ids = [document.id for document in documents()]
-        best = retriever.KBest(len(self.queries), self.k)
+        best = KBest(len(self.queries), self.k)
         rows = np.stack([draw.permutation(len(ids))[: self.k] for _ in self.queries])
         scores = draw.random(rows.shape).astype(np.float32)
         best.merge(scores, rows, np.array(ids, object)[rows], len(ids))

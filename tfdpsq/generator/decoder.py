@@ -1,10 +1,9 @@
 """One step of decoding: T5's decoder at one position, keys and values cached.
 
-The decoder is run on its weights, not on its layers: same maths, one position at a
-time, in the layout that makes a step cheap. What depends on the weights alone (fused,
-transposed and cast kernels) is made once, what depends on the document alone (its keys
-and values in every layer) once per document, however many queries are written for it.
-A test holds it against the uncached model.
+The decoder is computed from its weights, without its layers: the same mathematics, one
+position at a time, in the layout that makes a step cheap. Fused, transposed and cast
+kernels are made once; a document's keys and values are made once per document, however
+many queries are written for it. A test compares it with the uncached model.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from tensorflow.python.ops import control_flow_util
 
 from tfdpsq import validation
 from tfdpsq.generator.checkpoints.slots import kernel_of
-from tfdpsq.generator.model import T5QueryGenerator
 
 MASKED = -1e9
 
@@ -25,16 +23,16 @@ MASKED = -1e9
 class _Layer(NamedTuple):
     """A decoder layer's kernels, in the dtype that the model computes in."""
 
-    self_inputs: tf.Tensor  # queries, keys and values side by side
+    self_inputs: tf.Tensor  # queries, keys and values, concatenated
     self_output: tf.Tensor
     cross_query: tf.Tensor
     cross_output: tf.Tensor
-    hidden: tf.Tensor  # of a gated layer, the gate's beside it
+    hidden: tf.Tensor  # in a gated layer followed by the gate's
     output: tf.Tensor
 
 
 class Documents(NamedTuple):
-    """What a decoder needs of D documents of L tokens.
+    """A decoder's inputs from D documents of L tokens.
 
     Attributes:
       keys: per layer [D, heads, key_value_dim, L].
@@ -46,8 +44,8 @@ class Documents(NamedTuple):
     values: list[tf.Tensor]
     bias: tf.Tensor
 
-    def take(self, which: tf.Tensor) -> Documents:
-        """Those at the indices `which` [n]."""
+    def get_rows(self, which: tf.Tensor) -> Documents:
+        """Selects the documents at the indices `which` [n]."""
         return tf.nest.map_structure(lambda t: tf.gather(t, which), self)
 
 
@@ -56,17 +54,17 @@ class CachedDecoder:
 
     Rows belong to documents: B = D·k rows are k queries for each document in turn,
     which share its keys and values. A cache is [B, heads, T, key_value_dim]; a step
-    writes its own position into it where it lies and copies nothing else.
+    writes its own position into it in place.
     """
 
-    def __init__(self, model: T5QueryGenerator, length: int):
+    def __init__(self, model: tf.keras.Model, length: int):
         """Prepares the kernels; LoRA's updates are added to theirs.
 
-        It takes the weights as they are now: later training does not reach it. Made
-        outside of `tf.function`, kernels are prepared once for all calls.
+        It copies the weights as they are now: later training does not change it. If it
+        is made outside of `tf.function`, kernels are prepared once for all calls.
 
         Args:
-          model: the generator whose decoder is run.
+          model: the `T5QueryGenerator` whose decoder is run.
           length: most tokens a query can have, T.
         """
         self.model = model
@@ -105,19 +103,19 @@ class CachedDecoder:
         )
 
     def documents(self, states: tf.Tensor, mask: tf.Tensor) -> Documents:
-        """Keys and values of the encoder's states, in every layer.
+        """Computes keys and values from the encoder's states, in every layer.
 
         Args:
-          states: what the model's `encode` returned, [D, L, hidden_dim] and longer by
-            a soft prompt.
+          states: result of the model's `encode`, [D, P + L, hidden_dim] with P the
+            length of the soft prompt.
           mask: [D, L] int32, 1 for real tokens of the document.
 
         Returns:
-          What `step` needs of them.
+          The documents, for `step`.
         """
         prompt = self.model.backbone.soft_prompt
         if prompt is not None:
-            mask = prompt.longer(mask)
+            mask = prompt.extend_mask(mask)
         keys: list[tf.Tensor] = []
         values: list[tf.Tensor] = []
         heads, width = self.heads
@@ -130,7 +128,7 @@ class CachedDecoder:
                     layer.cross_attention.value_projector,
                 )
             )
-            # Products that come out in the layout wanted: no transposition after.
+            # Products in the final layout: no transposition afterwards.
             projected = tf.matmul(key[None], states, transpose_a=True, transpose_b=True)
             keys.append(tf.reshape(projected, [count, heads, width, length]))
             by_head = tf.transpose(tf.reshape(value, [-1, heads, width]), [1, 0, 2])
@@ -139,12 +137,12 @@ class CachedDecoder:
         return Documents(keys, values, bias[:, None, None, :])
 
     def empty_cache(self, rows: int) -> list[tf.Tensor]:
-        """Zeroed self-attention caches: keys and values for every layer."""
+        """Makes zeroed self-attention caches: keys and values for every layer."""
         shape = [rows, self.heads[0], self.length, self.heads[1]]
         return [tf.zeros(shape, self.dtype) for _ in range(2 * len(self._layers))]
 
     def position_bias(self) -> tf.Tensor:
-        """Relative position bias with the causal mask, [T, heads, 1, T]."""
+        """Returns the relative position bias with the causal mask, [T, heads, 1, T]."""
         attention = self._sublayers[0].self_attention
         bias = attention.compute_bias(self.length, self.length)[0]
         causal = tf.linalg.band_part(tf.ones([self.length] * 2, self._exact), -1, 0)
@@ -159,12 +157,12 @@ class CachedDecoder:
         documents: Documents,
         position_bias: tf.Tensor,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Logits at one position.
+        """Computes the logits at one position.
 
         Args:
           position: scalar int32, t.
           tokens: [B] int32, the decoder's input at t.
-          cache: from `empty_cache` or the step before.
+          cache: from `empty_cache` or the previous step.
           documents: those of the rows, from `documents`.
           position_bias: from `position_bias`.
 
@@ -196,7 +194,7 @@ class CachedDecoder:
         return tf.cast(tf.matmul(hidden, self._head), tf.float32), cache
 
     def _cross(self, number, layer, kernels, x, documents):
-        """Attention of all rows of a document to its keys, read once for all."""
+        """Attends from all rows of a document to its keys, which are read once."""
         normed = self._norm(layer.cross_attention_layer_norm, x)
         queries = tf.matmul(normed, kernels.cross_query)
         count = documents.bias.shape[0] or tf.shape(documents.bias)[0]
@@ -240,15 +238,17 @@ class CachedDecoder:
 
 
 def written(cache: tf.Tensor, position: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-    """`cache` [B, heads, T, width] with `new` [B, heads, 1, width] at a position.
+    """Writes `new` [B, heads, 1, width] into one position of a cache.
 
-    No one op does this in place both in a graph and under XLA. (As of TensorFlow 2.15
+    The cache is [B, heads, T, width].
+
+    No single op does this in place both in a graph and under XLA. (In TensorFlow 2.15
     `tensor_scatter_nd_update` copies the whole cache in a graph, at every step.)
     """
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         return xla.dynamic_update_slice(cache, new, tf.stack([0, 0, position, 0]))
     length, width = cache.shape[2:]
-    # As a matrix, for which the op takes less than half the time.
+    # The op takes less than half the time on a matrix.
     matrix = tf.reshape(cache, [-1, length * width])
     matrix = tf.raw_ops.TensorStridedSliceUpdate(
         input=matrix,

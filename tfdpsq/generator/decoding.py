@@ -1,8 +1,8 @@
 """Queries for a batch of documents: the whole loop, in one graph.
 
-Everything has a static shape, so that it compiles under XLA, for a TPU too. A batch
-whose queries end one after the other would still cost as much as its longest: as soon
-as half of the documents have all their queries, the others go on alone.
+All shapes are static, so that the loop compiles under XLA, also for a TPU. A batch
+whose queries end one after the other would cost as much as its longest query. Once half
+of the documents have all their queries, the others therefore continue alone.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.generator.decoder import MASKED, CachedDecoder, Documents
-from tfdpsq.generator.model import T5QueryGenerator
 from tfdpsq.generator.sampling import SamplingConfig, sample
 
-# A step of fewer rows takes hardly less time than one of so many.
+# A step of fewer rows takes hardly less time.
 _FEWEST_ROWS = 16
-# The CPU's vector instructions round otherwise than what finishes off a last part of
-# fewer rows. Batches of a multiple of these many have no such part.
+# The CPU's vector instructions round differently from the code for a remainder of fewer
+# rows. Batches of a multiple of this number have no remainder.
 ROWS_ROUNDED_ALIKE = 8
 
 
 class _State(NamedTuple):
     position: tf.Tensor  # scalar int32, the next position to fill
-    tokens: tf.Tensor  # [B] int32, the last ones drawn
+    tokens: tf.Tensor  # [B] int32, the last tokens drawn
     finished: tf.Tensor  # [B] bool
     ids: tf.Tensor  # [T, B] int32
     cache: list[tf.Tensor]
@@ -34,12 +33,12 @@ class _State(NamedTuple):
 def decodable_logits_mask(
     vocabulary_size: int, decodable: int, never: tuple[int, ...]
 ) -> tf.Tensor:
-    """What to add to logits so that only text comes out.
+    """Makes the mask to add to logits so that only text is drawn.
 
     Args:
       vocabulary_size: width of the logits, V. T5's 32128 exceed its 32000 pieces.
-      decodable: how many leading ids the tokenizer can decode.
-      never: further ids that stand for no text (padding, unknown).
+      decodable: number of leading ids that the tokenizer can decode.
+      never: further ids that are not text (padding, unknown).
 
     Returns:
       [V] float32: 0 where an id may be drawn, -inf elsewhere.
@@ -61,7 +60,7 @@ def decodable_logits_mask(
 
 @tf.autograph.experimental.do_not_convert
 def generate(
-    model: T5QueryGenerator,
+    model: tf.keras.Model,
     document_ids: tf.Tensor,
     document_lengths: tf.Tensor,
     uniforms: tf.Tensor,
@@ -73,30 +72,30 @@ def generate(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Writes k queries for each document; the encoder runs once for all of them.
 
-    A query depends on its own document and its own `uniforms` alone: on a CPU outside
-    of XLA to the last bit of each probability, if L and the rows are multiples of
-    `ROWS_ROUNDED_ALIKE`, and elsewhere but for rounding.
+    A query depends on its own document and its own `uniforms` alone: on a CPU without
+    XLA to the last bit of each probability, if L and the number of rows are multiples
+    of `ROWS_ROUNDED_ALIKE`; elsewhere up to rounding.
 
     Args:
-      model: the generator.
+      model: a `T5QueryGenerator`.
       document_ids: [D, L] int32.
       document_lengths: [D] int32.
       uniforms: [D·k, T] float32 in [0, 1), static shape: one number per query and
         position, k rows for each document in turn; T is the most tokens a query may
         have. Ignored by greedy decoding.
-      config: how tokens are chosen.
+      config: sampling of tokens.
       logits_mask: [V] float32, from `decodable_logits_mask`.
-      eos_id: the token that ends a query. It is never the first, as no data set
-        holds empty queries.
-      early_stop: leave out rows that have ended, and stop once all have.
-      decoder: one made before for this model and T, to be used again; `None` makes
-        one in every call.
+      eos_id: the token that ends a query. It is never drawn first, as data sets have
+        no empty queries.
+      early_stop: drop rows that have ended, and stop once all have.
+      decoder: a decoder made earlier for this model and T; `None` makes one in every
+        call.
 
     Returns:
       ids [D·k, T] int32, 0 after the end; lengths [D·k] int32, EOS included.
 
     Raises:
-      InputError: rows that are no multiple of the documents.
+      InputError: the number of rows is not a multiple of the documents.
     """
     rows, length = uniforms.shape
     count = document_ids.shape[0]
@@ -105,7 +104,7 @@ def generate(
             f"uniforms has {rows} rows for {count} documents; give each document as "
             "many rows as it gets queries."
         )
-    # With a soft prompt as without one, rows are as wide as what is rounded alike.
+    # Prompt and document together are padded to a width that rounds alike.
     prompt = model.backbone.soft_prompt
     if prompt is not None:
         short = -prompt.length % ROWS_ROUNDED_ALIKE
@@ -128,7 +127,7 @@ def generate(
 
 def _make_step(decoder, config, logits_mask, eos_id):
     not_first = tf.one_hot(eos_id, logits_mask.shape[0], on_value=MASKED)
-    # What is added to logits at the first position and at all others.
+    # Added to the logits at the first position, and at all others.
     additions = tf.stack([logits_mask + not_first, logits_mask])
     position_bias = decoder.position_bias()
 
@@ -149,15 +148,15 @@ def _make_step(decoder, config, logits_mask, eos_id):
 
 
 def _run(decoder, step, state, documents, uniforms, early_stop):
-    """Fills in `state` to the end.
+    """Runs `state` to the end.
 
     Args:
       decoder: the decoder.
       step: one step, from `_make_step`.
-      state: where decoding stands.
-      documents: of the rows.
+      state: the state so far.
+      documents: the rows' documents.
       uniforms: [B, T].
-      early_stop: whether rows that have ended are left out.
+      early_stop: whether rows that have ended are dropped.
 
     Returns:
       [B, T] int32 ids.
@@ -192,7 +191,7 @@ def _run(decoder, step, state, documents, uniforms, early_stop):
 
     def go_on():
         left = unfinished(state)
-        # The documents not done first; some that are may come along.
+        # Unfinished documents first; some finished ones may fill up the rest.
         order = tf.argsort(tf.cast(~left, tf.int32), stable=True)
         chosen = order[:fewer]
         of_rows = chosen[:, None] * (rows // count) + tf.range(rows // count)
@@ -208,7 +207,7 @@ def _run(decoder, step, state, documents, uniforms, early_stop):
             decoder,
             step,
             part,
-            documents.take(chosen),
+            documents.get_rows(chosen),
             tf.gather(uniforms, of_rows),
             early_stop,
         )

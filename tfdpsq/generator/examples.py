@@ -1,4 +1,4 @@
-"""Pairs as the arrays a generator trains on."""
+"""Tokenises pairs into the arrays that a generator trains on."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _CHUNK = 1024
 def encode_pairs(
     pairs: Sequence[Pair],
     tokenizer: Tokenizer,
-    document_length: int,
+    *,
     query_length: int,
+    document_length: int,
     prompt: str = PROMPT,
 ) -> dict[str, np.ndarray]:
-    """Tokenises documents (behind the prompt) and queries.
+    """Tokenises queries, and documents with the prompt before them.
 
     Args:
-      pairs: n of them.
+      pairs: n pairs.
       tokenizer: the model's tokenizer.
-      document_length: tokens kept of prompt and document, EOS included.
       query_length: tokens kept of the query, EOS included.
-      prompt: what precedes the document.
+      document_length: tokens kept of prompt and document, EOS included.
+      prompt: text before the document.
 
     Returns:
       "document_ids" [n, document_length] int32, "document_lengths" [n] int32,
@@ -36,8 +37,8 @@ def encode_pairs(
     Raises:
       InputError: a length below one.
     """
-    validation.positive_integer("document_length", document_length)
     validation.positive_integer("query_length", query_length)
+    validation.positive_integer("document_length", document_length)
     parts: dict[str, list[np.ndarray]] = {}
     for start in range(0, len(pairs), _CHUNK):
         chunk = pairs[start : start + _CHUNK]

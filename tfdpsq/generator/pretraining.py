@@ -7,7 +7,7 @@ that a pseudo-query is from among all of the batch.
 
 A tiny T5 can lower these losses while its encoder maps everything to one point or its
 decoder never looks at the document. So the cosines between tokens and between
-documents are watched, and how much better a held-out pseudo-query is told by its own
+documents are watched, and how much better a held-out pseudo-query is predicted by its
 document than by another one.
 """
 
@@ -20,10 +20,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.data import PROMPT, Document, RowStore, Tokenizer, pseudo_pairs
-from tfdpsq.generator.model import T5QueryGenerator, row_losses_of
+from tfdpsq.generator.model import T5QueryGenerator, losses_from_logits
 from tfdpsq.generator.passages import document_of, passages
 from tfdpsq.generator.span_corruption import SENTINELS, corrupt_spans
-from tfdpsq.layers import MaskedMeanPooling, kinds_of_rows
+from tfdpsq.layers import MaskedMeanPooling
+from tfdpsq.layers.seeded_dropout import kinds_of_rows
 from tfdpsq.validation import InputError
 
 # Query embeddings [B, D], document embeddings [B, D], document keys [B] to [B] losses.
@@ -35,7 +36,7 @@ _pool = MaskedMeanPooling()
 
 
 def is_held_out(document_id: str, one_in: int = 50) -> bool:
-    """Whether a document is kept for watching: one in so many, by its id's hash."""
+    """Returns whether a document is held out: one in so many, by its id's hash."""
     return _key(document_id) % one_in == 0
 
 
@@ -233,7 +234,7 @@ def pretraining_losses(
     # In a share of a batch, too, the pseudo-queries come first.
     with kinds_of_rows((pairs, rows - pairs)):
         states = model.states(batch, training)
-    losses = row_losses_of(model.head(states["decoder_sequence_output"]), batch)
+    losses = losses_from_logits(model.head(states["decoder_sequence_output"]), batch)
     queries = _embed(
         model, batch["query_ids"][:pairs], batch["query_lengths"][:pairs], training
     )
@@ -285,8 +286,8 @@ class Watcher:
                 "document_lengths": wrong_lengths,
             }
             return {
-                "own": row_losses_of(logits, batch),
-                "wrong": model.row_losses(wrong),
+                "own": losses_from_logits(logits, batch),
+                "wrong": model.per_example_losses(wrong),
                 "queries": _embed(model, batch["query_ids"], batch["query_lengths"]),
                 "documents": _pooled(encoded, lengths),
                 "token_sum": tf.reduce_sum(tokens, 0, keepdims=True),
@@ -337,7 +338,7 @@ def _key(text: str) -> int:
 
 
 def _mean_cosine(total: np.ndarray, count: int) -> float:
-    """Of all pairs of different unit vectors, from their sum."""
+    """Averages over all pairs of different unit vectors, from their sum."""
     return float((total @ total - count) / (count * (count - 1)))
 
 

@@ -92,7 +92,7 @@ def resized(
 
 
 def _origins(old: int, new: int) -> list[tuple[int, bool]]:
-    """Of each new layer the old one it is made from, and whether that was made twice.
+    """Maps each new layer to its old one, and whether that one was used twice.
 
     The first layer stays the first: its position bias is all layers'.
     """

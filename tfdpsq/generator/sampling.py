@@ -22,13 +22,13 @@ from tfdpsq import validation
 # Sums over tokens are taken within blocks of these many, and then over the blocks.
 _BLOCK = 128
 # The part of the distribution beyond the nucleus shrinks by a uniform factor a draw:
-# beyond 40 draws lies a probability below 1e-20, whatever p is.
+# more than 40 draws have a probability below 1e-20 for every p.
 _DRAWS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """How a token is chosen.
+    """Settings of token sampling.
 
     Attributes:
       temperature: divides the logits; 0 is greedy decoding.

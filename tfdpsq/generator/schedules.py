@@ -1,4 +1,4 @@
-"""How a learning rate goes up and down."""
+"""Learning rate schedules."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def corrupt_spans(
     """Makes one example of a text.
 
     Args:
-      ids: [L] tokens of the text; what lies beyond `length` is ignored, and so is an
+      ids: [L] tokens of the text; those beyond `length` are ignored, and so is an
         EOS at its end.
       length: real tokens.
       input_length: tokens of the input, EOS included; a longer text is cut.

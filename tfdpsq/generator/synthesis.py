@@ -1,15 +1,15 @@
-"""Documents in, synthetic queries out, whatever the batching.
+"""Documents in, synthetic queries out, independent of the batching.
 
-Every (document, sample) has random numbers of its own, derived from the seed,
-the document's id and the sample's number by a hash. Documents are batched with others
-of about their length, but how far one is padded follows from its own length alone. The
-query written for it is therefore the same at any batch size, in any shard, in any
-order. On a CPU outside of XLA this holds to the last bit of every probability, as
-products of matrices and all else there round a row alike whatever rows stand beside it
-(a test checks that); elsewhere, but for draws within rounding of a boundary.
+Every (document, sample) has its own random numbers, derived by a hash from the seed,
+the document's id and the sample's number. Documents are batched with others of similar
+length, but a document's padding depends on its own length alone. Its queries are
+therefore the same at any batch size, in any shard, in any order. On a CPU without XLA
+this holds to the last bit of every probability, because there a row is rounded
+independently of the other rows (a test checks that); elsewhere it holds except for
+draws within rounding of a boundary.
 
-Synthesis reads the trained model and public documents only: by post-processing
-it costs no privacy, however many queries are written.
+Synthesis reads only the trained model and public documents: by post-processing it costs
+no privacy, however many queries are written.
 """
 
 from __future__ import annotations
@@ -34,30 +34,29 @@ from tfdpsq.generator.decoding import (
     decodable_logits_mask,
     generate,
 )
-from tfdpsq.generator.model import T5QueryGenerator
 from tfdpsq.generator.sampling import SamplingConfig
 
 # Documents are padded to multiples of this part of `document_length`.
 _WIDTHS = 8
 # More samples of a document than these are decoded in several parts.
 _MOST_SAMPLES = 64
-# Documents wait for others of their length while no more than so many batches do.
+# Documents wait for others of their length while at most this many batches wait.
 _BATCHES_WAITING = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class SynthesisConfig:
-    """How queries are written.
+    """Settings of synthesis.
 
     Attributes:
       samples_per_document: queries per document, k.
-      document_length: tokens of prompt and document the encoder sees.
+      document_length: tokens of prompt and document that the encoder reads.
       query_length: most tokens of a query, EOS included.
-      batch_size: about how many queries are decoded at a time; changes speed and
-        memory only.
+      batch_size: queries decoded at a time, approximately; it changes speed and memory
+        only.
       seed: any integer; public, as post-processing needs no secret.
-      sampling: how tokens are chosen.
-      prompt: what precedes the document.
+      sampling: sampling of tokens.
+      prompt: text before the document.
 
     Raises:
       InputError: a number below one.
@@ -83,13 +82,13 @@ class SynthesisConfig:
 
 
 def row_uniforms(seed: int, document_id: str, sample: int, length: int) -> np.ndarray:
-    """The random numbers of one (document, sample).
+    """Draws the random numbers of one (document, sample).
 
     Args:
       seed: the synthesis seed.
       document_id: the document's id.
       sample: number of the sample for this document, from 0.
-      length: how many numbers, one per position.
+      length: number of positions.
 
     Returns:
       [length] float32 in [0, 1).
@@ -100,7 +99,7 @@ def row_uniforms(seed: int, document_id: str, sample: int, length: int) -> np.nd
 
 
 def synthesize(
-    model: T5QueryGenerator,
+    model: tf.keras.Model,
     tokenizer: Tokenizer,
     documents: Iterable[Document],
     config: SynthesisConfig,
@@ -109,16 +108,17 @@ def synthesize(
     """Writes `samples_per_document` queries for each document.
 
     Args:
-      model: the generator, with the weights it has when the first query is asked for.
-      tokenizer: the vocabulary it was trained with.
+      model: a `T5QueryGenerator`; its weights are read when the first query is
+        requested.
+      tokenizer: the vocabulary that the model was trained with.
       documents: public documents; read as a stream, a bounded number ahead.
-      config: how to write.
+      config: settings.
       jit_compile: compile with XLA, once for each of up to eight lengths of document.
 
     Yields:
       One `SyntheticQuery` for each document and sample, in order, numbered
-      `genQ0`, `genQ1`, … Its text may be empty; `write_synthetic` leaves such
-      rows out and counts them.
+      `genQ0`, `genQ1`, … Its text may be empty; `write_synthetic` skips and counts
+      such rows.
 
     Raises:
       InputError: the tokenizer does not fit the model.
@@ -127,25 +127,25 @@ def synthesize(
 
 
 class Synthesizer:
-    """A generator made ready once, to write queries for any number of parts.
+    """A generator prepared once, to write queries for any number of parts.
 
-    What a part's queries are follows from its documents alone, so parts may be
-    written in any order, by any number of processes that have one of these each.
+    A part's queries depend on its documents alone, so parts may be written in any
+    order, by any number of processes with one `Synthesizer` each.
     """
 
     def __init__(
         self,
-        model: T5QueryGenerator,
+        model: tf.keras.Model,
         tokenizer: Tokenizer,
         config: SynthesisConfig,
         jit_compile: bool = False,
     ):
-        """Takes up the weights that the model has now.
+        """Copies the weights that the model has now.
 
         Args:
-          model: the generator.
-          tokenizer: the vocabulary it was trained with.
-          config: how to write.
+          model: a `T5QueryGenerator`.
+          tokenizer: the vocabulary that the model was trained with.
+          config: settings.
           jit_compile: compile with XLA, once for each of up to eight lengths of
             document.
 
@@ -165,12 +165,12 @@ class Synthesizer:
 
         Args:
           documents: read as a stream, a bounded number ahead.
-          first: how many documents of the whole lie before these.
-          on_batch: called with how many queries a batch has written, and of how many
-            tokens, as soon as it has; they are yielded later, in order.
+          first: number of documents of the corpus before these.
+          on_batch: called after every batch with its number of queries and of tokens;
+            the queries are yielded later, in order.
 
         Yields:
-          As `synthesize`, numbered as they are in the whole.
+          As `synthesize`, numbered as in the whole corpus.
         """
         samples, size = _batch_shape(self._config)
         tasks = _tokenized(documents, self._tokenizer, self._config, samples, size)
@@ -193,10 +193,10 @@ class Synthesizer:
 
 
 def _batch_shape(config: SynthesisConfig) -> tuple[int, int]:
-    """Samples of one document that are decoded together, and documents in a batch.
+    """Returns how many samples of a document decode together, and documents per batch.
 
-    Samples share their document's keys and values. How many do follows from the number
-    of samples alone, not from the batch size, and rows are filled up to a multiple of
+    Samples share their document's keys and values. Their number depends on the number
+    of samples alone, not on the batch size, and rows are filled up to a multiple of
     `ROWS_ROUNDED_ALIKE`, so that rounding is the same at all batch sizes.
     """
     samples = min(config.samples_per_document, _MOST_SAMPLES)
@@ -210,7 +210,7 @@ def _next_multiple(number: int, divisor: int) -> int:
 
 @dataclasses.dataclass
 class _Task:
-    """Some samples of one document: what a batch is made of."""
+    """Some samples of one document; a batch consists of tasks."""
 
     document: Document
     samples: range
@@ -226,7 +226,7 @@ def _tokenized(
     samples: int,
     size: int,
 ) -> Iterator[_Task]:
-    """Tasks of up to `samples` samples; documents are tokenised `size` at a time."""
+    """Yields tasks of up to `samples` samples; tokenises `size` documents at a time."""
     documents = iter(documents)
     every = range(config.samples_per_document)
     while chunk := list(itertools.islice(documents, size)):
@@ -244,15 +244,15 @@ def _tokenized(
 
 
 def bucket_width(length: int, document_length: int) -> int:
-    """How many tokens a document is padded to.
+    """Returns the number of tokens that a document is padded to.
 
     Args:
       length: its own number of tokens.
       document_length: most tokens a document can have.
 
     Returns:
-      The next multiple of about an eighth of `document_length`, which is one of
-      `ROWS_ROUNDED_ALIKE` too and may exceed it.
+      The next multiple of about an eighth of `document_length`, which is a multiple of
+      `ROWS_ROUNDED_ALIKE` too and may exceed `document_length`.
     """
     step = _next_multiple(math.ceil(document_length / _WIDTHS), ROWS_ROUNDED_ALIKE)
     return _next_multiple(length, step)
@@ -261,7 +261,7 @@ def bucket_width(length: int, document_length: int) -> int:
 def _bucketed(
     tasks: Iterable[_Task], write: Callable[[list[_Task]], None], size: int
 ) -> Iterator[_Task]:
-    """Runs tasks of one width together; yields them, done, in their own order.
+    """Runs tasks of one width together; yields the finished tasks in their order.
 
     Args:
       tasks: the tasks.
@@ -290,14 +290,14 @@ def _bucketed(
 
 
 def _writer(
-    model: T5QueryGenerator,
+    model: tf.keras.Model,
     tokenizer: Tokenizer,
     config: SynthesisConfig,
     jit_compile: bool,
 ) -> Callable[[list[_Task]], int]:
-    """The function that writes the queries of a batch of tasks into them.
+    """Makes the function that writes the queries of a batch of tasks into them.
 
-    It returns how many tokens they have, without padding.
+    It returns their number of tokens, without padding.
     """
     mask = decodable_logits_mask(
         model.config.vocabulary_size,
@@ -313,7 +313,7 @@ def _writer(
         tf.TensorSpec([rows, config.query_length], tf.float32),
     ]
 
-    # One graph serves documents of any width; XLA needs to know the width.
+    # One graph serves documents of any width; XLA needs a static width.
     @tf.function(
         input_signature=None if jit_compile else signature,
         jit_compile=jit_compile,

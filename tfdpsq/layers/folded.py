@@ -1,4 +1,4 @@
-"""Several texts of one example through a layer that knows of one."""
+"""Runs a layer on several texts of one example at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ from tfdpsq.validation import InputError
 class Folded(tf.keras.layers.Layer):
     """Runs a layer on [B, K, ...] as on [B · K, ...], example by example.
 
-    As Keras's TimeDistributed, but for any layer, a model with several inputs
-    included, and always as one call. An engine that clips by example knows from it
-    that all K rows are the example's (`privacy.fast`).
+    Like Keras's TimeDistributed, but for any layer, including a model with several
+    inputs, and always in one call. It tells an engine that clips by example that all
+    K rows belong to one example (`privacy.fast`).
+
+    Example:
+      >>> layer = Folded(tf.keras.layers.Dense(3))
+      >>> layer(tf.zeros([2, 5, 4])).shape
+      TensorShape([2, 5, 3])
+
+    Attributes:
+      layer: the wrapped layer.
     """
 
     def __init__(self, layer: tf.keras.layers.Layer, **kwargs):
@@ -53,13 +61,13 @@ class Folded(tf.keras.layers.Layer):
         return tf.reshape(output, [-1, count, *output.shape[1:]])
 
     def get_config(self) -> dict[str, Any]:
-        """The layer inside, and Keras's own."""
+        """Returns the constructor's arguments."""
         inner = tf.keras.layers.serialize(self.layer)
         return {**super().get_config(), "layer": inner}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Folded:
-        """The layer that `get_config` described."""
+        """Makes the layer that `get_config` described."""
         inner = tf.keras.layers.deserialize(config["layer"])
         return cls(inner, **{k: v for k, v in config.items() if k != "layer"})
 

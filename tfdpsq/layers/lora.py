@@ -1,13 +1,13 @@
 """Low-rank adaptation (LoRA): a frozen Dense layer with a small trainable update.
 
-Hu et al. 2021 (arXiv:2106.09685, section 4.1): the kernel W stays as it is, and what
-is trained is a product A·B of two thin matrices beside it,
+Hu et al. 2021 (arXiv:2106.09685, section 4.1): the kernel W is frozen, and the product
+A·B of two thin matrices is trained and added to it,
 
     y = x·W + b + (alpha / rank) · (x·A)·B,        A: m × rank,  B: rank × n.
 
-B starts at zero, so that training starts from the model as it was. Under differential
-privacy fewer trained weights mean less noise in all (its norm grows with the root of
-their number), which is why one wants this here.
+B starts at zero, so training starts from the original model. Under differential privacy
+the noise's norm grows with the square root of the number of trained weights: fewer
+trained weights mean less noise.
 """
 
 from __future__ import annotations
@@ -24,9 +24,16 @@ from tfdpsq.layers.patterns import matches, require_matches
 class LoRADense(tf.keras.layers.Layer):
     """A Dense layer whose kernel and bias are frozen, with a trainable update.
 
-    Inputs and outputs are those of the Dense layer, its activation included. A and B
-    are the kernels of two Dense layers inside, `down` and `up`, in float32 also
-    under mixed precision.
+    Inputs and outputs are those of the Dense layer, including its activation. A and B
+    are the kernels of two inner Dense layers, `down` and `up`, in float32 also under
+    mixed precision.
+
+    Example:
+      >>> layer = LoRADense(tf.keras.layers.Dense(8), rank=2, alpha=4.0)
+      >>> layer(tf.zeros([3, 5])).shape
+      TensorShape([3, 8])
+      >>> [weight.shape.as_list() for weight in layer.trainable_weights]
+      [[5, 2], [2, 8]]
 
     Attributes:
       dense: the frozen layer.
@@ -77,7 +84,7 @@ class LoRADense(tf.keras.layers.Layer):
         _freeze_weights(dense)
 
     def build(self, input_shape):
-        """Makes A and B, and the Dense layer's weights if it has none."""
+        """Creates A and B, and the Dense layer's weights if it has none yet."""
         if not self.dense.built:
             self.dense.build(input_shape)
             _freeze_weights(self.dense)
@@ -88,10 +95,17 @@ class LoRADense(tf.keras.layers.Layer):
         self.built = True
 
     def call(self, inputs):
-        """[..., m] to [..., n]."""
-        # Scaled where it is thin.
+        """Computes the adapted layer.
+
+        Args:
+          inputs: [..., m] floating point.
+
+        Returns:
+          [..., n] in the layer's compute dtype.
+        """
+        # Scaled at the narrow point, where it costs least.
         update = self.up(self.down(inputs) * (self.alpha / self.rank))
-        # Of the Dense layer only the weights are used: the activation comes last.
+        # Uses only the Dense layer's weights: its activation comes last.
         kernel = tf.convert_to_tensor(self.dense.kernel)
         output = tf.tensordot(inputs, kernel, 1) + update
         output.set_shape([*inputs.shape[:-1], self.dense.units])
@@ -101,7 +115,7 @@ class LoRADense(tf.keras.layers.Layer):
         return output if activation is None else activation(output)
 
     def merge(self) -> tf.Tensor:
-        """The kernel of a Dense layer that computes the same without an update.
+        """Returns the kernel of a Dense layer that computes the same without LoRA.
 
         Returns:
           W + (alpha / rank)·A·B, [m, n] float32.
@@ -110,11 +124,11 @@ class LoRADense(tf.keras.layers.Layer):
         return self.dense.kernel + (self.alpha / self.rank) * update
 
     def compute_output_shape(self, input_shape) -> tf.TensorShape:
-        """[..., m] gives [..., n]."""
+        """Returns [..., n] for [..., m]."""
         return tf.TensorShape([*input_shape[:-1], self.dense.units])
 
     def get_config(self) -> dict:
-        """The layer's configuration, the Dense layer's within."""
+        """Returns the constructor's arguments, the Dense layer serialized."""
         config = super().get_config()
         config.update(
             {
@@ -127,7 +141,7 @@ class LoRADense(tf.keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict) -> LoRADense:
-        """The layer that `get_config` described."""
+        """Makes the layer that `get_config` described."""
         dense = tf.keras.layers.deserialize(config["dense"])
         return cls(**{**config, "dense": dense})
 
@@ -135,13 +149,13 @@ class LoRADense(tf.keras.layers.Layer):
 def apply_lora(
     model: tf.keras.Model, rank: int, alpha: float, targets: Sequence[str]
 ) -> dict[str, LoRADense]:
-    """Puts `LoRADense` in place of Dense layers, and freezes everything else.
+    """Replaces Dense layers by `LoRADense`, and freezes everything else.
 
-    Found are the Dense layers that a layer inside the model holds as attributes, as
-    keras-nlp's T5 layers do. Each has a path: the names of the layers around it, the
-    model's own left out, and the attribute's, such as
+    It finds the Dense layers that a layer inside the model holds as attributes, as
+    keras-nlp's T5 layers do. Each has a path: the names of the enclosing layers without
+    the model's own, and the attribute's name, such as
     "transformer_encoder_layer_0/self_attention/query_projector". Dense layers that
-    are nodes of a functional or sequential model cannot be replaced in it.
+    are nodes of a functional or sequential model cannot be replaced.
 
     Apply it before `compile` and before the model is first traced.
 
@@ -153,8 +167,8 @@ def apply_lora(
         included, so that "*/query_projector" means all of them.
 
     Returns:
-      What now stands at each path that matched. A layer found at several paths has
-      one replacement.
+      {path: replacement} for each path that matched. A layer found at several paths
+      has one replacement.
 
     Raises:
       InputError: a pattern that matches no path (the message lists some), no
@@ -191,7 +205,7 @@ def apply_lora(
 def _dense_attributes(
     layer: tf.keras.layers.Layer, path: str, seen: set[int]
 ) -> Iterator[tuple[str, tf.keras.layers.Layer, str]]:
-    """(path, owner, attribute) of every Dense layer held as an attribute."""
+    """Yields (path, owner, attribute) for every Dense layer held as an attribute."""
     if id(layer) in seen or isinstance(layer, LoRADense):
         return
     seen.add(id(layer))
@@ -205,19 +219,19 @@ def _dense_attributes(
 
 
 def _freeze(layer: tf.keras.layers.Layer) -> None:
-    """Makes every weight but those of LoRA non-trainable."""
+    """Makes every weight except LoRA's non-trainable."""
     if isinstance(layer, LoRADense):
         return
     if not any(isinstance(part, LoRADense) for part in layer._flatten_layers()):
         layer.trainable = False
         return
-    # Keras hides what is inside a frozen layer, so this one must stay trainable.
+    # Keras ignores the children of a frozen layer, so this one must stay trainable.
     _freeze_weights(layer)
     for child in layer._flatten_layers(recursive=False, include_self=False):
         _freeze(child)
 
 
 def _freeze_weights(layer: tf.keras.layers.Layer) -> None:
-    """Makes a layer's own weights non-trainable, the layer itself left as it is."""
+    """Makes a layer's own weights non-trainable, and leaves its `trainable` alone."""
     layer._non_trainable_weights.extend(layer._trainable_weights)
     layer._trainable_weights.clear()

@@ -1,4 +1,4 @@
-"""Choosing parts of a model by patterns of their paths."""
+"""Selects parts of a model by patterns of their paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfdpsq import validation
 
 
 def matches(path: str, patterns: Sequence[str]) -> bool:
-    """Whether a path matches any of the patterns, as in `fnmatch`, case included."""
+    """Returns whether a path matches a pattern, as in `fnmatch`, case-sensitively."""
     return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
 
@@ -19,11 +19,11 @@ def require_matches(
     """Checks that there are patterns and that each matches a path.
 
     Args:
-      name: of the setting that holds them, for the message.
-      patterns: what the user gave.
-      paths: all there are.
-      what: what lies at a path, such as "trainable weight".
-      example: what a right setting looks like.
+      name: name of the setting that holds them, for the message.
+      patterns: the setting's value.
+      paths: all paths.
+      what: what a path leads to, such as "trainable weight", for the message.
+      example: a valid value, for the message.
 
     Raises:
       InputError: no patterns, text instead of a list, or a pattern without a match;

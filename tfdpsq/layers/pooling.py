@@ -1,4 +1,4 @@
-"""From hidden states, one vector per token, to one vector per text."""
+"""Pools hidden states, one vector per token, into one vector per text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfdpsq.validation import InputError
 
 
 class _Pooling(tf.keras.layers.Layer):
-    """Takes hidden states [B, L, D] and a mask [B, L], gives [B, D]."""
+    """Base of the pooling layers: hidden states [B, L, D], mask [B, L] to [B, D]."""
 
     def __init__(self, **kwargs):
         """Makes the layer; arguments are those of `tf.keras.layers.Layer`."""
@@ -17,33 +17,38 @@ class _Pooling(tf.keras.layers.Layer):
         self.supports_masking = True
 
     def compute_mask(self, inputs, mask=None) -> None:
-        """No mask: what comes out has no token axis."""
+        """Returns no mask: the output has no token axis."""
         return None
 
     def compute_output_shape(self, input_shape) -> tf.TensorShape:
-        """[B, L, D] gives [B, D]."""
+        """Returns [B, D] for [B, L, D]."""
         shape = tf.TensorShape(input_shape)
         return tf.TensorShape([shape[0], shape[2]])
 
 
 @tf.keras.utils.register_keras_serializable("tfdpsq")
 class MaskedMeanPooling(_Pooling):
-    """Mean of the hidden states of real tokens; padding has no part in it.
+    """Mean of the hidden states of real tokens; padding is ignored.
 
     | a row of the mask  | result                                              |
     |--------------------|-----------------------------------------------------|
     | n ≥ 1 tokens       | mean of those n hidden states                       |
     | padding only       | run eagerly: `InputError`; in a graph or XLA: zeros |
 
-    A graph cannot raise under XLA, so a row of nothing gives zeros there, with
-    zero gradients: wrong to use, but never a NaN that spreads to other rows.
+    A graph cannot raise under XLA, so an empty row gives zeros there, with zero
+    gradients: a wrong result, but never a NaN that spreads to other rows.
 
-    The mean is taken in float32 whatever the global policy: a sum over hundreds
-    of tokens loses digits in bfloat16. Pass `dtype` to decide otherwise.
+    The mean is computed in float32 under any global policy: a sum over hundreds of
+    tokens loses digits in bfloat16. Pass `dtype` to override this.
+
+    Example:
+      >>> hidden = tf.constant([[[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]])
+      >>> MaskedMeanPooling()(hidden, mask=tf.constant([[1, 1, 0]])).numpy()
+      array([[2., 3.]], dtype=float32)
     """
 
     def call(self, hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        """Pools over the second axis.
+        """Averages over the second axis.
 
         Args:
           hidden: [B, L, D] floating point.
@@ -65,10 +70,18 @@ class MaskedMeanPooling(_Pooling):
 
 @tf.keras.utils.register_keras_serializable("tfdpsq")
 class FirstTokenPooling(_Pooling):
-    """The hidden state of the first token; what a row of padding gives is as above."""
+    """Hidden state of the first token.
+
+    A row that holds only padding is handled as by `MaskedMeanPooling`.
+
+    Example:
+      >>> hidden = tf.constant([[[1.0, 2.0], [3.0, 4.0]]])
+      >>> FirstTokenPooling()(hidden, mask=tf.constant([[1, 1]])).numpy()
+      array([[1., 2.]], dtype=float32)
+    """
 
     def call(self, hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        """Takes the first along the second axis.
+        """Takes the first vector along the second axis.
 
         Args:
           hidden: [B, L, D] floating point.
@@ -86,7 +99,7 @@ class FirstTokenPooling(_Pooling):
 
 
 def _real_tokens(hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """[B, L] bool: where a token is real; raises what the layers say they raise."""
+    """Returns where a token is real, [B, L] bool; raises the errors of `call`."""
     if mask is None:
         raise InputError("mask is None; give [B, L], non-zero at real tokens.")
     mask = tf.convert_to_tensor(mask)

@@ -1,4 +1,4 @@
-"""A positive number that scores are multiplied by, fixed or learned."""
+"""A positive factor for scores, fixed or learned."""
 
 from __future__ import annotations
 
@@ -14,15 +14,26 @@ from tfdpsq.validation import positive
 class Scale(tf.keras.layers.Layer):
     """Multiplies by exp(w): the inverse of a softmax's temperature.
 
-    Learned, w is a weight, so that the scale stays above zero (as in CLIP, Radford et
-    al. 2021, arXiv:2103.00020, section 2.5); fixed, the layer has none.
+    A learned scale has the weight w, which keeps it above zero (as in CLIP, Radford et
+    al. 2021, arXiv:2103.00020, section 2.5). A fixed scale has no weights.
+
+    Example:
+      >>> Scale(20.0)(tf.constant([1.0, 0.5])).numpy()
+      array([20., 10.], dtype=float32)
+      >>> Scale(20.0, learned=True).log_scale.shape
+      TensorShape([])
+
+    Attributes:
+      initial: the scale to begin with, 1/temperature.
+      learned: whether it is trained.
+      log_scale: the weight w, or `None` if the scale is fixed.
     """
 
     def __init__(self, initial: float, learned: bool = False, **kwargs):
         """Makes the layer.
 
         Args:
-          initial: the scale to begin with.
+          initial: the scale to begin with, 1/temperature.
           learned: whether it is trained.
           **kwargs: those of `tf.keras.layers.Layer`.
 
@@ -41,12 +52,12 @@ class Scale(tf.keras.layers.Layer):
             )
 
     def call(self, scores: tf.Tensor) -> tf.Tensor:
-        """[B, ...] to [B, ...]."""
+        """Multiplies scores of any shape by the scale."""
         if self.log_scale is None:
             return self.initial * scores
         return tf.exp(self.log_scale) * scores
 
     def get_config(self) -> dict[str, Any]:
-        """Initial scale, whether it is learned, and Keras's own."""
+        """Returns the constructor's arguments."""
         own = {"initial": self.initial, "learned": self.learned}
         return {**super().get_config(), **own}

@@ -1,11 +1,11 @@
-"""Dropout that follows from a seed, and from where in a batch a row stands.
+"""Dropout determined by a seed and by each row's place in the batch.
 
-A batch may be cut into parts: shares of replicas, rows that are embedded at a time. A
-row must lose the same units whoever computes it, or the same training would end in
-other weights on other devices. So what a dropout draws is a stretch of one stream of
-random numbers for the whole batch, which every part enters where its rows begin:
-Philox (Salmon et al. 2011, *Parallel Random Numbers: As Easy as 1, 2, 3*) computes any
-stretch of its stream without those before it.
+A batch may be split: into the replicas' shares, or into rows that are embedded at a
+time. A row must lose the same units on every device, or the same training would end in
+different weights on different hardware. Each dropout therefore has one stream of random
+numbers for the whole batch, and every part reads the stretch of its own rows: Philox
+(Salmon et al. 2011, *Parallel Random Numbers: As Easy as 1, 2, 3*) computes any stretch
+of its stream without those before it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _KINDS: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar(
 def dropout_seed(
     seed: tf.Tensor, part: tf.Tensor | int = 0, parts: int = 1
 ) -> Iterator[None]:
-    """Within it, this package's T5 layers draw dropout from the arguments alone.
+    """Makes this package's T5 layers draw dropout from the arguments alone.
 
-    The n-th dropout to be called draws from the seed, n and the place of its rows in
-    the batch: the same calls in the same order drop the same units, in another run, on
-    other devices, compiled by XLA or not (but for TPUs, which make another key of the
-    seed, and for seeds beyond 32 bits, of which XLA takes the lower). A batch may be
-    cut into any number of parts of one size, and its rows lose what they would lose
-    uncut. Each replica of a `tf.distribute.Strategy` has so many of them, the first
-    replica the first.
+    Inside the context, the n-th dropout call draws from the seed, n and the place of
+    its rows in the batch: the same calls in the same order drop the same units in
+    another run, on other devices, with XLA or without (except on TPUs, which derive
+    another key from the seed, and for seeds beyond 32 bits, of which XLA takes the
+    lower). A batch may be split into any number of equal parts, and its rows lose the
+    same units as unsplit. Each replica of a `tf.distribute.Strategy` has `parts` of
+    them, in the order of the replicas.
 
     Args:
       seed: [2] integers, the same on all replicas.
-      part: which part of this replica's rows, from 0, the calls are on. In all that
-        is dropped, one row's elements come before the next row's.
-      parts: how many parts this replica's rows are cut into.
+      part: number of the part of this replica's rows, from 0, that the calls are on.
+        In every tensor that is dropped, rows are the first axis.
+      parts: number of parts that this replica's rows are split into.
     """
     numbers = itertools.count()
     replica = tf.distribute.get_replica_context()
@@ -67,13 +67,10 @@ def dropout_seed(
 
 @contextlib.contextmanager
 def kinds_of_rows(counts: Sequence[int]) -> Iterator[None]:
-    """Within it, rows of several batches stand one after the other.
-
-    A part of each: so many rows of the first, then so many of the second. Cut into
-    parts, every part has its share of each.
+    """Declares that a part's rows come from several batches, one after the other.
 
     Args:
-      counts: rows of each kind, of a part.
+      counts: number of a part's rows that come from each batch.
     """
     token = _KINDS.set(tuple(counts))
     try:
@@ -83,31 +80,31 @@ def kinds_of_rows(counts: Sequence[int]) -> Iterator[None]:
 
 
 def current_kinds() -> tuple[int, ...]:
-    """What `kinds_of_rows` was given; one kind where it is not in force."""
+    """Returns the argument of the enclosing `kinds_of_rows`; (1,) outside of one."""
     return _KINDS.get()
 
 
 def seed_of_step(seed: int, step: tf.Tensor) -> tf.Tensor:
-    """[2] int64 for `dropout_seed`: of a run's seed, any integer, and its step."""
+    """Returns [2] int64 for `dropout_seed`, from a run's seed and its step."""
     return tf.stack([tf.constant(seed % (1 << 63), tf.int64), tf.cast(step, tf.int64)])
 
 
 def next_dropout_seed() -> tf.Tensor | None:
-    """[4] int64 for `dropped`; `None` where no `dropout_seed` is in force."""
+    """Returns [4] int64 for `dropped`, or `None` outside of `dropout_seed`."""
     draw = _NEXT.get()
     return None if draw is None else draw()
 
 
 def dropped(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
-    """Dropout by seed and place.
+    """Applies dropout by seed and place.
 
     Args:
       x: floating point, of a shape that XLA knows; rows first.
       rate: share of the elements that become zero, to within 2^-32.
-      seed: of `next_dropout_seed`.
+      seed: from `next_dropout_seed`.
 
     Returns:
-      The same shape; what stays is divided by 1 - rate.
+      The same shape; kept elements are divided by 1 - rate.
     """
     known = x.shape.is_fully_defined()
     shape = x.shape if known else tf.shape(x)
@@ -119,7 +116,7 @@ def dropped(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _bits(size: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """[size] uint32: this part's of the streams of a dropout, one for each kind."""
+    """Returns [size] uint32: this part's stretch of a dropout's stream(s)."""
     call, part = seed[2], seed[3]
     key, _ = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed[:2])
     kinds = current_kinds()
@@ -146,10 +143,20 @@ def _bits(size: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 @tf.keras.utils.register_keras_serializable("tfdpsq")
 class SeededDropout(tf.keras.layers.Dropout):
-    """Keras's Dropout, which follows `dropout_seed` where that is in force."""
+    """Keras's Dropout, made reproducible by an enclosing `dropout_seed`.
+
+    Example:
+      >>> layer = SeededDropout(0.5)
+      >>> with dropout_seed([1, 2]):
+      ...     first = layer(tf.ones([4, 8]), training=True)
+      >>> with dropout_seed([1, 2]):
+      ...     second = layer(tf.ones([4, 8]), training=True)
+      >>> bool(tf.reduce_all(first == second))
+      True
+    """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Drops as `tf.keras.layers.Dropout` does.
+        """Applies dropout as `tf.keras.layers.Dropout` does.
 
         Args:
           inputs: any shape.

@@ -1,9 +1,9 @@
-"""A soft prompt: vectors that are trained, put before the embedded text.
+"""A soft prompt: trained vectors before the embedded text.
 
-Prompt tuning (Lester, Al-Rfou and Constant 2021, arXiv:2104.08691, section 2) keeps the
-whole model frozen and trains these alone, length · hidden_dim numbers. Under
-differential privacy the noise's norm grows with the root of the number of trained
-weights, and there is no smaller part of a T5 to train.
+Prompt tuning (Lester, Al-Rfou and Constant 2021, arXiv:2104.08691, section 2) freezes
+the whole model and trains only these length · hidden_dim numbers. Under differential
+privacy the noise's norm grows with the square root of the number of trained weights,
+and a T5 has no smaller part to train.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from tfdpsq import validation
 class SoftPrompt(tf.keras.layers.Layer):
     """Puts trained vectors before every text of a batch.
 
-    It makes texts longer, rather than writing over placeholders that its caller would
-    have to leave room for: no caller can forget them, and no token is ever lost.
+    It lengthens texts instead of overwriting placeholders that a caller would have to
+    leave room for: no caller can forget them, and no token is ever lost.
 
-    The vectors are the table of a Keras `Embedding` inside, of which every text looks
-    up all rows: its rule gives their gradient apart for each text, and no further one
-    is needed. They are float32 also under mixed precision.
+    The vectors are the table of an inner Keras `Embedding`, of which every text looks
+    up all rows, so the per-example rule for embeddings covers them. They are float32
+    also under mixed precision.
+
+    Example:
+      >>> layer = SoftPrompt(3)
+      >>> embedded, mask = layer(tf.zeros([2, 5, 16]), tf.ones([2, 5], tf.int32))
+      >>> embedded.shape, mask.shape
+      (TensorShape([2, 8, 16]), TensorShape([2, 8]))
 
     Attributes:
-      length: how many vectors.
+      length: number of vectors.
       embedding: the layer that holds them.
     """
 
@@ -33,7 +39,7 @@ class SoftPrompt(tf.keras.layers.Layer):
         """Makes the layer.
 
         Args:
-          length: how many vectors, at least 1.
+          length: number of vectors, at least 1.
           **kwargs: those of `tf.keras.layers.Layer`.
 
         Raises:
@@ -43,7 +49,7 @@ class SoftPrompt(tf.keras.layers.Layer):
         self.length = validation.positive_integer("soft prompt length", length)
 
     def build(self, input_shape):
-        """Makes the vectors, uniform in [-0.5, 0.5] as the paper's random ones."""
+        """Creates the vectors, uniform in [-0.5, 0.5] like the paper's random ones."""
         self.embedding = tf.keras.layers.Embedding(
             self.length,
             input_shape[-1],
@@ -63,7 +69,7 @@ class SoftPrompt(tf.keras.layers.Layer):
     def call(
         self, embedded: tf.Tensor, padding_mask: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Puts the vectors first.
+        """Prepends the vectors.
 
         Args:
           embedded: [B, L, D] floating point.
@@ -75,10 +81,10 @@ class SoftPrompt(tf.keras.layers.Layer):
         rows = embedded.shape[0] or tf.shape(embedded)[0]
         ids = tf.tile(tf.range(self.length)[tf.newaxis], [rows, 1])
         prompted = tf.concat([self.embedding(ids), embedded], axis=1)
-        return prompted, self.longer(padding_mask)
+        return prompted, self.extend_mask(padding_mask)
 
-    def longer(self, padding_mask: tf.Tensor) -> tf.Tensor:
-        """The mask of texts that have the prompt before them.
+    def extend_mask(self, padding_mask: tf.Tensor) -> tf.Tensor:
+        """Returns the mask of the texts with the prompt before them.
 
         Args:
           padding_mask: [B, L] integers, 1 for real tokens.
@@ -89,5 +95,5 @@ class SoftPrompt(tf.keras.layers.Layer):
         return tf.pad(padding_mask, [[0, 0], [self.length, 0]], constant_values=1)
 
     def get_config(self) -> dict:
-        """The layer's configuration."""
+        """Returns the constructor's arguments."""
         return {**super().get_config(), "length": self.length}

@@ -1,9 +1,9 @@
-"""The shape of a T5: what its published versions fix, and what a user may choose.
+"""The shape of a T5.
 
-keras-nlp's `T5Backbone` leaves two choices open that decide whether a model
-*is* T5: the activation with its gating, and whether the language-model head is
-tied to the embedding. `T5Config` ties them to the published versions, so that
-no mixture of the two can be built by accident.
+keras-nlp's `T5Backbone` leaves two choices open that decide whether a model *is* T5:
+the activation with its gating, and whether the language-model head is tied to the
+embedding. `T5Config` binds them to the published versions, so that no mixture of the
+two can be built by accident.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ _VERSIONS = ("1.0", "1.1")
 @dataclasses.dataclass(frozen=True)
 class T5Config:
     """Shape of a T5 encoder–decoder.
+
+    Example:
+      >>> T5Config.from_size("small", "1.0").hidden_dim
+      512
 
     Attributes:
       vocabulary_size: rows of the embedding, and logits (32128 in T5).
@@ -71,14 +75,14 @@ class T5Config:
 
     @property
     def tied(self) -> bool:
-        """Whether the language-model head is the embedding, transposed."""
+        """True if the language-model head is the embedding, transposed."""
         return self.version == "1.0"
 
     @classmethod
     def from_size(
         cls, size: str, version: str = "1.1", vocabulary_size: int = 32128
     ) -> T5Config:
-        """The config of a published size.
+        """Returns the config of a published size.
 
         Args:
           size: "small", "base", "large" or "xl".

@@ -6,6 +6,9 @@ load), made of the layers of `t5_layers`.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import tensorflow as tf
 from keras_nlp.src.layers.modeling.reversible_embedding import ReversibleEmbedding
 from keras_nlp.src.models.t5.t5_layer_norm import T5LayerNorm
@@ -20,16 +23,46 @@ from tfdpsq.layers.t5_layers import T5TransformerLayer
 _DTYPES = (None, "float32", "float64", "mixed_bfloat16")
 
 
+@tf.keras.utils.register_keras_serializable("tfdpsq")
 class T5Backbone(tf.keras.Model):
-    """Encoder and decoder without a language-model head.
+    """T5's encoder and decoder, without a language-model head.
+
+    A functional model from `encoder_token_ids` [B, L], `encoder_padding_mask` [B, L],
+    `decoder_token_ids` [B, T] and `decoder_padding_mask` [B, T], all int32, to
+    `encoder_sequence_output` [B, P + L, hidden_dim] and `decoder_sequence_output`
+    [B, T, hidden_dim]. P is the length of the soft prompt, 0 without one.
+
+    Example:
+      >>> config = T5Config(
+      ...     vocabulary_size=60,
+      ...     num_layers=1,
+      ...     num_heads=2,
+      ...     hidden_dim=16,
+      ...     intermediate_dim=24,
+      ...     key_value_dim=8,
+      ... )
+      >>> backbone = T5Backbone(config)
+      >>> outputs = backbone(
+      ...     {
+      ...         "encoder_token_ids": tf.constant([[7, 8, 9, 1]]),
+      ...         "encoder_padding_mask": tf.constant([[1, 1, 1, 1]]),
+      ...         "decoder_token_ids": tf.constant([[0, 5]]),
+      ...         "decoder_padding_mask": tf.constant([[1, 1]]),
+      ...     }
+      ... )
+      >>> outputs["decoder_sequence_output"].shape
+      TensorShape([1, 2, 16])
 
     Attributes:
-      token_embedding: the embedding that both use; for T5 1.1 it holds the head, too.
-      soft_prompt: what stands before the encoder's texts, or `None`.
+      config: the shape.
+      rematerialize: whether the layers are rematerialized in training.
+      token_embedding: the embedding shared by encoder and decoder; in T5 1.1 it holds
+        the head's weights, too.
+      soft_prompt: the `SoftPrompt` before the encoder's texts, or `None`.
       encoder_transformer_layers: the encoder's layers.
-      encoder_layer_norm: what comes after them.
+      encoder_layer_norm: the norm after them.
       decoder_transformer_layers: the decoder's layers.
-      decoder_layer_norm: what comes after them.
+      decoder_layer_norm: the norm after them.
     """
 
     def __init__(
@@ -38,8 +71,27 @@ class T5Backbone(tf.keras.Model):
         dtype: str | None = None,
         rematerialize: bool = False,
         soft_prompt: int = 0,
+        name: str = "t5_backbone",
+        trainable: bool = True,
     ):
-        """Builds the model; see `build_backbone`."""
+        """Builds the model with random weights.
+
+        Args:
+          config: the shape to build.
+          dtype: "float32", "float64", or "mixed_bfloat16": weights in float32,
+            products in bfloat16, softmax and norms in float32. `None` follows Keras's
+            global policy.
+          rematerialize: keep only each layer's inputs for the backward pass of
+            training, and run the layer twice: less memory for about a third more time.
+          soft_prompt: length P of the soft prompt (see `SoftPrompt`), 0 for none. The
+            decoder attends to it, too.
+          name: name of the model.
+          trainable: whether the model trains.
+
+        Raises:
+          InputError: unknown dtype, or a negative length of the soft prompt.
+        """
+        validation.one_of("dtype", dtype, _DTYPES)
         embedding = _embedding(config, dtype, tied=config.tied)
         encoder = _Stack(config, "encoder", dtype, rematerialize)
         decoder = _Stack(config, "decoder", dtype, rematerialize)
@@ -63,8 +115,12 @@ class T5Backbone(tf.keras.Model):
         super().__init__(
             {tensor.name: tensor for tensor in (ids, mask, decoder_ids, decoder_mask)},
             {"encoder_sequence_output": states, "decoder_sequence_output": output},
-            name="t5_backbone",
+            name=name,
+            trainable=trainable,
         )
+        self.config = config
+        self.rematerialize = rematerialize
+        self._policy = encoder.policy
         self.token_embedding = embedding
         self.soft_prompt = prompt
         self.encoder_transformer_layers = encoder.layers
@@ -72,9 +128,34 @@ class T5Backbone(tf.keras.Model):
         self.decoder_transformer_layers = decoder.layers
         self.decoder_layer_norm = decoder.norm
 
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, JSON values only.
+
+        Raises:
+          NotImplementedError: the model has LoRA layers, see `T5TransformerLayer`.
+        """
+        for layer in self.encoder_transformer_layers + self.decoder_transformer_layers:
+            layer.get_config()
+        return {
+            "config": dataclasses.asdict(self.config),
+            "dtype": self._policy.name,
+            "rematerialize": self.rematerialize,
+            "soft_prompt": 0 if self.soft_prompt is None else self.soft_prompt.length,
+            "name": self.name,
+            "trainable": self.trainable,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> T5Backbone:
+        """Makes the model that `get_config` described."""
+        del custom_objects  # all layers are built from the shape
+        return cls(**{**config, "config": T5Config(**config["config"])})
+
 
 class _Stack:
-    """The layers of an encoder or of a decoder, dropout and final norm included."""
+    """Layers of an encoder or of a decoder, dropout and final norm included."""
 
     def __init__(
         self, config: T5Config, name: str, dtype: str | None, rematerialize: bool
@@ -82,6 +163,7 @@ class _Stack:
         policy = tf.keras.mixed_precision.Policy(
             dtype or tf.keras.mixed_precision.global_policy().name
         )
+        self.policy = policy
         self.before = SeededDropout(
             config.dropout, dtype=policy, name=f"{name}_embedding_dropout"
         )
@@ -105,7 +187,7 @@ class _Stack:
         self.norm = T5LayerNorm(
             dtype=policy.variable_dtype, name=f"{name}_output_layer_norm"
         )
-        # What goes on to the head stays as exact as the norm made it.
+        # The head's input stays as exact as the norm made it.
         self.after = SeededDropout(
             config.dropout,
             dtype=policy if name == "encoder" else policy.variable_dtype,
@@ -156,41 +238,11 @@ def _deviation_one(shape, dtype=None) -> tf.Tensor:
     return tf.keras.initializers.TruncatedNormal(0.0, 1.0)(shape, dtype)
 
 
-def build_backbone(
-    config: T5Config,
-    dtype: str | None = None,
-    rematerialize: bool = False,
-    soft_prompt: int = 0,
-) -> T5Backbone:
-    """T5's encoder and decoder in the shape of `config`, randomly initialised.
-
-    Args:
-      config: the shape to build.
-      dtype: "float32", or "mixed_bfloat16": weights in float32, products in bfloat16,
-        softmax and norms in float32. `None` follows Keras's global policy.
-      rematerialize: keep only each layer's inputs for the backward pass of training,
-        and run the layer twice: less memory for about a third more time.
-      soft_prompt: how many trained vectors stand before the encoder's texts, P (see
-        `SoftPrompt`); the decoder attends to them, too.
-
-    Returns:
-      A functional model from `encoder_token_ids` [B, L], `encoder_padding_mask`
-      [B, L], `decoder_token_ids` [B, T] and `decoder_padding_mask` [B, T], all
-      int32, to `encoder_sequence_output` [B, P + L, hidden_dim] and
-      `decoder_sequence_output` [B, T, hidden_dim].
-
-    Raises:
-      InputError: another dtype, or a soft prompt of a length that is none.
-    """
-    validation.one_of("dtype", dtype, _DTYPES)
-    return T5Backbone(config, dtype, rematerialize, soft_prompt)
-
-
 def encoder_of(backbone: T5Backbone) -> tf.keras.Model:
-    """The encoder half of a backbone, sharing its weights.
+    """Returns the encoder half of a backbone, sharing its weights.
 
     Args:
-      backbone: what `build_backbone` made.
+      backbone: the whole model.
 
     Returns:
       A functional model from {"encoder_token_ids", "encoder_padding_mask"},
@@ -207,10 +259,21 @@ def encoder_of(backbone: T5Backbone) -> tf.keras.Model:
 def build_encoder(
     config: T5Config, dtype: str | None = None, rematerialize: bool = False
 ) -> tf.keras.Model:
-    """A T5 encoder alone, randomly initialised; see `encoder_of` for its shape.
+    """Builds a T5 encoder alone, with random weights.
 
-    It holds no language-model head, which an encoder never uses: a trainable
-    weight without a gradient would only confuse those who count parameters.
+    It has no language-model head: an encoder never uses one, and a trainable weight
+    without a gradient would distort every count of parameters.
+
+    Args:
+      config: the shape to build.
+      dtype: see `T5Backbone`.
+      rematerialize: see `T5Backbone`.
+
+    Returns:
+      A functional model as `encoder_of` returns.
+
+    Raises:
+      InputError: unknown dtype.
     """
     validation.one_of("dtype", dtype, _DTYPES)
     ids, mask = _inputs("encoder")

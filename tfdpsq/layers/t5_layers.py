@@ -31,6 +31,7 @@ _MASKED = -1e9
 _DROPOUTS = 6
 
 
+@tf.keras.utils.register_keras_serializable("tfdpsq")
 class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
     """Multi-head attention with T5's relative position bias; no 1/√d anywhere."""
 
@@ -47,10 +48,10 @@ class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
 
         Args:
           hidden_states: [B, q, hidden_dim].
-          mask: [B or 1, q or 1, k], 0 where a key must not be seen; heeded only where
-            the bias is made here.
+          mask: [B or 1, q or 1, k], 0 where a key must not be seen; ignored if a
+            `position_bias` is given, which includes it.
           key_value_states: [B, k, hidden_dim]; `None` attends to `hidden_states`.
-          position_bias: what another layer returned, mask included; `None` makes it.
+          position_bias: the bias that another layer returned; `None` computes it.
           dropout_seed: as `_dropped` takes it; `None` lets the dropout layer draw.
           training: whether dropout is on.
 
@@ -72,6 +73,19 @@ class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
         flat = tf.reshape(mixed, [-1, _length(mixed), self.inner_dim])
         return self.output_projector(flat), position_bias
 
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        _require_dense(self)
+        return {
+            **super().get_config(),
+            "is_decoder": self.is_decoder,
+            "hidden_dim": self.hidden_dim,
+            "key_value_dim": self.key_value_dim,
+            "num_heads": self.num_heads,
+            "dropout": self.dropout_layer.rate,
+            "use_relative_attention_bias": self.use_relative_attention_bias,
+        }
+
     def _bias(self, queries, keys, mask, dtype):
         if self.use_relative_attention_bias:
             bias = self.compute_bias(_length(queries), _length(keys))
@@ -87,12 +101,29 @@ class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
         return tf.reshape(x, [-1, _length(x), self.num_heads, self.key_value_dim])
 
 
+@tf.keras.utils.register_keras_serializable("tfdpsq")
 class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
     """One transformer layer of T5's encoder or decoder.
 
+    Example:
+      >>> layer = T5TransformerLayer(
+      ...     is_decoder=False,
+      ...     hidden_dim=16,
+      ...     intermediate_dim=24,
+      ...     key_value_dim=8,
+      ...     dropout=0.1,
+      ...     activation="relu",
+      ...     num_heads=2,
+      ...     use_gated_activation=False,
+      ...     use_relative_attention_bias=True,
+      ... )
+      >>> states, position_bias = layer(tf.zeros([3, 5, 16]), tf.ones([3, 1, 5]))
+      >>> states.shape, position_bias.shape
+      (TensorShape([3, 5, 16]), TensorShape([3, 2, 5, 5]))
+
     Attributes:
-      rematerialize: whether the backward pass runs it again rather than keep what is
-        inside.
+      rematerialize: whether the backward pass runs the layer again instead of keeping
+        its intermediate results.
     """
 
     def __init__(
@@ -110,7 +141,23 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         layer_norm_epsilon: float = 1e-6,
         **kwargs,
     ):
-        """Makes the layer; arguments are those of keras-nlp's, and `rematerialize`."""
+        """Makes the layer.
+
+        Args:
+          is_decoder: whether it attends to an encoder's states, too.
+          hidden_dim: width of the residual stream.
+          intermediate_dim: width of the feed-forward layer.
+          key_value_dim: width of one attention head.
+          dropout: dropout rate.
+          activation: activation of the feed-forward layer.
+          num_heads: attention heads.
+          use_gated_activation: whether the feed-forward layer is gated.
+          use_relative_attention_bias: whether this layer computes the position bias,
+            as the first of a stack does.
+          rematerialize: whether to recompute the layer in the backward pass.
+          layer_norm_epsilon: added to the mean square in the norms.
+          **kwargs: those of `tf.keras.layers.Layer`.
+        """
         super().__init__(
             is_decoder,
             hidden_dim,
@@ -125,7 +172,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
             **kwargs,
         )
         self.rematerialize = rematerialize
-        # In place of keras-nlp's own, of which nothing has been built so far.
+        # Replaces keras-nlp's layers before any of them is built.
         for name in self._attentions():
             own = T5MultiHeadAttention(
                 is_decoder,
@@ -156,9 +203,9 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
 
         Args:
           hidden_states: [B, L, hidden_dim].
-          attention_mask: [B, 1, L], 0 for padding; not looked at where
-            `position_bias` is given, which holds it.
-          position_bias: what the first layer of the stack returned.
+          attention_mask: [B, 1, L], 0 for padding; ignored if a `position_bias` is
+            given, which includes it.
+          position_bias: the bias that the first layer of the stack returned.
           encoder_hidden_states: [B, S, hidden_dim]; for a decoder.
           encoder_attention_mask: [B, 1, S].
           use_causal_mask: whether a position sees those before it only.
@@ -191,9 +238,19 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         use_causal_mask: bool = False,
         training: bool = False,
     ) -> tuple[Callable[..., tuple[tf.Tensor, tf.Tensor]], list[tf.Tensor]]:
-        """What `call` computes, as a function of tensors; see `rematerialization`.
+        """Splits `call` into a function and its tensors; see `rematerialization`.
 
-        Args are those of `call`.
+        Args:
+          hidden_states: see `call`, as for all arguments.
+          attention_mask: see `call`.
+          position_bias: see `call`.
+          encoder_hidden_states: see `call`.
+          encoder_attention_mask: see `call`.
+          use_causal_mask: see `call`.
+          training: see `call`.
+
+        Returns:
+          (function, tensors): `function(*tensors)` is the result of `call`.
         """
         if position_bias is not None:
             attention_mask = None
@@ -215,6 +272,29 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
                 return self._run(x, training=training, **dict(zip(given, tensors)))
 
         return function, [hidden_states, *given.values()]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments.
+
+        Raises:
+          NotImplementedError: a Dense layer was replaced (`apply_lora`): no argument
+            of the constructor would bring it back.
+        """
+        _require_dense(self)
+        attention = self.self_attention.get_config()
+        same = ("hidden_dim", "key_value_dim", "num_heads", "dropout")
+        return {
+            **super().get_config(),
+            **{name: attention[name] for name in ("is_decoder", *same)},
+            "intermediate_dim": self.input_projector.units,
+            "activation": tf.keras.activations.serialize(
+                self.input_projector.activation
+            ),
+            "use_gated_activation": self.use_gated_activation,
+            "use_relative_attention_bias": attention["use_relative_attention_bias"],
+            "rematerialize": self.rematerialize,
+            "layer_norm_epsilon": self.layer_norm.epsilon,
+        }
 
     def _run(
         self,
@@ -258,7 +338,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         return both if self.is_decoder else both[:1]
 
     def _seeds(self) -> tf.Tensor | None:
-        """One seed for each dropout, from where the dropout layers have theirs."""
+        """Draws one seed per dropout from the source that the dropout layers use."""
         if not self.dropout_layer.rate:
             return None
         seeds = [next_dropout_seed() for _ in range(_DROPOUTS)]
@@ -271,15 +351,28 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         return tf.random.stateless_uniform(shape, seed, None, None, tf.int64)
 
 
+def _require_dense(layer: tf.keras.layers.Layer) -> None:
+    """Refuses the configuration of a layer that is not as its constructor made it."""
+    for name, part in vars(layer).items():
+        if name.endswith("_projector") and type(part) is not tf.keras.layers.Dense:
+            # The error that Keras expects of a layer without a configuration.
+            raise NotImplementedError(
+                f"layer {layer.name}: {name} is a {type(part).__name__}, which the "
+                "layer's configuration cannot hold. Save a generator with LoRA by "
+                "T5QueryGenerator.save_to_preset, which adds LoRA's updates to the "
+                "kernels, or keep its weights in a tf.train.Checkpoint."
+            )
+
+
 def _dropped(
     layer: tf.keras.layers.Dropout,
     x: tf.Tensor,
     seed: tf.Tensor | None,
     training: bool,
 ) -> tf.Tensor:
-    """Dropout as the layer would do it, from a seed where there is one.
+    """Applies a layer's dropout, from a seed if there is one.
 
-    It is [2] integers, or [4] that say the place in a batch, too (`next_dropout_seed`).
+    A seed has 2 integers, or 4 that include the place in a batch (`next_dropout_seed`).
     """
     if seed is None and training and layer.rate:
         seed = next_dropout_seed()
@@ -291,11 +384,11 @@ def _dropped(
 
 
 def _causal(mask: tf.Tensor, length: tf.Tensor | int) -> tf.Tensor:
-    """A padding mask [B, 1, L] and the causal one together, [B, L, L]."""
+    """Combines a padding mask [B, 1, L] with the causal mask, [B, L, L]."""
     earlier = tf.linalg.band_part(tf.ones([length, length], mask.dtype), -1, 0)
     return mask * earlier
 
 
 def _length(x: tf.Tensor) -> tf.Tensor | int:
-    """The size of the second dimension, a number if it is static."""
+    """Returns the size of the second dimension, an int if it is static."""
     return tf.shape(x)[1] if x.shape[1] is None else x.shape[1]

@@ -1,8 +1,8 @@
-"""Training a part of a model's weights: its norms and biases, say, or its decoder.
+"""Trains a part of a model's weights, such as its norms and biases.
 
-Under differential privacy the noise's norm grows with the root of the number of trained
-weights, so that training few of them can be worth more than training all (for "norms
-and biases" see BitFit, Zaken et al. 2021, arXiv:2106.10199).
+Under differential privacy the noise's norm grows with the square root of the number of
+trained weights, so training few of them can beat training all (for "norms and biases"
+see BitFit, Zaken et al. 2021, arXiv:2106.10199).
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from tfdpsq.layers.patterns import matches, require_matches
 
 
 def train_only(model: tf.keras.Model, patterns: Sequence[str]) -> list[str]:
-    """Freezes every weight but those that match; apply it before the first trace.
+    """Freezes every weight that matches no pattern; apply it before the first trace.
 
-    A weight's path is made of the names of the layers around it, the model's own left
-    out, and its own, such as
+    A weight's path consists of the names of the enclosing layers, without the model's
+    own, and the weight's name, such as
     "t5_backbone/transformer_decoder_layer_0/self_attention/query_projector/kernel".
 
     Args:
-      model: a built model; it is changed in place. What is frozen in it stays so.
-      patterns: of whole paths as in `fnmatch`: "*" is any text, "/" included, so that
-        "*layer_norm*" means all weights of all norms, and "*" everything. Give no
-        number of a norm inside a T5 layer: Keras counts those by process.
+      model: a built model; it is changed in place. Frozen weights stay frozen.
+      patterns: patterns of whole paths as in `fnmatch`: "*" is any text, "/" included,
+        so that "*layer_norm*" matches all weights of all norms, and "*" everything.
+        Avoid the number of a norm inside a T5 layer: Keras counts those per process.
 
     Returns:
-      The paths of what is trained. A weight that layers share has its first one.
+      The paths of the weights that are trained. A weight that layers share is listed
+      once, at its first path.
 
     Raises:
       InputError: no patterns, or one that matches no trainable weight; the message
@@ -64,7 +65,7 @@ def _freeze(layer: tf.keras.layers.Layer, number: int) -> None:
 def _walk(
     layer: tf.keras.layers.Layer, path: str = "", seen: set[int] | None = None
 ) -> Iterator[tuple[str, tf.Variable, tf.keras.layers.Layer]]:
-    """(path, weight, its layer) of every trainable weight, each layer once."""
+    """Yields (path, weight, layer) for every trainable weight, each layer once."""
     seen = set() if seen is None else seen
     if id(layer) in seen or not layer.trainable:
         return

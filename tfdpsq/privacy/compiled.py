@@ -33,7 +33,7 @@ class CompiledSteps:
     def __init__(
         self,
         plan: PrivacyPlan,
-        row_losses: Callable[[Batch], Losses],
+        per_example_losses: Callable[[Batch], Losses],
         variables: Sequence[tf.Variable],
         optimizer: LogicalStep,
         microbatch_size: int | None,
@@ -45,7 +45,7 @@ class CompiledSteps:
 
         Args:
           plan: what is run.
-          row_losses: the loss.
+          per_example_losses: the loss.
           variables: what is trained.
           optimizer: of the plan.
           microbatch_size: rows differentiated at a time, or `None` for coupled rows.
@@ -72,7 +72,7 @@ class CompiledSteps:
         # Autograph is for the caller's code; ours needs none, and is traced a third
         # faster without.
         of_caller = tf.__internal__.autograph.tf_convert(
-            row_losses, tf.__internal__.autograph.control_status_ctx()
+            per_example_losses, tf.__internal__.autograph.control_status_ctx()
         )
 
         def function(rows: int) -> Callable:

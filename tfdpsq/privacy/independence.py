@@ -22,7 +22,7 @@ from tfdpsq.privacy.terms import Terms
 
 
 def check_independence(
-    row_losses: Callable[[Mapping[str, tf.Tensor]], tf.Tensor],
+    per_example_losses: Callable[[Mapping[str, tf.Tensor]], tf.Tensor],
     batch: Mapping[str, np.ndarray],
     layers: Iterable[tf.Module] = (),
     rows_per_unit: int = 1,
@@ -34,7 +34,7 @@ def check_independence(
     fixed. Running the model must also change none of its weights.
 
     Args:
-      row_losses: as for `make_logical_step`.
+      per_example_losses: as for `make_logical_step`.
       batch: at least two rows, "weights" included.
       layers: the model, for its random layers and its weights.
       rows_per_unit: rows that are clipped together; they may depend on each other,
@@ -51,7 +51,7 @@ def check_independence(
         tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
         tf.random.set_seed(1)  # for random numbers that a model draws by itself
         with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
-            found = row_losses(tensors)
+            found = per_example_losses(tensors)
         if isinstance(found, Terms):
             raise validation.InputError(
                 "the loss is made of terms, of which it cannot be told by row what "

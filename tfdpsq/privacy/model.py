@@ -196,7 +196,7 @@ class PrivateModel(tf.keras.Model):
         self.stop_training = False
         watch.on_train_begin()
 
-        def row_losses(batch: Batch) -> tf.Tensor:
+        def per_example_losses(batch: Batch) -> tf.Tensor:
             parts = [batch[f"{i:04d}"] for i in range(len(flat))]
             packed = tf.nest.pack_sequence_as(data, parts)
             predictions = self.model(packed["x"], training=True)
@@ -213,7 +213,7 @@ class PrivateModel(tf.keras.Model):
         try:
             self.steps_executed = train(
                 self.plan,
-                row_losses,
+                per_example_losses,
                 self.model.trainable_variables,
                 self.optimizer,
                 lambda at: {f"{i:04d}": values[at] for i, values in enumerate(flat)},

@@ -129,7 +129,7 @@ class LogicalStep:
 
     def clipped_sum(
         self,
-        row_losses: Callable[[], Losses],
+        per_example_losses: Callable[[], Losses],
         variables: Sequence[tf.Variable],
         layers: Iterable[tf.Module],
         weights: tf.Tensor,
@@ -137,7 +137,8 @@ class LogicalStep:
         """The sum over units of each unit's clipped gradient.
 
         Args:
-          row_losses: runs the model and returns one loss per row, [rows], or `Terms`.
+          per_example_losses: runs the model and returns one loss per row, [rows], or
+            `Terms`.
           variables: what to differentiate by.
           layers: the model or layers that hold `variables`; used by engine "fast".
           weights: [rows], 0 for padding rows, which contribute nothing.
@@ -304,7 +305,7 @@ def _fast_class(parent: Any) -> Callable[..., LogicalStep]:
     class FastOptimizer(LogicalStep, parent):
         """A tensorflow-privacy optimizer whose sums come from `privacy.fast`."""
 
-        def clipped_sum(self, row_losses, variables, layers, weights):
+        def clipped_sum(self, per_example_losses, variables, layers, weights):
             layers = list(layers)
             if not layers:
                 raise validation.InputError(
@@ -313,7 +314,7 @@ def _fast_class(parent: Any) -> Callable[..., LogicalStep]:
                 )
             spec = self.plan.spec
             result = fast.clipped_sum(
-                row_losses,
+                per_example_losses,
                 layers,
                 variables,
                 spec.clip_norm,
@@ -329,10 +330,10 @@ def _jacobian_class(parent: Any) -> Callable[..., LogicalStep]:
     class JacobianOptimizer(LogicalStep, parent):
         """A tensorflow-privacy optimizer, taken apart into a logical step."""
 
-        def clipped_sum(self, row_losses, variables, layers, weights):
+        def clipped_sum(self, per_example_losses, variables, layers, weights):
             engine, together = self.engine, self.plan.rows_clipped_together
             with tf.GradientTape() as tape:
-                found = row_losses()
+                found = per_example_losses()
                 if isinstance(found, Terms):
                     raise validation.InputError(
                         f"the loss is made of terms, and engine {engine!r} cannot "
@@ -357,9 +358,9 @@ def _non_private_class(base: Any) -> Callable[..., LogicalStep]:
     class NonPrivateOptimizer(LogicalStep, base):
         """The same step without clipping and noise: the ε = ∞ baseline."""
 
-        def clipped_sum(self, row_losses, variables, layers, weights):
+        def clipped_sum(self, per_example_losses, variables, layers, weights):
             with tf.GradientTape() as tape:
-                total, losses = total_of(require_losses(row_losses()), weights)
+                total, losses = total_of(require_losses(per_example_losses()), weights)
             gradients = tape.gradient(
                 total, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )

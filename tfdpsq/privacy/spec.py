@@ -26,7 +26,8 @@ class PrivacySpec:
       epsilon: target ε at `delta`; `math.inf` trains without clipping and noise,
         and everything else may stay as it is, so that only ε tells a private run
         from its baseline.
-      clip_norm: bound C on the L2 norm of one unit's gradient.
+      clip_norm: bound C on the L2 norm of one unit's gradient; tensorflow-privacy
+        calls it `l2_norm_clip`.
       n: a public number of privacy units. With `n_is_public` it is the exact count;
         without, an upper bound that anybody may know, and the count appears in
         nothing that is released. It enters δ and the sampling probability.

@@ -15,7 +15,7 @@ Batch = Mapping[str, tf.Tensor]
 
 
 def make_logical_step(
-    row_losses: Callable[[Batch], Losses],
+    per_example_losses: Callable[[Batch], Losses],
     variables: Sequence[tf.Variable],
     optimizer: LogicalStep,
     microbatch_size: int,
@@ -26,7 +26,7 @@ def make_logical_step(
     """Builds the step: accumulate clipped sums, noise once, update once.
 
     Args:
-      row_losses: maps a microbatch (a dict of tensors with `microbatch_size`
+      per_example_losses: maps a microbatch (a dict of tensors with `microbatch_size`
         leading rows) to one loss per row, [microbatch_size] float32, or to `Terms`.
         It runs the model in training mode.
       variables: the trainable variables.
@@ -84,7 +84,7 @@ def make_logical_step(
         def losses() -> Losses:
             seed = optimizer.dropout_seed
             with replayable(layers, seed, optimizer.iterations, number):
-                return require_losses(row_losses(part))
+                return require_losses(per_example_losses(part))
 
         return optimizer.clipped_sum(losses, variables, layers, part["weights"])
 

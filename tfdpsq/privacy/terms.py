@@ -35,7 +35,7 @@ class Terms(NamedTuple):
     losses: tf.Tensor
 
 
-# What `row_losses` functions return.
+# What `per_example_losses` functions return.
 Losses = Union[tf.Tensor, Terms]
 
 

@@ -47,7 +47,7 @@ _TRIED = 4
 
 def train(
     plan: PrivacyPlan,
-    row_losses: Callable[[Batch], Losses],
+    per_example_losses: Callable[[Batch], Losses],
     variables: Sequence[tf.Variable],
     optimizer: LogicalStep,
     take: Take,
@@ -81,7 +81,7 @@ def train(
 
     Args:
       plan: sampler, noise scale, number of steps.
-      row_losses: maps a batch to one loss per row, or to `Terms`; see
+      per_example_losses: maps a batch to one loss per row, or to `Terms`; see
         `make_logical_step`.
       variables: what is trained.
       optimizer: made by `make_optimizer` from the same plan.
@@ -176,7 +176,13 @@ def train(
         before_step(0)  # or what is tried would read what was never set
     if plan.spec.private and rows > 1:
         _try_out(
-            row_losses, batch, variables, layers, optimizer.engine, together, declared
+            per_example_losses,
+            batch,
+            variables,
+            layers,
+            optimizer.engine,
+            together,
+            declared,
         )
     if units is not None or groups is not None:
         data_fingerprint = _with_units(data_fingerprint, units, groups)
@@ -200,7 +206,7 @@ def train(
         optimizer.prepare(variables)  # or its slots would be missing from the state
         take_steps = CompiledSteps(
             plan,
-            row_losses,
+            per_example_losses,
             variables,
             optimizer,
             microbatch_size,
@@ -340,18 +346,20 @@ def _require_same_settings(plan, settings, units, groups) -> None:
     )
 
 
-def _try_out(row_losses, batch, variables, layers, engine, together, declared) -> None:
+def _try_out(
+    per_example_losses, batch, variables, layers, engine, together, declared
+) -> None:
     """Tries model and loss; nothing of it leaves but an error.
 
     Whose rows depend on each other, and said so, is not tried for independence; but
     the fast engine must then find every loss on copies of its own.
     """
     if not declared:
-        check_independence(row_losses, batch, layers, together)
+        check_independence(per_example_losses, batch, layers, together)
     if engine == "fast" and layers:
         tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
         fast.check(
-            lambda: row_losses(tensors),
+            lambda: per_example_losses(tensors),
             layers,
             variables,
             tolerance=0.05 if computes_in_16_bits(layers) else 1e-4,

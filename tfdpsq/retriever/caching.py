@@ -27,23 +27,23 @@ def cached_gradients(
     training: bool = True,
     seed: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """The batch's summed loss and its gradient, some rows at a time.
+    """Computes the batch's summed loss and its gradient, some rows at a time.
 
-    Dropout, too, is the same in both passes (`layers.dropout_seed`), so that it is
-    the gradient of the loss that is returned; and it drops what
-    it would drop in one part, with the same seed. Within a replica of a
-    `tf.distribute.Strategy` both are those of the replica's rows among all rows.
+    Both passes apply the same dropout (`layers.dropout_seed`), so the gradient is that
+    of the returned loss; with the same seed it is the dropout of a single pass. In a
+    replica of a `tf.distribute.Strategy` both are those of the replica's rows among all
+    rows.
 
     Args:
       model: the retriever.
-      batch: B rows, as `TwoTower.row_losses` takes, B static.
+      batch: B rows, as `TwoTower.per_example_losses` takes, B static.
       variables: to differentiate by.
       rows: how many rows are encoded at a time; it divides B.
       training: whether dropout is on.
       seed: [2] integers, of dropout, the same on all replicas; `None` draws one.
 
     Returns:
-      The sum of `row_losses`, a scalar, and a dense gradient for each variable.
+      The sum of `per_example_losses`, a scalar, and a dense gradient for each variable.
 
     Raises:
       InputError: `rows` does not divide the batch, or is below 1.
@@ -89,7 +89,7 @@ def cached_gradients(
     with tf.GradientTape() as tape:
         tape.watch(vectors)
         whole = [tf.reshape(v, [total, *v.shape[2:]]) for v in vectors]
-        losses = model.losses_of(Embeddings(*whole), batch)
+        losses = model.losses_from_embeddings(Embeddings(*whole), batch)
         loss = tf.reduce_sum(losses)
     # Of the variables a learned scale alone has a part in it here.
     cached, direct = tape.gradient(loss, (vectors, list(variables)))

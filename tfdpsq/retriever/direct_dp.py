@@ -91,8 +91,8 @@ def microbatch_sensitivity_multiplier() -> int:
 
     which is reached when x turns its group's gradient around. If the group had one
     pair or none before, it is C: one pair among none has loss 0. Replacing a pair
-    moves the sum by 2C too, where both are dealt alike. Inside a group anything may
-    depend on anything: in-group masks, a row that finds no place, even batch
+    moves the sum by 2C too, if both are dealt in the same way. Inside a group anything
+    may depend on anything: in-group masks, a row that finds no place, even batch
     normalisation.
 
     What would break it: to cut a shuffled batch into groups one after the other, for
@@ -128,7 +128,7 @@ def logit_dp_sensitivity_multiplier(max_batch_size: int, scale: float) -> float:
     Both terms grow with n, so the largest batch bounds every smaller one; L tends to
     2 + 2e^{2s}. At s = 1 that is 16.8, however large the batch. But it grows as the
     square of e^s: at s = ½·ln(n) it is n already, half of what clipping whole rows has
-    (`naive`, 2n − 1), and from about s = ln(n) + 0.35 on it is *vacuous*, no better
+    (`naive`, 2n − 1), and from about s = ln(n) + 0.35 on it is *vacuous*, not better
     than that: 7.3 for n = 1,024, 3.8 for n = 32, where retrievers want 20 and more.
     `logit_dp_is_vacuous_above` says where exactly.
 
@@ -157,7 +157,7 @@ def logit_dp_sensitivity_multiplier(max_batch_size: int, scale: float) -> float:
 
 
 def logit_dp_is_vacuous_above(max_batch_size: int) -> float:
-    """The scale from which Logit-DP's bound is no better than 2n − 1.
+    """The scale from which Logit-DP's bound is not better than 2n − 1.
 
     Found by bisection to 1e-6; next to 0 for n = 1, where both are 1.
 

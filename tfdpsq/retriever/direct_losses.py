@@ -42,7 +42,7 @@ class NaiveLosses:
         self.layers = [model, self._documents]
 
     def __call__(self, batch: Batch) -> tf.Tensor:
-        """[B] losses in nats, of a batch as `TwoTower.row_losses` takes."""
+        """[B] losses in nats, of a batch as `TwoTower.per_example_losses` takes."""
         model = self._model
         queries = model.encode_queries(
             batch["query_ids"], batch["query_lengths"], training=True
@@ -134,8 +134,8 @@ class LogitTerms:
         """The gradient of the in-batch loss as a sum over scores.
 
         Args:
-          batch: B rows, as `TwoTower.row_losses` takes; known positives and equal
-            documents are not looked at (`logit_dp_sensitivity_multiplier`).
+          batch: B rows, as `TwoTower.per_example_losses` takes; known positives and
+            equal documents are ignored (`logit_dp_sensitivity_multiplier`).
 
         Returns:
           values: [B²] float32, z_ij at i·B + j.
@@ -256,7 +256,7 @@ class PublicNegatives:
         self._embeddings.assign(tf.concat(parts, axis=0))
 
     def __call__(self, batch: Batch) -> tf.Tensor:
-        """[B] losses in nats, of a batch as `TwoTower.row_losses` takes.
+        """[B] losses in nats, of a batch as `TwoTower.per_example_losses` takes.
 
         A row's hard negatives, if there are any, must follow from its own query and
         public data; no other row looks at them.

@@ -1,4 +1,4 @@
-"""Texts to embeddings, a corpus at a time."""
+"""Embeds texts, a corpus at a time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _WINDOW = 16
 
 
 class Encodes(Protocol):
-    """What is needed of a tokenizer."""
+    """The tokenizer interface that encoding needs."""
 
     def encode(self, texts: Sequence[str], length: int) -> tuple[tf.Tensor, tf.Tensor]:
         """[B] strings to ids [B, length] and lengths [B], both int32."""
 
 
 class Embedder:
-    """Texts to embeddings in batches of one size, by a function compiled once.
+    """Embeds texts in batches of one size, by a function compiled once.
 
     Texts of like length share a batch, which is cut to its longest text; padding
     never changes an embedding (beyond rounding, below 1e-6). Under XLA every batch has
-    the full length instead, as each new shape would compile anew.
+    the full length instead, as each new shape would compile again.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Embedder:
         rows: int,
         done: Callable[[int], Any] | None = None,
     ) -> Iterator[tuple[list[str], np.ndarray]]:
-        """As `windows`, but documents with their ids, and more at a time.
+        """Embeds documents with their ids, more at a time than `windows`.
 
         Args:
           documents: (id, text).
@@ -201,7 +201,7 @@ def with_vectors(
     Raises:
       InputError: the document tower is trained, or is the query tower.
     """
-    require_staying(model)
+    require_frozen_documents(model)
     found = dict(arrays)
     places: dict[int, int] = {}
     vectors = [np.empty([0, model.config.embedding_dim], np.float32)]
@@ -237,13 +237,13 @@ def with_vectors(
     return found
 
 
-def require_staying(model: TwoTower) -> None:
+def require_frozen_documents(model: TwoTower) -> None:
     """Refuses to embed documents once for a tower that will embed them otherwise.
 
     Raises:
       InputError: the document tower is trained, or is the query tower.
     """
-    if not model.documents_stay:
+    if not model.documents_frozen:
         raise InputError(
             f"the document tower has {len(model.document_tower.trainable_weights)} "
             "trainable weights: what it makes of a document does not stay. Train the "

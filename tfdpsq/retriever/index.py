@@ -96,7 +96,7 @@ class _Scann(tfrs.layers.factorized_top_k.TopK):
             shared_name=f"{self.name}/{uuid.uuid4()}"
         )
         self._searcher_state = searcher.serialize_to_module()
-        # As it is saved, it is put together anew at every search: some milliseconds.
+        # In this saved form it is assembled at every search, in some milliseconds.
         self._searcher = _Untracked(searcher)
         self._identifiers = tf.Variable(identifiers, trainable=False)
         self._size = size
@@ -133,7 +133,7 @@ class _Scann(tfrs.layers.factorized_top_k.TopK):
         return tf.ensure_shape(scores, shape), tf.gather(self._identifiers, rows)
 
     def nearest(self, queries: tf.Tensor, k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `call`, for embeddings and a k that only running tells; gives rows.
+        """Searches as `call`, for a dynamic number of embeddings and k; returns rows.
 
         Args:
           queries: [Q, D] float32.
@@ -164,7 +164,14 @@ class _Scann(tfrs.layers.factorized_top_k.TopK):
 
 
 class ScannBruteForce(_Scann):
-    """Exact top k by inner product through ScaNN, without quantisation."""
+    """Exact top k by inner product through ScaNN, without quantisation.
+
+    Example:
+      >>> layer = ScannBruteForce(k=1).index(tf.eye(3), tf.constant(["a", "b", "c"]))
+      >>> scores, ids = layer(tf.constant([[0.0, 1.0, 0.0]]))
+      >>> ids.numpy()
+      array([[b'b']], dtype=object)
+    """
 
     def _configured(self, builder: Any, size: int) -> Any:
         return builder.score_brute_force(quantize=False)
@@ -175,12 +182,18 @@ class ScannBruteForce(_Scann):
 
 
 class ScannTree(_Scann):
-    """Approximate top k: ScaNN's partitions and 4-bit codes, the best scored anew.
+    """Approximate top k: ScaNN's partitions and 4-bit codes, the best rescored.
 
     N documents make 2√N leaves, of which a twentieth is searched (at least 16). Codes
     are of two dimensions each, by anisotropic quantisation (Guo et al. 2020,
     arXiv:1908.10396), and 20 times as many documents as asked for, at least 200, are
-    scored exactly. `tests/benchmarks/search.py` measures what that gives.
+    scored exactly. `tests/benchmarks/search.py` measures the recall.
+
+    Example:
+      >>> layer = ScannTree(k=1).index(tf.eye(32))
+      >>> scores, rows = layer(tf.eye(32)[5:6])
+      >>> rows.numpy()
+      array([[5]], dtype=int32)
     """
 
     def _configured(self, builder: Any, size: int) -> Any:
@@ -270,7 +283,7 @@ def nearest(
 def as_run(
     query_ids: Sequence[str], scores: np.ndarray, ids: np.ndarray
 ) -> dict[str, dict[str, float]]:
-    """What `search` found, as a run: query id -> {document id: score}.
+    """Converts results of `search` to a run: query id -> {document id: score}.
 
     Args:
       query_ids: Q ids, in the order of the rows.

@@ -26,8 +26,8 @@ class KnownAnswers:
 
         Args:
           queries: [m] int64 hashes.
-          keys: [m] int64 hashes of contents, each an answer to the query beside it; the
-            same two may stand there often.
+          keys: [m] int64 hashes of contents, each an answer to the query at its index;
+            a pair of them may repeat.
         """
         ascending = np.sort(queries)
         again = np.unique(ascending[1:][ascending[1:] == ascending[:-1]])

@@ -1,8 +1,8 @@
 """Softmax losses: among a batch's documents, a group's, or public ones.
 
-Every other document is a negative, except where it is none: a batch may hold the
-row's own document twice, or another document known to answer its query, or padding.
-Those columns leave the softmax.
+Every other document is a negative, with exceptions: a batch may hold the row's own
+document twice, another document known to answer its query, or padding. Those columns
+are left out of the softmax.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def in_batch_losses(
       ℓ_i = log Σ_{j ∈ N(i)} exp(s_ij) − s_ii   (nats),
 
     where N(i) holds i itself and every j that is a real row, whose document is not
-    row i's own by content, and is no known positive of row i's query. An ℓ_i
+    row i's own by content, and is not a known positive of row i's query. An ℓ_i
     depends on all rows of the batch: see `tfdpsq.retriever.direct_dp` for what that
     costs under differential privacy.
 
@@ -46,7 +46,7 @@ def in_batch_losses(
       positive_keys: [..., B, P] int64, contents known to answer the row's query,
         padded with -1.
       weights: [..., B] float32, 0 for padding rows, whose loss is 0 and which are no
-        one's negative; rows above 0 all count alike.
+        one's negative; rows above 0 all count the same.
       scale: what the inner product is multiplied by, the inverse of a temperature.
 
     Returns:
@@ -85,7 +85,7 @@ def losses_of_scores(
 
 
 class Embeddings(NamedTuple):
-    """What a batch's texts are made into.
+    """Embeddings of a batch's texts.
 
     Attributes:
       queries: [B, D] float32.
@@ -140,7 +140,7 @@ def batch_losses(
     same = keys[:, tf.newaxis] == all_keys[tf.newaxis, :]
 
     def losses(cosines: tf.Tensor, dropped: tf.Tensor) -> tf.Tensor:
-        """Of columns whose first are all rows; own ones stay whatever is dropped."""
+        """Returns losses by row; the first columns are rows, own ones are kept."""
         scores = scaled(cosines)
         more = tf.shape(cosines)[1] - tf.shape(own)[1]
         mine = tf.pad(own, [[0, 0], [0, more]])

@@ -1,17 +1,16 @@
 """The two-tower retriever: one T5 encoder for queries, one for documents.
 
 A tower is T5 encoder → masked mean (or first token) → bias-free projection → unit
-length. The towers share their weights unless told otherwise, and a score is an
-explicit scale, fixed or learned, times the cosine: a softmax over bare cosines cannot
-fall below log(1 + (B − 1)·e^-2), 4.94 nats at batch 1024, however good the model.
+length. By default the towers share their weights. A score is an explicit scale, fixed
+or learned, times the cosine: a softmax over bare cosines cannot fall below
+log(1 + (B − 1)·e^-2), 4.94 nats at batch 1024, however good the model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,11 @@ from tfdpsq.layers import (
     FirstTokenPooling,
     MaskedMeanPooling,
     Scale,
-    T5Config,
     build_encoder,
 )
-from tfdpsq.retriever.losses import Embeddings, batch_losses
+from tfdpsq.retriever.config import RetrieverConfig
+from tfdpsq.retriever.losses import Embeddings, batch_losses, everywhere
+from tfdpsq.retriever.weights import ordered_weights
 
 _CONFIG = "config.json"
 _WEIGHTS = "weights"
@@ -37,87 +37,77 @@ Batch = Mapping[str, tf.Tensor]
 _POOLINGS: dict[str, Any] = {"mean": MaskedMeanPooling, "first": FirstTokenPooling}
 
 
-@dataclasses.dataclass(frozen=True)
-class RetrieverConfig:
-    """What a two-tower retriever is built from.
-
-    Attributes:
-      t5: shape of the encoder.
-      embedding_dim: width D of an embedding.
-      scale: multiplies the cosine; t5x_retrieval uses 100, sentence-transformers
-        20, the paper none (1). Where it is learned, what it begins with.
-      query_length: tokens of a query, EOS included.
-      document_length: tokens of a document, EOS included.
-      shared: one encoder and projection for both towers, or one each.
-      pooling: "mean" over real tokens, or the "first" token.
-      learned_scale: whether the scale is trained.
-      bidirectional: whether documents look for their query, too, in training.
-
-    Raises:
-      InputError: a size below one, a scale that is not above zero, or an unknown
-        pooling.
-    """
-
-    t5: T5Config
-    embedding_dim: int
-    scale: float
-    query_length: int
-    document_length: int
-    shared: bool = True
-    pooling: str = "mean"
-    learned_scale: bool = False
-    bidirectional: bool = False
-
-    def __post_init__(self):
-        """Checks every value."""
-        for field in ("embedding_dim", "query_length", "document_length"):
-            validation.positive_integer(field, getattr(self, field))
-        validation.positive("scale", self.scale)
-        for field in ("shared", "learned_scale", "bidirectional"):
-            validation.one_of(field, getattr(self, field), (True, False))
-        validation.one_of("pooling", self.pooling, tuple(_POOLINGS))
-
-    def to_json(self) -> str:
-        """The config as a JSON object."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, indent=2)
-
-    @classmethod
-    def from_json(cls, text: str) -> RetrieverConfig:
-        """The config that `to_json` wrote."""
-        fields = validation.parse_json(text)
-        # By which `privacy.read_certificate` knows that one belongs beside it.
-        fields.pop("certificate_digest", None)
-        return cls(**{**fields, "t5": T5Config(**fields["t5"])})
-
-
+@tf.keras.utils.register_keras_serializable("tfdpsq")
 class TwoTower(tfrs.models.Model):
-    """Two-tower retriever, trainable by `fit` or through `row_losses`.
+    """A two-tower retriever, trained by `fit` or through `per_example_losses`.
+
+    In TFRS's terms the loss is that of `tfrs.tasks.Retrieval` at `config.temperature`,
+    averaged instead of summed. Beyond that task it leaves known positives and equal
+    documents out of the negatives, adds hard negatives, and takes negatives from all
+    replicas.
+
+    Example:
+      >>> config = RetrieverConfig(
+      ...     T5Config(60, 1, 2, 16, 24, 8),
+      ...     embedding_dim=12,
+      ...     scale=20.0,
+      ...     query_length=3,
+      ...     document_length=4,
+      ... )
+      >>> model = TwoTower(config)
+      >>> batch = {
+      ...     "query_ids": tf.constant([[5, 6, 1], [7, 1, 0]]),
+      ...     "query_lengths": tf.constant([3, 2]),
+      ...     "document_ids": tf.constant([[5, 8, 9, 1], [7, 4, 1, 0]]),
+      ...     "document_lengths": tf.constant([4, 3]),
+      ...     "document_key": tf.constant([11, 12], tf.int64),
+      ...     "positive_keys": tf.constant([[-1], [-1]], tf.int64),
+      ...     "weights": tf.ones([2]),
+      ... }
+      >>> model.compile(tf.keras.optimizers.Adam(1e-3))
+      >>> history = model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+      >>> model.encode_queries(batch["query_ids"], batch["query_lengths"]).shape
+      TensorShape([2, 12])
 
     Attributes:
-      config: what it was built from.
+      config: the configuration.
       query_tower: functional model from "encoder_token_ids" and
         "encoder_padding_mask", both [B, L] int32, to [B, D] before normalisation.
       document_tower: the same for documents; the same object when shared.
-      scaled: the layer that makes scores of cosines.
+      scaled: the layer that turns cosines into scores.
+      factorized_metrics: metrics over a corpus, updated by `evaluate`.
     """
 
-    def __init__(self, config: RetrieverConfig):
-        """Builds both towers, randomly initialised.
+    def __init__(
+        self,
+        config: RetrieverConfig,
+        metrics: Sequence[tfrs.metrics.Factorized] = (),
+        **kwargs,
+    ):
+        """Builds both towers with random weights.
 
         Args:
           config: shape, scale, lengths.
+          metrics: TFRS's metrics over a corpus, such as `tfrs.metrics.FactorizedTopK`
+            (a hit rate, not Recall@k), for `evaluate` and validation in `fit`. Their
+            candidates are batches of (document_key, embedding), keys as made by
+            `encode_documents`. Training does not change them: to follow the weights,
+            assign new `factorized_metrics`. They are not saved.
+          **kwargs: `name` and `trainable`, as for `tf.keras.Model`.
         """
-        super().__init__(name="two_tower")
+        super().__init__(**{"name": "two_tower", **kwargs})
         self.config = config
+        self.factorized_metrics = list(metrics)
         self.query_tower = _tower(config, "tower" if config.shared else "query_tower")
         self.document_tower = (
             self.query_tower if config.shared else _tower(config, "document_tower")
         )
         self.scaled = Scale(config.scale, config.learned_scale, name="scale")
+        self.built = True
 
     @property
-    def documents_stay(self) -> bool:
-        """Whether training leaves the documents' embeddings as they are."""
+    def documents_frozen(self) -> bool:
+        """True if training does not change the documents' embeddings."""
         return not self.document_tower.trainable_weights
 
     def encode_queries(
@@ -126,15 +116,15 @@ class TwoTower(tfrs.models.Model):
         """Embeds queries.
 
         Args:
-          token_ids: [B, L] int32, any L; what lies beyond a row's length is ignored.
-          lengths: [B] int32, real tokens, each at least 1.
+          token_ids: [B, L] int32, any L; ids beyond a row's length are ignored.
+          lengths: [B] int32, number of real tokens, each at least 1.
           training: whether dropout is on.
 
         Returns:
           [B, D] float32 of unit length.
 
         Raises:
-          InputError: run eagerly, a length of 0. (In a graph: a zero vector.)
+          InputError: a length is 0, in eager mode. (In a graph: a zero vector.)
         """
         return embed(self.query_tower, token_ids, lengths, training)
 
@@ -144,27 +134,27 @@ class TwoTower(tfrs.models.Model):
         """Embeds documents; see `encode_queries`."""
         return embed(self.document_tower, token_ids, lengths, training)
 
-    def row_losses(self, batch: Batch, training: bool = False) -> tf.Tensor:
-        """In-batch softmax loss of each row; see `batch_losses`.
+    def per_example_losses(self, batch: Batch, training: bool = False) -> tf.Tensor:
+        """Computes the in-batch softmax loss of each row; see `batch_losses`.
 
         Args:
           batch: "query_ids" [B, Lq] int32, "query_lengths" [B] int32,
             "document_ids" [B, Ld] int32, "document_lengths" [B] int32,
             "document_key" [B] int64, "positive_keys" [B, P] int64 padded with -1,
-            "weights" [B] float32, 0 for padding rows; and, where there are hard
-            negatives, "negative_ids" [B, H, Ld] int32, "negative_lengths" [B, H]
-            int32 and "negative_keys" [B, H] int64, -1 for none. Instead of the ids and
-            lengths of documents and negatives their embeddings, as `with_vectors`
-            makes them, where the document tower trains nothing.
+            "weights" [B] float32, 0 for padding rows; and, with hard negatives,
+            "negative_ids" [B, H, Ld] int32, "negative_lengths" [B, H] int32 and
+            "negative_keys" [B, H] int64, -1 for none. If the document tower is frozen,
+            embeddings made by `with_vectors` can replace the ids and lengths of
+            documents and negatives.
           training: whether dropout is on.
 
         Returns:
           [B] float32 in nats; 0 for padding rows. Rows depend on each other.
         """
-        return self.losses_of(self.encode(batch, training), batch)
+        return self.losses_from_embeddings(self.encode(batch, training), batch)
 
     def encode(self, batch: Batch, training: bool = False) -> Embeddings:
-        """All texts of a batch, as `row_losses` takes, embedded."""
+        """Embeds all texts of a batch; see `per_example_losses` for the batch."""
         queries = self.encode_queries(
             batch["query_ids"], batch["query_lengths"], training
         )
@@ -190,95 +180,128 @@ class TwoTower(tfrs.models.Model):
             negatives,
         )
 
-    def losses_of(self, embeddings: Embeddings, batch: Batch) -> tf.Tensor:
-        """[B] losses of what `encode` made of a batch; see `batch_losses`."""
+    def losses_from_embeddings(self, embeddings: Embeddings, batch: Batch) -> tf.Tensor:
+        """Computes [B] losses from the result of `encode`; see `batch_losses`."""
         return batch_losses(embeddings, batch, self.scaled, self.config.bidirectional)
 
+    def call(self, inputs: Batch, training: bool = False) -> dict[str, tf.Tensor]:
+        """Embeds a batch for `predict`; see `per_example_losses` for the batch.
+
+        Args:
+          inputs: a batch of B rows.
+          training: whether dropout is on.
+
+        Returns:
+          "queries" [B, D], "documents" [B, D] and, if the batch has hard negatives,
+          "negatives" [B, H, D], all float32.
+        """
+        found = self.encode(inputs, training)._asdict()
+        return {name: values for name, values in found.items() if values is not None}
+
     def compute_loss(self, inputs: Batch, training: bool = False) -> tf.Tensor:
-        """Mean of `row_losses` over real rows, a scalar in nats, for TFRS's `fit`."""
-        real = tf.cast(inputs["weights"] > 0, tf.float32)
-        total = tf.reduce_sum(self.row_losses(inputs, training))
-        return total / tf.maximum(tf.reduce_sum(real), 1)
+        """Computes the loss for TFRS's `fit` and `evaluate`, and updates the metrics.
 
+        Args:
+          inputs: a batch; see `per_example_losses`.
+          training: whether dropout is on; the factorized metrics are updated only if
+            it is not, as they are slow.
 
-def start_from(model: TwoTower, encoder: tf.keras.Model) -> None:
-    """Gives both towers an encoder's weights, and one projection to begin with.
+        Returns:
+          Scalar mean of `per_example_losses` over real rows, in nats. In a replica, its
+          share: the shares of all replicas add up to the mean over all their rows.
+        """
+        embeddings = self.encode(inputs, training)
+        losses = self.losses_from_embeddings(embeddings, inputs)
+        if not training:
+            for metric in self.factorized_metrics:
+                metric.update_state(
+                    embeddings.queries,
+                    embeddings.documents,
+                    # Without ids TFRS compares scores, which rounding can reorder.
+                    true_candidate_ids=inputs["document_key"],
+                    sample_weight=inputs["weights"],
+                )
+        real = tf.cast(everywhere(inputs["weights"]) > 0, tf.float32)
+        return tf.reduce_sum(losses) / tf.maximum(tf.reduce_sum(real), 1)
 
-    With a projection each they would begin as two rotations that have nothing to do
-    with each other, and a cosine across them would be noise.
+    def load_encoder_weights_from(self, encoder: tf.keras.Model) -> None:
+        """Copies an encoder's weights into both towers, which get one projection.
 
-    Args:
-      model: of the encoder's shape.
-      encoder: as `layers.build_encoder` makes it.
+        With two projections, cosines between the towers would start as noise.
 
-    Raises:
-      InputError: the encoder is of another shape.
-    """
-    given_weights = ordered_weights(encoder)
-    for tower in {id(t): t for t in (model.query_tower, model.document_tower)}.values():
-        own_weights = ordered_weights(tower.get_layer("t5_encoder"))
-        shapes = [tuple(v.shape) for v in own_weights]
-        given = [tuple(v.shape) for v in given_weights]
-        if shapes != given:
-            raise validation.InputError(
-                f"the encoder's weights have shapes {given}, the tower's {shapes}. "
-                "Build the retriever with the encoder's own T5Config."
-            )
-        for mine, theirs in zip(own_weights, given_weights):
-            mine.assign(theirs)
-    first, second = (
-        tower.get_layer("projection").kernel
-        for tower in (model.query_tower, model.document_tower)
-    )
-    second.assign(first)
+        Args:
+          encoder: a model made by `layers.build_encoder`, of the same shape.
 
+        Raises:
+          InputError: the encoder has another shape.
+        """
+        given_weights = ordered_weights(encoder)
+        towers = {id(t): t for t in (self.query_tower, self.document_tower)}
+        for tower in towers.values():
+            own_weights = ordered_weights(tower.get_layer("t5_encoder"))
+            shapes = [tuple(v.shape) for v in own_weights]
+            given = [tuple(v.shape) for v in given_weights]
+            if shapes != given:
+                raise validation.InputError(
+                    f"the encoder's weights have shapes {given}, the tower's {shapes}. "
+                    "Build the retriever with the encoder's own T5Config."
+                )
+            for mine, theirs in zip(own_weights, given_weights):
+                mine.assign(theirs)
+        first, second = (
+            tower.get_layer("projection").kernel
+            for tower in (self.query_tower, self.document_tower)
+        )
+        second.assign(first)
 
-def go_on_from(model: TwoTower, trained: TwoTower) -> None:
-    """Gives a retriever another one's weights: both towers, projections included.
+    def load_weights_from(self, trained: TwoTower) -> None:
+        """Copies another retriever's weights: both towers, projections included.
 
-    Scale, lengths and direction are of training and may differ; a learned scale begins
-    with the model's own.
+        Scale, lengths and direction may differ; a learned scale keeps its own value.
 
-    Args:
-      model: takes the weights.
-      trained: has them; of the same T5, embedding_dim, pooling and towers.
+        Args:
+          trained: a retriever with the same T5, embedding_dim, pooling and towers.
 
-    Raises:
-      InputError: the two are not of one shape.
-    """
-    for field in ("t5", "embedding_dim", "pooling", "shared"):
-        mine, theirs = (getattr(m.config, field) for m in (model, trained))
-        if mine != theirs:
-            raise validation.InputError(
-                f"{field} is {mine}, but the retriever to start from has {theirs}. "
-                f"Set {field} to that, or start from an encoder."
-            )
-    for mine, theirs in (
-        (model.query_tower, trained.query_tower),
-        (model.document_tower, trained.document_tower),
-    ):
-        for one, other in zip(ordered_weights(mine), ordered_weights(theirs)):
-            one.assign(other)
+        Raises:
+          InputError: the two have different shapes.
+        """
+        for field in ("t5", "embedding_dim", "pooling", "shared"):
+            mine, theirs = (getattr(m.config, field) for m in (self, trained))
+            if mine != theirs:
+                raise validation.InputError(
+                    f"{field} is {mine}, but the retriever to start from has {theirs}. "
+                    f"Set {field} to that, or start from an encoder."
+                )
+        for mine, theirs in (
+            (self.query_tower, trained.query_tower),
+            (self.document_tower, trained.document_tower),
+        ):
+            for one, other in zip(ordered_weights(mine), ordered_weights(theirs)):
+                one.assign(other)
 
+    def build(self, input_shape: Any = None) -> None:
+        """Does nothing: the constructor creates all weights."""
+        self.built = True
 
-def ordered_weights(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
-    """All weights, layer by layer and by name in each: whatever is frozen.
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments except the metrics, JSON values only."""
+        config = dataclasses.asdict(self.config)
+        return {"config": config, "name": self.name, "trainable": self.trainable}
 
-    Keras's own `weights` has the frozen ones last.
-    """
-    found: dict[int, tf.Variable] = {}
-    for part in layer._flatten_layers():
-        own = part._trainable_weights + part._non_trainable_weights
-        for weight in sorted(own, key=lambda weight: weight.name.split("/")[-1]):
-            found.setdefault(id(weight), weight)
-    return list(found.values())
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> TwoTower:
+        """Makes the model that `get_config` described."""
+        del custom_objects  # all layers are built from the shape
+        return cls(**{**config, "config": RetrieverConfig.from_dict(config["config"])})
 
 
 def save(model: TwoTower, path: str | os.PathLike) -> None:
     """Writes config and weights to a new directory, whole or not at all.
 
     Args:
-      model: what to save; optimizer state is not kept.
+      model: the retriever; its optimizer's state and its metrics are not saved.
       path: the directory; it must not exist, or be empty.
 
     Raises:
@@ -290,7 +313,7 @@ def save(model: TwoTower, path: str | os.PathLike) -> None:
 
 
 def load(path: str | os.PathLike) -> TwoTower:
-    """Reads what `save` wrote.
+    """Loads a retriever that `save` wrote.
 
     Args:
       path: the directory.
@@ -299,7 +322,7 @@ def load(path: str | os.PathLike) -> TwoTower:
       A model with the same config and weights.
 
     Raises:
-      DataError: a file is missing or does not hold what it should.
+      DataError: a file is missing or has unexpected content.
     """
     file = Path(path) / _CONFIG
     try:
@@ -338,8 +361,8 @@ def _tower(config: RetrieverConfig, name: str) -> tf.keras.Model:
     projected = tf.keras.layers.Dense(
         config.embedding_dim,
         use_bias=False,
-        # As wide as the encoder it begins as a rotation, which keeps every cosine: a
-        # pretrained encoder is then worth as much behind it.
+        # If it is as wide as the encoder, it starts as a rotation, which keeps every
+        # cosine and so the value of a pretrained encoder.
         kernel_initializer="orthogonal",
         name="projection",
     )(pooled)
@@ -352,10 +375,10 @@ def embed(
     lengths: tf.Tensor,
     training: bool,
 ) -> tf.Tensor:
-    """Unit vectors of texts; see `TwoTower.encode_queries`.
+    """Embeds texts as unit vectors; see `TwoTower.encode_queries`.
 
     Args:
-      tower: one of the model's, or `layers.Folded` of one.
+      tower: one of the model's towers, or `layers.Folded` around one.
       token_ids: [..., L] integers, with the dimensions that the tower takes.
       lengths: [...] integers.
       training: whether dropout is on.

@@ -1,6 +1,6 @@
 """Document embeddings on disk: searched in chunks, added to without retraining.
 
-Queries' lie there in the same form.
+Queries' embeddings have the same form.
 
     DIR/index.json           encoder's fingerprint, width, shards
     DIR/shard-00000.npy      [n, D] float32, read by memory map
@@ -26,8 +26,9 @@ import numpy as np
 from tfdpsq import validation
 from tfdpsq.data.files import atomic_file, atomic_write, sha256_of_file
 from tfdpsq.data.unique_ids import BATCH, UniqueIds
-from tfdpsq.retriever.model import TwoTower, ordered_weights
+from tfdpsq.retriever.model import TwoTower
 from tfdpsq.retriever.nearest import ROWS, BestDocuments
+from tfdpsq.retriever.weights import ordered_weights
 
 # Queries that are ranked at a time: with `ROWS` documents, 16 MiB of scores.
 _RANKED = 256
@@ -43,7 +44,7 @@ def encoder_fingerprint(
 ) -> str:
     """SHA-256, in hex, of all that decides what a text's embedding is.
 
-    The other tower is no part of it where there are two: retrievers that differ in
+    With two towers, the other one is excluded: retrievers that differ in
     their query towers alone search the same index. That of queries is never that of
     documents.
 
@@ -56,8 +57,8 @@ def encoder_fingerprint(
     config = json.loads(model.config.to_json())
     fields = ("t5", "embedding_dim", "pooling", f"{kind}_length")
     shape = json.dumps([config[field] for field in fields], sort_keys=True)
-    told = f"{vocabulary}\n{shape}" + ("\nof queries" if of_queries else "")
-    digest = hashlib.sha256(told.encode())
+    content = f"{vocabulary}\n{shape}" + ("\nof queries" if of_queries else "")
+    digest = hashlib.sha256(content.encode())
     tower = model.query_tower if of_queries else model.document_tower
     for weight in ordered_weights(tower):
         digest.update(np.ascontiguousarray(weight.numpy()).tobytes())
@@ -68,7 +69,7 @@ class DocumentIndex:
     """Embeddings of documents and their ids, in shards on disk.
 
     Attributes:
-      directory: where they lie.
+      directory: the directory.
       encoder: fingerprint of what embedded them.
       width: D.
       size: N, documents.
@@ -237,7 +238,7 @@ class DocumentIndex:
     def ranks(
         self, queries: np.ndarray, places: Sequence[int] | np.ndarray, rows: int = ROWS
     ) -> np.ndarray:
-        """How far down one document of each query comes, exactly, in flat memory.
+        """Ranks one document of each query exactly, in flat memory.
 
         A document's own score is taken out of the very product that the others are
         compared in, so rounding never puts it before or behind itself.
@@ -260,7 +261,7 @@ class DocumentIndex:
                 f"places have shape {own.shape} for {len(queries)} queries; give each "
                 f"one from 0 to {self.size - 1}."
             )
-        # Neighbours' own documents lie together, so few products are made twice.
+        # Neighbours share their own documents' chunk, so few products are made twice.
         order = np.argsort(own, kind="stable")
         queries, own = np.asarray(queries, np.float32)[order], own[order]
         parts = [slice(start, start + _RANKED) for start in range(0, len(own), _RANKED)]
@@ -296,7 +297,7 @@ class DocumentIndex:
                 raise validation.DataError(path, "holds other ids", _REMEDY)
 
     def _numbered(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        """As `chunks`, with the position of each chunk's first document."""
+        """Yields `chunks` with the position of each chunk's first document."""
         first = 0
         for vectors in self.chunks(rows):
             yield first, vectors

@@ -1,8 +1,8 @@
-"""Pairs tokenised onto the disk as they stream by, and read a batch at a time.
+"""Tokenises streamed pairs to disk, and reads them a batch at a time.
 
-What `make_batches` holds in memory lies in a `RowStore` here, so that sets of millions
-of pairs are trained on. In memory are two hashes of each pair while they are written,
-and its place in an epoch while batches are drawn, which are the same batches.
+It stores in a `RowStore` what `make_batches` holds in memory, so that training can use
+sets of millions of pairs. Memory holds two hashes per pair while they are written, and
+its place in the epoch while batches are drawn. The batches are the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ import numpy as np
 
 from tfdpsq.data.beir import Pair
 from tfdpsq.data.rows import RowStore, write_rows
-from tfdpsq.retriever.encoding import Embedder, Encodes, Tokenised, require_staying
+from tfdpsq.retriever.encoding import (
+    Embedder,
+    Encodes,
+    Tokenised,
+    require_frozen_documents,
+)
 from tfdpsq.retriever.known_answers import KnownAnswers
 from tfdpsq.retriever.model import TwoTower
 from tfdpsq.retriever.training import CHUNK, content_key, encode_rows, shuffled_epochs
@@ -27,7 +32,7 @@ _BATCH = 128
 
 
 class StoredPairs:
-    """What `encode_pairs` makes of pairs, on disk. `len()` is their number."""
+    """The arrays of `encode_pairs`, on disk. `len()` is the number of pairs."""
 
     def __init__(
         self,
@@ -36,13 +41,13 @@ class StoredPairs:
         vectors: RowStore | None = None,
         places: np.ndarray | None = None,
     ):
-        """Takes what `store_pairs` made.
+        """Keeps the parts that `store_pairs` made.
 
         Args:
           rows: n tokenised pairs.
-          answers: of their queries.
-          vectors: embeddings of the distinct documents, for a tower that stays.
-          places: [n] which of them is the row's.
+          answers: known answers of their queries.
+          vectors: embeddings of the distinct documents, for a frozen tower.
+          places: [n] index of each row's vector.
         """
         self._rows, self._answers = rows, answers
         self._vectors, self._places = vectors, places
@@ -52,7 +57,7 @@ class StoredPairs:
         return len(self._rows)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """Rows by number, as `encode_pairs` and `with_vectors` have them.
+        """Reads rows by number, as `encode_pairs` and `with_vectors` return them.
 
         Args:
           indices: [R] integers from 0 to below `len(self)`.
@@ -71,35 +76,36 @@ class StoredPairs:
         return found
 
     def batches(self, batch_size: int, seed: int) -> Iterator[dict[str, np.ndarray]]:
-        """The batches that `make_batches` makes of the same pairs.
+        """Yields the batches that `make_batches` makes of the same pairs.
 
         Args:
           batch_size: rows of a batch.
           seed: the same seed gives the same batches.
 
         Raises:
-          InputError: at once: batch larger than the data.
+          InputError: the batch is larger than the data; raised at once.
         """
         return shuffled_epochs(self.take, len(self), batch_size, seed)
 
 
 def store_pairs(
     path: str | os.PathLike,
-    rows: Iterable[Pair],
+    pairs: Iterable[Pair],
     tokenizer: Encodes,
+    *,
     query_length: int,
     document_length: int,
     model: TwoTower | None = None,
 ) -> StoredPairs:
-    """Tokenises pairs onto the disk, in flat memory.
+    """Tokenises pairs to disk, in flat memory.
 
     Args:
-      path: a directory to write to; for private pairs, a private one.
-      rows: the pairs, streamed; see `encode_pairs`.
+      path: the directory to write to; a private one for private pairs.
+      pairs: the pairs, streamed; see `encode_pairs`.
       tokenizer: the model's tokenizer.
       query_length: tokens kept of a query, EOS included.
       document_length: tokens kept of a document, EOS included.
-      model: one whose document tower trains nothing, to embed each document once; see
+      model: a retriever with a frozen document tower, to embed each document once; see
         `with_vectors`.
 
     Raises:
@@ -107,14 +113,19 @@ def store_pairs(
         document tower is trained.
     """
     if model is not None:
-        require_staying(model)
-    stream = iter(rows)
+        require_frozen_documents(model)
+    stream = iter(pairs)
     queries: list[np.ndarray] = []
     keys: list[np.ndarray] = []
 
     def chunks() -> Iterator[dict[str, np.ndarray]]:
         while chunk := list(itertools.islice(stream, CHUNK)):
-            arrays = encode_rows(chunk, tokenizer, query_length, document_length)
+            arrays = encode_rows(
+                chunk,
+                tokenizer,
+                query_length=query_length,
+                document_length=document_length,
+            )
             hashes = [content_key(pair.query_id) for pair in chunk]
             arrays[_QUERY] = np.array(hashes, np.int64)
             queries.append(arrays[_QUERY])
@@ -134,7 +145,7 @@ def store_pairs(
 def _embedded(
     path: Path, rows: RowStore, keys: np.ndarray, model: TwoTower
 ) -> tuple[RowStore, np.ndarray]:
-    """Vectors of the distinct documents as they come, and which one each row has."""
+    """Embeds the distinct documents, and returns the index of each row's vector."""
     _, first, places = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)
     number = np.empty_like(order)

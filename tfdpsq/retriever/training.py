@@ -26,8 +26,9 @@ def content_key(text: str) -> int:
 
 
 def encode_pairs(
-    rows: Sequence[Pair],
+    pairs: Sequence[Pair],
     tokenizer: Encodes,
+    *,
     query_length: int,
     document_length: int,
     positives: Mapping[str, Set[str]] | None = None,
@@ -35,13 +36,13 @@ def encode_pairs(
     """Tokenises pairs once, up front.
 
     Args:
-      rows: n objects with `query_id`, `query`, `document_id` and `document`.
+      pairs: n objects with `query_id`, `query`, `document_id` and `document`.
       tokenizer: the model's tokenizer.
       query_length: tokens kept of a query, EOS included.
       document_length: tokens kept of a document, EOS included.
-      positives: query id -> ids of documents known to answer it, besides those
-        that `rows` themselves pair it with. A document that is in no row can be
-        no one's negative and is passed over.
+      positives: query id -> ids of further documents known to answer it, in addition
+        to the pairs themselves. A document that is in no pair is never a negative, and
+        is skipped.
 
     Returns:
       "query_ids" [n, query_length] int32, "query_lengths" [n] int32,
@@ -51,22 +52,28 @@ def encode_pairs(
       padded with -1 to the most that any row has, and at least 1.
 
     Raises:
-      InputError: no rows, or a length below one.
+      InputError: no pairs, or a length below one.
     """
-    arrays = encode_rows(rows, tokenizer, query_length, document_length)
+    arrays = encode_rows(
+        pairs, tokenizer, query_length=query_length, document_length=document_length
+    )
     arrays["positive_keys"] = _positive_keys(
-        rows, arrays["document_key"], positives or {}
+        pairs, arrays["document_key"], positives or {}
     )
     return arrays
 
 
 def encode_rows(
-    rows: Sequence[Pair], tokenizer: Encodes, query_length: int, document_length: int
+    pairs: Sequence[Pair],
+    tokenizer: Encodes,
+    *,
+    query_length: int,
+    document_length: int,
 ) -> dict[str, np.ndarray]:
-    """What of `encode_pairs` looks at each pair alone: all but "positive_keys".
+    """Does the part of `encode_pairs` that reads each pair alone: no "positive_keys".
 
     Args:
-      rows: as there.
+      pairs: as there.
       tokenizer: as there.
       query_length: as there.
       document_length: as there.
@@ -76,12 +83,12 @@ def encode_rows(
     """
     validation.positive_integer("query_length", query_length)
     validation.positive_integer("document_length", document_length)
-    if not len(rows):
+    if not len(pairs):
         raise validation.InputError("there are no pairs to train on; give at least 1.")
     arrays = encode_documents(
-        [row.document for row in rows], tokenizer, document_length
+        [pair.document for pair in pairs], tokenizer, document_length
     )
-    queries = _encoded([row.query for row in rows], tokenizer, query_length)
+    queries = _encoded([pair.query for pair in pairs], tokenizer, query_length)
     arrays["query_ids"], arrays["query_lengths"] = queries
     return arrays
 
@@ -89,7 +96,7 @@ def encode_rows(
 def encode_documents(
     documents: Sequence[str], tokenizer: Encodes, length: int
 ) -> dict[str, np.ndarray]:
-    """Tokenises documents: what `encode_pairs` makes of them, without queries.
+    """Tokenises documents as `encode_pairs` does, without queries.
 
     Args:
       documents: n texts.
@@ -112,42 +119,42 @@ def encode_documents(
 
 
 def encode_negatives(
-    rows: Sequence[Pair],
+    pairs: Sequence[Pair],
     negatives: Mapping[str, Sequence[str]],
     tokenizer: Encodes,
     document_length: int,
     count: int,
 ) -> dict[str, np.ndarray]:
-    """Tokenises hard negatives, to go with what `encode_pairs` made of the rows.
+    """Tokenises hard negatives, to be merged with the result of `encode_pairs`.
 
     Args:
-      rows: the n pairs.
-      negatives: query id -> documents that do not answer it, hardest first; what is
-        beyond `count` is left, and a query may have fewer, or none.
+      pairs: the n pairs.
+      negatives: query id -> documents that do not answer it, hardest first; only the
+        first `count` are used, and a query may have fewer, or none.
       tokenizer: the model's tokenizer.
       document_length: tokens kept of a document, EOS included.
       count: H, hard negatives of a row.
 
     Returns:
       "negative_ids" [n, H, document_length] int32, "negative_lengths" [n, H] int32 and
-      "negative_keys" [n, H] int64; where there is no negative the key is -1 and the
-      text one that nothing depends on.
+      "negative_keys" [n, H] int64. A missing negative has the key -1, and a text that
+      nothing depends on.
 
     Raises:
       InputError: count or length below 1.
     """
     validation.positive_integer("count", count)
     numbers: dict[str, int] = {}
-    chosen = np.full([len(rows), count], -1, np.int64)
-    for row, pair in enumerate(rows):
+    chosen = np.full([len(pairs), count], -1, np.int64)
+    for row, pair in enumerate(pairs):
         for place, text in enumerate(negatives.get(pair.query_id, ())[:count]):
             chosen[row, place] = numbers.setdefault(text, len(numbers))
     found = encode_documents(list(numbers) or [""], tokenizer, document_length)
     at, none = np.maximum(chosen, 0), chosen < 0
     return {
-        # Nothing of another row's.
+        # No row's text gets into another row.
         "negative_ids": np.where(none[..., np.newaxis], 0, found["document_ids"][at]),
-        # A mean over no tokens would be no number.
+        # The mean over no tokens is NaN.
         "negative_lengths": np.where(none, 1, found["document_lengths"][at]).astype(
             np.int32
         ),
@@ -171,16 +178,16 @@ def _encoded(
 def collate(
     arrays: Arrays, indices: np.ndarray, weights: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """The batch of the rows that the caller chose, e.g. by Poisson sampling.
+    """Collects a batch of the given rows, e.g. chosen by Poisson sampling.
 
     Args:
-      arrays: what `encode_pairs` returned.
-      indices: [B] row numbers. Those at padding must be valid too (say, 0): their
+      arrays: result of `encode_pairs`.
+      indices: [B] row numbers. Those at padding must be valid too, such as 0: their
         content is in the batch, and nothing depends on it.
       weights: [B] 1 for rows and 0 for padding; `None` means no padding.
 
     Returns:
-      A batch for `TwoTower.row_losses`.
+      A batch for `TwoTower.per_example_losses`.
 
     Raises:
       InputError: different lengths, or weights other than 0 and 1.
@@ -198,9 +205,10 @@ def collate(
 
 
 def make_batches(
-    rows: Sequence[Pair],
+    pairs: Sequence[Pair],
     tokenizer: Encodes,
     batch_size: int,
+    *,
     query_length: int,
     document_length: int,
     seed: int,
@@ -208,49 +216,55 @@ def make_batches(
     negatives: Arrays | None = None,
     model: TwoTower | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Shuffled epochs without end, all batches of one shape.
+    """Yields batches of shuffled epochs without end, all of one shape.
 
-    An epoch's last rows that fill no batch are left out of it; each epoch is
-    shuffled anew, so that they are others every time. This is *not* a sampler that
-    DP accounting could use.
+    The last rows of an epoch that do not fill a batch are dropped from it; every epoch
+    is shuffled again, so they differ each time. DP accounting *cannot* use this
+    sampler.
 
     Args:
-      rows: the pairs; see `encode_pairs` for these arguments.
+      pairs: the pairs; see `encode_pairs` for these arguments.
       tokenizer: the model's tokenizer.
       batch_size: rows of a batch, B.
       query_length: tokens kept of a query, EOS included.
       document_length: tokens kept of a document, EOS included.
       seed: the same seed gives the same batches.
       positives: query id -> ids of documents known to answer it.
-      negatives: what `encode_negatives` made of the rows.
-      model: one whose document tower trains nothing, to embed documents once; see
+      negatives: result of `encode_negatives` for the pairs.
+      model: a retriever with a frozen document tower, to embed documents once; see
         `with_vectors`.
 
     Returns:
-      An iterator over batches for `TwoTower.row_losses`.
+      An iterator over batches for `TwoTower.per_example_losses`.
 
     Raises:
-      InputError: at once, not at the first batch: batch larger than the data, and
-        as in `encode_pairs`.
+      InputError: the batch is larger than the data, or as in `encode_pairs`; raised
+        at once, not at the first batch.
     """
-    require_enough(len(rows), batch_size)
-    arrays = encode_pairs(rows, tokenizer, query_length, document_length, positives)
+    require_enough(len(pairs), batch_size)
+    arrays = encode_pairs(
+        pairs,
+        tokenizer,
+        query_length=query_length,
+        document_length=document_length,
+        positives=positives,
+    )
     arrays.update(negatives or {})
     if model is not None:
         arrays = with_vectors(model, arrays)
     return shuffled_epochs(
         lambda indices: {name: array[indices] for name, array in arrays.items()},
-        len(rows),
+        len(pairs),
         batch_size,
         seed,
     )
 
 
 def require_enough(count: int, batch_size: int) -> None:
-    """Refuses a batch larger than the data, which no epoch would hold.
+    """Refuses a batch larger than the data: no epoch would contain one.
 
     Raises:
-      InputError: it is, or is below 1.
+      InputError: the batch is larger than the data, or below 1.
     """
     validation.positive_integer("batch_size", batch_size)
     if batch_size > count:
@@ -261,16 +275,16 @@ def require_enough(count: int, batch_size: int) -> None:
 
 
 def shuffled_epochs(
-    take: Callable[[np.ndarray], dict[str, np.ndarray]],
+    get_rows: Callable[[np.ndarray], dict[str, np.ndarray]],
     count: int,
     batch_size: int,
     seed: int,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Shuffled epochs without end, of rows that are given by number.
+    """Yields batches of shuffled epochs without end, of rows read by number.
 
     Args:
-      take: [B] row numbers to their fields.
-      count: n, how many rows there are; their order takes 8 bytes of each.
+      get_rows: maps [B] row numbers to their fields.
+      count: number of rows n; their order takes 8 bytes per row.
       batch_size: rows of a batch.
       seed: the same seed gives the same batches.
 
@@ -278,18 +292,18 @@ def shuffled_epochs(
       As `make_batches`.
 
     Raises:
-      InputError: at once: batch larger than the data.
+      InputError: the batch is larger than the data; raised at once.
     """
     require_enough(count, batch_size)
-    return _epochs(take, count, batch_size, seed)
+    return _epochs(get_rows, count, batch_size, seed)
 
 
-def _epochs(take, n: int, batch_size: int, seed: int) -> Iterator[dict]:
+def _epochs(get_rows, n: int, batch_size: int, seed: int) -> Iterator[dict]:
     random = np.random.default_rng(seed)
     while True:
         order = random.permutation(n)
         for start in range(0, n - batch_size + 1, batch_size):
-            batch = take(order[start : start + batch_size])
+            batch = get_rows(order[start : start + batch_size])
             batch["weights"] = np.ones(batch_size, np.float32)
             yield batch
 

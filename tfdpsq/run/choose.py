@@ -311,7 +311,7 @@ class _Choice:
         vocabulary = sources.vocabulary_file(trained["vocabulary"], str(out))
         contents = {pair.document_id: pair.document for pair in held_out}
         rows = synthesize(
-            T5QueryGenerator.load(out),
+            T5QueryGenerator.from_preset(out),
             Tokenizer(vocabulary),
             (Document(key, "", text) for key, text in contents.items()),
             _writing(self._config, trained),

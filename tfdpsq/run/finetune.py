@@ -191,7 +191,7 @@ def _make(
             devices,
             model,
             plan,
-            lambda batch: model.row_losses(batch, training=True),
+            lambda batch: model.per_example_losses(batch, training=True),
             optimizer,
             rows.take,
             config.microbatch_size,
@@ -227,7 +227,7 @@ def _make(
             f"learning_rate (now {config.learning_rate}).",
             certificate,
         )
-    model.save(out, vocabulary)
+    model.save_to_preset(out, vocabulary)
     private_training.write_certificate(out, certificate)
     return {"steps_executed": outcome.paid, **outcome.recorded()}
 
@@ -243,9 +243,9 @@ def _tokenised(
         return store
     pairs = source.read()
     chunks = iter(lambda: list(itertools.islice(pairs, _CHUNK)), [])
-    lengths = config.document_length, config.query_length
+    lengths = {name: config[name] for name in ("query_length", "document_length")}
     return write_rows(
-        path, (encode_pairs(chunk, tokenizer, *lengths) for chunk in chunks)
+        path, (encode_pairs(chunk, tokenizer, **lengths) for chunk in chunks)
     )
 
 

@@ -178,10 +178,13 @@ def _measure(config, proxy: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
     vocabulary = sources.vocabulary_file(stage["vocabulary"], str(out))
     pairs = _held_out(config, proxy)
     rows = encode_pairs(
-        pairs, Tokenizer(vocabulary), stage["document_length"], stage["query_length"]
+        pairs,
+        Tokenizer(vocabulary),
+        query_length=stage["query_length"],
+        document_length=stage["document_length"],
     )
     rows["document_key"] = np.arange(len(pairs))
-    found = Watcher(T5QueryGenerator.load(out), rows)()
+    found = Watcher(T5QueryGenerator.from_preset(out), rows)()
     return {name: found[name] for name in ("own_loss", "gap")}
 
 

@@ -206,7 +206,7 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     with devices.scope():
         if config.init:
             model = resized(
-                T5QueryGenerator.load(config.init, soft_prompt=0),
+                T5QueryGenerator.from_preset(config.init, soft_prompt=0),
                 **config.resize,
                 seed=config.seed,
             )

@@ -181,7 +181,7 @@ def start_worker(
       InputError: the vocabulary does not fit the generator.
     """
     path, vocabulary_path = _fetched(generator, vocabulary)
-    model = T5QueryGenerator.load(path, dtype)
+    model = T5QueryGenerator.from_preset(path, dtype)
     writer = Synthesizer(model, Tokenizer(vocabulary_path), settings, jit_compile)
 
     def make(index: int, out: ShardWriter) -> None:

@@ -276,9 +276,9 @@ def _untrained(config) -> retriever.TwoTower:
         )
     )
     if before is not None:
-        retriever.go_on_from(model, before)
+        model.load_weights_from(before)
     elif encoder is not None:
-        retriever.start_from(model, encoder)
+        model.load_encoder_weights_from(encoder)
     train_only(model, list(config.trained))
     if config.learned_scale and not model.scaled.trainable_weights:
         raise validation.InputError(

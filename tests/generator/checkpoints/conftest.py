@@ -9,7 +9,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
 from tfdpsq.generator.checkpoints import load, open_checkpoint
-from tfdpsq.layers import build_backbone
+from tfdpsq.layers import T5Backbone
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 VERSIONS = ("1.0", "1.1")
@@ -79,7 +79,7 @@ def loaded(request, models):
 @pytest.fixture(scope="session")
 def _other_models(models):
     """Backbones to load into, by version: making one takes long."""
-    return {version: build_backbone(models[version][0]) for version in VERSIONS}
+    return {version: T5Backbone(models[version][0]) for version in VERSIONS}
 
 
 @pytest.fixture

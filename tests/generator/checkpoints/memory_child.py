@@ -27,9 +27,9 @@ def main(action, size, version, directory):
     tf.reduce_sum(tf.ones([2, 2])).numpy()
     before = _status("VmRSS")
     if action == "save":
-        T5QueryGenerator(T5Config.from_size(size, version)).save(directory)
+        T5QueryGenerator(T5Config.from_size(size, version)).save_to_preset(directory)
     else:
-        T5QueryGenerator.load(directory)
+        T5QueryGenerator.from_preset(directory)
     weights = os.path.getsize(pathlib.Path(directory) / "model.safetensors")
     print(_status("VmHWM") - before, weights)
 

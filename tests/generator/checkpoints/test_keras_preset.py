@@ -17,11 +17,11 @@ from keras_nlp.src.models.t5.t5_backbone import T5Backbone
 from keras_nlp.src.models.t5.t5_tokenizer import T5Tokenizer
 from keras_nlp.src.utils import preset_utils
 
-from tfdpsq import validation
+from tfdpsq import layers, validation
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.checkpoints import keras_preset
-from tfdpsq.layers import T5Config, build_backbone
+from tfdpsq.layers import T5Config
 
 # The datasets of one encoder and one decoder layer of T5 1.1.
 LAYOUT = """
@@ -169,7 +169,7 @@ def test_a_preset_and_keras_nlps_model_agree_in_both_directions(stock, tmp_path)
 def small():
     """A T5 1.1 of one layer, to write from and to load into."""
     config = T5Config(32, 1, 2, 6, 5, 4, "1.1")
-    return config, build_backbone(config)
+    return config, layers.T5Backbone(config)
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.generator import SamplingConfig, T5QueryGenerator, generate
+from tfdpsq.generator import SamplingConfig, T5QueryGenerator
 from tfdpsq.generator.checkpoints import huggingface, load_encoder, slots
+from tfdpsq.generator.decoding import generate
 
 FOLDER = pathlib.Path(__file__).parent
 _SPEC = importlib.util.spec_from_file_location(
@@ -36,7 +37,8 @@ def _error(ours, theirs):
 def _teacher_forced(model, inputs):
     """Logits at real tokens, loss over them, and its gradients by weight, as stored.
 
-    `row_losses` are means by row; Hugging Face's loss is the mean over all tokens.
+    `per_example_losses` are means by row; Hugging Face's loss is the mean over all
+    tokens.
     """
     names = ("document_ids", "document_lengths", "query_ids", "query_lengths")
     batch = {name: tf.constant(inputs[name], tf.int32) for name in names}
@@ -49,7 +51,7 @@ def _teacher_forced(model, inputs):
     @tf.function
     def compute(batch):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model.row_losses(batch) * share)
+            loss = tf.reduce_sum(model.per_example_losses(batch) * share)
         gradients = tape.gradient(loss, variables)
         return model(batch), loss, [tf.convert_to_tensor(g) for g in gradients]
 
@@ -81,7 +83,7 @@ def _greedy(model, document_ids, document_lengths, tokens):
 @pytest.fixture(scope="module", params=VERSIONS)
 def recorded(request):
     name = f"t5_{request.param}"
-    model = T5QueryGenerator.load(FOLDER / "fixtures" / name)
+    model = T5QueryGenerator.from_preset(FOLDER / "fixtures" / name)
     return model, np.load(FOLDER / "fixtures" / f"{name}.npz")
 
 
@@ -189,11 +191,11 @@ def test_live_models_agree_both_ways_round(name, tmp_path):
         config.update(model_type="mt5", architectures=["MT5ForConditionalGeneration"])
         path.write_text(json.dumps(config))
 
-    ours = T5QueryGenerator.load(tmp_path / "theirs")
+    ours = T5QueryGenerator.from_preset(tmp_path / "theirs")
     _assert_equal(ours, theirs, inputs)
 
     (tmp_path / "ours").mkdir()
-    ours.save(tmp_path / "ours")
+    ours.save_to_preset(tmp_path / "ours")
     again, report = transformers.T5ForConditionalGeneration.from_pretrained(
         tmp_path / "ours", output_loading_info=True
     )
@@ -215,7 +217,7 @@ def test_live_shards_are_read_as_one_file_is(version, tmp_path):
     theirs.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 3
 
-    _assert_equal(T5QueryGenerator.load(tmp_path), theirs, inputs)
+    _assert_equal(T5QueryGenerator.from_preset(tmp_path), theirs, inputs)
 
 
 @pytest.mark.slow
@@ -225,7 +227,7 @@ def test_live_bfloat16_is_read_and_written_exactly(tmp_path):
 
     theirs = make_fixtures.make_model("1.1", seed=7).to(torch.bfloat16)
     theirs.save_pretrained(tmp_path / "theirs")
-    ours = T5QueryGenerator.load(tmp_path / "theirs")
+    ours = T5QueryGenerator.from_preset(tmp_path / "theirs")
     (tmp_path / "ours").mkdir()
     huggingface.save(tmp_path / "ours", ours.config, ours.backbone, dtype="bfloat16")
     again = transformers.T5ForConditionalGeneration.from_pretrained(

@@ -27,7 +27,7 @@ def shipped(tmp_path, monkeypatch):
     train_vocabulary(lines, 290, tmp_path / "spiece.model")
     tf.keras.utils.set_random_seed(0)
     model = T5QueryGenerator(T5Config(300, 1, 2, 8, 12, 4, "1.0", dropout=0.0))
-    model.save(folder / "t5_test", tmp_path / "spiece.model")
+    model.save_to_preset(folder / "t5_test", tmp_path / "spiece.model")
     monkeypatch.setattr(presets, "_FOLDER", folder)
     # Whatever is asked for, nothing is downloaded.
     monkeypatch.setattr(keras_preset, "download", lambda name: pytest.fail(name))
@@ -39,7 +39,7 @@ def test_a_name_that_ships_is_found(shipped, tmp_path, monkeypatch):
     assert presets.names() == ["t5_test"]
     assert locate("t5_test") == presets.directory_of("t5_test") == folder / "t5_test"
     monkeypatch.chdir(tmp_path)  # wherever one is
-    loaded = T5QueryGenerator.load("t5_test")
+    loaded = T5QueryGenerator.from_preset("t5_test")
     for one, other in zip(loaded.weights, model.weights):
         tf.debugging.assert_equal(one, other)
     config, encoder = load_encoder("t5_test")
@@ -72,6 +72,6 @@ def test_the_error_for_an_unknown_name_lists_all_there_are(shipped):
 
 def test_what_ships_can_be_loaded():
     for name in presets.names():
-        model = T5QueryGenerator.load(name)
+        model = T5QueryGenerator.from_preset(name)
         assert all(bool(tf.reduce_all(tf.math.is_finite(w))) for w in model.weights)
         assert vocabulary_in(locate(name)) is not None

@@ -13,7 +13,7 @@ import pytest
 from tfdpsq import validation
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.generator.checkpoints import t5x
-from tfdpsq.layers import T5Config, build_backbone
+from tfdpsq.layers import T5Backbone, T5Config
 
 _SPEC = importlib.util.spec_from_file_location(
     "t5x_by_hand", pathlib.Path(__file__).with_name("t5x_by_hand.py")
@@ -33,7 +33,7 @@ def config_of(version):
 @pytest.fixture(scope="module")
 def backbones():
     """Models to load into, by version; building one takes longer than its test."""
-    return {version: build_backbone(config_of(version)) for version in ("1.0", "1.1")}
+    return {version: T5Backbone(config_of(version)) for version in ("1.0", "1.1")}
 
 
 # -- Reading ------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def backbones():
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_a_checkpoint_is_the_network_that_t5x_trained(tmp_path, version):
     arrays = random_arrays(version)
-    model = T5QueryGenerator.load(write_checkpoint(tmp_path / "t5x", arrays))
+    model = T5QueryGenerator.from_preset(write_checkpoint(tmp_path / "t5x", arrays))
     random = np.random.default_rng(1)
     document, query = random.integers(3, VOCABULARY, 30), np.array([9, 4, 33, 1])
     logits = model(

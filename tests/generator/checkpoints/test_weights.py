@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.generator.checkpoints import slots, weights
-from tfdpsq.layers import T5Config, apply_lora, build_backbone, build_encoder
+from tfdpsq.layers import T5Backbone, T5Config, apply_lora, build_encoder
 from tfdpsq.validation import DataError, InputError
 
 _CONFIGS = {
@@ -21,7 +21,7 @@ _MATRICES = (slots.EMBEDDING, slots.HEAD, slots.KERNEL, slots.POSITIONS)
 @pytest.fixture(scope="module")
 def backbones():
     """Backbones by version, for tests that load all weights or none."""
-    return {version: build_backbone(config) for version, config in _CONFIGS.items()}
+    return {version: T5Backbone(config) for version, config in _CONFIGS.items()}
 
 
 class _Memory:
@@ -125,7 +125,7 @@ def test_models_of_every_precision_are_loaded(policy):
     config = _CONFIGS["1.0"]
     wanted = _slots(config)
     source = _source(wanted)
-    backbone = build_backbone(config, dtype=policy)
+    backbone = T5Backbone(config, dtype=policy)
 
     weights.load_into(backbone, wanted, source)
 
@@ -140,7 +140,7 @@ def test_replicated_models_are_loaded_on_every_replica(logical_cpus, monkeypatch
     wanted = _slots(config, transposed=True)
     source = _source(wanted)
     with tf.distribute.MirroredStrategy(logical_cpus[:2]).scope():
-        backbone = build_backbone(config)
+        backbone = T5Backbone(config)
 
     weights.load_into(backbone, wanted, source)
 
@@ -267,7 +267,7 @@ def test_what_is_named_as_ignored_may_be_there():
 
 def test_lora_is_written_merged_and_not_loaded_over():
     config = _CONFIGS["1.1"]
-    backbone = build_backbone(config)
+    backbone = T5Backbone(config)
     wanted = _slots(config, transposed=True)
     (query,) = [slot for slot in wanted if slot.stored == _Q]
     before = slots.value_of(backbone, query).numpy()

@@ -179,12 +179,12 @@ MUTATIONS = (
     {
         "name": "delta_of_the_worst_artefact_alone",
         "kind": "composition",
-        "file": "tfdpsq/run/reporting/report_certificates.py",
+        "file": "tfdpsq/run/reporting/certificates_in_words.py",
         "old": """\
-    delta = sum(float(certificate["guarantee"]["delta"]) for certificate in different)
+    delta = sum(float(certificate["guarantee"]["delta"]) for certificate in private)
 """,
         "new": """\
-    delta = max(float(certificate["guarantee"]["delta"]) for certificate in different)
+    delta = max(float(certificate["guarantee"]["delta"]) for certificate in private)
 """,
         "tests": (
             "tests/run/test_report_certificates.py::"

@@ -45,7 +45,7 @@ MUTATIONS = (
         "new": """\
     if not getattr(clipped_sum, "again", False):
         clipped_sum.again = True
-        norms = clipped_sum(row_losses, layers, variables, clip_norm).norms
+        norms = clipped_sum(per_example_losses, layers, variables, clip_norm).norms
         bounds = norms
         clipped_sum.again = False
     finite = tf.math.is_finite(bounds)
@@ -269,7 +269,9 @@ MUTATIONS = (
         "name": "dependent_rows_not_looked_for",
         "kind": "clipping",
         "file": "tfdpsq/privacy/training.py",
-        "old": "        check_independence(row_losses, batch, layers, together)\n",
+        "old": """\
+        check_independence(per_example_losses, batch, layers, together)
+""",
         "new": "        pass\n",
         "tests": (
             _TESTS + "test_independence.py::"

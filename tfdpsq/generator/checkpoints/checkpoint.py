@@ -43,7 +43,7 @@ class Checkpoint:
       slots: the weights to load; without the decoder's if only the encoder is wanted.
       copies: see `weights.check`.
       ignored: see `weights.check`.
-      soft_prompt: what lies beside the weights, or `None`.
+      soft_prompt: the soft prompt stored with the weights, or `None`.
 
     Raises:
       DataError: see `weights.check`.
@@ -77,13 +77,13 @@ class Checkpoint:
             prompt.vectors.assign(self.soft_prompt.vectors)
 
     def soft_prompt_length(self, wanted: int | None = None) -> int:
-        """How many vectors the soft prompt of a model has that this is loaded into.
+        """Returns the length of the soft prompt of a model to load this into.
 
         Args:
-          wanted: that many, or 0 for no soft prompt; by default as many as are here.
+          wanted: the length, 0 for no soft prompt; `None` is the checkpoint's own.
 
         Raises:
-          DataError: there is one here, of another length than is wanted.
+          DataError: the checkpoint has a soft prompt of another length.
         """
         found = 0 if self.soft_prompt is None else self.soft_prompt.length
         if wanted is None:

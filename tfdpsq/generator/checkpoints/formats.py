@@ -1,4 +1,4 @@
-"""Any T5 checkpoint to a model: finds out the format by what lies there."""
+"""Loads any T5 checkpoint: detects the format by the files in a directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdpsq.generator.checkpoints import (
     t5x,
 )
 from tfdpsq.generator.checkpoints.checkpoint import Checkpoint
-from tfdpsq.layers import T5Config, build_backbone, build_encoder
+from tfdpsq.layers import T5Backbone, T5Config, build_encoder
 
 # Each has `matches(path)` and `open_checkpoint(path, encoder_only)`.
 _FORMATS = (huggingface, keras_preset, t5x)
@@ -27,13 +27,13 @@ _VOCABULARIES = (VOCABULARY_FILE, keras_preset.VOCABULARY_FILE)
 
 
 def locate(path: str | os.PathLike) -> pathlib.Path:
-    """The directory of a checkpoint, downloaded if it is a preset's name.
+    """Returns a checkpoint's directory, downloaded if it is a preset's name.
 
     Args:
       path: see `open_checkpoint`.
 
     Raises:
-      InputError: there is no such directory, or the preset cannot be downloaded.
+      InputError: the directory does not exist, or the preset cannot be downloaded.
     """
     text = os.fspath(path)
     if not os.path.exists(text):
@@ -50,7 +50,7 @@ def locate(path: str | os.PathLike) -> pathlib.Path:
 
 
 def vocabulary_in(directory: str | os.PathLike) -> pathlib.Path | None:
-    """The SentencePiece model that lies with a checkpoint's weights, if one does.
+    """Finds the SentencePiece model stored with a checkpoint's weights, if any.
 
     Args:
       directory: of any format.
@@ -127,14 +127,14 @@ def load(
       dtype: the policy to compute in, such as "mixed_bfloat16"; weights are float32.
 
     Returns:
-      Its config, and the backbone as `layers.build_backbone` makes it.
+      Its config, and the `T5Backbone`.
 
     Raises:
       InputError: see `open_checkpoint`.
       DataError: see there and `weights.load_into`.
     """
     checkpoint = open_checkpoint(path)
-    backbone = build_backbone(
+    backbone = T5Backbone(
         checkpoint.config, dtype, soft_prompt=checkpoint.soft_prompt_length()
     )
     checkpoint.load_into(backbone)

@@ -1,7 +1,7 @@
 """T5 in Hugging Face's layout: `config.json` and safetensors, read and written.
 
 It is also how this project keeps its own generators, so that one trained here, with
-or without privacy, can be used in any other stack as it lies there.
+or without privacy, can be used unchanged in any other stack.
 
 Read are T5 1.0, T5 1.1, FLAN-T5 and mT5, whole or encoder only, in one file or in
 shards. What decides the model is checked key by key, since a T5 that is merely
@@ -69,7 +69,7 @@ _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def matches(path: pathlib.Path) -> bool:
-    """Whether a directory looks like one of Hugging Face's, complete or not."""
+    """Returns whether a directory has Hugging Face's layout, complete or not."""
     if any((path / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
         return True
     try:
@@ -189,7 +189,7 @@ def save(
     """Writes a model so that `transformers` and `open_checkpoint` read it.
 
     The same weights give the same bytes. Values pass a block at a time. The config
-    is written last: without it, the directory is no checkpoint. A soft prompt gets a
+    is written last: without it, the directory is not a checkpoint. A soft prompt gets a
     file of its own, which `transformers` does not read.
 
     Args:
@@ -197,7 +197,7 @@ def save(
       config: the model's shape.
       model: its backbone (or encoder); updates of LoRA layers are added in.
       dtype: "float32", or "bfloat16" or "float16", to which values are rounded.
-      vocabulary: a SentencePiece model to lay beside it.
+      vocabulary: a SentencePiece model to copy into the directory.
       encoder_only: whether to write the encoder alone.
 
     Raises:
@@ -249,7 +249,7 @@ class _Safetensors(NamedTuple):
     tensors: Mapping[str, weights.Entry]
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        # Opened anew each time: what was read stays mapped, and counts as memory.
+        # Opened again each time: data once read stays mapped, and counts as memory.
         with _opened(pathlib.Path(self.tensors[name].file)) as file:
             return file.get_slice(name)[start:stop]
 

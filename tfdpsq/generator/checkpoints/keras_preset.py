@@ -59,7 +59,7 @@ _HUBS = ("kaggle://", "hf://", "gs://")
 
 
 def matches(path: pathlib.Path) -> bool:
-    """Whether a directory looks like a keras-nlp preset, complete or not."""
+    """Returns whether a directory has a preset's layout, complete or not."""
     if (path / WEIGHTS_FILE).is_file():
         return True
     try:
@@ -70,23 +70,23 @@ def matches(path: pathlib.Path) -> bool:
 
 
 def names() -> list[str]:
-    """The presets of T5 that this keras-nlp knows."""
+    """Lists the presets of T5 that this keras-nlp knows."""
     return sorted(T5Backbone.presets)
 
 
 def is_name(text: str) -> bool:
-    """Whether a text names a preset to download: "t5_small_multi", "kaggle://..."."""
+    """Returns whether a text names a preset, as "t5_small_multi", "kaggle://..."."""
     return text.startswith(_HUBS) or text in T5Backbone.presets
 
 
 def download(name: str) -> pathlib.Path:
-    """Gets a preset by keras-nlp, which keeps it for the next time.
+    """Downloads a preset by keras-nlp, which caches it.
 
     Args:
       name: one that `is_name` accepts.
 
     Returns:
-      The directory it lies in.
+      Its directory.
 
     Raises:
       InputError: it cannot be got; without a network, only what was got before is
@@ -127,7 +127,9 @@ def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Chec
     if encoder_only:
         needed = {slot.stored for slot in slots}
         whole = {slot.stored for slot in _slots(config, False)}
-        whole.add(f"{_EMBEDDING}/1")  # of a head, where the version is told by others
+        whole.add(
+            f"{_EMBEDDING}/1"
+        )  # of a head, where other tensors determine the version
         ignored = sorted(whole - needed)
     return Checkpoint("keras", config, source, slots, ignored=ignored)
 

@@ -1,4 +1,4 @@
-"""The T5s that come with the package, by name."""
+"""Names of the T5s that the package contains."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _FOLDER = pathlib.Path(__file__).parents[1] / "presets"
 
 
 def names() -> list[str]:
-    """What can be loaded by name and without a network: "t5_tiny_pydocs"."""
+    """Lists the names that load without a network, such as "t5_tiny_pydocs"."""
     return sorted(path.parent.name for path in _FOLDER.glob("*/config.json"))
 
 
 def directory_of(name: str) -> pathlib.Path | None:
-    """Where the T5 of this name lies (Hugging Face's layout, with its card)."""
+    """Returns the directory of a T5 by its name (Hugging Face's layout and a card)."""
     return _FOLDER / name if name in names() else None

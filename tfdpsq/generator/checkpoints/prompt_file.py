@@ -1,4 +1,4 @@
-"""A soft prompt on disk: `soft_prompt.safetensors` beside a checkpoint's weights.
+"""A soft prompt on disk: `soft_prompt.safetensors` next to a checkpoint's weights.
 
 No T5 format knows of soft prompts, so that the vectors have a file of their own; a
 stack that does not read it runs the T5 that the prompt was tuned for, as it was.
@@ -38,7 +38,7 @@ class StoredPrompt:
 
     @property
     def length(self) -> int:
-        """How many vectors."""
+        """The number of vectors."""
         return len(self.vectors)
 
 

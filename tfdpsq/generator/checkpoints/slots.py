@@ -127,10 +127,10 @@ def slots(config: T5Config, encoder_only: bool = False) -> list[Slot]:
 
 
 def variable_of(model: tf.keras.Model, slot: Slot) -> tf.Variable:
-    """The variable that a slot's values are loaded into.
+    """Returns the variable that a slot's values are loaded into.
 
     Raises:
-      InputError: a LoRA layer stands in its place.
+      InputError: a LoRA layer has replaced it.
     """
     found = _at(model, slot.path)
     if slot.kind != KERNEL:
@@ -144,13 +144,13 @@ def variable_of(model: tf.keras.Model, slot: Slot) -> tf.Variable:
 
 
 def value_of(model: tf.keras.Model, slot: Slot) -> tf.Variable | tf.Tensor:
-    """A weight in the model's layout, float32; LoRA's update is added to it."""
+    """Returns a weight in the model's layout, float32, LoRA's update included."""
     found = _at(model, slot.path)
     return kernel_of(found) if slot.kind == KERNEL else found
 
 
 def kernel_of(dense: tf.keras.layers.Layer) -> tf.Variable | tf.Tensor:
-    """The kernel that a Dense layer, or a LoRA layer around one, multiplies by.
+    """Returns the kernel that a Dense or LoRA layer multiplies by.
 
     Args:
       dense: a `Dense` layer, or one that has `merge()` as `LoRADense` does.
@@ -162,7 +162,7 @@ def kernel_of(dense: tf.keras.layers.Layer) -> tf.Variable | tf.Tensor:
 
 
 def _at(model: tf.keras.Model, path: Sequence[str | int]) -> Any:
-    """What stands at a slot's path, of a backbone or of an encoder alone."""
+    """Returns the object at a slot's path in a backbone or an encoder."""
     if hasattr(model, "encoder_transformer_layers"):
         found, rest = getattr(model, str(path[0])), path[1:]
     elif path[0] == "encoder_transformer_layers":

@@ -1,8 +1,8 @@
 """T5X checkpoints, read and written: a msgpack file and zarr directories.
 
 T5X keeps a train state as flax does, in a msgpack file `checkpoint`, small arrays
-inside it; in place of each other array stands the name of a zarr (version 2)
-directory beside it. Weights are under `target`; all else (the optimizer's state, the
+inside it; in place of each other array it has the name of a zarr (version 2)
+directory next to it. Weights are under `target`; all else (the optimizer's state, the
 step) is passed over. Kernels are `[in, out]` as in Keras. T5X folds attention's
 1/sqrt(key/value size) into how it initialises queries, and scales tied logits by
 hidden_dim^-0.5, so that its weights mean here what they mean there.
@@ -35,7 +35,7 @@ from tfdpsq.generator.checkpoints.t5x_arrays import CHECKPOINT_FILE
 from tfdpsq.layers import T5Config
 
 _FEED_FORWARD = {
-    "input_projector": "wi_0",  # the activated one, `wi` where there is no other
+    "input_projector": "wi_0",  # the activated one, `wi` if it is the only one
     "gate_projector": "wi_1",
     "output_projector": "wo",
 }
@@ -56,7 +56,7 @@ _ATTENTIONS = {
 
 
 def matches(path: pathlib.Path) -> bool:
-    """Whether a directory looks like a T5X checkpoint, or holds several of them."""
+    """Returns whether a directory is a T5X checkpoint, or has several of them."""
     file = path / CHECKPOINT_FILE
     if file.is_file():
         with open(file, "rb") as stream:  # TensorFlow has text files of this name.
@@ -141,7 +141,7 @@ def save(
       model: its backbone (or encoder), whose LoRA updates are added in; or a
         `Checkpoint` to copy.
       dtype: "float32", or "bfloat16" or "float16", to which values are rounded.
-      vocabulary: a SentencePiece model to lay beside it.
+      vocabulary: a SentencePiece model to copy into the directory.
       encoder_only: whether to write the encoder alone.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The arrays of a T5X checkpoint: a msgpack file, and zarr directories beside it.
+"""The arrays of a T5X checkpoint: a msgpack file, and zarr directories next to it.
 
 The file `checkpoint` is flax's: nested maps whose leaves are arrays (an extension
 type: shape, dtype and bytes) or, for those kept in a zarr (version 2) directory, a
@@ -253,7 +253,7 @@ def _array_header(
     try:
         wanted = tf.as_dtype(dtype).size * math.prod(shape)
     except TypeError:
-        wanted = end - offset  # `weights.check` says that it is no dtype of weights
+        wanted = end - offset  # `weights.check` refuses such a dtype
     if end - offset != wanted:
         raise validation.DataError(
             stream.name,

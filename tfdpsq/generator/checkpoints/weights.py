@@ -1,7 +1,7 @@
 """Values of weights from a checkpoint into a model and back, whatever the format.
 
 A format says where its files keep each weight (`slots.Slot`) and how to read them
-(`Source`); `load_into` does the rest alike for all:
+(`Source`); `load_into` does the rest, the same for all:
 
 | in the checkpoint                    | what happens                               |
 |--------------------------------------|--------------------------------------------|
@@ -58,7 +58,7 @@ class Source(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, Entry]:
-        """What it holds, by the name it is stored under."""
+        """Returns the tensors by their stored names."""
         ...
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:

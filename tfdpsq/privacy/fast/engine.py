@@ -35,7 +35,7 @@ class ClippedSum(NamedTuple):
       norms: ‖g_i‖ over all variables together, [B / rows_per_unit] float32
         (float64), before clipping; infinite where it is no finite number. As
         private as the data.
-      losses: what `row_losses` returned, [B].
+      losses: what `per_example_losses` returned, [B].
     """
 
     sums: list[tf.Tensor]
@@ -44,7 +44,7 @@ class ClippedSum(NamedTuple):
 
 
 def clipped_sum(
-    row_losses: Callable[[], tf.Tensor],
+    per_example_losses: Callable[[], tf.Tensor],
     layers: Iterable[tf.Module],
     variables: Sequence[tf.Variable],
     clip_norm: float,
@@ -71,7 +71,7 @@ def clipped_sum(
     training a new model.
 
     Args:
-      row_losses: runs the model, in training mode, and returns one loss per
+      per_example_losses: runs the model, in training mode, and returns one loss per
         example, [B] float, B static. Loss i must depend on example i alone. Or it
         returns `Terms`; then the examples are their values, each clipped gradient
         is multiplied by its coefficient, and `weights` are not looked at.
@@ -96,7 +96,7 @@ def clipped_sum(
     with tf.GradientTape() as tape:
         recorder = Recorder(tape, variables)
         with capture(layers, recorder):
-            found = require_losses(row_losses())
+            found = require_losses(per_example_losses())
         values = found.values if isinstance(found, Terms) else found
         rows = recorder.rows = values.shape[0]
         total = tf.reduce_sum(values)
@@ -161,7 +161,7 @@ def clipped_sum(
 
 
 def check(
-    row_losses: Callable[[], tf.Tensor],
+    per_example_losses: Callable[[], tf.Tensor],
     layers: Iterable[tf.Module],
     variables: Sequence[tf.Variable],
     tolerance: float = 1e-4,
@@ -175,7 +175,7 @@ def check(
     depends on another example.
 
     Args:
-      row_losses: as for `clipped_sum`, with at least two examples.
+      per_example_losses: as for `clipped_sum`, with at least two examples.
       layers: as for `clipped_sum`.
       variables: as for `clipped_sum`.
       tolerance: largest relative difference; 1e-4 suits float32, 0.05 bfloat16.
@@ -194,7 +194,7 @@ def check(
     with tf.GradientTape(persistent=True) as tape:
         recorder = Recorder(tape, variables, comparing=True)
         with capture(layers, recorder):
-            found = require_losses(row_losses())
+            found = require_losses(per_example_losses())
         losses = found.values if isinstance(found, Terms) else found
         rows = recorder.rows = losses.shape[0]
         total = tf.reduce_sum(losses)

@@ -96,13 +96,13 @@ def load(
         )
 
     wanted = {canary.document_id for canary in made}
-    model = T5QueryGenerator.load(config.generator)
+    model = T5QueryGenerator.from_preset(config.generator)
     return Subject(
         config,
         trained,
         model,
         scorer(model),
-        [scorer(T5QueryGenerator.load(path)) for path in references],
+        [scorer(T5QueryGenerator.from_preset(path)) for path in references],
         tokenizer,
         {d.id: d for d in data_of(config).documents() if d.id in wanted},
         [(row.document_id, row.query) for row in read_synthetic(config.synthetic)]

@@ -37,7 +37,7 @@ class LikelihoodScorer:
         self._tokenizer = tokenizer
         self._lengths = (document_length, query_length)
         self._batch_size = batch_size
-        self._losses = tf.function(lambda batch: model.row_losses(batch))
+        self._losses = tf.function(lambda batch: model.per_example_losses(batch))
 
     def __call__(self, pairs: Sequence[Pair], cut: bool = False) -> np.ndarray:
         """Scores queries with their documents.
@@ -67,7 +67,12 @@ class LikelihoodScorer:
         documents, queries = self._lengths
         # One token more than is kept shows which queries would lose some; of the same
         # shape without it, so that the model is traced once.
-        batch = encode_pairs(pairs, self._tokenizer, documents, queries + (not cut))
+        batch = encode_pairs(
+            pairs,
+            self._tokenizer,
+            query_length=queries + (not cut),
+            document_length=documents,
+        )
         if cut:
             batch["query_ids"] = np.pad(batch["query_ids"], [(0, 0), (0, 1)])
         elif (batch["query_lengths"] > queries).any():

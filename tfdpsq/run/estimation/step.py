@@ -180,7 +180,7 @@ def _measure(
     model, optimizer = _model_and_optimizer(config, shape, rows)
     step = tf.function(
         privacy.make_logical_step(
-            lambda part: model.row_losses(part, training=True),
+            lambda part: model.per_example_losses(part, training=True),
             model.trainable_variables,
             optimizer,
             size,

@@ -17,6 +17,7 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.unique_ids import SeenTexts
 from tfdpsq.privacy import read_certificate
+from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.core import layout, releases, settings, sources, workdir
 from tfdpsq.run.passes import (
     corpus_shards,
@@ -257,7 +258,7 @@ def load(
     model = retriever.load(pathlib.Path(sources.fetched(path)) / layout.RETRIEVER_MODEL)
     tokenizer = Tokenizer(sources.fetched(vocabulary))
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
-    maker = retriever.encoder_fingerprint(model, tokenizer.fingerprint, _KINDS[texts])
+    maker = encoder_fingerprint(model, tokenizer.fingerprint, _KINDS[texts])
     return model, tokenizer, maker
 
 

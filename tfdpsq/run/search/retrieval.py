@@ -20,7 +20,9 @@ from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.texts import Document
-from tfdpsq.retriever.nearest import ROWS
+from tfdpsq.retriever.encoding import progress_bar
+from tfdpsq.retriever.nearest import ROWS, BestDocuments, KBest
+from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.passes import corpus_shards, embedding, passes
 from tfdpsq.run.search import systems
@@ -34,7 +36,7 @@ def retrieve(
     beir: BeirDirectory,
     queries: Mapping[str, str],
     k: int,
-    known: Mapping[str, retriever.KBest] | None = None,
+    known: Mapping[str, KBest] | None = None,
 ) -> Iterator[tuple[str, Run, dict[str, Any]]]:
     """What every system finds, one after the other.
 
@@ -102,7 +104,7 @@ class Retrievers:
 
     def search(
         self, alike: list[str], documents: Callable[[], Iterable[Document]]
-    ) -> dict[str, retriever.KBest]:
+    ) -> dict[str, KBest]:
         """The best documents by systems that have one document tower.
 
         Args:
@@ -114,8 +116,7 @@ class Retrievers:
         if kind == systems.TREE:
             return self._by_tree(alike, documents)
         best = {
-            name: retriever.BestDocuments(self._vectors[name], self._k, kind)
-            for name in alike
+            name: BestDocuments(self._vectors[name], self._k, kind) for name in alike
         }
         for ids, vectors in self._embedded(alike, documents):
             for of_one in best.values():
@@ -124,7 +125,7 @@ class Retrievers:
 
     def _by_tree(
         self, alike: list[str], documents: Callable[[], Iterable[Document]]
-    ) -> dict[str, retriever.KBest]:
+    ) -> dict[str, KBest]:
         ids: list[str] = []
         parts = []
         for some, vectors in self._embedded(alike, documents):
@@ -137,7 +138,7 @@ class Retrievers:
             scores, names = retriever.search(
                 vectors, everything, ids, self._k, systems.TREE
             )
-            found[name] = retriever.KBest(len(vectors), self._k)
+            found[name] = KBest(len(vectors), self._k)
             found[name].scores, found[name].ids = scores, names
         return found
 
@@ -149,7 +150,7 @@ class Retrievers:
             if path == systems.BM25:
                 continue
             model = self._loaded(name)
-            maker = retriever.encoder_fingerprint(model, self._tokenizer.fingerprint)
+            maker = encoder_fingerprint(model, self._tokenizer.fingerprint)
             self._makers[name] = maker
             self._vectors[name] = retriever.encode_texts(
                 model,
@@ -182,7 +183,7 @@ class Retrievers:
             )
             self._embedder = alike[0], embedder
         texts = ((d.id, d.content) for d in documents())
-        with retriever.progress_bar("document") as bar:
+        with progress_bar("document") as bar:
             yield from self._embedder[1].chunks(texts, ROWS, bar.update)
 
     def _loaded(self, name: str) -> retriever.TwoTower:
@@ -242,13 +243,13 @@ def start_worker(
     return make
 
 
-def merged(config: Any, shards: ShardDirectory) -> dict[str, retriever.KBest]:
+def merged(config: Any, shards: ShardDirectory) -> dict[str, KBest]:
     """What systems found in all shards, for `retrieve`.
 
     Raises:
       DamagedShard: a shard is not what it was when it was made.
     """
-    found: dict[str, retriever.KBest] = {}
+    found: dict[str, KBest] = {}
     for index in range(shards.spec.shards):
         with shards.reading(index) as mark:
             with tf.io.gfile.GFile(shards.path(index, _BEST), "rb") as file:
@@ -256,7 +257,7 @@ def merged(config: Any, shards: ShardDirectory) -> dict[str, retriever.KBest]:
         for name in searched_by_shards(config):
             scores = arrays[f"{name}/scores"]
             if name not in found:
-                found[name] = retriever.KBest(len(scores), config.k)
+                found[name] = KBest(len(scores), config.k)
             found[name].merge(
                 scores,
                 arrays[f"{name}/places"],

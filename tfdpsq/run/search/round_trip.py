@@ -18,7 +18,9 @@ from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.data.beir_lines import unique
 from tfdpsq.data.records import SyntheticQuery
+from tfdpsq.retriever.encoding import progress_bar
 from tfdpsq.retriever.nearest import ROWS
+from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.core import sources, workdir
 
 BM25 = "bm25"
@@ -70,12 +72,12 @@ def _by_vectors(config, scratch: pathlib.Path) -> Test:
     tokenizer = tokenizer_of(own)
     held = retriever.DocumentIndex.create(
         scratch / "documents",
-        retriever.encoder_fingerprint(model, tokenizer.fingerprint),
+        encoder_fingerprint(model, tokenizer.fingerprint),
         model.config.embedding_dim,
     )
     embedder = retriever.Embedder(model, tokenizer, "document", config.batch_size)
     texts = ((d.id, d.content) for d in sources.open_beir(config.corpus).documents())
-    with retriever.progress_bar("document") as bar:
+    with progress_bar("document") as bar:
         for ids, vectors in embedder.chunks(texts, ROWS, bar.update):
             held.add(ids, vectors)
     embedder = retriever.Embedder(model, tokenizer, "query", config.batch_size)

@@ -189,7 +189,10 @@ def train(
     units = private_training.units_of(config, source)
     plan = make_plan(config, units)
     arrays = retriever.encode_pairs(
-        source.pairs, tokenizer, config.query_length, config.document_length
+        source.pairs,
+        tokenizer,
+        query_length=config.query_length,
+        document_length=config.document_length,
     )
     arrays.update(hard_negatives.arrays(config, source, tokenizer))
     with devices.scope():
@@ -197,7 +200,7 @@ def train(
         if config.method == "public_negatives":
             corpus = _corpus(config, model, tokenizer)
         # Each score of logit_dp is made from its own copies of both texts.
-        if config.method != "logit_dp" and model.documents_stay:
+        if config.method != "logit_dp" and model.documents_frozen:
             arrays = retriever.with_vectors(model, arrays, known=corpus)
         loss, options = _loss(config, model, corpus, plan)
         rate = private_training.learning_rate(config)
@@ -229,7 +232,7 @@ def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
         tokenizer,
         config.document_length,
     )
-    return retriever.with_vectors(model, corpus) if model.documents_stay else corpus
+    return retriever.with_vectors(model, corpus) if model.documents_frozen else corpus
 
 
 def _loss(config, model, corpus, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
@@ -238,7 +241,7 @@ def _loss(config, model, corpus, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
         if config.engine != "fast" or not plan.spec.private:
             # One gradient per row, or one in all, needs no copies.
             return (
-                lambda batch: model.row_losses(batch, training=True),
+                lambda batch: model.per_example_losses(batch, training=True),
                 {"microbatch_size": None, "layers": [model]},
             )
         loss: Any = retriever.NaiveLosses(model)
@@ -273,7 +276,7 @@ def facts(
     }
     found["documents"] = (
         "embedded by the starting weights, which stay"
-        if model.documents_stay
+        if model.documents_frozen
         else "embedded by weights that are trained"
     )
     if config.method != "public_negatives":

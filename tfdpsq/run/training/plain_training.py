@@ -21,8 +21,9 @@ import tensorflow as tf
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
-from tfdpsq.layers import dropout_seed, seed_of_step
+from tfdpsq.layers.seeded_dropout import dropout_seed, seed_of_step
 from tfdpsq.privacy import workers
+from tfdpsq.retriever.training import require_enough
 from tfdpsq.run.core import sources
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import replicas, strategy
@@ -57,7 +58,7 @@ def train(
     """
     devices.require_share(config.batch_size)
     devices.require_single_steps("method 'plain' takes one step at a time")
-    if model.documents_stay and config.rows_at_a_time:
+    if model.documents_frozen and config.rows_at_a_time:
         raise validation.InputError(
             f"rows_at_a_time is {config.rows_at_a_time}, but the documents stay as "
             "they are and are embedded before training. Set it to 0."
@@ -84,21 +85,21 @@ def _batches(
     config, model, tokenizer, source: sources.Source, scratch: pathlib.Path
 ) -> Iterator[dict[str, np.ndarray]]:
     """Batches from the disk; of pairs with hard negatives, in memory as these are."""
-    retriever.require_enough(source.count, config.batch_size)
-    lengths = config.query_length, config.document_length
-    embedding = model if model.documents_stay else None
+    require_enough(source.count, config.batch_size)
+    lengths = {name: config[name] for name in ("query_length", "document_length")}
+    embedding = model if model.documents_frozen else None
     negatives = hard_negatives.arrays(config, source, tokenizer)
     if not negatives:
         stored = retriever.store_pairs(
-            scratch, source.read(), tokenizer, *lengths, embedding
+            scratch, source.read(), tokenizer, **lengths, model=embedding
         )
         return stored.batches(config.batch_size, config.seed)
     return retriever.make_batches(
         source.pairs,
         tokenizer,
         config.batch_size,
-        *lengths,
-        config.seed,
+        **lengths,
+        seed=config.seed,
         negatives=negatives,
         model=embedding,
     )
@@ -171,7 +172,7 @@ def replica_step(
             )
         else:
             with tf.GradientTape() as tape, dropout_seed(drawn):
-                total = tf.reduce_sum(model.row_losses(batch, training=True))
+                total = tf.reduce_sum(model.per_example_losses(batch, training=True))
             gradients = tape.gradient(total, variables)
         count = tf.maximum(count, 1)
         gradients = [None if g is None else g / count for g in gradients]

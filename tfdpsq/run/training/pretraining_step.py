@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.generator import T5QueryGenerator, pretraining
-from tfdpsq.layers import dropout_seed, seed_of_step
+from tfdpsq.layers.seeded_dropout import dropout_seed, seed_of_step
 from tfdpsq.retriever.losses import Embeddings, batch_losses
 from tfdpsq.run.devices import replicas
 

@@ -212,7 +212,7 @@ def train(
     devices: strategy.Devices,
     model: tf.keras.Model,
     plan: privacy.PrivacyPlan,
-    row_losses: Callable,
+    per_example_losses: Callable,
     optimizer: Any,
     take: Callable,
     microbatch_size: int | None,
@@ -224,7 +224,7 @@ def train(
       devices: in whose scope model and optimizer were made.
       model: whose trainable weights are trained.
       plan: see `privacy.train` for this and all others.
-      row_losses: its loss.
+      per_example_losses: its loss.
       optimizer: of the plan.
       take: the rows.
       microbatch_size: rows at a time.
@@ -243,7 +243,7 @@ def train(
         try:
             paid = privacy.train(
                 plan,
-                row_losses,
+                per_example_losses,
                 model.trainable_variables,
                 optimizer,
                 take,

@@ -25,7 +25,7 @@ def load_generator(
     options = (config.dtype, config.rematerialize, config.soft_prompt.length)
     tuned = 0
     if config.init:
-        model = T5QueryGenerator.load(config.init, *options)
+        model = T5QueryGenerator.from_preset(config.init, *options)
         tuned = checkpoints.open_checkpoint(config.init).soft_prompt_length()
     else:
         model = T5QueryGenerator(T5Config(**config.t5), *options)
