@@ -76,7 +76,8 @@ def _recorded(
     rule = rule_for(layer)
     if rule is not None:
         return _by_rule(layer, rule, recorder)
-    if hasattr(layer, "rematerialize"):
+    # A model may pass `rematerialize` on to layers without having pieces itself.
+    if hasattr(layer, "rematerialize") and hasattr(layer, "pieces"):
         return recorded_again(layer, recorder, capture)
     return None
 
