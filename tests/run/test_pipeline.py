@@ -257,8 +257,8 @@ def test_changed_pairs_are_noticed(finished, tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (("epsilons", (0.0,)), "epsilons holds 0.0"),
-        (("direct_epsilons", (-1.0,)), "direct_epsilons holds -1.0"),
+        (("epsilons", (0.0,)), r"epsilons\[0\] is 0.0"),
+        (("direct_epsilons", (-1.0,)), r"direct_epsilons\[0\] is -1.0"),
         (("synthesize.top_p", 0.0), "top_p is 0.0"),
         (("synthesize.top_p", 1.01), "top_p is 1.01"),
         (("finetune.document_length", 0), "finetune.document_length is 0"),

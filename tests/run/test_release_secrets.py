@@ -20,7 +20,7 @@ import pytest
 
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.privacy.noise import derived_seed
-from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.core import releases, sources, workdir
 from tfdpsq.run.passes import passes, sharded_stages
 
 _TIMES = re.compile("second|elapsed|duration|took|minute|clock|started|finished")
@@ -174,16 +174,17 @@ def test_what_a_stage_writes_does_not_depend_on_how_long_it_took(
 
     def written(speed):
         out = tmp_path / f"{speed}" / "stage"
+        output = releases.Output(out, releases.PUBLIC, "rows")
         with monkeypatch.context() as patch:
             for name in ("time", "monotonic", "perf_counter"):
                 own = getattr(time, name)
                 patch.setattr(time, name, lambda own=own: 1e9 + speed * own())
             if kind == "stage":
-                workdir.run_stage(out, {"seed": 1}, {"data": "f00"}, make)
+                workdir.run_stage(output, {"seed": 1}, {"data": "f00"}, make)
             else:
                 work = passes.Work("rows", 2, lambda: lambda index, shard: None)
                 sharded_stages.run_stage(
-                    out, {"seed": 1}, {"data": "f00"}, work, make, passes.ALONE
+                    output, {"seed": 1}, {"data": "f00"}, work, make, passes.ALONE
                 )
         return {
             str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*")
