@@ -86,7 +86,7 @@ SETTINGS = {
         ("lora.rank=-1", "lora.rank is -1; it must be an integer of at least 0"),
         ("lora.alpha=0", "lora.alpha is 0.0; it must be a finite number above 0"),
         ("soft_prompt.length=-1", "soft_prompt.length is -1; it must be an integer"),
-        ("trained=()", "trained is (); it must be 1 values or more"),
+        ("trained=()", "trained is (); it must hold at least 1 value"),
         ("strict=perhaps", "--config.strict=perhaps"),
         ("user_field=", "user_field is ''; it must be set"),
         ("pairs=", "pairs is ''; it must be set"),
@@ -172,7 +172,7 @@ SETTINGS = {
     ],
     "zero_shot": [
         ("k=0", "k is 0; it must be an integer of at least 1"),
-        ("metrics=()", "metrics is (); it must be 1 values or more"),
+        ("metrics=()", "metrics is (); it must hold at least 1 value"),
         ("systems.mine=", "systems.mine is ''. Give it the directory"),
         ("batch_size=0", "batch_size is 0; it must be an integer of at least 1"),
     ],

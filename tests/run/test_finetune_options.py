@@ -218,7 +218,7 @@ def test_settings_that_cannot_be_are_refused(base):
     for options, message in (
         ({"lora": {"targets": ("*/nothing",), "rank": 2}}, "matches no Dense layer"),
         ({"trained": ("*norm*", "*/lstm/*")}, r"trained holds '\*/lstm/\*', which"),
-        ({"trained": ()}, r"trained is \[\]; give a list of patterns"),
+        ({"trained": ()}, r"trained is \(\); it must hold at least 1 value"),
         (
             {"trained": ("*norm*",), "lora": {"rank": 2}},
             r"lora.rank is 2 and trained \['\*norm\*'\]: LoRA freezes all",

@@ -99,9 +99,17 @@ def test_a_set_made_without_protection_cannot_be_protected_afterwards(stages):
         )
 
 
-@pytest.mark.parametrize("start", ["unprotected", "protected"])
-def test_private_starting_weights_are_refused_under_a_finite_epsilon(stages, start):
-    with pytest.raises(ValueError, match="was itself trained on private queries"):
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ("unprotected", "whose guarantee is 'private'.* Start from public weights"),
+        ("protected", "was itself trained on private queries"),
+    ],
+)
+def test_private_starting_weights_are_refused_under_a_finite_epsilon(
+    stages, start, message
+):
+    with pytest.raises(ValueError, match=message):
         stages.finetune("again", init=str(stages.base / start), epsilon=8.0)
 
 

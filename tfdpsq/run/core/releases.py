@@ -244,9 +244,9 @@ def check_lineage(output: Output, config: Any) -> None:
             continue
         if GUARANTEES.index(found) > GUARANTEES.index(output.guarantee):
             raise validation.InputError(
-                f"{key} is {path}, whose guarantee is {found!r}, so what is made from "
-                f"it cannot be {output.guarantee!r}. Leave it out, or write the output "
-                "as what it is."
+                f"{key} is {path}, whose guarantee is {found!r}: what is made from it "
+                f"cannot be {output.guarantee!r}. Start from public weights or data "
+                "instead, or set epsilon to inf and write to a private directory."
             )
 
 

@@ -203,7 +203,8 @@ class Several(Setting):
         if self.length is not None and len(value) != self.length:
             raise self._refuse(name, value, f"{self.length} values")
         if len(value) < self.least:
-            raise self._refuse(name, value, f"{self.least} values or more")
+            values = "value" if self.least == 1 else "values"
+            raise self._refuse(name, value, f"at least {self.least} {values}", "hold")
         for number, each in enumerate(value):
             self.element.check(f"{name}[{number}]", each)
 
