@@ -131,8 +131,8 @@ def test_what_is_no_index_is_refused(stores, indices, message):
 @pytest.mark.parametrize(
     "chunks, message",
     [
-        ([], "there is no row"),
-        ([{"a": np.zeros((0, 2))}], "there is no row"),
+        ([], "no rows were given"),
+        ([{"a": np.zeros((0, 2))}], "no rows were given"),
         ([{}], "numbers of rows: {}"),
         ([{"a": np.zeros(2), "b": np.zeros(3)}], "chunk 0 .*'a': 2, 'b': 3"),
         ([{"a": np.zeros(2)}, {"a": np.zeros(2, "f4")}], "chunk 1 .*<f4.*first .*<f8"),
@@ -275,9 +275,9 @@ def test_verify_sees_a_manifest_edited_with_a_digest_to_match(store):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("{}", "is no manifest of rows"),
-        ("[]", "is no manifest of rows"),
-        ("not json", "is no manifest of rows"),
+        ("{}", "is not a manifest of rows"),
+        ("[]", "is not a manifest of rows"),
+        ("not json", "is not a manifest of rows"),
         ('{"format": "tfdpsq-rows/2", "digest": ""}', "tfdpsq reads 'tfdpsq-rows/1'"),
         (None, r"cannot be read \(No such file.*that write_rows made"),
     ],

@@ -8,7 +8,11 @@ import tensorflow as tf
 
 from tfdpsq.generator import SamplingConfig, T5QueryGenerator
 from tfdpsq.generator.decoder import CachedDecoder, written
-from tfdpsq.generator.decoding import decodable_logits_mask, generate
+from tfdpsq.generator.decoding import (
+    ROWS_ROUNDED_ALIKE,
+    decodable_logits_mask,
+    generate,
+)
 from tfdpsq.layers import T5Config, apply_lora
 
 _V, _EOS = 60, 1
@@ -76,10 +80,12 @@ def _cached_logits(model, documents, lengths, queries):
 
 def test_a_row_is_rounded_alike_whatever_rows_are_beside_it(model):
     """To the last bit: what batches a query was written in cannot show in it."""
-    documents, lengths = _documents(32)
-    queries = np.random.default_rng(1).integers(3, _V, (32, 4)).astype("int32")
+    multiple = ROWS_ROUNDED_ALIKE
+    documents, lengths = _documents(3 * multiple)
+    queries = np.random.default_rng(1).integers(3, _V, (3 * multiple, 4))
+    queries = queries.astype("int32")
     whole = _cached_logits(model, documents, lengths, queries)
-    for rows in (8, 24):
+    for rows in (multiple, 2 * multiple):
         part = slice(3, 3 + rows)
         found = _cached_logits(model, documents[part], lengths[part], queries[part])
         np.testing.assert_array_equal(found, whole[part])

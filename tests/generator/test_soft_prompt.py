@@ -185,7 +185,7 @@ def test_a_query_does_not_depend_on_the_batch_it_is_written_in(tmp_path):
 
 
 def test_rows_with_a_prompt_are_as_wide_as_what_is_rounded_alike(model, monkeypatch):
-    """16 tokens and five vectors: 21 would be no multiple of 8."""
+    """16 tokens and five vectors: 21 is not a multiple of 24."""
     seen, encode = [], model.encode
     monkeypatch.setattr(
         model, "encode", lambda *given: seen.append(encode(*given)) or seen[-1]

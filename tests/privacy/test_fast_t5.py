@@ -166,7 +166,10 @@ def test_norms_and_clipped_sums_equal_a_naive_float64_loop(name):
     losses, found, apart = _assert_exact(task, model, twin, fast.clipped_sum)
     for norms, (variable, gradient) in zip(apart, found):
         expected = oracle.norms([gradient])
-        np.testing.assert_allclose(norms, expected, rtol=1e-5, err_msg=variable.name)
+        # A row whose terms cancel has a norm of the rounding error of these terms.
+        np.testing.assert_allclose(
+            norms, expected, rtol=1e-5, atol=5e-7, err_msg=variable.name
+        )
     fast.check(losses, [model], [variable for variable, _ in found])
 
 
@@ -314,10 +317,8 @@ def test_a_rematerialised_layer_repeats_its_dropout(targets):
         for variable in model.trainable_variables:  # its second factor starts at zero
             variable.assign_add(0.1 * tf.random.normal(variable.shape))
     variables, batch = model.trainable_variables, _tensors(_batch())
-    kept = [
-        layer for layer in model.submodules if getattr(layer, "rematerialize", False)
-    ]
-    assert len(kept) == 4
+    kept = [layer for layer in model.submodules if hasattr(layer, "pieces")]
+    assert len(kept) == 4 and all(layer.rematerialize for layer in kept)
 
     def drawn(run, step=0):
         seed = tf.constant([5, 6], tf.int64)

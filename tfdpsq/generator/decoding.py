@@ -7,6 +7,7 @@ of the documents have all their queries, the others therefore continue alone.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -17,9 +18,10 @@ from tfdpsq.generator.sampling import SamplingConfig, sample
 
 # A step of fewer rows takes hardly less time.
 _FEWEST_ROWS = 16
-# The CPU's vector instructions round differently from the code for a remainder of fewer
-# rows. Batches of a multiple of this number have no remainder.
-ROWS_ROUNDED_ALIKE = 8
+# The CPU's matrix product takes rows in blocks, and rounds a remainder differently: 24
+# rows with AVX2 (a remainder of 8 too), 48 with AVX-512 (a remainder of 8 not). Batches
+# of a multiple of this number are rounded row by row on both.
+ROWS_ROUNDED_ALIKE = 24
 
 
 class _State(NamedTuple):
@@ -107,7 +109,8 @@ def generate(
     # Prompt and document together are padded to a width that rounds alike.
     prompt = model.backbone.soft_prompt
     if prompt is not None:
-        short = -prompt.length % ROWS_ROUNDED_ALIKE
+        width = prompt.length + document_ids.shape[1]
+        short = -width % ROWS_ROUNDED_ALIKE
         document_ids = tf.pad(document_ids, [[0, 0], [0, short]])
     mask = tf.sequence_mask(document_lengths, tf.shape(document_ids)[1], tf.int32)
     decoder = decoder or CachedDecoder(model, length)
@@ -163,9 +166,10 @@ def _run(decoder, step, state, documents, uniforms, early_stop):
     """
     rows, length = uniforms.shape
     count = documents.bias.shape[0]
-    fewer = count // 2
-    left = fewer * (rows // count)
-    if not early_stop or left < _FEWEST_ROWS or left % ROWS_ROUNDED_ALIKE:
+    samples = rows // count
+    multiple = ROWS_ROUNDED_ALIKE // math.gcd(ROWS_ROUNDED_ALIKE, samples)
+    fewer = count // 2 // multiple * multiple
+    if not early_stop or fewer * samples < _FEWEST_ROWS:
         fewer = 0
     by_position = tf.transpose(uniforms)
 
