@@ -40,7 +40,10 @@ def test_an_empty_directory_is_filled_and_a_taken_one_refused(tmp_path):
     with atomic_directory(target) as partial:
         (partial / "a").write_text("first")
     with (
-        pytest.raises(InputError, match="out: already exists. Delete it"),
+        pytest.raises(
+            InputError,
+            match="out: already exists, and is not an empty directory. Choose another",
+        ),
         atomic_directory(target),
     ):
         pytest.fail("the body ran")

@@ -204,7 +204,7 @@ def test_records_that_are_no_examples_with_the_field_are_named(tmp_path):
     path = str(tmp_path / "a.tfrecord")
     with tf.io.TFRecordWriter(path) as writer:
         writer.write(b"\xff\xff no example")
-    with pytest.raises(DataError, match=r"record 1 is no tf\.train\.Example"):
+    with pytest.raises(DataError, match=r"record 1 is not a tf\.train\.Example"):
         read(path)
     write_tfrecord(tmp_path / "a.tfrecord", TEXTS, "body")
     message = r"record 1 has 0 texts under 'text'; its features are body, url\. Set"

@@ -161,9 +161,17 @@ def test_long_documents_are_cut_not_dropped(tmp_path):
 @pytest.mark.parametrize(
     "texts, size, message",
     [
-        ([], 300, "no vocabulary of 300 pieces .* Give more text"),
-        (TEXTS, 100_000, "no vocabulary of 100000 pieces .* or another size"),
-        (TEXTS, 10, "no vocabulary of 10 pieces"),
+        (
+            [],
+            300,
+            "size is 300, but these texts hold no text. Give documents with text",
+        ),
+        (
+            TEXTS,
+            100_000,
+            r"size is 100000, but these texts give at most \d+. Lower it by \d+",
+        ),
+        (TEXTS, 10, r"size is 10, but these texts need at least \d+ .* Raise it"),
         (TEXTS, 0, "size is 0; it must be an integer of at least 1"),
         ("one string", 300, "texts is one string; give a list"),
     ],

@@ -173,7 +173,7 @@ def test_t5_keeps_its_outputs_and_trains_only_the_update():
     assert np.max(np.abs(changed - before)) > 1e-2
     # A configuration without LoRA would load as another model.
     with pytest.raises(
-        NotImplementedError, match="query_projector is a LoRADense.*save_to_preset"
+        NotImplementedError, match="_projector is a LoRADense.*save_to_preset"
     ):
         backbone.get_config()
 

@@ -41,7 +41,8 @@ def test_units_equal_a_naive_float64_loop(name, size):
     assert found.norms.shape == [ROWS // size] and found.losses.shape == [ROWS]
     np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
     expected = oracle.clipped_by_hand(gradients, clip_norm)
-    oracle.assert_close(found.sums, expected, clip_norm)
+    # Units are clipped by a bound on their norm, a few roundings above it.
+    oracle.assert_close(found.sums, expected, clip_norm, tolerance=5e-5)
 
 
 def test_norms_of_each_weight_hold_the_cross_terms_between_rows():
@@ -79,7 +80,8 @@ def test_padding_rows_inside_a_unit_change_nothing(garbage, mode):
     np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
     scale = np.minimum(1, clip_norm / norms[:2])
     expected = [np.tensordot(scale, g[:2], 1) for g in gradients]
-    oracle.assert_close(found.sums, expected, clip_norm)
+    # Units are clipped by a bound on their norm, a few roundings above it.
+    oracle.assert_close(found.sums, expected, clip_norm, tolerance=5e-5)
 
 
 @pytest.mark.parametrize("mode", ["eager", "xla"])
@@ -95,7 +97,8 @@ def test_a_row_that_is_no_number_costs_its_unit_and_nobody_else(bad, mode):
     np.testing.assert_allclose(np.asarray(found.norms)[[0, 2]], norms, rtol=1e-5)
     assert np.isinf(found.norms[1])
     expected = oracle.clipped_by_hand(gradients, clip_norm)
-    oracle.assert_close(found.sums, expected, clip_norm)
+    # Units are clipped by a bound on their norm, a few roundings above it.
+    oracle.assert_close(found.sums, expected, clip_norm, tolerance=5e-5)
     # Alone, such a unit leaves nothing at all.
     alone = oracle.run(model, x[2:4], clip_norm=clip_norm, mode=mode, rows_per_unit=2)
     assert all(not np.any(total) for total in alone.sums)

@@ -155,7 +155,7 @@ def test_the_state_of_public_negatives_is_all_they_hold(
     model, rows = make_model(), make_rows(8)
     corpus = retriever.encode_documents([row.document for row in rows], tokenizer, 12)
     batch = retriever.collate(
-        retriever.encode_pairs(rows, tokenizer, 6, 12), np.arange(4)
+        retriever.encode_pairs(rows, tokenizer, **LENGTHS), np.arange(4)
     )
     batch = {name: tf.constant(value) for name, value in batch.items()}
     before = PublicNegatives(model, corpus, 5, seed=3, refresh_every=4)

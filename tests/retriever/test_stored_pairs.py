@@ -132,7 +132,7 @@ def test_what_cannot_be_stored_is_refused(model, make_rows, tokenizer, tmp_path)
     rows = make_rows(4)
     for number, (pairs, options, message) in enumerate(
         (
-            ([], {}, "no row to write"),
+            ([], {}, "no rows were given"),
             (rows, {"query_length": 0}, "query_length is 0"),
             (rows, {"model": model}, "trainable weights"),
         )

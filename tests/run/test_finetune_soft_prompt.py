@@ -202,7 +202,7 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_spent(base, tune
             {"trained": ("*norm*",)},
             rf"soft_prompt.length is {_P} and trained \['\*norm\*'\]: .*length to 0",
         ),
-        ({"soft_prompt": {"length": -1}}, "soft prompt length is -1; .*at least 1"),
+        ({"soft_prompt": {"length": -1}}, "soft_prompt.length is -1; .*at least 0"),
         ({"init": str(prompted), **other}, f"of {_P} vectors, where one of 4 is want"),
         ({"init": str(prompted), **none}, f"of {_P} vectors, where one of 0 is want"),
     ):

@@ -72,7 +72,7 @@ def test_a_run_that_diverges_leaves_its_last_finite_weights(
     assert said.startswith("training diverged at step ")
     at, kept = (int(said.split(word)[1].split()[0].strip(".:")) for word in _WORDS)
     assert 0 <= kept < at <= STEPS
-    weights = [v.numpy() for v in T5QueryGenerator.load(out).trainable_variables]
+    weights = [v.numpy() for v in T5QueryGenerator.from_preset(out).trainable_variables]
     assert all(np.isfinite(values).all() for values in weights)
     # Of the last good step, which no saved state has: states are saved every second.
     assert kept == 1 and max(np.abs(values).max() for values in weights) > 1e38

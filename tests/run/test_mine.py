@@ -250,7 +250,7 @@ def test_what_negatives_follow_from_must_be_known(base, tmp_path):
     given["made_from"] = hard_negatives.BY_QUERY
     _train(base, "declared", hard_negatives=given)
     private = {"run": str(base / "private" / "mined"), "corpus": str(base / "pairs")}
-    with pytest.raises(InputError, match="was not mined for split 'train' of"):
+    with pytest.raises(InputError, match="run is .*, whose guarantee is 'private'"):
         _train(base, "refused", hard_negatives=private)
     # Nor for another set whose ids are the same: it may have cost something.
     rows = [SyntheticQuery(f"genQ{i}", "other", "d0", "Other.", 0) for i in range(8)]

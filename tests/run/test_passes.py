@@ -352,10 +352,10 @@ def test_beam_is_imported_by_one_module_that_nobody_imports_at_once():
 
 
 def test_without_beam_the_command_says_what_to_install(tmp_path, monkeypatch):
-    import tfdpsq.run
+    import tfdpsq.run.passes
 
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     monkeypatch.delitem(sys.modules, "tfdpsq.run.passes.beam", raising=False)
-    monkeypatch.delattr(tfdpsq.run, "beam", raising=False)
+    monkeypatch.delattr(tfdpsq.run.passes, "beam", raising=False)
     with pytest.raises(InputError, match=r"pip install 'tfdpsq\[beam\]'"):
         _run(tmp_path / "out", _Numbers(), passes.Launch(beam=()))

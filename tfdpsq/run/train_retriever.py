@@ -164,7 +164,12 @@ def _output(
     if config.steps or not devices.chief:
         protected = config.method != "plain" and math.isfinite(float(config.epsilon))
         guarantee = private_training.guarantee_of_training(config, devices, protected)
-        return releases.Output(directory, guarantee, holds, config.private_directory)
+        # Negatives that were mined for each private query by itself are part of its
+        # row, which a finite epsilon covers; `hard_negatives` checks that they were.
+        covered = ("hard_negatives.run",) if protected else ()
+        return releases.Output(
+            directory, guarantee, holds, config.private_directory, unused=covered
+        )
     parent = sources.certificate_of_model(config.init)
     start = str(checkpoints.locate(config.init)) if config.init else ""
     return releases.Output(
