@@ -109,8 +109,9 @@ def generate(
     # Prompt and document together are padded to a width that rounds alike.
     prompt = model.backbone.soft_prompt
     if prompt is not None:
-        width = prompt.length + document_ids.shape[1]
-        short = -width % ROWS_ROUNDED_ALIKE
+        # A width that is not static is a bucket's, a multiple already.
+        width = document_ids.shape[1] or 0
+        short = -(prompt.length + width) % ROWS_ROUNDED_ALIKE
         document_ids = tf.pad(document_ids, [[0, 0], [0, short]])
     mask = tf.sequence_mask(document_lengths, tf.shape(document_ids)[1], tf.int32)
     decoder = decoder or CachedDecoder(model, length)
