@@ -97,7 +97,7 @@ class _Walk:
         """Runs a command into a place with settings of the job and these."""
         config = (own or module.default_config()).copy_and_resolve_references()
         known = {"data": self.pairs, "vocabulary": self.vocabulary, "pairs": self.pairs}
-        known.update({"k": 3, **changes})
+        known.update({"k": 10, **changes})  # as many as the metrics look at
         if "corpus" in config and isinstance(config.corpus, str):
             known.setdefault("corpus", self.pairs)
         with config.unlocked():
@@ -204,6 +204,7 @@ def test_every_command_is_walked(job):
     assert walked == {name for name, kinds in WRITES.items() if PRIVATE in kinds}
 
 
+@pytest.mark.slow
 def test_no_command_writes_what_is_private_to_a_released_place(job, tmp_path):
     """Refused before anything is made, there or anywhere near."""
     for command, what, run in _Walk(job).refused():
