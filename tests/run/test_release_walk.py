@@ -103,7 +103,9 @@ class _Walk:
         with config.unlocked():
             for field, value in known.items():
                 # `grid` has a number of pairs by that name.
-                if field in config and type(config[field]) is type(value):
+                if field in config and not isinstance(config[field], int):
+                    config[field] = value
+                elif field in config and isinstance(value, int):
                     config[field] = value
         return module.run(config, place)
 
