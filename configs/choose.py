@@ -1,9 +1,12 @@
-"""Choose a generator by held-out private queries: `python -m tfdpsq.run.choose ...`.
+"""A generator chosen by held-out private queries.
 
     python -m tfdpsq.run.choose --config=configs/choose.py --workdir=DIR/generator
 
-Four points on pydocs, whose private queries only play that part; ε = 8 is that of all
-four trainings and of the choice. To take the highest BLEU instead, and declare it, add
+Duration: not run here.
+Result: not run here.
+
+Four points on pydocs, whose private queries only play that part; ε = 8 covers the four
+trainings and the choice together. To take the highest BLEU instead, and declare it, add
 --config.choice=declared --config.finetune.strict=False.
 """
 
@@ -11,7 +14,7 @@ from tfdpsq.run import choose
 
 
 def get_config():
-    """Two learning rates, two clip norms; the decoder alone is trained."""
+    """Returns two learning rates by two clip norms; trains the decoder alone."""
     config = choose.default_config()
     stage = config.finetune
     stage.init = "t5_tiny_pydocs"

@@ -1,10 +1,14 @@
 """The better queries of a synthetic set, with the guarantee of the whole set.
 
-python -m tfdpsq.run.filter --config=configs/filter.py --workdir=OUT \
-    --config.synthetic=SET --config.corpus=BEIR_DIR
+    python -m tfdpsq.run.filter --config=configs/filter.py --workdir=OUT \
+        --config.synthetic=SET --config.corpus=BEIR
 
-A round trip through a retriever that was trained on the same set:
---config.round_trip.retriever=RETRIEVER_DIR --config.round_trip.vocabulary=SPIECE_MODEL
+Duration: not stated.
+Result: not run here as it is. Of 9,600 queries, BM25's round trip among ten kept 16 %,
+and NDCG@10 went from .2747 to .2779 (± .006; tests/benchmarks/README.md).
+
+For a round trip by a retriever that was trained on the same set:
+--config.round_trip.retriever=RETRIEVER --config.round_trip.vocabulary=SPIECE_MODEL
 """
 
 from tfdpsq.run import filter as filter_stage
@@ -12,7 +16,7 @@ from tfdpsq.run.search import round_trip
 
 
 def get_config():
-    """Two words or more, no duplicates, and BM25 brings the document back in ten."""
+    """Returns two words or more, no duplicates, and a BM25 round trip in ten."""
     config = filter_stage.default_config()
     config.min_words = 2
     config.duplicates = True

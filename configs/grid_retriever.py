@@ -1,19 +1,23 @@
-"""How to train a retriever on private pairs directly, chosen on public stand-ins.
+"""Direct training of a retriever on private pairs, chosen on public stand-ins.
 
     python -m tfdpsq.run.grid --config=configs/grid_retriever.py --workdir=DIR
 
-`get_config` has the points for `public_negatives`; `settings` what was chosen, for
-each method.
+Duration: not stated. Half of the 12 points were run, and others near them, by hand.
+Result: `CHOSEN`; figures with it are in tests/benchmarks/README.md, under "Direct
+training against synthetic queries".
+
+`get_config` has the points for `public_negatives`; `settings` the choice for each
+method.
 """
 
 from tfdpsq.run import grid, train_retriever
 
-# The query tower but for its embeddings; documents stay as the encoder has them.
+# The query tower without its embeddings; the documents' tower is frozen.
 QUERY_LAYERS = ("query_tower/*transformer*", "query_tower/projection/kernel")
 
-# What differs from the settings that all methods share.
+# Settings that differ between methods.
 CHOSEN = {
-    # Few rows: these sensitivities, and with them the noise, grow with the batch.
+    # Few rows: sensitivity, and so the noise, grows with the batch.
     "naive": {"batch_size": 4, "learning_rate": 2e-4},
     "logit_dp": {"batch_size": 4, "learning_rate": 2e-4},
     "microbatch": {
@@ -35,7 +39,7 @@ CHOSEN = {
 
 
 def settings(method):
-    """The config of `train_retriever` for one method, at ε = 8 and 50 steps."""
+    """Returns the config of `train_retriever` for a method, at ε = 8 and 50 steps."""
     config = train_retriever.default_config()
     config.method = method
     config.init = "t5_tiny_pydocs"
@@ -51,10 +55,7 @@ def settings(method):
 
 
 def get_config():
-    """Which weights, how fast; every point spends ε = 8.
-
-    12 points of which half were run, and others around them, by hand.
-    """
+    """Returns four choices of weights by three rates, each at ε = 8."""
     config = grid.default_config()
     config.stage = "train_retriever"
     config.train_retriever = settings("public_negatives")

@@ -3,10 +3,13 @@
     python -m tfdpsq.run.pipeline --config=configs/notebooks.py \
         --workdir=/tmp/tfdpsq-notebooks
 
-The notebooks run its stages one after the other, in the same workdir, where each is run
-once, whoever comes first. Of pydocs it has the docstrings of the packages in `PACKAGES`
-alone. `--config=configs/notebooks.py:small` runs the same stages in a minute or two;
-its numbers mean nothing.
+Duration: about 12 minutes on two cores, by the times that the notebooks state.
+Result: the outputs in notebooks/.
+
+The notebooks run its stages one by one in the same workdir; a finished stage is not run
+again. The corpus is the part of pydocs from the packages in `PACKAGES`.
+`--config=configs/notebooks.py:small` runs the same stages in a minute or two; its
+numbers mean nothing.
 """
 
 import math
@@ -24,7 +27,7 @@ _QUICKSTART = str(pathlib.Path(__file__).with_name("quickstart.py"))
 
 
 def get_config(scale="default"):
-    """The settings; what is not set here is as in the quickstart."""
+    """Returns the settings; all others are those of the quickstart."""
     validation.one_of("scale", scale, tuple(PACKAGES))
     config = runpy.run_path(_QUICKSTART)["get_config"]()
     config.data = str(data.build_pydocs(packages=PACKAGES[scale]).path)

@@ -3,12 +3,16 @@
     python -m tfdpsq.run.pipeline --config=configs/quickstart.py \
         --workdir=/tmp/tfdpsq-quickstart
 
+Duration: 10 to 12 minutes on two cores without the comparison of texts; 2.8 GiB.
+Result: NDCG@10, means of three seeds (tests/benchmarks/README.md): synthetic at ε = 8
+.2813, ε = ∞ .2840, original pairs .2887, direct DP at ε = 8 .2701, public-only .2700.
+
 Data: the embedded pydocs corpus (docstrings; summaries are the private queries).
 Another BEIR directory: add --config.data=DIRECTORY, and --config.pretrain.steps=500 to
 train the public T5 on its documents first.
 
-Which weights to train and how fast was chosen on public stand-ins (`run/grid.py`; the
-points are in the card of `t5_tiny_pydocs`); the rest was set by hand after trials on
+The trained weights and the generator's rate were chosen on public stand-ins (`grid`;
+the card of `t5_tiny_pydocs` has the points); the rest was set by hand after trials on
 pydocs, whose private queries only play that part.
 """
 
@@ -18,15 +22,15 @@ from tfdpsq.run import pipeline
 
 
 def get_config():
-    """The settings; what is not set here keeps each stage's default."""
+    """Returns the settings; all others keep the default of their stage."""
     config = pipeline.default_config()
     config.data = "pydocs"
     config.init = "t5_tiny_pydocs"  # the public T5 that comes with the package
     config.epsilons = (math.inf, 8.0)
     config.direct_epsilons = (8.0,)
 
-    # How many docstrings or questions there are is no secret; of your own data,
-    # declare it, or set n_bound to a public upper bound instead.
+    # The number of docstrings is public. For your own data, declare that it is, or set
+    # n_bound to a public upper bound instead.
     for stage in (config.finetune, config.retriever, config.direct):
         stage.n_is_public = True
 
@@ -34,11 +38,11 @@ def get_config():
     for stage in (config.pretrain, config.finetune, config.synthesize):
         stage.update(lengths)
 
-    # The shipped T5 has seen pydocs' documents already.
+    # The shipped T5 was trained on pydocs' documents already.
     config.pretrain.steps = 0
     config.pretrain.learning_rate = 5e-3
 
-    # The decoder alone: on the public stand-in as good as all, in half the time.
+    # The decoder alone: on public stand-ins as good as all weights, in half the time.
     config.finetune.trained = ("*decoder*",)
     config.finetune.batch_size = 512
     config.finetune.microbatch_size = 64
@@ -57,7 +61,7 @@ def get_config():
         stage.steps = 100
         stage.learning_rate = 5e-4
         stage.schedule = "cosine"
-    # A smaller batch: its sensitivity, and with it the noise, grows with the batch.
+    # A smaller batch: sensitivity, and so the noise, grows with it.
     config.direct.batch_size = 4
 
     config.evaluate.similarity.samples = 2500  # as many as there are dev queries

@@ -30,6 +30,12 @@ ARROWS = {
     },
 }
 FOLDERS = sorted(set(ARROWS) - {"validation"})
+# What each room of privacy/ may import of privacy/, besides itself.
+PRIVACY_ROOMS = {
+    "randomness": set(),
+    "fast": {"terms"},
+    "proof": {"accounting", "calibration", "plan", "spec", "randomness"},
+}
 # Commands that run other commands; `estimate_job` takes a pipeline's settings.
 RUN_OTHERS = {"pipeline", "choose", "reproduce", "grid", "estimate_job"}
 
@@ -84,6 +90,22 @@ def arrow_violations(sources):
 def _prefix(sources):
     """Returns 'a.' for every folder 'a' among the modules of {module: source}."""
     return {name.rpartition(".")[0] + "." for name in sources}
+
+
+def room_violations(sources):
+    """Lists the imports within privacy/ that PRIVACY_ROOMS does not allow."""
+    privacy = f"{PACKAGE}.privacy."
+    problems = []
+    for module, source in sorted(sources.items()):
+        room = module.removeprefix(privacy).split(".")[0]
+        if not module.startswith(privacy) or room not in PRIVACY_ROOMS:
+            continue
+        is_folder = module + "." in _prefix(sources)
+        for name in sorted(imports_of(source, module, is_folder, sources)):
+            target = name.removeprefix(privacy).split(".")[0]
+            if name.startswith(privacy) and target not in {room, *PRIVACY_ROOMS[room]}:
+                problems.append(f"{module} imports {name}")
+    return problems
 
 
 def configuration_violations(sources):
@@ -200,6 +222,7 @@ def _project_sources():
 
 def test_imports_follow_the_arrows():
     assert arrow_violations(_project_sources()) == []
+    assert room_violations(_project_sources()) == []
 
 
 def test_only_run_sees_flags_and_config_dicts():
@@ -256,6 +279,20 @@ def test_allowed_imports_are_not_reported():
         )
         == []
     )
+
+
+def test_an_import_that_no_room_allows_is_found():
+    sources = {
+        "tfdpsq.privacy": "",
+        "tfdpsq.privacy.plan": "from tfdpsq.privacy.proof import ledger",
+        "tfdpsq.privacy.proof": "",
+        "tfdpsq.privacy.proof.ledger": "from tfdpsq.privacy import plan, step",
+        "tfdpsq.privacy.step": "",
+    }
+
+    assert room_violations(sources) == [
+        "tfdpsq.privacy.proof.ledger imports tfdpsq.privacy.step"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The READMEs: the example runs as it stands, links lead somewhere."""
 
+import json
 import pathlib
 import re
 
@@ -69,3 +70,26 @@ def test_the_front_page_names_every_stage():
     table = text[text.index("## Stages") : text.index("## Results")]
     named = set(re.findall(r"`([a-z_]+)`", table))
     assert set(stages()) <= named
+
+
+def test_the_table_of_results_has_the_figures_of_its_file():
+    found = json.loads(
+        (ROOT / "tests" / "benchmarks" / "results" / "quickstart.json").read_text()
+    )
+    text = (ROOT / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| [^|]+ \| \**(\.\d{4})\** \| ([^|]+) \|$", text, re.M)
+    stated = [(mean, over.strip("* ")) for mean, over in rows]
+
+    def shown(value):
+        return f"{value:+.4f}".replace("0.", ".", 1).replace("-", "−")
+
+    expected = []
+    for name, mean in found["ndcg@10"].items():
+        over = found["compared"].get(f"{name} - public_only")
+        words = "–"
+        if over:
+            words = "{} ({} to {})".format(
+                *(shown(over[end]) for end in ("difference", "low", "high"))
+            )
+        expected.append((shown(mean)[1:], words))
+    assert sorted(stated) == sorted(expected)

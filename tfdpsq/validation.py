@@ -1,8 +1,7 @@
-"""Checks shared by every package: bad values end here, before any work.
+"""Checks shared by every package, which refuse bad values before any work.
 
-Each check returns the value it was given, so that it reads well in
-``__post_init__`` and in argument handling, and raises an error that names the
-value, what it belongs to, and what to do about it.
+Each check returns the value it was given, for use in ``__post_init__`` and in argument
+handling, or raises an error that names the value, its setting and the remedy.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-# Characters of a value that a message repeats.
+# Longest value that a message repeats, in characters.
 _SHOWN = 80
 
 
 class InputError(ValueError):
-    """A value or a file from the user that cannot be worked with."""
+    """A value or a file from the user that is not usable."""
 
-    # Inside tf.function, autograph would otherwise turn this into an error of its
-    # own, with a page of generated code around the message.
+    # Otherwise autograph, inside tf.function, wraps this in an error of its own, with
+    # a page of generated code around the message.
     ag_pass_through = True
 
 
@@ -51,7 +50,7 @@ class DataError(InputError):
 
 
 def shown(value: Any) -> str:
-    """The `repr` of a value for a message, cut to about 80 characters."""
+    """Returns the `repr` of a value for a message, cut to about 80 characters."""
     try:
         text = " ".join(repr(value).splitlines())
     except ValueError:  # an integer of more digits than Python writes out
@@ -60,24 +59,24 @@ def shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """A text for a message, cut to about 80 characters."""
+    """Cuts a text for a message to about 80 characters."""
     if len(text) <= _SHOWN:
         return text
     return f"{text[: _SHOWN - 25]}... ({len(text):,} characters)"
 
 
 def one_line(message: object) -> str:
-    """A message as a command prints it: in one line, with what it repeats cut.
+    """Formats a message as a command prints it: on one line, long words cut.
 
-    Line breaks become spaces; words of more than 300 characters (values, and paths
-    that are longer than any) are cut.
+    Line breaks become spaces; words of more than 300 characters (values and overlong
+    paths) are cut.
     """
     words = str(message).split()
     return " ".join(word if len(word) <= 300 else cut(word) for word in words)
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """Parses JSON that anybody may have written; options are those of `json.loads`.
+    """Parses JSON from any source; options are those of `json.loads`.
 
     Raises:
       ValueError: it is not JSON, is nested too deeply, or holds an integer of more
@@ -128,10 +127,10 @@ def in_range(
     low_open: bool = False,
     high_open: bool = False,
 ) -> float:
-    """Returns `value` if it lies between `low` and `high`.
+    """Returns `value` if it is between `low` and `high`.
 
     Args:
-      name: what the value is called where the user set it.
+      name: name of the value where the user set it.
       value: the number to check.
       low: lower end of the interval.
       high: upper end of the interval.
@@ -139,7 +138,7 @@ def in_range(
       high_open: whether `high` itself is refused.
 
     Raises:
-      InputError: it does not lie there, or is no number.
+      InputError: it is outside, or not a number.
     """
     inside = _is_number(value) and (
         (low < value if low_open else low <= value)
@@ -164,14 +163,14 @@ def one_of(name: str, value: Any, choices: Collection) -> Any:
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Up to five paths at which two JSON values differ, each with both values."""
+    """Lists up to five paths at which two JSON values differ, each with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         found = []
         for key in sorted(old.keys() | new.keys()):
             path = f"{where}.{key}" if where else key
             found += differences(old.get(key), new.get(key), path)
         return found[:5]
-    # Through JSON, so that a tuple equals the list it was written as.
+    # Compared as JSON: a tuple equals the list it was written as.
     if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):
         return []
     return [f"{where}: {shown(old)} there, {shown(new)} now"]

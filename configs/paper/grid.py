@@ -3,33 +3,36 @@
     python -m tfdpsq.run.choose --config=configs/paper/grid.py --workdir=DIR \
         --config.finetune.pairs=BEIR --config.finetune.init=T5
 
+Duration: not run here.
+Result: not run here.
+
 Table 1 of Carranza et al. 2024: learning rate 0.001 · 2^-k, k = 0 … 3; clip norm 0.1,
 0.25, 0.5, 1; batch 128, 256, 512, 1024; 10, 20 or 30 epochs; the point with the highest
 BLEU on the validation pairs. That makes 192 trainings on the same private pairs.
 
-Not run at this size. What it would cost is known (MS MARCO, 533k pairs, δ = 1/(2n), by
-RDP): 192 runs that spend ε = 8 each spend ε = 121.7 together. To spend 8 together, each
-may spend ε = 0.795 at δ/192, which takes noise multipliers of 1.14 to 1.81 in place of
-0.44 to 0.57: about three times the noise, so that a smaller grid, or one on public
-stand-ins (`configs/grid.py`, which costs nothing), may well give a better generator.
+The privacy cost is known (MS MARCO, 533k pairs, δ = 1/(2n), by RDP): 192 runs that
+spend ε = 8 each spend ε = 121.7 together. To spend 8 together, each may spend ε = 0.795
+at δ/192, which takes noise multipliers of 1.14 to 1.81 in place of 0.44 to 0.57. With
+about three times the noise, a smaller grid, or one on public stand-ins
+(`configs/grid.py`, at no cost), may well give a better generator.
 
-An ε that counts one run alone, and no validation pair, is not that of the point that
-was chosen. `choice` "declared" counts all 192 runs and says that the validation pairs
-were read; "accounted", as here, covers these too, at no higher ε.
+An ε that counts one run alone, and no validation pair, is not that of the chosen point.
+`choice` "declared" counts all 192 runs and states that the validation pairs were read;
+"accounted", as here, covers these as well, at no higher ε.
 """
 
 from tfdpsq.run import choose
 
 
 def get_config():
-    """The paper's values."""
+    """Returns the paper's values."""
     config = choose.default_config()
     config.choice = "accounted"
     config.held_out = "dev"
     stage = config.finetune
     stage.pairs = "msmarco"  # a BEIR directory
     stage.init = "t5_base_multi"
-    stage.n_is_public = True  # how many pairs MS MARCO has is known
+    stage.n_is_public = True  # the number of MS MARCO's pairs
     stage.epsilon = 8.0
     stage.accountant = "rdp"  # by PLD, planning 192 runs takes longer
     stage.document_length, stage.query_length = 384, 128

@@ -3,15 +3,18 @@
     python -m tfdpsq.run.pipeline --config=configs/paper/retrieval.py:ROW \
         --config.data=BEIR --workdir=DIR
 
+Duration: not run here.
+Result: not run here; the published numbers are in `tables.py`.
+
 Tables 3 and 4 of Carranza et al. 2024 (1 and 2 of the version of 2023): retrievers on
 MS MARCO trained on the original pairs, on synthetic queries by T5 size and ε, and on
 the private pairs directly. ROW is one of `ROWS`, such as "original",
-"synthetic-base-eps8" or "direct-eps8"; each job makes its controls (BM25, untrained,
-public-only, original) besides. The numbers that were published are in `tables.py`.
+"synthetic-base-eps8" or "direct-eps8"; each job also makes its controls (BM25,
+untrained, public-only, original).
 
 The weights are keras-nlp's presets of T5 ("t5_small_multi", …), which it downloads;
-T5-XL has none: give --config.init=DIRECTORY, one in any format that `convert` reads.
-What the paper leaves open is said beside each setting.
+there is none of T5-XL: give --config.init=DIRECTORY, in any format of `convert`.
+Comments mark the settings that the paper leaves open.
 """
 
 import math
@@ -45,18 +48,18 @@ ROWS = {
 
 
 def preset(size):
-    """What keras-nlp calls the T5 of a size; of XL there is none."""
+    """Returns the name of keras-nlp's preset of a size; there is none of XL."""
     return f"t5_{size}_multi" if size != "xl" else "t5_xl"
 
 
 def get_config(row):
-    """The job that has the row.
+    """Returns the job of a row.
 
     Args:
       row: one of `ROWS`.
 
     Raises:
-      ValueError: it is none of them.
+      ValueError: an unknown row.
     """
     if row not in ROWS:
         raise ValueError(f"row is {row!r}; choose one of {', '.join(ROWS)}.")
@@ -64,11 +67,11 @@ def get_config(row):
     config = pipeline.default_config()
     config.data = "msmarco"  # a BEIR directory
     config.init = preset(size)
-    # Retrievers have a T5-base encoder whatever wrote their queries.
+    # Retrievers have a T5-base encoder, for every generator.
     config.retriever_init = preset("base")
     config.epsilons = (epsilon,) if kind == "synthetic" else ()
     config.direct_epsilons = (epsilon,) if kind == "direct" else ()
-    # How many pairs MS MARCO has is known.
+    # The number of MS MARCO's pairs is public.
     for stage in (config.finetune, config.retriever, config.direct):
         stage.n_is_public = True
     lengths = {"document_length": 384, "query_length": 128}
@@ -91,7 +94,7 @@ def get_config(row):
         stage.batch_size = 32
         stage.embedding_dim = 768
         stage.shared = True
-        stage.pooling = "mean"  # not said
+        stage.pooling = "mean"  # the paper does not say
         # The softmax as printed has no temperature; 20 would be ours.
         stage.scale = 1.0
         stage.steps = round(RETRIEVER_EPOCHS * PAIRS / stage.batch_size)

@@ -1,16 +1,21 @@
-"""Tables 3 to 7 of the paper: every row, the published number beside it, and the job.
+"""Tables 3 to 7 of the paper: every row, its published numbers, and the job.
 
     python -m tfdpsq.run.reproduce --table=3 --scale=tiny
     python -m tfdpsq.run.reproduce --scale=paper --config.job.data=BEIR \
         --config.zero_shot.root=BEIR_SETS --workdir=DIR
 
+Duration: "tiny" 51 minutes of stages on two busy cores for all tables; "paper" not run
+here.
+Result: for "tiny" see tests/benchmarks/README.md, under "The paper's tables"; "paper"
+not run here.
+
 Carranza et al. 2024; tables are numbered in the order in which that version prints its
 results: 3 retrievers by source and ε, 4 by size of the generator, 5 zero-shot, 6 the
-text itself, 7 canaries. "tiny" is offline, on docstrings, on two cores; "paper" is
-`configs/paper/retrieval.py` at the paper's sizes (not run here).
+text itself, 7 canaries. "tiny" is offline, on docstrings, for two cores; "paper" is
+`configs/paper/retrieval.py` at the paper's sizes.
 
-A row is "original", "synthetic-SIZE-EPSILON" or "direct-EPSILON". A claim says that one
-row is above another in a column; of `lower` columns, that its number is lower.
+A row is "original", "synthetic-SIZE-EPSILON" or "direct-EPSILON". A claim states that
+one row is above another in a column; in `lower` columns, that its number is lower.
 """
 
 import importlib.util
@@ -27,12 +32,12 @@ _SIZES = tuple(f"synthetic-{size}-eps3" for size in reversed(SIZES))
 
 
 def _falling(rows, *columns):
-    """Each row is above the next."""
+    """Returns the claims that each row is above the next."""
     return tuple((*pair, c) for c in columns for pair in zip(rows, rows[1:]))
 
 
 def _with_mean(*values):
-    """The mean is ours; the paper prints the sets."""
+    """Returns the mean, which is ours, and the sets, which the paper prints."""
     return (round(sum(values) / len(values), 4), *values)
 
 
@@ -131,7 +136,7 @@ TABLES = {
             "synthetic-base-inf": (1, 0.67, 1, 1.0),
             "synthetic-base-eps16": (43, 0.0, 32, 0.0),
         },
-        # "Above" is what leaks more.
+        # "Above" leaks more.
         "claims": tuple(
             ("synthetic-base-inf", "synthetic-base-eps16", column)
             for column in ("rank, 10", "leaked, 10", "rank, 100", "leaked, 100")
@@ -141,7 +146,7 @@ TABLES = {
 
 
 def _beside(*names):
-    """Another config file of this checkout."""
+    """Loads another config file of this checkout."""
     path = pathlib.Path(__file__).resolve().parents[1].joinpath(*names)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -150,13 +155,13 @@ def _beside(*names):
 
 
 def get_config(scale="tiny"):
-    """The job that makes all tables.
+    """Returns the job that makes all tables.
 
     Args:
       scale: one of `SCALES`.
 
     Raises:
-      ValueError: it is none of them.
+      ValueError: an unknown scale.
     """
     if scale not in SCALES:
         raise ValueError(f"scale is {scale!r}; choose one of {', '.join(SCALES)}.")
@@ -166,7 +171,7 @@ def get_config(scale="tiny"):
 
 
 def _paper(config):
-    """The paper's sizes and settings; presets of T5 are downloaded by keras-nlp."""
+    """Sets the paper's sizes and settings; keras-nlp downloads the presets of T5."""
     rows = _beside("paper", "retrieval.py")
     config.job = rows.get_config("original")
     config.sizes = {size: {"init": rows.preset(size)} for size in SIZES}
@@ -174,7 +179,7 @@ def _paper(config):
 
 
 def _tiny(config):
-    """Docstrings of eleven packages are the zero-shot sets, of all others the data."""
+    """Sets the docstrings of eleven packages as zero-shot sets, all others as data."""
     config.job = _beside("quickstart.py").get_config()
     config.held_out_packages = (
         "absl",
@@ -189,8 +194,8 @@ def _tiny(config):
         "tensorflow_text",
         "werkzeug",
     )
-    # The T5 that comes with the package, cut down or grown, and then each trained on
-    # the same documents for the same steps.
+    # The T5 that comes with the package, cut down or grown; each is then trained on the
+    # same documents for the same steps.
     config.sizes = {
         "small": {"num_layers": 1, "intermediate_dim": 128},
         "base": {},
@@ -203,12 +208,12 @@ def _tiny(config):
     stage.steps, stage.warmup = 150, 20
     stage.watch_every = stage.save_every = 50
 
-    # Half of the quickstart's: four sizes and four ε's are to fit into an hour or so.
+    # Half of the quickstart's, so that four sizes and four ε's fit into about an hour.
     config.job.finetune.steps = 24
 
-    # A secret of 2,660 queries is in a hundred of them, of the paper's 533,000 in as
-    # many: for one query, ε says nothing about it here. It is for one user, who has
-    # all queries with that secret.
+    # A secret is in a hundred of 2,660 queries here, and of 533,000 in the paper, so ε
+    # for one query says nothing about it here. The unit is a user, who has all queries
+    # of a secret.
     config.job.canaries.update(trials=2, most_pairs=2000)
     config.job.audit.update(members=500)
     config.audit = {"unit": "user", "steps": 120, "batch_size": 128}

@@ -1,20 +1,20 @@
-"""Canaries in a generator's training data: what leaks without DP, and at ε = 8.
+"""Canaries in a generator's training data: leaks without DP, and at ε = 8.
 
     python tests/benchmarks/canaries.py --workdir DIR
 
-Puts the paper's canaries (section 6.3) among private pairs, each secret with a user of
-its own, trains the generator of the quickstart on them for each privacy unit and ε,
-lets it write a set, and audits model and set (see `run/audit.py`). Prints one JSON
-line: for each of these and each number of repetitions the mean rank of the secrets
-among 100 candidates with its p-value against chance, their mean exposure, the share
-that leaked into generated queries, and the lower bounds on ε.
+Inserts the paper's canaries (section 6.3) into private pairs, each secret with its own
+user; trains the quickstart's generator on them for each privacy unit and ε; writes a
+set; and audits model and set (see `run/audit.py`). Prints one JSON line: for each of
+these and each number of repetitions the mean rank of the secrets among 100 candidates
+with its p-value against chance, their mean exposure, the share that leaked into
+generated queries, and the lower bounds on ε.
 
 A secret repeated 100 times is 100 units under unit query, and one under unit user:
-`--guarantees` says which are measured, as UNIT:EPSILON.
+`--guarantees` chooses the measured ones, as UNIT:EPSILON.
 
-`--pairs` takes so many training pairs of the data only: a secret is learnt by how often
-it is seen, which with fewer other pairs takes fewer steps. `--document_length` is that
-of the quickstart unless given.
+`--pairs` limits the training pairs: a secret is learnt by its number of appearances,
+which takes fewer steps among fewer other pairs. `--document_length` defaults to the
+quickstart's.
 """
 
 import argparse
@@ -37,7 +37,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def quickstart():
-    """The quickstart's settings."""
+    """Returns the quickstart's settings."""
     path = ROOT / "configs" / "quickstart.py"
     spec = importlib.util.spec_from_file_location("quickstart_config", path)
     module = importlib.util.module_from_spec(spec)
@@ -62,7 +62,7 @@ def part_of(data, count, directory):
 
 
 def run(options):
-    """Makes what is not there; returns {unit and ε: what audit.json holds}."""
+    """Runs missing stages; returns {unit and ε: content of audit.json}."""
     job, private = quickstart(), options.workdir / "private"
     data = options.data
     if options.pairs:
@@ -117,7 +117,7 @@ def run(options):
 
 
 def summary(found):
-    """What README shows of an audit."""
+    """Returns the figures of an audit that the README shows."""
     return {
         "epsilon": found["epsilon_certified"],
         "unit": found["unit"],
@@ -151,7 +151,7 @@ def summary(found):
 
 
 def guarantee(text):
-    """A unit and an ε, from such as "user:8"."""
+    """Parses a unit and an ε, such as "user:8"."""
     unit, epsilon = text.split(":")
     if unit not in ("query", "user"):
         raise argparse.ArgumentTypeError(f"the unit is {unit!r}; give query or user")

@@ -44,12 +44,12 @@ _SIZES = {
 }
 
 
-# Enough to show that memory does not grow with their number.
+# Enough microbatches to show that memory does not grow with their number.
 _MICROBATCHES = 8
 
 
 def _steps(options, names):
-    """{name: function of a number of rows that runs one logical step of them}."""
+    """Returns {name: function of a number of rows that runs one logical step}."""
     import numpy as np
     import tensorflow as tf
 
@@ -88,7 +88,7 @@ def _steps(options, names):
             steps=1,
             secure=name == "secure",
         )
-        # What σ is costs no time; finding it does.
+        # Calibrating σ is slow, and its value does not affect the time.
         plan = privacy.PrivacyPlan(spec, rows, 0.0 if name == "plain" else 1.0)
         optimizer = privacy.make_optimizer(
             plan, 1e-3, "adam", "fast" if name in ("plain", "secure") else name
@@ -114,7 +114,7 @@ def _steps(options, names):
 
 
 def _seconds(options, names):
-    """{name: [wall, processor] seconds of each logical step}, names taking turns."""
+    """Returns {name: [wall, processor] seconds per logical step}, in alternation."""
     steps = _steps(options, names)
     for step in steps.values():
         step(options.batch)  # traces, compiles, and touches all memory
@@ -129,7 +129,7 @@ def _seconds(options, names):
 
 
 def _peak_mib(options, name):
-    """Peak resident memory of this process once it has run some microbatches."""
+    """Returns the peak resident memory of this process after some microbatches."""
     step = _steps(options, [name])[name]
     step(min(_MICROBATCHES * options.batch, options.logical))
     # Not getrusage's ru_maxrss: it starts from the process that started this one.
@@ -139,7 +139,7 @@ def _peak_mib(options, name):
 
 
 def _in_a_process_of_its_own(task):
-    """What `--task` prints there. TensorFlow is never imported here."""
+    """Returns the output of `--task`; TensorFlow is never imported in this process."""
     command = [sys.executable, __file__, *sys.argv[1:], "--task", task]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(output.stdout.splitlines()[-1])

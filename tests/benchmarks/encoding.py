@@ -1,15 +1,15 @@
-"""Documents a second: `retriever.encode_texts` against Hugging Face's T5 encoder.
+"""Documents per second: `retriever.encode_texts` against Hugging Face's T5 encoder.
 
     python tests/benchmarks/encoding.py [--batch_size 128] [--shape small]
 
-Needs torch and transformers beside this package. Both encoders have the same weights
-and get the same token ids; both pool by the mean over real tokens and divide by the
-norm; both take batches of the same size in float32 on the same threads. Hugging Face's
-batches are cut in the corpus's order and padded to their longest text, as its collator
-does. `throughput_ratio` is ours over that; `ratio_of_sorted` over Hugging Face's with
-the batches sorted by length as ours are, which leaves the encoders alone to differ.
+Needs torch and transformers in addition. Both encoders have the same weights and token
+ids; both pool by the mean over real tokens and divide by the norm; both use float32,
+the same batch size and the same threads. Hugging Face's batches follow the corpus's
+order and are padded to their longest text, as its collator does. `throughput_ratio` is
+ours over that; `ratio_of_sorted` over Hugging Face's with batches sorted by length as
+ours, so that only the encoders differ.
 
-Prints one JSON line. The three take turns, and each has the median of its rounds.
+Prints one JSON line. The three alternate; each figure is the median of its rounds.
 """
 
 import argparse
@@ -30,25 +30,25 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import sources
 
-# Of `sort`ed batches, how many are sorted together; as in `encode_texts`.
+# Number of batches that are sorted together, as in `encode_texts`.
 WINDOW = 16
 
 
 class Tokens:
-    """A tokenizer of texts that are tokenised already: a text is its number."""
+    """A tokenizer of texts that are already tokenised: each text is a number."""
 
     def __init__(self, ids, lengths):
-        """Takes [N, L] ids and [N] lengths."""
+        """Stores [N, L] ids and [N] lengths."""
         self._ids, self._lengths = ids, lengths
 
     def encode(self, texts, length):
-        """[B] numbers to ids and lengths."""
+        """Maps [B] numbers to ids and lengths."""
         rows = [int(text) for text in texts]
         return self._ids[rows], self._lengths[rows]
 
 
 def of_torch(model, projection, ids, lengths, batch_size, by_length):
-    """[N, D] unit vectors by Hugging Face's encoder."""
+    """Returns [N, D] unit vectors by Hugging Face's encoder."""
     found = np.empty([len(ids), projection.shape[1]], np.float32)
     order = np.arange(len(ids))
     if by_length:
@@ -77,7 +77,7 @@ def of_torch(model, projection, ids, lengths, batch_size, by_length):
 
 
 def weights_of(shape, directory):
-    """A Hugging Face directory: the preset, or random weights of T5-small's shape."""
+    """Makes a Hugging Face directory: the preset, or random weights of T5-small."""
     preset = checkpoints.locate("t5_tiny_pydocs")
     if shape == "preset":
         return str(preset)
@@ -90,7 +90,7 @@ def weights_of(shape, directory):
 
 
 def main():
-    """Times all three in turns."""
+    """Times all three in alternation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=4096)
     parser.add_argument("--batch_size", type=int, default=128)

@@ -1,18 +1,19 @@
-"""Filters of a synthetic set: what a retriever gains from each, and what they drop.
+"""Filters of a synthetic set: a retriever's gain from each, and what they drop.
 
     python tests/benchmarks/filters.py --workdir DIR
 
 For every seed: one generator at ε = 8 as in configs/quickstart.py, one set of more
-queries than a retriever's steps read, so that a filter has something to choose from,
-and a retriever for each way of filtering the set (see `run/filter.py`). All retrievers
-take the same number of steps from the same encoder. The judge of a round trip is BM25,
-a retriever trained on public pairs alone, or the one trained on the set itself. A stage
-that is finished is not run again, and one that was killed goes on.
+queries than a retriever's steps read, so that a filter has a choice, and a retriever
+for each way of filtering the set (see `run/filter.py`). All retrievers take the same
+number of steps from the same encoder. The judge of a round trip is BM25, a retriever
+trained on public pairs alone, or the one trained on the set itself. Finished stages are
+not run again; interrupted ones resume.
 
 Prints one JSON line, and a table on stderr. A query's value is the mean of its NDCG@10
 over seeds; every row is compared with the unfiltered set's by the paired bootstrap over
-queries, and `by_seed` shows what training itself varies by. `kept` is the share of the
-set that passed, `dropped` how many queries each filter dropped, both means of seeds.
+queries, and `by_seed` shows the variation from training itself. `kept` is the share of
+the set that passed, `dropped` the number of queries that each filter dropped, both
+means over seeds.
 """
 
 import argparse
@@ -35,7 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 METRIC = "ndcg@10"
 REFERENCE = "unfiltered"
 PUBLIC = "public_only"
-# As quickstart fine-tunes: the decoder alone.
+# The decoder alone is trained, as in the quickstart.
 WAY = "decoder"
 
 
@@ -53,7 +54,7 @@ weights = _module("trained_weights")
 
 
 def rows(options):
-    """{row: settings of the stage `filter`, `None` without it}.
+    """Returns {row: settings of the stage `filter`, `None` without it}.
 
     A judge that starts with "@" is the retriever of that name.
     """
@@ -79,10 +80,10 @@ def rows(options):
 
 
 def one_seed(options, seed):
-    """Makes what is not there of one seed.
+    """Runs the missing stages of one seed.
 
     Returns:
-      {row: [queries] NDCG@10}, and {filtered row: what `filter.json` holds}.
+      {row: [queries] NDCG@10}, and {filtered row: content of `filter.json`}.
     """
     job = weights.quickstart()
     job.finetune.steps = options.generator_steps
@@ -117,7 +118,7 @@ def one_seed(options, seed):
     judges: dict = {}
 
     def judge(name):
-        """A retriever that round trips are judged by."""
+        """Returns a retriever that judges round trips."""
         if name not in judges:
             pairs = whole
             if name == PUBLIC:
@@ -133,7 +134,7 @@ def one_seed(options, seed):
         return judges[name]
 
     def made_of(name, settings):
-        """A retriever of the filtered set."""
+        """Returns a retriever of the filtered set."""
         config = filter_stage.default_config()
         config.update(synthetic=str(whole), corpus=options.data, **settings)
         own = config.round_trip
@@ -165,7 +166,7 @@ def one_seed(options, seed):
 
 
 def summary(runs, counts):
-    """What is printed, of one_seed's results."""
+    """Returns the printed summary of `one_seed`'s results."""
     names = list(runs[0])
     means = {name: np.mean([run[name] for run in runs], axis=0) for name in names}
     return {
@@ -196,7 +197,7 @@ def summary(runs, counts):
 
 
 def markdown(found):
-    """The table of README."""
+    """Formats the README's table."""
     lines = [
         "| set | kept | NDCG@10, mean of seeds | by seed | over unfiltered (95 %) |",
         "|---|---|---|---|---|",
@@ -213,7 +214,7 @@ def markdown(found):
 
 
 def main():
-    """Makes what is not there and prints the comparison."""
+    """Runs missing stages and prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--data", default="pydocs", help="or a BEIR directory")

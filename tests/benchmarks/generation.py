@@ -3,21 +3,20 @@
     python tests/benchmarks/generation.py
 
 prints one JSON line; it needs the extra `parity` (torch and transformers). Both sides
-have the same T5 shape with random weights, the same documents, all cores, and write
+have the same T5 shape with random weights, the same documents and all cores, and write
 the same number of tokens for every document: by nucleus sampling, with a cache, without
 stopping early. Defaults are T5-small (1.0) in float32, 64 documents of 128 tokens, 32
 new tokens, p = 0.8.
 
-Every side has a process of its own, and they take turns. `throughput_ratio` is ours
-over Hugging Face's in queries per second of wall time, from the medians; `cpu_ratio`
-compares processor time instead, which other work on the machine moves less, but in
-which torch counts the time its threads wait for each other in a loop. `peak_mib` is
-each process's peak resident memory, libraries included; `idle_mib` the part of it that
-was there before the model was made. `bfloat16_speedup` is generation by the same model
-under `mixed_bfloat16` over that in float32, and `training_speedup` the same of private
-training steps (engine "fast") on --train_batch pairs, whose losses, from the same start
-with the same noise, are given too: float32's and bfloat16's mean over the last steps
-(at most 20).
+Each side has its own process, and they alternate. `throughput_ratio` is ours over
+Hugging Face's in queries per second of wall time, from the medians; `cpu_ratio`
+compares processor time instead, which other work affects less, but in which torch
+counts the busy waiting of its threads. `peak_mib` is each process's peak resident
+memory, libraries included; `idle_mib` the part from before the model was made.
+`bfloat16_speedup` is generation by the same model under `mixed_bfloat16` over that in
+float32, and `training_speedup` the same of private training steps (engine "fast") on
+--train_batch pairs. Their losses, from the same start with the same noise, are reported
+too: float32's and bfloat16's mean over the last steps (at most 20).
 
     --jit                        ours compiled with XLA
     --sides train_float32 train_bfloat16 --repeats 200      losses after 200 steps
@@ -48,7 +47,7 @@ _EOS = 1
 
 
 def _documents(options):
-    """[B, document] ids without padding or EOS, the same for all sides."""
+    """Returns [B, document] ids without padding or EOS, the same for all sides."""
     import numpy as np
 
     shape = [options.batch, options.document]
@@ -72,7 +71,7 @@ def _model(options, dtype):
 
 
 def _training(options, dtype):
-    """Steps of DP-SGD on queries that repeat their documents' first words."""
+    """Returns DP-SGD steps on queries that repeat their documents' first words."""
     import numpy as np
     import tensorflow as tf
 
@@ -83,9 +82,9 @@ def _training(options, dtype):
     model = _model(options, dtype)
     rows = options.train_batch
     spec = privacy.PrivacySpec(
-        epsilon=8.0, clip_norm=0.1, n=1000 * rows, batch_size=rows, steps=1000
+        epsilon=8.0, clip_norm=0.1, num_units=1000 * rows, batch_size=rows, steps=1000
     )
-    # What σ is costs no time; finding it does.
+    # Calibrating σ is slow, and its value does not affect the time.
     optimizer = privacy.make_optimizer(
         privacy.PrivacyPlan(spec, rows, 0.1), 1e-3, noise_seed=1
     )
@@ -196,7 +195,7 @@ def _huggingface(options):
     return run, sum(p.numel() for p in model.parameters()), idle
 
 
-# Each makes (what is timed, number of parameters, MiB before the model was made).
+# Each returns (timed function, number of parameters, MiB before the model was made).
 _SIDES = {
     "huggingface": _huggingface,
     "float32": lambda options: _ours(options, "float32"),
@@ -214,7 +213,7 @@ def _peak_mib():
 
 
 def _serve(options):
-    """Runs a side once for every line read, and prints a JSON line for each."""
+    """Runs a side once per line of input, and prints a JSON line for each."""
     run, parameters, idle = _SIDES[options.side](options)
     run()  # traces, compiles, and touches all memory
     print(json.dumps({"parameters": parameters, "idle": idle}), flush=True)
@@ -232,7 +231,7 @@ def _serve(options):
 
 
 class _Process:
-    """A side in a process of its own."""
+    """A side in its own process."""
 
     def __init__(self, side):
         command = [sys.executable, __file__, *sys.argv[1:], "--side", side]
@@ -299,7 +298,7 @@ def main():
         trained = [sides["train_float32"], sides["train_bfloat16"]]
         wall = [side.median("wall") for side in trained]
         result["training_speedup"] = wall[0] / wall[1]
-        # A step's loss is that of one batch: the mean of some.
+        # A step's loss is that of one batch, so take the mean of some.
         last = [[run["loss"] for run in side.runs[-20:]] for side in trained]
         result["training_loss"] = [statistics.mean(losses) for losses in last]
     result["queries_per_second"] = {

@@ -1,4 +1,4 @@
-"""What `kills.py` demands of a stage that was killed and run again."""
+"""Checks of `kills.py` on a stage that was killed and run again."""
 
 import collections
 import contextlib
@@ -20,7 +20,7 @@ PRIVATE_NAMES = (
 
 
 def _files(place):
-    """{relative path: path} of all files, with the names that vary made equal."""
+    """Returns {relative path: path} of all files, with varying names made equal."""
 
     def name_of(path):
         name = re.sub(r"process-\d+", "process", str(path.relative_to(place)))
@@ -34,7 +34,7 @@ def _files(place):
 
 
 def compared(place, reference, fresh):
-    """Differences between the files of a killed run and the reference's."""
+    """Returns the differences between the files of a killed run and the reference's."""
     ours, theirs = _files(place), _files(reference)
     problems = [f"left over: {name}" for name in sorted(set(ours) - set(theirs))]
     problems += [f"missing: {name}" for name in sorted(set(theirs) - set(ours))]
@@ -51,7 +51,7 @@ def compared(place, reference, fresh):
 
 
 def _same_in_all(name):
-    """Whether a file is made of public data alone, without any private run before."""
+    """Returns whether a file derives from public data alone, without a private run."""
     parts = pathlib.Path(name).parts
     public = ("prepare", "public_model", "retriever_untrained", "retriever_public_only")
     public += ("proxy",)
@@ -59,21 +59,23 @@ def _same_in_all(name):
 
 
 def _comparable(name, content, base):
-    """A file's content without what differs between any two runs.
+    """Returns a file's content without what differs between any two runs.
 
     | left out                               | why                                 |
     |----------------------------------------|-------------------------------------|
-    | "run" of stage.json, and where inputs  | a random number that tells one run  |
-    | state it                               | of a stage from another             |
+    | "run" of stage.json, and where inputs  | a random id of one run of a stage   |
+    | state it                               |                                     |
     | durations, times and processes in logs | measured                            |
-    | log lines of single shards             | what one process did: a process     |
-    |                                        | killed after a shard writes none    |
+    | log lines of single shards             | a process killed after a shard      |
+    |                                        | writes none                         |
     | TensorBoard's events                   | times and the host's name           |
     | the stage's own directory              | each kill has another               |
+    | "fingerprint" of settings that name it | a hash of them, also in "inputs"    |
     """
     if name.endswith("events"):
         return b""
-    content = content.replace(str(base).encode(), b"BASE")
+    # Not where it only begins the name of another directory.
+    content = re.sub(re.escape(str(base).encode()) + rb"(?![\w-])", b"BASE", content)
     if name.endswith((".gz",)):
         content = gzip.decompress(content)
     if name.endswith((".json", ".jsonl")):
@@ -89,6 +91,8 @@ _TIMES = re.compile(
     r"|process|host"
 )
 
+_RUN_OF_A_STAGE = re.compile(r"[0-9a-f]{64}/[0-9a-f]{16}")
+
 
 def _is_of_a_pass(name, line):
     return name.endswith("log.jsonl") and isinstance(line, dict) and "shard" in line
@@ -100,6 +104,8 @@ def _without_times(value):
             name: _without_times(held)
             for name, held in value.items()
             if not (_TIMES.fullmatch(name) and not isinstance(held, dict))
+            and not (name == "fingerprint" and "BASE" in json.dumps(value))
+            and not (isinstance(held, str) and _RUN_OF_A_STAGE.fullmatch(held))
         }
     if isinstance(value, list):
         return [_without_times(held) for held in value]
@@ -115,7 +121,7 @@ def _first_difference(one, other):
 
 
 def unpaid(ledger):
-    """Whether a ledger pays each step of its plan exactly once."""
+    """Returns a problem unless a ledger pays each step of its plan exactly once."""
     header, *lines = ledger.read_text().splitlines()
     paid = collections.Counter(json.loads(line)["step"] for line in lines)
     wanted = collections.Counter(range(json.loads(header)["steps"]))
@@ -125,7 +131,7 @@ def unpaid(ledger):
 
 
 def unverified(place):
-    """Certificates that `verify` refuses, with the ledgers that have their heads."""
+    """Returns certificates that `verify` refuses with the ledgers that they name."""
     problems = []
     ledgers = sorted(place.rglob("ledger.jsonl"))
     heads = {
@@ -146,7 +152,7 @@ def unverified(place):
 
 
 def outside(place, stage):
-    """What could be released: everything but private directories."""
+    """Returns the directories that could be released: all except private ones."""
     if stage.module == "pipeline":  # whose report is for its owner
         return [place / stage.out / "release"]
     if stage.module == "grid":
@@ -156,7 +162,7 @@ def outside(place, stage):
 
 @contextlib.contextmanager
 def folder_of(path):
-    """A folder that holds one file alone."""
+    """Yields a folder that holds one file alone."""
     folder = path.with_name(path.name + ".alone")
     folder.mkdir()
     try:

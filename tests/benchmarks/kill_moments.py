@@ -1,4 +1,4 @@
-"""Commands of `kills.py` in processes of their own, and when they are killed."""
+"""Commands of `kills.py` in child processes, and the moments of their kills."""
 
 import contextlib
 import math
@@ -15,7 +15,7 @@ import traceback
 from kill_stages import EVENTS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Seconds between two looks at the directory, and the longest delay after an event.
+# Interval between two looks at the directory, and longest delay after an event (s).
 _POLL, _DELAY = 0.002, 0.05
 _LONGEST = 900
 # Whether commands are forked; set once, by `main`.
@@ -23,11 +23,11 @@ FORKED = False
 
 
 class Failed(Exception):
-    """A command did not do what every command must."""
+    """A command behaved as no command may."""
 
 
 class Forked:
-    """A command in a process that is forked from this one, as far as a Popen is used.
+    """A command in a process forked from this one, with the used part of Popen.
 
     This process has imported what commands import, and computed nothing with it.
     """
@@ -60,7 +60,7 @@ class Forked:
             os._exit(code)
 
     def poll(self):
-        """Its exit status, `None` while it runs."""
+        """Returns its exit status, `None` while it runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -68,7 +68,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout=math.inf):
-        """Its exit status; raises TimeoutExpired, as a Popen does."""
+        """Returns its exit status; raises TimeoutExpired, as a Popen does."""
         deadline = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > deadline:
@@ -123,10 +123,10 @@ def wait(child, seen):
 
 
 def choose_moment(stage, seconds, generator):
-    """A share of the reference's time, or a delay after an event; each half the time.
+    """Draws a share of the reference's time, or a delay after an event, equally often.
 
-    The first two thirds of a tiny stage are imports and reading: shares are drawn from
-    a distribution that prefers the rest.
+    The first two thirds of a tiny stage are imports and reading, so the distribution of
+    shares prefers the rest.
     """
     if generator.random() < 0.5:
         share = float(generator.beta(2, 1))
@@ -138,7 +138,7 @@ def choose_moment(stage, seconds, generator):
 
 
 def kill_at(command, place, stage, moment):
-    """Starts a command and kills it at the moment; returns what was on disk then."""
+    """Starts a command and kills it at the moment; returns the files at that time."""
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     started = time.monotonic()
     child = start(command, place)
@@ -178,7 +178,7 @@ def _happened(place, stage, moment, before):
                 2, moment["count"]
             )
         return any(path not in before for path in found)
-    except OSError:  # it was renamed between two looks
+    except OSError:  # renamed between two looks
         return True
 
 

@@ -70,12 +70,12 @@ class Stage:
     Attributes:
       name: in the report, and of its directories.
       module: of `tfdpsq.run`.
-      out: where its output goes, relative to its directory.
+      out: its output, relative to its directory.
       settings: of its config; "@NAME" in a value is the output of stage NAME, "@@" the
         directory of all inputs.
-      events: what a kill may wait for, of `EVENTS`.
-      seeded: whether it begins from a run directory that holds seeds.
-      fresh: whether its bytes depend on entropy that cannot be set beforehand.
+      events: events that a kill may wait for, of `EVENTS`.
+      seeded: whether it starts from a run directory that holds seeds.
+      fresh: whether its bytes depend on entropy that cannot be fixed in advance.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Stage:
 
 _TRAINED = ("ledger", "state", "partial", "finished")
 _SHARDED = ("shard", "partial", "finished")
-# What a kill may wait for: glob patterns below the stage's directory.
+# Events that a kill may wait for: glob patterns below the stage's directory.
 EVENTS = {
     "ledger": (f"{PRIVATE}/runs/*/ledger.jsonl",),
     "state": (f"{PRIVATE}/runs/*/state/*", f"{PRIVATE}/runs/*/state/.*"),
@@ -99,7 +99,7 @@ EVENTS = {
 
 
 def stages():
-    """All stages, each after those that it reads."""
+    """Returns all stages, each after those that it reads."""
     vocabulary = {"vocabulary": "@prepare/vocabulary/spiece.model"}
     data, pairs = {"data": "@@/pairs"}, {"pairs": "@@/pairs"}
     start = {**vocabulary, "init": "@pretrain"}
@@ -178,7 +178,7 @@ def stages():
             "retriever_original",
             "train_retriever",
             f"{PRIVATE}/original",
-            {**retriever, **pairs},
+            {**retriever, **pairs, "n_is_public": True},
         ),
         Stage(
             "direct",
@@ -298,7 +298,6 @@ def stages():
                 "finetune": {
                     **generator,
                     "steps": 3,
-                    "pairs": "",
                 },
                 "axes": (("learning_rate", (1e-3, 1e-2)),),
             },
@@ -333,13 +332,13 @@ def write_inputs(directory):
         documents = (directory / "pairs" / "corpus.jsonl").read_text().splitlines()
         texts = [json.loads(line)["text"] for line in documents[part::6]]
         (directory / "texts" / f"{part}.txt").write_text("\n".join(texts) + "\n")
-    # What private queries may be found by: the public sets are copies of them.
+    # The search for private queries needs a list: the public sets are copies of them.
     (directory / "private_queries.json").write_text(json.dumps(queries))
     (directory / "fingerprint.key").write_text(os.urandom(32).hex())
 
 
 def named(value):
-    """Names of the stages that settings refer to."""
+    """Returns the names of the stages that settings refer to."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):

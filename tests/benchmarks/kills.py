@@ -3,31 +3,31 @@
     python tests/benchmarks/kills.py --workdir=DIR [--kills=50] [--seed=0] [--stages=A]
 
 Prints one JSON line per kill and a summary. DIR keeps the reference and every finished
-kill, so the same command goes on where it was stopped. Exit status 1: a check failed;
-the directory of that kill is kept.
+kill, so the same command resumes. Exit status 1: a check failed; the directory of that
+kill is kept.
 
 Each stage runs once without a kill: its reference, which the next stages read. A kill
-then starts the same command in a directory of its own, sends SIGKILL to its process
-group, and runs the command again to its end. The moment is a random share of the
-reference's wall time, or a random delay after something appears on disk: a ledger line,
-a saved state, a shard, an unfinished output, the finished output.
+then starts the same command in its own directory, sends SIGKILL to its process group,
+and runs the command again to its end. The moment is a random share of the reference's
+wall time, or a random delay after an event on disk: a ledger line, a saved state, a
+shard, an unfinished output, the finished output.
 
-Checked after the second run:
-  - the same files as the reference's, and no others: no unfinished ones are left;
-  - the same bytes, except what `kill_checks` leaves out and says why;
+Checks after the second run:
+  - the same files as the reference's, without unfinished ones;
+  - the same bytes, except what `kill_checks` leaves out, with reasons;
   - each ledger pays every step once, and `verify --ledger` accepts the certificate;
   - outside `private/` no private query, fingerprint key or seed, in any encoding, and
     no ledger, list of reads or log.
 
-Noise is drawn from fresh entropy, so two private runs never have equal bytes. A
-reference of a private stage therefore begins from a run directory that a killed run
-left before its first step: seeds, and a ledger without steps. Kills of that stage begin
-from a copy of it. Kills named `fresh_*` begin from nothing; there, weights cannot be
-compared, everything else is. `pipeline` and `choose` draw seeds on their way and are
-treated as fresh.
+Noise is drawn from fresh entropy, so two private runs never have equal bytes. The
+reference of a private stage therefore starts from a run directory that a killed run
+left before its first step: seeds, and a ledger without steps. Kills of that stage start
+from a copy of it. Kills named `fresh_*` start from nothing; there, weights cannot be
+compared, everything else is. `pipeline` and `choose` draw seeds as they go and count as
+fresh.
 
 With --forked, commands are forked from a process that has imported TensorFlow: a kill
-takes half the time, and no moment falls into imports. Keep to one way in a DIR.
+takes half the time, and never hits an import. Use one way only per DIR.
 """
 
 import argparse
@@ -79,12 +79,12 @@ class Bench:
     """The inputs, the references and the kills, all in one directory.
 
     Attributes:
-      directory: where everything is kept.
+      directory: of all of them.
       queries: all private queries.
     """
 
     def __init__(self, directory):
-        """Makes the inputs unless they are there."""
+        """Makes the inputs unless they exist."""
         self.directory = pathlib.Path(directory).resolve()
         self._stages = {stage.name: stage for stage in stages()}
         inputs = self.directory / "inputs"
@@ -111,7 +111,7 @@ class Bench:
         return place, json.loads(said.read_text())["seconds"]
 
     def kill(self, number, name, generator):
-        """Kills a stage at a moment drawn from `generator`; returns what was found."""
+        """Kills a stage at a moment drawn from `generator`; returns the findings."""
         stage = self._stages[name]
         reference, seconds = self.reference(name)
         place = self.directory / "kills" / f"{number:03d}-{name}"
@@ -140,7 +140,7 @@ class Bench:
         }
 
     def _begin(self, stage, place):
-        """Makes a stage's directory: one key for all, and seeds where it needs them."""
+        """Makes a stage's directory, with the common key, and seeds where needed."""
         place.mkdir(parents=True)
         key = self.directory / "inputs" / "fingerprint.key"
         private = place / PRIVATE
@@ -153,7 +153,7 @@ class Bench:
             shutil.copy(key, private)
 
     def _seeds(self, stage):
-        """A private directory as a run leaves it that was killed before step 0."""
+        """Makes a private directory as left by a run that was killed before step 0."""
         kept = self.directory / "seeds" / stage.name
         if kept.is_dir():
             return kept
@@ -238,7 +238,7 @@ class Bench:
         return problems, len(secrets)
 
     def _secrets(self, stage, place):
-        """Everything known to be private: queries, keys, and seeds where kept."""
+        """Returns all known secrets: queries, keys, and seeds where kept."""
         secrets = [
             secret_search.Secret(f"query {number}", query)
             for number, query in enumerate(self.queries)
@@ -256,7 +256,7 @@ class Bench:
 
 
 def main(arguments=None):
-    """Runs the kills that are not there yet, and prints all."""
+    """Runs the missing kills, and prints all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", required=True)
     parser.add_argument("--kills", type=int, default=50)
@@ -274,7 +274,7 @@ def main(arguments=None):
     if options.stages:
         names = options.stages.split(",")
     found = []
-    # Every stage once, in random order, before any of them a second time.
+    # Every stage once, in random order, before the next round.
     order = np.random.default_rng(options.seed)
     rounds = -(-options.kills // len(names))
     chosen = [name for _ in range(rounds) for name in order.permutation(names)]

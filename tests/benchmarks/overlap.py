@@ -1,15 +1,15 @@
-"""Overlap with a large corpus: speed, memory, and whether what was planted is found.
+"""Overlap with a large corpus: speed, memory, and recall of planted texts.
 
     python tests/benchmarks/overlap.py --gigabytes 1
     ... --format lines|jsonl|tfrecord --gz --threads 2
 
-Draws three times 10,000 documents and queries of the embedded corpus, and writes a
+Draws 10,000 documents and queries of the embedded corpus three times, and writes a
 corpus of phrases of up to six words cut from the same documents: its short n-grams are
-those of real text, its 8-grams are in no text but by chance. Planted in it are texts
-as they are (whole records, and inside of others) and near ones, with one word changed
-in 20; a third of these two in records of megabytes, where the scan cuts them into
-blocks. Others are found too, as some documents are almost the same: --check recounts.
-The corpus is written into a temporary directory, and removed. One JSON line.
+those of real text, its 8-grams occur elsewhere only by chance. Planted in it are exact
+copies (whole records, and inside others) and near ones, with one word in 20 changed; a
+third of the last two in records of megabytes, where the scan cuts them into blocks. The
+scan finds others too, as some documents are almost the same: --check recounts. The
+corpus is written to a temporary directory and removed. Prints one JSON line.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _SUFFIX = {"lines": ".txt", "jsonl": ".jsonl", "tfrecord": ".tfrecord"}
 
 
 def phrases_of(documents, random, count=200_000):
-    """Pieces of documents, each of one to six words as the scan counts them."""
+    """Yields pieces of documents, each of one to six words as the scan counts them."""
     pieces = [document.split() for document in documents]
     found = []
     for number in random.integers(0, len(pieces), count):
@@ -46,7 +46,7 @@ def phrases_of(documents, random, count=200_000):
 
 
 def changed(text):
-    """The text's words, one in 20 another that stands nowhere else, evenly spread."""
+    """Replaces one word in 20 by a word that occurs nowhere else, evenly spread."""
     words = words_of([text])[0].decode().split()
     changes = len(words) // 20
     for number in range(changes):
@@ -55,7 +55,7 @@ def changed(text):
 
 
 def plants_of(texts, random, each):
-    """{text number: kind} of texts of at least 20 words, and all planted strings."""
+    """Returns {text number: kind} of texts of 20 words or more, and planted strings."""
     long = [n for n, words in enumerate(words_of(texts)) if words.count(b" ") >= 19]
     chosen = random.permutation(long)[: 3 * each].tolist()
     kinds = dict(zip(chosen, ["equal"] * each + ["inside"] * each + ["near"] * each))
@@ -67,7 +67,7 @@ def plants_of(texts, random, each):
 
 
 def not_there(found, texts, records):
-    """Of found texts those that are not near, by Python's sets of 8-grams."""
+    """Returns the found texts that are not near, by Python's sets of 8-grams."""
     words = {n: words_of([texts[n]])[0].split() for n in found}
     wanted = {run for each in words.values() for run in runs(each)}
     there = set()
@@ -84,12 +84,12 @@ def not_there(found, texts, records):
 
 
 def runs(words):
-    """All 8 words in a row."""
+    """Yields all runs of 8 words."""
     return zip(*(words[at:] for at in range(8)))
 
 
 def records_of(size, phrases, planted, random):
-    """Records of `size` characters in all, what is planted spread over them."""
+    """Yields records of `size` characters in all, with planted texts spread in them."""
     waiting = [planted[n] for n in random.permutation(len(planted))]
     written, due = 0, size / (len(waiting) + 1)
     next_at = due
@@ -98,7 +98,7 @@ def records_of(size, phrases, planted, random):
         while waiting and (written >= next_at or written >= size):
             here.append(waiting.pop())
             next_at += due
-        # A third of those that stand inside others, at random places of a long one.
+        # A third of those inside others, at random places of a long record.
         long = any(kind != "equal" for kind, _ in here) and random.random() < 1 / 3
         chosen = random.integers(0, len(phrases), _LONG if long else _RECORD)
         parts = [phrases[number] for number in chosen.tolist()]
@@ -151,7 +151,7 @@ def _write_examples(path, records, size, gz):
 
 
 def resident_mib(field):
-    """VmRSS, or VmHWM, the most so far."""
+    """Returns VmRSS, or VmHWM, its maximum so far."""
     status = pathlib.Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) / 1024

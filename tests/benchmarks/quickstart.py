@@ -1,13 +1,14 @@
-"""The quickstart job for several seeds, and how far its rows lie apart.
+"""The quickstart job for several seeds, and the differences between its rows.
 
     python tests/benchmarks/quickstart.py --workdir DIR --seeds 0 1 2 [-- FLAGS]
 
-runs `tfdpsq.run.pipeline` on configs/quickstart.py once for each seed, into DIR/seed0
-and so on, and prints one JSON line, and a table on stderr. A seed that is finished is
-not run again.
+Runs `tfdpsq.run.pipeline` on configs/quickstart.py once per seed, into DIR/seed0 and so
+on, and prints one JSON line, and a table on stderr. Finished seeds are not run again.
+DIR/quickstart.json holds the line, DIR/quickstart.svg its plot; `results/` here keeps
+those of the figures in README.md.
 
 A query's value is the mean of its NDCG@10 over seeds, and each pair of rows is compared
-by the paired bootstrap over queries; `by_seed` shows what training itself varies by.
+by the paired bootstrap over queries; `by_seed` shows the variation from training.
 `share_of_original` is synthetic over original. `seconds` are the jobs' own stages.
 """
 
@@ -25,6 +26,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 METRIC = "ndcg@10"
 # Every row is compared with this one, and these pairs besides: (better, worse).
 REFERENCE = "public_only"
+LABELS = {
+    "original": "original, no protection",
+    "synthetic_epsinf": "synthetic, ε = ∞",
+    "synthetic_eps8": "synthetic, ε = 8",
+    "untrained": "untrained encoder",
+    "direct_eps8": "direct DP-SGD, ε = 8",
+}
+_BESIDE = {"textcoords": "offset points", "fontsize": "small"}
 PAIRS = (
     ("synthetic_eps8", "direct_eps8"),
     ("synthetic_eps8", "untrained"),
@@ -33,7 +42,7 @@ PAIRS = (
 
 
 def values(found):
-    """{row: [queries] NDCG@10, in the order of the judgements} of an evaluation."""
+    """Returns {row: [queries] NDCG@10, in the order of the judgements}."""
     qrels = evaluation.read_trec_qrels(found / "qrels.trec")
     return {
         path.stem: np.array(
@@ -46,7 +55,7 @@ def values(found):
 
 
 def comparison(means, runs, better, worse):
-    """How far one row lies above another, over queries and by seed."""
+    """Returns the difference of one row from another, over queries and by seed."""
     found = evaluation.paired_bootstrap(means[better], means[worse])
     return {
         "difference": round(found.difference, 4),
@@ -60,7 +69,7 @@ def comparison(means, runs, better, worse):
 
 
 def summary(workdirs):
-    """What is printed, from finished jobs."""
+    """Returns the printed summary of finished jobs."""
     runs = [values(workdir / "private" / "evaluation") for workdir in workdirs]
     names = [name for name in runs[0] if all(name in run for run in runs)]
     means = {name: np.mean([run[name] for run in runs], axis=0) for name in names}
@@ -108,6 +117,34 @@ def markdown(found):
     return "\n".join(lines)
 
 
+def draw(found, path):
+    """Plots each row's difference from public-only, with its 95 % interval."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["svg.hashsalt"] = "tfdpsq"  # the same bytes from the same figures
+    pyplot.rcParams["svg.fonttype"] = "none"
+    rows = [
+        (name, found[METRIC][name], found["compared"][f"{name} - {REFERENCE}"])
+        for name in sorted(found[METRIC], key=found[METRIC].get)
+        if name not in (REFERENCE, "bm25")
+    ]
+    figure, axes = pyplot.subplots(figsize=(7, 2.4), layout="constrained")
+    for place, (name, mean, over) in enumerate(rows):
+        colour = "tab:red" if name == "synthetic_eps8" else "tab:gray"
+        axes.plot([over["low"], over["high"]], [place, place], color=colour)
+        axes.plot(over["difference"], place, "o", color=colour)
+        axes.annotate(f"{mean:.4f}", (over["high"], place), (6, -3), **_BESIDE)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [LABELS.get(row[0], row[0]) for row in rows])
+    axes.set_xlabel("NDCG@10 over public-only, with 95 % interval")
+    axes.margins(x=0.15, y=0.1)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
 def main():
     """Runs what is not finished and prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -126,7 +163,10 @@ def main():
         )
     found = summary(workdirs)
     sys.stderr.write(markdown(found) + "\n")
-    print(json.dumps(found))
+    line = json.dumps(found)
+    (options.workdir / "quickstart.json").write_text(line + "\n", encoding="utf-8")
+    draw(found, options.workdir / "quickstart.svg")
+    print(line)
 
 
 if __name__ == "__main__":

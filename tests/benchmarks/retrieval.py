@@ -1,18 +1,17 @@
-"""Direct DP training against synthetic queries: what each keeps at the same ε.
+"""Direct DP training against synthetic queries: NDCG@10 of each at the same ε.
 
     python tests/benchmarks/retrieval.py --workdir DIR --data pydocs
 
-For every seed: BM25, the encoder as it is, a retriever trained on public
+For every seed: BM25, the untrained encoder, a retriever trained on public
 pseudo-queries, on the private pairs unprotected, on synthetic queries at ε = ∞ and at
-each ε ("query_…": these with the query tower trained alone, documents staying as the
-encoder has them), and on the private pairs directly by each method of
-`retriever.METHODS` at each ε, starting from the encoder ("naive") and from the
-public-only retriever ("warm_naive"). All take the same number of steps. A row that is
-there is not made again, and one that was killed goes on.
+each ε ("query_…": these with the query tower trained alone and the documents frozen),
+and on the private pairs directly by each method of `retriever.METHODS` at each ε,
+starting from the encoder ("naive") and from the public-only retriever ("warm_naive").
+All take the same number of steps. Finished rows are kept; interrupted ones resume.
 
 Prints one JSON line, and a table on stderr. A query's value is the mean of its NDCG@10
 over seeds; rows are compared by the paired bootstrap over queries, and `by_seed` shows
-what training itself varies by. How each method is trained was chosen on public
+the variation from training itself. The settings of each method were chosen on public
 stand-ins (configs/grid_retriever.py).
 """
 
@@ -49,22 +48,22 @@ grid = _module(ROOT / "configs" / "grid_retriever.py")
 
 
 def label(epsilon):
-    """As in the names of rows: "inf" or "eps8"."""
+    """Returns an ε as in the names of rows: "inf" or "eps8"."""
     return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
 
 
 class Seed:
-    """One seed's rows, each made when it is asked for."""
+    """One seed's rows, each made on first use."""
 
     def __init__(self, options, seed):
-        """Takes the arguments; makes nothing yet."""
+        """Stores the arguments; makes nothing yet."""
         self.options, self.seed = options, seed
         self.job = weights.quickstart()
         self.home = options.workdir / f"seed{seed}"
         self.vocabulary = str(sources.vocabulary_file("", self.job.init))
 
     def rows(self):
-        """Names of all rows, the ones that others start from first."""
+        """Returns the names of all rows, those that others start from first."""
         epsilons = self.options.epsilons
         plain = ["public_only", "original"]
         plain += [f"synthetic_{label(e)}" for e in (math.inf, *epsilons)]
@@ -76,12 +75,12 @@ class Seed:
             yield from (f"warm_{method}_{label(epsilon)}" for method in METHODS)
 
     def values(self, names):
-        """{row: [queries] NDCG@10, in the order of the judgements}."""
+        """Returns {row: [queries] NDCG@10, in the order of the judgements}."""
         started = time.time()
         systems = {}
         for name in names:
             bm25 = name == "bm25"
-            # One that is finished is not made again, but with other settings refused.
+            # A finished row is kept, but refused with other settings.
             found = systems.BM25 if bm25 else str(self._retriever(name))
             if not self._evaluated(name):
                 systems[name] = found
@@ -102,7 +101,7 @@ class Seed:
         return {name: self._values(self._evaluated(name), name) for name in names}
 
     def _evaluated(self, name):
-        """Where a row was evaluated, or `None`."""
+        """Returns the directory of a row's evaluation, or `None`."""
         runs = sorted((self.home / "evaluation").glob(f"[!.]*/runs/{name}.trec"))
         return runs[0].parents[1] if runs else None
 
@@ -177,12 +176,12 @@ class Seed:
 
 
 def _alone(method):
-    """ "query_" where a method trains the query tower alone."""
+    """Returns "query_" where a method trains the query tower alone."""
     return "" if grid.settings(method).shared else "query_"
 
 
 def summary(runs):
-    """What is printed, of {row: [queries] NDCG@10} of each seed."""
+    """Returns the printed summary of {row: [queries] NDCG@10} of each seed."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
     means = {name: np.mean([run[name] for run in runs], axis=0) for name in names}
     pairs = [(name, "public_only") for name in names if name != "public_only"]
@@ -206,7 +205,7 @@ def summary(runs):
 
 
 def main():
-    """Makes the rows that are not there and prints the comparison."""
+    """Makes missing rows and prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--data", default="pydocs", help="or a BEIR directory")

@@ -2,25 +2,23 @@
 
     python tests/benchmarks/scaling.py --workdir DIR --documents 10000 100000 1000000
 
-Every stage runs by its command line, in a process of its own, on one untrained
-retriever of one layer and made-up documents of a dozen words: `encode` embeds the
-corpus, `index` does so for a streamed search, `evaluate` validates, embeds and
-searches for 300 queries, `evaluate_index` searches the embeddings that `index` left,
-`evaluate_bm25` searches by words. Of sets of queries, written for these documents:
-`filter_round_trip` and `filter_bm25` rank the documents of 300; `filter_words` looks
-for known words and duplicates among as many queries as there are documents, of which
-`train_retriever` takes 20 steps, and for which `mine` finds ten documents each (its
-seconds are those of a corpus and a set that both grow).
+Every stage runs by its command line, in its own process, on one untrained retriever of
+one layer and made-up documents of a dozen words: `encode` embeds the corpus, `index`
+does so for a streamed search, `evaluate` validates, embeds and searches for 300
+queries, `evaluate_index` searches the output of `index`, `evaluate_bm25` searches by
+words. On sets of queries written for these documents, `filter_round_trip` and
+`filter_bm25` rank the documents of 300; `filter_words` searches for known words and
+duplicates in as many queries as there are documents; `train_retriever` takes 20 steps
+on these, and `mine` finds ten documents for each (so its corpus and its set both grow).
 
-Prints one JSON line a row: wall seconds, seconds of processor time, and the largest
-resident set that the kernel saw of that process. Writes DIR/scaling.md, a table, and
-DIR/scaling.png. Two numbers a stage say how it grows. `exponent` is p of
-processor seconds = a + b * documents^p through the last three sizes, each the same
-multiple of the one before: 1 is linear, whatever the start costs. Processor time, as
-other work on the machine does not lengthen it by much. `memory_ratio` is the largest
-peak by the smallest.
+Prints one JSON line per row: wall seconds, processor seconds, and the largest resident
+set of that process. Writes DIR/scaling.md, a table, and DIR/scaling.png. Two numbers
+per stage show its growth. `exponent` is p of processor seconds = a + b * documents^p
+through the last three sizes, each the same multiple of the one before: 1 is linear,
+whatever the start costs. Other work on the machine affects processor time little.
+`memory_ratio` is the largest peak by the smallest.
 
-A stage that is finished in DIR is not measured again: its row is read from DIR.
+Rows of stages that are finished in DIR are read from there.
 """
 
 import argparse
@@ -74,7 +72,7 @@ STAGES = {
 
 
 def made_up_words(draw):
-    """Distinct words of two to four syllables."""
+    """Returns distinct words of two to four syllables."""
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
     found = {}
     while len(found) < VOCABULARY:
@@ -83,7 +81,7 @@ def made_up_words(draw):
 
 
 def texts(count, seed=0, at_once=10_000):
-    """Made-up texts, the same beginning for every count; words follow Zipf's law."""
+    """Yields made-up texts, with a common start for every count; words follow Zipf."""
     draw = np.random.default_rng(seed)
     words = np.array(made_up_words(draw), object)
     share = 1 / np.arange(1, VOCABULARY + 1)
@@ -95,7 +93,7 @@ def texts(count, seed=0, at_once=10_000):
 
 
 def write_corpus(path, count):
-    """A BEIR directory whose queries are words of documents spread over the corpus."""
+    """Writes a BEIR directory whose queries are words of documents spread over it."""
     from tfdpsq.data import Document, write_beir
 
     asked = {number * count // QUERIES: number for number in range(QUERIES)}
@@ -113,7 +111,7 @@ def write_corpus(path, count):
 
 
 def write_set(path, count, rows):
-    """A set of queries, words of `rows` documents spread over a corpus of `count`."""
+    """Writes a set of queries, words of `rows` documents spread over the corpus."""
     from tfdpsq.data import write_synthetic
     from tfdpsq.data.records import SyntheticQuery
 
@@ -131,12 +129,12 @@ def write_set(path, count, rows):
 
 
 def _later(rows):
-    """Rows of a list that is filled before they are wanted."""
+    """Yields the rows of a list that is filled later."""
     yield from rows
 
 
 def write_retriever(home):
-    """An untrained retriever of one layer, and its vocabulary."""
+    """Writes an untrained retriever of one layer, and its vocabulary."""
     from tfdpsq.data import train_vocabulary
     from tfdpsq.run import train_retriever
 
@@ -154,7 +152,7 @@ def write_retriever(home):
 
 
 def small(config):
-    """Settings of `train_retriever`, for a model of one layer and short texts."""
+    """Sets `train_retriever`'s settings for a model of one layer and short texts."""
     config.t5.update(
         vocabulary_size=2048,
         num_layers=1,
@@ -168,7 +166,7 @@ def small(config):
 
 
 def measured(name, count, home, root):
-    """A row: what one stage on one corpus took."""
+    """Returns a row: the cost of one stage on one corpus."""
     done = home / "rows" / f"{name}-{count}.json"
     if done.is_file():
         return json.loads(done.read_text())
@@ -222,7 +220,7 @@ def measured(name, count, home, root):
 
 
 def growth(rows):
-    """How seconds and memory of one stage grow, as the module says."""
+    """Returns the growth of seconds and memory of one stage; see the module."""
     seconds = [row["processor_seconds"] for row in rows]
     found = {
         "memory_ratio": round(
@@ -241,7 +239,7 @@ def growth(rows):
 
 
 def table(by_stage):
-    """Markdown: a line a stage and size."""
+    """Formats a Markdown table with a line per stage and size."""
     lines = [
         "| stage | documents | seconds | of processor | GiB | exponent | "
         "memory, most / least |",
@@ -261,7 +259,7 @@ def table(by_stage):
 
 
 def plot(by_stage, path):
-    """Seconds and memory against documents, on logarithmic axes."""
+    """Plots seconds and memory against documents, on logarithmic axes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -289,7 +287,7 @@ def plot(by_stage, path):
 
 
 def get_config(name):
-    """Settings of a row's stage, with the systems that its flags fill in."""
+    """Returns the settings of a row's stage, with the systems of its flags."""
     import importlib
 
     module, settings = STAGES[name]
@@ -303,7 +301,7 @@ def get_config(name):
 
 
 def main():
-    """Measures what was not measured before; prints all rows."""
+    """Measures missing rows; prints all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument(

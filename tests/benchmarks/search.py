@@ -3,9 +3,9 @@
     python tests/benchmarks/search.py --documents 200000 --width 128
 
 Vectors are clustered random walks of unit length: each is a small step from the one
-before it, with a jump to somewhere else every few hundred, so that there are
-neighbourhoods of all sizes, as among texts. Queries are small steps off random
-documents. Both searches run in this process, alternately.
+before, with a jump every few hundred, which makes neighbourhoods of all sizes, as among
+texts. Queries are small steps from random documents. Both searches alternate in this
+process.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tfdpsq.retriever import ScannBruteForce, ScannTree
 
 
 def random_walk(count, width, seed, jump_every=300, step=0.25):
-    """[count, width] float32 of unit length."""
+    """Returns [count, width] float32 of unit length."""
     draw = np.random.default_rng(seed)
     steps = step * draw.normal(size=(count, width)) / np.sqrt(width)
     starts = np.flatnonzero(draw.random(count) < 1 / jump_every)

@@ -1,17 +1,18 @@
-"""LoRA against all weights under DP: what each makes of the same ε.
+"""LoRA against all weights under DP: results of each at the same ε.
 
     python tests/benchmarks/trained_weights.py --workdir DIR --data pydocs \
         --epsilons 3 8 16 --seeds 0 1 2
 
-For every way, ε and seed: fine-tune on the private pairs as configs/quickstart.py does
-but for the weights that are trained, write queries, train a retriever on them, measure.
-One JSON line a cell, as soon as it is there, in DIR/cells.jsonl too; a cell that is
-there is not made again, and one that was killed goes on. The last line has the means
-over seeds with their standard deviations.
+For every way, ε and seed: fine-tunes on the private pairs as configs/quickstart.py does
+except for the trained weights, writes queries, trains a retriever on them, measures.
+Prints one JSON line per cell when it is ready, also to DIR/cells.jsonl; finished cells
+are kept, interrupted ones resume. The last line has the means over seeds with their
+standard deviations.
 
-`own_loss` and `gap` (nats a token) are of held-out private queries given their own
-document, and how much more given another one; `bleu` compares synthetic queries with
-held-out ones of the same documents; `ndcg@10` is the retriever's on the test queries.
+`own_loss` and `gap` (nats per token) are the loss of held-out private queries given
+their own document, and its increase given another one; `bleu` compares synthetic
+queries with held-out ones of the same documents; `ndcg@10` is the retriever's on the
+test queries.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from tfdpsq.run import evaluate, finetune, synthesize, train_retriever
 from tfdpsq.run.core import layout, sources
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Rates and LoRA's rank: the best on the public stand-in (configs/grid.py).
+# Rates and LoRA's rank: the best on public stand-ins (configs/grid.py).
 WAYS = {
     "lora": {
         "lora": {"rank": 32, "alpha": 32.0, "targets": ("*projector",)},
@@ -47,7 +48,7 @@ HELD_OUT = 512
 
 
 def quickstart():
-    """The config of quickstart, from its file."""
+    """Loads the quickstart's config from its file."""
     path = ROOT / "configs" / "quickstart.py"
     spec = importlib.util.spec_from_file_location("quickstart", path)
     module = importlib.util.module_from_spec(spec)
@@ -59,7 +60,7 @@ def config_of(stage, home, seed, **settings):
     config = stage.copy_and_resolve_references()
     config.seed = seed
     if "private_directory" in config:
-        # Of the cell alone: a run's ledger goes by its stage's name.
+        # Of the cell alone: a run's ledger is named after its stage.
         config.private_directory = str(home / "private")
     with config.unlocked():
         config.update(settings)
@@ -67,7 +68,7 @@ def config_of(stage, home, seed, **settings):
 
 
 def _held_out(generator, data, config):
-    """Loss and gap of held-out private queries, spread over the corpus."""
+    """Returns loss and gap of held-out private queries, spread over the corpus."""
     tokenizer = Tokenizer(sources.vocabulary_file("", str(generator)))
     pairs = sources.open_beir(data).pairs("dev")
     count = min(HELD_OUT, len(pairs))
@@ -84,10 +85,10 @@ def _held_out(generator, data, config):
 
 
 def synthetic_set(options, job, way, epsilon, seed):
-    """Trains a generator and writes its queries, or goes on with that.
+    """Trains a generator and writes its queries, or resumes.
 
     Returns:
-      The directory of the cell, in which the set is, and the seconds of training.
+      The directory of the cell, which holds the set, and the seconds of training.
     """
     started = time.time()
     home = options.workdir / f"{way}-eps{epsilon:g}-seed{seed}"
@@ -118,7 +119,7 @@ def synthetic_set(options, job, way, epsilon, seed):
 
 
 def cell(options, job, way, epsilon, seed):
-    """Runs, or goes on with, one cell of the table."""
+    """Runs or resumes one cell of the table."""
     started = time.time()
     data = options.data
     home, trained_for = synthetic_set(options, job, way, epsilon, seed)
@@ -164,7 +165,7 @@ def cell(options, job, way, epsilon, seed):
 
 
 def summary(cells):
-    """Means over seeds with standard deviations."""
+    """Returns means over seeds with standard deviations."""
     table = {}
     for way, epsilon in dict.fromkeys((c["way"], c["epsilon"]) for c in cells):
         of_seeds = [c for c in cells if (c["way"], c["epsilon"]) == (way, epsilon)]
@@ -179,7 +180,7 @@ def summary(cells):
 
 
 def main():
-    """Makes the cells that are not there and prints them all."""
+    """Makes missing cells and prints all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--data", default="pydocs", help="or a BEIR directory")

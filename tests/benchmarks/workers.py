@@ -2,15 +2,15 @@
 
     python tests/benchmarks/workers.py
 
-prints one JSON line. Each process is pinned to a core of its own and runs TensorFlow
-with one thread; it loads the generator and writes one shard before its time is taken.
-They write real shards, of the same documents, into one directory: one process all of
-them, then two processes every other one, by turns.
+Prints one JSON line. Each process is pinned to its own core and runs TensorFlow with
+one thread; it loads the generator and writes one shard before its time is measured.
+They write real shards, of the same documents, to one directory: one process all of
+them, then two processes every other one, in alternation.
 
-`throughput_ratio` is queries per second of wall time, from when all are told to start
-until the last has ended, two processes over one, from medians; `cpu_ratio` is the same
-of processor time, which other work on the machine moves less: 2 where a query costs
-two processes what it costs one. Both need two idle cores to say anything: `load` is the
+`throughput_ratio` is queries per second of wall time, from the common start until the
+last process ends, two processes over one, from medians; `cpu_ratio` is the same of
+processor time, which other work on the machine affects less: 2 where a query costs two
+processes as much as one. Both need two idle cores to be meaningful: `load` is the
 machine's load average before and after.
 
     --generator DIR --vocabulary FILE      another generator than the preset
@@ -28,7 +28,7 @@ import time
 
 
 def _serve(options):
-    """One process: makes ready, then does its part of the shards for every line."""
+    """Runs one process: prepares, then does its part of the shards for every line."""
     os.sched_setaffinity(0, {options.core})
     import tensorflow as tf
 
@@ -110,7 +110,7 @@ class _Process:
 
 
 def _measured(processes):
-    """Queries a second of wall time, and of each process's time."""
+    """Returns queries per second of wall time, and of each process's time."""
     with tempfile.TemporaryDirectory() as directory:
         start = time.monotonic()
         for index, process in enumerate(processes):

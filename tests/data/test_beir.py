@@ -257,8 +257,12 @@ BROKEN = {
     "numeric id": ("corpus.jsonl", b'{"_id": 7, "text": "x"}', r"jsonl:1: .*'_id'"),
     "id with a space": ("queries.jsonl", b'{"_id": "q 1", "text": "x"}', "'q 1'"),
     "id empty": ("queries.jsonl", b'{"_id": "", "text": "x"}', "not empty"),
-    "text a number": ("corpus.jsonl", b'{"_id": "d1", "text": 7}', "text is 7"),
-    "text false": ("corpus.jsonl", b'{"_id": "d1", "text": false}', "text is False"),
+    "text a number": (
+        "corpus.jsonl",
+        b'{"_id": "d1", "text": 7}',
+        "text is of type int",
+    ),
+    "text false": ("corpus.jsonl", b'{"_id": "d1", "text": false}', "is of type bool"),
     "half a surrogate": (
         "corpus.jsonl",
         b'{"_id": "d1", "text": "\\ud800"}',
@@ -394,3 +398,53 @@ def test_the_writer_refuses_what_the_reader_would(
     with pytest.raises(InputError, match=message):
         write_beir(tmp_path / "set", documents, queries, qrels)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "name, line",
+    [
+        ("queries.jsonl", b'{"_id": "q1", "text": "my secret illness'),
+        ("queries.jsonl", b'{"_id": "q1", "text": "my secret\0illness"}'),
+        ("queries.jsonl", b'["my secret illness"]'),
+        ("queries.jsonl", b'{"_id": 7, "text": "my secret illness"}'),
+        ("queries.jsonl", b'{"_id": "q1", "text": ["my secret illness"]}'),
+        ("queries.jsonl", b'{"_id": "q1", "text": "my secret \\ud800illness"}'),
+        (
+            "queries.jsonl",
+            '{"_id": "q1", "text": "my secret illn\xe9ss"}'.encode("latin1"),
+        ),
+        # The queries, where judgements should be.
+        ("qrels/train.tsv", b"q1\tmy secret illness\n"),
+        ("qrels/train.tsv", HEADER + b"q1\tmy secret illness\n"),
+        ("qrels/train.tsv", HEADER + b"q1\td1\tmy secret illness\n"),
+        ("qrels/train.tsv", HEADER + b"my secret illness\td1\t1\n"),
+    ],
+)
+def test_an_error_does_not_repeat_a_private_query(sound, name, line):
+    """Errors end up in logs, which others read."""
+    (sound / name).write_bytes(line)
+    with pytest.raises(DataError) as caught:
+        BeirDirectory(sound).validate()
+    said = str(caught.value)
+    assert name in said and "secret" not in said and "illn" not in said
+
+
+@pytest.mark.parametrize(
+    "name, line",
+    [
+        ("queries.jsonl", b'{"_id": "%s", "text": "x"}\n' % (b"z y " * 500)),
+        ("queries.jsonl", b'{"_id": "%s", "text": ""}\n' % (b"z" * 2000)),
+        ("queries.jsonl", b'{"_id": "%s", "text": "x"}\n' % (b"z" * 2000) * 2),
+        ("corpus.jsonl", b'{"_id": "%s", "text": ""}\n' % (b"z" * 2000)),
+        ("qrels/train.tsv", b"a b " * 500),
+        ("qrels/train.tsv", HEADER + b"a b " * 500),
+        ("qrels/train.tsv", HEADER + b"q1\td1\t" + b"1 " * 500),
+        ("qrels/train.tsv", HEADER + b"q1\td1\t" + b"1" * 2000 + b"x"),
+        ("qrels/train.tsv", HEADER + b"%s\td1\t1\n" % (b"z y " * 500)),
+    ],
+)
+def test_an_error_is_short_whatever_the_line(sound, name, line):
+    (sound / name).write_bytes(line)
+    with pytest.raises(DataError) as caught:
+        BeirDirectory(sound).validate()
+    assert len(str(caught.value).replace(str(sound), "")) < 300

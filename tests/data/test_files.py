@@ -2,6 +2,7 @@
 
 import os
 import stat
+import time
 
 import pytest
 
@@ -96,6 +97,21 @@ def test_a_file_written_piece_by_piece_is_seen_old_until_it_is_whole(tmp_path):
         raise RuntimeError
     assert file.read_text() == "cd"
     assert os.listdir(file.parent) == ["a"]
+
+
+def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_path):
+    left = tmp_path / ".a[1].json.0123456789ab.partial"
+    other = tmp_path / ".a[1].json.5.0123456789ab.partial"  # of "a[1].json.5"
+    for path in (left, other):
+        path.write_text("half")
+    with atomic_file(tmp_path / "a[1].json") as held:
+        held.write_text("first")
+        time.sleep(1.2)  # younger ones may be about to be locked
+        with atomic_file(tmp_path / "a[1].json") as partial:
+            partial.write_text("second")
+        assert not left.exists() and other.exists() and held.exists()
+    assert (tmp_path / "a[1].json").read_text() == "first"
+    assert sorted(tmp_path.iterdir()) == [other, tmp_path / "a[1].json"]
 
 
 def test_written_files_follow_the_umask(tmp_path):

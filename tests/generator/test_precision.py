@@ -73,7 +73,11 @@ def test_training_ends_within_a_per_cent_of_float32(epsilon):
     for dtype in ("float32", "mixed_bfloat16"):
         model = _model(dtype)
         spec = privacy.PrivacySpec(
-            epsilon=epsilon, clip_norm=1.0, n=100_000, batch_size=_ROWS, steps=200
+            epsilon=epsilon,
+            clip_norm=1.0,
+            num_units=100_000,
+            batch_size=_ROWS,
+            steps=200,
         )
         plan = privacy.PrivacyPlan(spec, _ROWS, 0.0 if math.isinf(epsilon) else 0.05)
         optimizer = privacy.make_optimizer(plan, 3e-3, noise_seed=11)

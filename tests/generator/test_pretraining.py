@@ -1,12 +1,11 @@
 """Public pretraining: its rows, its batches, its losses, and what is watched."""
 
-import importlib.util
 import itertools
-import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny as _tiny
 
 from tfdpsq.data import (
     PROMPT,
@@ -20,12 +19,6 @@ from tfdpsq.generator import T5QueryGenerator, pretraining
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
 from tfdpsq.validation import InputError
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).parents[1] / "run" / "tiny.py"
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 LENGTH, QUERY = 40, 14
 VOCABULARY = 315

@@ -262,7 +262,7 @@ def test_the_chosen_weights_move_and_the_others_do_not(engine):
         PrivacySpec(
             epsilon=2.0,
             clip_norm=0.5,
-            n=ROWS,
+            num_units=ROWS,
             n_is_public=True,
             batch_size=3,
             steps=2,

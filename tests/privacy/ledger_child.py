@@ -27,8 +27,8 @@ _package = types.ModuleType("tfdpsq.privacy")
 _package.__path__ = [str(ROOT / "tfdpsq" / "privacy")]
 sys.modules["tfdpsq.privacy"] = _package
 
-from tfdpsq.privacy.ledger import Ledger  # noqa: E402
-from tfdpsq.privacy.reads import PrivateReads  # noqa: E402
+from tfdpsq.privacy.proof.ledger import Ledger  # noqa: E402
+from tfdpsq.privacy.proof.reads import PrivateReads  # noqa: E402
 
 PLAN, DATA = "plan " * 10, "data " * 10
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.privacy import PrivacySpec, checkpoint, make_optimizer, make_plan, train
-from tfdpsq.privacy.ledger import Ledger
+from tfdpsq.privacy.proof.ledger import Ledger
 
 STEPS = 12
 
@@ -39,7 +39,7 @@ def main(
         PrivacySpec(
             epsilon=4.0,
             clip_norm=clip_norm,
-            n=40,
+            num_units=40,
             batch_size=10,
             steps=STEPS,
             accountant="rdp",

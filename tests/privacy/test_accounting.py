@@ -18,7 +18,7 @@ def test_epsilon_grows_with_the_steps_that_ran():
         PrivacySpec(
             epsilon=3.0,
             clip_norm=1.0,
-            n=1000,
+            num_units=1000,
             batch_size=50,
             steps=100,
             accountant="rdp",
@@ -144,7 +144,7 @@ def test_what_truncation_costs_is_taken_off_delta_for_the_steps_that_ran(account
         PrivacySpec(
             epsilon=2.0,
             clip_norm=1.0,
-            n=400,
+            num_units=400,
             batch_size=40,
             steps=30,
             max_batch_size=67,

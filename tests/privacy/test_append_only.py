@@ -9,8 +9,8 @@ import textwrap
 
 import pytest
 
-from tfdpsq.privacy.ledger import Ledger, read_ledger
-from tfdpsq.privacy.reads import PrivateReads
+from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
+from tfdpsq.privacy.proof.reads import PrivateReads
 from tfdpsq.validation import InputError
 
 PLAN, DATA = "plan " * 10, "data " * 10  # As in ledger_child.py.
@@ -125,10 +125,9 @@ def _process(code, folder, privileges=True):
       privileges: whether it keeps root's right to write anywhere.
     """
     prelude = f"""
-        import importlib.util, os, resource
-        spec = importlib.util.spec_from_file_location("child", {str(_CHILD)!r})
-        child = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(child)
+        import os, resource, sys
+        sys.path.insert(0, {str(_CHILD.parent)!r})
+        import ledger_child as child
         from tfdpsq.validation import InputError as Refused
         def open_ledger(path):
             return child.Ledger.open(path, child.PLAN, child.DATA, 10)

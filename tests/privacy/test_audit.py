@@ -45,7 +45,7 @@ def _audit_of_one_run(plan, factor, guesses, microbatch_size):
     Canary i moves coordinate i alone, by C in every step that draws it. The data
     are the canaries whose coin says so: fewer than the plan's n, which is a bound.
     """
-    canaries = plan.spec.n
+    canaries = plan.spec.num_units
     included = np.random.default_rng(11).random(canaries) < 0.5
     present = np.flatnonzero(included).astype(np.int32)
     layer = tf.keras.layers.Embedding(canaries, 1, embeddings_initializer="zeros")
@@ -85,7 +85,12 @@ def test_one_run_stays_within_its_certificate_and_half_the_noise_does_not(
     epsilon, canaries, delta, guesses
 ):
     spec = PrivacySpec(
-        epsilon, CLIP_NORM, n=canaries, batch_size=canaries, steps=1, delta=delta
+        epsilon,
+        CLIP_NORM,
+        num_units=canaries,
+        batch_size=canaries,
+        steps=1,
+        delta=delta,
     )
     plan = make_plan(spec)
     certified = plan.epsilon(1)
@@ -97,7 +102,7 @@ def test_one_run_stays_within_its_certificate_and_half_the_noise_does_not(
 def test_one_run_of_sampled_steps_stays_within_its_certificate():
     """Poisson batches of a quarter: what is audited claims amplification, too."""
     spec = PrivacySpec(
-        3.0, CLIP_NORM, n=400_000, batch_size=100_000, steps=4, delta=1e-6
+        3.0, CLIP_NORM, num_units=400_000, batch_size=100_000, steps=4, delta=1e-6
     )
     plan = make_plan(spec)
     certified = plan.epsilon(4)
@@ -163,7 +168,7 @@ def _audit_of_many_runs(plan, factor, engine, runs):
 def test_many_runs_stay_within_their_certificate_and_half_the_noise_does_not(
     engine, epsilon, runs
 ):
-    spec = PrivacySpec(epsilon, CLIP_NORM, n=100, batch_size=100, steps=2)
+    spec = PrivacySpec(epsilon, CLIP_NORM, num_units=100, batch_size=100, steps=2)
     plan = make_plan(spec)
     certified = plan.epsilon(2)
     as_planned = _audit_of_many_runs(plan, 1.0, engine, runs)

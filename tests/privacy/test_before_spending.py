@@ -16,13 +16,19 @@ from tfdpsq.privacy import (
     make_optimizer,
     make_plan,
     read_ledger,
+    replay,
     train,
 )
 
 
 def _spec(**changes):
     values = dict(
-        epsilon=2.0, clip_norm=1.0, n=12, batch_size=6, steps=3, accountant="rdp"
+        epsilon=2.0,
+        clip_norm=1.0,
+        num_units=12,
+        batch_size=6,
+        steps=3,
+        accountant="rdp",
     )
     return PrivacySpec(**{**values, **changes})
 
@@ -73,11 +79,11 @@ def _unpaid(directory):
     "spec, options, message",
     [
         (
-            _spec(unit="user", rows_per_unit=3, n=6),
+            _spec(unit="user", rows_per_unit=3, num_units=6),
             dict(groups=Groups.of(np.arange(12) // 2), microbatch=8),
             "parts the 3 rows that are clipped together",
         ),
-        (_spec(n=20), {}, "Pass units"),
+        (_spec(num_units=20), {}, "Pass units"),
         (
             _spec(),
             dict(microbatch=None, losses=_coupled),
@@ -112,7 +118,7 @@ def test_a_model_that_cannot_be_compiled_costs_nothing(tmp_path):
 
 
 def test_other_users_are_other_data(tmp_path):
-    spec = _spec(unit="user", n=6, steps=2)
+    spec = _spec(unit="user", num_units=6, steps=2)
     groups = Groups.of(np.arange(12) // 2)
     stop = dict(groups=groups, on_step=lambda step, loss: True)
     assert _train(tmp_path, spec, **stop) == 1
@@ -204,3 +210,63 @@ def test_every_run_draws_two_seeds_of_128_bits(tmp_path):
     # Between any two, about half of the bits differ: 11 deviations would be 2 or 126.
     for one, other in itertools.combinations(seeds, 2):
         assert 20 < bin(one ^ other).count("1") < 108
+
+
+def test_random_numbers_that_cannot_be_repeated_are_refused(tmp_path):
+    """A step taken twice has the same noise, so it must have the same sum."""
+
+    def losses(batch, layer):
+        return _losses(batch, layer) + tf.random.uniform([batch["x"].shape[0]])
+
+    with pytest.raises(ValueError, match="cannot repeat .*noise would be used twice"):
+        _train(tmp_path, _spec(), losses=losses)
+    assert _unpaid(tmp_path)
+    # Where there is no noise it cannot be used twice.
+    public = _spec(epsilon=float("inf"), steps=1)
+    assert _train(tmp_path / "public", public, losses=losses) == 1
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        tf.random.normal,
+        tf.random.truncated_normal,
+        "uniform",
+        "truncated_normal",
+        lambda shape: tf.nn.dropout(tf.ones(shape), 0.5),
+        lambda shape: tf.cast(tf.random.categorical(tf.zeros(shape), 3), tf.float32),
+        lambda shape: tf.random.shuffle(tf.ones(shape)),
+        lambda shape: tf.random.gamma(shape, 1.0),
+        lambda shape: tf.random.poisson(shape, 1.0),
+        lambda shape: tf.while_loop(
+            lambda i, x: i < 2,
+            lambda i, x: (i + 1, x + tf.random.uniform(shape)),
+            (0, tf.zeros(shape)),
+        )[1],
+    ],
+)
+def test_every_way_to_draw_from_a_state_is_known(draw):
+    if isinstance(draw, str):  # of a generator, which is made by an operation
+        draw = getattr(tf.random.Generator.from_seed(7), draw)
+    batch = {"x": np.ones([4, 3], np.float32)}
+
+    def losses(tensors):
+        return tf.reduce_sum(tensors["x"] * draw([4, 3]), 1)
+
+    with pytest.raises(ValueError, match="cannot repeat"):
+        replay.require_repeatable(losses, batch, [])
+
+
+def test_random_layers_of_keras_can_be_repeated():
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Dropout(0.5, input_shape=[3]),
+            tf.keras.layers.Dense(1),
+            tf.keras.layers.GaussianNoise(0.1),
+        ]
+    )
+    replay.require_repeatable(
+        lambda batch: model(batch["x"], training=True)[:, 0],
+        {"x": np.ones([4, 3], np.float32)},
+        [model],
+    )

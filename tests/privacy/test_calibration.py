@@ -34,7 +34,7 @@ def _random_spec(seed):
     return PrivacySpec(
         epsilon=float(np.exp(random.uniform(np.log(0.3), np.log(16)))),
         clip_norm=float(random.uniform(0.01, 2)),
-        n=n,
+        num_units=n,
         batch_size=int(random.integers(max(1, n // 500), max(2, n // 4))),
         steps=int(random.integers(1, 1000)),
         delta=None if random.random() < 0.5 else float(random.uniform(0.01, 0.9) / n),
@@ -83,7 +83,7 @@ def test_a_batch_size_of_the_users_choice_is_calibrated_for():
     spec = PrivacySpec(
         epsilon=4.0,
         clip_norm=1.0,
-        n=500,
+        num_units=500,
         batch_size=50,
         steps=20,
         max_batch_size=80,
@@ -111,7 +111,7 @@ def test_a_target_out_of_reach_is_refused():
 
 def test_no_steps_are_too_few_to_be_planned_for():
     plan = make_plan(
-        PrivacySpec(epsilon=1.0, clip_norm=1.0, n=100, batch_size=1, steps=1)
+        PrivacySpec(epsilon=1.0, clip_norm=1.0, num_units=100, batch_size=1, steps=1)
     )
     assert math.isfinite(plan.noise_stddev)
     assert 0.99 <= plan.epsilon(1) <= 1

@@ -5,16 +5,28 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
-from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan, read_certificate
-from tfdpsq.privacy import certificate as certificates
-from tfdpsq.privacy.certificate_files import MARK
+from tfdpsq.privacy import (
+    PrivacySpec,
+    make_certificate,
+    make_plan,
+    read_certificate,
+    verify_certificate,
+)
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.proof.certificate_files import MARK
 from tfdpsq.validation import DataError, InputError
 
 
 def _plan(**changes):
     values = dict(
-        epsilon=2.0, clip_norm=0.5, n=2000, batch_size=100, steps=20, accountant="rdp"
+        epsilon=2.0,
+        clip_norm=0.5,
+        num_units=2000,
+        batch_size=100,
+        steps=20,
+        accountant="rdp",
     )
     return make_plan(PrivacySpec(**{**values, **changes}))
 
@@ -82,11 +94,62 @@ def test_shuffled_batches_are_labelled_and_claim_no_amplification():
     assert certificate["accounting"]["releases_counted"] == 1  # 20 steps an epoch
 
 
+@pytest.mark.parametrize("public", [True, False])
+def test_the_number_of_units_is_said_to_be_protected_unless_it_was_declared(public):
+    lines = _certificate(changes=dict(n_is_public=public))["not_covered"]
+    bound = ["the number itself is protected" in line for line in lines]
+    declared = ["which was declared to be public" in line for line in lines]
+    assert any(declared) is public and any(bound) is not public
+
+
 def test_users_are_named_as_what_is_protected():
     certificate = _certificate(changes=dict(unit="user", rows_per_unit=4))
     assert "all of that user's queries" in certificate["guarantee"]["unit_in_words"]
     assert "up to 4 of its rows" in certificate["sampler"]["in_words"]
     assert any("group of users" in line for line in certificate["not_covered"])
+
+
+@pytest.mark.parametrize("k, epsilon", [(2, 1.0), (10, 8.0)])
+def test_what_it_says_of_several_units_is_true_of_gaussian_noise(k, epsilon):
+    """k units in every batch move the sum k times as far, which is σ/k for one.
+
+    By the closed form for Gaussian noise (Balle and Wang 2018, theorem 8), at the
+    delta that is stated k times epsilon holds, and at the same delta it does not.
+    """
+    plan = _plan(epsilon=epsilon, batch_size=2000, n_is_public=True, steps=1)
+    said = make_certificate(
+        plan, 1, description="", sensitivity_argument="", training={}, fingerprints={}
+    )["not_covered"]
+    assert any("k * exp((k - 1) * epsilon) times as much" in line for line in said)
+    spent, delta = plan.epsilon(1, "pld"), plan.spec.target_delta
+    mu = k / plan.noise_multiplier
+    at = [side * mu / 2 - k * spent / mu for side in (1, -1)]
+    needed = scipy.stats.norm.cdf(at[0]) - math.exp(k * spent) * scipy.stats.norm.cdf(
+        at[1]
+    )
+    assert delta < needed < k * math.exp((k - 1) * spent) * delta
+
+
+@pytest.mark.parametrize("unit", ["query", "user"])
+def test_a_certificate_in_the_words_before_holds_and_no_others(unit):
+    certificate = _certificate(changes=dict(unit=unit))
+    before = "by itself, and k of them together by about k times epsilon."
+
+    def worded(change):
+        lines = [
+            change(line.partition("by itself")[0]) if "by itself" in line else line
+            for line in certificate["not_covered"]
+        ]
+        assert lines != certificate["not_covered"]
+        made = {**certificate, "not_covered": lines}
+        return {**made, "digest": certificates.digest_of(made)}
+
+    assert verify_certificate(certificate).problems == ()
+    assert verify_certificate(worded(lambda start: start + before)).problems == ()
+    for other in (before[:-1], "", before.replace("about", "much less than")):
+        made = worded(lambda start, other=other: start + other)
+        (problem,) = verify_certificate(made).problems
+        assert problem.startswith("not_covered is")
 
 
 def test_a_large_delta_is_warned_of():
@@ -192,5 +255,9 @@ def test_guarantees_follow_and_do_not_merge():
     assert inherited(None, None) is None
     assert inherited(None, one, one) == one
     assert inherited(one, unprotected) == unprotected
-    with pytest.raises(InputError, match="their epsilons would add up"):
-        inherited(one, other)
+    # Two runs add up even if they have the same ε and the same plan.
+    again = _certificate(ledger_head="a" * 64)
+    for another in (other, again):
+        with pytest.raises(InputError, match="their epsilons would add up"):
+            inherited(one, another)
+    assert inherited(None, one) == inherited(one, None) == one

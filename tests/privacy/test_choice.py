@@ -1,6 +1,8 @@
 """The exponential mechanism: its ε over neighbours, and that draws follow it."""
 
+import decimal
 import math
+import random
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdpsq.privacy import choice
+from tfdpsq.privacy.proof import choice
 from tfdpsq.validation import InputError
 
 _SCORES = st.floats(0, 1)
@@ -88,6 +90,21 @@ def test_gumbel_noise_has_its_distribution_and_its_far_tail(monkeypatch):
     assert choice._gumbel() == pytest.approx(257 * math.log(2))
     monkeypatch.setattr(choice.secrets, "randbits", lambda bits: 0)
     assert choice._gumbel() == pytest.approx(-math.log(257 * math.log(2)))
+
+
+def test_noise_is_off_by_no_more_than_the_stated_rounding(monkeypatch):
+    """Against logarithms of 120 digits: 2^-52·(|G| + 2), and |G| stays below 180."""
+    draws = random.Random(5)
+    many = [draws.getrandbits(256) >> shift for shift in range(0, 256, 2)]
+    many += [(1 << 256) - 1 - value for value in many]
+    for bits in [*many, *(draws.getrandbits(256) for _ in range(100))]:
+        monkeypatch.setattr(choice.secrets, "randbits", lambda _, bits=bits: bits)
+        with decimal.localcontext() as context:
+            context.prec = 120
+            exact = -(-(decimal.Decimal(2 * bits + 1) / (1 << 257)).ln()).ln()
+        off = abs(float(decimal.Decimal(choice._gumbel()) - exact))
+        assert off <= 2.0**-52 * (abs(float(exact)) + 2)
+        assert abs(exact) < 180
 
 
 def test_noise_is_fresh():

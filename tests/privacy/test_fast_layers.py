@@ -1,20 +1,12 @@
 """The one-pass engine against a naive float64 loop, on Keras's own layers."""
 
-import importlib.util
-import pathlib
-
+import fast_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.fast import factored, gradient_norms
-
-_spec = importlib.util.spec_from_file_location(
-    "fast_oracle", pathlib.Path(__file__).parent / "fast_oracle.py"
-)
-oracle = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracle)
 
 ROWS = oracle.ROWS
 # A case costs seconds under XLA; these meet every kind of use between them.

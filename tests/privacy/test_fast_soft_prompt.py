@@ -1,8 +1,6 @@
 """Prompt tuning under DP: gradients are a naive loop's, and all else stays."""
 
-import importlib.util
-import pathlib
-
+import fast_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,12 +9,6 @@ from tfdpsq import privacy
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy import fast
-
-_spec = importlib.util.spec_from_file_location(
-    "fast_oracle", pathlib.Path(__file__).parent / "fast_oracle.py"
-)
-oracle = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracle)
 
 ROWS, DOCUMENT, QUERY, PROMPT = 5, 6, 4, 3
 
@@ -132,7 +124,12 @@ _N = 20
 def _trained(engine, model):
     """The prompt after two private steps with fixed seeds."""
     spec = privacy.PrivacySpec(
-        epsilon=8.0, clip_norm=0.1, n=_N, batch_size=3, steps=2, accountant="rdp"
+        epsilon=8.0,
+        clip_norm=0.1,
+        num_units=_N,
+        batch_size=3,
+        steps=2,
+        accountant="rdp",
     )
     plan = privacy.make_plan(spec)
     arrays = _batch(_N)

@@ -1,23 +1,17 @@
 """The one-pass engine on T5: a weight used three times, and a bias all rows share."""
 
 import dataclasses
-import importlib.util
-import pathlib
 
+import fast_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdpsq.generator.model import T5QueryGenerator
 from tfdpsq.layers import lora, t5, t5_layers
-from tfdpsq.privacy import fast, randomness
+from tfdpsq.privacy import fast
+from tfdpsq.privacy import replay as randomness
 from tfdpsq.privacy.fast import factored, gradient_norms
-
-_spec = importlib.util.spec_from_file_location(
-    "fast_oracle", pathlib.Path(__file__).parent / "fast_oracle.py"
-)
-oracle = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracle)
 
 ROWS, DOCUMENT, QUERY = 5, 9, 4
 
@@ -387,3 +381,17 @@ def test_mixed_bfloat16_stays_near_float32():
     np.testing.assert_allclose(low.norms, high.norms, rtol=0.1)
     losses = lambda: _generator_losses(model, batch)  # noqa: E731
     fast.check(losses, [model], model.trainable_variables, 0.05)
+
+
+def test_nothing_in_a_generator_draws_what_cannot_be_repeated():
+    tf.keras.utils.set_random_seed(4)
+    model = T5QueryGenerator(_config("1.1", dropout=0.5), rematerialize=True)
+    lora.apply_lora(model, rank=3, alpha=6.0, targets=("*/value_projector",))
+    batch = {name: np.asarray(values) for name, values in _batch().items()}
+
+    def losses(tensors):
+        return _generator_losses(model, tensors)
+
+    randomness.require_repeatable(losses, batch, [model])
+    with pytest.raises(ValueError, match="cannot repeat"):  # dropout was on
+        randomness.require_repeatable(losses, batch, [])

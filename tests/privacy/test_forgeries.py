@@ -11,12 +11,12 @@ import math
 import pytest
 
 from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan, verify_certificate
-from tfdpsq.privacy.certificate import digest_of
+from tfdpsq.privacy.proof.certificate import digest_of
 
 _SPEC = PrivacySpec(
     epsilon=0.5,
     clip_norm=0.5,
-    n=2000,
+    num_units=2000,
     batch_size=100,
     steps=12,
     delta=4e-4,
@@ -282,6 +282,14 @@ def test_forged_claims_of_security_are_found(made, edits, found):
     problems = verify_certificate(forged).problems
     assert any(found in problem for problem in problems), problems
     assert not any("digest" in problem for problem in problems)
+
+
+def test_a_secure_run_was_never_certified_without_its_randomness():
+    """Certificates from before they had the entry are of the default alone."""
+    certificate = _certificate(make_plan(_SECURE))
+    left = {key: value for key, value in certificate.items() if key != "randomness"}
+    problems = verify_certificate(_forged(left)).problems
+    assert any("randomness.secure is missing" in problem for problem in problems)
 
 
 def test_an_unprotected_run_cannot_be_passed_off_as_private():

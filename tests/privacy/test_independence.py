@@ -71,6 +71,18 @@ def test_rows_that_read_each_other_are_found(losses_of, layers):
         check_independence(losses_of(model), _batch(), [model])
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_rows_that_read_the_others_on_one_side_are_found(reverse):
+    """The first row, or the last one, alone keeps to itself."""
+    model = _dense()
+
+    def losses(b):
+        return tf.cumsum(_squared(model)(b), reverse=reverse)
+
+    with pytest.raises(ValueError, match="depends on them"):
+        check_independence(losses, _batch(), [model])
+
+
 def test_one_loss_too_few_is_found():
     model = _dense()
     with pytest.raises(ValueError, match="3 losses for 4 rows"):
@@ -133,7 +145,12 @@ def test_an_undeclared_in_batch_softmax_is_refused_before_a_step(engine, microba
     """Staying together in one microbatch declares nothing: the multiplier does."""
     plan = make_plan(
         PrivacySpec(
-            epsilon=2.0, clip_norm=1.0, n=12, batch_size=4, steps=2, accountant="rdp"
+            epsilon=2.0,
+            clip_norm=1.0,
+            num_units=12,
+            batch_size=4,
+            steps=2,
+            accountant="rdp",
         )
     )
     model, data = _dense(), _batch(12)

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from tfdpsq.privacy.ledger import Ledger, read_ledger
+from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
 
 _CHILD = pathlib.Path(__file__).with_name("ledger_child.py")
 PLAN, DATA = "plan " * 10, "data " * 10  # As in the child.
@@ -156,5 +156,5 @@ def test_a_killed_process_frees_its_ledger(tmp_path):
 
 
 def test_the_child_runs_the_code_that_is_tested():
-    spec = importlib.util.find_spec("tfdpsq.privacy.ledger")
-    assert pathlib.Path(spec.origin).parents[2] == _CHILD.parents[2]
+    spec = importlib.util.find_spec("tfdpsq.privacy.proof.ledger")
+    assert pathlib.Path(spec.origin).parents[3] == _CHILD.parents[2]

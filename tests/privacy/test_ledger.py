@@ -7,7 +7,7 @@ import stat
 import numpy as np
 import pytest
 
-from tfdpsq.privacy.ledger import Ledger, read_ledger
+from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
 from tfdpsq.validation import DataError, InputError
 
 PLAN, DATA = "ab" * 32, "keyed:" + "cd" * 32

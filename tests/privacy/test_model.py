@@ -8,20 +8,26 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import (
+    Diverged,
     Groups,
     PrivacySpec,
     PrivateModel,
     make_optimizer,
     make_plan,
 )
-from tfdpsq.privacy.ledger import FILE_NAME, Ledger
+from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger
 
 _NONE = tf.keras.losses.Reduction.NONE
 
 
 def _plan(**changes):
     values = dict(
-        epsilon=8.0, clip_norm=1.0, n=64, batch_size=16, steps=8, accountant="rdp"
+        epsilon=8.0,
+        clip_norm=1.0,
+        num_units=64,
+        batch_size=16,
+        steps=8,
+        accountant="rdp",
     )
     return make_plan(PrivacySpec(**{**values, **changes}))
 
@@ -160,7 +166,12 @@ def test_a_users_rows_are_clipped_together():
     x, y = np.concatenate([np.repeat(x[:1], 30, 0), x]), np.append(y[:1].repeat(30), y)
     owners = ["a"] * 30 + [f"u{i}" for i in range(11)]
     plan = _plan(
-        clip_norm=1e-3, n=12, batch_size=12, unit="user", rows_per_unit=4, steps=1
+        clip_norm=1e-3,
+        num_units=12,
+        batch_size=12,
+        unit="user",
+        rows_per_unit=4,
+        steps=1,
     )
     start = _functional().get_weights()
     after = []
@@ -271,16 +282,51 @@ def test_a_second_fit_would_spend_twice_and_is_refused():
         private.fit(*_data())
 
 
-def test_an_interrupted_fit_counts_the_steps_that_ran():
-    class Interrupt(tf.keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 2:
-                raise KeyboardInterrupt
+class _Interrupt(tf.keras.callbacks.Callback):
+    def __init__(self, steps):
+        super().__init__()
+        self._left = steps
 
+    def on_train_batch_end(self, batch, logs=None):
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_fit_counts_the_steps_that_ran():
     private = _compiled(_functional(), plan := _plan())
     with pytest.raises(KeyboardInterrupt):
-        private.fit(*_data(), callbacks=[Interrupt()])
+        private.fit(*_data(), callbacks=[_Interrupt(3)])
     assert private.steps_executed == 3 and private.epsilon() == plan.epsilon(3)
+
+
+def test_a_fit_that_goes_on_counts_what_was_paid_before_it(tmp_path):
+    """The first one's callbacks saw the weights of step 4, whatever the second does."""
+    plan, paid = _plan(), []
+    for steps in (4, 2):
+        private = _compiled(_functional(), plan)
+        with pytest.raises(KeyboardInterrupt):
+            private.fit(*_data(), directory=tmp_path, callbacks=[_Interrupt(steps)])
+        paid.append(private.steps_executed)
+    assert paid == [4, 4] and private.epsilon() == plan.epsilon(4)
+
+
+def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):
+    """When it ended was decided by noised weights: steps that ran are too few.
+
+    Here none is left that ran: the first one's weights are infinite.
+    """
+    plan = _plan()
+    private = PrivateModel(_functional(), plan, microbatch_size=8)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=_NONE)
+    private.compile(make_optimizer(plan, math.inf, "sgd"), loss)
+    with pytest.raises(Diverged) as ended:
+        private.fit(*_data(), directory=tmp_path)
+    assert (ended.value.diverged_at, ended.value.weights_of) == (1, 0)
+    assert private.steps_executed == 8
+    assert private.epsilon() == plan.epsilon(8) > plan.epsilon(7)
+    for values in private.model.get_weights():
+        assert np.isfinite(values).all()
 
 
 class _Watch(tf.keras.callbacks.Callback):

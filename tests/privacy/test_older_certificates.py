@@ -12,7 +12,7 @@ import pathlib
 
 import pytest
 
-from tfdpsq.privacy.certificate import digest_of
+from tfdpsq.privacy.proof.certificate import digest_of
 from tfdpsq.run import verify
 
 _FOLDER = pathlib.Path(__file__).parent / "fixtures" / "certificates_0.1"

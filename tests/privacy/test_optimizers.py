@@ -12,13 +12,18 @@ import tensorflow as tf
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
 from tfdpsq.privacy import PrivacySpec, make_logical_step, make_optimizer, make_plan
-from tfdpsq.privacy.noise import noise_key
 from tfdpsq.privacy.optimizers import ENGINES
+from tfdpsq.privacy.randomness.noise import noise_key
 
 
 def _plan(**changes):
     values = dict(
-        epsilon=2.0, clip_norm=0.5, n=400, batch_size=16, steps=50, accountant="rdp"
+        epsilon=2.0,
+        clip_norm=0.5,
+        num_units=400,
+        batch_size=16,
+        steps=50,
+        accountant="rdp",
     )
     return make_plan(PrivacySpec(**{**values, **changes}))
 

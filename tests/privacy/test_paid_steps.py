@@ -16,7 +16,7 @@ from tfdpsq.privacy import (
     make_plan,
     train,
 )
-from tfdpsq.privacy.ledger import FILE_NAME, Ledger, read_ledger
+from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger, read_ledger
 
 _STEPS = 6
 
@@ -27,7 +27,12 @@ class _Stop(Exception):
 
 def _plan(**changes):
     values = dict(
-        epsilon=4.0, clip_norm=0.5, n=60, batch_size=8, steps=_STEPS, accountant="rdp"
+        epsilon=4.0,
+        clip_norm=0.5,
+        num_units=60,
+        batch_size=8,
+        steps=_STEPS,
+        accountant="rdp",
     )
     return make_plan(PrivacySpec(**{**values, **changes}))
 

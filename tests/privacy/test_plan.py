@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from tfdpsq.privacy import Groups, PrivacySpec, make_plan
-from tfdpsq.privacy.sampling import PoissonSampler, ShuffledSampler, UserSampler
+from tfdpsq.privacy.randomness.sampling import (
+    PoissonSampler,
+    ShuffledSampler,
+    UserSampler,
+)
 from tfdpsq.validation import InputError
 
-_GOOD = dict(epsilon=2.0, clip_norm=0.5, n=60, batch_size=6, steps=25, accountant="rdp")
+_GOOD = dict(
+    epsilon=2.0, clip_norm=0.5, num_units=60, batch_size=6, steps=25, accountant="rdp"
+)
 _SHUFFLED = dict(sampler="shuffled", n_is_public=True)
 # Thirty users: user u owns the rows u, u + 30 and, if u is even, u + 60.
 _GROUPS = Groups.of([row % 30 for row in range(90) if row < 60 or row % 2 == 0])
@@ -51,7 +57,9 @@ def test_shuffled_batches_are_accounted_for_epoch_by_epoch_without_amplification
 
 def test_no_epoch_shows_a_unit_twice_nor_more_epochs_than_counted():
     """The event rests on this: count a unit's batches, epoch by epoch and in all."""
-    plan = _plan(n=61, batch_size=7, **_SHUFFLED)  # 8 steps an epoch, 5 units left
+    plan = _plan(
+        num_units=61, batch_size=7, **_SHUFFLED
+    )  # 8 steps an epoch, 5 units left
     sampler = plan.sampler(seed=3)
     seen = np.zeros((4, 61), int)
     for step in range(25):
@@ -62,11 +70,11 @@ def test_no_epoch_shows_a_unit_twice_nor_more_epochs_than_counted():
 
 
 def test_a_plan_for_users_draws_users_and_rows_of_each():
-    plan = _plan(n=30, unit="user", rows_per_unit=3, epsilon=math.inf)
+    plan = _plan(num_units=30, unit="user", rows_per_unit=3, epsilon=math.inf)
     assert plan.max_rows == 3 * plan.max_batch_size
     draw = plan.sampler(seed=1, groups=_GROUPS).draw(0)
     assert len(draw.indices) == len(draw.weights) == plan.max_rows
-    shuffled = _plan(n=30, unit="user", **_SHUFFLED).sampler(groups=_GROUPS)
+    shuffled = _plan(num_units=30, unit="user", **_SHUFFLED).sampler(groups=_GROUPS)
     assert isinstance(shuffled, UserSampler)
     assert isinstance(shuffled.units, ShuffledSampler)
 
@@ -82,11 +90,11 @@ def test_fewer_units_than_the_bound_are_sampled_with_the_bounds_probability():
 @pytest.mark.parametrize(
     "spec, options, message",
     [
-        ({}, dict(units=61), "have more units than n, a bound of 60"),
+        ({}, dict(units=61), "have more units than num_units, a bound of 60"),
         (
             dict(n_is_public=True),
             dict(units=59),
-            "have 59 units, but n is 60, declared to be exact by n_is_public",
+            "have 59 units, but num_units is 60, declared to be exact by n_is_public",
         ),
         ({}, dict(groups=_GROUPS), "unit is 'query', but groups were given"),
         (dict(unit="user"), {}, "unit is 'user', but groups is None: give the rows"),
@@ -96,9 +104,9 @@ def test_fewer_units_than_the_bound_are_sampled_with_the_bounds_probability():
             "units is 20, but groups has 30",
         ),
         (
-            dict(unit="user", n=20),
+            dict(unit="user", num_units=20),
             dict(groups=_GROUPS),
-            "have more units than n, a bound of 20",
+            "have more units than num_units, a bound of 20",
         ),
     ],
 )
@@ -113,11 +121,11 @@ def test_the_fingerprint_is_of_all_that_decides_what_runs():
     assert plan.fingerprint == _plan().fingerprint
     assert len(plan.fingerprint) == 64
     # The same number in other clothes is the same plan.
-    assert _plan(n=np.int64(60), delta=1 / 120).fingerprint == plan.fingerprint
+    assert _plan(num_units=np.int64(60), delta=1 / 120).fingerprint == plan.fingerprint
     other = dict(
         epsilon=2.5,
         clip_norm=0.4,
-        n=61,
+        num_units=61,
         batch_size=7,
         steps=26,
         delta=1e-3,

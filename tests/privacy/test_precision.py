@@ -6,9 +6,7 @@ what each row adds to the sum is then computed in float64 from the operands that
 engine multiplied last.
 """
 
-import importlib.util
-import pathlib
-
+import fast_oracle as oracle
 import keras_nlp
 import numpy as np
 import pytest
@@ -16,12 +14,6 @@ import tensorflow as tf
 
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.fast import factored, gradient_norms, products
-
-_spec = importlib.util.spec_from_file_location(
-    "fast_oracle", pathlib.Path(__file__).parent / "fast_oracle.py"
-)
-oracle = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracle)
 
 layers = tf.keras.layers
 C = 0.1

@@ -1,29 +1,20 @@
 """The products that clipping depends on: all in one module, which knows its device."""
 
 import ast
-import importlib.util
 import math
 import pathlib
 import re
 
+import fast_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
+import test_precision as precision
 
 from tfdpsq import privacy
 from tfdpsq.privacy import compiled, fast
 from tfdpsq.privacy.fast import products
 
-
-def _loaded(name):
-    path = pathlib.Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-oracle, precision = _loaded("fast_oracle"), _loaded("test_precision")
 layers = tf.keras.layers
 PACKAGE = pathlib.Path(products.__file__).parents[2]
 
@@ -188,7 +179,7 @@ def test_a_private_step_turns_tensor_float_32_off_and_on_again():
     try:
         for epsilon, noise in ((8.0, 1.0), (math.inf, 0.0)):
             spec = privacy.PrivacySpec(
-                epsilon=epsilon, clip_norm=0.1, n=400, batch_size=4, steps=1
+                epsilon=epsilon, clip_norm=0.1, num_units=400, batch_size=4, steps=1
             )
             plan = privacy.PrivacyPlan(spec, 4, noise)
             steps = compiled.CompiledSteps(

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from tfdpsq.privacy.randomness import replayable
+from tfdpsq.privacy.replay import replayable
 
 # No tensor: that would start TensorFlow before conftest.py can split the CPU.
 _SEED = (11, 12)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tfdpsq.privacy.reads import PrivateReads
+from tfdpsq.privacy.proof.reads import PrivateReads
 from tfdpsq.validation import DataError, InputError
 
 _CHILD = pathlib.Path(__file__).with_name("ledger_child.py")

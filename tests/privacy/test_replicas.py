@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import (
+    Diverged,
     Preempted,
     PrivacySpec,
     checkpoint,
@@ -17,7 +18,7 @@ from tfdpsq.privacy import (
     train,
 )
 from tfdpsq.privacy.batches import batch_of, padded_rows, split_over_replicas
-from tfdpsq.privacy.ledger import FILE_NAME, Ledger, read_ledger
+from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger, read_ledger
 from tfdpsq.validation import InputError
 
 _N, _STEPS, _MICROBATCH = 60, 7, 4
@@ -27,7 +28,7 @@ def _plan(**changes):
     values = dict(
         epsilon=4.0,
         clip_norm=0.5,
-        n=_N,
+        num_units=_N,
         batch_size=14,
         steps=_STEPS,
         accountant="rdp",
@@ -46,12 +47,13 @@ def _strategy(replicas, logical_cpus):
 class _Run:
     """A classifier with dropout, trained with fixed seeds, or a directory's."""
 
-    def __init__(self, strategy, plan=None, seed=3, **options):
+    def __init__(self, strategy, plan=None, seed=3, rate=0.05, **options):
         random = np.random.default_rng(0)
         x = random.normal(size=[_N, 6]).astype(np.float32)
         y = random.normal(size=[_N]).astype(np.float32)
         plan = plan or _plan()
-        self.losses, self.preempted = [], None
+        self.losses, self.preempted, self.diverged = [], None, None
+        self.seen = {}  # the weights after each step, as `on_step` finds them
         with strategy.scope():
             tf.keras.utils.set_random_seed(1)
             model = tf.keras.Sequential(
@@ -63,10 +65,13 @@ class _Run:
             )
             model.build([None, 6])
             noise = None if "directory" in options else 7
-            optimizer = make_optimizer(plan, 0.05, "adam", noise_seed=noise)
-            options.setdefault(
-                "on_step", lambda done, loss: self.losses.append((done, loss))
-            )
+            optimizer = make_optimizer(plan, rate, "adam", noise_seed=noise)
+
+            def note(done, loss):
+                self.losses.append((done, loss))
+                self.seen[done] = [v.numpy() for v in model.trainable_variables]
+
+            options.setdefault("on_step", note)
             try:
                 self.executed = train(
                     plan,
@@ -82,6 +87,8 @@ class _Run:
                 )
             except Preempted as stopped:
                 self.preempted = stopped.executed
+            except Diverged as ended:
+                self.diverged = ended
             self.weights = [v.numpy() for v in model.trainable_variables]
             self.state = [v.numpy() for v in optimizer.state()]
 
@@ -191,11 +198,14 @@ def test_a_run_goes_on_under_other_replicas(logical_cpus, tmp_path, before, afte
 # -- Loops ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("replicas, jit", [(1, False), (2, False), (1, True)])
-def test_loops_of_steps_are_the_steps_one_by_one(logical_cpus, replicas, jit):
-    strategy = _strategy(replicas, logical_cpus)
-    alone = _Run(strategy, jit_compile=jit)
-    looped = _Run(strategy, jit_compile=jit, steps_per_loop=3)
+@pytest.mark.parametrize(
+    "replicas, jit, secure",
+    [(1, False, False), (2, False, False), (1, True, False), (1, False, True)],
+)
+def test_loops_of_steps_are_the_steps_one_by_one(logical_cpus, replicas, jit, secure):
+    strategy, plan = _strategy(replicas, logical_cpus), _plan(secure=secure)
+    alone = _Run(strategy, plan, jit_compile=jit)
+    looped = _Run(strategy, plan, jit_compile=jit, steps_per_loop=3)
     looped.assert_like(alone, 1e-6)
     assert [done for done, _ in looped.losses] == list(range(1, _STEPS + 1))
     np.testing.assert_allclose(looped.losses, alone.losses, rtol=1e-5)
@@ -317,3 +327,49 @@ def test_a_run_on_replicas_that_were_dealt_other_rows_is_refused(
     content["settings"]["replicas"] = "1"  # whose rows nobody dealt
     path.write_text(json.dumps(content))
     assert _Run(strategy, directory=tmp_path).executed == _STEPS
+
+
+# -- Divergence -----------------------------------------------------------------------
+
+
+class _Breaks(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that is infinite from a step on."""
+
+    def __init__(self, last):
+        self._last = last
+
+    def __call__(self, step):
+        return tf.where(tf.cast(step, tf.int64) < self._last, 0.05, math.inf)
+
+    def get_config(self):
+        return {"last": self._last}
+
+
+@pytest.mark.parametrize(
+    "replicas, secure, steps_per_loop, kept",
+    [(1, False, 1, 4), (2, False, 1, 4), (1, True, 1, 4), (2, True, 3, 3)],
+)
+def test_a_run_that_diverges_ends_at_its_last_finite_call_and_pays_for_the_plan(
+    logical_cpus, tmp_path, replicas, secure, steps_per_loop, kept
+):
+    """Step 5 makes the weights infinite; calls of three steps end after step 3 and 6.
+
+    Its last saved state is older, so what is kept is computed again.
+    """
+    run = _Run(
+        _strategy(replicas, logical_cpus),
+        _plan(secure=secure),
+        rate=_Breaks(4),
+        directory=tmp_path,
+        save_every=3,
+        steps_per_loop=steps_per_loop,
+    )
+    ended = run.diverged
+    assert (ended.paid, ended.weights_of) == (_STEPS, kept)
+    assert ended.diverged_at == (5 if steps_per_loop == 1 else 6)
+    for found, then in zip(run.weights, run.seen[kept]):
+        np.testing.assert_allclose(found, then, rtol=0, atol=1e-6)
+    assert not all(np.isfinite(v).all() for v in run.seen[ended.diverged_at])
+    paid = (tmp_path / FILE_NAME).read_text().splitlines()[1:]
+    assert [json.loads(line)["step"] for line in paid] == list(range(_STEPS))
+    assert read_ledger(tmp_path / FILE_NAME).steps_paid == _STEPS

@@ -1,6 +1,5 @@
 """A run killed with SIGKILL goes on to the same bytes, and pays for each step once."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -11,14 +10,12 @@ import sys
 
 import numpy as np
 import pytest
+import resume_child
 
 from tfdpsq.privacy import checkpoint
-from tfdpsq.privacy.ledger import FILE_NAME
+from tfdpsq.privacy.proof.ledger import FILE_NAME
 
 _CHILD = pathlib.Path(__file__).with_name("resume_child.py")
-_SPEC = importlib.util.spec_from_file_location("resume_child", _CHILD)
-resume_child = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(resume_child)
 _STEPS = 12
 
 

@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tfdpsq.privacy.sampling import (
+from tfdpsq.privacy.randomness.sampling import (
     DealtSampler,
     Draw,
     Groups,

@@ -22,15 +22,16 @@ import tensorflow as tf
 from tfdpsq.privacy import (
     PrivacySpec,
     checkpoint,
-    grid,
     make_certificate,
     make_optimizer,
     make_plan,
+    train,
     verify_certificate,
 )
-from tfdpsq.privacy import certificate as certificates
-from tfdpsq.privacy.sampling import PoissonSampler, fresh_seed
-from tfdpsq.privacy.secure import PURPOSES, SecureSource, SecureStream
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.randomness import grid
+from tfdpsq.privacy.randomness.sampling import PoissonSampler, fresh_seed
+from tfdpsq.privacy.randomness.secure import PURPOSES, SecureSource, SecureStream
 from tfdpsq.validation import InputError
 
 _ACCEPTED, _REJECTED = 1e-4, 1e-9
@@ -40,7 +41,7 @@ def _plan(**changes):
     values = dict(
         epsilon=2.0,
         clip_norm=0.5,
-        n=2000,
+        num_units=2000,
         batch_size=100,
         steps=20,
         accountant="rdp",
@@ -158,7 +159,7 @@ def test_coins_fall_below_q_and_not_above():
 
 def test_coins_are_the_same_whatever_is_held_at_a_time(monkeypatch):
     whole = PoissonSampler(1000, 0.3, 1000, SecureSource(3)).draw(5)
-    monkeypatch.setattr("tfdpsq.privacy.secure._COINS", 64)
+    monkeypatch.setattr("tfdpsq.privacy.randomness.secure._COINS", 64)
     parts = PoissonSampler(1000, 0.3, 1000, SecureSource(3)).draw(5)
     np.testing.assert_array_equal(whole.indices, parts.indices)
 
@@ -291,7 +292,7 @@ def test_the_noised_sum_is_the_rounded_one_plus_the_noise_exactly():
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_what_training_adds_is_on_the_grid(jit):
-    plan = _plan(batch_size=64, n=6400)  # by 64, a float is divided exactly
+    plan = _plan(batch_size=64, num_units=6400)  # by 64, a float is divided exactly
     optimizer = make_optimizer(plan, 0.1, "sgd", noise_seed=5)
     variables = [tf.Variable(tf.zeros([30, 20])), tf.Variable(tf.zeros([30, 20]))]
     random = np.random.default_rng(1)
@@ -310,6 +311,35 @@ def test_what_training_adds_is_on_the_grid(jit):
     vectors = [np.ravel(one).astype(float) for one in (*noise, *other)]
     for one, two in itertools.combinations(vectors, 2):
         assert abs(np.corrcoef(one, two)[0, 1]) < 4.5 / math.sqrt(600)
+
+
+def test_each_step_of_a_run_has_secure_noise_of_its_own():
+    """Noise that were the same in two steps would go out of their difference."""
+    plan = _plan(num_units=20, batch_size=10, steps=4)
+
+    def weights(steps_per_loop):
+        layer = tf.keras.layers.Dense(1, use_bias=False)
+        layer.build([None, 3])
+        layer.kernel.assign(tf.zeros([3, 1]))
+        seen = [layer.kernel.numpy()]
+        train(
+            plan,
+            lambda batch: 0.0 * layer(batch["x"])[:, 0],
+            [layer.kernel],
+            make_optimizer(plan, 1.0, "sgd", noise_seed=11),
+            lambda at: {"x": np.ones([len(at), 3], np.float32)},
+            10,
+            layers=[layer],
+            on_step=lambda *_: seen.append(layer.kernel.numpy()),
+            sampler_seed=5,
+            steps_per_loop=steps_per_loop,
+        )
+        return seen
+
+    seen = weights(1)
+    moves = {one.tobytes() for one in np.diff(seen, axis=0).round(6)}
+    assert len(moves) == 4
+    np.testing.assert_allclose(weights(4)[-1], seen[-1], rtol=1e-5)
 
 
 def test_neighbours_on_the_grid_are_no_further_apart_than_stated():

@@ -18,9 +18,9 @@ from tfdpsq.privacy import (
     share_epsilon,
     verify_certificate,
 )
-from tfdpsq.privacy.certificate import digest_of
-from tfdpsq.privacy.certified import selection_of
-from tfdpsq.privacy.verification import ledger_problems
+from tfdpsq.privacy.proof.certificate import digest_of
+from tfdpsq.privacy.proof.certified import selection_of
+from tfdpsq.privacy.proof.verification import ledger_problems
 from tfdpsq.validation import InputError
 
 _EPSILON, _DELTA, _N = 1.0, 2.5e-4, 2000
@@ -29,7 +29,7 @@ _SHAPES = {"a": (100, 8), "b": (50, 16), "c": (100, 8), "d": (100, 8)}
 
 
 def _specs(**changes):
-    values = dict(epsilon=9.0, clip_norm=0.5, n=_N, accountant="rdp")
+    values = dict(epsilon=9.0, clip_norm=0.5, num_units=_N, accountant="rdp")
     return [
         PrivacySpec(**{**values, "batch_size": size, "steps": steps, **changes})
         for size, steps in _SHAPES.values()
@@ -325,6 +325,40 @@ def test_a_run_left_out_consistently_is_found_by_its_share_of_delta(plans):
         _selection(plans, runs={name: runs[name] for name in "abc"})
 
 
+def test_the_grid_of_all_runs_is_the_finest_that_one_of_them_needs(plans):
+    """Losses of one release are of the order of 1/σ²: the more noise, the finer."""
+    sigmas = dict(zip("abcd", (0.5, 0.4, 0.8, 0.6)))
+    runs = {
+        name: dataclasses.replace(
+            run, plan=dataclasses.replace(run.plan, noise_multiplier=sigmas[name])
+        )
+        for name, run in _selection(plans).runs.items()
+    }
+    found = _selection(plans, runs=runs).pld_interval
+    assert found == pytest.approx(1e-4 / 0.8**2)
+
+
+def test_a_run_left_out_with_its_share_of_delta_shows_in_what_was_spent():
+    """The forger shows nine of ten equal runs, with the δ of nine.
+
+    Nothing contradicts itself then, but that nine spend less than the target.
+    """
+    spec = PrivacySpec(
+        epsilon=1.0,
+        clip_norm=1.0,
+        num_units=_N,
+        batch_size=200,
+        steps=2,
+        accountant="rdp",
+    )
+    plan = make_plan(share_epsilon([spec] * 10, _EPSILON, _DELTA)[0])
+    shown = {f"run {i}": TrainedRun(plan, {}, f"{i}" * 64) for i in range(9)}
+    selection = _selection({}, runs=shown, chosen="run 0", delta=0.9 * _DELTA)
+    (problem,) = verify_certificate(_certificate(selection)).problems
+    assert "all 9 runs together spend epsilon" in problem
+    assert "a run is left out, or another one added" in problem
+
+
 def test_a_ledger_is_compared_with_the_run_it_is_of(plans, certificate, tmp_path):
     heads = {}
     for name, plan in plans.items():
@@ -366,7 +400,7 @@ def test_without_privacy_it_guarantees_nothing():
     [
         (dict(unit="user"), "has unit 'user'"),
         (dict(sampler="shuffled", n_is_public=True), "has sampler 'shuffled'"),
-        (dict(n=1999), "has n 1999"),
+        (dict(num_units=1999), "has num_units 1999"),
         (dict(accountant="pld"), "has accountant 'pld'"),
         (dict(delta=_DELTA), "has delta 0.00025, and another one 6.25e-05"),
     ],

@@ -8,7 +8,7 @@ from absl import logging
 from tfdpsq.privacy import PrivacySpec, make_plan
 from tfdpsq.validation import InputError
 
-_GOOD = dict(epsilon=8.0, clip_norm=0.1, n=1000, batch_size=32, steps=10)
+_GOOD = dict(epsilon=8.0, clip_norm=0.1, num_units=1000, batch_size=32, steps=10)
 _SHUFFLED = dict(sampler="shuffled", n_is_public=True)
 
 
@@ -25,7 +25,7 @@ def _spec(**changes):
         (dict(epsilon="8"), "epsilon is '8'"),
         (dict(clip_norm=0.0), "clip_norm is 0.0"),
         (dict(steps=0), "steps is 0"),
-        (dict(n=0), "n is 0"),
+        (dict(num_units=0), "num_units is 0"),
         (dict(delta=0.0), "delta is 0.0"),
         (dict(unit="household"), "unit is 'household'; choose one of 'query', 'user'"),
         (dict(sampler="shuffle"), "sampler is 'shuffle'; .*'poisson', 'shuffled'"),
@@ -46,7 +46,7 @@ def test_bad_values_are_named_with_a_remedy(changes, message):
     [
         (
             dict(batch_size=1001),
-            ("batch_size 1001", "n is 1000"),
+            ("batch_size 1001", "num_units is 1000"),
             "Lower batch_size to at most 1000",
         ),
         (
@@ -56,7 +56,7 @@ def test_bad_values_are_named_with_a_remedy(changes, message):
         ),
         (
             dict(delta=0.001),
-            ("delta is 0.001", "n is 1000"),
+            ("delta is 0.001", "num_units is 1000"),
             "Use 1/(2n) = 0.0005",
         ),
         (
@@ -123,6 +123,21 @@ def test_two_values_that_clash_are_both_named_with_a_way_out(changes, both, reme
 )
 def test_what_is_consistent_is_taken(changes):
     _spec(**changes)
+
+
+@pytest.mark.parametrize("clip_norm", [2e-38, 1e-300, 1e30])
+def test_noise_that_float32_does_not_have_is_refused(clip_norm):
+    """At a clip norm of 2e-38 all noise was 0, and the clipped gradients were not."""
+    import tensorflow as tf
+
+    with pytest.raises(InputError, match="noise would leave the range of float32"):
+        _spec(clip_norm=clip_norm)
+    _spec(clip_norm=clip_norm, epsilon=math.inf)  # neither clipped nor noised
+    plan = make_plan(_spec(clip_norm=1e-18))
+    draw = tf.function(
+        lambda: tf.random.stateless_normal([10_000], [1, 2], stddev=plan.noise_stddev)
+    )()
+    assert float(tf.math.reduce_std(draw)) == pytest.approx(plan.noise_stddev, rel=0.05)
 
 
 def test_delta_defaults_to_half_of_one_over_n():

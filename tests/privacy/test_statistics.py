@@ -23,8 +23,12 @@ from tfdpsq.privacy import (
     make_plan,
     train,
 )
-from tfdpsq.privacy.noise import SeededGaussianSumQuery, derived_seed, noise_key
 from tfdpsq.privacy.optimizers import ENGINES
+from tfdpsq.privacy.randomness.noise import (
+    SeededGaussianSumQuery,
+    derived_seed,
+    noise_key,
+)
 
 _RATE = 0.3
 _WRONG = (2 / 3, 3 / 2, math.sqrt(2), 1 / math.sqrt(2), 2, 1 / 2)
@@ -33,7 +37,12 @@ _WRONG = (2 / 3, 3 / 2, math.sqrt(2), 1 / math.sqrt(2), 2, 1 / 2)
 def _plan(**changes):
     # Everybody takes part in every step, so that it has as many microbatches as said.
     values = dict(
-        epsilon=2.0, clip_norm=0.5, n=32, batch_size=32, steps=3, accountant="rdp"
+        epsilon=2.0,
+        clip_norm=0.5,
+        num_units=32,
+        batch_size=32,
+        steps=3,
+        accountant="rdp",
     )
     return make_plan(PrivacySpec(**{**values, **changes}))
 
@@ -255,7 +264,7 @@ def test_the_step_compiles_with_xla_and_noises_alike(engine, logical_cpus):
 
 def test_steps_without_anybody_are_noisy_like_all_others(trained):
     """Were they left out, how far the weights moved would show who was drawn."""
-    plan, weights = trained(n=32, batch_size=1, steps=8, seed=3)
+    plan, weights = trained(num_units=32, batch_size=1, steps=8, seed=3)
     noise = _noise(weights)
     counts = {plan.sampler(seed=0).draw(step).count for step in range(8)}
     assert 0 in counts  # one in three steps is empty

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tfdpsq.privacy.sampling import (
+from tfdpsq.privacy.randomness.sampling import (
     DealtSampler,
     Groups,
     PoissonSampler,
     ShuffledSampler,
     UserSampler,
 )
-from tfdpsq.privacy.secure import SecureSource
+from tfdpsq.privacy.randomness.secure import SecureSource
 
 _STEPS, _UNITS, _Q = 4000, 40, 0.2
 _ACCEPTED, _REJECTED = 1e-3, 1e-6

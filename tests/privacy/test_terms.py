@@ -23,7 +23,7 @@ _C = 0.4
 
 def _plan(**changes):
     values = dict(
-        epsilon=2.0, clip_norm=_C, n=40, batch_size=6, steps=2, accountant="rdp"
+        epsilon=2.0, clip_norm=_C, num_units=40, batch_size=6, steps=2, accountant="rdp"
     )
     return make_plan(PrivacySpec(**{**values, **changes}))
 

@@ -8,12 +8,18 @@ import tensorflow as tf
 
 from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
 from tfdpsq.privacy.batches import batch_of, padded_rows
-from tfdpsq.privacy.sampling import Draw
+from tfdpsq.privacy.endings import finite_check
+from tfdpsq.privacy.randomness.sampling import Draw
 
 
 def _plan(**changes):
     values = dict(
-        epsilon=2.0, clip_norm=0.5, n=12, batch_size=6, steps=4, accountant="rdp"
+        epsilon=2.0,
+        clip_norm=0.5,
+        num_units=12,
+        batch_size=6,
+        steps=4,
+        accountant="rdp",
     )
     return make_plan(PrivacySpec(**{**values, **changes}))
 
@@ -89,7 +95,7 @@ def test_dropout_is_seeded_in_secret_where_epsilon_is_finite():
         )
         return seen
 
-    whole = dict(n=12, batch_size=12, delta=0.04)
+    whole = dict(num_units=12, batch_size=12, delta=0.04)
     one, other = losses_of(_plan(**whole)), losses_of(_plan(**whole))
     assert one != pytest.approx(other, rel=1e-4)
     # The rows come in another order each time, which only rounding can tell.
@@ -141,7 +147,7 @@ def test_too_few_rows_are_refused():
 
 
 def test_padded_sizes_are_static_for_independent_rows():
-    plan = _plan(n=100, max_batch_size=33)
+    plan = _plan(num_units=100, max_batch_size=33)
     assert {padded_rows(plan, count, 16) for count in range(34)} == {48}
     assert [padded_rows(plan, count, None) for count in (0, 1, 8, 9)] == [8, 8, 8, 16]
 
@@ -164,3 +170,18 @@ def test_an_empty_place_inside_a_draw_counts_for_nobody(private):
     assert other["weights"].tolist() == found["weights"].tolist()
     if private:
         np.testing.assert_array_equal(other["x"], found["x"])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_seen_wherever_it_is(bad):
+    variables = [tf.Variable(tf.ones(shape)) for shape in ([2, 3], [], [4])]
+    is_finite = finite_check(variables)
+    assert is_finite()
+    for variable in variables:
+        good = variable.numpy()
+        spoilt = good.copy().reshape(-1)
+        spoilt[-1] = bad
+        variable.assign(spoilt.reshape(good.shape))
+        assert not is_finite()
+        variable.assign(good)
+    assert is_finite()

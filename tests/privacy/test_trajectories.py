@@ -27,7 +27,12 @@ _COUNTS = (13, 16, 5, 0, 9, 16)  # rows in use, of 16
 
 def _plan(**changes):
     values = dict(
-        epsilon=4.0, clip_norm=0.5, n=400, batch_size=16, steps=_STEPS, accountant="rdp"
+        epsilon=4.0,
+        clip_norm=0.5,
+        num_units=400,
+        batch_size=16,
+        steps=_STEPS,
+        accountant="rdp",
     )
     return make_plan(PrivacySpec(**{**values, **changes}))
 
@@ -161,7 +166,7 @@ def test_a_rate_per_microbatch_would_be_seen(gradients):
 
 
 def _trained(replicas, logical_cpus, optimizer="adam", groups=None, **changes):
-    plan = _plan(n=40, batch_size=12, **changes)
+    plan = _plan(num_units=40, batch_size=12, **changes)
     rows = _rows(40 if groups is None else len(groups.rows))
     strategy = (
         tf.distribute.get_strategy()

@@ -17,8 +17,8 @@ from tfdpsq.privacy import (
     read_ledger,
     verify_certificate,
 )
-from tfdpsq.privacy.certificate import digest_of
-from tfdpsq.privacy.verification import ledger_problems, plan_of
+from tfdpsq.privacy.proof.certificate import digest_of
+from tfdpsq.privacy.proof.verification import ledger_problems, plan_of
 from tfdpsq.validation import InputError
 
 _KINDS = {
@@ -48,7 +48,7 @@ def _plan(kind):
     values = dict(
         epsilon=0.5,
         clip_norm=0.5,
-        n=2000,
+        num_units=2000,
         batch_size=100,
         steps=12,
         sensitivity_multiplier=2.0,
@@ -277,3 +277,9 @@ def test_only_the_ledger_tells_a_consistent_forgery(tmp_path):
     ):
         (problem,) = ledger_problems(_edited(true, edit), summary)
         assert found in problem
+
+
+def test_values_that_a_file_holds_are_cut_in_what_is_said_of_them(certificate):
+    certificate = {**certificate, "ledger_head": ["x" * 5000], "digest": "y" * 5000}
+    said = verify_certificate(certificate).problems
+    assert len(said) >= 2 and all(len(line) < 400 for line in said)

@@ -1,6 +1,5 @@
 """Two worker processes over loopback: one run, one ledger, one noise."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -12,14 +11,12 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+import worker_child
 
 from tfdpsq.privacy import workers
-from tfdpsq.privacy.ledger import FILE_NAME, read_ledger
+from tfdpsq.privacy.proof.ledger import FILE_NAME, read_ledger
 
 _CHILD = pathlib.Path(__file__).with_name("worker_child.py")
-_SPEC = importlib.util.spec_from_file_location("worker_child", _CHILD)
-worker_child = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(worker_child)
 
 
 def _addresses(count):
@@ -119,6 +116,27 @@ def test_workers_with_other_rows_end_before_anything_is_paid(tmp_path):
     for said in words:
         assert "the rows of a step are not the same on all workers" in said, said
     assert read_ledger(tmp_path / "run" / FILE_NAME).steps_paid == 0
+
+
+def test_any_difference_between_the_workers_rows_ends_them(monkeypatch):
+    """Runs what two workers would, one after the other, in one process."""
+    said = []
+    monkeypatch.setattr(workers, "several", lambda: True)
+    monkeypatch.setattr(workers, "gathered", lambda own: said.append(own) or said)
+    rows = {"x": np.arange(6, dtype=np.float32).reshape(3, 2), "weights": np.ones(3)}
+    others = [
+        {**rows, "x": rows["x"][::-1]},
+        {**rows, "x": rows["x"].reshape(2, 3)},
+        {**rows, "x": rows["x"].astype(np.float64)},
+        {"y": rows["x"], "weights": rows["weights"]},
+        {**rows, "weights": np.array([1.0, 1.0, 0.0])},
+    ]
+    for other in others:
+        said.clear()
+        workers.require_same_rows([rows, rows])
+        workers.require_same_rows([rows, dict(rows)])
+        with pytest.raises(ValueError, match="rows of a step are not the same on all"):
+            workers.require_same_rows([rows, other])
 
 
 def test_one_worker_gets_back_what_it_gives():

@@ -35,7 +35,7 @@ def main(
         PrivacySpec(
             epsilon=4.0,
             clip_norm=0.5,
-            n=_N,
+            num_units=_N,
             batch_size=14,
             steps=STEPS,
             accountant="rdp",

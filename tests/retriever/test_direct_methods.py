@@ -306,6 +306,60 @@ def test_a_copy_that_is_no_number_costs_only_itself():
     assert found[0, 0] + 1 > 0 and found[0].sum() == pytest.approx(0, abs=1e-6)
 
 
+def _terms_batch(n, **more):
+    return {
+        "query_ids": tf.range(n)[:, None],
+        "query_lengths": tf.ones([n], tf.int32),
+        "document_ids": tf.range(n, 2 * n)[:, None],
+        "document_lengths": tf.ones([n], tf.int32),
+        "weights": tf.ones([n]),
+        **more,
+    }
+
+
+def test_logit_dp_leaves_no_column_out_of_a_softmax():
+    """Its bound has every document share the probability, known answers included.
+
+    Were equal documents masked, a pair's own could take nearly all of every row.
+    """
+    n, scale = 5, 2.0
+    method, draw = _Method("logit_dp", n, scale), np.random.default_rng(8)
+    queries, documents = draw.normal(size=(2, n, _WIDTH))
+    method(queries, documents, np.ones(n))
+    keys = {
+        "document_key": tf.constant([7, 7, 7, 8, 8], tf.int64),
+        "positive_keys": tf.fill([n, 1], tf.constant(8, tf.int64)),
+    }
+    _, found, _ = LogitTerms(method.model)(_terms_batch(n, **keys))
+    unit = [
+        rows / np.linalg.norm(rows, axis=1)[:, None] for rows in (queries, documents)
+    ]
+    shares = np.exp(scale * unit[0] @ unit[1].T)
+    expected = shares / shares.sum(1, keepdims=True) - np.eye(n)
+    np.testing.assert_allclose(np.reshape(found, [n, n]), expected, atol=1e-6)
+
+
+def test_no_score_counts_beyond_the_scale():
+    """A vector that is longer than 1, by rounding or else, breaks the bound on p."""
+    n, scale = 3, 2.0
+    method, draw = _Method("logit_dp", n, scale), np.random.default_rng(9)
+    method(*draw.normal(size=(2, n, _WIDTH)), np.ones(n))
+
+    class Longer:
+        config = method.model.config
+        encode_queries = method.model.encode_queries
+
+        def encode_documents(self, *batch, training):
+            return 10 * method.model.encode_documents(*batch, training=training)
+
+    values, found, _ = LogitTerms(Longer())(_terms_batch(n))
+    scores = np.reshape(values, [n, n]).astype(np.float64)
+    assert np.abs(scores).max() > 2 * scale  # else this would show nothing
+    shares = np.exp(np.clip(scores, -scale, scale))
+    expected = shares / shares.sum(1, keepdims=True) - np.eye(n)
+    np.testing.assert_allclose(np.reshape(found, [n, n]), expected, atol=1e-6)
+
+
 def test_a_row_without_a_finite_embedding_costs_logit_dp_nothing():
     method, draw = _Method("logit_dp", 4, 2.0), np.random.default_rng(4)
     queries, documents = draw.normal(size=(2, 4, _WIDTH))

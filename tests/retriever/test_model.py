@@ -14,8 +14,8 @@ from tfdpsq.retriever import (
     make_batches,
     save,
 )
+from tfdpsq.retriever.model import ordered_weights
 from tfdpsq.retriever.store import encoder_fingerprint
-from tfdpsq.retriever.weights import ordered_weights
 from tfdpsq.validation import DataError, InputError
 
 LENGTHS = {"query_length": 6, "document_length": 12}

@@ -1,14 +1,7 @@
 """What several tests of the runs share: one finished job."""
 
-import importlib.util
-import pathlib
-
 import pytest
-
-_HERE = pathlib.Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("tiny_job", _HERE / "tiny_job.py")
-_tiny_job = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny_job)
+import tiny_job as _tiny_job
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def command(stage, directory, settings):
-    """What runs a stage into a directory."""
+    """Returns the command for a stage, with its config file if it has one."""
+    config = ROOT / "configs" / f"{stage}.py"
     return [
         sys.executable,
         "-m",
         f"tfdpsq.run.{stage}",
-        f"--config=configs/{stage}.py",
+        *([f"--config={config}"] if config.is_file() else []),
         f"--workdir={directory}",
         *(f"--config.{key}={value}" for key, value in settings.items()),
     ]

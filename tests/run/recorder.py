@@ -19,7 +19,8 @@ def record(folder):
     secrets.jsonl: {"run": directory, "noise_seed": ..., "sampler_seed": ...}
     draws.jsonl: {"step": ..., "rows": [...]}
     """
-    from tfdpsq.privacy import checkpoint, sampling
+    from tfdpsq.privacy import checkpoint
+    from tfdpsq.privacy.randomness import sampling
 
     folder = pathlib.Path(folder)
     folder.mkdir(exist_ok=True)

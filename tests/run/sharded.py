@@ -1,6 +1,5 @@
 """Passes over shards in processes of their own: started, stopped, killed, compared."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -9,13 +8,10 @@ import subprocess
 import tempfile
 import time
 
+import killing as _killing
+
 from tfdpsq.run.core import locks
 from tfdpsq.run.passes import sharded_stages
-
-_HERE = pathlib.Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("killing", _HERE / "killing.py")
-_killing = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_killing)
 
 BEAM = (
     "--beam",

@@ -1,15 +1,14 @@
 """Canaries as users put them in, and what the audit of a generator says of them."""
 
 import collections
-import importlib.util
 import json
 import math
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
 from tfdpsq.data.texts import Pair
@@ -20,12 +19,6 @@ from tfdpsq.privacy import read_certificate
 from tfdpsq.run import audit, canaries, finetune, synthesize, train_retriever
 from tfdpsq.run.attacks import audit_subject, canary_set, text_scores
 from tfdpsq.validation import DataError, InputError
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).parent / "tiny.py"
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 TRIALS, CANDIDATES, COINS = 2, 20, 30
 
@@ -227,7 +220,7 @@ def test_canaries_cannot_be_asked_for_after_training(base):
     _insert(base, "private/others", seed=9)
     with pytest.raises(InputError, match="must be put in before training"):
         _audit(base, "private/x", canaries=str(base / "private" / "others"))
-    with pytest.raises(InputError, match="not asked for after it"):
+    with pytest.raises(InputError, match="inserted before training"):
         _audit(base, "private/x", canaries=str(base / "pairs"))
 
 
@@ -253,7 +246,7 @@ def test_bad_settings_of_canaries(base, name, options, message):
 def test_canaries_are_not_put_in_twice(base):
     """Nor into a set that is no private data."""
     data = base / "private" / "canaries" / "data"
-    with pytest.raises(InputError, match="hold canaries already"):
+    with pytest.raises(InputError, match="already hold canaries"):
         _insert(base, "private/twice", data=str(data), trials=1, coins=0)
     free = base / "private" / "synthetic" / "set"
     with pytest.raises(InputError, match="synthetic or public set"):
@@ -266,7 +259,7 @@ def test_what_is_trained_on_canaries_is_not_for_release(base):
     for module in (finetune, train_retriever):
         config = module.default_config()
         config.update(pairs=data, init=str(base / "public"))
-        with pytest.raises(InputError, match="holds canaries .* not for release"):
+        with pytest.raises(InputError, match="holds canaries .* must not be released"):
             module.run(config, base / "release" / "model")
     assert not (base / "release").exists()
 
@@ -276,18 +269,18 @@ def test_what_is_trained_on_canaries_is_not_for_release(base):
     [
         ({"generator": ""}, "generator is ''. Give the directory that the stage fin"),
         ({"canaries": ""}, "canaries is ''. Give the directory that the stage canar"),
-        ({"generator": "{base}/private/synthetic"}, "is no generator that finetune"),
+        ({"generator": "{base}/private/synthetic"}, "is not a generator that finetune"),
         (
             {"members": 1},
-            "members is 1; it must be an integer of at least 2. Telling queries apart",
+            "members is 1; it must be an integer of at least 2. A comparison",
         ),
         ({"members": 0}, "members is 0"),
         ({"top": 0}, "top is 0"),
         ({"confidence": 95}, "confidence is 95"),
         ({"guesses": ((0.9, 0.9),)}, "both in and out"),
         ({"guesses": ()}, "guesses is empty"),
-        ({"synthetic": "{base}/pairs"}, "pairs', where no set of queries lies"),
-        ({"synthetic": "{tmp}/set"}, "was not written by .*generator, as its manif"),
+        ({"synthetic": "{base}/pairs"}, "pairs', where there is no set of queries"),
+        ({"synthetic": "{tmp}/set"}, "was not written by .*generator, according to"),
     ],
 )
 def test_what_would_make_an_audit_worthless_is_refused_first(
@@ -325,17 +318,17 @@ def test_bad_settings_of_the_audit(base, tmp_path):
     assert np.isfinite(scorer([pair], cut=True)).all()
     copy = tmp_path / "generator"
     shutil.copytree(base / "private" / "generator", copy)
-    with pytest.raises(InputError, match="nobody can tell"):
+    with pytest.raises(InputError, match="are not known"):
         _audit(base, "private/x", generator=str(copy))
-    with pytest.raises(InputError, match="certificate.json is gone"):
+    with pytest.raises(InputError, match="certificate.json is missing"):
         audit_subject.certificate_of(str(base / "public"))
     broken = tmp_path / "canaries"
     shutil.copytree(base / "private" / "canaries", broken)
     with (broken / canary_set.CANARIES_FILE).open("a") as file:
         file.write('{"form": "secret"}\n')
-    with pytest.raises(DataError, match="it is no canary"):
+    with pytest.raises(DataError, match="not a canary"):
         canary_set.read_canaries(broken)
     lines = (base / "private" / "canaries" / canary_set.CANARIES_FILE).read_text()
     (broken / canary_set.CANARIES_FILE).write_text(lines.replace("own_d", "oen_d", 1))
-    with pytest.raises(DataError, match="it is no canary .form is 'oen_document'"):
+    with pytest.raises(DataError, match="not a canary .form is 'oen_document'"):
         canary_set.read_canaries(broken)

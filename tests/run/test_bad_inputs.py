@@ -6,7 +6,6 @@ processes (slow).
 """
 
 import contextlib
-import importlib.util
 import io
 import os
 import pathlib
@@ -17,14 +16,10 @@ import sys
 import time
 
 import pytest
+import tiny
 from absl import flags
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_SPEC = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).with_name("tiny.py")
-)
-tiny = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(tiny)
 
 LONG = "9" * 5000
 DEEP = "[" * 100_000
@@ -52,12 +47,18 @@ SETTINGS = {
         ),
         ("epsilon=-1", "epsilon is -1.0; it must be a finite number above 0, or inf"),
         ("epsilon=nan", "epsilon is nan; it must be"),
-        ("epsilon=1e300", "epsilon is 1e+300; it must be at most 1e+06"),
+        ("epsilon=1e300", "epsilon is 1e+300; it must be at most 300"),
+        # It was paid for, and `verify` refused the certificate.
+        ("epsilon=1000", "epsilon is 1000.0; it must be at most 300"),
         ("delta=1", "delta is 1.0; it must lie in [0, 1)"),
         ("delta=-0.1", "delta is -0.1; it must lie in [0, 1)"),
         ("delta=nan", "delta is nan; it must lie in [0, 1)"),
         ("clip_norm=0", "clip_norm is 0.0; it must be a finite number above 0"),
         ("clip_norm=nan", "clip_norm is nan; it must be a finite number above 0"),
+        # As float32 they are 0, and would spend the budget on nothing.
+        ("clip_norm=2e-38", "clip_norm is 2e-38; it must be at least 1e-18"),
+        ("learning_rate=1e-50", "learning_rate is 1e-50; it must be at least 1e-18"),
+        ("epsilon=1e-300", "epsilon is 1e-300; it must be at least 1e-18"),
         ("clip_norm=inf", "clip_norm is inf; it must be a finite number above 0"),
         ("seed=-1", "seed is -1; it must be an integer of at least 0"),
         ("seed=9999999999", "seed is 9999999999; it must be an integer of at most"),
@@ -192,7 +193,7 @@ SETTINGS = {
     "audit": [
         ("confidence=1", "confidence is 1.0; it must lie in (0, 1)"),
         ("confidence=nan", "confidence is nan; it must lie in (0, 1)"),
-        ("members=1", "members is 1; it must be an integer of at least 2. Telling"),
+        ("members=1", "members is 1; it must be an integer of at least 2. A comp"),
         ("top=0", "top is 0; it must be an integer of at least 1"),
         ("canaries=", "canaries is ''. Give the directory that the stage canaries"),
     ],
@@ -255,11 +256,28 @@ SETTINGS = {
         ("audit.unit=person", "audit.unit is 'person'; choose one of"),
     ],
 }
-_FILES = {"pipeline": "quickstart.py", "reproduce": "paper/tables.py:tiny"}
+_CONFIGS = {
+    **{path.stem: path.name for path in (ROOT / "configs").glob("*.py")},
+    "pipeline": "quickstart.py",
+    "reproduce": "paper/tables.py:tiny",
+}
 
 # (arguments, what the message says) of commands whose flags are wrong.
 COMMANDS = [
-    ("finetune --workdir=@/out", "no config was given. Pass --config=FILE"),
+    ("finetune --flagfile=/no/such/file", "Unable to open flagfile"),
+    ("estimate", "no config was given. Pass --config=FILE"),
+    ("estimate --config=configs/finetune.py extra", "unexpected arguments: extra"),
+    ("estimate --config=configs/finetune.py --wrokdir=x", "there is no flag --wrok"),
+    ("estimate_job --config=@/none.py", "where there is no file"),
+    ("estimate_job --config=configs/finetune.py --price=x", "price"),
+    (
+        "mine --workdir=@/o --config.pairs=@/pairs "
+        "--config.private_directory=gs://bucket/keys",
+        "private_directory is gs://bucket/keys; keys and ledgers are kept on this",
+    ),
+    ("finetune --workdir=@/out", "no vocabulary was given"),
+    ("mine --workdir=@/o --config.no_such=1", "there is no setting --config.no_such"),
+    ("mine --workdir=@/o --config.no_such=1 --config=@/none.py", "there is no file"),
     ("finetune --config=@/none.py --workdir=@/out", "where there is no file"),
     ("finetune --config= --workdir=@/out", "where there is no file"),
     ("finetune --config=@ --workdir=@/out", "where there is no file"),
@@ -280,36 +298,33 @@ COMMANDS = [
         "pipeline --config=configs/paper/retrieval.py:x --workdir=@/o",
         "row is 'x'; choo",
     ),
-    (
-        "finetune --config=configs/prepare.py --workdir=@/o",
-        "config of the stage prepare",
-    ),
+    ("finetune --config=configs/filter.py --workdir=@/o", "config of the stage filter"),
     (
         "prepare --config=configs/finetune.py --workdir=@/o",
         "of the stage finetune, but",
     ),
     ("choose --config=configs/grid.py --workdir=@/o", "config of the stage grid"),
     ("finetune --config=configs/quickstart.py --workdir=@/o", "of the stage pipeline"),
-    ("mine --config=configs/mine.py", "no workdir was given. Pass --workdir=DIRECTORY"),
-    ("mine --config=configs/mine.py --workdir=", "no workdir was given. Pass"),
-    ("mine --config=configs/mine.py --workdir=gs://b/o", "this stage writes to local"),
+    ("mine", "no workdir was given. Pass --workdir=DIRECTORY"),
+    ("mine --workdir=", "no workdir was given. Pass"),
+    ("mine --workdir=gs://b/o", "this stage writes to local"),
     (
-        "mine --config=configs/mine.py --workdir=@/text.py",
+        "mine --workdir=@/text.py",
         "text.py is not a dir",
     ),
-    ("mine --config=configs/mine.py --workdir=@/text.py/o", "text.py is not"),
+    ("mine --workdir=@/text.py/o", "text.py is not"),
     (
-        "mine --config=configs/mine.py --workdir=@/o extra",
+        "mine --workdir=@/o extra",
         "unexpected arguments: extra",
     ),
     (
-        "mine --config=configs/mine.py --workdir=@/o --wrokdir=x",
+        "mine --workdir=@/o --wrokdir=x",
         "no flag --wrokdir. Did",
     ),
-    ("mine --config=configs/mine.py --workdir=@/o --beam", "--beam"),
-    ("mine --config=configs/mine.py --workdir=@/o --strategy=gpu", "strategy is 'gpu'"),
+    ("mine --workdir=@/o --beam", "--beam"),
+    ("mine --workdir=@/o --strategy=gpu", "strategy is 'gpu'"),
     (
-        "mine --config=configs/mine.py --workdir=@/o --strategy=mirrored",
+        "mine --workdir=@/o --strategy=mirrored",
         "trains nothing",
     ),
     (
@@ -322,59 +337,58 @@ COMMANDS = [
     ),
     ("finetune --config=configs/finetune.py --workdir=@/o --replicas=x", "replicas"),
     ("finetune --config=configs/finetune.py --workdir=@/o --replicas=2", "mirrored"),
-    ("finetune --config=configs/finetune.py --workdir=@/o --tpu=x", "means something"),
+    ("finetune --config=configs/finetune.py --workdir=@/o --tpu=x", "applies to"),
     (
         "finetune --config=configs/finetune.py --workdir=@/o --steps_per_loop=0",
         "steps_per_loop is 0; it must be an integer of at least 1",
     ),
     (
-        "synthesize --config=configs/synthesize.py --workdir=@/o --num_shards=0",
+        "synthesize --workdir=@/o --num_shards=0",
         "num_shards is 0; it must be an integer of at least 1",
     ),
     (
-        "synthesize --config=configs/synthesize.py --workdir=@/o --num_shards=-1",
+        "synthesize --workdir=@/o --num_shards=-1",
         "num_shards is -1; it must be an integer of at least 1",
     ),
     (
-        "synthesize --config=configs/synthesize.py --workdir=@/o --num_shards=2 "
-        "--shard_index=2",
+        "synthesize --workdir=@/o --num_shards=2 --shard_index=2",
         "shard_index is 2; with num_shards = 2 it must be an integer from 0 to 1",
     ),
     (
-        "synthesize --config=configs/synthesize.py --workdir=@/o --shard_index=-1",
+        "synthesize --workdir=@/o --shard_index=-1",
         "shard_index is -1",
     ),
     (
-        "synthesize --config=configs/synthesize.py --workdir=@/o --shard_index=1",
+        "synthesize --workdir=@/o --shard_index=1",
         "shard_index is 1, but num_shards was not given",
     ),
     (
-        "prepare --config=configs/prepare.py --workdir=@/o --config.data=@/deep",
+        "prepare --workdir=@/o --config.data=@/deep",
         "deeply",
     ),
     (
-        "prepare --config=configs/prepare.py --workdir=@/o --config.data=@/long",
+        "prepare --workdir=@/o --config.data=@/long",
         "digits",
     ),
     (
-        "mine --config=configs/mine.py --workdir=@/o --config.pairs=@/pairs "
+        "mine --workdir=@/o --config.pairs=@/pairs "
         "--config.private_directory=@/text.py",
         "text.py",
     ),
     (
-        "mine --config=configs/mine.py --workdir=@/stray --config.pairs=@/pairs",
+        "mine --workdir=@/stray --config.pairs=@/pairs",
         "stage.js",
     ),
     (
-        "prepare --config=configs/prepare.py --workdir=@/taken --config.data=@/pairs "
-        "--config.vocabulary_size=0",
+        "prepare --workdir=@/taken --config.data=@/pairs --config.vocabulary_size=0",
         "already exists, and is not an empty directory. Choose another",
     ),
 ]
 
 ROWS = [
     (
-        f"{stage} --config=configs/{_FILES.get(stage, stage + '.py')} --workdir=@/out "
+        f"{stage} {f'--config=configs/{_CONFIGS[stage]} ' if stage in _CONFIGS else ''}"
+        "--workdir=@/out "
         f"{'--config.data=@/pairs ' if stage == 'prepare' else ''}--config.{bad}",
         said,
     )

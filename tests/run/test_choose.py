@@ -1,13 +1,12 @@
 """A generator chosen by held-out private queries: its cost, and that it says so."""
 
 import copy
-import importlib.util
 import json
 import math
-import pathlib
 
 import numpy as np
 import pytest
+import tiny_grid as _grid
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import (
@@ -16,14 +15,11 @@ from tfdpsq.data import (
     read_synthetic,
 )
 from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.privacy import choice, read_certificate, read_ledger, verify_certificate
+from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
+from tfdpsq.privacy.proof import choice
 from tfdpsq.run import choose, finetune, synthesize, verify
 from tfdpsq.run.training import private_training
 
-_HERE = pathlib.Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("grid", _HERE / "tiny_grid.py")
-_grid = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_grid)
 _config = _grid.config
 
 # Every test needs a grid of trained generators.

@@ -1,24 +1,22 @@
 """The stage `choose` without a whole grid: what it refuses, reads, scores and draws."""
 
-import importlib.util
 import json
 import math
 import pathlib
+import runpy
 
 import pytest
+import tensorflow as tf
+import tiny_grid as _grid
 
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory
-from tfdpsq.privacy import choice
-from tfdpsq.privacy.ledger import Ledger
+from tfdpsq.privacy.proof import choice
+from tfdpsq.privacy.proof.ledger import Ledger
 from tfdpsq.run import choose
 from tfdpsq.run.core import sources
 from tfdpsq.run.training import choice_points
 
-_HERE = pathlib.Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("grid", _HERE / "tiny_grid.py")
-_grid = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_grid)
 _config = _grid.config
 
 
@@ -45,8 +43,8 @@ def base(tmp_path_factory):
         (dict(finetune__epsilon=math.inf), "a private choice protects nothing"),
         (dict(choice_epsilon=-1.0), "choice_epsilon is -1.0"),
         (dict(choice="declared", choice_epsilon=1.0), "adds no noise"),
-        (dict(choice="declared"), "finetune.strict True, which refuses"),
-        (dict(held_out="train"), "what was trained on cannot choose"),
+        (dict(choice="declared"), "finetune.strict True, but reading"),
+        (dict(held_out="train"), "training pairs cannot choose"),
         (dict(held_out="valid"), "valid"),
         (dict(finetune__unit="user"), "user"),
         (dict(finetune__sampler="shuffled"), "has sampler 'shuffled'"),
@@ -87,11 +85,8 @@ def test_a_query_in_both_splits_is_refused(base, tmp_path):
 
 
 def test_the_papers_grid_is_its_table_1():
-    path = _HERE.parents[1] / "configs" / "paper" / "grid.py"
-    spec = importlib.util.spec_from_file_location("paper_grid", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = module.get_config()
+    path = pathlib.Path(__file__).parents[2] / "configs" / "paper" / "grid.py"
+    config = runpy.run_path(str(path))["get_config"]()
     choice_points.check(config)
     points = list(choice_points._points(config))
     assert len(points) == 4 * 4 * 4 * 3
@@ -154,6 +149,32 @@ def test_the_draw_is_of_sums_of_sentence_scores(base, tmp_path, monkeypatch):
     assert stage._scores("b", pairs)["sum"] == sums[1]
 
 
+def test_queries_for_a_private_choice_are_written_on_the_cpu(
+    base, tmp_path, monkeypatch, logical_cpus
+):
+    """Elsewhere a row's rounding may follow from the other rows of its batch.
+
+    So that a held-out query more could change the scores of others, and cost more than
+    the choice says. The second CPU stands in for what a GPU would be: the default.
+    """
+    pairs = BeirDirectory(base / "pairs").pairs("dev")
+    found = {}
+    for mode in choice_points.MODES:
+        (tmp_path / mode).mkdir()
+        changes = dict(choice=mode, finetune__strict=mode == "accounted")
+        stage = _stage(base, tmp_path / mode, **changes)
+
+        def written(name, held_out, mode=mode):
+            found[mode] = tf.Variable(0.0).device
+            return {pair.document_id: "a query" for pair in held_out}
+
+        monkeypatch.setattr(stage, "_written", written)
+        with tf.device(logical_cpus[1]):
+            stage._scores("a", pairs)
+    assert found["declared"].endswith("CPU:1")
+    assert found["accounted"].endswith("CPU:0")
+
+
 def test_scores_are_gone_once_the_choice_is_kept(base, tmp_path, monkeypatch):
     stage = _stage(base, tmp_path)
     (stage._own / choose.SCORES).mkdir()
@@ -171,7 +192,7 @@ def test_what_is_chosen_on_canaries_is_not_for_release(base, tmp_path, monkeypat
     _grid.tiny.write_pairs(made / "data", train=60, dev=9, test=3)
     (made / "canaries.jsonl").write_text("")
     config = _config(base, finetune__pairs=str(made / "data"))
-    with pytest.raises(validation.InputError, match="holds canaries .* not for releas"):
+    with pytest.raises(validation.InputError, match="holds canaries .* not be releas"):
         choose.run(config, tmp_path / "release" / "generator")
     assert not (tmp_path / "release").exists()
     assert not list(tmp_path.rglob("ledger.jsonl"))

@@ -24,7 +24,12 @@ _N = 20
 
 def _plan(epsilon, **changes):
     values = dict(
-        epsilon=epsilon, clip_norm=0.1, n=_N, batch_size=3, steps=2, accountant="rdp"
+        epsilon=epsilon,
+        clip_norm=0.1,
+        num_units=_N,
+        batch_size=3,
+        steps=2,
+        accountant="rdp",
     )
     return privacy.make_plan(privacy.PrivacySpec(**{**values, **changes}))
 

@@ -35,6 +35,15 @@ def test_help_lists_every_command_with_one_line():
     assert all(len(lines[name].split()) > 3 for name in files)
 
 
+def test_every_line_of_the_help_is_a_verb_phrase():
+    for name, line in stages().items():
+        verb = line.split()[0].replace("-", "")
+        # Imperative: "Train a ..."; not "Trains", not a noun phrase such as "The job".
+        assert verb.isalpha() and verb.istitle() and not verb.endswith("s"), name
+        assert verb not in ("A", "An", "The", "Of", "How", "What", "Stage"), name
+        assert "\n" not in line and len(line) <= 85, name
+
+
 def test_a_stage_runs_with_its_own_flags(tmp_path):
     missing = tmp_path / "certificate.json"
     shown = _tfdpsq("verify", str(missing))
@@ -60,3 +69,29 @@ def test_no_stage_gets_the_list():
 
     assert shown.returncode == 2
     assert "usage: tfdpsq STAGE" in shown.stderr
+
+
+@pytest.mark.parametrize("output", ["/dev/full", "closed", "ascii", "reader gone"])
+def test_output_that_nobody_can_read_is_no_traceback(output):
+    words = [sys.executable, "-m", "tfdpsq.run", "--help"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    end = None
+    if output == "closed":
+        words = ["sh", "-c", 'exec "$@" >&-', "sh", *words]
+    elif output == "/dev/full":
+        end = os.open(output, os.O_WRONLY)
+    elif output == "reader gone":
+        reader, end = os.pipe()
+        os.close(reader)
+    ended = subprocess.run(
+        words,
+        stdout=end if end is not None else subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd=ROOT,
+    )
+    if end is not None:
+        os.close(end)
+    assert b"Traceback" not in ended.stderr and b"Exception" not in ended.stderr
+    # What is closed from the beginning is wanted so.
+    assert ended.returncode == (0 if output in ("closed", "ascii") else 2)

@@ -15,8 +15,8 @@ from tfdpsq.data import train_vocabulary
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.checkpoints import huggingface
 from tfdpsq.layers import T5Backbone, T5Config
-from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import read_certificate
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run import convert as command
 from tfdpsq.run.convert import convert
 from tfdpsq.run.training import private_training

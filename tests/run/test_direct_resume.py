@@ -1,27 +1,16 @@
 """Training the retriever directly, killed with SIGKILL, to the same weights."""
 
-import importlib.util
 import json
-import pathlib
 import shutil
 
+import killing as _killing
 import numpy as np
 import pytest
+import tiny as _tiny
 
 from tfdpsq import retriever
 from tfdpsq.data import train_vocabulary
 from tfdpsq.run.core import layout
-
-
-def _module(name):
-    path = pathlib.Path(__file__).parent / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_tiny, _killing = _module("tiny"), _module("killing")
 
 _STEPS = 20
 _SETTINGS = {

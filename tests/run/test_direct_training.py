@@ -1,30 +1,23 @@
 """Direct DP training as its users run it: what is certified, what is refused."""
 
-import importlib.util
 import json
-import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny as _tiny
 
 from tfdpsq import retriever
 from tfdpsq.data import train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
-from tfdpsq.privacy.certificate import digest_of
+from tfdpsq.privacy.proof.certificate import digest_of
 from tfdpsq.retriever.training import content_key
 from tfdpsq.run import train_retriever
 from tfdpsq.run.core import layout
 from tfdpsq.run.training import direct_training, private_training
 from tfdpsq.validation import InputError
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).parent / "tiny.py"
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 
 @pytest.fixture(scope="module")

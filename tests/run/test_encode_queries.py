@@ -1,13 +1,12 @@
 """Stage `encode` on queries: those of sets carry a guarantee, private ones stay in."""
 
-import importlib.util
 import json
 import math
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
+import tiny as _tiny
 
 from tfdpsq import privacy, retriever
 from tfdpsq.data import (
@@ -29,12 +28,6 @@ from tfdpsq.run.passes import (
 )
 from tfdpsq.validation import DataError, InputError
 
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).parent / "tiny.py"
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
-
 _QUERIES = embedding.QUERIES
 
 
@@ -42,7 +35,7 @@ def _certificate(epsilon):
     spec = privacy.PrivacySpec(
         epsilon=epsilon,
         clip_norm=0.1,
-        n=400,
+        num_units=400,
         n_is_public=True,
         batch_size=8,
         steps=4,
@@ -182,7 +175,11 @@ def test_private_queries_are_embedded_where_they_may_lie(base, tmp_path):
 @pytest.mark.parametrize(
     ("out", "changes", "message"),
     [
-        ("out", {}, "are private, and so is an embedding .* Write it under .*private"),
+        (
+            "out",
+            {},
+            "are private, and an embedding reveals .* Write them under .*private",
+        ),
         ("release/out", {"private_directory": "{here}/hidden"}, "under .*hidden inst"),
         ("private/out", {"strict": True}, "strict mode refuses .* of split 'test'"),
         ("private/out", {"split": "tets"}, "split is 'tets'; choose one of"),
@@ -255,7 +252,7 @@ def test_a_set_may_lie_on_an_object_store_and_private_queries_may_not(base, tmp_
     assert [parts.size(index) for index in range(parts.count)] == [16, 17, 17]
     assert [text.id for text in parts.read(1)] == [f"genQ{i}" for i in range(16, 33)]
     config = _config(base, corpus=f"{remote}/pairs")
-    with pytest.raises(InputError, match="pairs, where no synthetic or public set"):
+    with pytest.raises(InputError, match="pairs, where there is no synthetic"):
         query_sets.open_queries(config, tmp_path / "private" / "out", _QUERIES, None)
 
 

@@ -1,7 +1,6 @@
 """What a whole job costs: sums by hand, where rates come from, and a measurement."""
 
 import dataclasses
-import importlib.util
 import json
 import math
 import os
@@ -10,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import tiny as _tiny
 
 from tfdpsq import validation
 from tfdpsq.run import estimate_job, finetune, pipeline
@@ -18,11 +18,6 @@ from tfdpsq.run.estimation import job_table, rates
 from tfdpsq.run.estimation.costs import Devices, Rates, Work, parts_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).parent / "tiny.py"
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 _GIVEN = {
     "examples": 50.0,

@@ -1,14 +1,13 @@
 """The evaluation of several retrievers at once."""
 
-import importlib.util
 import json
-import pathlib
 import pickle
 import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny as _tiny
 
 from tfdpsq import retriever
 from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
@@ -18,12 +17,6 @@ from tfdpsq.run.core import layout
 from tfdpsq.run.passes import passes
 from tfdpsq.run.search import retrieval
 from tfdpsq.validation import DataError, InputError
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).parent / "tiny.py"
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +35,8 @@ def base(tmp_path_factory):
             for weight in model.query_tower.weights:
                 weight.assign(weight[::-1])
         retriever.save(model, base / name / layout.RETRIEVER_MODEL)
-        (base / name / "stage.json").write_text(json.dumps({"name": name}))
+        stage = {**_tiny.STAGE, "run": name}
+        (base / name / "stage.json").write_text(json.dumps(stage))
     return base
 
 
@@ -157,7 +151,7 @@ def _bad(base, **changes):
         ({"systems": {}}, "systems and synthetic are empty"),
         ({"systems": {"a": "{base}/a"}}, "vocabulary is '', but system 'a' needs"),
         ({"baseline": "else"}, "baseline is 'else', which is none of"),
-        ({"k": 5}, "'ndcg@10' is to be measured, but only 5 documents"),
+        ({"k": 5}, "'ndcg@10' needs more documents than the 5"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"resamples": 0}, "resamples is 0"),
         ({"index": "faiss"}, "index is 'faiss'; choose one of"),

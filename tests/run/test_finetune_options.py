@@ -1,13 +1,12 @@
 """Fine-tuning from a model that lies there already: LoRA, a part, bfloat16."""
 
-import importlib.util
 import json
 import math
-import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny as _tiny
 
 from tfdpsq.data import read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
@@ -17,12 +16,6 @@ from tfdpsq.run import convert, finetune, synthesize
 from tfdpsq.run.core import layout, sources
 from tfdpsq.run.training import private_training
 from tfdpsq.validation import InputError
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).parent / "tiny.py"
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 
 @pytest.fixture(scope="module")

@@ -1,24 +1,13 @@
 """The finetune stage, killed with SIGKILL through its command line."""
 
-import importlib.util
 import json
 import os
-import pathlib
 import shutil
 import subprocess
 
+import killing as _killing
 import pytest
-
-
-def _module(name):
-    path = pathlib.Path(__file__).parent / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_tiny, _killing = _module("tiny"), _module("killing")
+import tiny as _tiny
 
 _STEPS = 24
 _SETTINGS = {

@@ -1,14 +1,13 @@
 """Prompt tuning by its stage: settings, certificate, what others make of it."""
 
-import importlib.util
 import json
 import math
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny as _tiny
 
 from tfdpsq.data import Tokenizer, read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator, checkpoints
@@ -18,12 +17,6 @@ from tfdpsq.run.core import layout, workdir
 from tfdpsq.run.estimation import finetuning
 from tfdpsq.run.training import starting_model
 from tfdpsq.validation import InputError
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).parent / "tiny.py"
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 _P, _HIDDEN = 5, 16
 _SIZES = {"document_length": 24, "query_length": 10}

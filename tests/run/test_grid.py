@@ -1,20 +1,14 @@
 """Choosing how to spend ε on public data: what is read, what is tried, what is told."""
 
-import importlib.util
 import json
-import pathlib
 
 import pytest
+import tiny as _tiny
 
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, Document, keyword_pairs, train_vocabulary
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import grid
-
-_HERE = pathlib.Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Stage `index` through its command line: search, adding documents, refusals."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -10,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny as _tiny
 
 from tfdpsq import retriever
 from tfdpsq.data import Document, Tokenizer, train_vocabulary, write_beir
@@ -21,9 +21,6 @@ from tfdpsq.validation import InputError
 
 _HERE = pathlib.Path(__file__).parent
 _ROOT = _HERE.parents[1]
-_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +90,6 @@ def test_a_corpus_is_indexed_by_command_and_searched(base):
         sys.executable,
         "-m",
         "tfdpsq.run.index",
-        "--config=configs/index.py",
         f"--workdir={base / 'made'}",
         f"--config.retriever={base / 'retriever'}",
         f"--config.vocabulary={base / 'spiece.model'}",

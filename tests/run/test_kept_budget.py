@@ -1,10 +1,8 @@
 """A stage that fails after its budget is spent keeps what it bought."""
 
-import importlib.util
-import pathlib
-
 import numpy as np
 import pytest
+import tiny
 
 from tfdpsq import validation
 from tfdpsq.data import train_vocabulary
@@ -13,12 +11,6 @@ from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
 from tfdpsq.run import finetune
 from tfdpsq.run.core import workdir
 from tfdpsq.run.training import private_training
-
-_SPEC = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).with_name("tiny.py")
-)
-tiny = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(tiny)
 
 STEPS = 5
 

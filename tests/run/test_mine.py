@@ -1,13 +1,12 @@
 """Hard negatives as users come by them: mined or given, used or refused."""
 
-import importlib.util
 import json
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny as _tiny
 
 from tfdpsq import retriever
 from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary, write_synthetic
@@ -21,12 +20,6 @@ from tfdpsq.run import mine, train_retriever
 from tfdpsq.run.core import layout, sources
 from tfdpsq.run.training import hard_negatives
 from tfdpsq.validation import DataError, InputError
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).parent / "tiny.py"
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import ml_collections
 import pytest
 
 import tfdpsq
-from tfdpsq.privacy.ledger import FILE_NAME, Ledger
+from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger
 from tfdpsq.run.core import workdir
 from tfdpsq.run.training import private_training
 from tfdpsq.validation import InputError

@@ -1,22 +1,16 @@
 """The stage `overlap`: what it reads, draws, writes, records, refuses, goes on with."""
 
-import importlib.util
 import json
 import pathlib
 import shutil
 
 import pytest
+import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory
 from tfdpsq.run import overlap
 from tfdpsq.run.passes import passes
 from tfdpsq.validation import DataError, InputError
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).parent / "tiny.py"
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 
 @pytest.fixture
@@ -112,7 +106,7 @@ def test_looking_for_queries_is_a_recorded_read_and_for_documents_none(base):
         json.loads, (base / "private" / "private_reads.jsonl").read_text().splitlines()
     )
     assert entry == {
-        "what": "which queries of split 'train' stand in a public corpus",
+        "what": "which queries of split 'train' occur in a public corpus",
         "where": "overlap/overlap.json and matches.jsonl",
     }
 
@@ -230,5 +224,5 @@ def test_bad_settings_are_refused_before_anything_is_read(base, options, message
 def test_an_empty_corpus_is_refused(base):
     for path in (base / "corpus").glob("*.txt"):
         path.write_text("\n")
-    with pytest.raises(InputError, match=r"the corpus .* holds no record in its \d"):
+    with pytest.raises(InputError, match=r"the corpus .* is empty: its \d"):
         _run(base)

@@ -1,12 +1,12 @@
 """The main job end to end, at a tiny size, as its users run it."""
 
-import importlib.util
 import json
 import math
-import pathlib
 
 import pytest
 import tensorflow as tf
+import tiny as _tiny
+import tiny_job as _tiny_job
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, read_synthetic, verify
@@ -14,19 +14,6 @@ from tfdpsq.privacy import accounting, read_certificate
 from tfdpsq.run import pipeline
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import releases, workdir
-
-_HERE = pathlib.Path(__file__).parent
-
-
-def _load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_tiny = _load(_HERE / "tiny.py")
-_tiny_job = _load(_HERE / "tiny_job.py")
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +253,29 @@ def test_changed_pairs_are_noticed(finished, tmp_path):
         (("finetune.batch_size", 61), "batch_size 61 is larger than the data.*60"),
         (("finetune.delta", 1 / 60), "must be below 1/n"),
         (("data", "/nowhere"), "/nowhere"),
+        # All that a stage after the first paid one would refuse.
+        (("epsilons", (8.0, 301.0)), r"epsilons\[1\] is 301"),
+        (("epsilons", (8.0, 8.0000001)), r"epsilons\[1\] .* directory is that of 8.0"),
+        (("direct.split", "nope"), "direct.split is 'nope'"),
+        (("finetune.n_is_public", False), "in the settings of `finetune`: the number"),
+        (("retriever.n_is_public", False), "retriever.n_is_public is False"),
+        (("retriever.method", "naive"), "retriever.method is 'naive'"),
+        (("retriever.epsilon", 8.0), "retriever.epsilon is 8.0"),
+        (("retriever.hard_negatives.run", "/nowhere"), "retriever.hard_negatives.run"),
+        (("direct.n_is_public", False), "in the settings of `direct`: the number"),
+        (("direct.unit", "user"), "unit is 'user'"),
+        (("direct.hard_negatives.run", "/nowhere"), "'public_negatives', but"),
+        (("evaluate.k", 1), "Raise k"),
+        (("evaluate.split", "nope"), "evaluate.split is 'nope'"),
+        (("evaluate.similarity_split", "nope"), "similarity_split is 'nope'"),
+        (("evaluate.indexes", {"x": "/nowhere"}), "evaluate.indexes.x"),
+        (("evaluate.strict", True), "evaluate.strict is True"),
+        (("audit.strict", True), "audit.strict is True"),
+        (("audit.guesses", ((0.9, 0.9),)), "both in and out"),
+        (("audit.references", ("/nowhere",)), "/nowhere"),
+        (("audit.other_splits", ("nope",)), "a comparison takes 2 of each"),
+        (("canaries.split", "dev"), "no canary would be trained on"),
+        (("canaries.coins", 10_000), "Lower trials"),
     ],
 )
 def test_bad_settings_end_before_any_stage(tmp_path, change, message):
@@ -280,6 +290,33 @@ def test_bad_settings_end_before_any_stage(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         pipeline.run(config, tmp_path / "work")
     assert not (tmp_path / "work" / "release").exists()
+    if change[0] != "data":  # Corrected, the job takes the same workdir.
+        pipeline.open_job(_tiny.tiny_config(tmp_path / "pairs"), tmp_path / "work")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (("retriever.trained", ("nothing",)), "nothing"),
+        (("direct.t5.vocabulary_size", 5), "vocabulary"),
+    ],
+)
+def test_a_retriever_that_cannot_be_made_ends_before_any_is_paid_for(
+    tmp_path, change, message
+):
+    _tiny.write_pairs(tmp_path / "pairs")
+    config = _tiny.tiny_config(tmp_path / "pairs")
+    config.pretrain.steps = 0
+    config.audit_epsilons = ()
+    *path, last = change[0].split(".")
+    target = config
+    for name in path:
+        target = target[name]
+    target[last] = change[1]
+    with pytest.raises(ValueError, match=message):
+        pipeline.run(config, tmp_path / "work")
+    assert not (tmp_path / "work" / "private" / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Public pretraining as its users run it: it learns, is killed, goes on, refuses."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -9,8 +8,10 @@ import subprocess
 import sys
 import time
 
+import killing as _killing
 import numpy as np
 import pytest
+import tiny as _tiny
 from safetensors.numpy import load_file
 
 from tfdpsq import privacy, validation
@@ -23,15 +24,6 @@ from tfdpsq.run.core import sources
 _HERE = pathlib.Path(__file__).parent
 _ROOT = _HERE.parents[1]
 
-
-def _module(name):
-    spec = importlib.util.spec_from_file_location(name, _HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_tiny, _killing = _module("tiny"), _module("killing")
 
 _T5 = {
     "vocabulary_size": 460,
@@ -116,12 +108,10 @@ def _start(base, pairs, *flags, environment=None):
     """The stage in a process of its own, into base/t5."""
     config = base / "config.py"
     config.write_text(
-        "import importlib.util\n"
+        "import runpy, sys\n"
+        f"sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})\n"
         "def get_config():\n"
-        f"    spec = importlib.util.spec_from_file_location('t', {str(__file__)!r})\n"
-        "    module = importlib.util.module_from_spec(spec)\n"
-        "    spec.loader.exec_module(module)\n"
-        f"    return module._config({str(pairs)!r})\n"
+        f"    return runpy.run_path({str(__file__)!r})['_config']({str(pairs)!r})\n"
     )
     return subprocess.Popen(
         [
@@ -278,7 +268,12 @@ def test_weights_that_saw_private_queries_are_not_public(pairs, finished, tmp_pa
         (private / file.name).write_bytes(file.read_bytes())
     plan = privacy.make_plan(
         privacy.PrivacySpec(
-            epsilon=8.0, clip_norm=1.0, n=100, n_is_public=True, batch_size=10, steps=2
+            epsilon=8.0,
+            clip_norm=1.0,
+            num_units=100,
+            n_is_public=True,
+            batch_size=10,
+            steps=2,
         )
     )
     certificate = privacy.make_certificate(

@@ -136,13 +136,23 @@ def test_a_number_that_is_none_is_logged_as_text(tmp_path):
 # -- ε so far ----------------------------------------------------------------------
 
 _PLANS = {
-    "poisson, pld": dict(epsilon=8.0, n=600, batch_size=30, steps=60),
-    "rdp": dict(epsilon=3.0, n=600, batch_size=60, steps=25, accountant="rdp"),
+    "poisson, pld": dict(epsilon=8.0, num_units=600, batch_size=30, steps=60),
+    "rdp": dict(epsilon=3.0, num_units=600, batch_size=60, steps=25, accountant="rdp"),
     "truncating": dict(
-        epsilon=2.0, n=600, batch_size=6, steps=50, max_batch_size=24, delta=1e-4
+        epsilon=2.0,
+        num_units=600,
+        batch_size=6,
+        steps=50,
+        max_batch_size=24,
+        delta=1e-4,
     ),
     "shuffled": dict(
-        epsilon=4.0, n=60, batch_size=6, steps=35, sampler="shuffled", n_is_public=True
+        epsilon=4.0,
+        num_units=60,
+        batch_size=6,
+        steps=35,
+        sampler="shuffled",
+        n_is_public=True,
     ),
 }
 
@@ -165,7 +175,9 @@ def test_epsilon_so_far_is_never_less_than_what_is_spent(name):
 
 
 def test_epsilon_so_far_without_privacy_and_beyond_the_plan():
-    spec = PrivacySpec(epsilon=math.inf, clip_norm=1.0, n=60, batch_size=6, steps=5)
+    spec = PrivacySpec(
+        epsilon=math.inf, clip_norm=1.0, num_units=60, batch_size=6, steps=5
+    )
     assert make_plan(spec).epsilon_so_far(1) == math.inf
     plan = make_plan(PrivacySpec(clip_norm=0.5, **_PLANS["rdp"]))
     with pytest.raises(validation.InputError, match="26 steps were executed"):

@@ -8,7 +8,6 @@ queries. What searches for them is tested here, too.
 import base64
 import gzip
 import hmac
-import importlib.util
 import json
 import pathlib
 import re
@@ -17,25 +16,17 @@ import time
 
 import numpy as np
 import pytest
+import recorder
+import secret_search as _search
 
 from tfdpsq.data import BeirDirectory, Tokenizer
-from tfdpsq.privacy.noise import derived_seed
+from tfdpsq.privacy.randomness.noise import derived_seed
 from tfdpsq.run.core import releases, sources, workdir
 from tfdpsq.run.passes import passes, sharded_stages
 
 _TIMES = re.compile("second|elapsed|duration|took|minute|clock|started|finished")
 
 
-def _load(name):
-    path = pathlib.Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-recorder = _load("recorder")
-_search = _load("secret_search")
 Secret, find_secrets = _search.Secret, _search.find_secrets
 
 

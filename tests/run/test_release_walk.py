@@ -1,6 +1,5 @@
 """All commands with all kinds of output, in a released place and in a private one."""
 
-import importlib.util
 import json
 import math
 import pathlib
@@ -9,6 +8,7 @@ import stat
 import zipfile
 
 import pytest
+import tiny as _tiny
 
 from tfdpsq.run import (
     audit,
@@ -34,9 +34,6 @@ from tfdpsq.validation import InputError
 
 _HERE = pathlib.Path(__file__).parent
 _RUN = _HERE.parents[1] / "tfdpsq" / "run"
-_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 # What a command can write, by guarantee. A new command fails until it is listed here.
 PUBLIC, CERTIFIED, PRIVATE = releases.GUARANTEES

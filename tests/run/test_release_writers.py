@@ -22,6 +22,7 @@ _WRITERS = {
     "training/hard_negatives.py": "in the temporary directory of `mine`",
     "training/pretraining_loop.py": "the state of a run on public documents",
     "passes/embedding.py": "a pass's shards",
+    "passes/sharded_stages.py": "what is kept next to a pass's shards",
     "search/retrieval.py": "a pass's shards",
     "estimation/rates.py": "made-up texts in a temporary directory",
     "audit.py": "in its temporary directory",
@@ -32,7 +33,15 @@ _WRITERS = {
     "overlap.py": "in its temporary directory; a pass's shards",
     "pretrain.py": "in its temporary directory; the state of a run",
 }
-_WRITE = {"atomic_write", "atomic_file", "write_text", "write_bytes", "GFile", "open"}
+_WRITE = {
+    "atomic_write",
+    "atomic_file",
+    "write_json",
+    "write_text",
+    "write_bytes",
+    "GFile",
+    "open",
+}
 _OPENED = ("w", "a", "x", "wb", "ab", "xb")
 
 

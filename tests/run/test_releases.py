@@ -8,9 +8,9 @@ import stat
 
 import pytest
 
-from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.core import outputs, releases, sources, workdir
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.run.core import command, outputs, releases, sources, stages, workdir
 from tfdpsq.run.core.releases import CERTIFIED, PRIVATE, PUBLIC, Output
 from tfdpsq.validation import DataError, InputError
 
@@ -104,6 +104,29 @@ def test_a_path_is_released_however_it_is_spelled(tmp_path, place, released):
         Output(place, PRIVATE, "test data")
     for guarantee in (PUBLIC, CERTIFIED):
         Output(place, guarantee, "test data")
+
+
+def test_a_file_url_is_a_path_of_this_machine(tmp_path):
+    """A link in one led queries without a guarantee into a released place."""
+    (tmp_path / "job" / "release").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "job" / "release")
+    for url in (f"file://{tmp_path}", f"file://localhost{tmp_path}"):
+        for place in (f"{url}/link/out", f"{url}/job/release/out"):
+            with pytest.raises(InputError, match="under release/, but would hold"):
+                Output(place, PRIVATE, "test data")
+            assert releases.private_directory(place) == tmp_path / "job" / "private"
+        with pytest.raises(InputError, match="private_directory is .* under release/"):
+            releases.private_directory(tmp_path / "out", f"{url}/link/keys")
+        assert Output(f"{url}/private/out", PUBLIC, "test data").owner_only
+        # Which is what commands are given.
+        found = command.place_of(f"{url}/link/out", anywhere=True)
+        assert found == tmp_path / "link" / "out"
+
+
+def test_a_private_directory_is_on_this_machine(tmp_path):
+    """A directory called "gs:" was made where the command ran."""
+    with pytest.raises(InputError, match="private_directory is gs://bucket/keys; keys"):
+        Output(tmp_path / "out", CERTIFIED, "test data", "gs://bucket/keys")
 
 
 @pytest.mark.parametrize(
@@ -289,18 +312,35 @@ def test_what_may_be_released_can_be_read_and_tells_no_time(tmp_path, finite):
 
 def test_a_private_directory_is_closed_and_so_is_what_was_left_open(tmp_path):
     private = tmp_path / "private"
-    (private / "runs" / "out").mkdir(parents=True)
+    kept = [private / name for name in ("runs/out", "logs/out", "choices/out/scores")]
+    for folder in kept:
+        folder.mkdir(parents=True)
+        (folder / "a.json").write_text("secret")
     for name in ("fingerprint.key", "runs/out/ledger.jsonl", "notes"):
         (private / name).write_text("secret")
     outputs.open_private(private)
     assert _mode(private) == _mode(private / "runs" / "out") == 0o700
     assert _mode(private / "fingerprint.key") == 0o600
     assert _mode(private / "runs" / "out" / "ledger.jsonl") == 0o600
+    for folder in kept:
+        assert _mode(folder) == _mode(folder.parent) == 0o700
+        assert _mode(folder / "a.json") == 0o600
     assert _mode(private / "notes") == 0o644  # not ours
     shared = tmp_path / "shared"  # given by name: who enters it is not for us to say
     shared.mkdir()
     outputs.open_private(shared)
     assert _mode(shared) == 0o755
+
+
+def test_what_is_closed_stays_so_until_the_last_that_needs_it_is_done(tmp_path):
+    """One private output inside another, as a stage's files in its directory."""
+    with outputs.owner_only():
+        with outputs.owner_only():
+            (tmp_path / "inner").write_text("secret")
+        (tmp_path / "outer").write_text("secret")
+    (tmp_path / "after").write_text("public")
+    assert _mode(tmp_path / "inner") == _mode(tmp_path / "outer") == 0o600
+    assert _mode(tmp_path / "after") == 0o644
 
 
 def test_the_key_of_fingerprints_is_its_owners(tmp_path):
@@ -329,3 +369,72 @@ def test_reports_are_their_owners_and_not_released(tmp_path):
     assert _look(opened) == {(True, 0o700), (False, 0o600)}
     with pytest.raises(InputError, match="under release/"):
         workdir.open_workdir(tmp_path / "release" / "job", {"a": 1})
+
+
+def test_a_stage_that_fails_leaves_no_time_in_a_released_place(tmp_path):
+    release = tmp_path / "release"
+    release.mkdir()
+
+    def fails(out):
+        (out / "part").write_text("x")
+        raise InputError("n was not declared")
+
+    with pytest.raises(InputError, match="n was not declared"):
+        workdir.run_stage(Output(release / "out", PUBLIC, "x"), {}, {}, fails)
+    assert list(release.iterdir()) == []
+    assert release.stat().st_mtime == outputs.MODIFIED
+
+
+# -- Damaged files of ours ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["", "[]", "3", "null", "{}", '{"a"', "\x80"])
+def test_a_damaged_stage_is_told_and_nothing_is_to_be_deleted(tmp_path, content):
+    """The files next to it may have cost budget: they cannot be made again for free."""
+    path = tmp_path / "out" / "stage.json"
+    path.parent.mkdir()
+    path.write_text(content, "latin-1")
+    for call in (
+        lambda: workdir.stage_fingerprint(path.parent),
+        lambda: workdir.finished_stage(path.parent, {}, {}),
+        lambda: workdir.read_json(path),
+    ):
+        with pytest.raises(
+            DataError, match="stage.json: it is damaged: .*move the"
+        ) as e:
+            call()
+        assert "elete" not in str(e.value)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "3", '{"a"'])
+def test_a_damaged_config_of_a_workdir_is_told(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(DataError, match="config.json: it is damaged: .*move it away"):
+        workdir.open_workdir(tmp_path, {"steps": 3})
+
+
+def test_another_config_does_not_advise_to_delete_what_was_paid_for(tmp_path):
+    output = Output(tmp_path / "out", PUBLIC, "x")
+    workdir.run_stage(output, {"steps": 3}, {}, lambda out: None)
+    with pytest.raises(InputError, match="move this one away to make it again") as e:
+        workdir.run_stage(output, {"steps": 4}, {}, lambda out: None)
+    assert "elete" not in str(e.value)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"a"', '{"gib": "x"}', '{"a": NaN}'])
+def test_damaged_durations_are_told(tmp_path, content):
+    private = outputs.open_private(tmp_path / "private")
+    for name in (stages.SECONDS_FILE, stages.MEMORY_FILE):
+        (private / name).write_text(content)
+        with pytest.raises(DataError, match=f"{name}: it is damaged: .*"):
+            stages.Stages(tmp_path)
+        (private / name).unlink()
+    assert stages.Stages(tmp_path).seconds == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"ab" * 31, b"x" * 64, b"\x80"])
+def test_a_damaged_key_makes_no_fingerprint(tmp_path, content):
+    """An empty key would release a plain hash of the private data."""
+    (tmp_path / sources.KEY_FILE).write_bytes(content)
+    with pytest.raises(DataError, match="fingerprint.key: it does not hold a key of"):
+        sources.keyed_fingerprint("a", tmp_path)

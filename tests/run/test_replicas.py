@@ -1,13 +1,12 @@
 """Ordinary training on replicas: the steps that one device takes, dropout included."""
 
 import contextlib
-import importlib.util
 import json
-import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny as _tiny
 from safetensors.numpy import load_file
 
 from tfdpsq import privacy, retriever, validation
@@ -15,12 +14,6 @@ from tfdpsq.layers import T5Config
 from tfdpsq.run import pretrain
 from tfdpsq.run.devices import preemption, strategy
 from tfdpsq.run.training import plain_training, pretraining_step
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).with_name("tiny.py")
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 
 def _strategy(replicas, logical_cpus):
@@ -112,7 +105,12 @@ def _trained_directly(strategy, noise_seed=7):
     }
     plan = privacy.make_plan(
         privacy.PrivacySpec(
-            epsilon=8.0, clip_norm=0.5, n=n, batch_size=rows, steps=4, accountant="rdp"
+            epsilon=8.0,
+            clip_norm=0.5,
+            num_units=n,
+            batch_size=rows,
+            steps=4,
+            accountant="rdp",
         )
     )
     with strategy.scope():

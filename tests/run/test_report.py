@@ -1,24 +1,18 @@
 """The report and results.json: true, self-contained, escaped, strict."""
 
 import html.parser
-import importlib.util
 import json
 import math
-import pathlib
 import re
 
 import numpy as np
 import pytest
+import report_page as _page
 
 from tfdpsq.run.reporting import page as report_module
 from tfdpsq.run.reporting import plots, wording
 from tfdpsq.validation import InputError
 
-_spec = importlib.util.spec_from_file_location(
-    "report_page", pathlib.Path(__file__).parent / "report_page.py"
-)
-_page = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_page)
 ATTACK, _row, _report = _page.ATTACK, _page.row, _page.report
 _write, _text, _tags = _page.write, _page.text, _page.tags
 

@@ -1,8 +1,8 @@
 """Certificates in words: the certificate's own numbers, and no promise beyond."""
 
-import importlib.util
 import math
-import pathlib
+
+import report_page as _page
 
 from tfdpsq.privacy import (
     PrivacySpec,
@@ -12,12 +12,6 @@ from tfdpsq.privacy import (
     make_plan,
     make_selection_certificate,
 )
-
-_spec = importlib.util.spec_from_file_location(
-    "report_page", pathlib.Path(__file__).parent / "report_page.py"
-)
-_page = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_page)
 
 
 def _text(tmp_path, *certificates):
@@ -35,7 +29,7 @@ def _certificate(epsilon, **changes):
     spec = PrivacySpec(
         epsilon=epsilon,
         clip_norm=0.5,
-        n=2000,
+        num_units=2000,
         batch_size=100,
         steps=20,
         accountant="rdp",
@@ -125,7 +119,7 @@ def test_a_run_chosen_among_several_says_so_and_what_is_not_covered(tmp_path):
         epsilon=1.0,
         delta=1e-4,
         clip_norm=0.5,
-        n=2000,
+        num_units=2000,
         batch_size=100,
         steps=20,
         accountant="rdp",

@@ -1,20 +1,14 @@
 """What a report says of leaks, similarity, ε, and queries won and lost."""
 
-import importlib.util
 import math
-import pathlib
 
 import numpy as np
 import pytest
+import report_page as _page
 
 from tfdpsq import evaluation
 from tfdpsq.run.reporting import content
 
-_spec = importlib.util.spec_from_file_location(
-    "report_page", pathlib.Path(__file__).parent / "report_page.py"
-)
-_page = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_page)
 ATTACK, _row, _report = _page.ATTACK, _page.row, _page.report
 _write, _text, _tags = _page.write, _page.text, _page.tags
 

@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+import tiny
 
 from tfdpsq import validation
 from tfdpsq.data.pydocs import PACKAGES, build_pydocs
@@ -119,17 +120,16 @@ def test_a_table_that_is_none_is_refused_before_anything_is_made(tmp_path):
 
 
 _CONFIG = """
-import importlib.util
+import runpy
+import sys
 
-def _load(path):
-    spec = importlib.util.spec_from_file_location("loaded", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+sys.path.insert(0, {here!r})
+
+from tiny import tiny_config
 
 def get_config():
-    config = _load({tables!r}).get_config("tiny")
-    tiny = _load({tiny!r}).tiny_config({data!r})
+    config = runpy.run_path({tables!r})["get_config"]("tiny")
+    tiny = tiny_config({data!r})
     for name in ("prepare", "finetune", "synthesize", "retriever", "direct", "evaluate",
                  "canaries", "audit"):
         config.job[name] = tiny[name]
@@ -153,13 +153,12 @@ def get_config():
 
 def _command(base, seeds):
     """The command line at the smallest size, all else as it is."""
-    tiny = pathlib.Path(__file__).parent / "tiny.py"
-    _module(tiny).write_pairs(base / "pairs", train=240, dev=30, test=30)
+    tiny.write_pairs(base / "pairs", train=240, dev=30, test=30)
     config = base / "config.py"
     config.write_text(
         _CONFIG.format(
             tables=str(ROOT / "configs" / "paper" / "tables.py"),
-            tiny=str(tiny),
+            here=str(pathlib.Path(__file__).parent),
             data=str(base / "pairs"),
             seeds=seeds,
         )

@@ -2,10 +2,14 @@
 
 import json
 
+import ml_collections
 import pytest
 
 from tfdpsq.privacy import checkpoint
-from tfdpsq.privacy.ledger import FILE_NAME, Ledger
+from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger
+from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.core import releases
+from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import private_training
 from tfdpsq.validation import InputError
 
@@ -55,3 +59,17 @@ def test_a_closed_run_leaves_its_ledger_and_nothing_to_subtract_noise_with(tmp_p
     assert not rows.exists() and not own.exists()
     left = {path.name for path in tmp_path.rglob("*")}
     assert left == {FILE_NAME, private_training.RUN_FILE}
+
+
+def test_what_is_trained_on_canaries_is_never_certified(tmp_path):
+    """Its canaries were planted to be found; ε is of the queries beside them."""
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    config = ml_collections.ConfigDict({"pairs": str(pairs), "init": ""})
+
+    def guarantee():
+        return private_training.guarantee_of_training(config, strategy.DEFAULT, True)
+
+    assert guarantee() == releases.CERTIFIED
+    (tmp_path / canary_set.CANARIES_FILE).write_text("{}\n")
+    assert guarantee() == releases.PRIVATE

@@ -1,6 +1,9 @@
 """Every setting of every stage: declared once, bad values refused before any read."""
 
+import ast
+import fractions
 import importlib
+import json
 import math
 import pathlib
 import pkgutil
@@ -12,7 +15,7 @@ import pytest
 from tfdpsq import run as commands
 from tfdpsq import validation
 from tfdpsq.run import finetune, pipeline
-from tfdpsq.run.core import config_file, settings
+from tfdpsq.run.core import config_file, settings, workdir
 from tfdpsq.run.training import grid_points
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -201,6 +204,22 @@ def test_every_config_is_of_the_stage_it_names(config):
     loaded = config_file.load(str(ROOT / config))
     settings.check(loaded, STAGES[stage].SETTINGS)
     assert config_file.stage_of(loaded) == stage
+    # A file that sets nothing need not exist: the stage runs without `--config`.
+    assert loaded.to_dict() != STAGES[stage].default_config().to_dict()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.py")), ids=str)
+def test_every_config_states_its_command_duration_and_result(path):
+    header = ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    place = path.relative_to(ROOT).as_posix()
+    commands = [
+        line for line in header.splitlines() if line.startswith("    python -m")
+    ]
+    named = [c for c in commands if f"--config={place}" in c or "reproduce" in c]
+    assert named and all(f"tfdpsq.run.{_stage_named_in(path)[0]} " in c for c in named)
+    for label in ("Duration: ", "Result: "):
+        (line,) = [line for line in header.splitlines() if line.startswith(label)]
+        assert len(line) > len(label) + 5
 
 
 @pytest.mark.slow
@@ -208,3 +227,30 @@ def test_every_config_is_of_the_stage_it_names(config):
 def test_the_notebooks_config_is_a_pipelines(scale):
     loaded = config_file.load(str(ROOT / "configs" / f"notebooks.py:{scale}"))
     settings.check(loaded, pipeline.SETTINGS)
+
+
+def test_numbers_of_any_kind_are_recorded_as_json():
+    given = {
+        "integer": np.int64(3),
+        "float": np.float32(0.5),
+        "fraction": fractions.Fraction(1, 4),
+        "flag": np.bool_(True),
+        "several": [np.uint8(2), (np.float64(math.inf),)],
+        "true": True,
+    }
+    assert json.loads(json.dumps(workdir.plain(given))) == {
+        "integer": 3,
+        "float": 0.5,
+        "fraction": 0.25,
+        "flag": True,
+        "several": [2, ["inf"]],
+        "true": True,
+    }
+    assert workdir.plain(True) is True
+
+
+def test_a_placeholder_without_a_value_is_named():
+    config = finetune.default_config()
+    config.steps = ml_collections.config_dict.required_placeholder(int)
+    with pytest.raises(validation.InputError, match="steps has no value"):
+        settings.check(config, finetune.SETTINGS)

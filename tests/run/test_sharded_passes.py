@@ -5,11 +5,12 @@ their users run them. Shards are stopped and killed while a process holds their 
 and they have no mark: in the middle.
 """
 
-import importlib.util
 import json
 import pathlib
 
 import pytest
+import sharded as _sharded
+import tiny as _tiny
 
 from tfdpsq.data import train_vocabulary
 from tfdpsq.run import train_retriever
@@ -17,17 +18,6 @@ from tfdpsq.run.passes import sharded_stages
 
 pytestmark = pytest.mark.slow  # a minute for every stage
 
-_HERE = pathlib.Path(__file__).parent
-
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, _HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_sharded, _tiny = _load("sharded"), _load("tiny")
 
 _SHARDS = 6
 _EMBEDS = {"shard_documents": 100, "batch_size": 8}
@@ -44,7 +34,7 @@ _READS = {
     ],
     "overlap": [
         {
-            "what": "which queries of split 'train' stand in a public corpus",
+            "what": "which queries of split 'train' occur in a public corpus",
             "where": "out/overlap.json and matches.jsonl",
         }
     ],

@@ -1,7 +1,6 @@
 """Synthesis by any number of processes writes the same set, to the last byte."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -9,7 +8,9 @@ import pickle
 import signal
 
 import pytest
+import sharded as _sharded
 import tensorflow as tf
+import tiny as _tiny
 
 from tfdpsq.data import (
     BeirDirectory,
@@ -39,16 +40,6 @@ from tfdpsq.validation import DataError, InputError
 
 _HERE = pathlib.Path(__file__).parent
 _ROOT = _HERE.parents[1]
-
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, _HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_sharded, _tiny = _load("sharded"), _load("tiny")
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +155,7 @@ def test_beam_in_this_process_writes_the_same_set(base, whole, tmp_path, monkeyp
 def test_what_beam_s_workers_are_sent_can_be_pickled_and_is_small(base, monkeypatch):
     sent = []
     monkeypatch.setattr(beam, "run", lambda *args: sent.append(args))
-    with pytest.raises(InputError, match="the same for them"):
+    with pytest.raises(InputError, match="that they share with"):
         stage.run(_config(base), base / "sent", passes.Launch(beam=("--x=1",)))
     ((shards, work, missing, flags),) = sent
     assert missing == list(range(5)) and flags == ("--x=1",)
@@ -240,7 +231,7 @@ def test_all_may_lie_on_an_object_store(base, whole, tmp_path):
     assert set(whole) - set(found) == {"manifest.json"}
     with pytest.raises(InputError, match="ram:/.*no such file or directory"):
         stage.run(_config(base, generator=f"{remote}/nothing"), place)
-    with pytest.raises(DataError, match="holds no corpus.jsonl"):
+    with pytest.raises(DataError, match="has no corpus.jsonl"):
         stage.run(_config(base, corpus=f"{remote}/nothing"), place)
 
 

@@ -1,28 +1,21 @@
 """Synthetic queries against private ones, as `evaluate` compares and records them."""
 
-import importlib.util
 import json
-import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny as _tiny
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, SyntheticQuery, train_vocabulary, write_synthetic
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
-from tfdpsq.privacy import reads
+from tfdpsq.privacy.proof import reads
 from tfdpsq.run import evaluate
 from tfdpsq.run.core import layout
 from tfdpsq.run.reporting import similarity, text_features
 from tfdpsq.validation import InputError
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny", pathlib.Path(__file__).parent / "tiny.py"
-)
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 # 60 training queries q0…, 12 of dev, 12 of test.
 COPIED = 4

@@ -1,6 +1,5 @@
 """Each stage by itself, through the command line and the config README names."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -9,14 +8,12 @@ import subprocess
 import sys
 
 import pytest
+import tiny as _tiny
 
 from tfdpsq.privacy import read_certificate
 
 _HERE = pathlib.Path(__file__).parent
 _ROOT = _HERE.parents[1]
-_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
-_tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny)
 
 _T5 = {
     "t5.vocabulary_size": 320,
@@ -35,12 +32,13 @@ def _stage(name, workdir, most_bytes=None, **options):
         if most_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
+    config = _ROOT / "configs" / f"{name}.py"
     done = subprocess.run(
         [
             sys.executable,
             "-m",
             f"tfdpsq.run.{name}",
-            f"--config=configs/{name}.py",
+            *([f"--config={config}"] if config.is_file() else []),
             f"--workdir={workdir}",
             *(f"--config.{key}={value}" for key, value in options.items()),
         ],

@@ -1,5 +1,6 @@
 """What is done, running and left in a workdir, without a lock being touched."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -14,9 +15,9 @@ from tfdpsq import validation
 from tfdpsq.data.shards import PassSpec, ShardDirectory
 from tfdpsq.privacy import Ledger
 from tfdpsq.run import status
-from tfdpsq.run.core import locks, progress, releases, workdir
+from tfdpsq.run.core import locks, point_log, progress, releases, workdir
 from tfdpsq.run.passes import pass_progress, passes
-from tfdpsq.run.reporting.status_stages import (
+from tfdpsq.run.status import (
     DONE,
     INTERRUPTED,
     LEFT,
@@ -177,6 +178,54 @@ def test_a_damaged_ledger_is_told_and_the_rest_as_well(tmp_path):
     assert _stage(found, "two")["state"] == DONE
 
 
+_DAMAGED = (
+    "{}",
+    "[" * 100_000,
+    '{"step": "x", "of": "y"}',
+    '{"step": null}',
+    '{"step": [3], "of": 5}',
+    '{"step": 3, "of": 5, "steps_per_second": NaN}',
+    '{"step": 1e400, "of": 3}',
+    '{"shard": 1, "seconds": 1, "finished": 1, "process": [1], "time": 9e9}',
+    '{"shard": 1, "process": 1, "host": "h", "time": "x"}',
+    '{"shard": 1, "process": 1, "host": "h", "time": 9e18, "rows_per_second": "q"}',
+    '{"name": 3, "shards": "x"}',
+    '{"name": "[", "shards": 3}',
+    '{"epsilons": ["x"], "direct_epsilons": [], "audit_epsilons": []}',
+    '{"epsilons": [8], "direct_epsilons": [], "audit_epsilons": [], "pretrain": 3}',
+    "\xff",
+)
+
+
+@pytest.mark.parametrize("line", _DAMAGED, ids=range(len(_DAMAGED)))
+def test_a_damaged_file_is_refused_or_passed_over(tmp_path, line):
+    files = {
+        name: tmp_path / place
+        for name, place in {
+            "steps": "private/logs/generator_eps8/log.jsonl",
+            "shards": "private/logs/synthetic_eps8/log.jsonl",
+            "pass": "release/.synthetic_eps8.shards/pass.json",
+            "config": workdir.CONFIG_FILE,
+        }.items()
+    }
+    (tmp_path / "release" / PARTIAL.format("generator_eps8")).mkdir(parents=True)
+    sound = {"pass": {"name": "synthesize", "shards": 3}, "config": _CONFIG}
+    for damaged in files:
+        for name, path in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = line if name == damaged else json.dumps(sound.get(name, {}))
+            path.write_text(text + "\n", "latin-1")
+        with contextlib.suppress(validation.InputError):
+            found = status.status(str(tmp_path))
+            assert status.as_text(found)
+            json.dumps(found, allow_nan=False)
+    # A run that resumes cuts the line off.
+    with progress.Progress(files["steps"].parent, 2) as one:
+        one(1, 2.5)
+        one(2, 2.5)
+    assert [p["step"] for p in point_log.read_points(files["steps"])] == [1, 2]
+
+
 @pytest.mark.parametrize("place", ["release", "private", ""])
 def test_one_stage_before_it_is_there_and_after(tmp_path, hold, place):
     out = tmp_path / place / "generator"
@@ -239,8 +288,8 @@ def test_a_pass_that_two_processes_share(tmp_path, hold):
         one.add(25, 100)
     (stage,) = status.status(str(tmp_path / "set"))["stages"]
     assert stage["state"] == RUNNING and len(stage["processes"]) == 2
-    # Four shards and a half, 20 s each, by two.
-    assert stage["remaining"] == pytest.approx(4.5 * 20 / 2)
+    # Five shards, 20 s each, by two.
+    assert stage["remaining"] == pytest.approx(5 * 20 / 2)
     assert stage["per_second"] == pytest.approx(2.5) and stage["rate_of"] == "queries"
     # A pass that begins anew knows nothing of the one before it.
     later = time.time() + 100

@@ -10,7 +10,7 @@ import pytest
 from tfdpsq.data.shards import PassSpec, ShardDirectory
 from tfdpsq.run import status
 from tfdpsq.run.passes import pass_progress
-from tfdpsq.run.reporting.status_stages import INTERRUPTED, RUNNING
+from tfdpsq.run.status import INTERRUPTED, RUNNING
 
 
 def test_processes_of_other_machines_are_known_by_the_log(tmp_path, monkeypatch):
@@ -46,13 +46,13 @@ def test_processes_of_other_machines_are_known_by_the_log(tmp_path, monkeypatch)
     found = stage()
     assert found["state"] == RUNNING and found["processes"] == []
     assert found["note"] == "2 processes on one, other, by the log"
-    # Six shards of 20 s by two; each does 25 in the 10 s after its first documents.
-    assert found["remaining"] == pytest.approx(6 * 20 / 2)
+    # Seven shards of 20 s by two; each does 25 in the 10 s after its first documents.
+    assert found["remaining"] == pytest.approx(7 * 20 / 2)
     assert found["per_second"] == pytest.approx(2 * 2.5)
     with shards.lock(3, wait=False):
         found = stage()
         assert found["processes"] == [os.getpid()]
-        assert found["remaining"] == pytest.approx(6 * 20 / 3)
+        assert found["remaining"] == pytest.approx(7 * 20 / 3)
         text = status.as_text(status.status(str(tmp_path)))
         assert f"process {os.getpid()}; 2 processes on one, other, by the log" in text
     # Silent for three shards' time and more.

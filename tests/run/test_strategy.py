@@ -1,33 +1,22 @@
 """Stages under `--strategy`, and asked to end, through their command lines."""
 
-import importlib.util
 import json
 import os
-import pathlib
 import shutil
 import signal
 import threading
 import time
 
+import killing as _killing
 import numpy as np
 import pytest
+import tiny as _tiny
 from safetensors.numpy import load_file
 
 from tfdpsq import retriever, validation
 from tfdpsq.data import train_vocabulary
 from tfdpsq.run.core import layout
 from tfdpsq.run.devices import clusters, preemption, strategy, tpus
-
-
-def _module(name):
-    path = pathlib.Path(__file__).parent / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_tiny, _killing = _module("tiny"), _module("killing")
 
 _STEPS = 24
 _T5 = {
@@ -58,9 +47,9 @@ _TWO = {"worker": ["a:1", "b:2"]}
     "found, message",
     [
         ("", "is not set"),
-        ("{", "which is no cluster and task"),
-        ("[]", "which is no cluster and task"),
-        (json.dumps({"cluster": _TWO}), "which is no cluster and task"),
+        ("{", "which is not a cluster and task"),
+        ("[]", "which is not a cluster and task"),
+        (json.dumps({"cluster": _TWO}), "which is not a cluster and task"),
         (
             json.dumps({"cluster": _TWO, "task": {"type": "worker", "index": 2}}),
             "this is worker 2, which is not in",
@@ -85,7 +74,7 @@ _TWO = {"worker": ["a:1", "b:2"]}
                     "task": {"type": "worker", "index": 0},
                 }
             ),
-            "address 'a', which is no host:port",
+            "address 'a', which is not host:port",
         ),
         (
             json.dumps(
@@ -117,8 +106,8 @@ def test_a_good_tf_config_is_read():
         ({"kind": "mirrored", "offered": ("default",)}, "it trains nothing under a"),
         ({"kind": "multiworker", "offered": strategy.ONE_PROCESS}, "by themselves"),
         ({"kind": "tpu"}, "tpu is not set"),
-        ({"tpu": "local"}, "tpu is 'local', which means something to strategy 'tpu'"),
-        ({"replicas": 2}, "replicas is 2, which means something to .*'mirrored'"),
+        ({"tpu": "local"}, "tpu is 'local', which applies to strategy 'tpu'"),
+        ({"replicas": 2}, "replicas is 2, which applies to .*'mirrored'"),
         ({"kind": "mirrored", "replicas": -1}, "replicas is -1"),
         ({"steps_per_loop": 0}, "steps_per_loop"),
     ],

@@ -26,7 +26,7 @@ def unprotected(tmp_path):
     """The path of an unprotected run's certificate."""
     plan = make_plan(
         PrivacySpec(
-            epsilon=float("inf"), clip_norm=0.5, n=2000, batch_size=100, steps=4
+            epsilon=float("inf"), clip_norm=0.5, num_units=2000, batch_size=100, steps=4
         )
     )
     certificate = make_certificate(
@@ -46,7 +46,7 @@ def unprotected(tmp_path):
 def made(tmp_path):
     """A true certificate, its ledger, and a function that writes an edited copy."""
     plan = make_plan(
-        PrivacySpec(epsilon=1.0, clip_norm=0.5, n=2000, batch_size=100, steps=4)
+        PrivacySpec(epsilon=1.0, clip_norm=0.5, num_units=2000, batch_size=100, steps=4)
     )
     ledger = tmp_path / "ledger.jsonl"
     with Ledger.open(ledger, plan.fingerprint, "data", 4) as opened:

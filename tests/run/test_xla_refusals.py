@@ -110,7 +110,12 @@ def _batch(rows, columns):
 
 def _plan(epsilon=8.0, **changes):
     values = dict(
-        epsilon=epsilon, clip_norm=0.1, n=_N, batch_size=3, steps=2, accountant="rdp"
+        epsilon=epsilon,
+        clip_norm=0.1,
+        num_units=_N,
+        batch_size=3,
+        steps=2,
+        accountant="rdp",
     )
     return privacy.make_plan(privacy.PrivacySpec(**{**values, **changes}))
 

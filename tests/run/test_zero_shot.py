@@ -1,12 +1,11 @@
 """Many test sets in one run: their rules, their averages, and going on."""
 
-import importlib.util
 import itertools
 import json
-import pathlib
 
 import numpy as np
 import pytest
+import tiny_sets as _tiny_sets
 
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, train_vocabulary
@@ -14,12 +13,6 @@ from tfdpsq.retriever.nearest import KBest
 from tfdpsq.run import train_retriever, zero_shot
 from tfdpsq.run.core import layout
 from tfdpsq.run.search import benchmark_sets, retrieval
-
-_spec = importlib.util.spec_from_file_location(
-    "tiny_sets", pathlib.Path(__file__).parent / "tiny_sets.py"
-)
-_tiny_sets = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tiny_sets)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+# The entries that every stage.json has.
+STAGE = {"config": {}, "inputs": {}, "fingerprint": "f", "run": "r"}
 _NOUNS = "array list matrix tensor string file image graph table index".split()
 _VERBS = "sorts reads writes splits merges counts scales filters maps joins".split()
 _EXTRAS = "quickly safely lazily twice inplace backwards recursively once".split()

@@ -1,15 +1,9 @@
 """A small grid of generators for tests: its pairs, and the config of `choose`."""
 
-import importlib.util
-import pathlib
+import tiny
 
 from tfdpsq.data import BeirDirectory, train_vocabulary
 from tfdpsq.run import choose
-
-_HERE = pathlib.Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("tiny", _HERE / "tiny.py")
-tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tiny)
 
 
 def write(directory):

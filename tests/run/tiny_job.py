@@ -1,7 +1,6 @@
 """The main job at a tiny size, as its users run it: killed on the way, restarted."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import pathlib
@@ -9,21 +8,22 @@ import subprocess
 import sys
 import time
 
+import tiny
+
 _HERE = pathlib.Path(__file__).parent
 _ROOT = _HERE.parents[1]
 
 _CONFIG = """
-import importlib.util
+import sys
 
-def _load(path):
-    spec = importlib.util.spec_from_file_location("loaded", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+sys.path.insert(0, {here!r})
+
+import recorder
+import tiny
 
 def get_config():
-    _load({recorder!r}).record({recorded!r})
-    return _load({tiny!r}).tiny_config({data!r})
+    recorder.record({recorded!r})
+    return tiny.tiny_config({data!r})
 """
 
 
@@ -50,12 +50,11 @@ class Job:
 
 def make(base):
     """Runs the job in `base`, with a kill in the middle."""
-    queries = load(_HERE / "tiny.py").write_pairs(base / "pairs")
+    queries = tiny.write_pairs(base / "pairs")
     config = base / "config.py"
     config.write_text(
         _CONFIG.format(
-            tiny=str(_HERE / "tiny.py"),
-            recorder=str(_HERE / "recorder.py"),
+            here=str(_HERE),
             recorded=str(base / "recorded"),
             data=str(base / "pairs"),
         )
@@ -83,14 +82,6 @@ def stages(directory):
         for path in directory.rglob("stage.json")
         if not any(part.endswith(".partial") for part in path.parts)
     }
-
-
-def load(path):
-    """Imports a file of this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _arguments(config, directory, *options):

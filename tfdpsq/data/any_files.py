@@ -13,7 +13,6 @@ import fcntl
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -21,18 +20,31 @@ import tensorflow as tf
 from absl import logging
 
 from tfdpsq import validation
+from tfdpsq.data import files
 
 # Raised where a file does not exist.
 GONE = (FileNotFoundError, tf.errors.NotFoundError)
 
 _SEAL = "seal"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FILE_SCHEME = "file://"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def is_local(path: str | os.PathLike) -> bool:
     """Returns whether a path is on this machine's file systems: it has no scheme."""
     return "://" not in os.fspath(path)
+
+
+def without_scheme(path: str | os.PathLike) -> str:
+    """Returns the path of a `file://` URL, which is on this machine; others as given.
+
+    TensorFlow ignores what such a URL names as host.
+    """
+    name = os.fspath(path)
+    if not name.startswith(_FILE_SCHEME):
+        return name
+    _, slash, rest = name[len(_FILE_SCHEME) :].partition("/")
+    return slash + rest
 
 
 def exists(path: str | os.PathLike) -> bool:
@@ -52,16 +64,9 @@ def open_binary(path: str | os.PathLike) -> BinaryIO:
 
 
 def sha256(path: str) -> str:
-    """SHA-256 of a file's bytes, in hex, read in pieces.
-
-    Raises:
-      tf.errors.NotFoundError: the file does not exist.
-    """
-    digest = hashlib.sha256()
-    with tf.io.gfile.GFile(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+    """SHA-256 of a file's bytes, in hex, read in pieces; raises as `open_binary`."""
+    with open_binary(path) as file:
+        return files.sha256_of(file)
 
 
 def size(path: str) -> int:
@@ -76,7 +81,7 @@ def size(path: str) -> int:
 def partial_name(path: str) -> str:
     """Returns a unique name next to a file's, to write it under."""
     folder, _, name = path.rpartition("/")
-    hidden = f".{name}.{secrets.token_hex(6)}.partial"
+    hidden = files.partial_name(name)
     return f"{folder}/{hidden}" if folder or path.startswith("/") else hidden
 
 
@@ -103,12 +108,12 @@ def copy_tree(source: str, target: str, last: str = "") -> None:
     source, target = source.rstrip("/"), target.rstrip("/")
     if not tf.io.gfile.isdir(source):
         raise tf.errors.NotFoundError(None, None, f"{source}: no such directory")
-    files = [
+    names = [
         f"{folder.rstrip('/')}/{name}"[len(source) + 1 :]
-        for folder, _, names in tf.io.gfile.walk(source)
-        for name in names
+        for folder, _, inside in tf.io.gfile.walk(source)
+        for name in inside
     ]
-    for name in sorted(files, key=lambda name: (name == last, name)):
+    for name in sorted(names, key=lambda name: (name == last, name)):
         path = f"{target}/{name}"
         tf.io.gfile.makedirs(path.rpartition("/")[0])
         partial = partial_name(path)
@@ -127,17 +132,8 @@ def flush(path: str) -> None:
 
     Closing a file in TensorFlow does not. Elsewhere what is closed is the service's.
     """
-    if not is_local(path):
-        return
-    descriptor = os.open(path or ".", os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot flush a directory; the rest is an error.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):
-            raise
-    finally:
-        os.close(descriptor)
+    if is_local(path):
+        files.flush(path or ".")
 
 
 def seal_of(value: Mapping[str, Any]) -> str:
@@ -167,9 +163,9 @@ def read_sealed(path: str) -> dict[str, Any]:
 
     Raises:
       ValueError: it is no JSON object, or was edited.
-      tf.errors.NotFoundError: the file does not exist.
+      FileNotFoundError, tf.errors.NotFoundError: the file does not exist.
     """
-    with tf.io.gfile.GFile(path, "rb") as file:
+    with open_binary(path) as file:
         data = file.read()
     try:
         value = validation.parse_json(data)
@@ -182,7 +178,7 @@ def read_sealed(path: str) -> dict[str, Any]:
 
 
 def read_or_warn(path: str) -> dict[str, Any] | None:
-    """What `write_sealed` wrote; `None` if it is not there.
+    """Reads what `write_sealed` wrote; `None` if it is not there.
 
     Nor is what is damaged or was edited, of which the log then tells.
     """
@@ -240,7 +236,7 @@ def explained(place: str, consequence: str) -> Iterator[None]:
         with full_disk_as_os_error():
             yield
     except (OSError, tf.errors.PermissionDeniedError) as error:
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if isinstance(error, OSError) and error.errno in files.FULL:
             reason, remedy = error.strerror, "Free space there (or lift the quota)"
         elif isinstance(error, (PermissionError, tf.errors.PermissionDeniedError)):
             reason = "permission denied"
@@ -258,7 +254,7 @@ def full_disk_as_os_error() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        for number in _FULL:
+        for number in files.FULL:
             if os.strerror(number).lower() in str(error).lower():
                 raise OSError(number, os.strerror(number)) from error
         raise
@@ -281,14 +277,7 @@ def is_locked(path: str) -> bool:
         return False
     descriptor = os.open(path, os.O_RDWR)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return False
+        return not _flock(descriptor, wait=False)
     finally:
         os.close(descriptor)
 

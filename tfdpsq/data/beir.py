@@ -35,7 +35,7 @@ from tfdpsq.data.beir_lines import (
 from tfdpsq.data.beir_writer import write_beir_files
 from tfdpsq.data.files import atomic_directory
 from tfdpsq.data.texts import Document, Pair
-from tfdpsq.validation import DataError
+from tfdpsq.validation import DataError, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ class BeirDirectory:
             if not text.strip():
                 raise DataError(
                     self._queries,
-                    f"query {query_id!r} is empty",
+                    f"query {shown(query_id)} is empty",
                     "Remove it and its judgements, or give it a text",
                     line,
                 )

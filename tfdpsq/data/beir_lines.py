@@ -1,4 +1,8 @@
-"""Reads the files of a BEIR directory line by line; every error names its line."""
+"""Reads the files of a BEIR directory line by line; every error names its line.
+
+It never repeats the line: that may be a private query, and errors end up in logs. Ids
+are repeated, cut to about 80 characters.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,12 @@ import os
 import zlib
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tfdpsq.data import any_files
 from tfdpsq.data.texts import Document, text_problem
 from tfdpsq.data.unique_ids import BATCH, UniqueIds
-from tfdpsq.validation import DataError, parse_json
+from tfdpsq.validation import DataError, parse_json, shown
 
 _HEADER = ["query-id", "corpus-id", "score"]
 
@@ -109,20 +114,12 @@ def read_records(
       DataError: a line that is not a JSON object, or whose ``_id`` is not an id.
     """
     for line, text in read_lines(path, raw):
-        try:
-            record = parse_json(text)
-        except ValueError as error:
-            raise DataError(
-                path,
-                f"not JSON ({_where(error)}): {text[:60]!r}",
-                "Write one JSON object a line",
-                line,
-            ) from error
+        record = parse_line(path, line, text, "Write one JSON object a line")
         key = record.get("_id") if isinstance(record, dict) else None
         if not isinstance(key, str):
             raise DataError(
                 path,
-                f"no text under '_id': {text[:60]!r}",
+                "no text under '_id'",
                 'Write one JSON object a line, its id a string: {"_id": "7", ...}',
                 line,
             )
@@ -130,6 +127,23 @@ def read_records(
         if problem:
             raise DataError(path, problem, "Give it another id", line)
         yield line, record
+
+
+def parse_line(
+    path: str | os.PathLike, line: int, text: str, remedy: str, excerpt: str = ""
+) -> Any:
+    """Returns the JSON value of a line.
+
+    Raises:
+      DataError: it is not JSON; it says `remedy`, and `excerpt` where that is public.
+    """
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        where = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            where = f"{error.msg}, column {error.colno}"
+        raise DataError(path, f"not JSON ({where}){excerpt}", remedy, line) from error
 
 
 def text_field(path: str | os.PathLike, line: int, record: dict, field: str) -> str:
@@ -160,7 +174,7 @@ def document_of(
     if not document.content and not may_be_empty:
         raise DataError(
             path,
-            f"document {document.id!r} is empty (no title, no text)",
+            f"document {shown(document.id)} is empty (no title, no text)",
             "Remove it, or give it a text",
             line,
         )
@@ -182,8 +196,12 @@ def user_of(path: Path, line: int, record: dict, field: str) -> str:
         return found.pop()
     raise DataError(
         path,
-        f"query {record['_id']!r} has "
-        + (f"two users, {sorted(found)}" if found else f"no user under {field!r}"),
+        f"query {shown(record['_id'])} has "
+        + (
+            f"two users, {shown(sorted(found))}"
+            if found
+            else f"no user under {field!r}"
+        ),
         f'Write "metadata": {{"{field}": ...}}, a text or an integer, into every '
         "query's line, or protect single queries instead of users",
         line,
@@ -214,7 +232,7 @@ def duplicate(path: Path, key: str, line: int) -> DataError:
     """Returns the error for an id that occurs twice."""
     return DataError(
         path,
-        f"id {key!r} occurs on an earlier line",
+        f"id {shown(key)} occurs on an earlier line",
         "Ids are unique; rename or remove one of the two",
         line,
     )
@@ -283,7 +301,7 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
     if first.split("\t") != _HEADER:
         raise DataError(
             path,
-            f"the first line is {first!r}",
+            "the first line is not the header",
             "It must be the header 'query-id<TAB>corpus-id<TAB>score'",
             1,
         )
@@ -292,7 +310,8 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
         if len(fields) != 3 or not fields[0] or not fields[1]:
             raise DataError(
                 path,
-                f"{content!r} is not three fields separated by tabs",
+                f"{len(fields)} fields separated by tabs, where there must be three "
+                "that are not empty",
                 "Write query-id<TAB>corpus-id<TAB>score",
                 line,
             )
@@ -301,14 +320,14 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
         except ValueError:
             raise DataError(
                 path,
-                f"the score is {fields[2]!r}",
+                f"the score is {_short(fields[2])}",
                 "Write an integer: 0 for irrelevant, 1 and above for relevant",
                 line,
             ) from None
         if (row.query_id, row.document_id) in seen:
             raise DataError(
                 path,
-                f"query {row.query_id!r} and document {row.document_id!r} were "
+                f"query {_id(row.query_id)} and document {_id(row.document_id)} were "
                 "judged on an earlier line",
                 "Keep one of the lines",
                 line,
@@ -344,7 +363,7 @@ def check_known(
     if rows and not any(row.query_id in queries[0] for row in rows):
         raise DataError(
             path,
-            f"none of its queries (the first is {rows[0].query_id!r}) is in "
+            f"none of its queries (the first is {_id(rows[0].query_id)}) is in "
             f"{queries[1].name}",
             "The two files are not of one data set; put the right ones together",
             rows[0].line,
@@ -359,14 +378,18 @@ def check_known(
             if key not in known and (kind == "query" or too_many):
                 raise DataError(
                     path,
-                    f"{kind} {key!r} is not in {file.name}",
+                    f"{kind} {_id(key)} is not in {file.name}",
                     "Add it there, or remove this judgement",
                     row.line,
                 )
     return unknown
 
 
-def _where(error: ValueError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg}, column {error.colno}"
-    return str(error)
+def _id(field: str) -> str:
+    """A field that should be an id, for an error; not if it may be a query."""
+    return shown(field) if field.split() == [field] else "whose id has white space"
+
+
+def _short(text: str) -> str:
+    """A field that should be a number, for an error; not if it may be a query."""
+    return repr(text) if len(text.split()) < 2 and len(text) <= 20 else "not a number"

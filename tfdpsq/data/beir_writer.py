@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from tfdpsq.data.texts import Document, text_problem
 from tfdpsq.data.unique_ids import SeenTexts
-from tfdpsq.validation import InputError
+from tfdpsq.validation import InputError, shown
 
 
 class BeirWriter:
@@ -76,7 +76,7 @@ class BeirWriter:
         Raises:
           InputError: its id is repeated or no id, or it is empty or no text.
         """
-        what = f"document {document.id!r}"
+        what = f"document {shown(document.id)}"
         _refuse(what, text_problem("its id", document.id, identifier=True))
         _refuse(what, text_problem("its title", document.title))
         _refuse(what, text_problem("its text", document.text))
@@ -101,9 +101,11 @@ class BeirWriter:
         Raises:
           InputError: its id is repeated or no id, or it is empty or no text.
         """
-        what = f"query {query_id!r}"
+        what = f"query {shown(query_id)}"
         _refuse(what, text_problem("its id", query_id, identifier=True))
         _refuse(what, text_problem("its text", text))
+        others = json.dumps(fields or {}, ensure_ascii=False)
+        _refuse(what, text_problem("what it holds besides", others))
         if not text.strip():
             raise InputError(f"{what} is empty; leave it out or give it a text.")
         self._remember(what, self._queries, query_id)
@@ -118,7 +120,7 @@ class BeirWriter:
           InputError: query or document were not added before, the two were judged
             already in this split, or the score is not an integer.
         """
-        what = f"judgement of query {query_id!r} and document {document_id!r}"
+        what = f"judgement of query {shown(query_id)} and document {shown(document_id)}"
         if query_id not in self._queries:
             raise InputError(f"{what}: no such query; add the query first.")
         if document_id not in self._documents:

@@ -43,12 +43,12 @@ class Docstring:
 
     @property
     def is_document(self) -> bool:
-        """Whether the body is long enough to be a document: 15 words."""
+        """Returns whether the body is long enough to be a document: 15 words."""
         return len(self.body.split()) >= _LEAST_DOCUMENT_WORDS
 
     @property
     def is_pair(self) -> bool:
-        """Whether it is a query and a document: the summary has 3 to 25 words."""
+        """Returns whether it is a pair: the summary, its query, has 3 to 25 words."""
         return len(self.summary.split()) in _QUERY_WORDS and self.is_document
 
 

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import glob
 import hashlib
+import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from tfdpsq.validation import InputError
 
 # The device, a quota or a limit refuses the bytes: no fault of the program.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -48,19 +53,19 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     _refuse_taken(target)
     with _explained(target, forbidden=True):
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = _partial_name(target)
+        partial = _partial_of(target)
         partial.mkdir()
     try:
         with _explained(target):
             yield partial
             for folder, _, names in os.walk(partial):
                 for name in names:
-                    _flush(Path(folder, name))
-                _flush(Path(folder))
+                    flush(os.path.join(folder, name))
+                flush(folder)
         _refuse_taken(target)
         with _explained(target, forbidden=True):
             os.rename(partial, target)  # Also replaces an empty directory.
-            _flush(target.parent)
+            flush(target.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -82,12 +87,25 @@ def atomic_write(path: str | os.PathLike, content: bytes | str) -> None:
         partial.write_bytes(data)
 
 
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    """Writes a JSON value as `atomic_write` does; equal values give equal bytes.
+
+    Raises:
+      InputError: as `atomic_write`.
+      TypeError, ValueError: `value` is not JSON, or holds NaN or an infinity.
+    """
+    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False)
+    atomic_write(path, text + "\n")
+
+
 @contextlib.contextmanager
-def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
+def atomic_file(path: str | os.PathLike, locked: bool = True) -> Iterator[Path]:
     """Writes a file atomically, for content that comes piece by piece.
 
     Args:
       path: the file; its directory is created, an older file is replaced.
+      locked: whether to lock it while it is written, and to remove what killed
+        processes left of it. Not for writers with locks of their own, such as HDF5.
 
     Yields:
       An empty file next to it, to write to.
@@ -99,26 +117,48 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     target = Path(os.path.abspath(path))
     with _explained(target, forbidden=True):
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = _partial_name(target)
-        partial.touch(exist_ok=False)
+        if locked:
+            _remove_abandoned(target)
+        partial = _partial_of(target)
+        held = open(partial, "xb")
     try:
+        if locked:
+            with contextlib.suppress(OSError):  # no locks on this file system
+                fcntl.flock(held, fcntl.LOCK_EX)
         with _explained(target):
             yield partial
         with _explained(target, forbidden=True):
-            _flush(partial)
+            flush(partial)
             os.replace(partial, target)
-            _flush(target.parent)
+            flush(target.parent)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    finally:
+        held.close()
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Removes what killed processes left of `target`: files that nobody has locked."""
+    for left in target.parent.glob(partial_pattern(target.name)):
+        with contextlib.suppress(OSError), open(left, "rb") as file:
+            # One that was made just now may be locked in a moment.
+            if time.time() - os.fstat(file.fileno()).st_ctime > 1:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
 
 
 def sha256_of_file(path: str | os.PathLike) -> str:
     """Returns the SHA-256 of a file's bytes, in hex, reading it in pieces."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+        return sha256_of(file)
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """Returns the SHA-256 of what is left of an open file, in hex."""
+    digest = hashlib.sha256()
+    while piece := file.read(1 << 20):
+        digest.update(piece)
     return digest.hexdigest()
 
 
@@ -136,7 +176,7 @@ def check_writable(directory: str | os.PathLike) -> Path:
     target = Path(os.path.abspath(directory))
     with _explained(target, forbidden=True):
         target.mkdir(parents=True, exist_ok=True)
-        probe = _partial_name(target / "probe")
+        probe = _partial_of(target / "probe")
         try:
             with open(probe, "xb") as file:
                 file.write(bytes(1 << 16))
@@ -147,8 +187,21 @@ def check_writable(directory: str | os.PathLike) -> Path:
     return target
 
 
-def _partial_name(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
+def partial_name(name: str) -> str:
+    """Returns a unique name for a file or directory while it is being written."""
+    return f".{name}.{secrets.token_hex(6)}.partial"
+
+
+def partial_pattern(name: str) -> str:
+    """Returns the glob of a file's hidden names; it matches no other file's.
+
+    `.eps8.5.<hex>.partial` is of `eps8.5`, not of `eps8`.
+    """
+    return f".{glob.escape(name)}.{'[0-9a-f]' * 12}.partial"
+
+
+def _partial_of(target: Path) -> Path:
+    return target.with_name(partial_name(target.name))
 
 
 def _refuse_taken(target: Path) -> None:
@@ -170,14 +223,14 @@ def _refuse_taken(target: Path) -> None:
         )
 
 
-def _flush(path: Path) -> None:
+def flush(path: str | os.PathLike) -> None:
     """Forces a file or a directory's entries to the device."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
         # Some network file systems cannot flush a directory; the rest is an error.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):
             raise
     finally:
         os.close(descriptor)
@@ -195,7 +248,7 @@ def _explained(target: Path, forbidden: bool = False) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             remedy = "Free space there (or lift the quota), or choose another disk"
         elif forbidden and error.errno in _FORBIDDEN:
             remedy = "Choose a directory you may write to, or change its permissions"

@@ -30,7 +30,7 @@ from tfdpsq.data.beir import BeirDirectory
 from tfdpsq.data.beir_lines import read_records, text_field
 from tfdpsq.data.beir_writer import write_beir_files
 from tfdpsq.data.docstrings import Docstring, docstrings_of
-from tfdpsq.data.files import atomic_directory, atomic_write
+from tfdpsq.data.files import atomic_directory, write_json
 from tfdpsq.data.recurrence import Sentences, refuse_recurring
 from tfdpsq.data.texts import Document
 from tfdpsq.validation import InputError
@@ -309,10 +309,7 @@ def _write(
         "further_public_texts": len(others),
         "fingerprint": BeirDirectory(directory).fingerprint(),
     }
-    atomic_write(
-        directory / "provenance.json",
-        json.dumps(provenance, indent=2, sort_keys=True) + "\n",
-    )
+    write_json(directory / "provenance.json", provenance)
 
 
 def _cache(cache_dir: str | os.PathLike | None) -> Path:

@@ -23,7 +23,7 @@ from absl import logging
 
 from tfdpsq.data import any_files
 from tfdpsq.data.beir_writer import BeirWriter
-from tfdpsq.data.files import atomic_directory, atomic_write, sha256_of_file
+from tfdpsq.data.files import atomic_directory, sha256_of_file, write_json
 from tfdpsq.data.texts import Document
 from tfdpsq.data.unique_ids import SeenTexts
 from tfdpsq.validation import DataError, InputError, parse_json, positive_integer
@@ -100,8 +100,8 @@ def write_synthetic(
         manifest["provenance"] = provenance
         manifest["certificate"] = certificate
         if certificate is not None:
-            _write_json(partial / "certificate.json", certificate)
-        _write_json(partial / "manifest.json", manifest)
+            write_json(partial / "certificate.json", certificate)
+        write_json(partial / "manifest.json", manifest)
     if manifest["empty_queries_left_out"]:
         logging.warning(
             "%s: %d of %d generated queries are empty and were left out",
@@ -323,10 +323,6 @@ def _data_files(root: Path) -> list[str]:
         for file in (root / folder).rglob("*")
         if file.is_file()
     )
-
-
-def _write_json(file: Path, value: dict) -> None:
-    atomic_write(file, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def _read_json(file: Path) -> dict:

@@ -123,7 +123,7 @@ class Sentences:
 
 
 class _Memory(dict):
-    """What `_bare` makes of a word; a text's words are mostly the same few."""
+    """Remembers what `_bare` makes of a word; a text repeats the same few words."""
 
     def __missing__(self, word: str) -> str:
         if len(self) > 1_000_000:

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tfdpsq.data.files import atomic_directory
+from tfdpsq.data.files import atomic_directory, write_json
 from tfdpsq.validation import DataError, InputError, parse_json, positive_integer
 
 FORMAT = "tfdpsq-rows/1"
@@ -225,8 +225,7 @@ def write_rows(
             for number, chunk in enumerate(chunks):
                 writer.add(number, chunk)
             manifest = writer.finish()
-        content = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
-        (partial / _MANIFEST).write_text(content, "utf-8")
+        write_json(partial / _MANIFEST, manifest)
     return RowStore(path)
 
 

@@ -30,8 +30,8 @@ from typing import Any
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from tfdpsq.data.beir_lines import read_lines
-from tfdpsq.validation import DataError, InputError, one_of, parse_json
+from tfdpsq.data.beir_lines import parse_line, read_lines
+from tfdpsq.validation import DataError, InputError, one_of
 
 FORMATS = ("lines", "whole", "jsonl", "tfrecord")
 TFDS = "tfds:"
@@ -186,15 +186,8 @@ def _whole(path: Path) -> Iterator[str]:
 
 def _objects(path: Path, field: str) -> Iterator[str]:
     for line, text in read_lines(path):
-        try:
-            record = parse_json(text)
-        except ValueError as error:
-            raise DataError(
-                path,
-                f"not JSON ({_where(error)}): {text[:60]!r}",
-                "Write one JSON object a line, or name another format",
-                line,
-            ) from error
+        remedy = "Write one JSON object a line, or name another format"
+        record = parse_line(path, line, text, remedy, f": {text[:60]!r}")
         value = record.get(field) if isinstance(record, dict) else None
         if not isinstance(value, str):
             raise DataError(
@@ -309,9 +302,3 @@ def _of_split(builder: Any, split: str, field: str) -> Iterator[str]:
         for raw in batch:
             number += 1
             yield _decoded(f"{builder.info.full_name} {split}", number, raw)
-
-
-def _where(error: ValueError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg}, column {error.colno}"
-    return str(error)

@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable
 
+from tfdpsq.validation import shown
+
 
 @dataclasses.dataclass(frozen=True)
 class Document:
@@ -56,6 +58,8 @@ def documents_fingerprint(documents: Iterable[Document]) -> str:
 def text_problem(field: str, value: object, identifier: bool = False) -> str | None:
     """Says what is wrong with a text, for the errors of readers and writers.
 
+    The text itself is not repeated, as it may be a private query; an id is.
+
     Args:
       field: what the text is called.
       value: what should be a text.
@@ -66,11 +70,12 @@ def text_problem(field: str, value: object, identifier: bool = False) -> str | N
       The problem in words, or None.
     """
     if not isinstance(value, str):
-        return f"{field} is {value!r}, not a string"
+        return f"{field} is of type {type(value).__name__}, not a string"
     try:
         value.encode("utf-8")
-    except UnicodeEncodeError:
-        return f"{field} holds half a surrogate pair, which is not text: {value[:40]!r}"
+    except UnicodeEncodeError as error:
+        place = f"character {error.start + 1}"
+        return f"{field} holds half a surrogate pair ({place}), which is not text"
     if identifier and (not value or value.split() != [value]):
-        return f"{field} is {value!r}; ids are not empty and hold no white space"
+        return f"{field} is {shown(value)}; ids are not empty and hold no white space"
     return None

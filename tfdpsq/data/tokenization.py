@@ -262,7 +262,7 @@ def train_vocabulary(
 
 
 def _translated(error: str, setting: str, size: int, besides: int) -> str:
-    """What SentencePiece's trainer says, in terms of the user's setting."""
+    """Translates an error of SentencePiece's trainer into the user's settings."""
     given = f"{setting} is {size + besides}, but these texts"
     high = re.search(r"value <= (\d+)", error)
     if high:

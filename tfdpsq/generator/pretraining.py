@@ -14,6 +14,7 @@ document than by another one.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -374,11 +375,5 @@ def _pooled(states: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
 
 
 def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    chunk: list[Document] = []
-    for document in documents:
-        chunk.append(document)
-        if len(chunk) == _CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+    stream = iter(documents)
+    return iter(lambda: list(itertools.islice(stream, _CHUNK)), [])

@@ -16,6 +16,22 @@ class _Pooling(tf.keras.layers.Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
 
+    def call(self, hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        """Pools along the second axis.
+
+        Args:
+          hidden: [B, L, D] floating point.
+          mask: [B, L] bool or number, non-zero where a token is real.
+
+        Returns:
+          [B, D] in the layer's compute dtype.
+
+        Raises:
+          InputError: shapes that do not fit each other; eagerly also a row
+            without a real token.
+        """
+        return self._pooled(hidden, _real_tokens(hidden, mask))
+
     def compute_mask(self, inputs, mask=None) -> None:
         """Returns no mask: the output has no token axis."""
         return None
@@ -47,21 +63,7 @@ class MaskedMeanPooling(_Pooling):
       array([[2., 3.]], dtype=float32)
     """
 
-    def call(self, hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        """Averages over the second axis.
-
-        Args:
-          hidden: [B, L, D] floating point.
-          mask: [B, L] bool or number, non-zero where a token is real.
-
-        Returns:
-          [B, D] in the layer's compute dtype.
-
-        Raises:
-          InputError: shapes that do not fit each other; eagerly also a row
-            without a real token.
-        """
-        real = _real_tokens(hidden, mask)
+    def _pooled(self, hidden: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
         # `where`, not a product: a NaN or Inf at padding would survive times 0.
         kept = tf.where(real[:, :, tf.newaxis], hidden, tf.zeros_like(hidden))
         count = tf.reduce_sum(tf.cast(real, hidden.dtype), axis=1, keepdims=True)
@@ -80,20 +82,8 @@ class FirstTokenPooling(_Pooling):
       array([[1., 2.]], dtype=float32)
     """
 
-    def call(self, hidden: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        """Takes the first vector along the second axis.
-
-        Args:
-          hidden: [B, L, D] floating point.
-          mask: [B, L] bool or number, non-zero where a token is real.
-
-        Returns:
-          [B, D] in the layer's compute dtype.
-
-        Raises:
-          InputError: as `MaskedMeanPooling`.
-        """
-        there = tf.reduce_any(_real_tokens(hidden, mask), axis=1, keepdims=True)
+    def _pooled(self, hidden: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
+        there = tf.reduce_any(real, axis=1, keepdims=True)
         first = hidden[:, 0]
         return tf.where(there, first, tf.zeros_like(first))
 

@@ -6,27 +6,27 @@ from tfdpsq.privacy.accounting import (
     truncation_delta,
 )
 from tfdpsq.privacy.calibration import calibrate_noise_multiplier
-from tfdpsq.privacy.certificate import make_certificate
-from tfdpsq.privacy.certificate_files import read_certificate
 from tfdpsq.privacy.checkpoint import discard as discard_state
 from tfdpsq.privacy.endings import Diverged, Preempted
-from tfdpsq.privacy.ledger import Ledger, read_ledger
 from tfdpsq.privacy.model import PrivateModel
 from tfdpsq.privacy.optimizers import ENGINES, make_optimizer
 from tfdpsq.privacy.plan import PrivacyPlan, make_plan
-from tfdpsq.privacy.reads import PrivateReads
-from tfdpsq.privacy.sampling import Groups, PoissonSampler
-from tfdpsq.privacy.selection import (
+from tfdpsq.privacy.proof.certificate import make_certificate
+from tfdpsq.privacy.proof.certificate_files import read_certificate
+from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
+from tfdpsq.privacy.proof.reads import PrivateReads
+from tfdpsq.privacy.proof.selection import (
     Selection,
     TrainedRun,
     make_selection_certificate,
     share_epsilon,
 )
+from tfdpsq.privacy.proof.verification import Verification, verify_certificate
+from tfdpsq.privacy.randomness.sampling import Groups, PoissonSampler
 from tfdpsq.privacy.spec import PrivacySpec
 from tfdpsq.privacy.step import make_logical_step
 from tfdpsq.privacy.terms import Terms
 from tfdpsq.privacy.training import train
-from tfdpsq.privacy.verification import Verification, verify_certificate
 
 __all__ = [
     "Diverged",

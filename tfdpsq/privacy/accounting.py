@@ -1,4 +1,4 @@
-r"""What a run costs: its event, and ε at δ by two accountants.
+r"""The cost of a run: its event, and ε at δ by two accountants.
 
 Both mechanisms accounted for release, step by step, the sum of the clipped
 contributions of a batch plus N(0, (σΔ)²) noise, where Δ bounds by how much one unit

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.sampling import Draw
+from tfdpsq.privacy.randomness.sampling import Draw
 
 # Batches whose rows depend on each other are padded to a multiple of this, which
 # keeps the number of compiled shapes small.

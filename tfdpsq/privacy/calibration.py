@@ -1,4 +1,4 @@
-"""How much noise a target needs: the search for σ.
+"""The noise that a target needs: the search for σ.
 
 An evaluation of ε takes up to seconds, so the search begins with cheap relatives of
 the accountants, and asks the accountant itself only at the end.

@@ -1,4 +1,4 @@
-"""What a killed run needs to go on as if nothing had happened.
+"""Saved states, from which a killed run goes on as if nothing had happened.
 
     DIRECTORY/ledger.jsonl            the steps paid for; see `ledger`
     DIRECTORY/state/secrets.json      seeds of noise, dropout and sampler
@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy.sampling import fresh_seed
+from tfdpsq.privacy.randomness.sampling import fresh_seed
 
 STATE = "state"
 SECRETS = "secrets.json"
@@ -107,7 +107,7 @@ def open_secrets(
 
 
 def is_open(directory: str | os.PathLike) -> bool:
-    """Whether the directory holds the seeds of a run that is not discarded yet."""
+    """Returns whether the directory holds the seeds of a run not yet discarded."""
     return (pathlib.Path(directory) / STATE / SECRETS).is_file()
 
 

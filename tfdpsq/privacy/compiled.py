@@ -64,8 +64,9 @@ class CompiledSteps:
                 "each other differ in size from step to step. Set it to 1."
             )
         self._plan = plan
-        self._variables = list(variables)
-        self._microbatch_size = microbatch_size
+        self._optimizer = optimizer
+        self.variables = list(variables)
+        self.microbatch_size = microbatch_size
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         self._functions: dict[int, Any] = {}
@@ -102,16 +103,20 @@ class CompiledSteps:
         Args:
           batch: one row or more of what `__call__` will get.
         """
-        rows = padded_rows(self._plan, 1, self._microbatch_size)
+        rows = padded_rows(self._plan, 1, self.microbatch_size)
         empty = {
             name: np.zeros([rows, *values.shape[1:]], values.dtype)
             for name, values in batch.items()
         }
-        silence = [np.zeros(v.shape, np.int64) for v in self._variables]
+        silence = [np.zeros(v.shape, np.int64) for v in self.variables]
         noise = [] if self._plan.grid_step is None else silence
         arguments = self._arguments([empty], [0], [noise])
         with self._precisely():
             self._at(rows).get_concrete_function(*arguments)
+
+    def secure_noise(self, number: int) -> list[np.ndarray]:
+        """Draws the noise of a step on the host, where the plan is secure."""
+        return self._optimizer.secure_noise(number, self.variables)
 
     def __call__(
         self,
@@ -152,16 +157,14 @@ class CompiledSteps:
         counts: Sequence[int],
         noise: Sequence[Sequence[np.ndarray]],
     ) -> list[Any]:
-        """What the function takes: batch, count, noise, and of a loop how many of each.
+        """Packs what the function takes: batch, count, noise; for a loop, how many.
 
         A loop's are stacked, and filled up to `most`: its shapes are always the same.
         """
         dealt = [
             (lambda _, batch=batch: batch, lambda _, count=count: count)
-            if self._microbatch_size is None
-            else split_over_replicas(
-                batch, count, self._replicas, self._microbatch_size
-            )
+            if self.microbatch_size is None
+            else split_over_replicas(batch, count, self._replicas, self.microbatch_size)
             for batch, count in zip(batches, counts)
         ]
         more = self._most - len(batches)

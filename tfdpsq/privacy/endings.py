@@ -11,6 +11,14 @@ and their output is thrown away. So the guarantee of the whole plan holds, and n
 smaller one is claimed: that training ended at step k was decided by looking at noised
 weights, which an ε of k steps does not cover. All steps of the plan are therefore paid
 for in the ledger, taken or not, and the certificate counts what is paid.
+
+Steps between the last saved state and that call are taken again, with their rows, noise
+and dropout. They have to be the same steps, or the weights given out would be those of
+a second try, and that the first diverged would say more of the same noise; so a step
+that draws what cannot be repeated is refused (`replay.require_repeatable`). Two things
+are repeated only up to rounding: sums that a GPU adds up in any order (until
+`tf.config.experimental.enable_op_determinism`), and sums over another number of
+replicas. Of a first try that a kill ended, nothing leaves the private directory.
 """
 
 from __future__ import annotations

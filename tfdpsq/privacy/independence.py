@@ -1,4 +1,4 @@
-"""Whether each row's loss depends on that row alone, tried on real rows.
+"""Tests on real rows that each row's loss depends on that row alone.
 
 Clipping per row bounds what one row can do only if its loss reads no other row, and
 only if nothing is kept of a row but its clipped gradient. Batch normalisation and
@@ -17,7 +17,7 @@ from absl import logging
 from tfdpsq import validation
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.jacobian import require_rows
-from tfdpsq.privacy.randomness import replayable
+from tfdpsq.privacy.replay import replayable
 from tfdpsq.privacy.terms import Terms
 
 
@@ -113,7 +113,7 @@ def check_independence(
 
 
 def computes_in_16_bits(layers: Iterable[tf.Module]) -> bool:
-    """Whether any of the layers computes in float16 or bfloat16."""
+    """Returns whether any of the layers computes in float16 or bfloat16."""
     return any(
         layer.compute_dtype in ("float16", "bfloat16") for layer in flatten(layers)
     )

@@ -1,4 +1,4 @@
-"""What tensorflow-privacy's per-example Jacobians need around them to be safe."""
+"""Checks that make tensorflow-privacy's per-example Jacobians safe."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class FiniteTape:
         return self._tape.__exit__(*exception)
 
     def watch(self, tensors: tf.Tensor) -> None:
-        """As the tape's own."""
+        """Watches as the tape does."""
         self._tape.watch(tensors)
 
     def jacobian(
         self, target: tf.Tensor, sources: Sequence[tf.Variable], **options: Any
     ) -> list[tf.Tensor]:
-        """As the tape's own, with zeros for rows whose norm is not finite."""
+        """Returns the tape's Jacobian, with zeros for rows whose norm is not finite."""
         options["unconnected_gradients"] = tf.UnconnectedGradients.ZERO
         jacobians = [
             tf.convert_to_tensor(j)

@@ -26,8 +26,10 @@ from tfdpsq.privacy.endings import Diverged
 from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.reads import PrivateReads
-from tfdpsq.privacy.sampling import Groups
+from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
+from tfdpsq.privacy.proof.ledger import read_ledger
+from tfdpsq.privacy.proof.reads import PrivateReads
+from tfdpsq.privacy.randomness.sampling import Groups
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.training import train
 
@@ -71,7 +73,7 @@ class PrivateModel(tf.keras.Model):
         self.reads = PrivateReads(strict=strict)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """What the wrapped model returns."""
+        """Calls the wrapped model."""
         return self.model(inputs, training=training, mask=mask)
 
     def compile(
@@ -196,24 +198,10 @@ class PrivateModel(tf.keras.Model):
         self.stop_training = False
         watch.on_train_begin()
 
-        def per_example_losses(batch: Batch) -> tf.Tensor:
-            parts = [batch[f"{i:04d}"] for i in range(len(flat))]
-            packed = tf.nest.pack_sequence_as(data, parts)
-            predictions = self.model(packed["x"], training=True)
-            if self.model.losses:
-                raise validation.InputError(
-                    f"the model adds {len(self.model.losses)} losses of its own "
-                    "(regularisation), which belong to no row. Remove them."
-                )
-            losses = self._row_loss(packed["y"], predictions)
-            if losses.shape.rank is not None and losses.shape.rank > 1:
-                losses = tf.reduce_mean(losses, range(1, losses.shape.rank))
-            return require_rows(losses)
-
         try:
             self.steps_executed = train(
                 self.plan,
-                per_example_losses,
+                lambda batch: self._losses_of(batch, data),
                 self.model.trainable_variables,
                 self.optimizer,
                 lambda at: {f"{i:04d}": values[at] for i, values in enumerate(flat)},
@@ -233,13 +221,44 @@ class PrivateModel(tf.keras.Model):
             raise
         finally:  # also of a run that was interrupted
             ran = int(tf.convert_to_tensor(self.optimizer.iterations))
-            self.steps_executed = max(self.steps_executed, ran)
+            # Callbacks of a run that was killed saw weights of steps paid for then.
+            paid = _paid_for(directory, self.plan) if ran else 0
+            self.steps_executed = max(self.steps_executed, ran, paid)
         watch.on_train_end()
         return self.history
 
+    def _losses_of(self, batch: Batch, data: dict[str, Any]) -> tf.Tensor:
+        """Returns one loss per row of a batch, packed as `data` is."""
+        parts = [batch[f"{i:04d}"] for i in range(len(tf.nest.flatten(data)))]
+        packed = tf.nest.pack_sequence_as(data, parts)
+        predictions = self.model(packed["x"], training=True)
+        if self.model.losses:
+            raise validation.InputError(
+                f"the model adds {len(self.model.losses)} losses of its own "
+                "(regularisation), which belong to no row. Remove them."
+            )
+        losses = self._row_loss(packed["y"], predictions)
+        if losses.shape.rank is not None and losses.shape.rank > 1:
+            losses = tf.reduce_mean(losses, range(1, losses.shape.rank))
+        return require_rows(losses)
+
     def epsilon(self, accountant: str | None = None) -> float:
-        """ε spent by the steps that `fit` executed; see `PrivacyPlan.epsilon`."""
+        """ε spent by the steps that `fit` executed; see `PrivacyPlan.epsilon`.
+
+        Where a callback stopped training by looking at the weights, the plan's whole ε
+        applies instead: when it stopped tells of them, too. Where it looked at losses
+        or metrics of private rows, no ε covers that choice.
+        """
         return self.plan.epsilon(self.steps_executed, accountant)
+
+
+def _paid_for(directory: str | os.PathLike | None, plan: PrivacyPlan) -> int:
+    """Steps that the ledger in a directory has, if it is one of this plan."""
+    path = None if directory is None else os.path.join(directory, LEDGER)
+    if path is None or not os.path.exists(path):
+        return 0
+    found = read_ledger(path)
+    return found.steps_paid if found.plan == plan.fingerprint else 0
 
 
 class _Epochs:

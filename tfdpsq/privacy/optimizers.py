@@ -25,12 +25,17 @@ from tensorflow_privacy.privacy.optimizers import (
 )
 
 from tfdpsq import validation
-from tfdpsq.privacy import fast, grid, workers
+from tfdpsq.privacy import fast, workers
 from tfdpsq.privacy.jacobian import FiniteTape, require_rows
-from tfdpsq.privacy.noise import SeededGaussianSumQuery, as_words, derived_seed
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.sampling import fresh_seed
-from tfdpsq.privacy.secure import SecureSource
+from tfdpsq.privacy.randomness import grid
+from tfdpsq.privacy.randomness.noise import (
+    SeededGaussianSumQuery,
+    as_words,
+    derived_seed,
+)
+from tfdpsq.privacy.randomness.sampling import fresh_seed
+from tfdpsq.privacy.randomness.secure import SecureSource
 from tfdpsq.privacy.terms import Losses, Terms, require_losses, total_of
 
 ENGINES = ("fast", "dpkeras", "vectorized")
@@ -52,7 +57,7 @@ _OWN_OPTIONS = (
 
 
 class Clipped(NamedTuple):
-    """What `LogicalStep.clipped_sum` returns.
+    """Result of `LogicalStep.clipped_sum`.
 
     Attributes:
       sums: per variable, the sum of clipped gradients, float32 (float64).
@@ -69,7 +74,7 @@ class Clipped(NamedTuple):
 
 
 class LogicalStep:
-    """What the training loop asks of an optimizer; mixed into each class below.
+    """The optimizer's side of the training loop; mixed into each class below.
 
     Attributes:
       plan: the plan whose noise scale and expected batch size are applied.

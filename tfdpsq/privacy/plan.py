@@ -14,8 +14,9 @@ from typing import cast
 import dp_accounting
 
 from tfdpsq import validation
-from tfdpsq.privacy import accounting, calibration, grid
-from tfdpsq.privacy.sampling import (
+from tfdpsq.privacy import accounting, calibration
+from tfdpsq.privacy.randomness import grid
+from tfdpsq.privacy.randomness.sampling import (
     DealtSampler,
     Groups,
     PoissonSampler,
@@ -24,7 +25,7 @@ from tfdpsq.privacy.sampling import (
     UserSampler,
     fresh_seed,
 )
-from tfdpsq.privacy.secure import SecureSource
+from tfdpsq.privacy.randomness.secure import SecureSource
 from tfdpsq.privacy.spec import PrivacySpec
 
 # Changes whenever a plan of the same numbers would run or be accounted otherwise.
@@ -33,7 +34,7 @@ _LAW = "tfdpsq-plan/2"
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan:
-    """How to run what a `PrivacySpec` asks for. Made by `make_plan`.
+    """The way to run what a `PrivacySpec` asks for. Made by `make_plan`.
 
     Attributes:
       spec: what was asked for.
@@ -77,7 +78,7 @@ class PrivacyPlan:
         With sampler "shuffled" these chances depend on each other from step to
         step, and no accounting uses them: see `event`.
         """
-        return self.spec.batch_size / self.spec.n
+        return self.spec.batch_size / self.spec.num_units
 
     @property
     def sensitivity(self) -> float:
@@ -147,16 +148,17 @@ class PrivacyPlan:
                 f"units is {units}, but groups has {len(groups)}. Leave units out."
             )
         if units is None:
-            units = spec.n if groups is None else len(groups)
-        if units > spec.n or (spec.n_is_public and units != spec.n):
+            units = spec.num_units if groups is None else len(groups)
+        if units > spec.num_units or (spec.n_is_public and units != spec.num_units):
             raise validation.InputError(
                 (
-                    f"the data have {units} units, but n is {spec.n}, declared to be "
-                    "exact by n_is_public."
+                    f"the data have {units} units, but num_units is {spec.num_units}, "
+                    "declared to be exact by n_is_public."
                     if spec.n_is_public  # else how many there are is not told
-                    else f"the data have more units than n, a bound of {spec.n}."
+                    else "the data have more units than num_units, a bound of "
+                    f"{spec.num_units}."
                 )
-                + " Make a plan whose n fits the data."
+                + " Make a plan whose num_units fits the data."
             )
         if spec.secure and not isinstance(seed, SecureSource):
             seed = SecureSource(fresh_seed(secure=True) if seed is None else seed)
@@ -194,14 +196,16 @@ class PrivacyPlan:
         """
         if self.spec.sampler == "poisson":
             return self.sampling_probability, steps
-        return 1.0, accounting.epochs_touched(self.spec.n, self.spec.batch_size, steps)
+        return 1.0, accounting.epochs_touched(
+            self.spec.num_units, self.spec.batch_size, steps
+        )
 
     def truncation_delta(self, steps: int) -> float:
         """The part of δ that truncating `steps` batches uses up."""
         if not self.spec.private or self.spec.sampler == "shuffled":
             return 0.0
         return accounting.truncation_delta(
-            self.spec.n, self.sampling_probability, self.max_batch_size, steps
+            self.spec.num_units, self.sampling_probability, self.max_batch_size, steps
         )
 
     def epsilon(self, steps: int, accountant: str | None = None) -> float:
@@ -308,5 +312,5 @@ def max_batch_size_of(spec: PrivacySpec) -> int:
     if spec.sampler == "shuffled":
         return spec.batch_size
     return spec.max_batch_size or accounting.choose_max_batch_size(
-        spec.n, spec.batch_size, spec.steps, spec.epsilon, spec.target_delta
+        spec.num_units, spec.batch_size, spec.steps, spec.epsilon, spec.target_delta
     )

@@ -1,21 +1,24 @@
-"""What the user asks of a private training run, checked before anything runs."""
+"""The user's request for a private training run, checked before anything runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.privacy import grid
+from tfdpsq.privacy.randomness import grid
 
 ACCOUNTANTS = ("pld", "rdp")
 SAMPLERS = ("poisson", "shuffled")
 UNITS = ("query", "user")
 # Fields that are recorded only where they are set.
 OPTIONAL = ("clip_groups", "secure")
+# Fields that certificates have called otherwise from the first.
+_RECORDED_AS = {"num_units": "n"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +31,8 @@ class PrivacySpec:
         from its baseline.
       clip_norm: bound C on the L2 norm of one unit's gradient; tensorflow-privacy
         calls it `l2_norm_clip`.
-      n: a public number of privacy units. With `n_is_public` it is the exact count;
-        without, an upper bound that anybody may know, and the count appears in
+      num_units: n, a public number of privacy units. With `n_is_public` it is the exact
+        count; without, an upper bound that anybody may know, and the count appears in
         nothing that is released. It enters δ and the sampling probability.
       batch_size: expected number of units in one logical step, B.
       steps: logical steps that the budget must cover.
@@ -62,7 +65,7 @@ class PrivacySpec:
 
     epsilon: float
     clip_norm: float
-    n: int
+    num_units: int
     batch_size: int
     steps: int
     delta: float | None = None
@@ -84,7 +87,7 @@ class PrivacySpec:
                 'Use math.inf ("inf" in a config) to train without privacy.'
             )
         validation.positive("clip_norm", self.clip_norm)
-        validation.positive_integer("n", self.n)
+        validation.positive_integer("num_units", self.num_units)
         validation.positive_integer("batch_size", self.batch_size)
         validation.positive_integer("steps", self.steps)
         validation.one_of("unit", self.unit, UNITS)
@@ -126,10 +129,10 @@ class PrivacySpec:
         - rows are dealt to groups one by one, and independently of how many others
           were drawn, which is derived for Poisson draws of units of one row.
         """
-        if self.batch_size > self.n:
+        if self.batch_size > self.num_units:
             yield (
-                f"batch_size {self.batch_size} is larger than the data: n is "
-                f"{self.n}. Lower batch_size to at most {self.n}."
+                f"batch_size {self.batch_size} is larger than the data: num_units is "
+                f"{self.num_units}. Lower batch_size to at most {self.num_units}."
             )
         if self.max_batch_size is not None and self.max_batch_size < self.batch_size:
             yield (
@@ -137,11 +140,11 @@ class PrivacySpec:
                 f"batch_size {self.batch_size}: about half of all draws would "
                 "be truncated. Raise max_batch_size or leave it unset."
             )
-        if self.delta is not None and self.delta >= 1 / self.n:
+        if self.delta is not None and self.delta >= 1 / self.num_units:
             yield (
-                f"delta is {self.delta!r}, but n is {self.n}: at 1/n = "
-                f"{1 / self.n:.3g} or above, releasing one whole record would "
-                f"count as private. Use 1/(2n) = {0.5 / self.n:.3g} or less."
+                f"delta is {self.delta!r}, but num_units is {self.num_units}: at 1/n = "
+                f"{1 / self.num_units:.3g} or above, releasing one whole record would "
+                f"count as private. Use 1/(2n) = {0.5 / self.num_units:.3g} or less."
             )
         if self.rows_per_unit > 1 and self.unit == "query":
             yield (
@@ -158,9 +161,9 @@ class PrivacySpec:
         if self.sampler == "shuffled" and not self.n_is_public:
             yield (
                 "sampler is 'shuffled', but n_is_public is False: the places of a "
-                f"permutation need the exact number of units, and n {self.n} would be "
-                "a bound only. Set n_is_public to True if the exact count may be "
-                "known to all, or sampler to 'poisson'."
+                f"permutation need the exact number of units, and num_units "
+                f"{self.num_units} would be a bound only. Set n_is_public to "
+                "True if the exact count may be known to all, or sampler to 'poisson'."
             )
         if self.sensitivity_multiplier < 1:
             yield (
@@ -172,11 +175,12 @@ class PrivacySpec:
         if self.clip_groups is not None:
             yield from self._clashes_of_groups(self.clip_groups)
         moved = self.sensitivity_multiplier * self.clip_norm
-        if self.secure and not grid.SMALLEST <= moved <= grid.LARGEST:
+        if self.private and not grid.SMALLEST <= moved <= grid.LARGEST:
             yield (
-                f"secure is True and clip_norm {self.clip_norm!r}: the sums and their "
-                "grid would leave the range of float32. Set clip_norm between 1e-18 "
-                "and 1e18 over sensitivity_multiplier."
+                f"{'secure is True and ' if self.secure else ''}clip_norm "
+                f"{self.clip_norm!r}: the sums and their noise would leave the range "
+                "of float32, in which noise below 1e-38 is 0. Set clip_norm between "
+                "1e-18 and 1e18 over sensitivity_multiplier."
             )
 
     def _clashes_of_groups(self, groups: int):
@@ -203,33 +207,55 @@ class PrivacySpec:
     def recorded(self) -> dict[str, Any]:
         """The fields as certificates and fingerprints have them.
 
-        `clip_groups` and `secure` stand there only where they are set, so that what was
-        recorded before there were any stays true.
+        `num_units` is called n there. `clip_groups` and `secure` stand there only where
+        they are set, so that what was recorded before there were any stays true.
         """
-        fields = dataclasses.asdict(self)
+        fields = {
+            _RECORDED_AS.get(field, field): value
+            for field, value in dataclasses.asdict(self).items()
+        }
         for field in OPTIONAL:
             if not fields[field]:
                 del fields[field]
         return fields
 
+    @classmethod
+    def from_recorded(cls, fields: Any) -> PrivacySpec:
+        """The spec that a certificate records.
+
+        Raises:
+          InputError: an entry is missing, too many or out of range.
+        """
+        names = [_RECORDED_AS.get(f.name, f.name) for f in dataclasses.fields(cls)]
+        if not isinstance(fields, Mapping) or {*fields, *OPTIONAL} != set(names):
+            raise validation.InputError(
+                f"spec must have exactly these entries: {', '.join(sorted(names))}"
+            )
+        fields = dict(
+            fields,
+            epsilon=math.inf if fields["epsilon"] == "inf" else fields["epsilon"],
+        )
+        fields["num_units"] = fields.pop("n")
+        return cls(**fields)
+
     @property
     def target_delta(self) -> float:
         """δ as given, or 1/(2n)."""
-        return 0.5 / self.n if self.delta is None else self.delta
+        return 0.5 / self.num_units if self.delta is None else self.delta
 
     @property
     def private(self) -> bool:
-        """Whether the run clips and adds noise: ε is finite."""
+        """True if the run clips and adds noise: ε is finite."""
         return math.isfinite(self.epsilon)
 
     @property
     def delta_warning(self) -> str | None:
-        """What a reader must know of a δ between 1/(2n) and 1/n, else `None`."""
-        if self.target_delta <= 0.5 / self.n:
+        """A warning for a δ between 1/(2n) and 1/n, else `None`."""
+        if self.target_delta <= 0.5 / self.num_units:
             return None
         return (
-            f"delta {self.target_delta:.3g} is above 1/(2n) = {0.5 / self.n:.3g}, "
-            "the value of the paper this follows."
+            f"delta {self.target_delta:.3g} is above 1/(2n) = "
+            f"{0.5 / self.num_units:.3g}, the value of the paper this follows."
         )
 
 

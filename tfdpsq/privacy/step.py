@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy.optimizers import Clipped, LogicalStep
-from tfdpsq.privacy.randomness import replayable
+from tfdpsq.privacy.replay import replayable
 from tfdpsq.privacy.terms import Losses, require_losses
 
 Batch = Mapping[str, tf.Tensor]
@@ -63,7 +64,6 @@ def make_logical_step(
         copies, with engine "fast".
     """
     validation.positive_integer("microbatch_size", microbatch_size)
-    variables, layers = list(variables), list(layers)
     private = optimizer.plan.spec.private
     together = optimizer.plan.rows_clipped_together
     if microbatch_size % together:
@@ -78,47 +78,40 @@ def make_logical_step(
             'on several rows. Use engine "dpkeras" or "vectorized", or let every loss '
             "run the layers on copies of its own (copies_are_separate)."
         )
+    variables = list(variables)
     optimizer.prepare(variables)
+    step = _Step(
+        per_example_losses,
+        variables,
+        optimizer,
+        microbatch_size,
+        list(layers),
+        rows_are_independent and private,
+        together,
+    )
+    return step.run
 
-    def differentiate(part: Batch, number: tf.Tensor) -> Clipped:
-        def losses() -> Losses:
-            seed = optimizer.dropout_seed
-            with replayable(layers, seed, optimizer.iterations, number):
-                return require_losses(per_example_losses(part))
 
-        return optimizer.clipped_sum(losses, variables, layers, part["weights"])
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    per_example_losses: Callable[[Batch], Losses]
+    variables: list[tf.Variable]
+    optimizer: LogicalStep
+    microbatch_size: int
+    layers: list[tf.Module]
+    spares_others: bool  # a row without a finite gradient costs nobody else
+    together: int
 
-    def one_by_one(part: Batch, number: tf.Tensor) -> list[tf.Tensor]:
-        def add(row, *sums):
-            # Dropout of its own for every unit, as in the batch: with the microbatch's
-            # number again all units would share one draw, which whoever spoilt the
-            # batch would have brought about.
-            own = (1 + tf.cast(row // together, tf.int64)) * (1 << 32)
-            clipped = differentiate(_slice(part, row, together), own + number)
-            return row + together, *_added(sums, clipped.sums)
-
-        _, *sums = tf.while_loop(
-            lambda row, *_: row < microbatch_size,
-            add,
-            (tf.constant(0), *zero_sums()),
-            maximum_iterations=microbatch_size // together,
-            parallel_iterations=1,
-        )
-        return sums
-
-    def zero_sums() -> list[tf.Tensor]:
-        return [tf.zeros(v.shape, _sum_dtype(v)) for v in variables]
-
-    def step(
-        batch: Batch, count: tf.Tensor, noise: Sequence[tf.Tensor] = ()
+    def run(
+        self, batch: Batch, count: tf.Tensor, noise: Sequence[tf.Tensor] = ()
     ) -> tf.Tensor:
-        rows = batch["weights"].shape[0]
-        if rows % microbatch_size:
+        """Takes the step; see `make_logical_step`."""
+        size, rows = self.microbatch_size, batch["weights"].shape[0]
+        if rows % size:
             raise validation.InputError(
-                f"the batch has {rows} rows, which microbatch_size "
-                f"{microbatch_size} does not divide. Pad it to a multiple."
+                f"the batch has {rows} rows, which microbatch_size {size} does not "
+                "divide. Pad it to a multiple."
             )
-        microbatches = rows // microbatch_size
         replica = tf.distribute.get_replica_context()
         first, every = 0, 1
         if replica is not None:
@@ -127,46 +120,85 @@ def make_logical_step(
         first = tf.cast(first, tf.int64)
 
         def accumulate(index, loss_sum, losses_counted, *sums):
-            part = _slice(batch, index * microbatch_size, microbatch_size)
+            part = _slice(batch, index * size, size)
             # As `batches.split_over_replicas` deals them: of the whole batch, this is
             # the same one whatever the replicas, and so is its dropout.
             number = first + tf.cast(index, tf.int64) * every
-            clipped = differentiate(part, number)
-            new = clipped.sums
-            if rows_are_independent and private and clipped.complete is not True:
-                # A row without a finite gradient must cost nobody else: were the
-                # rows beside it lost too, one unit could move the sum by a whole
-                # microbatch of clip norms. So those are taken one by one. Rows
-                # that do depend on each other stay as they are; a sensitivity
-                # that bounds every row's change covers their loss as well.
-                new = tf.cond(
-                    clipped.complete,
-                    lambda: _cast(clipped.sums, variables),
-                    lambda: one_by_one(part, number),
-                )
-            counted = tf.math.is_finite(clipped.losses) & (part["weights"] > 0)
-            total = tf.reduce_sum(tf.where(counted, clipped.losses, 0.0))
+            losses, new = self._of_microbatch(part, number)
+            counted = tf.math.is_finite(losses) & (part["weights"] > 0)
+            total = tf.reduce_sum(tf.where(counted, losses, 0.0))
             loss_sum += tf.cast(total, tf.float32)
             losses_counted += tf.reduce_sum(tf.cast(counted, tf.float32))
             return index + 1, loss_sum, losses_counted, *_added(sums, new)
 
-        used = (count + microbatch_size - 1) // microbatch_size
+        used = (count + size - 1) // size
         _, loss_sum, losses_counted, *sums = tf.while_loop(
             lambda index, *_: index < used,
             accumulate,
-            (tf.constant(0), tf.constant(0.0), tf.constant(0.0), *zero_sums()),
-            maximum_iterations=microbatches,
+            (tf.constant(0), tf.constant(0.0), tf.constant(0.0), *self._zero_sums()),
+            maximum_iterations=rows // size,
             # Microbatches hardly wait for each other, and TensorFlow would run ten at
             # once: ten times the activations.
             parallel_iterations=1,
         )
-        optimizer.update(optimizer.privatize(sums, noise), variables)
+        self.optimizer.update(self.optimizer.privatize(sums, noise), self.variables)
         losses = [loss_sum, losses_counted]
         if replica is not None and replica.num_replicas_in_sync > 1:
             losses = replica.all_reduce(tf.distribute.ReduceOp.SUM, losses)
         return losses[0] / tf.maximum(losses[1], 1.0)
 
-    return step
+    def _of_microbatch(
+        self, part: Batch, number: tf.Tensor
+    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        """Returns the rows' losses and the sum of their clipped gradients."""
+        clipped = self._differentiated(part, number)
+        if not self.spares_others or clipped.complete is True:
+            return clipped.losses, clipped.sums
+        # Were the other rows of the microbatch lost with one that has no finite
+        # gradient, one unit could move the sum by a whole microbatch of clip norms. So
+        # they are taken one by one. Rows that depend on each other stay as they are; a
+        # sensitivity that bounds every row's change covers their loss as well.
+        sums = tf.cond(
+            clipped.complete,
+            lambda: _cast(clipped.sums, self.variables),
+            lambda: self._one_by_one(part, number),
+        )
+        return clipped.losses, sums
+
+    def _differentiated(self, part: Batch, number: tf.Tensor) -> Clipped:
+        optimizer = self.optimizer
+
+        def losses() -> Losses:
+            seed = optimizer.dropout_seed
+            with replayable(self.layers, seed, optimizer.iterations, number):
+                return require_losses(self.per_example_losses(part))
+
+        return optimizer.clipped_sum(
+            losses, self.variables, self.layers, part["weights"]
+        )
+
+    def _one_by_one(self, part: Batch, number: tf.Tensor) -> list[tf.Tensor]:
+        size, together = self.microbatch_size, self.together
+
+        def add(row, *sums):
+            # Dropout of its own for every unit, as in the batch: with the microbatch's
+            # number again all units would share one draw, brought about by the unit
+            # that spoilt the batch.
+            own = (1 + tf.cast(row // together, tf.int64)) * (1 << 32)
+            clipped = self._differentiated(_slice(part, row, together), own + number)
+            return row + together, *_added(sums, clipped.sums)
+
+        _, *sums = tf.while_loop(
+            lambda row, *_: row < size,
+            add,
+            (tf.constant(0), *self._zero_sums()),
+            maximum_iterations=size // together,
+            parallel_iterations=1,
+        )
+        return sums
+
+    def _zero_sums(self) -> list[tf.Tensor]:
+        return [tf.zeros(v.shape, _sum_dtype(v)) for v in self.variables]
 
 
 def _slice(batch: Batch, start: tf.Tensor, rows: int) -> dict[str, tf.Tensor]:

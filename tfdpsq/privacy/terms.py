@@ -21,7 +21,7 @@ from tfdpsq.privacy.jacobian import require_rows
 
 
 class Terms(NamedTuple):
-    """What a loss function returns in place of losses.
+    """Values that a loss function returns in place of losses.
 
     Attributes:
       values: [R] float, R static; value r runs layers on inputs of its own alone.
@@ -40,7 +40,7 @@ Losses = Union[tf.Tensor, Terms]
 
 
 def require_losses(found: Losses) -> Losses:
-    """What a loss function returned, if it has the shapes that are needed.
+    """Returns a loss function's result, if it has the shapes that are needed.
 
     Raises:
       InputError: losses or values that are no vector of static length, or
@@ -80,7 +80,7 @@ def _finite(coefficients: tf.Tensor) -> tf.Tensor:
 
 
 def factors_of(found: Losses, weights: tf.Tensor | None) -> tf.Tensor | None:
-    """What each clipped gradient is multiplied by; `None` for 1 throughout.
+    """Returns the factor of each clipped gradient; `None` for 1 throughout.
 
     Args:
       found: what a loss function returned.

@@ -8,39 +8,27 @@ is computed from.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tfdpsq import validation
-from tfdpsq.privacy import checkpoint, fast, workers
-from tfdpsq.privacy.batches import batch_of, padded_rows
+from tfdpsq.privacy import fast, workers
 from tfdpsq.privacy.compiled import CompiledSteps
-from tfdpsq.privacy.endings import Diverged, Preempted, finite_check
 from tfdpsq.privacy.independence import check_independence, computes_in_16_bits
-from tfdpsq.privacy.ledger import FILE_NAME as LEDGER
-from tfdpsq.privacy.ledger import Ledger, read_ledger
-from tfdpsq.privacy.noise import derived_seed
+from tfdpsq.privacy.loop import Hooks, Loop, Pace, Take, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.sampling import Groups, fresh_seed
-from tfdpsq.privacy.secure import SecureSource
+from tfdpsq.privacy.randomness.noise import derived_seed
+from tfdpsq.privacy.randomness.sampling import Groups, fresh_seed
+from tfdpsq.privacy.randomness.secure import SecureSource
+from tfdpsq.privacy.replay import require_repeatable
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.terms import Losses
 
-
-class _Kept(NamedTuple):
-    directory: str | os.PathLike
-    ledger: Ledger
-
-
-Take = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 # Rows on which rules and independence are tried before anything is spent.
 _TRIED = 4
 
@@ -122,7 +110,9 @@ def train(
     Dropout takes part in the mechanism: were its masks known, a row's gradient
     would depend on its place in the batch, and so on who else was drawn. Where ε is
     finite the global TensorFlow seed is therefore set to fresh secret entropy, for
-    models that draw random numbers outside their layers.
+    models that draw random numbers outside their layers. With a `directory` such models
+    are refused where ε is finite: a step taken again must be the same step (see
+    `replay`). Without noise they go on with other random numbers.
 
     Returns:
       The number of logical steps executed, those before an interruption included;
@@ -133,44 +123,18 @@ def train(
       Diverged: weights were not finite, and there is a `directory`; see `endings`.
       InputError: the optimizer was made for another plan, or has run before (its
         steps would be paid for once and taken twice); `take` returns too few rows;
-        a loss that depends on other rows; a weight that no rule covers; other data
+        a loss that depends on other rows, or draws random numbers that cannot be
+        repeated; a weight that no rule covers; other data
         or another plan than the directory's; a damaged ledger or state. All before
         a step is paid for.
     """
     layers, variables = list(layers), list(variables)
-    if optimizer.plan != plan:
-        raise validation.InputError(
-            "the optimizer was made for another plan, so its noise is not what "
-            "would be accounted for. Make it with make_optimizer(plan, ...)."
-        )
-    if int(tf.convert_to_tensor(optimizer.iterations)):
-        raise validation.InputError(
-            "the optimizer has taken steps before, which this plan does not account "
-            "for. Make a new one with make_optimizer(plan, ...)."
-        )
-    if not variables:
-        raise validation.InputError(
-            "there are no variables to train. Build the model first, by calling it "
-            "on a batch, and pass its trainable_variables."
-        )
-    if before_step is not None and steps_per_loop != 1:
-        raise validation.InputError(
-            f"steps_per_loop is {steps_per_loop}, but something has to be set before "
-            "every step (before_step). Set it to 1."
-        )
-    pause_every = validation.positive_integer("pause_every", pause_every or save_every)
-    rows = len(groups.rows) if groups is not None else units or plan.spec.n
-    declared = microbatch_size is None and plan.spec.sensitivity_multiplier != 1
-    together = 1
-    if plan.spec.clip_groups is not None:
-        # What these declare is that groups are independent of each other.
-        declared, together = False, plan.rows_clipped_together
-        if microbatch_size is None:
-            raise validation.InputError(
-                f"microbatch_size is None and clip_groups {plan.spec.clip_groups}: a "
-                "loss over all rows would be clipped as if it kept to its group. Set "
-                f"microbatch_size to a multiple of the {together} rows of a group."
-            )
+    _require_unused(optimizer, plan, variables)
+    pace = Pace(save_every, pause_every or save_every, steps_per_loop)
+    hooks = Hooks(before_step, on_step, preempted)
+    hooks.require_pace(pace)
+    rows = len(groups.rows) if groups is not None else units or plan.spec.num_units
+    together, declared = _rows_together(plan, microbatch_size)
     batch = _first_rows(take, rows, together)
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
@@ -184,20 +148,19 @@ def train(
             together,
             declared,
         )
+    if plan.spec.private and directory is not None:
+        require_repeatable(per_example_losses, batch, layers)
     if units is not None or groups is not None:
         data_fingerprint = _with_units(data_fingerprint, units, groups)
     settings = _settings(optimizer, variables, microbatch_size, jit_compile)
     _require_same_settings(plan, settings, units, groups)
-    # Whoever is not the chief has no directory, and pays for nothing.
+    # Only the chief has a directory and pays.
     chiefs = directory if workers.is_chief() else None
-    with _opened(plan, chiefs, data_fingerprint) as kept:
+    with kept_in(chiefs, plan, data_fingerprint, settings) as kept:
         seed = fresh_seed(plan.spec.secure) if sampler_seed is None else sampler_seed
         if kept is not None:
-            secrets = checkpoint.open_secrets(
-                kept.directory, kept.ledger.steps_paid, settings, plan.spec.secure
-            )
-            optimizer.reseed(secrets.noise_seed)
-            seed = secrets.sampler_seed if sampler_seed is None else seed
+            optimizer.reseed(kept.secrets.noise_seed)
+            seed = kept.secrets.sampler_seed if sampler_seed is None else seed
         optimizer.take_chiefs_seeds()
         seed = workers.chiefs_number(seed)
         sampler = plan.sampler(units, seed, groups)
@@ -216,60 +179,41 @@ def train(
         )
         take_steps.build(batch)  # what cannot be built must fail before it is paid for
         state = [*variables, *optimizer.state(), *state]
-        start = 0 if kept is None else _resumed(kept, state, secrets)
-        workers.copy_from_chief(state)
-        start = done = workers.chiefs_number(start)
-        stop, asked, is_finite = False, False, finite_check(variables)
-        end, diverged_at = plan.spec.steps, 0  # both change if it does; see `endings`
-        while done < end and not (stop or asked):
-            if before_step is not None:
-                before_step(done)
-            # Never past a step whose state is to be saved.
-            to_pause = (every - done % every for every in (save_every, pause_every))
-            most = min(steps_per_loop, *to_pause)
-            now = range(done, min(done + most, end))
-            draws = [sampler.draw(number) for number in now]
-            drawn = [
-                batch_of(
-                    take,
-                    draw,
-                    padded_rows(plan, draw.count, microbatch_size),
-                    plan.spec.private,
-                )
-                for draw in draws
-            ]
-            noise = [optimizer.secure_noise(number, variables) for number in now]
-            workers.require_same_rows(drawn)
-            if kept is not None:
-                for number in now:
-                    kept.ledger.pay(number)
-            losses = take_steps(drawn, [draw.count for draw in draws], noise)
-            for loss in losses:
-                done += 1
-                if on_step is not None and not diverged_at:
-                    stop |= on_step(done, loss) is True
-            broken = directory is not None and not diverged_at and not is_finite()
-            asked = preempted is not None and preempted()
-            stop, asked, broken = workers.any_of(stop, asked, broken)
-            if broken:
-                diverged_at, end, stop = done, now.start, False
-                if kept is not None:
-                    for number in range(done, plan.spec.steps):
-                        kept.ledger.pay(number)  # see `endings`
-                    done = _resumed(kept, state, secrets)
-                workers.copy_from_chief(state)
-                done = workers.chiefs_number(done)
-                continue
-            due = done == end or stop or asked or done % save_every == 0
-            if kept is not None and due:
-                checkpoint.save(kept.directory, done, state, secrets)
-        if asked and not stop and done < end:
-            raise Preempted(done)
-        if diverged_at:
-            raise Diverged(plan.spec.steps, diverged_at, done)
-        # Steps beyond, lost to a kill and not repeated, are paid for as well.
-        executed = done if kept is None else max(done, kept.ledger.steps_paid)
-        return workers.chiefs_number(executed)
+        loop = Loop(plan, sampler, take, take_steps, state, pace, hooks, kept)
+        return loop.run(ends_if_diverged=directory is not None)
+
+
+def _require_unused(optimizer, plan, variables) -> None:
+    """Refuses an optimizer of another plan or run, and a model without weights."""
+    if optimizer.plan != plan:
+        raise validation.InputError(
+            "the optimizer was made for another plan, so its noise is not what "
+            "would be accounted for. Make it with make_optimizer(plan, ...)."
+        )
+    if int(tf.convert_to_tensor(optimizer.iterations)):
+        raise validation.InputError(
+            "the optimizer has taken steps before, which this plan does not account "
+            "for. Make a new one with make_optimizer(plan, ...)."
+        )
+    if not variables:
+        raise validation.InputError(
+            "there are no variables to train. Build the model first, by calling it "
+            "on a batch, and pass its trainable_variables."
+        )
+
+
+def _rows_together(plan: PrivacyPlan, microbatch_size: int | None) -> tuple[int, bool]:
+    """Returns (rows clipped together, whether other rows are declared to matter)."""
+    if plan.spec.clip_groups is None:
+        return 1, microbatch_size is None and plan.spec.sensitivity_multiplier != 1
+    together = plan.rows_clipped_together
+    if microbatch_size is None:
+        raise validation.InputError(
+            f"microbatch_size is None and clip_groups {plan.spec.clip_groups}: a "
+            "loss over all rows would be clipped as if it kept to its group. Set "
+            f"microbatch_size to a multiple of the {together} rows of a group."
+        )
+    return together, False  # what groups declare is that they are independent
 
 
 def _first_rows(take: Take, rows: int, together: int) -> dict[str, np.ndarray]:
@@ -319,7 +263,7 @@ def _global_seed(plan: PrivacyPlan, seed: int) -> int:
 
 
 def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, str]:
-    """What a run must not change when it goes on; the loss is on the caller."""
+    """Settings that a resumed run must not change; the loss is the caller's duty."""
     return {
         "engine": optimizer.engine,
         "optimizer": repr(sorted(optimizer.get_config().items(), key=str)),
@@ -330,7 +274,7 @@ def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, s
 
 
 def _compiled_by_xla(jit_compile: bool) -> bool | str:
-    """Whether the step is, as it runs: what it draws at random depends on that."""
+    """Returns whether the step runs compiled: its random draws depend on that."""
     strategy = tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return "by the TPU"
@@ -365,44 +309,3 @@ def _try_out(
             tolerance=0.05 if computes_in_16_bits(layers) else 1e-4,
             rows_per_unit=together,
         )
-
-
-@contextlib.contextmanager
-def _opened(plan, directory, data_fingerprint) -> Iterator[_Kept | None]:
-    if directory is None:
-        yield None
-        return
-    os.makedirs(directory, exist_ok=True)
-    path = os.path.join(directory, LEDGER)
-    if (
-        not plan.spec.private
-        and not checkpoint.is_open(directory)
-        and os.path.exists(path)
-        and read_ledger(path).plan == plan.fingerprint
-    ):
-        # Without a guarantee nothing is spent: a run may simply be done again.
-        os.remove(path)
-    ledger = Ledger.open(path, plan.fingerprint, data_fingerprint, plan.spec.steps)
-    try:
-        yield _Kept(directory, ledger)
-    finally:
-        ledger.close()
-
-
-def _resumed(
-    kept: _Kept, state: Sequence[tf.Variable], secrets: checkpoint.Secrets
-) -> int:
-    """The step to go on from, with all variables set to what they were before it."""
-    ledger = kept.ledger
-    start = checkpoint.restore(kept.directory, state, ledger.steps_paid, secrets)
-    if start is None:
-        # Also the beginning must be repeated exactly: initial weights are random.
-        checkpoint.save(kept.directory, 0, state, secrets)
-        return 0
-    logging.info(
-        "going on after step %d of %d (%d paid for)",
-        start,
-        ledger.steps_allowed,
-        ledger.steps_paid,
-    )
-    return start

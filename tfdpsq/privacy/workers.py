@@ -31,13 +31,13 @@ _CHUNK = 1 << 22
 
 
 def several() -> bool:
-    """Whether the strategy in whose scope this is called has several processes."""
+    """Returns whether the strategy of the current scope has several processes."""
     extended = tf.distribute.get_strategy().extended
     return bool(getattr(extended, "_in_multi_worker_mode", bool)())
 
 
 def is_chief() -> bool:
-    """Whether this process keeps the books; true of the only one."""
+    """Returns whether this process keeps the ledger; true of the only one."""
     return bool(tf.distribute.get_strategy().extended.should_checkpoint)
 
 
@@ -84,7 +84,7 @@ def chiefs_number(number: int) -> int:
 
 
 def gathered(message: bytes) -> list[bytes]:
-    """What each replica's worker says, in the order of replicas.
+    """Gathers what each replica's worker says, in the order of replicas.
 
     All workers must call it, so it is a place where they wait for each other.
 
@@ -105,7 +105,7 @@ def gathered(message: bytes) -> list[bytes]:
 
 
 def any_of(*flags: bool) -> list[bool]:
-    """Of each flag, whether it is set on any worker."""
+    """Returns, for each flag, whether it is set on any worker."""
     said = gathered(bytes(map(bool, flags)))
     return [any(word[place] for word in said) for place in range(len(flags))]
 

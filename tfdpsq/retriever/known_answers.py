@@ -1,4 +1,4 @@
-"""Which documents answer a query besides its own row's, for many rows.
+"""Documents that answer a query besides its own row's, for many rows.
 
 Rows of one query tell of each other's documents, which are no negatives then. Queries
 and documents are known by hashes here (`content_key`), and only queries of several

@@ -27,7 +27,6 @@ from tfdpsq.layers import (
 )
 from tfdpsq.retriever.config import RetrieverConfig
 from tfdpsq.retriever.losses import Embeddings, batch_losses, everywhere
-from tfdpsq.retriever.weights import ordered_weights
 
 _CONFIG = "config.json"
 _WEIGHTS = "weights"
@@ -398,3 +397,16 @@ def embed(
     )
     # Unit length in float32 also under mixed precision: bfloat16 has 3 digits.
     return tf.math.l2_normalize(tf.cast(vectors, tf.float32), axis=-1)
+
+
+def ordered_weights(layer: tf.keras.layers.Layer) -> list[tf.Variable]:
+    """Lists all weights layer by layer, by name in each, also if some are frozen.
+
+    Keras's own `weights` lists the frozen ones last.
+    """
+    found: dict[int, tf.Variable] = {}
+    for part in layer._flatten_layers():
+        own = part._trainable_weights + part._non_trainable_weights
+        for weight in sorted(own, key=lambda weight: weight.name.split("/")[-1]):
+            found.setdefault(id(weight), weight)
+    return list(found.values())

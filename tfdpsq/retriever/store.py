@@ -26,9 +26,8 @@ import numpy as np
 from tfdpsq import validation
 from tfdpsq.data.files import atomic_file, atomic_write, sha256_of_file
 from tfdpsq.data.unique_ids import BATCH, UniqueIds
-from tfdpsq.retriever.model import TwoTower
+from tfdpsq.retriever.model import TwoTower, ordered_weights
 from tfdpsq.retriever.nearest import ROWS, BestDocuments
-from tfdpsq.retriever.weights import ordered_weights
 
 # Queries that are ranked at a time: with `ROWS` documents, 16 MiB of scores.
 _RANKED = 256

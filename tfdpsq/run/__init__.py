@@ -1,3 +1,3 @@
-"""The commands: one module per stage, `pipeline` for all of them, the report."""
+"""The commands: one module per stage, `pipeline` for all of them, and tools."""
 
 __all__ = []

@@ -9,6 +9,8 @@ import runpy
 import sys
 from typing import NoReturn
 
+from tfdpsq.run.core import streams
+
 _USAGE = """usage: tfdpsq STAGE [--config=FILE] --workdir=DIR [--config.KEY=VALUE ...]
 
 `tfdpsq STAGE --help` shows a stage's flags. Stages:
@@ -17,32 +19,34 @@ _USAGE = """usage: tfdpsq STAGE [--config=FILE] --workdir=DIR [--config.KEY=VALU
 
 
 def stages() -> dict[str, str]:
-    """Returns every command's name and the first line of its docstring.
+    """Returns the name and one line of every command: its docstring's first line.
 
-    The files are parsed, not imported: TensorFlow takes seconds to load.
+    Parses the files instead of importing them: TensorFlow takes seconds to load.
     """
     found = {}
     for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
         if not path.stem.startswith("_"):
             docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
             line = docstring.partition("\n")[0]
-            # "Stage `mine`: documents that …" repeats the name next to it.
-            found[path.stem] = line.removeprefix(f"Stage `{path.stem}`: ").rstrip(":.")
+            found[path.stem] = line.rstrip(".")
     return found
 
 
 def main() -> NoReturn | None:
     """Runs the stage that the first argument names, with the other arguments.
 
-    Exits with 2 and the nearest name when there is no such stage.
+    Exits with 2 and the nearest name if there is no such stage.
     """
+    streams.prepare()
     known = stages()
     words = sys.argv[1:]
     if not words or words[0] in ("--help", "-h", "help"):
         width = max(map(len, known))
         rows = "".join(f"  {name:{width}}  {line}\n" for name, line in known.items())
-        (sys.stdout if words else sys.stderr).write(_USAGE + rows)
-        sys.exit(0 if words else 2)
+        if words:
+            sys.exit(0 if streams.say(_USAGE + rows) else 2)
+        sys.stderr.write(_USAGE + rows)
+        sys.exit(2)
     stage = words[0]
     if stage not in known:
         near = difflib.get_close_matches(stage[:80], known, 1)

@@ -1,29 +1,29 @@
-"""Stage `audit`: what a generator, and the set that it wrote, tell of the queries.
+"""Measure what a generator, and the set that it wrote, leak about training queries.
 
-    python -m tfdpsq.run.audit --config=configs/audit.py --workdir=private/DIR
+    python -m tfdpsq.run.audit --workdir=WORKDIR/private/audit \
+        --config.canaries=WORKDIR/private/canaries --config.generator=GENERATOR \
+        --config.synthetic=SET
 
-Attacks a generator that was trained on what `canaries` wrote, and if `synthetic` is
+Attacks a generator that was trained on the output of `canaries` and, if `synthetic` is
 given, that set as well, as its receivers would. Writes `audit.json`:
 
     canaries    ranks, exposure, and the share of secrets found in generated queries
-    one_run     a lower bound on ε at δ, from the canaries put in by coins
-    membership  how well training queries are told from held-out ones
-    unit        whose guarantee was audited: "query" or "user"
+    one_run     a lower bound on ε at δ, from the canaries inserted by coins
+    membership  how well attacks tell training queries from held-out ones
+    unit        the unit of the audited guarantee: "query" or "user"
 
-A guarantee for one query counts a secret in r queries as r units: at ε for one of them
-the secret has r·ε, which soon promises nothing. A guarantee for one user counts it as
-one unit whatever r, because all queries of a canary are one user's.
+A guarantee for one query counts a secret in r queries as r units: if ε holds for one of
+them, r·ε holds for the secret, which soon promises nothing. A guarantee for one user
+counts it as one unit for any r, because all queries of a canary belong to one user.
 
-The first two say how much was learnt of examples made to be remembered, the third of
-real queries. None of them proves that a guarantee holds; `one_run` can refute one.
-Everything is computed from private queries, recorded as such, and belongs under
-`private/`.
+The first two show what was learnt of examples made to be remembered, the third of real
+queries. None of them proves that a guarantee holds; `one_run` can refute one. All are
+computed from private queries, recorded as reads, and belong under `private/`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +32,8 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import BeirDirectory, atomic_write
+from tfdpsq.data import BeirDirectory
+from tfdpsq.data.files import write_json
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.attacks import audit_subject, canary_set
@@ -47,9 +48,7 @@ SETTINGS: settings.Declaration = {
     "references": settings.Several((), settings.Text("", required=True)),
     "guesses": settings.Several(((0.05, 0.05), (0.2, 0.2)), _SHARES),
     "samples_per_document": settings.Integer(20, 1, 1000000),
-    "members": settings.Integer(
-        1000, 2, remedy="Telling queries apart takes 2 of each."
-    ),
+    "members": settings.Integer(1000, 2, remedy="A comparison takes 2 of each."),
     "other_splits": settings.Several(
         ("dev", "test"), settings.Text("", required=True), 1
     ),
@@ -63,15 +62,14 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings.
+    """Returns the stage's settings.
 
     `references` are generators that saw none of the private queries in question, by
-    default the public weights that the generator started from; the membership scores
-    are taken against them. `guesses` are the shares of the canaries with a coin that
-    are guessed to be in, and out: declared here, before their outcome is seen.
-    `samples_per_document` queries are written for each canary's document to look for
-    its secret. `members` training queries, and as many of `other_splits`, are told
-    apart.
+    default the public weights that the generator started from; membership scores are
+    relative to them. `guesses` are the shares of the canaries with a coin that are
+    guessed to be in, and out, fixed before their outcome is seen.
+    `samples_per_document` queries are written for each canary's document to find its
+    secret. `members` training queries are compared with as many of `other_splits`.
     """
     return settings.default_config(SETTINGS)
 
@@ -96,22 +94,18 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     made = canary_set.read_canaries(pathlib.Path(config.canaries))
     if not made:
         raise validation.InputError(
-            f"{config.canaries} holds no canary, so that there is nothing to look for. "
-            "Make them anew, with trials or coins above 0."
+            f"{config.canaries} holds no canary, so there is nothing to look for. Make "
+            "canaries again, with trials or coins above 0."
         )
-    if not config.guesses and any(canary.coin for canary in made):
-        raise validation.InputError(
-            "guesses is empty, but there are canaries with a coin. Declare at least "
-            "one pair of shares to guess in and out, such as ((0.2, 0.2),)."
-        )
+    check_guesses(config, sum(canary.coin for canary in made))
     trained = audit_subject.training_of(config)
     audit_subject.certificate_of(config.generator)
     references = tuple(config.references) or (trained.init,)
     if not all(references):
         raise validation.InputError(
-            f"{config.generator} started from random weights, against which no score "
-            "means anything. Set references to generators that saw no private query, "
-            "such as one trained on public pairs."
+            f"{config.generator} started from random weights, which are no reference "
+            "for scores. Set references to generators that saw no private query, such "
+            "as one trained on public pairs."
         )
     inputs = {
         "canaries": workdir.stage_fingerprint(config.canaries),
@@ -131,23 +125,34 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
     def make(out: pathlib.Path) -> dict:
         found = _audit(config, made, trained, references)
-        atomic_write(
-            out / layout.AUDIT_FILE,
-            json.dumps(found, indent=2, sort_keys=True, allow_nan=False) + "\n",
-        )
+        write_json(out / layout.AUDIT_FILE, found)
         return {"one_run": found["one_run"], "delta": found["delta"]}
 
     return workdir.run_stage(output, config, inputs, make)
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
-    """What can be known to be wrong before any data are read."""
+    """Refuses settings that are wrong, before any data are read."""
     for name, maker in (("canaries", "canaries"), ("generator", "finetune")):
         if not config[name]:
             raise validation.InputError(
                 f"{name} is {config[name]!r}. Give the directory that the stage "
                 f"{maker} wrote; a generator must have been trained on the canaries."
             )
+    check_guesses(config, 0)
+
+
+def check_guesses(config: ml_collections.ConfigDict, coins: int) -> None:
+    """Refuses guesses that nobody can make, and none where there are `coins`.
+
+    Raises:
+      InputError: names them.
+    """
+    if not config.guesses and coins:
+        raise validation.InputError(
+            "guesses is empty, but there are canaries with a coin. Declare at least "
+            "one pair of shares to guess in and out, such as ((0.2, 0.2),)."
+        )
     for pair in config.guesses:
         if sum(pair) > 1:
             raise validation.InputError(
@@ -158,10 +163,10 @@ def _check(config: ml_collections.ConfigDict) -> None:
 
 def _audit(config, made, trained, references) -> dict[str, Any]:
     beir = audit_subject.data_of(config)
-    members, others = _members(config, beir, trained.split)
+    members, others = members_of(config, beir, trained.split)
     subject = audit_subject.load(config, trained, references, made)
     guarantee = audit_subject.certificate_of(config.generator)["guarantee"]
-    # Where none is claimed, ε = ∞, the bound is on pure DP.
+    # Without a claim (ε = ∞) the bound is on pure DP.
     delta = float(guarantee["delta"] or 0.0)
     return {
         "epsilon_certified": guarantee["epsilon"],
@@ -200,7 +205,7 @@ def _canaries(
     ranked: Sequence[canary_set.Canary],
     guarantee: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """One entry for each number of repetitions and form, and for all forms."""
+    """Returns an entry per number of repetitions and form, and one for all forms."""
     if not ranked:
         return []
     config = subject.config
@@ -264,7 +269,7 @@ def _canaries(
 def _one_run(
     subject: audit_subject.Subject, coins: Sequence[canary_set.Canary], delta: float
 ) -> dict[str, Any]:
-    """Bounds from the canaries with a coin: the model's, and the set's own."""
+    """Returns bounds from the canaries with a coin: the model's, and the set's own."""
     if not coins:
         return {}
     config = subject.config
@@ -286,10 +291,10 @@ def _one_run(
         bound = evaluation.audit_one_run(
             each, included, delta, guesses, confidence, config.seed
         )
-        told = evaluation.attack_membership(
+        attack = evaluation.attack_membership(
             each[included], each[~included], confidence=config.confidence
         )
-        auc = [told.auc.mean, told.auc.low, told.auc.high]
+        auc = [attack.auc.mean, attack.auc.low, attack.auc.high]
         found[name] = {**dataclasses.asdict(bound), "auc": auc}
     return found
 
@@ -299,7 +304,7 @@ def _membership(
 ) -> dict[str, Any]:
     config = subject.config
     pairs = [*members, *others]
-    # As they were trained on: what is too long was cut off there, too.
+    # Truncated as in training.
     target = subject.likelihood(pairs, cut=True)
     length = subject.trained.query_length
     tokens = subject.tokenizer.encode([pair.query for pair in pairs], length)[1]
@@ -328,10 +333,10 @@ def _membership(
     return found
 
 
-def _members(
+def members_of(
     config: ml_collections.ConfigDict, beir: BeirDirectory, split: str
 ) -> tuple[list[Pair], list[Pair]]:
-    """Training queries and held-out ones, drawn at random, canaries left out."""
+    """Draws training queries and held-out ones at random, without canaries."""
     random = np.random.default_rng(config.seed)
     inside = [
         pair
@@ -348,8 +353,8 @@ def _members(
     if count < 2:
         raise validation.InputError(
             f"there are {len(inside)} training queries and {len(outside)} in splits "
-            f"{tuple(config.other_splits)}; telling them apart takes 2 of each. Name "
-            "splits with queries that were not trained on."
+            f"{tuple(config.other_splits)}; a comparison takes 2 of each. Name splits "
+            "with queries that were not trained on."
         )
     inside = [inside[row] for row in random.permutation(len(inside))[:count]]
     return inside, [outside[row] for row in random.permutation(len(outside))[:count]]

@@ -1,31 +1,30 @@
-"""Stage `canaries`: private pairs with secrets among them, to audit what is trained.
+"""Insert secrets into private pairs, for an audit of what is trained on them.
 
     python -m tfdpsq.run.canaries --config=configs/canaries.py --workdir=private/DIR
 
-Writes `data/`, a BEIR directory that holds the private pairs and *canaries* (Carlini et
-al. 2019; the paper, section 6.3), and `canaries.jsonl`, which says what they are. Train
-on `data/` as on any pairs, then run `audit`.
+Writes `data/`, a BEIR directory with the private pairs and *canaries* (Carlini et al.
+2019; the paper, section 6.3), and `canaries.jsonl`, which lists them. Train on `data/`
+as on any pairs, then run `audit`.
 
-A canary's secret, a number of random digits, always stands in its **query**: queries
-are what is protected, while a secret in a public document could be copied from it by a
-model that learnt nothing. Its three forms, each as (query, document):
+A canary's secret, a number of random digits, is always in its **query**: queries are
+what is protected, while a model that learnt nothing could copy a secret from a public
+document. Its three forms, each as (query, document):
 
     secret           the secret alone, a random document
     own_document     words of a random query and the secret, that query's document
     random_document  words of a random query and the secret, another document
 
-Each is repeated, as so many queries of their own. Besides there are canaries of the
-form random_document that stand there once or not at all, by a fair coin each: what an
-audit with a bound on ε needs.
+Each is repeated in several queries. Further canaries of the form random_document are
+inserted once or not at all, by a fair coin each, for a lower bound on ε.
 
-A guarantee for one query speaks of each of these queries by itself, so a secret in r
-of them is r times as exposed. A guarantee for one **user** speaks of the secret, for
-all queries of a canary belong to one user who owns nothing else. All other queries keep
-their users; in data without any, each is its own user's. So what is written here can
-be trained on with `finetune --config.unit=user` whatever it was made from.
+A guarantee for one query covers each of these queries separately, so a secret in r of
+them is r times as exposed. A guarantee for one **user** covers the secret: all queries
+of a canary belong to one user, who has no other query. All other queries keep their
+users; in data without users, each query has its own. The output therefore suits
+`finetune --config.unit=user` whatever it was made from.
 
-What is trained on canaries is for auditing, and so is what it writes: everything here
-lies under `private/`.
+Models trained on canaries, and their outputs, are for auditing only: everything here
+stays under `private/`.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import command, releases, settings, sources, workdir
 from tfdpsq.run.training import private_training
 
-# Characters before a secret at most: so few that no query length cuts the secret off.
+# Most characters before a secret: no query length cuts the secret off.
 _PREFIX = 24
-# Of so many, fewer than two fall on one side in 3 of a million draws.
+# Of so many fair coins, fewer than two fall on one side in 3 of a million draws.
 _FEWEST_COINS = 24
 
 
@@ -72,13 +71,13 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings.
+    """Returns the stage's settings.
 
     `trials` canaries are made of each form and number of repetitions, `coins` (24 at
-    least, or none) with a coin. `most_pairs` is how many of the split's pairs are kept,
-    drawn at random: a secret is learnt sooner among fewer; 0 keeps all. `user_field` is
-    where queries.jsonl says whose a query is, as in `finetune`. `seed` below 0 draws
-    afresh: whoever knows it knows the secrets.
+    least, or none) with a coin. `most_pairs` of the split's pairs are kept, drawn at
+    random: a secret is learnt sooner among fewer; 0 keeps all. `user_field` names a
+    query's user in queries.jsonl, as in `finetune`. A `seed` below 0 is drawn at
+    random; a known seed gives the secrets away.
     """
     return settings.default_config(SETTINGS)
 
@@ -126,10 +125,7 @@ def make_canaries(
 ) -> list[canary_set.Canary]:
     """Draws canaries for a split of private pairs, each on a document of its own.
 
-    Args:
-      beir: the private pairs.
-      config: the stage's.
-      random: where secrets and coins come from.
+    `random` gives secrets and coins.
 
     Raises:
       InputError: fewer documents than canaries.
@@ -144,14 +140,14 @@ def make_canaries(
     kinds += [("random_document", int(head), True) for head in heads]
     pairs = beir.pairs(config.split)
     documents = sum(1 for _ in beir.documents())
-    # One pair of each document, so that a document has no two canaries.
+    # One pair of each document, so that no document has two canaries.
     shuffled = random.permutation(len(pairs))
     own = list({pairs[row].document_id: pairs[row] for row in shuffled}.values())
     if len(kinds) > min(len(own), documents // 2):
         raise validation.InputError(
-            f"{len(kinds)} canaries are asked for, each on a document of its own, but "
-            f"split {config.split!r} has queries on {len(own)} documents, the corpus "
-            f"holds {documents}. Lower trials, forms, repetitions or coins."
+            f"the settings give {len(kinds)} canaries, each on a document of its own, "
+            f"but split {config.split!r} has queries on {len(own)} documents, the "
+            f"corpus holds {documents}. Lower trials, forms, repetitions or coins."
         )
     own = own[: len(kinds)]
     taken = {pair.document_id for pair in own}
@@ -182,7 +178,7 @@ def make_canaries(
 
 
 def _first_words(query: str) -> str:
-    """As many whole words of a query as fit, and a part of the first at least."""
+    """Returns the whole words of a query that fit, or a part of the first."""
     words = query.split()
     found = words[0][:_PREFIX]
     for word in words[1:]:
@@ -193,7 +189,7 @@ def _first_words(query: str) -> str:
 
 
 def _numbers(digits: int, random: np.random.Generator) -> Iterator[str]:
-    """Different numbers of so many digits, which may start with 0."""
+    """Yields distinct numbers with so many digits, which may start with 0."""
     seen = set()
     while True:
         number = "".join(map(str, random.integers(0, 10, digits)))
@@ -209,12 +205,12 @@ def _write_data(
     made: Iterable[canary_set.Canary],
     left_out: Set[str],
 ) -> int:
-    """Writes the pairs with the canaries among them, each query with its user.
+    """Writes the pairs and the canaries, each query with its user.
 
-    Of the split, the queries `left_out` are not written.
+    Skips the queries `left_out` of the split.
 
     Returns:
-      How many queries were added.
+      The number of queries that were added.
     """
     rows = 0
     fields, users = _with_users(beir, config)
@@ -238,8 +234,8 @@ def _write_data(
                 if query_id in queries or user in users:
                     raise validation.InputError(
                         f"query {query_id!r} or user {user!r} of the data has the name "
-                        "of a canary's; these pairs hold canaries already. Start from "
-                        "those without."
+                        "of a canary's: these pairs already hold canaries. Start from "
+                        "pairs without."
                     )
                 whose = {"metadata": {config.user_field: user}}
                 writer.add_query(query_id, canary.query(), whose)
@@ -251,7 +247,7 @@ def _write_data(
 def _left_out(
     beir: BeirDirectory, config: ml_collections.ConfigDict, random: np.random.Generator
 ) -> set[str]:
-    """Ids of the split's queries beyond `most_pairs`, and in no other split."""
+    """Draws the split's queries beyond `most_pairs`; returns ids in no other split."""
     if not config.most_pairs:
         return set()
     rows = sorted(beir.positives(config.split))
@@ -268,7 +264,7 @@ def _left_out(
 def _with_users(
     beir: BeirDirectory, config: ml_collections.ConfigDict
 ) -> tuple[dict[str, dict[str, Any]], set[str]]:
-    """What else the line of each query is to hold, and the users in all of them.
+    """Returns the other fields of each query's line, and the set of all users.
 
     Raises:
       DataError: some queries of the split have users and others none.
@@ -286,7 +282,7 @@ def _with_users(
             metadata = fields[query_id].get("metadata")
             kept = metadata if isinstance(metadata, dict) else {}
             fields[query_id]["metadata"] = {**kept, field: query_id}
-    # An owner of one query each, whom no line of the data named, bears its id.
+    # In data without users, the only query of a user gives its id.
     return fields, users or set(fields)
 
 

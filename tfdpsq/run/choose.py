@@ -1,41 +1,41 @@
-"""Stage `choose`: train a grid of generators on private pairs and choose one by BLEU.
+"""Train a grid of generators on private pairs, and choose one by BLEU.
 
     python -m tfdpsq.run.choose --config=configs/choose.py --workdir=DIR
 
-The paper's way to its hyperparameters (Carranza et al. 2024, table 1), with what it
-costs. Every point of the grid is a run of `finetune` on the same pairs, and ε counts
-them all (see `privacy.selection`). Each generator then writes a query for every
-document that has a held-out one, and what is chosen is:
+The paper's way to its hyperparameters (Carranza et al. 2024, table 1), with its cost.
+Every point of the grid is a run of `finetune` on the same pairs, and ε counts them all
+(see `privacy.selection`). Each generator then writes a query for every document that
+has a held-out one, and one generator is chosen:
 
-- `choice = "declared"`: the highest corpus BLEU. The held-out queries are read without
-  noise, which no ε covers; the certificate lists this read.
-- `choice = "accounted"`: a draw by the exponential mechanism (`privacy.choice`) over
-  the sums of sentence BLEU, a number in [0, 1] for each held-out query. With `strict`,
-  which shows no losses either, nothing is left to declare.
+- `choice = "declared"`: by the highest corpus BLEU. The held-out queries are read
+  without noise, which no ε covers; the certificate lists this read.
+- `choice = "accounted"`: by the exponential mechanism (`privacy.choice`) over the sums
+  of sentence BLEU, a number in [0, 1] per held-out query. With `strict`, which shows no
+  losses, nothing is left to declare.
 
-The draw costs what is derived there because a held-out query adds its own score and
-changes no other: the query it is compared with is written for its document by a
-generator that never saw it, from random numbers that follow from the document's id,
-and is the same whichever documents are asked for besides (`generator.synthesis`, to the
-last bit on a CPU). The split of a query is what its own line in the qrels says, and no
-query may be in both.
+The cost of the draw is as derived there because a held-out query adds its own score and
+changes no other. The query it is compared with is written by a generator that never saw
+it, from random numbers that follow from the document's id, and does not depend on the
+other documents (`generator.synthesis`, to the last bit on a CPU, where these queries
+are written whatever trained the generator). The line of a query in the qrels alone
+decides its split, and no query may be in both.
 
-An interrupted stage goes on. All points must be finished before anything is scored;
-those that diverged cannot be chosen, and count. The choice is drawn once: it is on disk
-before anybody sees it, and what is found there is kept. A draw that a kill kept from
-the disk was seen by nobody, and the one in its place is the first.
+An interrupted stage resumes. All points must be finished before anything is scored;
+those that diverged cannot be chosen, and count. The choice is drawn once: it is written
+to disk before it is shown, and an existing one is kept. If a kill prevents the write,
+nobody saw that draw, and the next one is the first.
 
-Writes the chosen generator, with a certificate that names all runs. The other ones stay
-in `private_directory`, under `choices/`.
+Writes the chosen generator, with a certificate that names all runs. The others stay in
+`private_directory`, under `choices/`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pathlib
 import shutil
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,11 +51,11 @@ from tfdpsq.generator import (
     checkpoints,
     synthesize,
 )
-from tfdpsq.privacy import certificate as certificates
-from tfdpsq.privacy import certified, choice
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.proof import certified, choice
 from tfdpsq.run import finetune
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, releases, settings, sources, workdir
+from tfdpsq.run.core import command, releases, settings, sources, streams, workdir
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import choice_points, grid_points
 from tfdpsq.run.training import private_training as training
@@ -82,13 +82,13 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings.
+    """Returns the stage's settings.
 
-    `finetune` is what all points have; its `epsilon` and `delta` are those of all of
-    them together. Variants and axes are those of `grid`, with one field more: "epochs"
-    sets `steps` to so many times n / `batch_size`. `choice_epsilon` of 0 takes
-    `finetune.epsilon`, which costs nothing more: a query is either trained on or held
-    out. `synthesize` has the fields of that stage that a query depends on.
+    `finetune` has the settings of all points; its `epsilon` and `delta` are those of
+    all together. Variants and axes are those of `grid`, with one more field: "epochs"
+    sets `steps` to that many times n / `batch_size`. A `choice_epsilon` of 0 takes
+    `finetune.epsilon`, which adds no cost: a query is either trained on or held out.
+    `synthesize` has the fields of that stage that affect a query.
     """
     return settings.default_config(SETTINGS)
 
@@ -99,11 +99,6 @@ def run(
     devices: strategies.Devices = strategies.DEFAULT,
 ) -> dict:
     """Runs the stage into `directory` unless it is finished there.
-
-    Args:
-      config: the settings.
-      directory: where the chosen generator goes.
-      devices: what all are trained on.
 
     Raises:
       InputError: bad settings or data, before any budget is spent; or all points
@@ -140,7 +135,7 @@ def run(
 
 
 class _Choice:
-    """One run of the stage: its points, and what it keeps of them."""
+    """One run of the stage: its points, and its records of them."""
 
     def __init__(
         self,
@@ -198,11 +193,11 @@ class _Choice:
                 copy(path, out / path.name)
         training.write_certificate(out, certificate)
         chosen_settings = dict(runs[selection.chosen].settings)
-        sys.stdout.write(f"chosen among {len(runs)}: {chosen_settings}\n")
+        streams.say(f"chosen among {len(runs)}: {chosen_settings}\n")
         return {"chosen": chosen_settings, "steps_of_all_runs": selection.steps}
 
     def _pairs(self) -> tuple[sources.Source, list[Pair]]:
-        """What is trained on, and what is held out.
+        """Returns the training pairs, and the held-out pairs.
 
         Raises:
           InputError: no pairs, or a query in both.
@@ -216,21 +211,21 @@ class _Choice:
             raise validation.InputError(
                 f"{shared.pairs}: {len(both)} queries are in both splits "
                 f"{shared.split!r} and {self._config.held_out!r}, such as "
-                f"{min(both)!r}. Each would have a part in training and in the choice, "
-                "and the two would add up. Leave them in one."
+                f"{min(both)!r}. Each would affect both training and the choice, and "
+                "the costs would add up. Leave them in one."
             )
         return train, held_out
 
     def _point(self, name: str) -> pathlib.Path:
-        """Where a point's generator is."""
+        """Returns the directory of a point's generator."""
         return self._own / "points" / f"{self._name}-{name}"
 
     def _run(self, name: str) -> pathlib.Path:
-        """Where the secrets, states and ledger of a point's run are."""
+        """Returns the directory of the secrets, states and ledger of a point's run."""
         return self._private / training.RUNS / self._point(name).name
 
     def _train(self, point: choice_points.Point) -> dict[str, Any]:
-        """What a point's training cost, and whether it came to nothing."""
+        """Trains a point; returns its cost, and whether it diverged."""
         stage, out = point.stage, self._point(point.name)
         with stage.unlocked():
             stage.private_directory = str(self._private)
@@ -248,13 +243,13 @@ class _Choice:
         return {"certificate": privacy.read_certificate(out), "diverged": False}
 
     def _chosen(self, names: list[str], runs: int, held_out: list[Pair]) -> dict:
-        """Which point is chosen; if that is on disk already, what is there."""
+        """Returns the chosen point; reads it from disk if the choice was made."""
         path = self._own / CHOICE_FILE
         if not path.is_file():
             found = self._choice(names, runs, held_out)
             atomic_write(path, json.dumps(found, indent=1) + "\n")
         if self._config.choice == "accounted":
-            # They are of no more use, and must never be shown.
+            # Scores have no further use, and must never be shown.
             shutil.rmtree(self._own / SCORES, ignore_errors=True)
         return workdir.read_json(path)
 
@@ -279,16 +274,20 @@ class _Choice:
         )
         scores = {name: self._scores(name, held_out) for name in names}
         for name, score in scores.items():
-            sys.stdout.write(f"BLEU {score['bleu']:7.3f}: {name}\n")
+            streams.say(f"BLEU {score['bleu']:7.3f}: {name}\n")
         best = max(names, key=lambda name: scores[name]["bleu"])
         signature = scores[best]["signature"]
         return {"chosen": best, "epsilon": None, "score": f"corpus BLEU: {signature}"}
 
     def _scores(self, name: str, held_out: list[Pair]) -> dict[str, Any]:
-        """What the held-out queries give a point's generator; kept until the choice."""
+        """Returns a point's scores on the held-out queries; kept until the choice."""
         path = self._own / SCORES / f"{name}.json"
         if not path.is_file():
-            written = self._written(name, held_out)
+            # Where rounding may follow from the other rows of a batch, a query more
+            # could change what is written for another one; see the module.
+            private = self._config.choice == "accounted"
+            with tf.device("CPU:0") if private else contextlib.nullcontext():
+                written = self._written(name, held_out)
             queries = [written[pair.document_id] for pair in held_out]
             found: dict[str, Any]
             if self._config.choice == "declared":
@@ -304,7 +303,7 @@ class _Choice:
         return workdir.read_json(path)
 
     def _written(self, name: str, held_out: list[Pair]) -> dict[str, str]:
-        """The query that a point's generator writes for each document, by id."""
+        """Returns document id -> the query that a point's generator writes."""
         stage = self._config.finetune
         out = self._point(name)
         trained = workdir.read_json(out / workdir.STAGE_FILE)["config"]
@@ -323,7 +322,7 @@ class _Choice:
 
 
 def _writing(config, trained: Mapping[str, Any]) -> SynthesisConfig:
-    """How queries are written by a generator that was trained with these settings."""
+    """Returns the synthesis settings for a generator trained with these settings."""
     own = config.synthesize
     return SynthesisConfig(
         document_length=trained["document_length"],

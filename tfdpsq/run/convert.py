@@ -1,17 +1,16 @@
-"""Converts a T5 checkpoint: Hugging Face, keras-nlp preset and T5X, each to each.
+"""Convert a T5 checkpoint between Hugging Face, keras-nlp and T5X formats.
 
     python -m tfdpsq.run.convert --input=DIR --output=DIR --format=huggingface
 
-Formats: `huggingface` (which is also how generators are kept here), `keras`, `t5x`.
-The input's format is found out; it may also be the name of a keras-nlp preset, such
-as t5_small_multi. Every weight is accounted for: one that lacks, is one too many, has
-another shape or is no number ends the command, and nothing is written. The output
-appears whole or not at all. It gets the vocabulary that lies with the input (or is
-given by --vocabulary), and the certificate, if the input has one: a generator stays
-as private as it was. A soft prompt is carried along to `huggingface`, in a file of its
-own; the other formats have no place for one, and refuse.
+Formats: `huggingface` (also that of our generators), `keras`, `t5x`. The command
+detects the input's format; the input may also be the name of a keras-nlp preset, such
+as t5_small_multi. Every weight is accounted for: a weight that is missing, unknown, of
+another shape or not finite ends the command, and nothing is written. The output appears
+whole or not at all. It gets the input's vocabulary (or that of --vocabulary), and its
+certificate, if there is one: a generator stays as private as it was. A soft prompt is
+copied for `huggingface`, in a file of its own; the other formats refuse it.
 
-Exit status: 0 converted, 2 it was not, for the reason that is printed.
+Exit status: 0 converted, 2 refused, with the reason printed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import app, flags  # noqa: E402
 
 from tfdpsq import validation  # noqa: E402
-from tfdpsq.data import Tokenizer  # noqa: E402
+from tfdpsq.data import Tokenizer, any_files  # noqa: E402
 from tfdpsq.generator import checkpoints  # noqa: E402
 from tfdpsq.generator.checkpoints import (  # noqa: E402
     huggingface,
@@ -66,13 +65,13 @@ def convert(
       source: the checkpoint, of any format, or the name of a keras-nlp preset.
       destination: the directory to make. It must not exist, or be empty.
       form: one of `FORMATS`.
-      vocabulary: a SentencePiece model, in place of the one that lies in `source`.
+      vocabulary: a SentencePiece model, in place of the one in `source`.
       dtype: "float32", or "bfloat16" or "float16", to which weights are rounded.
       encoder_only: whether to convert the encoder alone, for a retriever.
-      ignore: patterns of weights in a T5X checkpoint that are to be left out.
+      ignore: patterns of weights in a T5X checkpoint to leave out.
 
     Returns:
-      What was converted, in lines of text.
+      A summary, in lines of text.
 
     Raises:
       InputError: see `checkpoints.open_checkpoint`, and `save` of the format; or the
@@ -82,8 +81,14 @@ def convert(
     validation.one_of("format", form, FORMATS)
     validation.one_of("dtype", dtype, weights.DTYPES)
     writer = _WRITERS[form]
-    if hasattr(writer, "check_options"):  # Before the work, not after it.
+    if hasattr(writer, "check_options"):  # before the work
         writer.check_options(dtype, encoder_only)
+    destination = any_files.without_scheme(destination)
+    if not any_files.is_local(destination):
+        raise validation.InputError(
+            f"output is {destination}; this writes to local paths, or to what is "
+            "mounted as one."
+        )
     directory = checkpoints.locate(source)
     certificate = read_certificate(directory)
     output = releases.Output(
@@ -100,7 +105,7 @@ def convert(
         tokenizer.require_embeddings(config.vocabulary_size)
         pieces = f"{tokenizer.vocabulary_size} pieces"
     with workdir.new_directory(output) as partial:
-        # From file to file, a weight at a time: no model is ever in memory.
+        # From file to file, one weight at a time: no model is in memory.
         writer.save(partial, config, checkpoint, dtype, vocabulary, encoder_only)
         checkpoint.check_copies()
         private_training.write_certificate(partial, certificate)
@@ -125,11 +130,7 @@ def convert(
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and exits.
-
-    Args:
-      argv: the command line, program first; `None` takes the process's.
-    """
+    """Runs the command and exits; `argv` is the command line, program first."""
     own = flags.FlagValues()
     flags.DEFINE_string("input", None, "The checkpoint to read.", flag_values=own)
     flags.DEFINE_string("output", None, "The directory to make.", flag_values=own)

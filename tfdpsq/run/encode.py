@@ -1,23 +1,24 @@
-"""Stage `encode`: embed a corpus with a retriever, or queries.
+"""Embed a corpus, or queries, with a retriever.
 
-    python -m tfdpsq.run.encode --config=configs/encode.py --workdir=DIR
+    python -m tfdpsq.run.encode --workdir=OUT --config.retriever=RETRIEVER \
+        --config.vocabulary=SPIECE_MODEL --config.corpus=BEIR
 
-Writes `documents/`, embeddings and ids in shards that are searched off the disk (see
-`retriever.DocumentIndex`): for `evaluate` (`indexes`), or to `index` more documents
-with (`base`).
+Writes `documents/`, embeddings and ids in shards that are searched on disk (see
+`retriever.DocumentIndex`): for `evaluate` (`indexes`), or to add documents to with
+`index` (`base`).
 
 The corpus is cut into shards of `shard_documents`, which several commands can share
 (`--num_shards=4 --shard_index=0`, ...), or workers of Apache Beam (`--beam
---runner=...`); see `sharded_stages`. The embeddings are the same, whoever made what.
+--runner=DirectRunner --direct_num_workers=2 --direct_running_mode=multi_processing`);
+see `sharded_stages`. The embeddings do not depend on the division.
 
-Documents are public, so their embeddings cost no privacy; but what private queries made
-of the retriever shows in them. They carry the retriever's certificate.
+Documents are public, so their embeddings cost no privacy; but they reveal the
+retriever, and so carry its certificate.
 
-`--config.texts=queries` embeds the queries of a synthetic set or of a BEIR split that
-`corpus` names, and writes `queries/` instead. Those of a set carry the certificate of
-set and retriever. Those of a BEIR directory are private unless `private` is False: they
-are covered by no ε, the read is recorded, and they have to lie in a private directory;
-see `query_sets`.
+`--config.texts=queries` embeds the queries of a synthetic set or BEIR split named by
+`corpus`, and writes `queries/` instead. Those of a set carry the certificate of set and
+retriever. Those of a BEIR directory are private unless `private` is False: no ε covers
+them, the read is recorded, and they must be in a private directory; see `query_sets`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tfdpsq.run.training import private_training
 
 SETTINGS: settings.Declaration = {
     **embedding.declared(),
-    # What of `corpus` is embedded: "documents" or "queries".
+    # Texts of `corpus` to embed: "documents" or "queries".
     "texts": settings.Text(
         embedding.DOCUMENTS, (embedding.DOCUMENTS, embedding.QUERIES)
     ),
@@ -49,7 +50,7 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings; for those of queries see `query_sets.declared`."""
+    """Returns the stage's settings; for those of queries see `query_sets.declared`."""
     return settings.default_config(SETTINGS)
 
 
@@ -60,17 +61,12 @@ def run(
 ) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
 
-    Args:
-      config: the settings.
-      directory: where the output goes: a local path, or one of another file system.
-      launch: which shards this process does.
-
-    Returns:
-      As `sharded_stages.run_stage`.
+    `directory` may be on another file system; `launch` has the shards of this process.
+    Returns what `sharded_stages.run_stage` returns.
 
     Raises:
-      InputError: bad settings, no retriever, or a vocabulary that is not its own;
-        private queries where they may not be read, or not be written to.
+      InputError: bad settings, no retriever, or another retriever's vocabulary; private
+        queries that must not be read, or an output outside the private directory.
       DataError: malformed data.
     """
     settings.check(config, SETTINGS)
@@ -79,7 +75,7 @@ def run(
     asked: query_sets.QuerySet | None = None
     certificate = embedding.certificate_of(config.retriever)
     if texts == embedding.QUERIES:
-        # Two guarantees that would have to be added are refused before any read.
+        # Refuses two guarantees, which would have to be added, before any read.
         asked = query_sets.open_queries(
             config, directory, embedding.QUERIES, certificate
         )
@@ -108,7 +104,7 @@ def run(
         config
         if asked
         else ml_collections.ConfigDict(
-            # What says whose queries they are has no part in documents.
+            # Declarations about queries do not affect documents.
             {name: config[name] for name in embedding.declared()}
         )
     )

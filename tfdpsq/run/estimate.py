@@ -1,40 +1,37 @@
-"""Memory and time of a fine-tuning config, before it starts.
+"""Estimate the memory and time of a fine-tuning config, before it starts.
 
     python -m tfdpsq.run.estimate --config=configs/finetune.py
 
-A config that is small enough for this machine is measured: a process of its own runs a
-few steps with random weights, and reads no data. Any other is estimated by formula (see
+Measures a config that is small enough for this machine: a child process runs a few
+steps with random weights, and reads no data. Estimates any other by formula (see
 `estimation.formula`), which aims at 25 % for memory. `--table` adds the published sizes
-of T5 with every engine by formula, and which microbatch fits into how much memory, with
-the config's other settings. A pipeline's config stands for its finetune stage.
+of T5 with every engine, by formula, and the largest microbatch for some sizes of
+memory, with the config's other settings. A pipeline's config stands for its finetune
+stage.
 
     --engines=plain,fast    fewer rows of the table
     --json=FILE             the same as JSON
-    --flops_per_second=X    for another machine: what whole steps reach there
+    --flops_per_second=X    speed of whole steps on another machine
     --seconds=False         memory alone
     --measure=False         by formula alone
 
-Memory is that of a process on a CPU, TensorFlow itself included. With an accelerator
-the part called "process" is in the host's memory and the rest on the device, whose own
-libraries take some more.
+Memory is that of a process on a CPU, TensorFlow included. With an accelerator the part
+called "process" is in the host's memory and the rest on the device, whose own libraries
+take some more.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import logging as standard_logging
 import math
-import os
-import sys
 from typing import Any
 
 import ml_collections
-from absl import app, flags, logging
-from ml_collections import config_flags
+from absl import flags
 
 from tfdpsq import validation
-from tfdpsq.run.core import outputs, releases
+from tfdpsq.run.core import command, outputs, releases, streams
 from tfdpsq.run.estimation import finetuning, step, table
 
 _NOTE = (
@@ -99,9 +96,7 @@ def _as_json(
 
 def main() -> None:
     """Parses the flags and prints the estimate."""
-    config = config_flags.DEFINE_config_file(
-        "config", None, "Python file whose get_config() returns the settings."
-    )
+    config = command.config_flag("estimate")
     file = flags.DEFINE_string("json", None, "JSON file to write the estimate to.")
     rate = flags.DEFINE_float(
         "flops_per_second", None, "What whole steps reach on the target machine."
@@ -112,40 +107,30 @@ def main() -> None:
         "table", False, "Sizes and engines, what fits where."
     )
     engines = flags.DEFINE_list("engines", list(table.ENGINES), "Rows of the table.")
-    flags.mark_flag_as_required("config")
 
-    def started(argv: list[str]) -> None:
-        if len(argv) > 1:
-            raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
-        logging.set_verbosity(logging.WARNING)
-        standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
+    def started() -> None:
         process = step.resident_bytes()
-        try:
-            settings = finetuning.stage_config(config.value)
-            if rate.value is not None:
-                validation.positive("flops_per_second", rate.value)
-            found = finetuning.estimate(
-                settings,
-                process=process,
-                measure=measure.value,
-                time=seconds.value,
-                flops_per_second=rate.value,
-            )
-            result: dict[str, Any] = {"config": _as_json(found, settings)}
-            sys.stdout.write(as_text(settings, found))
-            if with_table.value:
-                rows = list(table.rows(settings, process, engines.value))
-                result["table"] = [dataclasses.asdict(row) for row in rows]
-                sys.stdout.write("\n" + table.head() + "".join(map(table.line, rows)))
-            if file.value:
-                text = json.dumps(result, indent=2) + "\n"
-                outputs.write_file(file.value, text, releases.PUBLIC, "an estimate")
-        except (validation.InputError, OSError) as error:
-            sys.stderr.write(f"error: {error}\n")
-            sys.exit(2)
+        settings = finetuning.stage_config(command.given_config(config))
+        if rate.value is not None:
+            validation.positive("flops_per_second", rate.value)
+        found = finetuning.estimate(
+            settings,
+            process=process,
+            measure=measure.value,
+            time=seconds.value,
+            flops_per_second=rate.value,
+        )
+        result: dict[str, Any] = {"config": _as_json(found, settings)}
+        streams.say(as_text(settings, found))
+        if with_table.value:
+            rows = list(table.rows(settings, process, engines.value))
+            result["table"] = [dataclasses.asdict(row) for row in rows]
+            streams.say("\n" + table.head() + "".join(map(table.line, rows)))
+        if file.value:
+            text = json.dumps(result, indent=2) + "\n"
+            outputs.write_file(file.value, text, releases.PUBLIC, "an estimate")
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    app.run(started)
+    command.program(started)
 
 
 if __name__ == "__main__":

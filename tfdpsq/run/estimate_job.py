@@ -1,13 +1,13 @@
-"""Hours, memory, disk and money of a whole job, before it starts.
+"""Estimate the hours, memory, disk and money of a whole job, before it starts.
 
     python -m tfdpsq.run.estimate_job --config=configs/quickstart.py
     python -m tfdpsq.run.estimate_job --config=configs/finetune.py --size=small \
         --pairs=533000 --epochs=30 --documents=10000000 --workers=16 --price=2.5
 
 The config is a pipeline's, or of stage finetune; then all other stages have their
-defaults. Fine-tuning, synthesis, the retrievers' training, encoding, indexing and
-evaluation are counted. How fast they go is measured on this machine, some seconds of
-each, with random weights of the given shape; or taken from elsewhere:
+defaults. The estimate covers fine-tuning, synthesis, the retrievers' training,
+encoding, indexing and evaluation. Their rates are measured on this machine, for some
+seconds each, with random weights of the given shape; or taken from elsewhere:
 
     --from_logs=WORKDIR          the logs of a job that ran
     --examples_per_second=X      of fine-tuning, on one device; also
@@ -25,37 +25,32 @@ each, with random weights of the given shape; or taken from elsewhere:
     --memory=False               without the memory of fine-tuning
     --json=FILE                  the same as JSON
 
-Every assumption is printed. The parts of `configs/quickstart.py`, on an idle machine
-that it was estimated on, took 1.07 to 1.14 times as long; on a busy one, expect a
-factor of two.
+Every assumption is printed. The parts of `configs/quickstart.py`, on the idle machine
+of the estimate, took 1.07 to 1.14 times as long; on a busy one, expect a factor of two.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import logging as standard_logging
 import math
-import os
 import pathlib
-import sys
 from typing import Any
 
 import ml_collections
 import tensorflow as tf
-from absl import app, flags, logging
-from ml_collections import config_flags
+from absl import flags
 
 from tfdpsq import retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.layers import T5Config
 from tfdpsq.run import pipeline
-from tfdpsq.run.core import outputs, releases, sources
+from tfdpsq.run.core import command, outputs, releases, sources, streams
 from tfdpsq.run.estimation import finetuning, rates, step
 from tfdpsq.run.estimation.costs import Devices, Work, parts_of
 from tfdpsq.run.estimation.job_table import Estimate, as_json, as_text
 
-# A vocabulary that fits every published T5, to measure with.
+# A vocabulary that fits every published T5, for measurements.
 _VOCABULARY = "t5_tiny_pydocs"
 _GIVEN = {
     "examples": "examples_per_second",
@@ -83,7 +78,7 @@ class Options:
     rates: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        """Checks the values that are not checked elsewhere."""
+        """Checks the values that nothing else checks."""
         if bool(self.pairs) != bool(self.epochs):
             raise validation.InputError(
                 f"pairs is {self.pairs} and epochs {self.epochs}: steps follow from "
@@ -157,11 +152,6 @@ def run(
     config: ml_collections.ConfigDict, options: Options, devices: Devices
 ) -> Estimate:
     """Estimates a job.
-
-    Args:
-      config: a pipeline's, see `job_config`.
-      options: the flags.
-      devices: those that the job may use.
 
     Raises:
       InputError: settings that a stage would refuse, no data, or no log with a rate.
@@ -237,7 +227,7 @@ def _measure(
     options: Options,
     found: dict[str, float],
 ) -> None:
-    """Adds the rates that are not there yet, one model in memory at a time."""
+    """Adds missing rates by measuring, one model in memory at a time."""
     needed = set(_GIVEN) - set(found)
     seconds = options.seconds
     if needed & {"queries", "documents"}:
@@ -320,9 +310,7 @@ def _assumed(job, shape, tower, options, devices, known, origin) -> list[str]:
 
 def main() -> None:
     """Parses the flags and prints the estimate."""
-    config = config_flags.DEFINE_config_file(
-        "config", None, "Python file whose get_config() returns the settings."
-    )
+    config = command.config_flag("estimate_job")
     holders = {}
     for field in dataclasses.fields(Options):
         if field.name != "rates":
@@ -341,37 +329,27 @@ def main() -> None:
         for rate, flag in _GIVEN.items()
     }
     file = flags.DEFINE_string("json", None, "JSON file to write the estimate to.")
-    flags.mark_flag_as_required("config")
 
-    def started(argv: list[str]) -> None:
-        if len(argv) > 1:
-            raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
-        logging.set_verbosity(logging.WARNING)
-        standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
-        try:
-            options = Options(
-                **{name: holder.value for name, holder in holders.items()},
-                rates={
-                    rate: validation.positive(_GIVEN[rate], flag.value)
-                    for rate, flag in given.items()
-                    if flag.value is not None
-                },
-            )
-            devices = Devices(replicas.value, workers.value, scaling.value, price.value)
-            found = run(job_config(config.value), options, devices)
-            sys.stdout.write(as_text(found, devices))
-            if file.value:
-                result = as_json(found, devices)
-                text = json.dumps(result, indent=2) + "\n"
-                # It may count private queries, or come from private logs.
-                holds = "an estimate from the job's own data and logs"
-                outputs.write_file(file.value, text, releases.PRIVATE, holds)
-        except (validation.InputError, OSError) as error:
-            sys.stderr.write(f"error: {error}\n")
-            sys.exit(2)
+    def started() -> None:
+        options = Options(
+            **{name: holder.value for name, holder in holders.items()},
+            rates={
+                rate: validation.positive(_GIVEN[rate], flag.value)
+                for rate, flag in given.items()
+                if flag.value is not None
+            },
+        )
+        devices = Devices(replicas.value, workers.value, scaling.value, price.value)
+        found = run(job_config(command.given_config(config)), options, devices)
+        streams.say(as_text(found, devices))
+        if file.value:
+            result = as_json(found, devices)
+            text = json.dumps(result, indent=2) + "\n"
+            # It may count private queries, or come from private logs.
+            holds = "an estimate from the job's own data and logs"
+            outputs.write_file(file.value, text, releases.PRIVATE, holds)
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    app.run(started)
+    command.program(started)
 
 
 if __name__ == "__main__":

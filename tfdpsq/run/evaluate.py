@@ -1,29 +1,27 @@
-"""Stage `evaluate`: what each system retrieves, by trec_eval's rules.
+"""Evaluate retrievers on private test queries, by trec_eval's rules.
 
     python -m tfdpsq.run.evaluate --config=configs/evaluate.py --workdir=DIR
 
-Every number here is computed from private test queries and is covered by no ε, so
-the output belongs under `private/`. Writes TREC run and qrels files and
-`metrics.json`.
+Every number is computed from private test queries and covered by no ε, so the output
+belongs under `private/`. Writes TREC run and qrels files and `metrics.json`.
 
 Documents are embedded and searched by shards of `shard_documents`, which several
 commands can share (`--num_shards=4 --shard_index=0`, ...), or workers of Apache Beam
-(`--beam --runner=...`); see `sharded_stages`. The one that merges them searches by BM25
-and in `indexes`. While they wait to be merged, shards tell of queries what a run tells.
+(`--beam --runner=...`); see `sharded_stages`. The command that merges them also
+searches by BM25 and in `indexes`. Unmerged shards reveal as much of queries as a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from typing import Any
 
 import ml_collections
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import atomic_write
+from tfdpsq.data.files import write_json
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
@@ -36,8 +34,8 @@ SETTINGS: settings.Declaration = {
     "split": settings.Text("test", required=True),
     "vocabulary": settings.Text(""),
     "systems": settings.Named({systems.BM25: systems.BM25}, settings.Text("")),
-    # System -> directory of embeddings that `index` or `encode` made of the
-    # corpus with it; without, or with "", the documents are embedded here.
+    # System -> directory of its embeddings of the corpus, by `index` or `encode`; ""
+    # embeds the documents here.
     "indexes": settings.Named({}, settings.Text("")),
     "synthetic": settings.Named({}, settings.Text("")),
     "similarity_split": settings.Text("dev", required=True),
@@ -46,7 +44,7 @@ SETTINGS: settings.Declaration = {
     "k": settings.Integer(100, 1, 1000000),
     "index": settings.Text("scann_brute_force", systems.INDEXES),
     "batch_size": settings.Integer(128),
-    # Documents of a shard at most.
+    # Most documents of a shard.
     "shard_documents": settings.Integer(65536),
     "ignore_identical_ids": settings.Flag(False),
     "resamples": settings.Integer(10000, 1, 10000000),
@@ -57,11 +55,11 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings.
+    """Returns the stage's settings.
 
-    `systems` maps a name to "bm25" or to a directory that `train_retriever` wrote;
-    `synthetic` maps a name to a set that `synthesize` wrote, whose queries are compared
-    with those of `similarity_split` and of the training split; see `similarity`.
+    `systems` maps a name to "bm25" or to an output of `train_retriever`; `synthetic`
+    maps a name to an output of `synthesize`, whose queries are compared with those of
+    `similarity_split` and of the training split; see `similarity`.
     """
     return settings.default_config(SETTINGS)
 
@@ -73,16 +71,11 @@ def run(
 ) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
 
-    Args:
-      config: the settings.
-      directory: where the output goes.
-      launch: which shards of the corpus this process searches.
-
-    Returns:
-      As `sharded_stages.run_stage`.
+    `launch` has the shards of this process. Returns what `sharded_stages.run_stage`
+    returns.
 
     Raises:
-      InputError: bad settings, or a system that is not there.
+      InputError: bad settings, or a missing system.
       DataError: malformed data.
     """
     settings.check(config, SETTINGS)
@@ -93,7 +86,7 @@ def run(
         config.private_directory,
     )
     _check(config)
-    directory = sharded_stages.local_path(directory)
+    directory = output.directory
     private = private_training.private_directory(config, directory)
     inputs = {
         **systems.fingerprints(config),
@@ -132,7 +125,7 @@ def run(
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
-    """What can be known to be wrong before any data are read."""
+    """Refuses settings that are wrong, before any data are read."""
     systems.check_search(config, layout.METRICS)
     if not config.systems and not config.synthetic:
         raise validation.InputError(
@@ -147,7 +140,7 @@ def _check(config: ml_collections.ConfigDict) -> None:
 
 
 def _splits(config: ml_collections.ConfigDict) -> list[str]:
-    """The splits that are read."""
+    """Returns the splits to read."""
     found = [config.split]
     if config.synthetic:
         found += [config.similarity_split, config.similarity.training_split]
@@ -183,10 +176,7 @@ def _make(config, shards: ShardDirectory, out: pathlib.Path) -> dict[str, Any]:
         },
         "similarity": similarity.measure(config, beir),
     }
-    atomic_write(
-        out / layout.METRICS_FILE,
-        json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n",
-    )
+    write_json(out / layout.METRICS_FILE, metrics)
     return {name: values["ndcg@10"] for name, values in metrics["systems"].items()}
 
 

@@ -1,36 +1,34 @@
-"""Stage `filter`: keep the better queries of a synthetic set, at no cost in privacy.
+"""Keep the better queries of a synthetic set, at no cost in privacy.
 
     python -m tfdpsq.run.filter --config=configs/filter.py --workdir=DIR
 
-Whatever is computed from a synthetic set and public data has the set's guarantee, by
-post-processing: so queries may be dropped for any reason that looks at these alone.
-That is checked of everything a filter uses. A retriever that judges round trips must
-be public, or trained on **this** guarantee: one trained on private pairs, protected by
-another ε or by none, would carry into the set what the set's certificate does not
-count, and is refused.
+Results computed from a synthetic set and public data have the set's guarantee, by
+post-processing, so queries may be dropped for any reason that uses these alone. The
+stage checks this for every input. A retriever that judges round trips must be public,
+or trained under **this** guarantee: one trained on private pairs, under another ε or
+none, would carry into the set what its certificate does not count, and is refused.
 
 The filters, each off unless set, in this order:
 
     secrets     rows that hold a canary's secret (see `canaries`)
-    words       fewer or more words than wanted
-    known       too few of its words occur in the public documents: another language,
-                or no language
-    duplicates  a query that was there before, apart from case and white space
-    round_trip  the query does not bring its own document back among the best (see
+    words       too few or too many words
+    known       too few words that occur in the public documents: another language, or
+                none
+    duplicates  repeated queries, apart from case and white space
+    round_trip  queries that do not retrieve their own document among the best (see
                 `round_trip`)
 
-Neither the corpus nor the set is in memory, but hashes: 8 bytes of a document, 16 of a
-word of the corpus and of a query, where a filter looks at them.
+Memory holds neither the corpus nor the set, only hashes where a filter needs them: 8
+bytes per document, 16 per word of the corpus and per query.
 
-Writes the set anew under `set/`, with its certificate, and `filter.json`: how many
-queries each filter dropped.
+Writes the remaining set under `set/`, with its certificate, and `filter.json`: the
+number of queries that each filter dropped.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -40,12 +38,8 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import (
-    atomic_write,
-    read_manifest,
-    read_synthetic,
-    write_synthetic,
-)
+from tfdpsq.data import read_manifest, read_synthetic, write_synthetic
+from tfdpsq.data.files import write_json
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.unique_ids import BATCH, SeenTexts
 from tfdpsq.evaluation.text.ngrams import words
@@ -55,7 +49,7 @@ from tfdpsq.run.core import command, layout, releases, settings, sources, workdi
 from tfdpsq.run.search import round_trip
 
 COUNTS_FILE = "filter.json"
-# Queries in memory at a time; for each so many, a round trip reads the corpus twice.
+# Queries in memory at a time; a round trip by BM25 reads the corpus twice for each lot.
 _CHUNK = 32_768
 
 
@@ -78,14 +72,14 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings.
+    """Returns the stage's settings.
 
     `min_words` and `max_words` of 0 have no limit. `min_known` is the share of a
-    query's words that the corpus must hold. `round_trip.retriever` is "bm25", a
-    directory that `train_retriever` wrote, or "" for no such filter; `k` is how far
-    down a query's own document may come. `canaries` is what the stage of that name
-    wrote, if the generator was trained on it. Choosing these by results on private
-    queries would be a private read.
+    query's words that the corpus must contain. `round_trip.retriever` is "bm25", an
+    output of `train_retriever`, or "" for no such filter; `k` is the lowest rank
+    allowed for a query's own document. `canaries` is the output of that stage, if the
+    generator was trained on it. Choosing these by results on private queries would be
+    a private read.
     """
     return settings.default_config(SETTINGS)
 
@@ -144,9 +138,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
                 shards=config.shards,
             )
         found = {"read": manifest["count"], "kept": written["count"], "dropped": counts}
-        atomic_write(
-            out / COUNTS_FILE, json.dumps(found, indent=2, sort_keys=True) + "\n"
-        )
+        write_json(out / COUNTS_FILE, found)
         return found
 
     return workdir.run_stage(output, config, inputs, make)
@@ -163,7 +155,7 @@ def require_same_guarantee(
       certificate: the set's; `None` for public pairs.
 
     Raises:
-      InputError: the model has a certificate that is not the set's.
+      InputError: the model has a certificate other than the set's.
     """
     found = read_certificate(path)
     own = None if certificate is None else certificate["digest"]
@@ -172,10 +164,11 @@ def require_same_guarantee(
     counted = "none" if certificate is None else certificate["guarantee"]["epsilon"]
     raise validation.InputError(
         f"{path}/certificate.json shows that private queries had a part in this "
-        f"retriever (epsilon {found['guarantee']['epsilon']}), and not through {of} "
-        f"(epsilon {counted}): what it keeps would say of them what the "
-        "certificate of the set does not count. Use one that was trained on this set "
-        'or on public pairs, or "bm25".'
+        f"retriever (epsilon {found['guarantee']['epsilon']}), and not through "
+        f"{of} (epsilon {counted}): its choice would reveal what the set's "
+        "certificate does not count. Use one that was trained on this set or on "
+        "public pairs, "
+        'or "bm25".'
     )
 
 
@@ -185,16 +178,9 @@ def filtered(
     counts: dict[str, int],
     scratch: pathlib.Path,
 ) -> Iterator[SyntheticQuery]:
-    """The rows that pass all filters that are set, in their order.
+    """Yields the rows that pass all active filters, unchanged and in order.
 
-    Args:
-      config: the stage's.
-      rows: of a set; read as a stream.
-      counts: filled with the number of rows that each filter dropped first.
-      scratch: a directory for the corpus's embeddings.
-
-    Yields:
-      Rows as they are.
+    Fills `counts` with the number of rows that each filter dropped.
     """
     tests: list[tuple[str, Callable[[list[SyntheticQuery]], Iterable[bool]]]] = []
     if config.canaries:
@@ -235,7 +221,7 @@ def _of_length(config) -> Callable[[str], bool]:
 
 def _of_known_words(config) -> Callable[[str], bool]:
     known = SeenTexts()
-    recent: set[str] = set()  # frequent words come again and again
+    recent: set[str] = set()  # frequent words repeat
     for document in sources.open_beir(config.corpus).documents():
         recent.update(words(document.content))
         if len(recent) > BATCH:
@@ -252,7 +238,7 @@ def _of_known_words(config) -> Callable[[str], bool]:
 
 
 def _new() -> Callable[[str], bool]:
-    """Whether a query is the first of its kind; keeps 16 bytes of each in memory."""
+    """Returns a test for new queries; keeps 16 bytes of each in memory."""
     seen = SeenTexts()
     return lambda query: seen.add(" ".join(query.casefold().split()))
 
@@ -264,8 +250,8 @@ def _check(config: ml_collections.ConfigDict) -> None:
         and not (pathlib.Path(judge) / "model").is_dir()
     ):
         raise validation.InputError(
-            f"round_trip.retriever is {judge!r}, where no retriever lies. Give what "
-            f"train_retriever wrote, {round_trip.BM25!r}, or nothing."
+            f"round_trip.retriever is {judge!r}, where there is no retriever. Give an "
+            f"output of train_retriever, {round_trip.BM25!r}, or nothing."
         )
     if not config.synthetic or not sources.is_free(config.synthetic):
         raise validation.InputError(

@@ -1,11 +1,11 @@
-"""Stage `finetune`: train the generator to write queries from documents.
+"""Fine-tune a T5 query generator with differential privacy.
 
     python -m tfdpsq.run.finetune --config=configs/finetune.py --workdir=DIR
 
-With a finite `epsilon` by DP-SGD, with `epsilon = inf` the same steps without
-clipping and noise. Writes the model, and `certificate.json` where private pairs
-were read. What must never be released (training curves, the key of the data's
-fingerprint) goes to `private_directory`, by default `private` beside the output.
+A finite `epsilon` trains by DP-SGD; `epsilon = inf` takes the same steps without
+clipping and noise. Writes the model, and `certificate.json` where private pairs were
+read. What must never be released (training curves, the key of the data's fingerprint)
+goes to `private_directory`, by default `private` next to the output.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from tfdpsq import privacy, validation
 from tfdpsq.data import RowStore, Tokenizer, write_rows
 from tfdpsq.generator import checkpoints, encode_pairs
-from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import checkpoint
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import command, releases, settings, sources, workdir
 from tfdpsq.run.devices import strategy as strategies
@@ -56,10 +56,10 @@ DivergedError = outcomes.DivergedError
 SETTINGS: settings.Declaration = {
     "pairs": settings.Text(sources.PYDOCS, required=True),
     "split": settings.Text("train", required=True),
-    # By default the one that lies beside the weights in `init`.
+    # By default the one next to the weights in `init`.
     "vocabulary": settings.Text(""),
     # A directory in any format that `convert` reads, or a preset's name, such
-    # as "t5_tiny_pydocs"; "" starts at random.
+    # as "t5_tiny_pydocs"; "" starts from random weights.
     "init": settings.Text(""),
     "t5": training_settings.t5_settings(32128, 8, 6, 512, 1024, 64),
     # Train a low-rank update only, on the Dense layers that `targets` match
@@ -71,16 +71,16 @@ SETTINGS: settings.Declaration = {
             ("*/query_projector", "*/value_projector"), settings.Text(""), 1
         ),
     },
-    # Train so many vectors only, which stand before every document (prompt
-    # tuning, see `layers.SoftPrompt`); 0 has none. Its authors took 20 to 100
-    # of them, and a learning rate of 0.3 with Adafactor.
+    # Train only so many vectors, placed before every document (prompt tuning,
+    # see `layers.SoftPrompt`); 0 has none. Its authors used 20 to 100 and a
+    # learning rate of 0.3 with Adafactor.
     "soft_prompt": {"length": settings.Integer(0, 0, settings.TOKENS)},
-    # Which weights are trained where both are off, as patterns of their paths
-    # (see `layers.train_only`): "*decoder*" is the decoder, "*layer_norm*" and
+    # Trained weights if both are off, as patterns of their paths (see
+    # `layers.train_only`): "*decoder*" is the decoder, "*layer_norm*" and
     # "*self_attention/embeddings" are all norms and position biases.
     "trained": settings.Several(("*",), settings.Text(""), 1),
     # "mixed_bfloat16" multiplies in bfloat16; weights, softmax, norms and all
-    # that concerns privacy stay in float32.
+    # privacy computations stay in float32.
     "dtype": settings.Text("float32", ("float32", "mixed_bfloat16")),
     # Less memory, about a third more time.
     "rematerialize": settings.Flag(False),
@@ -96,9 +96,9 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings; the paper's values where a full-size T5 is meant.
+    """Returns the stage's settings: the paper's values for a full-size T5.
 
-    See `training_settings.privacy_settings` for those that concern privacy, and its
+    See `training_settings.privacy_settings` for those that affect privacy, and its
     `learning_rate` for `schedule`.
     """
     return settings.default_config(SETTINGS)
@@ -110,11 +110,6 @@ def run(
     devices: strategies.Devices = strategies.DEFAULT,
 ) -> dict:
     """Runs the stage into `directory` unless it is finished there.
-
-    Args:
-      config: the settings.
-      directory: where the generator goes.
-      devices: what it is trained on.
 
     Raises:
       InputError: bad settings or data, before any budget is spent.
@@ -143,7 +138,7 @@ def run(
             config, devices, out, tokenizer, private, own, inputs, vocabulary
         ),
     )
-    # Only now is the result safe, and the seeds of its noise are of no more use.
+    # Only now is the result safe, and the seeds of its noise have no further use.
     private_training.close_run(own)
     outcomes.require_converged(stage, directory, config.learning_rate)
     return stage
@@ -154,7 +149,7 @@ def _output(
     directory: pathlib.Path,
     devices: strategies.Devices,
 ) -> releases.Output:
-    """Where the generator goes, by what protects the pairs it is trained on."""
+    """Returns the output of the generator, by the guarantee of its training pairs."""
     guarantee = private_training.guarantee_of_training(
         config, devices, math.isfinite(float(config.epsilon))
     )
@@ -235,9 +230,9 @@ def _make(
 def _tokenised(
     own: pathlib.Path, source: sources.Source, tokenizer: Tokenizer, config
 ) -> RowStore:
-    """The pairs as rows on disk, of which training holds one batch at a time."""
+    """Returns the pairs as rows on disk; training reads one batch at a time."""
     path = own / checkpoint.STATE / "rows"
-    if path.is_dir():  # of a run that was killed
+    if path.is_dir():  # left by a run that was killed
         store = RowStore(path)
         store.verify()
         return store
@@ -250,11 +245,11 @@ def _tokenised(
 
 
 def _check_lineage(config, source: sources.Source, parent: dict | None) -> None:
-    """Refuses what could not be certified for what it is, before any training.
+    """Refuses training that could not be certified correctly.
 
     Raises:
-      InputError: finite ε on pairs that are not private themselves, or from
-        weights that private queries already had a part in.
+      InputError: finite ε on pairs that are not private themselves, or from weights
+        that already derive from private queries.
     """
     if not math.isfinite(float(config.epsilon)):
         certificates.inherited_certificate(source.certificate, parent)

@@ -1,14 +1,14 @@
-"""Stage `grid`: choose how to spend ε on public data, where choosing costs nothing.
+"""Choose how to spend ε on public stand-ins, where choosing costs nothing.
 
     python -m tfdpsq.run.grid --config=configs/grid.py --workdir=DIR
 
-Which weights to train, how fast, clipped where: had these been chosen by results on the
-private pairs, every trial would be a private read. So a *proxy* is made of the public
-documents alone, keyword queries that play the private part (`data.keyword_pairs`), and
-every point of the grid is a run of `finetune` on it at the ε that is meant, or of
-`train_retriever`, to train a retriever on private pairs directly. What counts of
-held-out proxy queries is their loss, or where the retriever ranks their documents.
-Writes `grid.json`; interrupted, it goes on.
+Choosing trained weights, learning rate or clip norm by results on the private pairs
+would make every trial a private read. So the stage makes a *proxy* from the public
+documents alone, with keyword queries in the private role (`data.keyword_pairs`). Every
+point of the grid is a run of `finetune` on it at the intended ε, or of
+`train_retriever`, to train a retriever on private pairs directly. Points are ranked by
+the loss of held-out proxy queries, or by the ranks of their documents. Writes
+`grid.json`; resumes when interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +44,7 @@ from tfdpsq.run.core import (
     releases,
     settings,
     sources,
+    streams,
     workdir,
 )
 from tfdpsq.run.training import grid_points
@@ -54,10 +54,10 @@ RESULTS_FILE = "grid.json"
 
 SETTINGS: settings.Declaration = {
     "data": settings.Text(sources.PYDOCS, required=True),
-    "pairs": settings.Integer(0, 0),  # proxy pairs to train on at most; 0 takes all
+    "pairs": settings.Integer(0, 0),  # most proxy pairs to train on; 0 takes all
     "held_out": settings.Integer(512),
     "seed": settings.Integer(0, 0, settings.SEED),
-    # Which of the two is varied.
+    # The stage whose settings vary.
     "stage": settings.Text("finetune", grid_points.STAGES),
     "finetune": finetune.SETTINGS,
     "train_retriever": train_retriever.SETTINGS,
@@ -69,7 +69,7 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The settings: a proxy, and what is varied of a stage.
+    """Returns the settings: a proxy, and the variations of a stage.
 
     Every variant is run with every combination of the axes' values.
     """
@@ -80,13 +80,13 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
     """Runs all points that are not finished.
 
     Returns:
-      What `grid.json` holds, best first.
+      The content of `grid.json`, best first.
 
     Raises:
       InputError: an unknown field, or bad settings or data.
     """
     settings.check(config, SETTINGS)
-    # All of it is public in truth, but what trains is told that the proxy is private.
+    # The proxy is public, but training treats it as private.
     holds = "trial models with their ledgers, and how long each took"
     output = releases.Output(directory, releases.PRIVATE, holds)
     points = list(grid_points.points_of(config))
@@ -110,7 +110,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
             row["trained_parameters"] = training.get("trained_parameters")
             row["seconds"] = stage.get("seconds")
             _write(result, json.dumps(row))
-        results.append(json.loads(result.read_text("utf-8")))
+        results.append(workdir.read_json(result))
         results.sort(key=_order)
         _write(directory / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
         tf.keras.backend.clear_session()
@@ -120,7 +120,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
             if "ndcg@10" in row
             else f"{row['own_loss']:.4f} nats, gap {row['gap']:.4f}"
         )
-        sys.stdout.write(f"{found}: {row['settings']}\n")
+        streams.say(f"{found}: {row['settings']}\n")
     return results
 
 
@@ -129,12 +129,12 @@ def _write(path: pathlib.Path, text: str) -> None:
 
 
 def _order(row: Mapping[str, Any]) -> float:
-    """Less is better."""
+    """Returns the sort key of a row; smaller is better."""
     return -row["ndcg@10"] if "ndcg@10" in row else row["own_loss"]
 
 
 def _proxy(config, directory: pathlib.Path) -> pathlib.Path:
-    """A BEIR directory of keyword queries, split by document."""
+    """Makes a BEIR directory of keyword queries, split by document."""
     beir = sources.open_beir(config.data)
 
     def make(out: pathlib.Path) -> dict:
@@ -166,14 +166,14 @@ def _proxy(config, directory: pathlib.Path) -> pathlib.Path:
 
 
 def _held_out(config, proxy: pathlib.Path) -> list[Pair]:
-    """Pairs that no point was trained on, over all the corpus."""
+    """Returns pairs that no point was trained on, spread over the corpus."""
     pairs = BeirDirectory(proxy).pairs("dev")
     count = min(len(pairs), config.held_out)
     return [pairs[i] for i in np.linspace(0, len(pairs) - 1, count).astype(int)]
 
 
 def _measure(config, proxy: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
-    """What the model makes of held-out proxy queries."""
+    """Returns the losses of held-out proxy queries under the model."""
     stage = workdir.read_json(out / workdir.STAGE_FILE)["config"]
     vocabulary = sources.vocabulary_file(stage["vocabulary"], str(out))
     pairs = _held_out(config, proxy)
@@ -189,10 +189,7 @@ def _measure(config, proxy: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
 
 
 def _rank(config, proxy: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
-    """Where a retriever ranks the documents of held-out proxy queries.
-
-    Among all documents that were held out.
-    """
+    """Returns the ranks of held-out proxy queries' documents among each other."""
     stage = workdir.read_json(out / workdir.STAGE_FILE)["config"]
     tokenizer = Tokenizer(sources.vocabulary_file(stage["vocabulary"], stage["init"]))
     model = retriever.load(out / layout.RETRIEVER_MODEL)

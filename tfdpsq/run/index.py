@@ -1,16 +1,17 @@
-"""Stage `index`: embed a corpus with a retriever, to be searched.
+"""Embed a corpus with a retriever, and export both for search.
 
-    python -m tfdpsq.run.index --config=configs/index.py --workdir=DIR
+    python -m tfdpsq.run.index --workdir=OUT --config.retriever=RETRIEVER \
+        --config.vocabulary=SPIECE_MODEL --config.corpus=BEIR
 
-Writes `documents/`, embeddings in shards that are searched off the disk (see
+Writes `documents/`, embeddings in shards that are searched on disk (see
 `retriever.DocumentIndex`), and, unless `kind` is "streamed", `search/`: encoder and
 index as one SavedModel, text in, ids and scores out (`retriever.SearchModel`).
-`--config.base=INDEX` takes over all documents of another index of the same retriever
-and embeds those whose ids it lacks: documents that were changed or taken away since are
-not noticed. The work is cut into shards, as that of `encode`.
+`--config.base=INDEX` copies all documents of another index of the same retriever and
+embeds those with new ids; it does not notice documents that were changed or removed.
+The work is cut into shards, as that of `encode`.
 
-Documents are public, so the index costs no privacy; but what private queries made of
-the retriever shows in it. It carries the retriever's certificate.
+Documents are public, so the index costs no privacy; but it reveals the retriever, and
+so carries its certificate.
 """
 
 from __future__ import annotations
@@ -28,26 +29,27 @@ from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.retriever import serving
 from tfdpsq.run.core import command, settings, sources, workdir
 from tfdpsq.run.passes import embedding, passes, sharded_stages
+from tfdpsq.run.training import private_training
 
 DOCUMENTS = embedding.DOCUMENTS
 SEARCH = "search"
 STREAMED = "streamed"
-# More than the numbers that a process gives out before it merges.
+# More names than a process creates before it merges.
 _ROUND = 1_000_000
 
 
 SETTINGS: settings.Declaration = {
     **embedding.declared(),
-    # An index of the same retriever to add to, or "".
+    # An index of the same retriever to extend, or "".
     "base": settings.Text(""),
-    # "exact", "scann_brute_force", "scann" (approximate), or "streamed": off
-    # the disk, for corpora larger than memory.
+    # "exact", "scann_brute_force", "scann" (approximate), or "streamed": on
+    # disk, for corpora larger than memory.
     "kind": settings.Text("exact", (*serving.KINDS, STREAMED)),
 }
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings."""
+    """Returns the stage's settings."""
     return settings.default_config(SETTINGS)
 
 
@@ -58,13 +60,8 @@ def run(
 ) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
 
-    Args:
-      config: the settings.
-      directory: where the output goes: a local path, or one of another file system.
-      launch: which shards this process does.
-
-    Returns:
-      As `sharded_stages.run_stage`.
+    `directory` may be on another file system; `launch` has the shards of this process.
+    Returns what `sharded_stages.run_stage` returns.
 
     Raises:
       InputError: bad settings; a base made by another retriever.
@@ -72,23 +69,19 @@ def run(
     """
     settings.check(config, SETTINGS)
     inputs = embedding.check(config)
-    output = embedding.output_of(
-        directory,
-        config.retriever,
-        embedding.certificate_of(config.retriever),
-        sources.fetched(config.base) if config.base else "",
-    )
-    if config.base:
-        inputs["base"] = workdir.stage_fingerprint(sources.fetched(config.base))
+    certificate = embedding.certificate_of(config.retriever)
+    base = sources.fetched(config.base) if config.base else ""
+    output = embedding.output_of(directory, config.retriever, certificate, base)
+    if base:
+        inputs["base"] = workdir.stage_fingerprint(base)
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         if config.kind != STREAMED:
             _number_anew()
         model, tokenizer, maker = embedding.load(config.retriever, config.vocabulary)
-        if config.base:
-            base = pathlib.Path(sources.fetched(config.base)) / DOCUMENTS
-            retriever.DocumentIndex(base, maker).verify()
-            shutil.copytree(base, out / DOCUMENTS)
+        if base:
+            retriever.DocumentIndex(f"{base}/{DOCUMENTS}", maker).verify()
+            shutil.copytree(f"{base}/{DOCUMENTS}", out / DOCUMENTS)
             index = retriever.DocumentIndex(out / DOCUMENTS, maker)
         else:
             index = retriever.DocumentIndex.create(
@@ -100,7 +93,7 @@ def run(
             retriever.SearchModel(
                 model, tokenizer, list(index.ids()), index.embeddings(), config.kind
             ).export(out / SEARCH)
-        embedding.write_certificate(out, config.retriever)
+        private_training.write_certificate(out, certificate)
         return {"documents": index.size, "taken_over": taken_over}
 
     return embedding.run_pass(
@@ -109,12 +102,12 @@ def run(
 
 
 def _number_anew() -> None:
-    """Lets TensorFlow name what comes next as it would in any other process.
+    """Makes TensorFlow's generated names independent of the process's earlier work.
 
-    An exported model holds names of functions and variables, and numbers in them that
-    count what the process did before: which shards it made, if any. Keras's begin anew
-    (models that are there keep their names); TensorFlow's cannot, and go on from the
-    next million.
+    An exported model holds names of functions and variables with numbers that count
+    what the process did before, such as the shards it made. Keras's counters restart
+    (existing models keep their names); TensorFlow's cannot, and go on from the next
+    million.
     """
     tf.keras.backend.clear_session()
     while ops.uid() % _ROUND:

@@ -1,14 +1,13 @@
-"""Stage `mine`: documents that look like answers, to train against.
+"""Mine hard negatives: documents that look like answers, to train against.
 
-    python -m tfdpsq.run.mine --config=configs/mine.py --workdir=DIR
+    python -m tfdpsq.run.mine --workdir=WORKDIR/private/mined --config.pairs=BEIR
 
 Ranks the public documents for every query of a set of pairs by BM25 and writes
-`run.trec`, which `train_retriever` takes as `hard_negatives.run`. Each query is looked
-at by itself: what is mined for it depends on it and the public documents alone.
+`run.trec`, which `train_retriever` takes as `hard_negatives.run`. Each query is ranked
+by itself: its negatives depend on it and the public documents alone.
 
-Mining for private queries is a read of them that no ε covers, for whoever sees the
-file: it names documents that share words with each query. It is recorded as such, and
-the output belongs under `private/`.
+For private queries the file is a read that no ε covers: it names documents that share
+words with each query. The read is recorded, and the output belongs under `private/`.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from tfdpsq.run.core import command, releases, settings, sources, workdir
 from tfdpsq.run.training import hard_negatives, private_training
 
 RUN_FILE = "run.trec"
-# Documents found that are in memory at a time; the corpus is read twice for the queries
-# that they are found for.
+# Most found documents in memory; the corpus is read twice per chunk of queries.
 _HITS = 4_000_000
 
 
@@ -41,10 +39,10 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings.
+    """Returns the stage's settings.
 
-    `corpus` holds the documents to choose from; "" is the pairs' own. `k` documents
-    are kept of each query, its answers among them.
+    `corpus` holds the candidate documents; "" is the pairs' own. The stage keeps `k`
+    documents per query, including its answers.
     """
     return settings.default_config(SETTINGS)
 

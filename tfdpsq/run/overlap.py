@@ -1,20 +1,21 @@
-"""Stage `overlap`: how much of the data stands in a corpus used for pretraining.
+"""Measure how much of the data occurs in a corpus used for pretraining.
 
-    python -m tfdpsq.run.overlap --config=configs/overlap.py --workdir=DIR
+    python -m tfdpsq.run.overlap --workdir=WORKDIR/private/overlap \
+        --config.data=BEIR --config.corpus=TEXTS
 
-Draws queries and documents several times, and looks for all of them while it streams
+Draws queries and documents several times, and searches for all of them while it streams
 the corpus once (paper, §5.2.3; `evaluation.overlap` has the definitions). Writes
 `overlap.json`, shares with intervals, and `matches.jsonl`, examples.
 
-What it says of queries is computed from private ones and covered by no ε, and the
+The results for queries are computed from private ones and covered by no ε, and the
 examples are private queries: the output belongs under `private/`. Documents are drawn
-from all there are, whichever have queries, so what it says of them is public.
+from the whole corpus, whichever have queries, so their results are public.
 
 The corpus's parts (files, or shards of a TFDS split) are dealt into `shards`, which
 several commands can share (`--num_shards=4 --shard_index=0`, ...), or workers of Apache
-Beam (`--beam --runner=...`); see `sharded_stages`. What is found is the same, whoever
-looked where, and an interrupted command goes on after the last shard. While they wait
-to be merged, shards tell of queries what the output tells.
+Beam (`--beam --runner=...`); see `sharded_stages`. The result does not depend on the
+division, and an interrupted command resumes after the last finished shard. Unmerged
+shards reveal as much of queries as the output.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tqdm import tqdm
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, CorpusPart, atomic_write, corpus_parts
+from tfdpsq.data.files import write_json
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.text_corpus import FORMATS, parts_fingerprint
 from tfdpsq.run.core import command, releases, settings, sources
@@ -51,7 +53,7 @@ RULES = {
     "contained": "a record has all its words in a row",
     "containment": "share of its n-grams found anywhere in the corpus; a text of fewer "
     "than n words is one n-gram",
-    "coverage": "share of its words that lie in one of these n-grams",
+    "coverage": "share of its words that are in one of these n-grams",
     "near": "coverage of at least near_threshold",
     "interval": "Clopper-Pearson, of all draws together",
 }
@@ -61,13 +63,13 @@ _SHOWN_CHARACTERS = 500
 
 @dataclasses.dataclass(frozen=True)
 class _Sample:
-    """What was drawn of one kind of text.
+    """A sample of one kind of text.
 
     Attributes:
-      population: how many there are.
-      draws: of each draw, indices into `ids`.
+      population: number of texts it is drawn from.
+      draws: indices into `ids`, per draw.
       ids: of the texts drawn, each once.
-      texts: theirs.
+      texts: of the same.
     """
 
     population: int
@@ -93,7 +95,7 @@ SETTINGS: settings.Declaration = {
     "confidence": settings.Number(0.95, 0, 1, low_open=True, high_open=True),
     "examples": settings.Integer(5, 0, 1000000),
     "threads": settings.Integer(1, 1, 1000),
-    # At most so many; each holds some parts, at least one.
+    # At most so many; each holds at least one part.
     "shards": settings.Integer(64, 1, 100000),
     "seed": settings.Integer(0, 0, settings.SEED),
     "strict": settings.Flag(False),
@@ -102,11 +104,11 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings.
+    """Returns the stage's settings.
 
-    `texts` says what is looked for: queries, documents or both. `corpus` are files,
-    directories, patterns or "tfds:NAME"; `format`, `field`, `corpus_split` and
-    `data_dir` say how to read them (see `data.text_corpus`).
+    `texts` names the texts to search for: queries, documents or both. `corpus` are
+    files, directories, patterns or "tfds:NAME"; `format`, `field`, `corpus_split` and
+    `data_dir` tell how to read them (see `data.text_corpus`).
     """
     return settings.default_config(SETTINGS)
 
@@ -118,17 +120,12 @@ def run(
 ) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
 
-    Args:
-      config: the settings.
-      directory: where the output goes.
-      launch: which shards this process does.
-
-    Returns:
-      As `sharded_stages.run_stage`.
+    `launch` has the shards of this process. Returns what `sharded_stages.run_stage`
+    returns.
 
     Raises:
-      InputError: bad settings, a corpus that is not there or holds nothing, or
-        queries in strict mode.
+      InputError: bad settings, a corpus that is missing or empty, or queries in strict
+        mode.
       DataError: malformed data, here or in the corpus.
     """
     settings.check(config, SETTINGS)
@@ -137,16 +134,16 @@ def run(
     output = releases.Output(
         directory,
         releases.PRIVATE if private_queries else releases.PUBLIC,
-        "private queries that stand in a public corpus",
+        "private queries that occur in a public corpus",
         config.private_directory,
     )
-    directory = sharded_stages.local_path(directory)
+    directory = output.directory
     private = private_training.private_directory(config, directory)
     parts = _parts(config)
     inputs = {"corpus": parts_fingerprint(parts)}
     if private_queries:
         private_training.reads_of(config, private).record(
-            f"which queries of split {config.split!r} stand in a public corpus",
+            f"which queries of split {config.split!r} occur in a public corpus",
             f"{directory.name}/{OVERLAP_FILE} and {MATCHES_FILE}",
         )
         inputs["data"] = sources.source_fingerprint(config.data, private)
@@ -169,12 +166,9 @@ def run(
 def start_worker(
     config: ml_collections.ConfigDict, corpus: str, count: int
 ) -> passes.MakeShard:
-    """Draws the sample; returns what looks for it in a shard's parts.
+    """Draws the sample; returns a function that searches a shard's parts for it.
 
-    Args:
-      config: the stage's.
-      corpus: fingerprint of the corpus's parts.
-      count: how many shards they are dealt into.
+    `corpus` is the fingerprint of its parts, `count` the number of shards.
 
     Raises:
       InputError: the corpus was changed.
@@ -182,8 +176,8 @@ def start_worker(
     parts = _parts(config)
     if parts_fingerprint(parts) != corpus:
         raise validation.InputError(
-            f"the corpus {', '.join(config.corpus)} was changed since the command was "
-            "started. Run it again when it is no longer written to."
+            f"the corpus {', '.join(config.corpus)} was changed since the command "
+            "started. Run it again when no program writes to the corpus."
         )
     samples = _samples(config)
     scan = _scan(config, samples)
@@ -203,7 +197,7 @@ def start_worker(
             scan.scans,
             scan.corpus_bytes / 1e6 / seconds,
         )
-        state = io.BytesIO()  # an archive is not written from front to end
+        state = io.BytesIO()  # an archive needs a file that can seek
         np.savez(state, **scan.state())
         with tf.io.gfile.GFile(out.path(_STATE), "wb") as file:
             file.write(state.getvalue())
@@ -256,9 +250,8 @@ def _make(
                 scan.merge(np.load(io.BytesIO(file.read())))
     if not scan.records:
         raise validation.InputError(
-            f"the corpus {', '.join(config.corpus)} holds no record in its "
-            f"{len(parts)} parts; against nothing, nothing overlaps. Give the files "
-            "that hold its texts, and their format."
+            f"the corpus {', '.join(config.corpus)} is empty: its {len(parts)} parts "
+            "hold no record. Give the files that hold its texts, and their format."
         )
     overlap = scan.result()
     found: dict[str, Any] = {
@@ -281,10 +274,7 @@ def _make(
         first += len(sample.texts)
         found[kind] = _summary(config, sample, overlap, here)
         examples.extend(_examples(config, kind, sample, overlap, here, parts))
-    atomic_write(
-        out / OVERLAP_FILE,
-        json.dumps(found, indent=2, sort_keys=True, allow_nan=False) + "\n",
-    )
+    write_json(out / OVERLAP_FILE, found)
     atomic_write(
         out / MATCHES_FILE,
         "".join(json.dumps(example, sort_keys=True) + "\n" for example in examples),
@@ -352,7 +342,7 @@ def _examples(
     here: np.ndarray,
     parts: list[CorpusPart],
 ) -> Iterator[dict[str, Any]]:
-    """Some texts of each sort of match, the strongest that holds of them."""
+    """Yields some texts of each kind of match, each under its strongest kind."""
     near = overlap.near(config.near)
     sorts = {
         "equal": overlap.equal,
@@ -369,7 +359,7 @@ def _examples(
                 "match": name,
                 "containment": float(overlap.containment[at]),
                 "coverage": float(overlap.coverage[at]),
-                # The n-grams of a near match have no place of their own.
+                # The n-grams of a near match have no common place.
                 "corpus_part": parts[part].name if part >= 0 else None,
                 "record_from_0": record if part >= 0 else None,
                 "text": sample.texts[row][:_SHOWN_CHARACTERS],

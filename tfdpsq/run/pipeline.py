@@ -1,15 +1,14 @@
-"""The main job: private pairs in, synthetic queries, retrievers and a report out.
+"""Run the whole job: from private pairs to synthetic queries, retrievers and a report.
 
     python -m tfdpsq.run.pipeline --config=configs/quickstart.py --workdir=DIR
 
-Runs every stage in one process, each into its own directory of the workdir:
+Runs every stage in one process, each in its own directory of the workdir:
 
-    release/   made from public documents, or carries a certificate of finite ε
+    release/   made from public documents, or with a certificate of finite ε
     private/   everything else: models without a guarantee, curves, metrics
     report.html, results.json   internal; they show private queries
 
-A stage that is finished is not redone, so a run that was interrupted is started
-again with the same command.
+To resume an interrupted run, start the same command again: it skips finished stages.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ import time
 from typing import Any
 
 import ml_collections
+import numpy as np
 
 from tfdpsq import privacy, retriever
 from tfdpsq.generator.span_corruption import SENTINELS
-from tfdpsq.privacy import reads as privacy_reads
+from tfdpsq.privacy.proof import reads as privacy_reads
 from tfdpsq.run import (
     audit,
     canaries,
@@ -45,6 +45,7 @@ from tfdpsq.run.core import (
     settings,
     sources,
     stages,
+    streams,
     workdir,
 )
 from tfdpsq.run.devices import strategy
@@ -67,19 +68,19 @@ SETTINGS: settings.Declaration = {
     "examples": settings.Integer(8, 0, 10_000),
     "seed": settings.Integer(0, 0, settings.SEED),
     "strict": settings.Flag(False),
-    # Where a T5 is pretrained from random weights, it has sentinels besides.
+    # A T5 that is pretrained from random weights has sentinels in addition.
     "prepare": settings.with_defaults(
         prepare.SETTINGS,
         vocabulary_size=pretrain.default_config().t5.vocabulary_size - SENTINELS,
     ),
-    # The preset has seen pydocs' documents already.
+    # The preset was trained on pydocs' documents already.
     "pretrain": settings.with_defaults(
         pretrain.SETTINGS, steps=settings.Integer(0, 0, settings.STEPS)
     ),
     "finetune": finetune.SETTINGS,
     "synthesize": synthesize.SETTINGS,
     "retriever": train_retriever.SETTINGS,
-    # The paper's.
+    # The paper's values.
     "direct": settings.with_defaults(
         train_retriever.SETTINGS, method=settings.Text("naive", retriever.METHODS)
     ),
@@ -90,18 +91,18 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """Every stage's settings, and which rows the table has.
+    """Returns every stage's settings, and the rows of the table.
 
     `init` is the public T5 that generators and retrievers start from: a directory, a
     preset's name, or "" for random weights. With `pretrain.steps` it is first trained
     on the documents. `retriever_init` is another one for retrievers, with the same
-    vocabulary. `epsilons` are those of the generator (a row of the table each), and
+    vocabulary. `epsilons` are the generator's (a row of the table each),
     `direct_epsilons` those of the retriever trained on private pairs directly, by
-    `direct.method`. With `strict` the job refuses: measuring what was kept reads
-    private queries. `seed` is that of every stage before the evaluation; the noise is
-    drawn afresh whatever it is. For each of `audit_epsilons` one more generator is
-    trained, on pairs with canaries among them, and audited, for `finetune.unit`. Paths,
-    ε and seed inside the stages' own settings are filled in by the pipeline.
+    `direct.method`. The job refuses `strict`, because its measurements read private
+    queries. `seed` is that of every stage before the evaluation; the noise is random in
+    any case. For each of `audit_epsilons` another generator is trained, on pairs with
+    canaries, and audited, for `finetune.unit`. The pipeline fills in paths, ε and seed
+    inside the stages' own settings.
     """
     return settings.default_config(SETTINGS)
 
@@ -111,18 +112,13 @@ def run(
     directory: pathlib.Path,
     devices: strategy.Devices = strategy.DEFAULT,
 ) -> dict[str, Any]:
-    """Runs the whole job, or what is left of it.
-
-    Args:
-      config: the settings.
-      directory: the workdir.
-      devices: what generators and retrievers are trained on.
+    """Runs the whole job, or the rest of it.
 
     Returns:
-      What `results.json` holds.
+      The content of `results.json`.
 
     Raises:
-      InputError: bad settings or data; before any training where they can be told.
+      InputError: bad settings or data; before any training where possible.
     """
     started = time.monotonic()
     job = open_job(config, directory, devices)
@@ -150,7 +146,7 @@ def run(
     page.write_results(directory / "results.json", content)
     page.write_report(directory / "report.html", content)
     results = json.loads((directory / "results.json").read_text("utf-8"))
-    sys.stdout.write(
+    streams.say(
         f"\n{report_content.results_table(results)}\n\n"
         f"{results['peak_memory_gib']:.1f} GiB at most, "
         f"{time.monotonic() - started:.0f} s: {directory / 'report.html'}\n"
@@ -166,37 +162,44 @@ def open_job(
     """Opens a workdir for a job, to run its stages one by one; runs none of them.
 
     Raises:
-      InputError: bad settings or data, as far as they can be told now; a workdir that
-        was made with others.
+      InputError: bad settings or data, as far as they show now; a workdir that was made
+        with others.
     """
     settings.check(config, SETTINGS)
     pipeline_checks.check_settings(config)
     for trained in (config.finetune, config.retriever):
         devices.require_share(trained.batch_size)
-    directory = workdir.open_workdir(directory, config)
     beir = sources.open_beir(config.data)
     beir.validate(SPLITS)
     pipeline_checks.check_sizes(config, len(beir.pairs("train")))
+    pipeline_checks.check_data(config, beir)
+    if config.audit_epsilons:
+        audit.check_guesses(config.audit, config.canaries.coins)
+        audit.members_of(config.audit, beir, config.finetune.split)
+        # Tried: these are dropped, and the stage draws its own.
+        canaries.make_canaries(beir, config.canaries, np.random.default_rng())
+    # Last, since the workdir keeps its config from here on.
+    directory = workdir.open_workdir(directory, config)
     return Job(config, directory, devices)
 
 
 def epsilon_name(epsilon: float) -> str:
-    """What files are called by: "inf", or "eps8" for 8.0."""
+    """Returns the part of file names for an ε: "inf", or "eps8" for 8.0."""
     return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
 
 
 class Job:
-    """The stages of a job in its workdir, to be called in this order, as `run` does.
+    """The stages of a job in its workdir, to call in this order, as `run` does.
 
-    Every method returns what it made, or what lies there finished; all but `prepare`
-    need what it sets.
+    Every method returns its output, new or finished before; all but `prepare` need what
+    `prepare` sets.
 
     Attributes:
       config: the settings.
       directory: the workdir.
       release: the directory of what may be shared.
       private: the directory of what must not be.
-      seconds: how long each stage took, by the name of its directory.
+      seconds: time of each stage, by the name of its directory.
     """
 
     def __init__(
@@ -205,7 +208,7 @@ class Job:
         directory: pathlib.Path,
         devices: strategy.Devices = strategy.DEFAULT,
     ):
-        """Makes `private/` in a workdir; `open_job` checks what it is given first."""
+        """Makes `private/` in a workdir that `open_job` has checked."""
         self.config = config
         self._devices = devices
         self.stages = stages.Stages(directory)
@@ -214,16 +217,12 @@ class Job:
         self.seconds = self.stages.seconds
 
     def _run(self, stage, name: str, free: bool, settings: dict) -> pathlib.Path:
-        """Runs one stage under `release/` if its output is free to go, or `private/`.
+        """Runs one stage under `release/` or `private/`.
 
-        Args:
-          stage: the stage's module.
-          name: of its output directory.
-          free: whether the output carries a finite ε or touches nothing private.
-          settings: what the pipeline fills into the stage's config.
+        `free` outputs carry a finite ε or derive from public data alone.
         """
         module, config = stage
-        if module not in (evaluate, canaries):  # whose seed would tell the secrets
+        if module not in (evaluate, canaries):  # a known seed would reveal secrets
             settings = {"seed": self.config.seed, **settings}
         devices = [self._devices] if module is finetune else []
         if module in (pretrain, train_retriever):
@@ -231,7 +230,7 @@ class Job:
         return self.stages.run(module, config, name, free, *devices, **settings)
 
     def prepare(self) -> None:
-        """Public pairs, the public T5 to start from, and its vocabulary."""
+        """Makes public pairs, the public T5 to start from, and its vocabulary."""
         init = self.config.init
         data = {"data": self.config.data}
         settings = {**data, "vocabulary_size": 0} if init else data
@@ -252,9 +251,15 @@ class Job:
                     {**data, "init": init, "vocabulary": self.vocabulary},
                 )
             )
+        # Before any budget is spent on generators.
+        theirs = self.config.retriever_init
+        pipeline_checks.require_one_vocabulary(theirs, self.vocabulary)
+        if not (self.release / "retriever_untrained").exists():
+            for stage in (self.config.retriever, self.config.direct):
+                train_retriever.try_model(stage, self.vocabulary, theirs or self.start)
 
     def generators(self) -> dict[float, pathlib.Path]:
-        """One generator per ε, all from the same publicly pretrained weights."""
+        """Trains one generator per ε, all from the same public weights."""
         return {
             epsilon: self._run(
                 (finetune, self.config.finetune),
@@ -273,7 +278,7 @@ class Job:
     def synthetic_sets(
         self, generators: dict[float, pathlib.Path]
     ) -> dict[float, pathlib.Path]:
-        """One synthetic set per generator."""
+        """Writes one synthetic set per generator."""
         return {
             epsilon: self._run(
                 (synthesize, self.config.synthesize),
@@ -290,10 +295,7 @@ class Job:
         }
 
     def retrievers(self, sets: dict[float, pathlib.Path]) -> list[report_content.Row]:
-        """The rows of the table, every retriever trained for the same steps."""
-        pipeline_checks.require_one_vocabulary(
-            self.config.retriever_init, self.vocabulary
-        )
+        """Trains the retrievers, all for the same steps; returns the table's rows."""
         Row = report_content.Row
         rows = [Row("bm25", "BM25", None, None)]
 
@@ -336,7 +338,7 @@ class Job:
         return rows
 
     def audit(self) -> None:
-        """Generators that were trained on canaries, and what leaks of them."""
+        """Trains generators on canaries, and audits them."""
         if not self.config.audit_epsilons:
             return
         whose = self.config.finetune.user_field
@@ -374,7 +376,7 @@ class Job:
     def evaluate(
         self, rows: list[report_content.Row], sets: dict[float, pathlib.Path]
     ) -> None:
-        """Metrics of all rows, BLEU of all synthetic sets."""
+        """Measures all rows, and compares all synthetic sets with private queries."""
         self._run(
             (evaluate, self.config.evaluate),
             "evaluation",

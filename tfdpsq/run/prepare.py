@@ -1,11 +1,11 @@
-"""Stage `prepare`: check the data, learn a vocabulary, cut public pseudo-queries.
+"""Prepare public inputs: check the data, learn a vocabulary, cut pseudo-queries.
 
-    python -m tfdpsq.run.prepare --config=configs/prepare.py --workdir=DIR
+    python -m tfdpsq.run.prepare --workdir=OUT --config.data=BEIR
 
-Reads documents only, which are public; the queries are checked for errors but
-leave no trace in the output. Writes `vocabulary/spiece.model` and
-`public_pairs/`, a set of sentences cut from the documents themselves, paired with
-the rest of their document: what can be had without any private data.
+Uses the documents only, which are public; checks the queries for errors, but leaves no
+trace of them in the output. Writes `vocabulary/spiece.model` and `public_pairs/`, a set
+of sentences cut from the documents, each paired with the rest of its document: a
+baseline without any private data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VOCABULARY = pathlib.Path("vocabulary", VOCABULARY_FILE)
 SETTINGS: settings.Declaration = {
     "data": settings.Text(sources.PYDOCS, required=True),
     "splits": settings.Several(("train", "test"), settings.Text("", required=True)),
-    # 0 learns none: where a pretrained model brings its own.
+    # 0 learns none, for a pretrained model with its own.
     "vocabulary_size": settings.Integer(8192, 0, 10**7),
     "pseudo_queries_per_document": settings.Integer(1, 1, 10000),
     "seed": settings.Integer(0, 0, settings.SEED),
@@ -34,7 +34,7 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings."""
+    """Returns the stage's settings."""
     return settings.default_config(SETTINGS)
 
 
@@ -48,7 +48,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     holds = "a vocabulary and pairs of public documents"
     output = releases.Output(directory, releases.PUBLIC, holds)
     beir = sources.open_beir(config.data)
-    # Checked even where the output is finished: the queries may have changed.
+    # Also if the output is finished: the queries may have changed.
     counts = beir.validate(config.splits)
     logging.info("%s: %s", config.data, counts)
     corpus = sources.corpus_fingerprint(config.data)
@@ -81,7 +81,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             },
             certificate=None,
         )
-        # Nothing that was counted among the private queries: this is released.
+        # Excludes all counts of private queries: this is released.
         return {"documents": counts.documents, "public_pairs": manifest["count"]}
 
     return workdir.run_stage(output, config, {"corpus": corpus}, make)

@@ -1,13 +1,13 @@
-"""Stage `pretrain`: a T5 from nothing but public documents.
+"""Pretrain a T5 on public documents alone.
 
-    python -m tfdpsq.run.pretrain --config=configs/pretrain.py --workdir=DIR
+    python -m tfdpsq.run.pretrain --workdir=DIR --config.data=BEIR
 
-Span corruption, pseudo-queries and a contrastive task for the encoder, in every batch
-(see `generator.pretraining`). No query is trained on, and none of your own is read
+Every batch has span corruption, pseudo-queries and a contrastive task for the encoder
+(see `generator.pretraining`). The stage trains on no query and reads none of yours
 ("pydocs" compares further `texts` with its queries, to refuse them). Writes the model
-with its vocabulary, and `pretraining.json` with the losses and what they hide.
-Interrupted, the same command goes on where it was, to the same weights, also under
-another `--strategy` (see `pretraining_loop`; with dropout, a TPU draws other masks).
+with its vocabulary, and `pretraining.json` with the losses and further measures. To
+resume, start the same command again; it leads to the same weights, also under another
+`--strategy` (see `pretraining_loop`; with dropout, a TPU draws other masks).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import pretraining_loop, training_settings
 
 CURVE_FILE = "pretraining.json"
-# Of these rows every replica has as many as any other.
+# Numbers of rows that the replicas must divide.
 _SHARED = ("pair_rows", "text_rows")
 
 
-# Another size than that of `init`; 0 keeps it. See `generator.resizing`.
+# A size other than that of `init`; 0 keeps it. See `generator.resizing`.
 RESIZE: settings.Declaration = {
     "num_layers": settings.Integer(0, 0, settings.LAYERS),
     "intermediate_dim": settings.Integer(0, 0, settings.WIDTH),
@@ -75,7 +75,7 @@ SETTINGS: settings.Declaration = {
     "optimizer": settings.Text("adafactor", ("adafactor", "adam")),
     "learning_rate": settings.Number(2e-2, 0, 1e3, low_open=True),
     "warmup": settings.Integer(200, 1, settings.STEPS),
-    # One document in so many is not trained on but watched.
+    # One document in so many is held out and watched.
     "held_out_one_in": settings.Integer(50, 1),
     "watched_rows": settings.Integer(512),
     "watch_every": settings.Integer(250, 1, settings.STEPS),
@@ -87,7 +87,7 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings: those of the T5 that is shipped."""
+    """Returns the stage's settings: those of the T5 that is shipped."""
     return settings.default_config(SETTINGS)
 
 
@@ -99,10 +99,10 @@ def run(
     """Runs the stage into `directory` unless it is finished there.
 
     Raises:
-      InputError: bad settings, replicas that cannot share a batch, a corpus too small
-        for the vocabulary asked for.
-      Preempted: the process, or another worker, was asked to end.
-      DataError: malformed documents; for "pydocs", further text that holds one of the
+      InputError: bad settings, replicas that do not divide a batch, or a corpus too
+        small for the vocabulary.
+      Preempted: the process, or another worker, received a signal to end.
+      DataError: malformed documents; for "pydocs", further text with one of the
         benchmark's queries. Names file and line.
     """
     settings.check(config, SETTINGS)
@@ -138,15 +138,11 @@ def run(
 def usable(
     config: ml_collections.ConfigDict, devices: strategy.Devices
 ) -> strategy.Devices:
-    """What of a job's devices this stage can use, where a job trains by several.
-
-    Args:
-      config: the stage's.
-      devices: of the whole job.
+    """Returns the part of a job's devices that this stage can use.
 
     Returns:
-      The same with one step in a loop; one device alone where the replicas cannot
-      share a batch.
+      The same with one step per loop; one device where the replicas do not divide a
+      batch.
     """
     one = dataclasses.replace(devices, steps_per_loop=1)
     if any(config[field] % devices.replicas for field in _SHARED):
@@ -157,8 +153,7 @@ def usable(
 def _refuse_private(path: pathlib.Path) -> None:
     """Refuses text that is a query log, or was made from one.
 
-    Raises:
-      InputError: it is; weights trained on it would carry no certificate of it.
+    Weights trained on it would carry no certificate of it.
     """
     above = path.resolve().parents
     if releases.stated(path.resolve().parent) == releases.PRIVATE:
@@ -168,8 +163,8 @@ def _refuse_private(path: pathlib.Path) -> None:
         )
     if any(sources.is_free(str(folder)) for folder in above):
         raise validation.InputError(
-            f"{path} is part of a synthetic set, whose guarantee a T5 trained on it "
-            "would have, and not tell. Give public documents."
+            f"{path} is part of a synthetic set, but a T5 trained on it would lack the "
+            "set's certificate. Give public documents."
         )
     if path.name.startswith("queries.jsonl") and list(above[0].glob("corpus.jsonl*")):
         raise validation.InputError(
@@ -192,7 +187,7 @@ def _check(config) -> None:
 
 
 def documents_of(config: ml_collections.ConfigDict) -> Iterator[Document]:
-    """All public text that the config names, in order."""
+    """Yields all public text that the config names, in order."""
     yield from public_documents(sources.open_beir(config.data))
     for path in config.texts:
         yield from read_documents(path)
@@ -223,7 +218,7 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
         config.seed,
     )
     held = stores["held_out"]
-    # Spread over the corpus, which is sorted by package.
+    # Spread over the corpus, which may be sorted.
     count = min(len(held), config.watched_rows)
     watched = held.take(np.linspace(0, len(held) - 1, count).astype(np.int64))
     rows = config.pair_rows + config.text_rows
@@ -241,7 +236,7 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     huggingface.save(
         out, model.config, model.backbone, dtype=config.stored, vocabulary=vocabulary
     )
-    del record["hours"]  # how long it took is in the log, which is not released
+    del record["hours"]  # the log has the duration, and is not released
     record["rows"] = {name: len(store) for name, store in stores.items()}
     record["inputs"] = inputs
     record["config"] = workdir.plain(config)
@@ -250,7 +245,7 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
 
 
 def _open_state(own: pathlib.Path, config, inputs: dict) -> None:
-    """Keeps an unfinished run's state, if it is of the same config and documents."""
+    """Opens an unfinished run's state, if it has the same config and documents."""
     wanted = {"config": workdir.plain(config), "inputs": inputs}
     path = own / "run.json"
     if path.is_file():
@@ -258,7 +253,7 @@ def _open_state(own: pathlib.Path, config, inputs: dict) -> None:
         if changed:
             raise validation.InputError(
                 f"{own} holds an unfinished run with another config or other "
-                f"documents ({'; '.join(changed)}). Delete it to start anew."
+                f"documents ({'; '.join(changed)}). Delete it to start again."
             )
     own.mkdir(parents=True, exist_ok=True)
     atomic_write(path, json.dumps(wanted))
@@ -308,7 +303,7 @@ def _rows(config, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore
     ):
         path = own / "rows" / name
         if not path.is_dir():
-            # Fewer than two are refused here: a row cannot be told from itself.
+            # The contrastive task needs at least two rows.
             first = list(itertools.islice(chunks, 1))
             count = len(next(iter(first[0].values()))) if first else 0
             if count < 2:

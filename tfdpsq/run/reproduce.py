@@ -1,16 +1,16 @@
-"""The paper's tables 3 to 7, made anew: every row, ours beside the published number.
+"""Reproduce the paper's tables 3 to 7: every row, ours next to the published number.
 
     python -m tfdpsq.run.reproduce --table=3 --scale=tiny
 
-`--table` takes several, or "all"; rows that tables share are made once. `--scale` names
-what `configs/paper/tables.py` holds: "tiny" is offline and for two cores, "paper" needs
-MS MARCO, the BEIR sets and machines (`--config.job.data=`, `--config.zero_shot.root=`).
-`--workdir` is where everything goes, by default a directory of the scale in the
-temporary one. Interrupted, the same command goes on.
+`--table` takes several, or "all"; rows shared by tables are made once. `--scale` is a
+name in `configs/paper/tables.py`: "tiny" is offline and for two cores, "paper" needs MS
+MARCO, the BEIR sets and machines (`--config.job.data=`, `--config.zero_shot.root=`).
+`--workdir` takes all output; the default is a directory of the scale in the temporary
+one. To resume, start the same command again.
 
 Writes `tables.json` and `tables.html`: numbers, Kendall's τ between the two orderings
-of the rows, and of each ordering that the paper reports whether it holds here, and if
-not, why. They are computed from private queries and are not to be released.
+of the rows, and for each ordering in the paper whether it holds here, and if not, why.
+They are computed from private queries and must not be released.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from tfdpsq.run.core import (
     settings,
     sources,
     stages,
+    streams,
     workdir,
 )
 from tfdpsq.run.reproduction import reproduce_numbers, reproduce_report, reproduce_rows
@@ -58,7 +59,7 @@ CONFIG = pathlib.Path("configs", "paper", "tables.py")
 
 
 def _free_form(name: str, tables: Any) -> None:
-    """Refuses what is not a mapping; `reproduce_rows` checks what it holds."""
+    """Refuses a value that is not a mapping; `reproduce_rows` checks its content."""
     if not isinstance(tables, (Mapping, ml_collections.ConfigDict)):
         raise validation.InputError(
             f"{name} is {validation.shown(tables)}; take it from {CONFIG}."
@@ -86,15 +87,15 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The settings: a job, the sizes of T5, and the tables.
+    """Returns the settings: a job, the sizes of T5, and the tables.
 
-    `job` is the pipeline's, of which `init`, `epsilons` and `direct_epsilons` are not
-    read, but from `sizes` and the rows: a size is {"init": T5} or what `pretrain`'s
-    `resize` takes, made from `job.init` and trained by `job.pretrain`. Retrievers
-    start from `retriever_size`. Every row is made once for each of `seeds`.
-    With `held_out_packages` the data are pydocs without these, and each is a set of
-    the zero-shot table. `audit` says how generators are trained on canaries: settings
-    of `job.finetune` that are other ones then, where neither 0 nor "".
+    `job` is the pipeline's; `sizes` and the rows replace its `init`, `epsilons` and
+    `direct_epsilons`. A size is {"init": T5}, or what `pretrain`'s `resize` takes, made
+    from `job.init` and trained by `job.pretrain`. Retrievers start from
+    `retriever_size`. Every row is made once for each of `seeds`. With
+    `held_out_packages` the data are pydocs without these, and each is a set of the
+    zero-shot table. `audit` has the settings of `job.finetune` that differ for
+    generators trained on canaries, where neither 0 nor "".
     """
     return settings.default_config(SETTINGS)
 
@@ -104,19 +105,16 @@ def run(
     directory: pathlib.Path,
     tables: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Makes what the tables need and is not there, and compares.
+    """Makes the missing inputs of the tables, and compares.
 
-    Args:
-      config: the settings.
-      directory: the workdir.
-      tables: names out of `config.tables`; none takes all.
+    `tables` are names from `config.tables`; none takes all.
 
     Returns:
-      What `tables.json` holds.
+      The content of `tables.json`.
 
     Raises:
       InputError: an unknown table, bad settings or data; before any training where
-        they can be told.
+        possible.
     """
     started = time.monotonic()
     settings.check(config, SETTINGS)
@@ -138,43 +136,38 @@ def run(
     results["seconds_now"] = round(time.monotonic() - started, 1)
     results["seconds"] = dict(rows.stages.seconds)
     reproduce_report.write(directory, results)
-    sys.stdout.write(
+    streams.say(
         f"\n{reproduce_report.as_text(results)}\n\n{directory / 'tables.html'}\n"
     )
     return results
 
 
 class Rows:
-    """Every row's model, set and numbers, each made when it is asked for.
+    """Every row's model, set and numbers, each made on first use.
 
-    Outputs bear the seed in their own names, by which ledgers under `private/runs` are
-    kept: two seeds are two runs.
+    The names of outputs contain the seed, and name the ledgers under `private/runs`:
+    two seeds are two runs.
 
     Attributes:
       config: the settings.
-      stages: where they are made.
+      stages: runs the stages of the rows.
       sets: {name: directory} of the zero-shot sets made here.
     """
 
     def __init__(self, config: ml_collections.ConfigDict, directory: pathlib.Path):
-        """Finds the data; trains nothing yet.
-
-        Args:
-          config: the settings.
-          directory: the workdir, which exists.
-        """
+        """Finds the data; trains nothing yet. The workdir must exist."""
         self.config = config
         self.job = config.job
         self.stages = stages.Stages(directory)
         self.data, self.sets = reproduce_rows.data_of(config)
-        # To find a finished stage again reads all documents: once is enough.
+        # Finding a finished stage reads all documents, so once is enough.
         self._models: dict[str, str] = {}
         beir = sources.open_beir(self.data)
         beir.validate(pipeline.SPLITS)
         pipeline_checks.check_sizes(self.job, len(beir.pairs("train")))
 
     def model(self, size: str) -> str:
-        """The public T5 of a size."""
+        """Returns the public T5 of a size."""
         if size not in self._models:
             self._models[size] = self._made(size)
         return self._models[size]
@@ -191,7 +184,7 @@ class Rows:
             return init
         stage = self.job.pretrain.copy_and_resolve_references()
         stage.resize.update(own)
-        # Of all documents that are public: those of the zero-shot sets, too.
+        # On all public documents, including those of the zero-shot sets.
         return str(
             self.stages.run(
                 pretrain, stage, f"t5_{size}", True, data=self.job.data, init=init
@@ -199,11 +192,11 @@ class Rows:
         )
 
     def vocabulary(self) -> str:
-        """The one vocabulary of all sizes."""
+        """Returns the one vocabulary of all sizes."""
         return str(sources.vocabulary_file("", self.model(self.config.retriever_size)))
 
     def synthetic_set(self, row: reproduce_rows.Row, seed: int) -> pathlib.Path:
-        """What a row's generator wrote."""
+        """Returns the set that a row's generator wrote."""
         assert row.epsilon is not None
         free = math.isfinite(row.epsilon)
         name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
@@ -230,7 +223,7 @@ class Rows:
         return written / layout.SET
 
     def retriever(self, row: reproduce_rows.Row, seed: int) -> pathlib.Path:
-        """A row's retriever."""
+        """Returns a row's retriever."""
         stage, free = self.job.retriever, True
         settings: dict[str, Any] = {
             "vocabulary": self.vocabulary(),
@@ -262,13 +255,13 @@ class Rows:
         return self.stages.run(train_retriever, stage, name, free, **settings)
 
     def retrieved(self, row: reproduce_rows.Row, seed: int) -> pathlib.Path:
-        """TREC files of a row on the test queries."""
+        """Returns the TREC files of a row on the test queries."""
         return self._evaluated(
             row, seed, "retrieval", systems={row.name: str(self.retriever(row, seed))}
         )
 
     def compared(self, row: reproduce_rows.Row, seed: int) -> pathlib.Path:
-        """The measures of a row's synthetic text."""
+        """Returns the measures of a row's synthetic text."""
         synthetic = {row.name: str(self.synthetic_set(row, seed))}
         return self._evaluated(row, seed, "text", systems={}, synthetic=synthetic)
 
@@ -288,7 +281,7 @@ class Rows:
     def zero_shot(
         self, rows: Sequence[reproduce_rows.Row], seed: int, metric: str
     ) -> dict[str, dict[str, list[np.ndarray]]]:
-        """What several rows find on the zero-shot sets, together.
+        """Evaluates several rows on the zero-shot sets, together.
 
         Returns:
           {set: {row: [[queries] values, for each of its parts]}}.
@@ -302,13 +295,13 @@ class Rows:
             if self.sets:
                 stage.sets = tuple(self.sets)
                 stage.paths = self.sets
-                # Nobody was trained on any split of them; this is the largest.
+                # No split was trained on; this is the largest.
                 stage.splits = {name: "train" for name in self.sets}
         zero_shot.run(stage, out)
         return zero_shot.values_of(stage, out, metric)
 
     def audited(self, row: reproduce_rows.Row) -> pathlib.Path:
-        """`audit`'s findings on a generator that was trained on canaries."""
+        """Returns `audit`'s findings on a generator that was trained on canaries."""
         assert row.epsilon is not None
         made = self.stages.run(
             canaries, self.job.canaries, "canaries", False, data=self.data
@@ -316,7 +309,7 @@ class Rows:
         name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
         changed = {k: v for k, v in self.config.audit.items() if v}
         if math.isinf(row.epsilon):
-            # Nothing is protected of anyone; each query is drawn as it would be.
+            # Without protection, draw single queries, as usual.
             changed.pop("unit", None)
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": 0}
         generator = self.stages.run(
@@ -354,15 +347,15 @@ class Rows:
 
 
 def _default_flags(words: list[str]) -> list[str]:
-    """The command line with config and workdir of the scale, where it has none."""
+    """Returns the command line with the scale's config and workdir as defaults."""
     own = flags.FlagValues()
     flags.DEFINE_string("scale", "tiny", "", flag_values=own)
     flags.DEFINE_string("config", "", "", flag_values=own)
     flags.DEFINE_string("workdir", "", "", flag_values=own)
     own(words, known_only=True)
     if not own.config:
-        beside = pathlib.Path(__file__).resolve().parents[2] / CONFIG
-        path = CONFIG if CONFIG.is_file() else beside
+        in_checkout = pathlib.Path(__file__).resolve().parents[2] / CONFIG
+        path = CONFIG if CONFIG.is_file() else in_checkout
         if not path.is_file():
             raise validation.InputError(
                 f"{CONFIG} is not there. Run this in a checkout of tfdpsq, or give "

@@ -1,14 +1,15 @@
-"""Stage `synthesize`: let a generator write queries for public documents.
+"""Write synthetic queries for public documents with a generator.
 
-    python -m tfdpsq.run.synthesize --config=configs/synthesize.py --workdir=DIR
+    python -m tfdpsq.run.synthesize --workdir=OUT --config.generator=GENERATOR \
+        --config.corpus=BEIR
 
-Reads the generator and the corpus's documents, never a private query: the set's
-guarantee is the generator's, whose certificate it carries, however many queries
-are written. Writes TFRecords and a BEIR directory.
+Reads the generator and the corpus's documents, never a private query: the set has the
+generator's guarantee and carries its certificate, for any number of queries. Writes
+TFRecords and a BEIR directory.
 
 The documents are cut into shards of `shard_documents`, which several commands can share
 (`--num_shards=4 --shard_index=0`, …), or workers of Apache Beam (`--beam
---runner=...`); see `sharded_stages`. The set is the same, whoever wrote what.
+--runner=...`); see `sharded_stages`. The set does not depend on the division.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _EXTENSION = "tfrecord"
 SETTINGS: settings.Declaration = {
     # A directory in any format that `convert` reads, or a preset's name.
     "generator": settings.Text(""),
-    # By default the one that lies beside the generator's weights.
+    # By default the one next to the generator's weights.
     "vocabulary": settings.Text(""),
     "corpus": settings.Text(sources.PYDOCS, required=True),
     "max_documents": settings.Integer(0, 0, 10**15),
@@ -56,11 +57,11 @@ SETTINGS: settings.Declaration = {
     "top_k": settings.Integer(0, 0),
     "top_p": settings.Number(0.8, 0, 1, low_open=True),
     "batch_size": settings.Integer(64),
-    # "mixed_bfloat16" is faster where the machine has it, and other text.
+    # "mixed_bfloat16" is faster on machines that support it; the text differs.
     "dtype": settings.Text("float32", ("float32", "mixed_bfloat16")),
-    # Files of the set that is written, whatever made it.
+    # Files of the written set, for any division of the work.
     "shards": settings.Integer(4, 1, 100000),
-    # Documents that one process does at a time: what a kill can lose.
+    # Documents of one process at a time, the most that a kill can lose.
     "shard_documents": settings.Integer(8192),
     "seed": settings.Integer(0, 0, settings.SEED),
     "jit_compile": settings.Flag(False),
@@ -68,7 +69,7 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings."""
+    """Returns the stage's settings."""
     return settings.default_config(SETTINGS)
 
 
@@ -79,13 +80,8 @@ def run(
 ) -> dict[str, Any] | None:
     """Runs the stage into `directory` unless it is finished there.
 
-    Args:
-      config: the settings.
-      directory: where the output goes: a local path, or one of another file system.
-      launch: which shards this process does.
-
-    Returns:
-      As `sharded_stages.run_stage`.
+    `directory` may be on another file system; `launch` has the shards of this process.
+    Returns what `sharded_stages.run_stage` returns.
 
     Raises:
       InputError: bad settings, no generator, or a vocabulary that does not fit.
@@ -166,16 +162,9 @@ def start_worker(
     corpus: corpus_shards.CorpusShards,
     logs: pathlib.Path | None = None,
 ) -> passes.MakeShard:
-    """Loads the generator; returns what writes a shard's queries.
+    """Loads the generator; returns a function that writes a shard's queries.
 
-    Args:
-      generator: as in the config.
-      dtype: as in the config.
-      vocabulary: as in the config.
-      settings: how to write.
-      jit_compile: as in the config.
-      corpus: the documents of every shard.
-      logs: where rates go; `None` for nowhere.
+    `logs` is the directory for rates; `None` for none.
 
     Raises:
       InputError: the vocabulary does not fit the generator.
@@ -203,14 +192,14 @@ def start_worker(
 
 
 def _fetched(generator: str, vocabulary: str) -> tuple[str, pathlib.Path]:
-    """Generator and vocabulary of the config, on this machine."""
+    """Returns generator and vocabulary of the config as local paths."""
     generator = sources.fetched(generator)
     given = sources.fetched(vocabulary) if vocabulary else ""
     return generator, sources.vocabulary_file(given, generator)
 
 
 def _merged(shards: ShardDirectory) -> Iterator[SyntheticQuery]:
-    """The queries of all shards, in order."""
+    """Yields the queries of all shards, in order."""
     for index in range(shards.spec.shards):
         with shards.reading(index):
             path = shards.path(index, _EXTENSION)

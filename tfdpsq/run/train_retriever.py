@@ -1,18 +1,16 @@
-"""Stage `train_retriever`: train the two-tower model on pairs.
+"""Train a two-tower retriever on pairs, with differential privacy if they are private.
 
-    python -m tfdpsq.run.train_retriever --config=configs/train_retriever.py \
-        --workdir=DIR
+    python -m tfdpsq.run.train_retriever --workdir=OUT --config.pairs=SET \
+        --config.vocabulary=SPIECE_MODEL
 
-`method = "plain"` is ordinary training: free of privacy cost on synthetic and
-public pairs, and without any guarantee on private ones. The other methods train
-directly on private pairs by DP-SGD: "naive", "microbatch", "logit_dp" and
-"public_negatives"; see `tfdpsq.retriever.direct_dp`.
-`steps = 0` writes the untrained model.
+`method = "plain"` is ordinary training: free of privacy cost on synthetic and public
+pairs, and without any guarantee on private ones. The other methods train directly on
+private pairs by DP-SGD: "naive", "microbatch", "logit_dp" and "public_negatives"; see
+`tfdpsq.retriever.direct_dp`. `steps = 0` writes the untrained model.
 
-Method "plain" tokenises its pairs onto the disk while they stream by, four bytes for
-each of a row's `query_length + document_length` tokens, and reads them a batch at a
-time: sets of any size are trained on. With hard negatives, and by the other methods,
-the pairs are in memory.
+Method "plain" streams its pairs, tokenised, to disk, four bytes for each of a row's
+`query_length + document_length` tokens, and reads them a batch at a time: sets may have
+any size. With hard negatives, and by the other methods, the pairs are in memory.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config, train_only
-from tfdpsq.privacy import certificate as certificates
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.devices import strategy
@@ -49,16 +47,16 @@ METHODS = ("plain", *retriever.METHODS)
 SETTINGS: settings.Declaration = {
     "pairs": settings.Text(sources.PYDOCS, required=True),
     "split": settings.Text("train", required=True),
-    # By default the one that lies beside the weights in `init`.
+    # By default the one next to the weights in `init`.
     "vocabulary": settings.Text(""),
-    # Where the encoder starts: a T5 in any format that `convert` reads, a
-    # preset's name, or what this stage wrote; `t5` is then not looked at. ""
-    # starts at random.
+    # The encoder's starting weights: a T5 in any format that `convert` reads, a
+    # preset's name, or an output of this stage; `t5` is then ignored. "" starts
+    # from random weights.
     "init": settings.Text(""),
-    # Which weights are trained, as patterns of their paths (`train_only`):
-    # "*layer_norm*", "*projection/kernel", "*transformer_encoder_layer_2*".
-    # ("query_tower/*",), with shared = False, leaves the documents' embeddings
-    # as they are: each is computed once, and an index of them stays valid.
+    # Trained weights, as patterns of their paths (`train_only`): "*layer_norm*",
+    # "*projection/kernel", "*transformer_encoder_layer_2*". ("query_tower/*",)
+    # with shared = False freezes the documents' embeddings: each is computed
+    # once, and an index of them stays valid.
     "trained": settings.Several(("*",), settings.Text(""), 1),
     "method": settings.Text("plain", METHODS),
     "t5": training_settings.t5_settings(32128, 12, 12, 768, 2048, 64),
@@ -72,8 +70,8 @@ SETTINGS: settings.Declaration = {
     "batch_size": settings.Integer(32),
     "steps": settings.Integer(1000, 0, settings.STEPS),
     **training_settings.optimizer_settings(1e-3),
-    # Method "plain": rows embedded at a time where a batch is larger than
-    # memory; 0 embeds all at once.
+    # Method "plain": rows embedded at a time where a batch exceeds memory; 0
+    # embeds all at once.
     "rows_at_a_time": settings.Integer(0, 0),
     **hard_negatives.declared(),
     "seed": settings.Integer(0, 0, settings.SEED),
@@ -84,7 +82,7 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings; the paper's values where a full-size T5 is meant."""
+    """Returns the stage's settings: the paper's values for a full-size T5."""
     return settings.default_config(SETTINGS)
 
 
@@ -94,11 +92,6 @@ def run(
     devices: strategy.Devices = strategy.DEFAULT,
 ) -> dict:
     """Runs the stage into `directory` unless it is finished there.
-
-    Args:
-      config: the settings.
-      directory: where the retriever goes.
-      devices: what it is trained on.
 
     Raises:
       InputError: bad settings or data, before any budget is spent.
@@ -138,15 +131,11 @@ def run(
 def usable(
     config: ml_collections.ConfigDict, devices: strategy.Devices
 ) -> strategy.Devices:
-    """What of a job's devices a method can use, where a job trains by several.
-
-    Args:
-      config: the stage's.
-      devices: of the whole job.
+    """Returns the part of a job's devices that the method can use.
 
     Returns:
-      The same with one step in a loop; one device alone for methods whose rows must
-      stay together.
+      The same with one step per loop; one device for methods whose rows must stay
+      together.
     """
     one = dataclasses.replace(devices, steps_per_loop=1)
     if config.method in ("plain", "public_negatives"):
@@ -154,18 +143,33 @@ def usable(
     return dataclasses.replace(one, strategy=None)
 
 
+def try_model(config: ml_collections.ConfigDict, vocabulary: str, init: str) -> None:
+    """Builds the retriever to start from, and drops it: a job pays for others first.
+
+    Raises:
+      InputError: settings that do not fit each other, the weights or the vocabulary.
+    """
+    config = config.copy_and_resolve_references()
+    config.vocabulary, config.init = vocabulary, init
+    tokenizer = Tokenizer(vocabulary)
+    if init:
+        _require_vocabulary(init, tokenizer)
+    tokenizer.require_embeddings(_untrained(config).config.t5.vocabulary_size)
+    tf.keras.backend.clear_session()
+
+
 def _output(
     config: ml_collections.ConfigDict,
     directory: pathlib.Path,
     devices: strategy.Devices,
 ) -> releases.Output:
-    """Where the retriever goes, by what protects the pairs it is trained on."""
+    """Returns the output of the retriever, by the guarantee of its training pairs."""
     holds = "a retriever trained on private queries"
     if config.steps or not devices.chief:
         protected = config.method != "plain" and math.isfinite(float(config.epsilon))
         guarantee = private_training.guarantee_of_training(config, devices, protected)
-        # Negatives that were mined for each private query by itself are part of its
-        # row, which a finite epsilon covers; `hard_negatives` checks that they were.
+        # Negatives mined for each private query by itself are part of its row, which
+        # a finite epsilon covers; `hard_negatives` checks their origin.
         covered = ("hard_negatives.run",) if protected else ()
         return releases.Output(
             directory, guarantee, holds, config.private_directory, unused=covered
@@ -209,7 +213,7 @@ def _make(
                 "n_is_public = True."
             )
         mined = hard_negatives.origin(config, source, inputs["pairs"])
-        if not source.private:  # By post-processing; before any training.
+        if not source.private:  # by post-processing; before any training
             certificate = certificates.inherited_certificate(source.certificate, parent)
         reads = (
             private_training.record_losses(config, private) if source.private else []
@@ -256,7 +260,7 @@ def _make(
 
 
 def _untrained(config) -> retriever.TwoTower:
-    """The retriever to start from: of `init`, with its encoder, or random by `t5`."""
+    """Returns the retriever to start from: of `init`, or random by `t5`."""
     tf.keras.utils.set_random_seed(config.seed)
     trained = pathlib.Path(config.init) / layout.RETRIEVER_MODEL
     before = retriever.load(trained) if config.init and trained.is_dir() else None
@@ -287,14 +291,14 @@ def _untrained(config) -> retriever.TwoTower:
     train_only(model, list(config.trained))
     if config.learned_scale and not model.scaled.trainable_weights:
         raise validation.InputError(
-            f"learned_scale is True, but trained is {list(config.trained)}, which "
-            "leaves the scale out. Add 'scale/*', or set learned_scale to False."
+            f"learned_scale is True, but trained is {list(config.trained)}, without "
+            "the scale. Add 'scale/*', or set learned_scale to False."
         )
     return model
 
 
 def _require_vocabulary(init: str, tokenizer: Tokenizer) -> None:
-    """Refuses to go on from a retriever that was trained with another vocabulary."""
+    """Refuses to start from a retriever that was trained with another vocabulary."""
     path = pathlib.Path(init) / workdir.STAGE_FILE
     if not (pathlib.Path(init) / layout.RETRIEVER_MODEL).is_dir() or not path.is_file():
         return
@@ -307,12 +311,12 @@ def _require_vocabulary(init: str, tokenizer: Tokenizer) -> None:
 
 
 def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
-    """The certificate of ordinary training on private pairs: that there is none."""
+    """Returns a certificate of ordinary training on private pairs: no guarantee."""
     plan = privacy.make_plan(
         privacy.PrivacySpec(
             epsilon=math.inf,
             clip_norm=config.clip_norm,
-            n=n,
+            num_units=n,
             n_is_public=True,
             batch_size=config.batch_size,
             steps=config.steps,

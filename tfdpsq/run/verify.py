@@ -1,18 +1,17 @@
-"""Recomputes the guarantee of a certificate from its file alone.
+"""Verify a certificate: recompute its guarantee from its file alone.
 
     python -m tfdpsq.run.verify certificate.json
     python -m tfdpsq.run.verify certificate.json --ledger=private/runs/NAME/ledger.jsonl
 
-Without the ledger it needs neither data nor model nor configuration, and says
-whether the certificate is true of itself: every number follows from the others, ε
-from the steps executed by both accountants, and the digest from all of it. It
-cannot say whether the run took place: whoever makes up all numbers consistently,
-digest included, is not found out. The owner of the private data can pass the ledger
-of the run, which must then have paid for exactly these steps of this plan; of a run
-chosen among several the ledgers of all, each with a `--ledger` of its own.
+Without the ledger it needs neither data nor model nor configuration, and checks the
+certificate against itself: every number follows from the others, ε from the executed
+steps by both accountants, and the digest from all of it. It cannot check that the run
+took place: a consistent forgery, digest included, passes. The owner of the private data
+can pass the run's ledger, which must then have paid for exactly these steps of this
+plan; for a run chosen among several, the ledgers of all, each with its own `--ledger`.
 
-Exit status: 0 the certificate holds, 1 it does not, 2 it or the ledger cannot be
-read, or the command is wrong.
+Exit status: 0 the certificate holds, 1 it does not, 2 it or the ledger cannot be read,
+or the command is wrong.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import app, flags  # noqa: E402
 
-from tfdpsq.privacy import certificate as certificates  # noqa: E402
-from tfdpsq.privacy import verification  # noqa: E402
-from tfdpsq.privacy.ledger import read_ledger  # noqa: E402
+from tfdpsq.privacy.proof import certificate as certificates  # noqa: E402
+from tfdpsq.privacy.proof import verification  # noqa: E402
+from tfdpsq.privacy.proof.ledger import read_ledger  # noqa: E402
 from tfdpsq.run.core import command  # noqa: E402
 
 _USAGE = "usage: python -m tfdpsq.run.verify CERTIFICATE [--ledger=LEDGER]\n"
@@ -36,13 +35,10 @@ _USAGE = "usage: python -m tfdpsq.run.verify CERTIFICATE [--ledger=LEDGER]\n"
 def verify(path: str, ledgers: Sequence[str] = ()) -> tuple[bool, str]:
     """Verifies a certificate.
 
-    Args:
-      path: the certificate.
-      ledgers: of the run, or of some of those that it was chosen among; only the
-        data's owner has them.
+    Only the data's owner has the ledgers, of the run or of those it was chosen among.
 
     Returns:
-      Whether it holds, and what to tell the reader.
+      Whether it holds, and a report for the reader.
 
     Raises:
       DataError: the certificate or the ledger cannot be read.
@@ -98,11 +94,7 @@ def _claims(
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and exits.
-
-    Args:
-      argv: the command line, program first; `None` takes the process's.
-    """
+    """Runs the command and exits; `argv` is the command line, program first."""
     own = flags.FlagValues()
     flags.DEFINE_multi_string("ledger", [], "The ledger of a run.", flag_values=own)
 

@@ -1,19 +1,19 @@
-"""Stage `zero_shot`: what retrievers find on test sets they never saw.
+"""Evaluate retrievers on public test sets that they never saw.
 
     python -m tfdpsq.run.zero_shot --config=configs/zero_shot.py --workdir=DIR \
         --config.root=BEIR
 
-Any list of BEIR directories in one run, by default the paper's eleven. Writes
+Takes any list of BEIR directories, by default the paper's eleven. Writes
 `runs/SET/SYSTEM.trec` and `runs/SET/qrels.trec` (CQADupStack's forums:
-`runs/cqadupstack/FORUM/…`), and from these files `metrics.json`. A set that was
-searched is not searched again; an interrupted run goes on with the next.
+`runs/cqadupstack/FORUM/…`), and from these files `metrics.json`. It does not search a
+finished set again; an interrupted run resumes with the next.
 
-The sets are taken for public, as BEIR's are: to read them costs no budget. Queries that
+The sets count as public, as BEIR's are, and reading them costs no budget. Queries that
 are not public need `private = True`; each read is then recorded, and the output belongs
-under `private/`. So it does where a system was trained on private queries without
-protection, or two with guarantees of their own: the numbers are made from the systems,
-and each is protected only as its certificate, of which they state the ε, says. Where
-one certificate speaks for all systems, it is written next to the numbers.
+under `private/`. So does the output if a system was trained on private queries without
+protection, or two have different guarantees: the numbers derive from the systems, each
+of which is protected by its own certificate only, with the ε that they state. Where one
+certificate covers all systems, it is written next to the numbers.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation, validation
-from tfdpsq.privacy import certificate as certificates
 from tfdpsq.privacy import read_certificate
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import (
     command,
     layout,
@@ -67,23 +67,23 @@ SETTINGS: settings.Declaration = {
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """The stage's settings; of the sets, see `benchmark_sets.declared`.
+    """Returns the stage's settings; of the sets, see `benchmark_sets.declared`.
 
-    `systems` maps a name to "bm25" or to a directory that `train_retriever` wrote.
-    `compared` is the metric in which every two systems are compared.
+    `systems` maps a name to "bm25" or to an output of `train_retriever`. `compared` is
+    the metric in which every two systems are compared.
     """
     return settings.default_config(SETTINGS)
 
 
 def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
-    """Searches all sets that were not searched before, and scores them.
+    """Searches all remaining sets, and scores all.
 
     Returns:
-      What `metrics.json` holds.
+      The content of `metrics.json`.
 
     Raises:
-      InputError: bad settings, sets or systems that are not there, or private queries
-        in strict mode.
+      InputError: bad settings, missing sets or systems, or private queries in strict
+        mode.
       DataError: malformed data, named by file and line, before any set is searched.
     """
     settings.check(config, SETTINGS)
@@ -126,9 +126,10 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 def _output(
     config: ml_collections.ConfigDict, directory: pathlib.Path
 ) -> tuple[releases.Output, dict[str, Any] | None]:
-    """Where the numbers go, and the certificate of all systems, if there is one.
+    """Returns the output of the numbers, and the one certificate of all systems.
 
-    Numbers of two systems with different guarantees have neither: both would add up.
+    Numbers of two systems with different guarantees have no certificate: both would
+    add up.
     """
     paths = [path for path in config.systems.values() if path != systems.BM25]
     guarantee, certificate = releases.PRIVATE, None
@@ -154,12 +155,7 @@ def _write(output: releases.Output, name: str, text: str) -> None:
 def values_of(
     config: ml_collections.ConfigDict, directory: pathlib.Path, metric: str
 ) -> dict[str, dict[str, list[np.ndarray]]]:
-    """Every query's value of a metric, from the TREC files that a run left.
-
-    Args:
-      config: the run's settings.
-      directory: its workdir.
-      metric: one of its metrics.
+    """Reads every query's value of a metric from the TREC files of a run.
 
     Returns:
       {set: {system: [[queries] values, for each of the set's parts]}}.
@@ -177,7 +173,7 @@ def values_of(
 def _checked(
     config, part: Part, directory: pathlib.Path
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """Fingerprint of a part's data, and what they hold unless it was searched."""
+    """Returns the fingerprint of a part's data, and its counts unless searched."""
     private = private_training.private_directory(config, directory)
     if config.private:
         private_training.reads_of(config, private).record(
@@ -202,8 +198,8 @@ def _search(
     inputs: Mapping[str, str],
     counts: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Writes a part's TREC files unless they are there; returns what was recorded."""
-    # A self-match that is left out takes no place.
+    """Writes a part's TREC files unless they exist; returns what was recorded."""
+    # One more, as a self-match is left out.
     k = config.k + part.ignore_identical_ids
     settings = {
         "split": part.split,
@@ -230,7 +226,7 @@ def _search(
 
 
 def _check(config) -> None:
-    """What can be known to be wrong before any data are read."""
+    """Refuses settings that are wrong, before any data are read."""
     systems.check_search(config, tuple(config.metrics))
     validation.one_of("compared", config.compared, tuple(config.metrics))
     if not config.systems:
@@ -250,7 +246,7 @@ def _set(
     directory: pathlib.Path,
     held: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """A set's numbers, from its TREC files alone."""
+    """Returns a set's numbers, from its TREC files alone."""
     scored = [_scored(config, part, directory / RUNS / part.name) for part in parts]
     found: dict[str, Any] = {
         "split": parts[0].split,
@@ -306,7 +302,7 @@ def _queries(results: Mapping[str, evaluation.RankingResult]) -> int:
 
 
 def _row(config, results: Sequence[evaluation.RankingResult]) -> dict[str, Any]:
-    """A system's numbers on a set of one part or several."""
+    """Returns a system's numbers on a set of one part or several."""
     row: dict[str, Any] = {
         "missing_queries": sum(len(result.missing) for result in results),
         "queries_without_relevant": sum(len(r.without_relevant) for r in results),
@@ -325,14 +321,14 @@ def _row(config, results: Sequence[evaluation.RankingResult]) -> dict[str, Any]:
 def _values(
     config, system: str, scored: Sequence[Mapping[str, evaluation.RankingResult]]
 ) -> np.ndarray:
-    """[queries] one system's values, scaled so that their mean is the set's number."""
+    """Returns [queries] values of a system, scaled so that their mean is the set's."""
     values = [results[system].values(config.compared) for results in scored]
     share = sum(map(len, values)) / len(values)
     return np.concatenate([part * (share / len(part)) for part in values])
 
 
 def _mean(config, sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over sets, each counting the same."""
+    """Returns means over sets, each with the same weight."""
     return {
         "sets": len(sets),
         "systems": {
@@ -348,7 +344,7 @@ def _mean(config, sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _tests(config) -> dict[str, str]:
-    """How differences and intervals are computed, in words."""
+    """Returns the methods for differences and intervals, in words."""
     drawn = f"{config.resamples} random ones (seed {config.seed})"
     return {
         "metric": config.compared,
@@ -362,7 +358,7 @@ def _tests(config) -> dict[str, str]:
 
 
 def _system(config, name: str, held: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What a system is, and what protects the private queries in it."""
+    """Returns a system's description and the guarantee of private queries in it."""
     path = config.systems[name]
     settings = next(iter(held.values()))["settings"][name]
     if path == systems.BM25:

@@ -4,10 +4,10 @@ What `transformers` computes was recorded by `make_fixtures.py`, so that these t
 need neither it nor torch; those marked slow run it beside ours (extra `parity`).
 """
 
-import importlib.util
 import json
 import pathlib
 
+import make_fixtures
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,11 +17,6 @@ from tfdpsq.generator.checkpoints import huggingface, load_encoder, slots
 from tfdpsq.generator.decoding import generate
 
 FOLDER = pathlib.Path(__file__).parent
-_SPEC = importlib.util.spec_from_file_location(
-    "make_fixtures", FOLDER / "make_fixtures.py"
-)
-make_fixtures = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(make_fixtures)
 
 # Norm of the difference, relative to that of what Hugging Face computed.
 TOLERANCE = 1e-4

@@ -1,25 +1,19 @@
 """T5X checkpoints: against files and a network made by hand (`t5x_by_hand.py`)."""
 
-import importlib.util
 import json
-import pathlib
 import struct
 import sys
 
 import msgpack
 import numpy as np
 import pytest
+import t5x_by_hand as hand
 
 from tfdpsq import validation
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.generator.checkpoints import t5x
 from tfdpsq.layers import T5Backbone, T5Config
 
-_SPEC = importlib.util.spec_from_file_location(
-    "t5x_by_hand", pathlib.Path(__file__).with_name("t5x_by_hand.py")
-)
-hand = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(hand)
 random_arrays, write_checkpoint = hand.random_arrays, hand.write_checkpoint
 HIDDEN, HEADS, VOCABULARY = hand.HIDDEN, hand.HEADS, hand.VOCABULARY
 

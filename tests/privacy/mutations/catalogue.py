@@ -30,6 +30,9 @@ FILES = (
     "of_accounts.py",
     "of_releases.py",
     "of_places.py",
+    "of_statements.py",
+    "of_books.py",
+    "of_derivations.py",
 )
 # Parts of the guarantee that a mistake can be in.
 KINDS = (

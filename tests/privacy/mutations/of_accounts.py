@@ -4,7 +4,7 @@ MUTATIONS = (
     {
         "name": "steps_executed_instead_of_paid",
         "kind": "ledger",
-        "file": "tfdpsq/privacy/training.py",
+        "file": "tfdpsq/privacy/loop.py",
         "old": (
             "executed = done if kept is None else max(done, kept.ledger.steps_paid)"
         ),
@@ -33,7 +33,7 @@ MUTATIONS = (
     {
         "name": "ledger_of_a_private_run_wiped",
         "kind": "ledger",
-        "file": "tfdpsq/privacy/training.py",
+        "file": "tfdpsq/privacy/loop.py",
         "old": (
             "        not plan.spec.private\n"
             "        and not checkpoint.is_open(directory)"
@@ -48,7 +48,7 @@ MUTATIONS = (
     {
         "name": "ledgers_head_not_compared",
         "kind": "certificate",
-        "file": "tfdpsq/privacy/verification.py",
+        "file": "tfdpsq/privacy/proof/verification.py",
         "old": """\
         ("ledger_head", ledger.head, "the ledger's last line is"),
 """,
@@ -64,7 +64,7 @@ MUTATIONS = (
     {
         "name": "smaller_epsilon_of_two_accountants",
         "kind": "certificate",
-        "file": "tfdpsq/privacy/certificate.py",
+        "file": "tfdpsq/privacy/proof/certificate.py",
         "old": '"epsilon": json_number(epsilons[spec.accountant]),',
         "new": '"epsilon": json_number(min(epsilons.values())),',
         "tests": (
@@ -78,7 +78,7 @@ MUTATIONS = (
     {
         "name": "private_reads_outside_the_digest",
         "kind": "certificate",
-        "file": "tfdpsq/privacy/certificate.py",
+        "file": "tfdpsq/privacy/proof/certificate.py",
         "old": 'if key != "digest"}',
         "new": 'if key not in ("digest", "private_reads")}',
         "tests": (
@@ -152,7 +152,7 @@ MUTATIONS = (
     {
         "name": "truncation_of_one_run_of_a_grid",
         "kind": "composition",
-        "file": "tfdpsq/privacy/selection.py",
+        "file": "tfdpsq/privacy/proof/selection.py",
         "old": (
             "left = delta - sum(plan.truncation_delta(plan.spec.steps) "
             "for plan in plans)"
@@ -167,7 +167,7 @@ MUTATIONS = (
     {
         "name": "equal_runs_of_a_grid_counted_once",
         "kind": "composition",
-        "file": "tfdpsq/privacy/selection.py",
+        "file": "tfdpsq/privacy/proof/selection.py",
         "old": "times[plan.noise_multiplier, probability] += releases",
         "new": "times[plan.noise_multiplier, probability] = releases",
         "tests": (

@@ -146,8 +146,8 @@ MUTATIONS = (
         "name": "rows_beside_a_nan_left_out_with_it",
         "kind": "clipping",
         "file": "tfdpsq/privacy/step.py",
-        "old": "and clipped.complete is not True:",
-        "new": "and clipped.complete is None:",
+        "old": "if not self.spares_others or clipped.complete is True:",
+        "new": "if True:",
         "tests": (
             _TESTS + "test_optimizers.py::"
             "test_a_row_without_a_finite_gradient_costs_nobody_else[dpkeras-False]",
@@ -331,8 +331,8 @@ MUTATIONS = (
         "name": "undivided_loss_over_groups",
         "kind": "clipping",
         "file": "tfdpsq/privacy/training.py",
-        "old": "        if microbatch_size is None:\n            raise",
-        "new": "        if microbatch_size == 0:\n            raise",
+        "old": "    if microbatch_size is None:\n        raise",
+        "new": "    if microbatch_size == 0:\n        raise",
         "tests": (_TESTS + "test_terms.py::test_groups_must_be_told_from_one_another",),
         "why": "a softmax over all groups would be noised for one of them",
     },

@@ -4,7 +4,7 @@ MUTATIONS = (
     {
         "name": "groups_dealt_by_the_samples_bits",
         "kind": "sampling",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": "random = _generator(self.units._seed, step, _DEALT)",
         "new": "random = _generator(self.units._seed, step, _UNITS)",
         "tests": (
@@ -19,7 +19,7 @@ MUTATIONS = (
     {
         "name": "rows_of_users_by_the_samples_bits",
         "kind": "sampling",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": "random = _generator(self.units._seed, step, _ROWS)",
         "new": "random = _generator(self.units._seed, step, _UNITS)",
         "tests": (
@@ -31,7 +31,7 @@ MUTATIONS = (
     {
         "name": "batches_of_an_epoch_overlap",
         "kind": "sampling",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": "places += batch * self.max_batch_size",
         "new": "places += batch * (self.max_batch_size - 1)",
         "tests": (
@@ -46,9 +46,9 @@ MUTATIONS = (
     {
         "name": "one_draw_for_two_steps",
         "kind": "sampling",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "draws = [sampler.draw(number) for number in now]",
-        "new": "draws = [sampler.draw(number // 2) for number in now]",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "draws = [self.sampler.draw(number) for number in now]",
+        "new": "draws = [self.sampler.draw(number // 2) for number in now]",
         "tests": (
             "tests/privacy/test_paid_steps.py::"
             "test_steps_taken_again_are_the_same_and_not_paid_for_again",
@@ -61,7 +61,7 @@ MUTATIONS = (
     {
         "name": "full_groups_keep_the_lowest_rows",
         "kind": "sampling",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": ("own = drawn.indices[: drawn.count][dealt == group][: self.capacity]"),
         "new": (
             "own = np.sort(drawn.indices[: drawn.count][dealt == group])\n"
@@ -88,7 +88,7 @@ MUTATIONS = (
     {
         "name": "one_derived_seed_for_all_purposes",
         "kind": "keys",
-        "file": "tfdpsq/privacy/noise.py",
+        "file": "tfdpsq/privacy/randomness/noise.py",
         "old": 'message = seed.to_bytes(16, "big") + purpose.encode()',
         "new": 'message = seed.to_bytes(16, "big")',
         "tests": (
@@ -112,7 +112,7 @@ MUTATIONS = (
     {
         "name": "seeds_of_32_bits",
         "kind": "keys",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": "return secrets.randbits(KEY_BITS if secure else 128)",
         "new": "return secrets.randbits(32)",
         "tests": (
@@ -124,7 +124,7 @@ MUTATIONS = (
     {
         "name": "sampler_uses_32_bits_of_its_seed",
         "kind": "keys",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": "np.random.SeedSequence([seed, number], spawn_key=(stream,))",
         "new": (
             "np.random.SeedSequence(\n"
@@ -140,7 +140,7 @@ MUTATIONS = (
     {
         "name": "microbatches_share_masks",
         "kind": "keys",
-        "file": "tfdpsq/privacy/randomness.py",
+        "file": "tfdpsq/privacy/replay.py",
         "old": (
             "return noise_key(seed, step, tf.cast(microbatch, tf.int64) "
             "* _DRAWS + count)"
@@ -167,7 +167,7 @@ MUTATIONS = (
     {
         "name": "ledger_readable_by_everybody",
         "kind": "keys",
-        "file": "tfdpsq/privacy/append_only.py",
+        "file": "tfdpsq/privacy/proof/append_only.py",
         "old": "descriptor = os.open(partial, flags, 0o600)",
         "new": "descriptor = os.open(partial, flags, 0o644)",
         "tests": (
@@ -180,7 +180,7 @@ MUTATIONS = (
         "name": "fingerprints_under_a_known_key",
         "kind": "keys",
         "file": "tfdpsq/run/core/sources.py",
-        "old": "key = bytes.fromhex(path.read_text())",
+        "old": "key = bytes.fromhex(written.decode())",
         "new": 'key = b"tfdpsq"',
         "tests": (
             "tests/run/test_release_secrets.py::"

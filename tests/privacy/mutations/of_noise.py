@@ -57,7 +57,7 @@ MUTATIONS = (
         "kind": "keys",
         "file": "tfdpsq/privacy/step.py",
         "old": "number = first + tf.cast(index, tf.int64) * every",
-        "new": "number = first * microbatches + tf.cast(index, tf.int64)",
+        "new": "number = first * (rows // size) + tf.cast(index, tf.int64)",
         "tests": (
             _TESTS + "test_replicas.py::"
             "test_any_number_of_replicas_trains_the_same_weights[4.0]",
@@ -70,12 +70,12 @@ MUTATIONS = (
         "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
         "old": """\
-            new = clipped.sums
+            losses, new = self._of_microbatch(part, number)
 """,
         "new": """\
-            new = optimizer._noise_query.noised(
-                clipped.sums, tf.constant(optimizer._noise_words, tf.int64), 99 + number
-            )
+            losses, new = self._of_microbatch(part, number)
+            words = tf.constant(self.optimizer._noise_words, tf.int64)
+            new = self.optimizer._noise_query.noised(new, words, 99 + number)
 """,
         "tests": (_LAW + "[4-1]",),
         "why": "√k times the noise, as measured in tensorflow-privacy",
@@ -83,7 +83,7 @@ MUTATIONS = (
     {
         "name": "noise_key_reused_across_variables",
         "kind": "keys",
-        "file": "tfdpsq/privacy/noise.py",
+        "file": "tfdpsq/privacy/randomness/noise.py",
         "old": "                noise_key(seed, step, position),\n",
         "new": "                noise_key(seed, step, 0),\n",
         "tests": (_LAW + "[1-1]",),
@@ -93,7 +93,7 @@ MUTATIONS = (
     {
         "name": "noise_key_reused_across_steps",
         "kind": "keys",
-        "file": "tfdpsq/privacy/noise.py",
+        "file": "tfdpsq/privacy/randomness/noise.py",
         "old": "                noise_key(seed, step, position),\n",
         "new": "                noise_key(seed, 0, position),\n",
         "tests": (_LAW + "[1-1]",),
@@ -102,7 +102,7 @@ MUTATIONS = (
     {
         "name": "noise_of_one_weight_used_again_for_the_next_ones_next_step",
         "kind": "keys",
-        "file": "tfdpsq/privacy/noise.py",
+        "file": "tfdpsq/privacy/randomness/noise.py",
         "old": "    mixed = tf.stack([tf.cast(step, tf.int64), "
         "tf.cast(position, tf.int64)])\n",
         "new": "    mixed = tf.cast(step, tf.int64) + tf.cast(position, tf.int64)\n"
@@ -113,7 +113,7 @@ MUTATIONS = (
     {
         "name": "noise_of_another_law",
         "kind": "noise",
-        "file": "tfdpsq/privacy/noise.py",
+        "file": "tfdpsq/privacy/randomness/noise.py",
         "old": """\
             + tf.random.stateless_normal(
                 tf.shape(value),
@@ -159,13 +159,13 @@ MUTATIONS = (
         "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
         "old": """\
-        optimizer.update(optimizer.privatize(sums, noise), variables)
+        self.optimizer.update(self.optimizer.privatize(sums, noise), self.variables)
 """,
         "new": """\
-        realised = optimizer.plan.spec.batch_size / tf.maximum(count, 1)
-        estimate = optimizer.privatize(sums, noise)
+        realised = self.optimizer.plan.spec.batch_size / tf.maximum(count, 1)
+        estimate = self.optimizer.privatize(sums, noise)
         estimate = [value * tf.cast(realised, value.dtype) for value in estimate]
-        optimizer.update(estimate, variables)
+        self.optimizer.update(estimate, self.variables)
 """,
         "tests": (
             _TESTS + "test_optimizers.py::test_the_update_is_normalised_by_the_"
@@ -176,17 +176,14 @@ MUTATIONS = (
     {
         "name": "skip_empty_batches",
         "kind": "noise",
-        "file": "tfdpsq/privacy/training.py",
+        "file": "tfdpsq/privacy/loop.py",
         "old": """\
-            draws = [sampler.draw(number) for number in now]
+        draws = [self.sampler.draw(number) for number in now]
 """,
         "new": """\
-            draws = [sampler.draw(number) for number in now]
-            if not draws[0].count:
-                done += 1
-                if on_step is not None:
-                    on_step(done, 0.0)
-                continue
+        draws = [self.sampler.draw(number) for number in now]
+        if not draws[0].count:
+            return [0.0]
 """,
         "tests": (
             _STATISTICS + "test_steps_without_anybody_are_noisy_like_all_others",
@@ -198,13 +195,13 @@ MUTATIONS = (
         "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
         "old": """\
-        optimizer.update(optimizer.privatize(sums, noise), variables)
+        self.optimizer.update(self.optimizer.privatize(sums, noise), self.variables)
 """,
         "new": """\
-        estimate = optimizer.privatize(sums, noise)
+        estimate = self.optimizer.privatize(sums, noise)
         some = tf.minimum(count, 1)
         estimate = [value * tf.cast(some, value.dtype) for value in estimate]
-        optimizer.update(estimate, variables)
+        self.optimizer.update(estimate, self.variables)
 """,
         "tests": (
             _TESTS + "test_optimizers.py::test_an_empty_batch_still_takes_a_noisy_step",
@@ -215,12 +212,11 @@ MUTATIONS = (
         "name": "iterations_counted_per_microstep",
         "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
-        "old": "            part = _slice(batch, index * microbatch_size, "
-        "microbatch_size)\n",
+        "old": "            part = _slice(batch, index * size, size)\n",
         "new": """\
-            part = _slice(batch, index * microbatch_size, microbatch_size)
-            if hasattr(optimizer, "_hyper"):
-                optimizer.iterations.assign_add(tf.cast(index > 0, tf.int64))
+            part = _slice(batch, index * size, size)
+            if hasattr(self.optimizer, "_hyper"):
+                self.optimizer.iterations.assign_add(tf.cast(index > 0, tf.int64))
 """,
         "tests": (
             _TESTS + "test_trajectories.py::test_a_trajectory_follows_its_paper_"

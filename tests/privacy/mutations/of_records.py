@@ -6,6 +6,10 @@ _DIVERGED = (
     "tests/run/test_kept_budget.py::"
     "test_a_run_that_diverges_leaves_its_last_finite_weights"
 )
+_ENDED = (
+    _TESTS + "test_replicas.py::"
+    "test_a_run_that_diverges_ends_at_its_last_finite_call_and_pays_for_the_plan"
+)
 _AGAIN = _PAID + "test_steps_taken_again_are_the_same_and_not_paid_for_again"
 _LOST = _TESTS + "test_resume.py::test_lost_or_foreign_state_is_never_paid_for_twice"
 
@@ -13,18 +17,19 @@ MUTATIONS = (
     {
         "name": "ledger_written_after_the_update",
         "kind": "ledger",
-        "file": "tfdpsq/privacy/training.py",
+        "file": "tfdpsq/privacy/loop.py",
         "old": """\
-            if kept is not None:
-                for number in now:
-                    kept.ledger.pay(number)
-            losses = take_steps(drawn, [draw.count for draw in draws], noise)
+        if self.kept is not None:
+            for number in now:
+                self.kept.ledger.pay(number)
+        return self.take_steps(drawn, [draw.count for draw in draws], noise)
 """,
         "new": """\
-            losses = take_steps(drawn, [draw.count for draw in draws], noise)
-            if kept is not None:
-                for number in now:
-                    kept.ledger.pay(number)
+        losses = self.take_steps(drawn, [draw.count for draw in draws], noise)
+        if self.kept is not None:
+            for number in now:
+                self.kept.ledger.pay(number)
+        return losses
 """,
         "tests": (_PAID + "test_a_step_that_cannot_be_paid_for_has_no_effect",),
         "why": "killed between the two, a step took effect that nobody paid for",
@@ -44,7 +49,7 @@ MUTATIONS = (
     {
         "name": "replay_paid_twice",
         "kind": "ledger",
-        "file": "tfdpsq/privacy/ledger.py",
+        "file": "tfdpsq/privacy/proof/ledger.py",
         "old": """\
         if step < paid:
             return False
@@ -59,7 +64,7 @@ MUTATIONS = (
     {
         "name": "overspending_allowed",
         "kind": "ledger",
-        "file": "tfdpsq/privacy/ledger.py",
+        "file": "tfdpsq/privacy/proof/ledger.py",
         "old": "        if step >= allowed:\n            raise",
         "new": "        if False:\n            raise",
         "tests": (_TESTS + "test_ledger.py::test_overspending_is_refused",),
@@ -68,7 +73,7 @@ MUTATIONS = (
     {
         "name": "changed_data_accepted",
         "kind": "ledger",
-        "file": "tfdpsq/privacy/ledger.py",
+        "file": "tfdpsq/privacy/proof/ledger.py",
         "old": '        ("the private data", found.data, wanted["data"]),\n',
         "new": "",
         "tests": (
@@ -79,9 +84,12 @@ MUTATIONS = (
     {
         "name": "resume_redraws_other_rows",
         "kind": "resumes",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "[sampler.draw(number) for number in now]",
-        "new": "[sampler.draw(number - start) for number in now]",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "[self.sampler.draw(number) for number in now]",
+        "new": (
+            "[\n            self.sampler.draw(number - vars(self).setdefault('_began', "
+            "now.start))\n            for number in now\n        ]"
+        ),
         "tests": (_AGAIN,),
         "why": "a replay with other rows is another look at the data, not paid for",
     },
@@ -89,7 +97,7 @@ MUTATIONS = (
         "name": "resume_with_a_fresh_sampler",
         "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
-        "old": "seed = secrets.sampler_seed if sampler_seed is None else seed",
+        "old": "seed = kept.secrets.sampler_seed if sampler_seed is None else seed",
         "new": "pass",
         "tests": (_AGAIN,),
         "why": "the same, by a new seed",
@@ -98,7 +106,7 @@ MUTATIONS = (
         "name": "resume_with_fresh_noise",
         "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            optimizer.reseed(secrets.noise_seed)\n",
+        "old": "            optimizer.reseed(kept.secrets.noise_seed)\n",
         "new": "",
         "tests": (_AGAIN,),
         "why": "two noises on the same sum can be averaged",
@@ -116,7 +124,7 @@ MUTATIONS = (
         "name": "dropout_not_replayed",
         "kind": "resumes",
         "file": "tfdpsq/privacy/step.py",
-        "old": "            with replayable(layers, seed, optimizer.iterations, "
+        "old": "            with replayable(self.layers, seed, optimizer.iterations, "
         "number):\n",
         "new": "            if seed is not None:\n",
         "tests": (_AGAIN,),
@@ -145,7 +153,7 @@ MUTATIONS = (
     {
         "name": "strict_mode_ignored",
         "kind": "reads",
-        "file": "tfdpsq/privacy/reads.py",
+        "file": "tfdpsq/privacy/proof/reads.py",
         "old": "        if self.strict:\n",
         "new": "        if False:\n",
         "tests": (_TESTS + "test_reads.py::test_strict_refuses_and_records_nothing",),
@@ -229,7 +237,7 @@ MUTATIONS = (
     {
         "name": "epsilon_from_target_instead_of_executed",
         "kind": "certificate",
-        "file": "tfdpsq/privacy/certificate.py",
+        "file": "tfdpsq/privacy/proof/certificate.py",
         "old": """\
     epsilons = {name: plan.epsilon(steps_executed, name) for name in ("pld", "rdp")}
 """,
@@ -245,7 +253,7 @@ MUTATIONS = (
     {
         "name": "verify_ignores_sigma",
         "kind": "certificate",
-        "file": "tfdpsq/privacy/verification.py",
+        "file": "tfdpsq/privacy/proof/verification.py",
         "old": "        expected = _leaves(computed(plan, steps))\n",
         "new": """\
         from tfdpsq.privacy.plan import make_plan
@@ -262,7 +270,7 @@ MUTATIONS = (
     {
         "name": "verify_trusts_the_stated_epsilon",
         "kind": "certificate",
-        "file": "tfdpsq/privacy/verification.py",
+        "file": "tfdpsq/privacy/proof/verification.py",
         "old": "        return stated == expected or least <= stated <= expected * "
         "(1 + more)\n",
         "new": "        return not math.isnan(stated)\n",
@@ -274,7 +282,7 @@ MUTATIONS = (
     {
         "name": "verify_ignores_the_digest",
         "kind": "certificate",
-        "file": "tfdpsq/privacy/verification.py",
+        "file": "tfdpsq/privacy/proof/verification.py",
         "old": '    if certificate.get("digest") == found:\n',
         "new": '    if "digest" in certificate:\n',
         "tests": (
@@ -285,7 +293,7 @@ MUTATIONS = (
     {
         "name": "certificate_never_compared_with_the_ledger",
         "kind": "certificate",
-        "file": "tfdpsq/privacy/verification.py",
+        "file": "tfdpsq/privacy/proof/verification.py",
         "old": "        if stated[path] != paid:\n",
         "new": "        if stated[path] is None:\n",
         "tests": (
@@ -297,7 +305,7 @@ MUTATIONS = (
     {
         "name": "choice_at_twice_its_epsilon",
         "kind": "composition",
-        "file": "tfdpsq/privacy/choice.py",
+        "file": "tfdpsq/privacy/proof/choice.py",
         "old": "    noisy = [epsilon * value / SENSITIVITY + _gumbel()",
         "new": "    noisy = [2 * epsilon * value / SENSITIVITY + _gumbel()",
         "tests": (
@@ -309,7 +317,7 @@ MUTATIONS = (
     {
         "name": "only_one_run_of_a_grid_is_counted",
         "kind": "composition",
-        "file": "tfdpsq/privacy/selection.py",
+        "file": "tfdpsq/privacy/proof/selection.py",
         "old": "        return _composed(plans, self.delta,",
         "new": "        return _composed(plans[:1], self.delta,",
         "tests": (
@@ -320,7 +328,7 @@ MUTATIONS = (
     {
         "name": "ledger_left_in_the_page_cache",
         "kind": "ledger",
-        "file": "tfdpsq/privacy/append_only.py",
+        "file": "tfdpsq/privacy/proof/append_only.py",
         "old": """\
             try:
                 os.fsync(descriptor)
@@ -358,7 +366,7 @@ MUTATIONS = (
     {
         "name": "guarantee_of_the_protected_one_of_two_parents",
         "kind": "certificate",
-        "file": "tfdpsq/privacy/certificate.py",
+        "file": "tfdpsq/privacy/proof/certificate.py",
         "old": """\
         if not certificate["private"]:
             return certificate
@@ -375,7 +383,7 @@ MUTATIONS = (
     {
         "name": "weights_without_their_certificate_taken_for_public",
         "kind": "certificate",
-        "file": "tfdpsq/privacy/certificate_files.py",
+        "file": "tfdpsq/privacy/proof/certificate_files.py",
         "old": "        if digest is not None and (",
         "new": "        if digest is not None is not certificate and (",
         "tests": (
@@ -445,8 +453,16 @@ MUTATIONS = (
         "name": "a_range_is_checked_the_wrong_way_round",
         "kind": "ledger",
         "file": "tfdpsq/run/core/settings.py",
-        "old": "        above = number and (self.low < value if self.low_open else",
-        "new": "        above = number and (self.low <= value if self.low_open else",
+        "old": """\
+        above = number and (self.low < value if self.low_open else self.low <= value)
+        below = number and (value < self.high if self.high_open else value <= self.high)
+        if above and self.low_open and self.low == 0 and value < SMALLEST:
+""",
+        "new": """\
+        above = number and (self.low <= value if self.low_open else self.low <= value)
+        below = number and (value < self.high if self.high_open else value <= self.high)
+        if above and self.low_open and self.low == 0 and 0 < value < SMALLEST:
+""",
         "tests": (
             "tests/run/test_settings.py::"
             "test_bad_numbers_are_refused_by_the_name_the_user_wrote[finetune]",
@@ -456,19 +472,19 @@ MUTATIONS = (
     {
         "name": "a_diverged_run_counts_the_steps_it_took",
         "kind": "ledger",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "            raise Diverged(plan.spec.steps, diverged_at, done)\n",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "            raise Diverged(self.plan.spec.steps, diverged_at, done)\n",
         "new": "            raise Diverged(done, diverged_at, done)\n",
-        "tests": (_DIVERGED,),
+        "tests": (_ENDED,),
         "why": "its end was decided by noised weights: the whole plan is spent",
     },
     {
         "name": "a_diverged_run_does_not_pay_for_the_rest",
         "kind": "ledger",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "                        kept.ledger.pay(number)  # see",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "                        self.kept.ledger.pay(number)  # see",
         "new": "                        pass  # see",
-        "tests": (_DIVERGED,),
+        "tests": (_ENDED,),
         "why": "the ledger says less than the certificate, which covers the plan",
     },
 )

@@ -85,7 +85,7 @@ MUTATIONS = (
     {
         "name": "draw_cut_into_groups",
         "kind": "sampling",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": "        dealt = random.integers(self.groups, size=drawn.count)\n",
         "new": "        dealt = np.arange(drawn.count) % self.groups\n",
         "tests": (

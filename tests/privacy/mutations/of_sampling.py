@@ -6,7 +6,7 @@ MUTATIONS = (
     {
         "name": "sampler_keeps_the_first_rows",
         "kind": "sampling",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": """\
         chosen = random.choice(
             self.n, size=min(int(drawn), self.max_batch_size), replace=False
@@ -37,7 +37,7 @@ MUTATIONS = (
     {
         "name": "batches_of_fixed_size",
         "kind": "sampling",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": "        drawn = random.binomial(self.n, self.sampling_probability)\n",
         "new": "        drawn = round(self.n * self.sampling_probability)\n",
         "tests": (
@@ -49,7 +49,7 @@ MUTATIONS = (
     {
         "name": "rows_drawn_twice",
         "kind": "sampling",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": "            self.n, size=min(int(drawn), self.max_batch_size), "
         "replace=False\n",
         "new": "            self.n, size=min(int(drawn), self.max_batch_size)\n",
@@ -90,7 +90,7 @@ MUTATIONS = (
         "file": "tfdpsq/privacy/plan.py",
         "old": """\
         return accounting.truncation_delta(
-            self.spec.n, self.sampling_probability, self.max_batch_size, steps
+            self.spec.num_units, self.sampling_probability, self.max_batch_size, steps
         )
 """,
         "new": """\
@@ -119,8 +119,8 @@ MUTATIONS = (
         "name": "delta_of_a_whole_record_accepted",
         "kind": "composition",
         "file": "tfdpsq/privacy/spec.py",
-        "old": "        if self.delta is not None and self.delta >= 1 / self.n:\n",
-        "new": "        if self.delta is not None and self.delta >= 1:\n",
+        "old": "self.delta >= 1 / self.num_units:\n",
+        "new": "self.delta >= 1:\n",
         "tests": (
             _TESTS + "test_spec.py::test_two_values_that_clash_are_both_named_with_"
             "a_way_out",

@@ -3,8 +3,8 @@
 _TESTS = "tests/privacy/"
 _SECURE = _TESTS + "test_secure.py::"
 _SAMPLES = _TESTS + "test_statistics_sampling.py::"
-_SOURCE = "tfdpsq/privacy/secure.py"
-_GRID = "tfdpsq/privacy/grid.py"
+_SOURCE = "tfdpsq/privacy/randomness/secure.py"
+_GRID = "tfdpsq/privacy/randomness/grid.py"
 _OTHERS_STREAM = "test_no_secure_draw_has_its_random_numbers_from_anothers_stream"
 _NEIGHBOURS = _SECURE + "test_neighbours_on_the_grid_are_no_further_apart_than_stated"
 _EXACT_SUM = _SECURE + "test_the_noised_sum_is_the_rounded_one_plus_the_noise_exactly"
@@ -59,7 +59,7 @@ MUTATIONS = (
     {
         "name": "secure_key_of_128_bits",
         "kind": "secure",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": "secrets.randbits(KEY_BITS if secure else 128)",
         "new": "secrets.randbits(128)",
         "tests": (
@@ -79,7 +79,7 @@ MUTATIONS = (
     {
         "name": "secure_dealing_from_the_samples_stream",
         "kind": "secure",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": '_PURPOSES = ("units", "rows", "epoch", "dealing")',
         "new": '_PURPOSES = ("units", "rows", "epoch", "units")',
         "tests": (_SAMPLES + _OTHERS_STREAM,),
@@ -187,7 +187,7 @@ MUTATIONS = (
     {
         "name": "secure_claim_of_a_default_run",
         "kind": "secure",
-        "file": "tfdpsq/privacy/certificate_randomness.py",
+        "file": "tfdpsq/privacy/proof/certificate_randomness.py",
         "old": '            "secure": False,\n',
         "new": '            "secure": True,\n',
         "tests": (
@@ -198,7 +198,7 @@ MUTATIONS = (
     {
         "name": "dropout_of_units_one_by_one_alike_under_xla",
         "kind": "secure",
-        "file": "tfdpsq/privacy/noise.py",
+        "file": "tfdpsq/privacy/randomness/noise.py",
         "old": "    mixed = tf.bitwise.bitwise_xor(mixed, tf.stack([upper, "
         "tf.zeros_like(upper)]))\n",
         "new": "",

@@ -18,7 +18,7 @@ MUTATIONS = (
     {
         "name": "users_short_of_rows_filled_up_with_row_zero",
         "kind": "weights",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": """\
                 weights[place, :taken] = 1
 """,
@@ -34,7 +34,7 @@ MUTATIONS = (
     {
         "name": "groups_filled_up_with_row_zero",
         "kind": "weights",
-        "file": "tfdpsq/privacy/sampling.py",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
         "old": """\
             weights[group, : len(own)] = 1
 """,

@@ -78,13 +78,15 @@ def test_a_mistake_that_no_longer_fits_is_told():
     mutation = catalogue.Mutation(
         name="none",
         kind="noise",
-        file="tfdpsq/privacy/noise.py",
+        file="tfdpsq/privacy/randomness/noise.py",
         old="this text stands nowhere",
         new="",
         tests=("tests/privacy/test_statistics.py::test_the_noise_is_gaussian",),
         why="none",
     )
-    with pytest.raises(ValueError, match="stands 0 times in tfdpsq/privacy/noise.py"):
+    with pytest.raises(
+        ValueError, match="stands 0 times in tfdpsq/privacy/randomness/noise.py"
+    ):
         mutation.applied()
 
 

@@ -32,6 +32,7 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
+from tfdpsq.evaluation.ranking.significance import checked_values
 from tfdpsq.validation import InputError, in_range, positive_integer
 
 # Bisection halves an interval below 2·ε: the bound is exact to 12 digits.
@@ -247,21 +248,8 @@ def _one_run_bound(
 
 
 def finite_scores(name: str, values: np.ndarray) -> np.ndarray:
-    """The scores as float64, checked.
-
-    Raises:
-      InputError: they are no vector, empty, or not finite.
-    """
-    vector = np.asarray(values, np.float64)
-    if vector.ndim != 1 or not len(vector):
-        raise InputError(
-            f"{name} has shape {vector.shape}; it must be a vector with at least one "
-            "score."
-        )
-    if not np.isfinite(vector).all():
-        where = int(np.flatnonzero(~np.isfinite(vector))[0])
-        raise InputError(f"{name}[{where}] is {vector[where]}; it must be finite.")
-    return vector
+    """The scores as float64; raises as `checked_values`."""
+    return checked_values(name, values, "a vector with at least one score")
 
 
 def check_settings(delta: float, confidence: float) -> None:

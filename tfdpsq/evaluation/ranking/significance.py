@@ -178,18 +178,19 @@ def paired_values(
     return first, second
 
 
-def checked_values(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """One value per query, [queries] float64.
+def checked_values(
+    name: str,
+    values: Sequence[float] | np.ndarray,
+    wanted: str = "one value per query, of at least one query",
+) -> np.ndarray:
+    """The values as a vector, [queries] float64; `wanted` says in words what it is.
 
     Raises:
       InputError: none at all, more than one per query, or one that is not finite.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
-        raise InputError(
-            f"{name} has shape {array.shape}; it must be one value per query, of at "
-            "least one query."
-        )
+        raise InputError(f"{name} has shape {array.shape}; it must be {wanted}.")
     if not np.isfinite(array).all():
         where = int(np.flatnonzero(~np.isfinite(array))[0])
         raise InputError(f"{name}[{where}] is {array[where]}; it must be finite.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,15 @@ def unlike_t5(path: str | os.PathLike, key: str, value: Any, wanted: str) -> Exc
       wanted: what it may be, in words.
     """
     return validation.DataError(path, f"{key} is {value!r}, not {wanted}", NOT_T5)
+
+
+def config_has(path: pathlib.Path, key: str) -> bool:
+    """Returns whether a file is a JSON object with a key, for telling formats apart."""
+    try:
+        found = validation.parse_json(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and key in found
 
 
 @dataclasses.dataclass(frozen=True)

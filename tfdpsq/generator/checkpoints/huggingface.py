@@ -28,7 +28,12 @@ from tfdpsq.data import files
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
 from tfdpsq.generator.checkpoints import prompt_file, weights
 from tfdpsq.generator.checkpoints import slots as t5_slots
-from tfdpsq.generator.checkpoints.checkpoint import NOT_T5, Checkpoint, unlike_t5
+from tfdpsq.generator.checkpoints.checkpoint import (
+    NOT_T5,
+    Checkpoint,
+    config_has,
+    unlike_t5,
+)
 from tfdpsq.layers import T5Config
 
 CONFIG_FILE = "config.json"
@@ -70,13 +75,8 @@ _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 def matches(path: pathlib.Path) -> bool:
     """Returns whether a directory has Hugging Face's layout, complete or not."""
-    if any((path / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
-        return True
-    try:
-        found = validation.parse_json((path / CONFIG_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and "model_type" in found
+    known = any((path / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE))
+    return known or config_has(path / CONFIG_FILE, "model_type")
 
 
 def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Checkpoint:
@@ -195,7 +195,8 @@ def save(
     Args:
       directory: an existing directory; files of these names in it are replaced.
       config: the model's shape.
-      model: its backbone (or encoder); updates of LoRA layers are added in.
+      model: its backbone (or encoder), whose LoRA updates are added in; or a
+        `Checkpoint` to copy.
       dtype: "float32", or "bfloat16" or "float16", to which values are rounded.
       vocabulary: a SentencePiece model to copy into the directory.
       encoder_only: whether to write the encoder alone.
@@ -238,8 +239,7 @@ def save(
         "torch_dtype": dtype,
         "use_cache": not encoder_only,
     }
-    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
-    files.atomic_write(directory / CONFIG_FILE, text)
+    files.write_json(directory / CONFIG_FILE, values)
 
 
 class _Safetensors(NamedTuple):

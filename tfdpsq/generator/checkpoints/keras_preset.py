@@ -33,7 +33,12 @@ from tfdpsq import validation
 from tfdpsq.data import files
 from tfdpsq.generator.checkpoints import prompt_file, weights
 from tfdpsq.generator.checkpoints import slots as t5_slots
-from tfdpsq.generator.checkpoints.checkpoint import NOT_T5, Checkpoint, unlike_t5
+from tfdpsq.generator.checkpoints.checkpoint import (
+    NOT_T5,
+    Checkpoint,
+    config_has,
+    unlike_t5,
+)
 from tfdpsq.layers import T5Config
 
 CONFIG_FILE = "config.json"
@@ -60,13 +65,8 @@ _HUBS = ("kaggle://", "hf://", "gs://")
 
 def matches(path: pathlib.Path) -> bool:
     """Returns whether a directory has a preset's layout, complete or not."""
-    if (path / WEIGHTS_FILE).is_file():
-        return True
-    try:
-        found = validation.parse_json((path / CONFIG_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and "registered_name" in found
+    named = config_has(path / CONFIG_FILE, "registered_name")
+    return named or (path / WEIGHTS_FILE).is_file()
 
 
 def names() -> list[str]:
@@ -106,19 +106,7 @@ def download(name: str) -> pathlib.Path:
 
 
 def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Checkpoint:
-    """Reads a preset's config and the headers of its weights.
-
-    Args:
-      path: the preset's directory.
-      encoder_only: whether only the encoder is wanted.
-
-    Returns:
-      The checkpoint; everything it needs was found in it.
-
-    Raises:
-      DataError: a file is missing or damaged, the config is not that of a T5 this
-        project builds, or weights and config do not fit together.
-    """
+    """Reads a preset's config and headers, as `huggingface.open_checkpoint` does."""
     path = pathlib.Path(path)
     config = read_config(path / CONFIG_FILE, encoder_only)
     source = _Datasets(path / WEIGHTS_FILE)
@@ -203,16 +191,8 @@ def save(
 
     The same weights give the same bytes. The config is written last. keras-nlp has no
     language-model head: what it loads from T5 1.0 still needs the factor
-    hidden_dim^-0.5 before the tied one (see `T5QueryGenerator`).
-
-    Args:
-      directory: an existing directory; files of these names in it are replaced.
-      config: the model's shape.
-      model: its backbone, whose LoRA updates are added in; or a `Checkpoint` to
-        copy.
-      dtype: "float32", the only one.
-      vocabulary: a SentencePiece model, to become the preset's tokenizer.
-      encoder_only: must be false, as presets are whole.
+    hidden_dim^-0.5 before the tied one (see `T5QueryGenerator`). Arguments are those
+    of `huggingface.save`, of which a preset takes float32 and whole models alone.
 
     Raises:
       InputError: a weight is not finite, another dtype, an encoder only, or the model
@@ -319,7 +299,8 @@ def _stored_name(path: Sequence[str | int], num_layers: int) -> str:
 def _write_weights(
     path: pathlib.Path, slots: Sequence[t5_slots.Slot], model: tf.keras.Model
 ) -> None:
-    with files.atomic_file(path) as partial, h5py.File(partial, "w") as file:
+    unlocked = files.atomic_file(path, locked=False)
+    with unlocked as partial, h5py.File(partial, "w") as file:
         file.create_group("vars")  # Keras asks for the model's own variables.
         for slot in slots:
             data = file.create_dataset(slot.stored, slot.shape, "float32")

@@ -134,15 +134,8 @@ def save(
     """Writes a model so that T5X (as weights to start from) and this module read it.
 
     The same weights give the same bytes. The file `checkpoint` is written last.
-
-    Args:
-      directory: an existing directory.
-      config: the model's shape. T5X needs it again, in its gin file.
-      model: its backbone (or encoder), whose LoRA updates are added in; or a
-        `Checkpoint` to copy.
-      dtype: "float32", or "bfloat16" or "float16", to which values are rounded.
-      vocabulary: a SentencePiece model to copy into the directory.
-      encoder_only: whether to write the encoder alone.
+    Arguments are those of `huggingface.save`; T5X needs the shape again, in its gin
+    file.
 
     Raises:
       InputError: a weight is not finite in `dtype`, msgpack is not installed, or the

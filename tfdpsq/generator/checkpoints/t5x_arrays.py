@@ -2,8 +2,7 @@
 
 The file `checkpoint` is flax's: nested maps whose leaves are arrays (an extension
 type: shape, dtype and bytes) or, for those kept in a zarr (version 2) directory, a
-TensorStore spec or orbax's placeholder, both of which name the directory. The file
-may be large, so of arrays in it only the place is noted at first.
+TensorStore spec or orbax's placeholder, both of which name the directory.
 
 Needs msgpack, of the extra `t5x`.
 """
@@ -14,7 +13,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -30,9 +29,14 @@ _COPY = "Copy the whole checkpoint directory again"
 _VERSION = 3  # of the file; 2 differed in having bfloat16 as uint16
 _ARRAY = 1  # flax's msgpack extension type for arrays
 _PLACEHOLDER = "PLACEHOLDER://"
-# The sizes that msgpack's headers of extensions and of byte strings have.
-_EXTENSION_HEADERS = {0xC7: 3, 0xC8: 4, 0xC9: 6, **dict.fromkeys(range(0xD4, 0xD9), 2)}
-_BYTES_HEADERS = {0xC4: 2, 0xC5: 3, 0xC6: 5}
+
+
+class _Inline(NamedTuple):
+    """An array inside the msgpack file, in row-major order."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    data: bytes
 
 
 class Arrays:
@@ -44,7 +48,7 @@ class Arrays:
     """
 
     def __init__(self, path: pathlib.Path):
-        """Reads the headers.
+        """Reads the headers, and the values that are inside the file `checkpoint`.
 
         Args:
           path: the directory that holds the file `checkpoint`.
@@ -54,22 +58,16 @@ class Arrays:
           DataError: the file or a directory is missing, damaged, or of another kind.
         """
         self.path = path
-        self._offsets: dict[str, int] = {}  # of arrays inside the msgpack file
-        self._zarrs: dict[str, zarr.Array] = {}  # of all others
+        self._arrays: dict[str, np.ndarray] = {}  # inside the msgpack file
+        self._zarrs: dict[str, zarr.Array] = {}  # all others
         leaves = _leaves(path / CHECKPOINT_FILE)
         self.tensors: Mapping[str, Entry] = dict(self._entries(leaves))
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) of an array; see `weights.Source`."""
-        entry = self.tensors[name]
         if name in self._zarrs:
             return self._zarrs[name].read(start, stop)
-        shape = (stop - start, *entry.shape[1:])
-        kind = np.dtype(tf.as_dtype(entry.dtype).as_numpy_dtype)
-        row = kind.itemsize * math.prod(shape[1:])
-        with open(entry.file, "rb") as file:
-            file.seek(self._offsets[name] + start * row)
-            return np.frombuffer(file.read(shape[0] * row), kind).reshape(shape)
+        return self._arrays[name][start:stop]
 
     def _entries(self, leaves: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
         file = self.path / CHECKPOINT_FILE
@@ -79,10 +77,9 @@ class Arrays:
             if name.endswith("/driver") and not name.endswith("/kvstore/driver")
         }
         for name, leaf in leaves.items():
-            if isinstance(leaf, tuple):
-                offset, shape, dtype = leaf
-                self._offsets[name] = offset
-                yield name, Entry(shape, dtype, file)
+            if isinstance(leaf, _Inline):
+                self._arrays[name] = _inline_array(leaf, name, file)
+                yield name, Entry(leaf.shape, leaf.dtype, file)
             elif isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
                 directory = self.path / leaf[len(_PLACEHOLDER) :]
                 yield name, self._zarr_entry(name, directory, None)
@@ -174,16 +171,16 @@ def save(
 
 
 def _leaves(file: pathlib.Path) -> dict[str, Any]:
-    """Every leaf under `target`, by its path.
-
-    Returns:
-      Arrays as (place of their values in the file, shape, dtype); else what is there.
-    """
+    """Every leaf under `target`, by its path; arrays as `_Inline`."""
     msgpack = library()
     with open(file, "rb") as stream:
         size = os.path.getsize(file)
         unpacker = msgpack.Unpacker(
-            stream, raw=False, strict_map_key=False, max_buffer_size=size + (1 << 20)
+            stream,
+            raw=False,
+            strict_map_key=False,
+            max_buffer_size=size + (1 << 20),
+            ext_hook=_extension,
         )
         try:
             found = dict(_walk(unpacker, stream, ()))
@@ -227,38 +224,29 @@ def _walk(
             # T5X has all under `optimizer`, orbax does not.
             below = () if not path and key == "optimizer" else (*path, key)
             yield from _walk(unpacker, stream, below)
-    elif kind and kind[0] in _EXTENSION_HEADERS:
-        unpacker.skip()
-        name = "/".join(path)
-        yield name, _array_header(stream, start, unpacker.tell(), name)
     else:
         yield "/".join(path), unpacker.unpack()
 
 
-def _array_header(
-    stream: BinaryIO, start: int, end: int, name: str
-) -> tuple[int, tuple[int, ...], str]:
-    """Where an array's values are in the file, its shape and its dtype."""
-    msgpack = library()
-    head = os.pread(stream.fileno(), min(end - start, 512), start)
-    begin = _EXTENSION_HEADERS[head[0]]
-    if head[begin - 1] != _ARRAY:
-        raise validation.DataError(stream.name, f"weight {name} is no array", _COPY)
-    unpacker = msgpack.Unpacker(raw=False)
-    unpacker.feed(head[begin:])
-    unpacker.read_array_header()
-    shape, dtype = tuple(map(int, unpacker.unpack())), str(unpacker.unpack())
-    begin += unpacker.tell()
-    offset = start + begin + _BYTES_HEADERS.get(head[begin], 0)
+def _extension(code: int, data: bytes) -> Any:
+    """Reads an array of flax; values of other extensions stay as they are."""
+    if code != _ARRAY:
+        return library().ExtType(code, data)
+    shape, dtype, values = library().unpackb(data, raw=False)
+    return _Inline(tuple(map(int, shape)), str(dtype), values)
+
+
+def _inline_array(leaf: _Inline, name: str, file: pathlib.Path) -> np.ndarray:
     try:
-        wanted = tf.as_dtype(dtype).size * math.prod(shape)
+        kind = np.dtype(tf.as_dtype(leaf.dtype).as_numpy_dtype)
     except TypeError:
-        wanted = end - offset  # `weights.check` refuses such a dtype
-    if end - offset != wanted:
+        return np.empty(0)  # `weights.check` refuses such a dtype
+    wanted = kind.itemsize * math.prod(leaf.shape)
+    if len(leaf.data) != wanted:
         raise validation.DataError(
-            stream.name,
-            f"weight {name} has shape {list(shape)} of {dtype}, {wanted} bytes, and "
-            f"{end - offset} are there",
+            file,
+            f"weight {name} has shape {list(leaf.shape)} of {leaf.dtype}, {wanted} "
+            f"bytes, and {len(leaf.data)} are there",
             _COPY,
         )
-    return offset, shape, dtype
+    return np.frombuffer(leaf.data, kind).reshape(leaf.shape)

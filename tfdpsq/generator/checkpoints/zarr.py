@@ -1,9 +1,10 @@
 """Arrays in zarr (version 2) directories: read by rows, written a block at a time.
 
 A directory holds the header `.zarray` and a file per chunk, which is a box of the
-array, in T5X gzipped. Those are unpacked here, one at a time, as memory matters;
-compressors that Python lacks are left to tensorstore.
+array. TensorStore reads all of them. Written chunks are gzipped as T5X has them, here,
+where the same values give the same bytes whatever the version of TensorStore.
 
+Needs tensorstore, of the extra `t5x`, to read.
 Source: zarr-specs.readthedocs.io, version 2.
 """
 
@@ -15,20 +16,17 @@ import json
 import math
 import os
 import pathlib
-import zlib
-from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
+import re
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfdpsq import validation
 
 _COPY = "Copy the whole checkpoint directory again"
-_UNPACKED_HERE = ("gzip", "zlib")
 # Bytes of unpacked chunks kept, so that reading by rows unpacks most only once.
 _CACHE = 64 << 20
-_PIECE = 1 << 18
 
 
 class Array:
@@ -46,35 +44,42 @@ class Array:
 
         Raises:
           DataError: the header is missing or damaged, or a chunk is missing.
+          InputError: tensorstore is not installed.
         """
-        header = directory / ".zarray"
         try:
-            values = validation.parse_json(header.read_text("utf-8"))
-            self.shape = tuple(map(int, values["shape"]))
-            self._chunks = tuple(map(int, values["chunks"]))
-            grid = [range(-(-n // self._chunks[i])) for i, n in enumerate(self.shape)]
-            self._separator = str(values.get("dimension_separator", "."))
-            self._order = str(values.get("order", "C"))
-            compressor = values.get("compressor") or {}
-            self._compressor = compressor.get("id")
-            self._filtered = bool(values.get("filters"))
-            self._numpy_dtype = _numpy_dtype(str(values["dtype"]))
+            import tensorstore
+        except ImportError as error:
+            raise validation.InputError(
+                f"{directory} is a zarr directory, which needs tensorstore to be read. "
+                "Run pip install 'tfdpsq[t5x]'."
+            ) from error
+        self.name, self.directory = name, directory
+        header = directory / ".zarray"
+        place = {"driver": "file", "path": os.path.abspath(directory)}
+        spec = {"driver": "zarr", "kvstore": place}
+        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": _CACHE}})
+        try:
+            validation.parse_json(header.read_text("utf-8"))
+            self._store = tensorstore.open(spec, open=True, context=context).result()
         except OSError as error:
             raise validation.DataError(
                 header, f"weight {name} cannot be read ({error.strerror})", _COPY
             ) from error
-        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        except ValueError as error:
             raise validation.DataError(
-                header, f"weight {name} has a damaged header ({error!r})", _COPY
+                header, f"weight {name} has a damaged header ({_reason(error)})", _COPY
             ) from error
-        self.dtype = self._numpy_dtype.name
-        self.name, self.directory = name, directory
-        self._kept: dict[pathlib.Path, np.ndarray] = {}
+        self.shape = tuple(map(int, self._store.shape))
+        self.dtype = np.dtype(self._store.dtype.numpy_dtype).name
         # To zarr, a chunk that is not there holds zeros; to T5X it is never so.
-        for place in itertools.product(*grid):
-            if not self._file(place).is_file():
+        sizes = self._store.chunk_layout.read_chunk.shape
+        separator = self._store.spec().to_json()["metadata"]["dimension_separator"]
+        grid = [range(-(-n // size)) for n, size in zip(self.shape, sizes)]
+        for index in itertools.product(*grid):
+            file = directory / separator.join(map(str, index))
+            if not file.is_file():
                 raise validation.DataError(
-                    self._file(place), f"this part of weight {name} is missing", _COPY
+                    file, f"this part of weight {name} is missing", _COPY
                 )
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -82,72 +87,16 @@ class Array:
 
         Raises:
           DataError: a chunk is damaged.
-          InputError: tensorstore is needed and not installed.
         """
-        if self._filtered or self._compressor not in (None, *_UNPACKED_HERE):
-            return self._read_by_tensorstore(start, stop)
-        rows = np.empty((stop - start, *self.shape[1:]), self._numpy_dtype)
-        ends = (stop, *self.shape[1:])
-        grid = [range(-(-end // size)) for end, size in zip(ends, self._chunks)]
-        grid[0] = grid[0][start // self._chunks[0] :]
-        for place in itertools.product(*grid):
-            chunk = self._chunk(self._file(place))
-            target, part = [], []
-            for axis, (index, size) in enumerate(zip(place, self._chunks)):
-                low = index * size
-                begin = max(low, start) if axis == 0 else low
-                end = min(low + size, ends[axis])
-                offset = start if axis == 0 else 0
-                target.append(slice(begin - offset, end - offset))
-                part.append(slice(begin - low, end - low))
-            rows[tuple(target)] = chunk[tuple(part)]
-        if stop == self.shape[0]:
-            self._kept.clear()
-        return rows
-
-    def _file(self, place: Iterable[int]) -> pathlib.Path:
-        return self.directory / self._separator.join(map(str, place))
-
-    def _chunk(self, path: pathlib.Path) -> np.ndarray:
-        if path in self._kept:
-            return self._kept[path]
-        size = math.prod(self._chunks) * self._numpy_dtype.itemsize
-        while self._kept and (len(self._kept) + 1) * size > _CACHE:
-            del self._kept[next(iter(self._kept))]
-        data, filled = bytearray(size), 0
         try:
-            with open(path, "rb") as file:
-                for piece in _unpacked(file, self._compressor is not None):
-                    data[filled : filled + len(piece)] = piece
-                    filled += len(piece)
-        except (OSError, zlib.error) as error:
-            raise self._damaged(path, str(error)) from error
-        if filled != size:
-            raise self._damaged(path, f"{filled} bytes and not {size}")
-        chunk = np.frombuffer(data, self._numpy_dtype)
-        self._kept[path] = chunk.reshape(self._chunks, order=self._order)
-        return self._kept[path]
-
-    def _read_by_tensorstore(self, start: int, stop: int) -> np.ndarray:
-        try:
-            import tensorstore
-        except ImportError as error:
-            raise validation.InputError(
-                f"{self.directory} is compressed by {self._compressor}, which needs "
-                "tensorstore. Run pip install 'tfdpsq[t5x]'."
-            ) from error
-        place = {"driver": "file", "path": os.fspath(self.directory)}
-        try:
-            store = tensorstore.open({"driver": "zarr", "kvstore": place}, open=True)
-            return store.result()[start:stop].read().result()
+            return self._store[start:stop].read().result()
         except (ValueError, OSError) as error:
-            reason = str(error).partition(" [source")[0]
-            raise self._damaged(self.directory, reason) from error
-
-    def _damaged(self, path: pathlib.Path, reason: str) -> Exception:
-        return validation.DataError(
-            path, f"weight {self.name} is truncated or damaged ({reason})", _COPY
-        )
+            chunk = re.search(r'local file "([^"]+)"', str(error))
+            raise validation.DataError(
+                chunk[1] if chunk else self.directory,
+                f"weight {self.name} is truncated or damaged ({_reason(error)})",
+                _COPY,
+            ) from error
 
 
 def write(
@@ -191,15 +140,6 @@ def write(
     return metadata
 
 
-def _unpacked(file: BinaryIO, compressed: bool) -> Iterator[bytes]:
-    """A file's content in small pieces, unpacked if it is zlib's or gzip's."""
-    unpacker = zlib.decompressobj(wbits=47) if compressed else None
-    while piece := file.read(_PIECE):
-        yield unpacker.decompress(piece) if unpacker else piece
-    if unpacker and not unpacker.eof:
-        raise zlib.error("it ends too early")
-
-
-def _numpy_dtype(code: str) -> np.dtype:
-    """NumPy's dtype of zarr's code, and of the one that TensorStore adds."""
-    return np.dtype(tf.bfloat16.as_numpy_dtype if code == "bfloat16" else code)
+def _reason(error: Exception) -> str:
+    """Returns TensorStore's message without the places in its source."""
+    return str(error).partition(" [")[0]

@@ -72,7 +72,7 @@ def _has_wanted_weight(layer: tf.keras.layers.Layer, recorder: Recorder) -> bool
 def _recorded(
     layer: tf.keras.layers.Layer, recorder: Recorder
 ) -> Callable[..., object] | None:
-    """What takes the place of the layer's `call`, if anything does."""
+    """Returns the replacement of the layer's `call`, or None."""
     rule = rule_for(layer)
     if rule is not None:
         return _by_rule(layer, rule, recorder)

@@ -77,7 +77,7 @@ def _with_bias(
 def _patches(
     record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
 ) -> tf.Tensor:
-    """What the window sees at each position, [B, ..., window · channels]."""
+    """Returns the window's input at each position, [B, ..., window · channels]."""
     line = layer.rank == 1  # an image of one row
     ones = [1, 1] if line else [1]
     with record.off_tape():

@@ -27,7 +27,7 @@ from tfdpsq.privacy.terms import Terms, factors_of, require_losses
 
 
 class ClippedSum(NamedTuple):
-    """What `clipped_sum` returns.
+    """Result of `clipped_sum`.
 
     Attributes:
       sums: per variable, Σ_i c_i·g_i, dense and of its shape, float32 (float64
@@ -283,7 +283,7 @@ def _merged(
 
 
 def _uncovered(variable: tf.Variable, layers: Sequence[tf.Module]) -> str:
-    """What is wrong with a weight that matters for the loss outside every rule."""
+    """Explains what is wrong with a weight that the loss uses outside every rule."""
     remedy = (
         "Leave the weight out of `variables` (freeze it), register a rule with "
         "register_rule, or choose another engine."

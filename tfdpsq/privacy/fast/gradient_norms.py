@@ -175,7 +175,7 @@ def _lengths(gram: tf.Tensor) -> tf.Tensor:
 
 
 def _positions(use: Outer | Lookup) -> int | tf.Tensor:
-    """How many roundings `_total` makes along one axis of the use's positions."""
+    """Number of roundings that `_total` makes along one axis of the use's positions."""
     length = use.right.shape[1]
     if length is None:
         return tf.cast(tf.shape(use.right)[1], tf.float32)

@@ -31,7 +31,7 @@ from tensorflow.python.ops import control_flow_util
 
 
 class Arithmetic(NamedTuple):
-    """How far one product may be off.
+    """Bound on the error of one product.
 
     Attributes:
       name: of the precision, for the record.
@@ -82,7 +82,7 @@ def arithmetic(dtype: tf.DType, compiled: bool | None = None) -> Arithmetic:
 
 
 def precision_in_words(jit_compile: bool) -> str:
-    """What a certificate says of the products of a private step.
+    """Describes the products of a private step, for its certificate.
 
     Args:
       jit_compile: whether the step is compiled by XLA; on a TPU it always is.

@@ -1,4 +1,4 @@
-"""What a rule writes down while its layer runs, and what that becomes afterwards.
+"""Records that rules keep while layers run, and the factors made of them.
 
 The weights are read with the tape stopped, so they are constants to it: it spends
 nothing on their gradients, and any *other* read of a weight that matters for the
@@ -81,7 +81,7 @@ class Recorder:
         self._finished: dict[int, list[Use]] = {}
 
     def wants(self, variable: tf.Variable) -> bool:
-        """Whether the weight's gradient is wanted."""
+        """Returns whether the weight's gradient is wanted."""
         return variable_key(variable) in self._wanted
 
     def read(self, variable: tf.Variable) -> tf.Tensor:
@@ -230,7 +230,7 @@ class Recorder:
             self._finished.setdefault(key, []).extend(merged)
 
     def uses(self, gradients: Sequence[tf.Tensor | None]) -> dict[int, list[Use]]:
-        """What was recorded, once the backward pass is done.
+        """Returns the uses recorded, once the backward pass is done.
 
         Args:
           gradients: of the summed losses by each of `outputs`; `None` for those

@@ -21,7 +21,7 @@ from tfdpsq.rematerialization import rematerialized
 def recorded_again(
     layer: tf.keras.layers.Layer, record: Recorder, capture: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """What stands in place of the `call` of a layer that is rematerialised.
+    """Replaces the `call` of a layer that is rematerialised.
 
     Args:
       layer: with `rematerialize` and `pieces`; see `tfdpsq.rematerialization`.

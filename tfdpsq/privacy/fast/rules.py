@@ -1,4 +1,4 @@
-"""Which layers the engine can run, and how: one rule per layer class.
+"""Layers that the engine can run, one rule per class.
 
 A rule computes the output of its layer's `call` and tells the recorder, for every
 trainable weight, how each example's gradient follows from the gradient by that
@@ -74,7 +74,7 @@ def rule_for(layer: tf.keras.layers.Layer) -> Rule | None:
 
 
 def couples_examples(layer: tf.keras.layers.Layer) -> bool:
-    """Whether a layer may make examples depend on each other, weights or no."""
+    """Returns whether a layer may make examples depend on each other."""
     return isinstance(layer, _BATCH_NORMALIZATION)
 
 

@@ -1,1 +1,1 @@
-"""Attacks on what was trained: what is attacked, and the scores."""
+"""Attacks on trained models: subjects, canaries and scores."""

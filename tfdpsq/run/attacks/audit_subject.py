@@ -1,4 +1,4 @@
-"""What the stage `audit` attacks: a generator, and the set that it wrote."""
+"""The subject of the stage `audit`: a generator, and the set that it wrote."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tfdpsq.run.training import private_training
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is under audit, ready to score.
+    """A generator under audit, ready to score.
 
     Attributes:
       config: the stage's.
       trained: the config that the generator was trained with.
       model: the generator.
-      likelihood: scores of pairs under the generator.
-      references: the same under models that saw none of the queries.
+      likelihood: scores pairs under the generator.
+      references: score pairs under models that saw none of the queries.
       tokenizer: the vocabulary of all of them.
-      documents: id -> document, of those that canaries stand beside.
+      documents: id -> document, for the documents of canaries.
       queries: (document id, query) of the synthetic set; `None` without one.
     """
 
@@ -50,23 +50,23 @@ class Subject:
     queries: list[tuple[str, str]] | None
 
     def reference_scores(self, pairs: Sequence[Pair], cut: bool = False) -> np.ndarray:
-        """[references, pairs] log-likelihoods under each reference, in nats."""
+        """Returns [references, pairs] log-likelihoods under each reference, in nats."""
         return np.stack([score(pairs, cut) for score in self.references])
 
     def pair(self, canary: canary_set.Canary, secret: str | None = None) -> Pair:
-        """A canary, or one of its candidates, as a pair."""
+        """Returns a canary, or one of its candidates, as a pair."""
         document = self.documents[canary.document_id]
         return Pair("", canary.query(secret), document.id, document.content)
 
     def set_scores(self, pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
-        """The scores that the synthetic set gives, if there is one."""
+        """Returns the scores under the synthetic set, if there is one."""
         if self.queries is None:
             return {}
         scores = text_scores.set_scores(self.queries, pairs)
         return {f"set_{name}": values for name, values in scores.items()}
 
     def written(self, made: Iterable[canary_set.Canary]) -> Iterator[str]:
-        """Queries that the generator writes for canaries' documents."""
+        """Yields queries that the generator writes for canaries' documents."""
         settings = SynthesisConfig(
             samples_per_document=self.config.samples_per_document,
             document_length=self.trained.document_length,
@@ -86,7 +86,7 @@ def load(
     references: Sequence[str],
     made: Sequence[canary_set.Canary],
 ) -> Subject:
-    """Loads the models, and the documents of canaries."""
+    """Loads the models, and the documents of the canaries."""
     tokenizer = Tokenizer(sources.vocabulary_file(trained.vocabulary, config.generator))
     lengths = (trained.document_length, trained.query_length)
 
@@ -112,15 +112,15 @@ def load(
 
 
 def data_of(config: ml_collections.ConfigDict) -> BeirDirectory:
-    """The pairs with canaries among them."""
+    """Returns the BEIR directory of the pairs with canaries."""
     return sources.open_beir(str(pathlib.Path(config.canaries) / canary_set.DATA))
 
 
 def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """How the generator was trained, if it was on these canaries.
+    """Returns the config of the generator's training on these canaries.
 
     Raises:
-      InputError: it was not, or nobody can tell.
+      InputError: it was not trained on them, or there is no record.
     """
     directory = pathlib.Path(config.generator)
     workdir.stage_fingerprint(directory)
@@ -129,15 +129,15 @@ def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     pairs = str(pathlib.Path(config.canaries) / canary_set.DATA)
     if "private_directory" not in trained or "query_length" not in trained:
         raise validation.InputError(
-            f"{directory} is no generator that finetune trained. Give one that was "
+            f"{directory} is not a generator that finetune trained. Give one that was "
             f"trained on {pairs}."
         )
     private = private_training.private_directory(trained, directory)
     key = private / sources.KEY_FILE
     if not key.is_file():
         raise validation.InputError(
-            f"{key} is not there, without which nobody can tell what {directory} was "
-            "trained on. Audit where it was trained."
+            f"{key} is missing, without which the training data of {directory} are not "
+            "known. Audit on the machine and path where it was trained."
         )
     if stage["inputs"].get("pairs") != sources.source_fingerprint(pairs, private):
         raise validation.InputError(
@@ -148,18 +148,14 @@ def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 
 def require_own_set(synthetic: str, generator: str) -> None:
-    """Refuses a set that another generator wrote, of which an audit would say nothing.
-
-    Args:
-      synthetic: a set that `synthesize` wrote, or `filter` from such a one.
-      generator: what is under audit.
+    """Refuses a set of another generator, which an audit would wrongly describe.
 
     Raises:
       InputError: there is no such set, or another generator wrote it.
     """
     if not sources.is_free(synthetic):
         raise validation.InputError(
-            f"synthetic is {synthetic!r}, where no set of queries lies. Give the "
+            f"synthetic is {synthetic!r}, where there is no set of queries. Give the "
             "directory of a set that synthesize wrote."
         )
     made = read_manifest(synthetic)["provenance"]
@@ -167,22 +163,22 @@ def require_own_set(synthetic: str, generator: str) -> None:
         made = made["of"]
     if made.get("inputs", {}).get("generator") != workdir.stage_fingerprint(generator):
         raise validation.InputError(
-            f"{synthetic} was not written by {generator}, as its manifest.json says: "
-            "the audit of one would be told of the other. Give the set that this "
-            "generator wrote, or no set."
+            f"{synthetic} was not written by {generator}, according to its "
+            "manifest.json, so the audit would mix two generators. Give the set that "
+            "this generator wrote, or no set."
         )
 
 
 def certificate_of(generator: str) -> dict[str, Any]:
-    """The certificate of what is under audit.
+    """Returns the certificate of the generator under audit.
 
     Raises:
-      InputError: it is gone.
+      InputError: it is missing.
     """
     certificate = read_certificate(generator)
     if certificate is None:
         raise validation.InputError(
             f"{generator} was trained on private queries, but its certificate.json is "
-            "gone. Train it again."
+            "missing. Train it again."
         )
     return certificate

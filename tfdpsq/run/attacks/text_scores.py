@@ -1,4 +1,4 @@
-"""What a generator, or a synthetic set, thinks of queries: the scores of attacks."""
+"""Scores of attacks: how well a generator, or a synthetic set, predicts queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdpsq.generator import T5QueryGenerator, encode_pairs
 
 
 class LikelihoodScorer:
-    """How likely a generator is to write queries for their documents."""
+    """Log-likelihood of queries, given their documents, under a generator."""
 
     def __init__(
         self,
@@ -25,14 +25,14 @@ class LikelihoodScorer:
         query_length: int,
         batch_size: int = 64,
     ):
-        """Takes the model; nothing is run.
+        """Stores the arguments; runs nothing.
 
         Args:
           model: the generator.
           tokenizer: its vocabulary.
           document_length: tokens kept of prompt and document.
           query_length: tokens kept of the query.
-          batch_size: rows at a time; the last batch is filled up.
+          batch_size: rows at a time; the last batch is padded.
         """
         self._tokenizer = tokenizer
         self._lengths = (document_length, query_length)
@@ -43,9 +43,9 @@ class LikelihoodScorer:
         """Scores queries with their documents.
 
         Args:
-          pairs: what to score.
-          cut: whether a query that is too long is scored by its first tokens, as it
-            was trained on, or refused.
+          pairs: queries and documents.
+          cut: whether to score an overlong query by its first tokens, as in training,
+            or to refuse it.
 
         Returns:
           [pairs] float64, log-likelihood of the query's tokens and its end, in nats.
@@ -65,8 +65,8 @@ class LikelihoodScorer:
 
     def _encoded(self, pairs: list[Pair], cut: bool) -> dict[str, np.ndarray]:
         documents, queries = self._lengths
-        # One token more than is kept shows which queries would lose some; of the same
-        # shape without it, so that the model is traced once.
+        # One extra token shows which queries would lose some. The batch without it has
+        # the same shape, so that the model is traced once.
         batch = encode_pairs(
             pairs,
             self._tokenizer,
@@ -88,17 +88,17 @@ class LikelihoodScorer:
 def set_scores(
     queries: Iterable[tuple[str, str]], pairs: Sequence[Pair], order: int = 3
 ) -> dict[str, np.ndarray]:
-    """How much a set of queries sounds like each pair's query: a receiver's view.
+    """Scores each pair's query by its similarity to a set of queries.
 
     Args:
       queries: (document id, query) of the set, read once.
-      pairs: what to score.
+      pairs: pairs to score.
       order: of the language model.
 
     Returns:
-      "language_model": [pairs] log-likelihood for each word, in nats, under an n-gram
-      model of the whole set; "nearest": [pairs] the largest chrF, 0 to 100, with a
-      query that the set holds for the same document, 0 where it holds none.
+      "language_model": [pairs] log-likelihood per word, in nats, under an n-gram model
+      of the whole set; "nearest": [pairs] the largest chrF, 0 to 100, with a query of
+      the set for the same document, 0 where there is none.
     """
     texts = []
     of_document: dict[str, list[str]] = {}

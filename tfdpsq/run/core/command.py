@@ -1,8 +1,8 @@
-"""Command lines: `--config` and `--workdir` for stages, own flags for scripts.
+"""Command lines: `--config` and `--workdir` for stages, flags of their own for scripts.
 
-Either way, bad input ends the program with one line on standard error and exit status
-2: what is wrong, where, and what to do; a traceback would only hide it. Status 75 says
-that the same command, started again, goes on; see `preemption`.
+Bad input ends the program with one line on standard error and exit status 2: what is
+wrong, where, and what to do. Status 75 means that the same command, started again, goes
+on; see `preemption`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from tfdpsq import privacy, validation
-from tfdpsq.run.core import config_file
+from tfdpsq.run.core import config_file, settings, streams
 from tfdpsq.run.devices import preemption, strategy, tpus
 
 _AGAIN = "Start the same command again to go on."
@@ -40,15 +40,15 @@ def main(
 
     Args:
       run: the stage.
-      strategies: those that it can train under; it is then called with the
-        `strategy.Devices` as well. A stage that has none refuses all but the default.
-      sharded: whether its work is a pass over shards: then flags say which of them
-        this command does, and `run` takes a `passes.Launch` besides.
+      strategies: those it can train under; `run` then takes `strategy.Devices` as well.
+        A stage that gives none refuses all but the default.
+      sharded: whether the stage is a pass over shards: flags then choose the shards of
+        this command, and `run` takes a `passes.Launch` as well.
     """
+    streams.prepare()
     module = sys.modules[run.__module__]
-    config = config_file.define_flag(
-        _name_of(module), getattr(module, "SETTINGS", None)
-    )
+    declaration = getattr(module, "SETTINGS", None)
+    config = config_flag(_name_of(module), declaration)
     directory = flags.DEFINE_string("workdir", None, "Where all output goes.")
     chosen = strategy.define_flags()
     if sharded:
@@ -57,14 +57,10 @@ def main(
 
     def started(argv: list[str]) -> None:
         logging.set_verbosity(logging.INFO)
-        # Advice on how to write TensorFlow programs is of no use to those who run one.
+        # TensorFlow's advice is meant for those who write programs.
         standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
-        with _told():
-            if config.value is None:
-                raise validation.InputError(
-                    "no config was given. Pass --config=FILE, such as "
-                    "configs/finetune.py."
-                )
+        with _reported_errors():
+            given_config(config)
             into = place_of(directory.value, sharded)
             offered = strategies or ("default",)
             where = chosen()
@@ -78,12 +74,59 @@ def main(
                     run(config.value, into, *([_launch(argv[1:])] if sharded else []))
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    app.run(started, flags_parser=functools.partial(_parse, sharded=sharded))
+    parse = functools.partial(
+        _parse, sharded=sharded, has_default=declaration is not None
+    )
+    app.run(started, flags_parser=parse)
+
+
+def program(started: Callable[[], None]) -> None:
+    """Parses the flags and calls `started`, for a command that has no workdir.
+
+    Args:
+      started: the command, which finds its flags parsed.
+    """
+    streams.prepare()
+
+    def told(argv: list[str]) -> None:
+        logging.set_verbosity(logging.WARNING)
+        standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
+        with _reported_errors():
+            started()
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    app.run(
+        told, flags_parser=functools.partial(_parse, sharded=False, has_default=False)
+    )
+
+
+def config_flag(stage: str, declaration: settings.Declaration | None = None) -> Any:
+    """`config_file.define_flag`, which reads the command line; ends where it cannot."""
+    try:
+        return config_file.define_flag(stage, declaration)
+    except flags.Error as error:  # of a --flagfile that is not there
+        _refuse(error)
+
+
+def given_config(holder: Any) -> Any:
+    """The config that was given.
+
+    Args:
+      holder: what `config_flag` returned.
+
+    Raises:
+      InputError: there is none.
+    """
+    if holder.value is None:
+        raise validation.InputError(
+            "no config was given. Pass --config=FILE, such as configs/finetune.py."
+        )
+    return holder.value
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Ends the program with one line and a status where what is inside fails."""
+def _reported_errors() -> Iterator[None]:
+    """Ends the program with one line and an exit status when the block fails."""
     try:
         yield
     except (validation.InputError, OSError) as error:
@@ -106,7 +149,7 @@ def _refuse(message: object) -> NoReturn:
 
 
 def _of_system(error: Exception) -> str:
-    """What an error says; of the operating system's, with what to do about it."""
+    """Returns an error's message; adds the remedy to the operating system's errors."""
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
     remedies = {
@@ -124,25 +167,24 @@ def _of_system(error: Exception) -> str:
 
 
 def _name_of(module: types.ModuleType) -> str:
-    """The command's name, also of a script that is run."""
+    """Returns the command's name; also for a module that is run as a script."""
     spec = getattr(module, "__spec__", None)
     return (spec.name if spec else module.__name__).rpartition(".")[2]
 
 
 def place_of(workdir: str | None, anywhere: bool) -> str | pathlib.Path:
-    """Where a stage's output goes.
+    """Checks where a stage's output goes.
 
     Args:
-      workdir: as it is given.
-      anywhere: whether the stage writes to other file systems, too, such as `gs://`.
+      workdir: the path as given.
+      anywhere: whether the stage also writes to other file systems, such as `gs://`.
 
     Returns:
-      A local path, or `workdir` itself if it is none: as a `pathlib.Path` it would be
-      that of a local directory called "gs:".
+      A local path, also of a `file://` URL; or `workdir` itself if it is not local:
+      `pathlib.Path` would turn it into a local directory called "gs:".
 
     Raises:
-      InputError: it is empty or a file; it is not local, and the stage writes to local
-        paths alone.
+      InputError: it is empty, a file, or not local where the stage needs a local one.
     """
     if not workdir or not workdir.strip():
         raise validation.InputError(
@@ -150,6 +192,11 @@ def place_of(workdir: str | None, anywhere: bool) -> str | pathlib.Path:
         )
     if "\0" in workdir:
         raise validation.InputError("workdir holds a NUL character. Leave it out.")
+    if "://" in workdir:
+        # It loads TensorFlow, which scripts need not do.
+        from tfdpsq.data import any_files
+
+        workdir = any_files.without_scheme(workdir) or "/"
     if "://" not in workdir:
         place = pathlib.Path(workdir)
         for above in (place, *place.parents):
@@ -164,22 +211,22 @@ def place_of(workdir: str | None, anywhere: bool) -> str | pathlib.Path:
     if anywhere:
         return workdir
     raise validation.InputError(
-        f"workdir is {workdir}; this stage writes to local paths, or to what is "
-        "mounted as one."
+        f"workdir is {workdir}; this stage writes to local paths only. Give a local "
+        "path, or a directory where that file system is mounted."
     )
 
 
 def _define_launch() -> None:
-    flags.DEFINE_integer("num_shards", 1, "How many commands share the work.")
-    flags.DEFINE_integer("shard_index", 0, "Which of them this is, from 0.")
+    flags.DEFINE_integer("num_shards", 1, "Number of commands that share the work.")
+    flags.DEFINE_integer("shard_index", 0, "Index of this command, from 0.")
     flags.DEFINE_boolean(
-        "beam", False, "Let Apache Beam's workers do it; flags unknown here are Beam's."
+        "beam", False, "Run on Apache Beam's workers; unknown flags go to Beam."
     )
 
 
 def _launch(words: Sequence[str]) -> Any:
-    """The `passes.Launch` that the flags say."""
-    # It loads TensorFlow, which scripts need not do.
+    """Returns the `passes.Launch` of the flags."""
+    # Imported here: it loads TensorFlow, which scripts do not need.
     from tfdpsq.run.passes import passes
 
     own = flags.FLAGS
@@ -193,12 +240,15 @@ def _launch(words: Sequence[str]) -> Any:
     )
 
 
-def _parse(argv: list[str], sharded: bool) -> list[str]:
-    """Parses the flags; with --beam, words that are not flags of ours are left over."""
+def _parse(argv: list[str], sharded: bool, has_default: bool) -> list[str]:
+    """Parses the flags; with --beam, returns the words that are not our flags."""
     by_beam = any(word in ("--beam", "-beam", "--beam=true") for word in argv)
     try:
-        rest = flags.FLAGS(argv, known_only=sharded and by_beam)
-    except Exception as error:  # ml_collections raises what it meets
+        words = config_file.with_config(argv) if has_default else argv
+        rest = flags.FLAGS(words, known_only=sharded and by_beam)
+    except SystemExit:  # --help was given, and answered
+        sys.exit(0)
+    except Exception as error:  # ml_collections re-raises any error of a config
         _refuse(config_file.explained(error))
     if len(rest) > 1 and not by_beam:
         _refuse(
@@ -209,10 +259,9 @@ def _parse(argv: list[str], sharded: bool) -> list[str]:
 
 
 def _under_its_name(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the script that is run, as its module has it when imported.
+    """Returns the function from its module as imported, not from `__main__`.
 
-    Workers of Beam import what they are sent by the name of its module, and there is
-    no `__main__` of ours in them.
+    Beam's workers import functions by module name and have no such `__main__`.
     """
     spec = getattr(sys.modules[run.__module__], "__spec__", None)
     if run.__module__ != "__main__" or spec is None:
@@ -227,24 +276,24 @@ def script(
     help_text: str | None,
     usage: str,
 ) -> NoReturn:
-    """Parses flags of a script's own, calls `run` and exits.
+    """Parses a script's own flags, calls `run` and exits.
 
-    Not absl's global flags: those that other modules define mean nothing here, and a
-    wrong one would exit with 1, which may have another meaning.
+    absl's global flags are not used: those of other modules mean nothing here, and a
+    wrong one would exit with status 1, which a script may use for something else.
 
     Args:
-      run: takes the words that are no flags, and returns the exit status and what to
-        print; raises `app.UsageError` where the command is wrong.
-      own: the flags, which `run` then finds parsed.
+      run: takes the positional words, returns the exit status and the text to print;
+        raises `app.UsageError` for a wrong command.
+      own: the script's flags, parsed when `run` is called.
       argv: the command line, program first; `None` takes the process's.
-      help_text: what `--help` prints.
-      usage: a line that a wrong command is answered by.
+      help_text: the text of `--help`.
+      usage: the line printed for a wrong command.
     """
+    streams.prepare()
     words = list(sys.argv if argv is None else argv)
     logging.set_verbosity(logging.ERROR)
     if "--help" in words:
-        sys.stdout.write(help_text or usage)
-        sys.exit(0)
+        sys.exit(0 if streams.say(help_text or usage) else 2)
     try:
         status, text = run(own(words)[1:])
     except (flags.Error, app.UsageError) as error:
@@ -253,5 +302,5 @@ def script(
         sys.exit(2)
     except (validation.InputError, OSError) as error:
         _refuse(_of_system(error))
-    sys.stdout.write(text)
-    sys.exit(status)
+    # Nobody has read the answer, so the status must not say that it is a good one.
+    sys.exit(status if streams.say(text) else 2)

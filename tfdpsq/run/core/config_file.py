@@ -1,8 +1,7 @@
 """Reads `--config`: a Python file, an argument for it, and overrides of its settings.
 
-Everything that can be wrong with them is an `InputError` of one line: a file that is
-not there, is not Python or fails, a config of another stage, a setting that does not
-exist.
+A missing or broken file, a config of another stage and an unknown setting are all
+`InputError`s of one line.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from tfdpsq.run.core import settings
 _FLAG = "config"
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]+)")
 _EXAMPLE = "such as configs/finetune.py"
+# Value of `--config` that stands for the stage's default config.
+_DEFAULTS = "<defaults>"
 
 
 def define_flag(stage: str, declaration: settings.Declaration | None) -> Any:
     """Defines `--config`; returns the flag's holder.
 
-    Args:
-      stage: the command's name.
-      declaration: of its settings; `None` takes any config.
+    Without a declaration any config is accepted, and none is the default.
     """
     holder = config_flags.DEFINE_config_file(
         _FLAG, None, "Python file whose get_config() returns the settings."
@@ -54,12 +53,15 @@ class _Parser(flags.ArgumentParser):
         self._stage, self._declaration = stage, declaration
 
     def parse(self, path: str) -> ml_collections.ConfigDict:
-        """The config of `FILE` or `FILE:ARGUMENT`.
+        """Returns the config of `FILE` or `FILE:ARGUMENT`.
 
         Raises:
-          InputError: there is none, or not of this stage.
+          InputError: there is none, or it belongs to another stage.
         """
-        config = load(path)
+        if self._declaration is not None and path == _DEFAULTS:
+            config = settings.default_config(self._declaration)
+        else:
+            config = load(path)
         if self._declaration is not None:
             _require_stage(path, config, self._stage, self._declaration)
         for word in sys.argv[1:]:
@@ -70,15 +72,20 @@ class _Parser(flags.ArgumentParser):
         return config
 
     def flag_type(self) -> str:
-        """What `--help` calls a value."""
+        """Names the type of the value in `--help`."""
         return "config object"
 
 
-def load(path: str) -> ml_collections.ConfigDict:
-    """What the file's `get_config` returns.
+def with_config(argv: list[str]) -> list[str]:
+    """Returns a command line with the stage's default config where it names none."""
+    given = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+    if any(re.match(rf"--?{_FLAG}(=|$)", word) for word in given):
+        return argv
+    return [argv[0], f"--{_FLAG}={_DEFAULTS}", *argv[1:]]
 
-    Args:
-      path: `FILE`, or `FILE:ARGUMENT` for a `get_config` that takes one.
+
+def load(path: str) -> ml_collections.ConfigDict:
+    """Calls `get_config` of `FILE`, or of `FILE:ARGUMENT` with the argument.
 
     Raises:
       InputError: names file and line.
@@ -89,7 +96,7 @@ def load(path: str) -> ml_collections.ConfigDict:
             f"--config is {validation.shown(path)}, where there is no file. Give a "
             f"Python file whose get_config() returns the settings, {_EXAMPLE}."
         )
-    # By the loader, as the file may be called anything.
+    # Through a loader: the file may have any name.
     loader = importlib.machinery.SourceFileLoader(f"{_FLAG}_config", file)
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
@@ -104,11 +111,11 @@ def load(path: str) -> ml_collections.ConfigDict:
         inspect.signature(get_config).bind(*arguments)
     except TypeError as error:
         raise validation.InputError(
-            f"{file}: get_config takes no argument, but --config is {path!r}. Leave "
-            "out what follows the colon."
+            f"{file}: get_config takes no argument, but --config is {path!r}. Remove "
+            "the colon and what follows it."
             if arguments
             else f"{file}: get_config needs an argument. Give it after a colon: "
-            f"--config={file}:NAME; the file says which there are."
+            f"--config={file}:NAME; the file lists the names."
         ) from error
     config = _attempted(file, lambda: get_config(*arguments))
     if not isinstance(config, ml_collections.ConfigDict):
@@ -120,7 +127,7 @@ def load(path: str) -> ml_collections.ConfigDict:
 
 
 def stage_of(config: ml_collections.ConfigDict) -> str:
-    """Name of the stage whose settings a config has most in common with, or ""."""
+    """Returns the stage that shares most settings with a config, or ""."""
     names = set(config)
     found = {
         name: len(names & declared) / len(names | declared)
@@ -131,7 +138,7 @@ def stage_of(config: ml_collections.ConfigDict) -> str:
 
 
 def _all_stages() -> dict[str, set[str]]:
-    """The names of the settings of every stage."""
+    """Returns the names of the settings of every stage."""
     found = {}
     for entry in pkgutil.iter_modules(commands.__path__):
         if not entry.ispkg and not entry.name.startswith("_"):
@@ -150,7 +157,7 @@ def _require_stage(path, config, stage: str, declaration) -> None:
             f"{path} is a config of the stage {other}, but this is {stage}. Run "
             f"python -m {commands.__name__}.{other}, or give a config of {stage}."
         )
-    # The stage itself says which settings are missing or unknown.
+    # `settings.check` reports missing and unknown settings.
 
 
 def _require_setting(config: ml_collections.ConfigDict, name: str) -> None:
@@ -168,7 +175,7 @@ def _require_setting(config: ml_collections.ConfigDict, name: str) -> None:
 
 
 def _attempted(file: str, call: Callable[[], Any]) -> Any:
-    """What a call of the config file returns; its errors with their place in it."""
+    """Returns what a call into the config file returns; errors name the line there."""
     try:
         return call()
     except SyntaxError as error:
@@ -189,7 +196,7 @@ def _attempted(file: str, call: Callable[[], Any]) -> Any:
 
 
 def explained(error: Exception) -> str:
-    """The message of what parsing flags raised."""
+    """Returns the message for an error raised while flags were parsed."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, validation.InputError):

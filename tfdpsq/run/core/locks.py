@@ -1,9 +1,8 @@
-"""Who holds a lock, without asking for it.
+"""Finds the process that holds a lock, without trying the lock.
 
-A stage holds a lock on what it is making and refuses to start where another process
-does. Whoever tried that lock, if only for a moment and only shared, could make a stage
-that starts in this moment fail. So the operating system's list of locks is read
-instead, `/proc/locks`, which disturbs nobody. It knows the locks of this machine.
+A stage locks what it makes and refuses to start if another process holds that lock.
+Trying the lock, even shared and for a moment, could make a stage that starts at that
+moment fail, so `/proc/locks` is read instead. It lists the locks of this machine only.
 """
 
 from __future__ import annotations
@@ -17,13 +16,9 @@ _LOCKS = pathlib.Path("/proc/locks")
 
 
 def holders(paths: Iterable[str | os.PathLike]) -> list[int]:
-    """The processes that hold an exclusive `flock` on any of some files.
+    """Returns the ids of local processes with an exclusive `flock` on some files.
 
-    Args:
-      paths: files or directories; they may vanish meanwhile.
-
-    Returns:
-      Their numbers, each once; those of this machine, where the system tells.
+    The files may disappear meanwhile. Returns none where there is no `/proc/locks`.
     """
     wanted: dict[int, list[os.stat_result]] = {}
     for path in paths:
@@ -35,7 +30,7 @@ def holders(paths: Iterable[str | os.PathLike]) -> list[int]:
     except OSError:
         return []
     processes = set()
-    # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:131075 0 EOF; "3: -> FLOCK …" only waits
+    # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:131075 0 EOF; "3: -> FLOCK …" is a waiter
     for fields in map(str.split, lines):
         if len(fields) < 6 or fields[1] != "FLOCK" or fields[3] != "WRITE":
             continue
@@ -43,7 +38,7 @@ def holders(paths: Iterable[str | os.PathLike]) -> list[int]:
         major, minor, inode = fields[5].split(":")
         for found in wanted.get(int(inode), ()):
             device = os.major(found.st_dev), os.minor(found.st_dev)
-            # Some file systems (overlay, btrfs) have two numbers for a device.
+            # Some file systems (overlay, btrfs) report two device numbers.
             same = (int(major, 16), int(minor, 16)) == device
             if same or _has_open(process, found):
                 processes.add(process)
@@ -51,7 +46,7 @@ def holders(paths: Iterable[str | os.PathLike]) -> list[int]:
 
 
 def _has_open(process: int, wanted: os.stat_result) -> bool:
-    """Whether a process has a file open, as far as one may see."""
+    """Returns whether a process has a file open, as far as permissions show."""
     try:
         descriptors = list(pathlib.Path(f"/proc/{process}/fd").iterdir())
     except OSError:

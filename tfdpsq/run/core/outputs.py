@@ -1,11 +1,11 @@
-"""Writes outputs: whole, checked, and with the modes and times of their guarantee.
+"""Writes outputs whole and checked, with the modes and times of their guarantee.
 
-What is private is its owner's alone to read, from its first byte: files are 0600 in
-directories of 0700, the temporary ones, too.
+Private output is readable by its owner alone from the first byte: files are 0600,
+directories 0700, including temporary ones.
 
-What may be released has constant times, as real ones would tell how long the private
-stages before it took. (A file's change time cannot be set; copies and archives do not
-keep it. Object stores set times of their own.)
+Output that may be released gets constant times, since real ones would reveal how long
+the private stages before it took. (A file's change time cannot be set, but copies and
+archives do not keep it. Object stores set times of their own.)
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tfdpsq.run.core.releases import PRIVATE, PRIVATE_FOLDER, RELEASE_FOLDER, Ou
 
 # 1980-01-01, the first day that a zip file can state.
 MODIFIED = 315_532_800
-# 2037-01-01: Linux does not move an access time that is in the future (relatime).
+# 2037-01-01: Linux does not update an access time in the future (relatime).
 ACCESSED = 2_114_380_800
-# What a private directory holds of ours: these, and all that is in the folders.
+# Names of our files in a private directory; our folders follow.
 _PRIVATE_FILES = (
     "fingerprint.key",
     "private_reads.jsonl",
@@ -40,10 +40,10 @@ _PRIVATE_FOLDERS = ("runs", "logs", "choices")
 
 
 def open_private(directory: pathlib.Path) -> pathlib.Path:
-    """Makes a private directory, or takes one up, for its owner's eyes alone.
+    """Creates or reopens a private directory, readable by its owner alone.
 
-    One that is there is closed to others if it is called `private`, and so is what we
-    have written there. The rest of it is the owner's.
+    An existing one loses the rights of others if it is called `private`, and so does
+    what we have written there; anything else in it is left as it is.
 
     Raises:
       InputError: it is a file, would be released, or cannot be made.
@@ -74,52 +74,47 @@ def open_private(directory: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def filled(output: Output) -> Iterator[pathlib.Path]:
-    """Fills an output's directory, which appears whole, checked and closed, or not.
+    """Fills an output directory, which appears whole and checked or not at all.
 
     Yields:
-      A temporary directory to write to, which its owner alone can enter.
+      A temporary directory that its owner alone can enter.
 
     Raises:
-      InputError: as `files.atomic_directory`; or it is not what was stated.
+      InputError: as `files.atomic_directory`; or the result is not what was stated.
     """
     directory = output.directory
     make_parents(directory)
-    with owner_only(), files.atomic_directory(directory) as partial:
-        yield partial
-        releases.check_made(partial, output)
-        finish(partial, output)
-    settle(directory)
+    try:
+        with owner_only(), files.atomic_directory(directory) as partial:
+            yield partial
+            releases.check_made(partial, output)
+            finish(partial, output)
+    finally:
+        settle(directory)  # a stage that fails has moved them, too
 
 
 def write_file(path: str | os.PathLike, text: str, guarantee: str, holds: str) -> None:
-    """Writes a file that is not in a stage's directory, such as a report.
+    """Writes or replaces a file outside a stage's directory, such as a report.
 
-    Args:
-      path: the file; an older one is replaced.
-      text: its content.
-      guarantee: as for `Output`.
-      holds: as for `Output`.
-
-    Raises:
-      InputError: as `Output` and `files.atomic_write`.
+    `guarantee` and `holds` are those of `Output`, which may refuse the path.
     """
     output = Output(pathlib.Path(path), guarantee, holds)
     make_parents(output.directory)
-    with owner_only(), files.atomic_file(path) as partial:
-        partial.write_text(text, "utf-8")
-        finish(partial, output)
-    settle(output.directory)
+    try:
+        with owner_only(), files.atomic_file(path) as partial:
+            partial.write_text(text, "utf-8")
+            finish(partial, output)
+    finally:
+        settle(output.directory)
 
 
 def finish(path: pathlib.Path, output: Output) -> None:
-    """Gives what was written the modes and times of its guarantee.
+    """Sets the modes and times of a guarantee on a file or directory.
 
-    Args:
-      path: a file or a directory, before it gets its name.
-      output: what it is.
+    Called before the path gets its final name.
     """
     outside = 0o077 if output.owner_only else _umask.outside()
-    for each in [*sorted(path.rglob("*"), reverse=True), path]:  # folders come last
+    for each in [*sorted(path.rglob("*"), reverse=True), path]:  # directories last
         if each.is_symlink():
             continue
         each.chmod((0o777 if each.is_dir() else 0o666) & ~outside)
@@ -128,11 +123,10 @@ def finish(path: pathlib.Path, output: Output) -> None:
 
 
 def open_directory(output: Output) -> pathlib.Path:
-    """Makes a directory that several stages and files go to, or takes one up.
+    """Creates or reopens a directory shared by several stages and files.
 
-    Returns:
-      Its path. A new one that holds what is private is its owner's alone; who may enter
-      one that is there is the owner's decision.
+    A new private one is its owner's alone; the rights of an existing one are the
+    owner's decision.
     """
     directory = output.directory
     make_parents(directory)
@@ -146,30 +140,30 @@ def open_directory(output: Output) -> pathlib.Path:
 
 
 def settle(place: releases.Place) -> None:
-    """Sets the times of the directories above an output, up to `release` itself.
+    """Resets the times of the directories above an output, up to `release` itself.
 
-    Whatever is made, renamed or removed there changes them.
+    Creating, renaming or removing anything there changes them.
     """
-    if not any_files.is_local(place):
+    if not any_files.is_local(any_files.without_scheme(place)):
         return
     for name in set(releases.spellings(place)):
         parts = name.split("/")
         if RELEASE_FOLDER not in parts:
             continue
         for end in range(parts.index(RELEASE_FOLDER) + 1, len(parts)):
-            with contextlib.suppress(OSError):  # not there, or another user's
+            with contextlib.suppress(OSError):  # missing, or another user's
                 os.utime("/".join(parts[:end]), (ACCESSED, MODIFIED))
 
 
 class _Umask:
-    """The process's umask, closed while anybody needs it so."""
+    """The process's umask, tightened while any thread needs it."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._depth, self._before = 0, 0
 
     def outside(self) -> int:
-        """The umask of whoever started the process."""
+        """Returns the umask that the process was started with."""
         with self._lock:
             if self._depth:
                 return self._before
@@ -195,7 +189,7 @@ _umask = _Umask()
 
 @contextlib.contextmanager
 def owner_only() -> Iterator[None]:
-    """What this process makes meanwhile, its owner alone may read."""
+    """Makes files created inside the block readable by their owner alone."""
     _umask.close()
     try:
         yield
@@ -204,10 +198,7 @@ def owner_only() -> Iterator[None]:
 
 
 def make_parents(path: pathlib.Path) -> None:
-    """Makes the directories above; those in a private one for the owner alone.
-
-    Args:
-      path: what is to be there; it is not made itself.
+    """Creates the directories above a path; inside a private one for the owner alone.
 
     Raises:
       InputError: one of them is a file, or cannot be made.
@@ -231,8 +222,8 @@ def make_parents(path: pathlib.Path) -> None:
 
 
 def _close(path: pathlib.Path) -> None:
-    """Takes every right from all but the owner, if it is ours to take."""
-    with contextlib.suppress(OSError):  # not there, or another user's
+    """Removes the rights of all but the owner, if we may."""
+    with contextlib.suppress(OSError):  # missing, or another user's
         mode = path.stat().st_mode
         if mode & 0o077 and not path.is_symlink():
             path.chmod(mode & 0o700)

@@ -1,21 +1,32 @@
-"""What can be known to be wrong with a whole job before its first stage."""
+"""Checks of a whole job, before its first stage.
+
+A stage refuses its own settings before it spends anything, but the stages before it
+have been paid for by then, and a workdir takes no other config: what is corrected is
+paid for again. So all that depends on the settings and the data alone is refused here.
+"""
 
 from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
 
 import ml_collections
 
 from tfdpsq import validation
-from tfdpsq.data import Tokenizer
+from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.generator import checkpoints
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import layout, sources
+from tfdpsq.run.search import systems
+from tfdpsq.run.training import (
+    direct_training,
+    private_training,
+    training_settings,
+)
 
 
 def check_settings(config: ml_collections.ConfigDict) -> None:
-    """Refuses settings that some stage would refuse later.
-
-    Raises:
-      InputError: names the setting.
-    """
+    """Refuses settings that a later stage would refuse; the error names the setting."""
     if config.strict:
         raise validation.InputError(
             "strict is True, but this job measures every row of its table on private "
@@ -24,14 +35,130 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
         )
     for init in (config.init, config.retriever_init):
         sources.require_public(init, "rows that are called public would start from it")
+    for name in ("epsilons", "direct_epsilons", "audit_epsilons"):
+        _check_epsilons(name, config[name])
+    _check_retrievers(config)
+    if config.audit_epsilons:
+        _check_audit(config)
+    with _of_stage("evaluate"):
+        systems.check_search(config.evaluate, layout.METRICS)
+    for name, path in config.evaluate.indexes.items():
+        if path:
+            raise validation.InputError(
+                f"evaluate.indexes.{name} is {path!r}, but this job evaluates "
+                "retrievers that it has yet to train. Leave it out."
+            )
+    for name in ("evaluate", *(["audit"] if config.audit_epsilons else [])):
+        if config[name].strict:
+            raise validation.InputError(
+                f"{name}.strict is True, but all that the stage does is read private "
+                "queries, which no epsilon covers. Set it to False."
+            )
 
 
-def check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
-    """Refuses batches and δ that do not fit the number of training pairs.
+def _check_epsilons(name: str, values: Sequence[float]) -> None:
+    """Refuses an ε that training would refuse, and two that have one directory."""
+    taken: dict[str, float] = {}
+    declared = training_settings.privacy_settings()["epsilon"]
+    for number, epsilon in enumerate(values):
+        declared.check(f"{name}[{number}]", epsilon)
+        other = taken.setdefault(f"{float(epsilon):g}", epsilon)
+        if len(taken) <= number:
+            raise validation.InputError(
+                f"{name}[{number}] is {epsilon}, whose directory is that of {other}. "
+                "Leave one of them out."
+            )
+
+
+def _check_retrievers(config: ml_collections.ConfigDict) -> None:
+    """Refuses settings of `retriever` that one of its rows cannot have."""
+    own = config.retriever
+    fixed = {"method": "plain", "epsilon": math.inf, "n_is_public": True}
+    for field, value in fixed.items():
+        given = float(own[field]) if field == "epsilon" else own[field]
+        if given != value:
+            raise validation.InputError(
+                f"retriever.{field} is {own[field]!r}, but these rows are trained "
+                "without protection, on private pairs too, whose exact number the "
+                f"certificate states. Set it to {'inf' if value == math.inf else value}"
+                "; the settings of protected rows are those of `direct`."
+            )
+    run, method = own.hard_negatives.run, config.direct.method
+    if run:
+        raise validation.InputError(
+            f"retriever.hard_negatives.run is {run!r}, but these rows have different "
+            "pairs, and a run is for one of them. Leave it out, or train by the stage "
+            "train_retriever."
+        )
+    run = config.direct.hard_negatives.run
+    if run and config.direct_epsilons and method != "public_negatives":
+        raise validation.InputError(
+            f"direct.hard_negatives.run is {run!r}, which needs direct.method "
+            f"'public_negatives', but that is {method!r}. Set one of them."
+        )
+
+
+def _check_audit(config: ml_collections.ConfigDict) -> None:
+    """Refuses settings of the audit that do not fit those of its training."""
+    for path in config.audit.references:
+        checkpoints.locate(path)
+    if not (config.audit.references or config.init or config.pretrain.steps):
+        raise validation.InputError(
+            "init is '' and pretrain.steps 0: random weights are no reference for an "
+            "audit's scores. Set audit.references to generators that saw no private "
+            "query, or audit_epsilons to ()."
+        )
+    if config.canaries.split != config.finetune.split:
+        raise validation.InputError(
+            f"canaries.split is {config.canaries.split!r} and finetune.split "
+            f"{config.finetune.split!r}: no canary would be trained on. Name one split."
+        )
+
+
+def check_data(config: ml_collections.ConfigDict, beir: BeirDirectory) -> None:
+    """Refuses splits that the data lack, and plans that do not fit its pairs.
 
     Raises:
       InputError: names the setting.
     """
+    splits = beir.splits()
+    named = {
+        f"{stage}.split": config[stage].split
+        for stage in ("finetune", "retriever", "direct", "evaluate")
+    }
+    if config.epsilons:
+        own = config.evaluate
+        named["evaluate.similarity_split"] = own.similarity_split
+        named["evaluate.similarity.training_split"] = own.similarity.training_split
+    for name, split in named.items():
+        validation.one_of(name, split, splits)
+    source = sources.load_source(config.data, config.finetune.split)
+    for epsilon in {*config.epsilons, *config.audit_epsilons}:
+        with _of_stage("finetune"):
+            units = private_training.units_of(config.finetune, source)
+            private_training.spec_of(config.finetune, units, epsilon=float(epsilon))
+    source = sources.load_source(config.data, config.direct.split)
+    for epsilon in config.direct_epsilons:
+        stage = config.direct.copy_and_resolve_references()
+        stage.epsilon, stage.steps = epsilon, config.retriever.steps
+        with _of_stage("direct"):
+            units = private_training.Units(source.count, None, True)
+            direct_training.make_plan(stage, units)
+
+
+@contextlib.contextmanager
+def _of_stage(name: str) -> Iterator[None]:
+    """Names the stage in the errors that the block raises about its settings."""
+    try:
+        yield
+    except validation.DataError:
+        raise
+    except validation.InputError as error:
+        raise validation.InputError(f"in the settings of `{name}`: {error}") from error
+
+
+def check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
+    """Refuses batch sizes and δ that do not fit the number `n` of training pairs."""
     for stage in ("finetune", "retriever", "direct"):
         if config[stage].batch_size > n:
             raise validation.InputError(
@@ -51,16 +178,16 @@ def require_one_vocabulary(init: str, ours: str) -> None:
 
     Args:
       init: the T5 that retrievers start from, or "".
-      ours: the SentencePiece file of everything else.
+      ours: the SentencePiece file of every other model.
 
     Raises:
-      InputError: the two differ.
+      InputError: the two vocabularies differ.
     """
     theirs = checkpoints.vocabulary_in(checkpoints.locate(init)) if init else None
     if theirs is None:
         return
     if Tokenizer(theirs).fingerprint != Tokenizer(ours).fingerprint:
         raise validation.InputError(
-            f"retriever_init is {init}, whose vocabulary {theirs} is not the one that "
-            f"everything else has, {ours}. Give T5s of one vocabulary."
+            f"retriever_init is {init}, whose vocabulary {theirs} differs from that of "
+            f"the other models, {ours}. Give T5s of one vocabulary."
         )

@@ -1,12 +1,11 @@
-"""What a run says of itself, point by point: JSON Lines for programs, and TensorBoard.
+"""Logs the points of a run: JSON Lines for programs, and TensorBoard events.
 
-    DIRECTORY/log.jsonl            one line a point, the last one that of the last point
+    DIRECTORY/log.jsonl            one line per point
     DIRECTORY/events.out.tfevents  the same points
 
-Lines are appended and handed to the operating system at once, so `kill -9` loses none.
-A run that goes on after one cuts off what it is going to repeat: lines from its first
-step on, and a torn one. TensorBoard is told the same by the event that it has for this
-(a session's start), and shows every step once.
+Each line goes to the operating system at once, so `kill -9` loses none. A run that
+resumes cuts off a torn line and the lines from its first step on, which it repeats. A
+session-start event makes TensorBoard drop them too, so it shows every step once.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ FILE_NAME = "log.jsonl"
 
 
 class PointLog:
-    """The points of one run, which is told once where it begins or goes on.
+    """The points of one run.
 
     Attributes:
-      directory: where they go; the file appears with the first of them.
-      last: the last point there is, or an empty dict.
+      directory: output directory; the file appears with the first point.
+      last: the last point, or an empty dict.
     """
 
     def __init__(self, directory: pathlib.Path, key: str, timed: bool = True):
-        """Writes nothing yet.
+        """Stores the arguments; writes nothing yet.
 
         Args:
-          directory: where they go; TensorBoard reads it.
-          key: what points are ordered by, a whole number in each.
-          timed: whether TensorBoard is told when a point was added; if not, each has
-            the time at which this log was opened.
+          directory: output directory, which TensorBoard reads.
+          key: name of the integer in each point that orders them.
+          timed: whether events carry the time of their point; if not, all carry the
+            time at which this log was opened.
         """
         self._time = None if timed else time.time()
         self.directory = directory
@@ -54,17 +53,18 @@ class PointLog:
         self._writer: Any = None
 
     def begin(self, first: int) -> None:
-        """Cuts off what is there from `first` on, as all that is to come again.
+        """Cuts off the points from `first` on, which the run is about to repeat.
 
         Raises:
-          InputError: the place cannot be written.
+          InputError: the file cannot be written.
         """
         path = self.directory / FILE_NAME
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             size = 0
             for point, end in _lines(path):
-                if point.get(self._key, first) >= first:
+                at = point.get(self._key)
+                if not isinstance(at, int) or at >= first:
                     break
                 self.last, size = point, end
             self._file = open(path, "ab", buffering=0)
@@ -80,9 +80,9 @@ class PointLog:
         """Appends a point.
 
         Args:
-          at: its place, beyond that of the last one.
-          values: numbers or text by name. What is not finite becomes text, as JSON has
-            no word for it, and is not shown by TensorBoard.
+          at: its key, larger than that of the last point.
+          values: numbers or text by name. NaN and infinity become text, because JSON
+            has neither, and TensorBoard does not show them.
 
         Raises:
           InputError: the file cannot be written.
@@ -101,7 +101,7 @@ class PointLog:
         show(self._writer, at, shown, self._time)
 
     def close(self) -> None:
-        """Closes both files; does nothing where nothing was begun."""
+        """Closes both files; does nothing before `begin`."""
         if self._file is not None:
             self._writer.close()
             self._file.close()
@@ -109,11 +109,7 @@ class PointLog:
 
 
 def append(path: pathlib.Path, point: Mapping[str, Any]) -> None:
-    """Appends a point to a log that several processes share, in one piece.
-
-    Raises:
-      OSError: it cannot be written.
-    """
+    """Appends a point, in one write, to a log that several processes share."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab", buffering=0) as file:
         file.write(_line(point))
@@ -125,14 +121,9 @@ def show(
     values: Mapping[str, Any],
     when: float | None = None,
 ) -> None:
-    """Gives TensorBoard the numbers of a point, all in one event.
+    """Sends the numbers of a point to TensorBoard in one event.
 
-    Args:
-      writer: of the run.
-      at: the point's place.
-      values: by name. Those that are no text and no whole number, of which some say how
-        many there are, are shown.
-      when: in seconds since 1970; `None` for now.
+    Shows only floats, as integers may be counts of rows. `when`: seconds since 1970.
     """
     shown = tf.compat.v1.Summary()
     for name, value in values.items():
@@ -143,26 +134,28 @@ def show(
 
 
 def read_points(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The points of a log, which may be in use; none where there is no file.
+    """Reads the points of a log, which may be in use; none without a file.
 
-    What follows a line that is torn or damaged is left out: the run that wrote it cuts
-    it off when it goes on.
+    Stops at a torn or damaged line: the run that wrote it cuts it off when it resumes.
     """
     return [point for point, _ in _lines(path)]
 
 
 def _lines(path: pathlib.Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Points, and where in the file each one ends, up to the first that is none."""
+    """Yields each point and its end in the file, up to the first damaged line."""
     if not path.is_file():
         return
     end = 0
     with open(path, "rb") as file:
         for raw in file:
             try:
-                point = json.loads(raw) if raw.endswith(b"\n") else None
+                point = validation.parse_json(raw) if raw.endswith(b"\n") else None
             except ValueError:
                 return
-            if not isinstance(point, dict):
+            # Values are as `_line` writes them.
+            if not isinstance(point, dict) or not point:
+                return
+            if not all(map(_is_plain, point.values())):
                 return
             end += len(raw)
             yield point, end
@@ -183,8 +176,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (str, int)):
         return value
     value = float(value)
-    # Seven digits say all that is in a float32.
+    # Seven digits represent a float32.
     return float(f"{value:.7g}") if math.isfinite(value) else str(value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (int, float)):
+        return not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, str)
 
 
 def _unwritable(path: pathlib.Path, error: OSError) -> validation.InputError:

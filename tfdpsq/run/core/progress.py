@@ -1,16 +1,15 @@
-"""What a person, TensorBoard and `run.status` see of a running stage.
+"""Progress of a running stage, for the terminal, TensorBoard and `status`.
 
-Training on private queries measures them: a loss is a mean over the rows that a step
-drew, and how long the step took tells how many they were, as microbatches without a
-row are skipped. How many rows a step drew is a secret that the amplification by
-sampling rests on, and where only a bound on n is public it gives n away. No ε covers
-either, so both are recorded as reads, kept under `private/`, and left out in strict
-mode, whose log has steps and ε alone: these follow from the plan, which is public.
-Examples and tokens per second are never those drawn: they are what a step is expected
-to draw, over the time it took, and tokens are places, padding included.
+Losses and step times measure private queries: a loss is a mean over the rows that a
+step drew, and the time of a step shows how many rows it drew, since empty microbatches
+are skipped. That number is a secret on which amplification by sampling rests, and where
+only a bound on n is public it gives n away. No ε covers either measurement, so both are
+recorded as reads and kept under `private/`. Strict mode leaves them out: its log has
+steps and ε alone, which follow from the public plan. Examples and tokens per second are
+the expected numbers per step over its time; tokens include padding.
 
-(Whoever sees a process work can time it by a clock of their own. What is written down
-here, or not, concerns who gets to see the terminal and the logs.)
+(Anybody who can watch the process can time it. This module only controls what is
+written to the terminal and the logs.)
 """
 
 from __future__ import annotations
@@ -29,23 +28,22 @@ from tfdpsq.run.core import point_log, releases
 
 LOGS = "logs"
 PERCENTILES = (50, 90, 99)
-# About two hundred points draw any curve.
+# About two hundred points draw a smooth curve.
 _POINTS = 200
-# At least every so many seconds, for whoever waits.
+# Longest time between two points, in seconds.
 SECONDS = 10.0
-# Of how many last steps times are kept.
+# Number of most recent steps whose times are kept.
 _STEPS_TIMED = 1000
 
 
 def log_directory(
     directory: pathlib.Path, private: pathlib.Path | str = ""
 ) -> pathlib.Path:
-    """Where the logs of a stage go: never to what may be released.
+    """Returns the directory for a stage's logs, which is never released.
 
     Args:
       directory: the stage's output.
-      private: the private directory, if the stage has one of its own; by default that
-        of the workdir which the output lies in.
+      private: the stage's own private directory; by default that of its workdir.
     """
     private = releases.private_directory(directory, str(private))
     return private / LOGS / directory.name
@@ -54,16 +52,14 @@ def log_directory(
 class Progress:
     """Progress bar, log, TensorBoard scalars and a curve file for one training run.
 
-    A point of the log is the mean over the steps since the one before it. There is one
-    after every step that a state is saved after, so that a run that was killed goes on
-    from a point, and every step is in exactly one. Logging a point takes about half a
-    millisecond, a step without one some microseconds.
+    A point of the log is the mean over the steps since the point before. Every saved
+    state has a point, so a run that was killed resumes from a point and every step is
+    in exactly one. A point takes about half a millisecond, other steps microseconds.
 
-    Also a context manager, which closes it.
+    As a context manager it closes itself.
 
     Attributes:
-      epsilon: a function from steps executed to ε so far; `None` where training
-        spends none.
+      epsilon: maps steps executed to ε so far; `None` where training spends none.
     """
 
     def __init__(
@@ -81,21 +77,20 @@ class Progress:
         """Starts the bar.
 
         Args:
-          directory: where points and curve go, under `private/` where queries are
-            private.
-          steps: how many steps there will be.
+          directory: where points and curve go, under `private/` for private queries.
+          steps: number of steps of the whole run.
           measured: whether to show and keep losses and times; else steps and ε alone.
-          examples: how many a step is expected to draw.
-          tokens: how many places these have, padding included.
+          examples: expected number per step.
+          tokens: expected number per step, padding included.
           save_every: steps between two saved states; 0 where none is saved.
           epsilon: see the class.
-          steps_per_loop: steps that are taken in one call, and then told of one after
-            another; each is taken to have had its share of the time.
-          clock: seconds.
+          steps_per_loop: steps of one compiled call, reported one by one afterwards;
+            each gets an equal share of the call's time.
+          clock: returns seconds.
         """
         self.epsilon = epsilon
         self._steps, self._measured = steps, measured
-        # When a step ended would tell how long it took.
+        # Times of events would show how long steps took.
         self._log = point_log.PointLog(directory, "step", timed=measured)
         bare = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}"
         self._bar = tqdm.tqdm(
@@ -109,7 +104,7 @@ class Progress:
         self._every = max(1, steps // _POINTS)
         self._save_every = save_every
         self._times: collections.deque[float] = collections.deque(maxlen=_STEPS_TIMED)
-        # Times of steps whose loop is not told of to its end.
+        # Times of the steps of the loop that is being reported.
         self._loop: list[float] = []
         self._steps_per_loop = steps_per_loop
         self._sum, self._count = 0.0, 0
@@ -127,7 +122,7 @@ class Progress:
         now = self._clock()
         if self._before is None:
             self._begin(step, now)
-        else:  # the first step of a process is traced, too, and says nothing
+        else:  # the first step of a process includes tracing, so it is not timed
             self._loop.append(now - self._stepped)
         if len(self._loop) == self._steps_per_loop:
             mean = sum(self._loop) / len(self._loop)
@@ -144,8 +139,9 @@ class Progress:
 
     def _begin(self, step: int, now: float) -> None:
         self._log.begin(step)
-        self._before = float(self._log.last.get("seconds", 0.0))
-        # The bar's rate is that of this process.
+        before = self._log.last.get("seconds")
+        self._before = float(before) if isinstance(before, (int, float)) else 0.0
+        # The bar's rate counts the steps of this process only.
         self._bar.n = self._bar.initial = self._bar.last_print_n = step - 1
         self._pointed = now
 
@@ -187,10 +183,9 @@ class Progress:
         self._bar.close()
         self._log.close()
         points = point_log.read_points(self._log.directory / point_log.FILE_NAME)
-        curve = {
-            key: [float(point[key]) for point in points if "loss" in point]
-            for key in ("step", "loss", "seconds")
-        }
+        keys = ("step", "loss", "seconds")
+        whole = [point for point in points if set(keys) <= set(point)]
+        curve = {key: [float(point[key]) for point in whole] for key in keys}
         self._log.directory.mkdir(parents=True, exist_ok=True)
         (self._log.directory / "curve.json").write_text(json.dumps(curve))
         return curve
@@ -200,7 +195,7 @@ class Progress:
         return self
 
     def __exit__(self, kind: Any, *_: object) -> None:
-        """Closes it; leaves nothing behind where no step was taken before an error."""
+        """Closes it; writes nothing if an error came before the first step."""
         if kind is None or self._before is not None:
             self.close()
         else:
@@ -208,7 +203,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that people would say them in."""
+    """Formats seconds in the largest unit that gives at least 2."""
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Where an output may go, by the guarantee of what is in it: one rule for all stages.
+"""Decides where an output may go by its guarantee, with one rule for all stages.
 
 | guarantee   | holds for                                | under `release/` | mode  |
 |-------------|------------------------------------------|------------------|-------|
@@ -6,10 +6,10 @@
 | "certified" | what carries a certificate of finite ε   | allowed          | umask |
 | "private"   | all else that depends on private queries | refused          | 0600  |
 
-*Released* is every path with a directory called `release` in it, however it is spelled:
-symbolic links are followed. A stage states its guarantee in an `Output`, before it
-reads or spends anything, and can write to no other place (see `outputs`). What was
-made is compared with what was stated, and appears only if it agrees.
+A path is *released* if it has a directory called `release` in it, under any spelling:
+symbolic links are followed, also those in a `file://` URL. A stage states its guarantee
+in an `Output` before it reads or spends anything, and can write nowhere else (see
+`outputs`). Its result is compared with the statement and appears only if the two agree.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ from typing import Any, Union
 
 from tfdpsq import validation
 from tfdpsq.data import any_files
-from tfdpsq.privacy import certificate as certificates
-from tfdpsq.privacy import certificate_files, read_certificate
+from tfdpsq.privacy import read_certificate
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.proof import certificate_files
 
 PUBLIC, CERTIFIED = "public", "certified"
 PRIVATE = certificate_files.PRIVATE
-# From the one that may go anywhere to the one that may not.
+# From the one that may go anywhere to the one that stays private.
 GUARANTEES = (PUBLIC, CERTIFIED, PRIVATE)
 RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
 STAGE_FILE = "stage.json"
 # As many links as Linux follows.
 _MOST_LINKS = 40
 
-# A local path, or one of another file system, which a `pathlib.Path` would spoil.
+# A local path, or one of another file system, which `pathlib.Path` would corrupt.
 Place = Union[str, pathlib.Path]
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A place to write to, and what may be said of what is written there.
+    """A place to write to, and the guarantee of what is written there.
 
     Attributes:
       place: the directory or file.
       guarantee: one of `GUARANTEES`.
-      holds: what would be there, for the error.
-      private_directory: where private things go, if that was set; else "".
-      unused: settings that name something private which has no part in the output.
+      holds: description of the content, for the error.
+      private_directory: the private directory if one was set; else "".
+      unused: settings that name something private that the output does not use.
 
     Raises:
       InputError: a private output in a released place, or a private directory in one.
@@ -62,7 +63,7 @@ class Output:
     unused: tuple[str, ...] = ()
 
     def __post_init__(self):
-        """Applies the rule; nothing was read, made or spent before."""
+        """Applies the rule, before anything is read, made or spent."""
         validation.one_of("guarantee", self.guarantee, GUARANTEES)
         if self.private_directory:
             private_directory(self.place, self.private_directory)
@@ -75,21 +76,16 @@ class Output:
 
     @property
     def directory(self) -> pathlib.Path:
-        """The place, on this machine.
+        """Returns the place as a local path.
 
         Raises:
-          InputError: it is elsewhere.
+          InputError: it is not local.
         """
-        if not any_files.is_local(self.place):
-            raise validation.InputError(
-                f"workdir is {self.place}; this writes to local paths, or to what is "
-                "mounted as one."
-            )
-        return pathlib.Path(self.place)
+        return local_path(self.place)
 
     @property
     def owner_only(self) -> bool:
-        """Whether nobody but the owner may read it."""
+        """True if only the owner may read it."""
         if self.guarantee == PRIVATE:
             return True
         return is_under_private(self.place, self.private_directory)
@@ -98,13 +94,27 @@ class Output:
 # -- Places ----------------------------------------------------------------------
 
 
+def local_path(place: Place) -> pathlib.Path:
+    """Returns a place as a path of this machine.
+
+    Raises:
+      InputError: it is elsewhere.
+    """
+    if not any_files.is_local(place):
+        raise validation.InputError(
+            f"workdir is {place}; this stage writes to local paths only. Give a local "
+            "path, or a directory where that file system is mounted."
+        )
+    return pathlib.Path(place)
+
+
 def is_released(place: Place) -> bool:
-    """Whether a path has a directory called `release` in it, links followed."""
+    """Returns whether a path, links followed, has a directory called `release`."""
     return any(RELEASE_FOLDER in name.split("/") for name in spellings(place))
 
 
 def private_directory(place: Place, given: str = "") -> pathlib.Path:
-    """Where a stage keeps what must not be released with its output; never released.
+    """Returns where a stage keeps what must not be released with its output.
 
     | the output                      | the private directory |
     |---------------------------------|-----------------------|
@@ -117,9 +127,15 @@ def private_directory(place: Place, given: str = "") -> pathlib.Path:
       given: the directory that was set, or "".
 
     Raises:
-      InputError: it would be released; or none was set for an output elsewhere.
+      InputError: it would be released; or none was set for an output that is not local.
     """
     if given:
+        given = any_files.without_scheme(given)
+        if not any_files.is_local(given):
+            raise validation.InputError(
+                f"private_directory is {given}; keys and ledgers are kept on this "
+                "machine. Set it to a local directory, or to what is mounted as one."
+            )
         if is_released(given):
             raise validation.InputError(
                 f"private_directory is {given}, under {RELEASE_FOLDER}/, where keys "
@@ -127,6 +143,7 @@ def private_directory(place: Place, given: str = "") -> pathlib.Path:
                 'to "".'
             )
         return pathlib.Path(given)
+    place = any_files.without_scheme(place)
     if not any_files.is_local(place):
         raise validation.InputError(
             f"workdir is {place}, where private things cannot be kept. Set "
@@ -150,12 +167,11 @@ def private_directory(place: Place, given: str = "") -> pathlib.Path:
 
 
 def spellings(place: Place) -> Iterator[str]:
-    """A path as it is given, with one link after another resolved, and its real name.
+    """Yields a path as given, with one link after another resolved, and its real name.
 
-    Args:
-      place: the path; nothing need be there.
+    The path need not exist.
     """
-    path = os.fspath(place)
+    path = any_files.without_scheme(place)
     if not any_files.is_local(path):
         yield path
         return
@@ -174,10 +190,12 @@ def spellings(place: Place) -> Iterator[str]:
 
 
 def is_under_private(place: Place, given: str = "") -> bool:
-    """Whether a path is in a private directory: one called so, or the one given."""
+    """Returns whether a path is in `given` or in a directory called `private`."""
+    place = any_files.without_scheme(place)
     if not any_files.is_local(place) or is_released(place):
         return False
     real = os.path.realpath(place)
+    given = any_files.without_scheme(given)
     under = bool(given) and real.startswith(os.path.realpath(given) + "/")
     return under or PRIVATE_FOLDER in real.split("/")
 
@@ -196,11 +214,11 @@ def _remedy(place: Place) -> str:
 
 
 def guarantee_of(certificate: Mapping[str, Any] | None, *made_from: str) -> str:
-    """The guarantee of what is made from artefacts and public data.
+    """Returns the guarantee of what is made from artefacts and public data.
 
     Args:
       certificate: the one that applies, see `certificates.inherited_certificate`.
-      *made_from: the artefacts' directories, on this machine; "" for none.
+      *made_from: local directories of the artefacts; "" for none.
     """
     if any(stated(path) == PRIVATE for path in made_from if path):
         return PRIVATE
@@ -210,10 +228,9 @@ def guarantee_of(certificate: Mapping[str, Any] | None, *made_from: str) -> str:
 
 
 def stated(path: str | os.PathLike) -> str | None:
-    """The guarantee that a stage's output states; `None` where it states none.
+    """Returns the guarantee that `stage.json` states; `None` where it states none.
 
-    Args:
-      path: a stage's directory, or something in it.
+    `path` is a stage's directory, or something directly in it.
     """
     for folder in (pathlib.Path(path), pathlib.Path(os.path.abspath(path)).parent):
         found = certificate_files.stated(
@@ -225,11 +242,9 @@ def stated(path: str | os.PathLike) -> str | None:
 
 
 def check_lineage(output: Output, config: Any) -> None:
-    """Refuses an output that would claim more than what its settings name.
+    """Refuses an output that would claim more than the artefacts it is made from.
 
-    Args:
-      output: the output.
-      config: its settings, as JSON values; each may be an artefact's directory.
+    `config` has the settings as JSON values; any may be an artefact's directory.
 
     Raises:
       InputError: names the setting.
@@ -262,15 +277,11 @@ def _named(config: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def check_made(directory: pathlib.Path, output: Output) -> None:
-    """Compares what was made with what was stated of it.
-
-    Args:
-      directory: what was made, whatever it is called yet.
-      output: what it is to be.
+    """Compares what was made with what was stated.
 
     Raises:
-      InputError: a certificate in what is public; or none, none of a finite ε, or two
-        different ones, in what is certified.
+      InputError: a public output has a certificate; or a certified one has none, one of
+        infinite ε, or several.
     """
     if output.guarantee == PRIVATE:
         return

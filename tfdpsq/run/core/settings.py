@@ -1,9 +1,9 @@
-"""Declares the settings of a stage: type, range and remedy of each, in one place.
+"""Declares each setting of a stage once: its type, range and remedy.
 
 A stage has a mapping `SETTINGS` from names to `Setting`s, or to further mappings where
-its config is nested. `default_config` makes the stage's ConfigDict from it, and `check`
-compares a config with it before the stage reads anything: a bad value never costs
-budget. Messages name a setting by its dotted name, as on the command line.
+its config is nested. `default_config` makes the stage's ConfigDict from it. `check`
+validates a config before the stage reads anything, so a bad value never costs budget.
+Messages use a setting's dotted name, as on the command line.
 
 | given                       | Integer | Number         | Flag | Text |
 |-----------------------------|---------|----------------|------|------|
@@ -28,37 +28,39 @@ import numpy as np
 
 from tfdpsq import validation
 
-# Upper ends that no job reaches: values above them are mistakes, and some would be an
-# error only after hours, or an overflow.
+# Upper ends beyond any real job: larger values are mistakes, and some would overflow or
+# fail only after hours.
 ROWS = 2**31 - 1
 STEPS = 10**9
 TOKENS = 10**6
 WIDTH = 10**6
 LAYERS = 10_000
-# NumPy takes no larger seed.
+# NumPy's largest seed.
 SEED = 2**32 - 1
-# Characters of a path on Linux.
+# Below it float32 has 0, or few digits: budget would be spent on nothing.
+SMALLEST = 1e-18
+# Longest path on Linux, in characters.
 _TEXT = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One setting; subclasses say what it may be.
+    """One setting; subclasses define its type and range.
 
     Attributes:
       default: its value in the stage's default config.
     """
 
     default: Any
-    # Of those that have one: what to do instead, after the range.
+    # Optional advice, printed after the range.
     remedy = ""
 
     def check(self, name: str, value: Any) -> None:
         """Refuses a value.
 
         Args:
-          name: of the setting, as the user writes it.
-          value: as it is in the config.
+          name: dotted name of the setting.
+          value: its value in the config.
 
         Raises:
           InputError: names the setting, its value and its range.
@@ -77,10 +79,10 @@ class Integer(Setting):
     """An integer between `low` and `high`, both included.
 
     Attributes:
-      low: the least.
-      high: the largest.
-      zero: whether 0 is allowed besides: it switches something off.
-      remedy: what to do instead of a value that is refused.
+      low: smallest value.
+      high: largest value.
+      zero: whether 0, which switches something off, is allowed as well.
+      remedy: advice for a value that is refused.
     """
 
     low: int = 1
@@ -106,10 +108,11 @@ class Number(Setting):
     Attributes:
       low: lower end.
       high: upper end.
-      low_open: whether `low` itself is refused.
+      low_open: whether `low` itself is refused; if it is 0, so is what is smaller than
+        `SMALLEST`.
       high_open: whether `high` itself is refused.
-      infinite: whether infinity is allowed besides, also as the text "inf".
-      remedy: what to do instead of a value that is refused.
+      infinite: whether infinity is allowed as well, also as the text "inf".
+      remedy: advice for a value that is refused.
     """
 
     low: float = 0.0
@@ -128,11 +131,13 @@ class Number(Setting):
             return
         above = number and (self.low < value if self.low_open else self.low <= value)
         below = number and (value < self.high if self.high_open else value <= self.high)
+        if above and self.low_open and self.low == 0 and value < SMALLEST:
+            raise self._refuse(name, value, f"at least {SMALLEST:g}")
         if above and below:
             return
         if self.high <= 1:
             left, right = "(" if self.low_open else "[", ")" if self.high_open else "]"
-            # Of a share the whole range is said.
+            # A share: the message gives both ends.
             wanted = f"{left}{self.low:g}, {self.high:g}{right}"
             raise self._refuse(name, value, wanted, "lie in")
         if above and value != math.inf:
@@ -159,7 +164,7 @@ class Text(Setting):
     """A string: one of `choices`, or a name or path.
 
     Attributes:
-      choices: all values that are allowed; none allows any.
+      choices: the allowed values; empty allows any.
       required: whether "" is refused.
     """
 
@@ -187,9 +192,9 @@ class Several(Setting):
     """A tuple or list of values of one kind.
 
     Attributes:
-      element: each of them; its default is not used.
-      least: how many there must be.
-      length: how many there must be exactly, if not `None`.
+      element: setting of each value; its default is not used.
+      least: smallest number of values.
+      length: exact number of values, or `None`.
     """
 
     element: Setting
@@ -214,8 +219,7 @@ class Named(Setting):
     """A mapping from names that the user chooses to values of one kind.
 
     Attributes:
-      element: each value: a setting, or a declaration of which a value may leave out
-        some names.
+      element: setting of each value, or a declaration, whose names a value may omit.
     """
 
     element: Setting | Declaration
@@ -236,7 +240,7 @@ class Named(Setting):
 
 @dataclasses.dataclass(frozen=True)
 class Checked(Setting):
-    """What a function checks.
+    """A value with a check of its own.
 
     Attributes:
       by: takes name and value, and raises an InputError.
@@ -253,16 +257,14 @@ Declaration = Mapping[str, "Setting | Declaration"]
 
 
 def default_config(declaration: Declaration) -> ml_collections.ConfigDict:
-    """The config of a stage, every setting at its default."""
+    """Returns the config of a stage, every setting at its default."""
     return ml_collections.ConfigDict(_defaults(declaration))
 
 
 def with_defaults(declaration: Declaration, **defaults: Any) -> dict[str, Any]:
-    """A declaration with other defaults.
+    """Returns a declaration with other defaults.
 
-    Args:
-      declaration: of a stage that another one runs.
-      **defaults: name -> default, or a whole `Setting`; a mapping for a nested one.
+    A default may be a whole `Setting`, or a mapping for a nested declaration.
     """
     changed = dict(declaration)
     for name, default in defaults.items():
@@ -279,16 +281,16 @@ def with_defaults(declaration: Declaration, **defaults: Any) -> dict[str, Any]:
 def check(
     config: Any, declaration: Declaration, where: str = "", *, partial: bool = False
 ) -> None:
-    """Refuses a config that is not as declared. Reads nothing but the config.
+    """Refuses a config that breaks its declaration. Reads nothing but the config.
 
     Args:
       config: of a stage, or of a part of it.
       declaration: of the same.
-      where: the dotted name of the part; "" for the whole.
+      where: dotted name of the part; "" for the whole.
       partial: whether settings may be missing.
 
     Raises:
-      InputError: a setting that is missing or unknown, or a value that is out of range.
+      InputError: a setting is missing or unknown, or a value is out of range.
     """
     if not _is_mapping(config):
         raise validation.InputError(
@@ -307,21 +309,25 @@ def check(
                 f"the config has no setting {before}{name}. Start from the stage's "
                 "default_config()."
             )
+        try:
+            value = config[name]
+        except ml_collections.config_dict.RequiredValueError as error:
+            raise validation.InputError(
+                f"{before}{name} has no value, but a placeholder for a required one. "
+                f"Set it, as by --config.{before}{name}=VALUE."
+            ) from error
         if isinstance(declared, Setting):
-            declared.check(f"{before}{name}", config[name])
+            declared.check(f"{before}{name}", value)
         else:
-            check(config[name], declared, f"{before}{name}")
+            check(value, declared, f"{before}{name}")
 
 
 def unknown(
     name: str, declaration: Declaration, before: str = ""
 ) -> validation.InputError:
-    """The error for a setting that there is not, with the nearest that there is.
+    """Returns the error for an unknown setting, which suggests the nearest name.
 
-    Args:
-      name: the dotted name.
-      declaration: of the place that has no such setting.
-      before: the dotted name of that place, ending in ".", or "".
+    `before` is the dotted name of the mapping that lacks it, ending in ".", or "".
     """
     near = nearest(name, all_names(declaration, before))
     return validation.InputError(
@@ -332,9 +338,9 @@ def unknown(
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """The name that a misspelt one is most like, or ""."""
+    """Returns the name most similar to a misspelt one, or ""."""
     last = name.rpartition(".")[2]
-    # A setting that is nested elsewhere, too: "rank" is "lora.rank".
+    # A nested setting may have been given without its prefix: "rank" is "lora.rank".
     whole = [known for known in names if known.rpartition(".")[2] == last]
     found = whole or difflib.get_close_matches(name, names, 1)
     if not found:
@@ -346,7 +352,7 @@ def nearest(name: str, names: Collection[str]) -> str:
 def all_names(
     declaration: Declaration | ml_collections.ConfigDict, before: str = ""
 ) -> list[str]:
-    """The dotted names of all settings, nested ones included."""
+    """Returns the dotted names of all settings, nested ones included."""
     found = []
     for name, declared in declaration.items():
         found.append(before + name)

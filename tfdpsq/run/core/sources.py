@@ -1,8 +1,8 @@
-"""Where training pairs come from: private BEIR splits, or sets that are free to use.
+"""Sources of training pairs: private BEIR splits, and sets that are free to use.
 
-Whether a set is private decides what its use costs, so it is read off the data
-itself: a directory with a manifest is synthetic or public and says by its
-certificate what it already cost; a BEIR directory's queries are private.
+The data themselves show whether a set is private, which decides what its use costs: a
+directory with a manifest is synthetic or public, and its certificate states what it
+already cost; the queries of a BEIR directory are private.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import tempfile
@@ -46,13 +47,12 @@ class Source:
     """Pairs to train on.
 
     Attributes:
-      count: how many there are.
-      read: streams them; for private pairs exactly one per query. A set is checked
-        against its checksums first, and is not in memory; private pairs are.
-      private: whether these are private pairs themselves, which alone can be
-        trained on under DP: one query has a part in one row only.
-      certificate: of the synthetic set they come from; `None` for public pairs and
-        for private ones.
+      count: number of pairs.
+      read: streams them. Private pairs come one per query and are held in memory; a set
+        is checked against its checksums first and read from disk.
+      private: whether these are private pairs. Only they can be trained on under DP,
+        since each query is in one row only.
+      certificate: of the synthetic set; `None` for public and for private pairs.
     """
 
     count: int
@@ -62,12 +62,12 @@ class Source:
 
     @functools.cached_property
     def pairs(self) -> list[Pair]:
-        """All of them, in memory from now on."""
+        """Returns all pairs; keeps them in memory."""
         return list(self.read())
 
 
 def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
-    """A BEIR directory, or the embedded corpus for "pydocs".
+    """Opens a BEIR directory, or the embedded corpus for "pydocs".
 
     Args:
       path: the directory, or "pydocs".
@@ -75,8 +75,8 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
 
     Raises:
       DataError: the directory lacks a file.
-      InputError: it is the inside of a synthetic set, whose rows are no private
-        pairs: one private query can have a part in all of them.
+      InputError: it is inside a synthetic set, whose rows are not private pairs: one
+        private query can influence all of them.
     """
     if path == PYDOCS:
         return build_pydocs()
@@ -90,20 +90,20 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
 
 
 def corpus_fingerprint(path: str) -> str:
-    """SHA-256 of the documents of a corpus, which are public; no query enters."""
+    """Returns the SHA-256 of a corpus's documents; no query enters."""
     return documents_fingerprint(open_beir(path).documents())
 
 
 def source_fingerprint(path: str, private_directory: pathlib.Path) -> str:
-    """What identifies a source's content, fit to be released.
+    """Returns an id of a source's content that may be released.
 
-    A plain hash of private pairs would let whoever knows all of them but one test
-    guesses at the last, which no ε covers. So the hash is keyed: its owner can
-    compare data with it, nobody else can.
+    With a plain hash of private pairs, anybody who knows all pairs but one could test
+    guesses at the last, which no ε covers. The hash is therefore keyed: only the owner
+    of the key can compare data with it.
 
     Args:
       path: a BEIR directory, "pydocs", or a synthetic set.
-      private_directory: where the key lies, or is made; never released.
+      private_directory: directory of the key, which is made on first use.
     """
     if is_free(path):
         return read_manifest(path)["fingerprint"]
@@ -111,7 +111,7 @@ def source_fingerprint(path: str, private_directory: pathlib.Path) -> str:
 
 
 def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
-    """HMAC-SHA256 of a fingerprint under this workdir's secret key."""
+    """Returns the HMAC-SHA256 of a fingerprint under this workdir's secret key."""
     path = outputs.open_private(private_directory) / KEY_FILE
     if not path.is_file():
         own = private_directory / f".{KEY_FILE}.{secrets.token_hex(6)}"
@@ -120,24 +120,32 @@ def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
         try:
             os.link(own, path)
         except FileExistsError:
-            pass  # of commands that start at once, all take the key of the first
-        except OSError:  # no links on this file system
+            pass  # commands that start together all take the first one's key
+        except OSError:  # this file system has no links
             os.replace(own, path)
         own.unlink(missing_ok=True)
-    key = bytes.fromhex(path.read_text())
+    # An empty key would make a plain hash of it, on which guesses can be tested.
+    written = path.read_bytes().strip()
+    if not re.fullmatch(rb"[0-9a-f]{64}", written):
+        raise validation.DataError(
+            path,
+            "it does not hold a key of 64 hexadecimal digits",
+            "Restore it from a backup: without it, nobody can tell whether data are "
+            "those that were trained on.",
+        )
+    key = bytes.fromhex(written.decode())
     return "keyed:" + hmac.new(key, fingerprint.encode(), hashlib.sha256).hexdigest()
 
 
 @functools.cache
 def fetched(path: str) -> str:
-    """A model's directory, or a file, on this machine.
+    """Returns the local path of a model's directory or of a file.
 
-    Args:
-      path: as users give it; what lies on another file system is copied, once in a
-        process, to a temporary directory that goes with the process.
+    Something on another file system is copied, once per process, to a temporary
+    directory that the process removes at its end.
 
     Raises:
-      InputError: there is nothing.
+      InputError: there is nothing at the path.
     """
     if any_files.is_local(path):
         return path
@@ -157,28 +165,28 @@ def fetched(path: str) -> str:
 
 
 def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
-    """The SentencePiece model to use: the one given, or the one beside a model.
+    """Returns the SentencePiece model: the one given, or the one next to a model.
 
     Args:
       given: a file, or "".
-      model: a T5 that may hold one, its directory or its name, or "".
+      model: directory or name of a T5 that may come with one, or "".
 
     Raises:
-      InputError: neither is there.
+      InputError: neither exists.
     """
     if given:
         return pathlib.Path(given)
-    beside = checkpoints.vocabulary_in(checkpoints.locate(model)) if model else None
-    if beside is not None:
-        return beside
+    found = checkpoints.vocabulary_in(checkpoints.locate(model)) if model else None
+    if found is not None:
+        return found
     raise validation.InputError(
-        f"no vocabulary was given, and {model or 'no model'} has no {VOCABULARY_FILE} "
-        "beside its weights. Set vocabulary to the model's SentencePiece file."
+        f"no vocabulary was given, and {model or 'a model of random weights'} has no "
+        f"{VOCABULARY_FILE}. Set vocabulary to the model's SentencePiece file."
     )
 
 
 def certificate_of_model(model: str) -> dict[str, Any] | None:
-    """The certificate beside a model's weights; `None` for public weights.
+    """Returns the certificate of a model's weights; `None` for public weights.
 
     Args:
       model: a directory, a preset's name, or "" for random weights.
@@ -187,14 +195,14 @@ def certificate_of_model(model: str) -> dict[str, Any] | None:
 
 
 def require_public(init: str, consequence: str) -> None:
-    """Refuses weights that private queries had a part in, protected or not.
+    """Refuses weights that derive from private queries, protected or not.
 
     Args:
       init: as in `certificate_of_model`.
-      consequence: what would be untrue of what is made from them.
+      consequence: the claim that would become untrue, for the error.
 
     Raises:
-      InputError: there is a certificate beside them.
+      InputError: the weights have a certificate.
     """
     parent = certificate_of_model(init)
     if parent is not None:
@@ -206,25 +214,17 @@ def require_public(init: str, consequence: str) -> None:
 
 
 def is_free(path: str) -> bool:
-    """Whether a path holds a synthetic or public set rather than private pairs."""
+    """Returns whether a path is a synthetic or public set, not private pairs."""
     return path != PYDOCS and (pathlib.Path(path) / "manifest.json").is_file()
 
 
 def certificate_of_pairs(path: str) -> dict[str, Any] | None:
-    """The certificate of a set; `None` for public pairs, and for private ones.
-
-    Args:
-      path: as for `load_source`.
-    """
+    """Returns the certificate of a set; `None` for public and for private pairs."""
     return read_certificate(path) if is_free(path) else None
 
 
 def guarantee_of_pairs(path: str) -> str:
-    """The guarantee of what follows from pairs, if nothing protects it.
-
-    Args:
-      path: as for `load_source`.
-    """
+    """Returns the guarantee of unprotected results from pairs."""
     if not is_free(path):
         return releases.PRIVATE
     return releases.guarantee_of(read_certificate(path), path)
@@ -234,16 +234,15 @@ def load_source(path: str, split: str = "train") -> Source:
     """Finds the pairs of a BEIR split or of a synthetic set.
 
     Args:
-      path: "pydocs", a BEIR directory, or a directory that `synthesize` or
-        `prepare` wrote.
-      split: which qrels; a synthetic set has only "train".
+      path: "pydocs", a BEIR directory, or an output of `synthesize` or `prepare`.
+      split: name of the qrels; a synthetic set has only "train".
 
     Raises:
       DataError: malformed data, named by file and line.
       InputError: no pairs.
     """
     if is_free(path):
-        # Whose certificate must be the one beside it.
+        # Checks that the set and its certificate belong together.
         count = read_manifest(path)["count"]
         source = Source(
             count, lambda: _pairs_of_set(path), False, read_certificate(path)
@@ -264,17 +263,14 @@ def _pairs_of_set(path: str) -> Iterator[Pair]:
 
 
 def sampled_documents(path: str, most: int | None) -> Iterator[Document]:
-    """The documents of a corpus, or an evenly spread part of them.
+    """Yields the documents of a corpus in order, or an evenly spread part of them.
 
-    The choice looks at the corpus alone, never at which documents have private
+    The choice depends on the corpus alone, never on which documents have private
     queries: that would be a private read.
 
     Args:
       path: "pydocs" or a BEIR directory.
-      most: how many documents; `None` takes all.
-
-    Yields:
-      Documents in the corpus's order.
+      most: number of documents; `None` takes all.
     """
     beir = open_beir(path)
     if most is None:
@@ -288,13 +284,13 @@ def sampled_documents(path: str, most: int | None) -> Iterator[Document]:
 def due_documents(
     documents: Iterable[Document], start: int, total: int, most: int
 ) -> Iterator[Document]:
-    """Of consecutive documents, those whose share of the quota has just become due.
+    """Yields those of consecutive documents at which the quota grows by one.
 
     Args:
-      documents: some of a corpus.
-      start: how many of the corpus lie before them.
-      total: how many the corpus has.
-      most: how many of all are wanted. Of the first n, n · most // total are due.
+      documents: consecutive documents of a corpus.
+      start: number of documents of the corpus before them.
+      total: number of documents of the corpus.
+      most: quota for the whole corpus. The first n documents give n · most // total.
     """
     for number, document in enumerate(documents, start):
         if (number + 1) * most // total > number * most // total or most >= total:

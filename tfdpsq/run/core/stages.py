@@ -1,6 +1,6 @@
-"""Runs stages of one job in one process, each into its place in the job's workdir.
+"""Runs the stages of a job in one process, each in its directory of the workdir.
 
-What is made from public documents alone, or carries a certificate of finite ε, goes
+What derives from public documents alone, or carries a certificate of finite ε, goes
 under `release/`; everything else under `private/`.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 import ml_collections
 import tensorflow as tf
 
+from tfdpsq import validation
 from tfdpsq.run.core import outputs, releases, workdir
 from tfdpsq.run.devices import strategy
 
@@ -21,33 +22,41 @@ SECONDS_FILE = "seconds.json"
 MEMORY_FILE = "peak_memory.json"
 
 
+def measured(path: pathlib.Path) -> dict[str, float]:
+    """Reads a file of `Stages`; empty where there is none.
+
+    Raises:
+      DataError: it is damaged.
+    """
+    found = workdir.read_json(path) if path.is_file() else {}
+    for name, value in found.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0 <= value < 1e12:
+            raise validation.DataError(
+                path,
+                f"it is damaged: {validation.shown(name)} is {validation.shown(value)}",
+                "Restore it, or move it away: it only says what stages took.",
+            )
+    return found
+
+
 class Stages:
-    """One job's stages, and how long each took.
+    """The stages of one job, and the time each took.
 
     Attributes:
-      private: where what must not be released lies.
-      release: where what may be released lies.
-      seconds: output's name -> seconds that its stage took, runs before included.
-      peak_memory_gib: the most of all processes that ran a part of the job.
+      private: directory of what must not be released.
+      release: directory of what may be released.
+      seconds: name of the output -> seconds that its stage took, earlier runs included.
+      peak_memory_gib: the largest of all processes that ran a part of the job.
     """
 
     def __init__(self, directory: pathlib.Path):
-        """Takes up a workdir, which exists.
-
-        Args:
-          directory: the workdir.
-        """
+        """Opens the private and release directories of an existing workdir."""
         self.private = directory / "private"
         self.release = directory / "release"
         outputs.open_private(self.private)
-        path = self.private / SECONDS_FILE
-        self.seconds: dict[str, float] = (
-            json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        )
-        path = self.private / MEMORY_FILE
-        self.peak_memory_gib: float = (
-            json.loads(path.read_text("utf-8"))["gib"] if path.is_file() else 0.0
-        )
+        self.seconds = measured(self.private / SECONDS_FILE)
+        self.peak_memory_gib = measured(self.private / MEMORY_FILE).get("gib", 0.0)
 
     def run(
         self,
@@ -60,13 +69,8 @@ class Stages:
     ) -> pathlib.Path:
         """Runs one stage unless it is finished.
 
-        Args:
-          module: the stage's.
-          config: its settings, which are copied.
-          name: of its output directory.
-          free: whether the output carries a finite ε or touches nothing private.
-          *devices: what a stage that trains is trained on, unless the default.
-          **settings: what the job sets in the stage's config.
+        `free` outputs carry a finite ε or derive from public data alone. `devices` are
+        for stages that train; `settings` override those of the stage's config.
 
         Returns:
           The output directory.
@@ -79,13 +83,13 @@ class Stages:
             config.private_directory = str(self.private)
         with config.unlocked():
             for field, value in settings.items():
-                config[field] = value  # `update` would keep what a mapping held before
+                config[field] = value  # `update` would keep a mapping's old entries
         out = (self.release if free else self.private) / name
         stage = module.run(config, out, *devices)
-        # Keras keeps every graph it ever built; a dozen stages would add up.
+        # Keras keeps every graph; those of a dozen stages would add up.
         tf.keras.backend.clear_session()
         gc.collect()
-        if "seconds" in stage:  # it was run now
+        if "seconds" in stage:  # it ran now
             self.seconds[name] = stage["seconds"]
             peak = max(self.peak_memory_gib, workdir.peak_memory_gib())
             self.peak_memory_gib = peak

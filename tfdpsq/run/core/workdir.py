@@ -1,13 +1,11 @@
 """Stages and their directories: made whole or not at all, never made twice.
 
-A stage is a function that fills a directory. It runs in a temporary sibling that
-is renamed into place when it is complete, together with `stage.json`: the config
-it ran with, the fingerprint of its inputs, its guarantee (see `releases`), and a
-number of its own, so that what was made from an earlier run of it is noticed. How
-long it took is not written there, as the time depends on the private data. A
-directory that is there is therefore finished, and is not made again; one that was
-made from another config or other inputs is refused, as silently mixing the two would
-give numbers that belong to neither.
+A stage fills a temporary sibling directory, which is renamed into place when it is
+complete. Its `stage.json` holds the config, the fingerprints of the inputs, the
+guarantee (see `releases`) and a random id of the run, which reveals outputs made from
+an earlier run. It does not hold the duration, which depends on the private data. An
+existing directory is therefore finished and not made again; one made from another
+config or other inputs is refused, since mixed numbers would belong to neither.
 """
 
 from __future__ import annotations
@@ -17,6 +15,8 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import math
+import numbers
 import os
 import pathlib
 import platform
@@ -28,22 +28,29 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ml_collections
+import numpy as np
 from absl import logging
 
 import tfdpsq
 from tfdpsq import validation
 from tfdpsq.data import any_files, files
-from tfdpsq.privacy import certificate_files
+from tfdpsq.privacy.proof import certificate_files
 from tfdpsq.run.core import outputs, releases
 
 STAGE_FILE = releases.STAGE_FILE
 CONFIG_FILE = "config.json"
-# In all that says what something was made with: by which version.
+_STAGE_ENTRIES = {"config": dict, "inputs": dict, "fingerprint": str, "run": str}
+# Nothing is to be deleted that may have cost budget.
+_REMEDIES = {
+    STAGE_FILE: "Restore it, or move the directory it is in away to make it again.",
+    CONFIG_FILE: "Restore it, or move it away: the same command writes it again.",
+}
+# Key of the version that made something, in every record of how it was made.
 MADE_BY = "made_by"
 _BEFORE_IT_WAS_WRITTEN = "tfdpsq 0.1.0"
-# Under a private directory: ledgers, secrets and states of training runs.
+# Folder of a private directory: ledgers, secrets and states of training runs.
 RUNS = "runs"
-# Of two JSON values, for every file that says what it was made with.
+# Compares two recorded configurations.
 differences = validation.differences
 _PACKAGES = (
     "tensorflow",
@@ -61,13 +68,19 @@ _PACKAGES = (
 
 
 def plain(config: Any) -> Any:
-    """A config as JSON values: dicts, lists, numbers; infinity as "inf"."""
+    """Converts a config to JSON values; infinity becomes "inf"."""
     if isinstance(config, (ml_collections.ConfigDict, Mapping)):
         return {str(key): plain(value) for key, value in sorted(config.items())}
     if isinstance(config, (list, tuple)):
         return [plain(value) for value in config]
-    if isinstance(config, float) and config in (float("inf"), float("-inf")):
-        return "inf" if config > 0 else "-inf"
+    # Before the numbers of NumPy and others, which JSON does not know: True is one.
+    if isinstance(config, (bool, np.bool_)):
+        return bool(config)
+    if isinstance(config, numbers.Integral):
+        return int(config)
+    if isinstance(config, numbers.Real):
+        number = float(config)
+        return number if math.isfinite(number) else str(number)
     if isinstance(config, pathlib.Path):
         return str(config)
     return config
@@ -79,10 +92,10 @@ def made_by() -> dict[str, str]:
 
 
 def other_version(found: Mapping[str, Any]) -> str:
-    """Returns a sentence on what another version made, with a space before it, or "".
+    """Returns a sentence about another version that made something, or "".
 
-    Args:
-      found: content of `stage.json`, of a workdir's config or of a run's description.
+    Returns:
+      The sentence with a space before it.
     """
     maker, ours = found.get(MADE_BY, _BEFORE_IT_WAS_WRITTEN), made_by()[MADE_BY]
     if maker == ours:
@@ -96,16 +109,12 @@ def other_version(found: Mapping[str, Any]) -> str:
 def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
     """Creates a workdir, or reopens one that was made with the same config.
 
-    The resolved config is written before anything runs. A workdir holds `private/`, and
-    a report that shows private queries, so it cannot be in a released place; a new one
-    is its owner's alone. What lies in its `release/` is to be copied from there.
-
-    Args:
-      workdir: where all output goes.
-      config: the resolved config.
+    The resolved config is written before anything runs. A workdir holds `private/` and
+    a report that shows private queries, so it cannot be released; a new one is its
+    owner's alone. Copy what is released out of its `release/`.
 
     Raises:
-      InputError: no path, in a released place, not writable, disk full, or made with
+      InputError: no path, a released place, not writable, disk full, or made with
         another config.
     """
     if not workdir:
@@ -124,7 +133,7 @@ def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
             raise validation.InputError(
                 f"{path} was written by a run with another config "
                 f"({'; '.join(changed)}).{other_version(found)} Use another --workdir, "
-                "or delete this one to start again."
+                "or move this one away to start again."
             )
         maker = {key: found[key] for key in maker if key in found}
     workdir = outputs.open_directory(output)
@@ -145,26 +154,25 @@ def run_stage(
     """Runs a stage unless its finished output is there already.
 
     Args:
-      output: the stage's output directory, and the guarantee of what will be there.
-      config: what the stage's result depends on.
-      inputs: fingerprints of what it reads.
+      output: the stage's output directory and its guarantee.
+      config: the settings that the result depends on.
+      inputs: fingerprints of what the stage reads.
       make: fills the directory it is given; may return JSON values to record.
-      since: when the stage was begun, by `time.monotonic`, where `make` only ends it.
+      since: start of the stage, by `time.monotonic`, where `make` only finishes it.
 
     Returns:
       The content of `stage.json`: "config", "inputs", "fingerprint", "guarantee", "run"
-      and "result"; "certificate_digest" where there is one; "seconds" if it was run
-      now.
+      and "result"; "certificate_digest" where there is one; "seconds" if it ran now.
 
     Raises:
-      InputError: the directory holds the result of another config or input; or what is
-        made has not the guarantee that was stated.
+      InputError: the directory holds the result of another config or input; or the
+        result does not have the guarantee that was stated.
     """
     directory = output.directory
     finished = finished_stage(directory, config, inputs)
     if finished is not None:
         logging.info("%s: finished before, not redone", directory.name)
-        outputs.settle(directory)  # of a command that was killed before it could
+        outputs.settle(directory)  # in case the command was killed before it could
         return finished
     releases.check_lineage(output, plain(config))
     wanted = {"config": plain(config), "inputs": dict(inputs)}
@@ -172,10 +180,7 @@ def run_stage(
     if started is None:
         logging.info("%s: started", directory.name)
         started = time.monotonic()
-    for left in directory.parent.glob(f".{directory.name}.*.partial"):
-        with _held(left, directory):
-            shutil.rmtree(left)  # of a run that was killed; it was never released
-    with outputs.filled(output) as temporary, _held(temporary, directory):
+    with new_directory(output) as temporary:
         result = make(temporary)
         stage = {
             **wanted,
@@ -186,10 +191,7 @@ def run_stage(
             **made_by(),
             **certificate_files.digest_beside(temporary),
         }
-        files.atomic_write(
-            temporary / STAGE_FILE,
-            json.dumps(stage, indent=2, sort_keys=True, allow_nan=False) + "\n",
-        )
+        files.write_json(temporary / STAGE_FILE, stage)
     seconds = round(time.monotonic() - started, 2)
     logging.info("%s: finished in %.0f s", directory.name, seconds)
     return {**stage, "seconds": seconds}
@@ -198,12 +200,9 @@ def run_stage(
 def finished_stage(
     directory: str | pathlib.Path, config: Any, inputs: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """What `stage.json` of a finished stage holds; `None` where it is not finished.
+    """Returns `stage.json` of a finished stage; `None` where it is not finished.
 
-    Args:
-      directory: as in `run_stage`, or of another file system.
-      config: as in `run_stage`.
-      inputs: as in `run_stage`.
+    Arguments are those of `run_stage`; `directory` may be on another file system.
 
     Raises:
       InputError: the directory holds the result of another config or input.
@@ -219,8 +218,8 @@ def finished_stage(
         )
         raise validation.InputError(
             f"{directory} is finished, but was made with another config or "
-            f"from other inputs ({'; '.join(changed)}).{other_version(found)} Delete "
-            "it to make it again, or use another directory."
+            f"from other inputs ({'; '.join(changed)}).{other_version(found)} Use "
+            "another directory, or move this one away to make it again."
         )
     return found
 
@@ -231,16 +230,17 @@ def _fingerprint(wanted: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _held(partial: pathlib.Path, directory: pathlib.Path) -> Iterator[None]:
-    """Keeps other processes from taking an unfinished directory for a left one."""
+    """Locks an unfinished directory, so that no process takes it for abandoned."""
     descriptor = os.open(partial, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise validation.InputError(
+                f"{directory} is being made by another process. Wait until it is "
+                "finished, stop it, or use another directory."
+            ) from error
         yield
-    except BlockingIOError as error:
-        raise validation.InputError(
-            f"{directory} is being made by another process. Wait until it is finished, "
-            "stop it, or use another directory."
-        ) from error
     finally:
         os.close(descriptor)
 
@@ -249,21 +249,21 @@ def _held(partial: pathlib.Path, directory: pathlib.Path) -> Iterator[None]:
 def new_directory(output: releases.Output) -> Iterator[pathlib.Path]:
     """Yields a directory to fill, which then appears whole as the output.
 
-    Those that killed commands left unfinished are removed first.
+    Unfinished directories of commands that were killed are removed first.
 
     Raises:
-      InputError: the output is there already, or is being made by another process.
+      InputError: the output exists, or is being made by another process.
     """
     directory = output.directory
-    for left in directory.parent.glob(f".{directory.name}.*.partial"):
+    for left in directory.parent.glob(files.partial_pattern(directory.name)):
         with _held(left, directory):
-            shutil.rmtree(left)
+            shutil.rmtree(left)  # of a run that was killed; it was never released
     with outputs.filled(output) as temporary, _held(temporary, directory):
         yield temporary
 
 
 def stage_fingerprint(directory: str | pathlib.Path) -> str:
-    """What identifies a finished stage, and this run of it.
+    """Returns the id of a finished stage and of this run of it.
 
     Raises:
       InputError: the directory is not a finished stage.
@@ -279,13 +279,13 @@ def stage_fingerprint(directory: str | pathlib.Path) -> str:
 
 
 def model_fingerprint(directory: str | pathlib.Path) -> str:
-    """What identifies a model: a finished stage, or a directory from elsewhere.
+    """Returns the id of a model: a finished stage, or a directory from elsewhere.
 
-    The latter is known by the SHA-256 over the names and bytes of all its files but
-    those that only tell of it: its card (`*.md`) and `pretraining.json`.
+    The latter is the SHA-256 over the names and bytes of all files except its
+    descriptions: the card (`*.md`) and `pretraining.json`.
 
     Raises:
-      InputError: no such directory, or it is empty.
+      InputError: the directory is missing or empty.
     """
     directory = pathlib.Path(directory)
     if (directory / STAGE_FILE).is_file():
@@ -308,7 +308,7 @@ def model_fingerprint(directory: str | pathlib.Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that numbers depend on."""
+    """Returns the versions of Python and of the packages that numbers depend on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -318,7 +318,7 @@ def versions() -> dict[str, str]:
 
 def code_fingerprint() -> str:
     """Returns the SHA-256 over all sources of the package `tfdpsq`."""
-    # From the package itself: this file's own path would cover less after a move.
+    # By the package's own path: this file's would cover less after a move.
     root = pathlib.Path(tfdpsq.__file__).resolve().parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -328,7 +328,7 @@ def code_fingerprint() -> str:
 
 
 def peak_memory_gib() -> float:
-    """The largest resident set of this process or of one it waited for, in GiB."""
+    """Returns the largest resident set of this process or of a child, in GiB."""
     kib = max(
         resource.getrusage(who).ru_maxrss
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -336,21 +336,33 @@ def peak_memory_gib() -> float:
     return kib / 2**20
 
 
-def read_json(path: str | pathlib.Path) -> Any:
-    """The content of a JSON file, local or of another file system.
+def read_json(path: str | os.PathLike, **entries: type) -> dict[str, Any]:
+    """Reads the object in a JSON file, local or of another file system.
+
+    Args:
+      path: the file.
+      **entries: names that must be in it, with their types. What every `stage.json`
+        has is looked for without being named.
 
     Raises:
       DataError: it is damaged.
     """
     with any_files.open_binary(path) as file:
         data = file.read()
+    name = pathlib.Path(path).name
+    if name == STAGE_FILE:
+        entries = {**_STAGE_ENTRIES, **entries}
     try:
-        return validation.parse_json(data)
+        found = validation.parse_json(data)
+        if not isinstance(found, dict):
+            raise ValueError("it is not an object")
+        for key, kind in entries.items():
+            if not isinstance(found.get(key), kind):
+                raise ValueError(f"it has no sound entry {key!r}")
     except ValueError as error:
-        ours = pathlib.Path(path).name in (STAGE_FILE, CONFIG_FILE)
-        remedy = "Restore it, or make it again."
-        if ours:
-            remedy = "Restore it, or delete the directory it is in to make it again."
         raise validation.DataError(
-            path, f"it is not valid JSON ({error})", remedy
+            path,
+            f"it is damaged: {error}",
+            _REMEDIES.get(name, "Restore it, or make it again."),
         ) from error
+    return found

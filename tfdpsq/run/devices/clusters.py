@@ -1,6 +1,6 @@
-"""Several worker processes as TF_CONFIG names them, and when one counts as lost.
+"""Worker processes named by TF_CONFIG, and the detection of lost ones.
 
-Each worker is started with the same command, and a TF_CONFIG with its own index:
+Start every worker with the same command, and a TF_CONFIG with its own index:
 
     TF_CONFIG='{"cluster": {"worker": ["a:2222", "b:2222"]},
                 "task": {"type": "worker", "index": 0}}'
@@ -18,18 +18,17 @@ import tensorflow as tf
 from tfdpsq import validation
 
 TF_CONFIG = "TF_CONFIG"
-# How long workers wait for all to be there, in seconds.
+# Longest wait for all workers, in seconds.
 _WAIT_SECONDS = 600
-# After how long without a sign of life one counts as lost.
+# A worker without a sign of life for so many seconds is lost.
 _LOST_SECONDS = 20
 
 
 def opened() -> tf.distribute.Strategy:
-    """The strategy of this worker, once all workers are there.
+    """Returns this worker's strategy once all workers are there.
 
     Raises:
-      InputError: no usable TF_CONFIG, a port that is in use, or workers that did not
-        come.
+      InputError: no usable TF_CONFIG, a port in use, or workers that did not come.
     """
     cluster, job, index = read_tf_config(os.environ.get(TF_CONFIG, ""))
     port = int(cluster[job][index].rsplit(":", 1)[1])
@@ -39,8 +38,8 @@ def opened() -> tf.distribute.Strategy:
             probe.bind(("", port))
         except OSError as error:
             raise validation.InputError(
-                f"TF_CONFIG gives this worker port {port}, which cannot be listened at "
-                f"({error.strerror}). Choose another, or stop what uses it."
+                f"TF_CONFIG gives this worker port {port}, which cannot be opened "
+                f"({error.strerror}). Choose another, or stop the program that uses it."
             ) from error
     _watch_each_other(cluster)
     try:
@@ -54,16 +53,13 @@ def opened() -> tf.distribute.Strategy:
 
 
 def read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
-    """Checks the TF_CONFIG of a worker.
-
-    Args:
-      text: its JSON.
+    """Checks the JSON text of a worker's TF_CONFIG.
 
     Returns:
       The addresses of each job, this process's job, and its index in it.
 
     Raises:
-      InputError: it is missing, or says nothing that workers could train by.
+      InputError: it is missing or incomplete.
     """
     example = (
         'Set it to {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": '
@@ -82,18 +78,18 @@ def read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
         jobs = {str(name): list(at) for name, at in cluster.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise bad(
-            f"is {text[:200]!r}, which is no cluster and task ({error})"
+            f"is {text[:200]!r}, which is not a cluster and task ({error})"
         ) from None
     others = sorted(set(jobs) - {"chief", "worker"})
     if others:
-        raise bad(f"has the jobs {others}; only chief and worker are known here")
+        raise bad(f"has the jobs {others}; only chief and worker are allowed")
     if len(jobs.get("chief", [])) > 1:
-        raise bad(f"has {len(jobs['chief'])} chiefs, of which there is one at most")
+        raise bad(f"has {len(jobs['chief'])} chiefs; there can be one at most")
     every = [address for name in sorted(jobs) for address in jobs[name]]
     for address in every:
         host, _, port = str(address).rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-            raise bad(f"has the address {address!r}, which is no host:port")
+            raise bad(f"has the address {address!r}, which is not host:port")
     if len(set(every)) < len(every):
         raise bad(f"has an address twice ({', '.join(every)})")
     if job not in jobs or not 0 <= index < len(jobs[job]):
@@ -124,5 +120,5 @@ def _addresses(cluster: dict[str, list[str]]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, where it says pages."""
+    """Returns the first line of an error message of pages."""
     return (str(error).strip().splitlines() or [""])[0][:300]

@@ -1,16 +1,16 @@
-"""Being asked to end: SIGTERM and SIGINT, of which training takes note in good time.
+"""Graceful preemption: training polls for SIGTERM and SIGINT between steps.
 
 | when                | SIGTERM                            | SIGINT (Ctrl-C)      |
 |---------------------|------------------------------------|----------------------|
-| training            | the step, or the loop of steps, is finished, its state saved, |
-|                     | and the program ends with status 75                           |
+| training            | finishes the step, or the loop of steps, saves its state and   |
+|                     | ends with status 75                                            |
 | before and after it | ends at once with status 75, as do stages that do not train    |
-| a second one        | ends at once, as if nobody had listened                       |
+| a second signal     | ends at once, by the system's default                          |
 
-Status 75 (`EX_TEMPFAIL` of sysexits.h) says: start the same command again. It goes on
-from the state that was saved; where a training keeps none (`train_retriever` with
-method "plain") it starts that training anew. Whatever the moment, nothing is lost that
-`kill -9` would not lose as well, and no step is paid for twice.
+Status 75 (`EX_TEMPFAIL` of sysexits.h) means: start the same command again. It goes on
+from the saved state; a training that keeps none (`train_retriever` with method "plain")
+starts from the beginning. No signal loses more than `kill -9` would, and no step is
+paid for twice.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _DEFAULTS: dict[int, Any] = {
 
 
 class Notice:
-    """Whether the process was asked to end; it listens once `listen` was called."""
+    """Notes that the process should end, once `listen` was called."""
 
     def __init__(self) -> None:
-        """Installs nothing: whoever imports a stage keeps the signals' handlers."""
+        """Installs nothing: a program that imports a stage keeps its own handlers."""
         self._listens = self._training = self._asked = False
         self._process = os.getpid()
 
     def listen(self) -> None:
-        """Handles both signals from now on; to be called in the main thread."""
+        """Handles both signals from now on; call it in the main thread."""
         self._listens, self._process = True, os.getpid()
         for number in _DEFAULTS:
             signal.signal(number, self._noted)
 
     @contextlib.contextmanager
     def training(self) -> Iterator[Callable[[], bool]]:
-        """While inside, a signal is noted and nothing else.
+        """Only notes signals inside the block.
 
         Yields:
-          A function that says whether there was one.
+          A function that returns whether there was one.
         """
         if self._listens and not self._asked:
-            # Again: a strategy of several workers has put a handler of its own there.
+            # Again: a strategy of several workers has replaced our handler.
             self.listen()
         self._training = True
         try:
@@ -60,7 +60,7 @@ class Notice:
             self._training = False
 
     def _noted(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # forked: not what was asked to end
+        if os.getpid() != self._process:  # a forked child, not the one to end
             signal.signal(number, _DEFAULTS[number])
             os.kill(os.getpid(), number)
             return
@@ -71,5 +71,5 @@ class Notice:
         self._asked = True
         for each, handler in _DEFAULTS.items():
             signal.signal(each, handler)
-        # Not through a logger, whose lock this very thread may hold.
+        # Not through a logger: this very thread may hold its lock.
         os.write(2, b"\nasked to end: after this step (once more to end at once)\n")

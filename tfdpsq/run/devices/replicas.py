@@ -1,7 +1,7 @@
-"""Ordinary training on replicas: whole batches dealt out, sums over all of them.
+"""Ordinary training on replicas: each takes an equal share of a batch's rows.
 
-Each replica gets an equal share of a batch's rows, and what it computes is summed up
-before it is used. (Private training deals otherwise: see `privacy.compiled`.)
+Results are summed over all replicas before use. (Private training distributes rows in
+its own way: see `privacy.compiled`.)
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import numpy as np
 import tensorflow as tf
 
 Arrays = Mapping[str, np.ndarray]
-# A batch, a replica's number and how many there are to that replica's share.
+# Maps a batch, a replica's number and the number of replicas to the replica's share.
 Deal = Callable[[Arrays, int, int], Arrays]
 
 
 def whole_batches(
     step: Callable[[Mapping[str, tf.Tensor]], Any], jit_compile: bool, deal: Deal
 ) -> Callable[[Arrays], Any]:
-    """A replica's step as a function of whole batches, compiled.
+    """Compiles a replica's step into a function of whole batches.
 
-    To be called, and the result, too, in the strategy's scope, if there is one.
+    Call it, and its result, in the strategy's scope if there is one.
 
     Args:
-      step: of a replica's share; returns the same scalars on all replicas.
+      step: takes a replica's share; returns the same scalars on all replicas.
       jit_compile: compile with XLA; in a strategy's scope left to the strategy.
       deal: gives each replica its share.
 
     Returns:
-      Takes a batch, returns what the step does, as floats.
+      A function from a batch to the step's result, as floats.
     """
     strategy = tf.distribute.get_strategy()
     count = strategy.num_replicas_in_sync
@@ -58,13 +58,7 @@ def whole_batches(
 
 
 def rows_of(batch: Arrays, replica: int, replicas: int) -> Arrays:
-    """The rows of a replica: so many, after those of the replicas before it.
-
-    Args:
-      batch: arrays of as many rows each, a multiple of `replicas`.
-      replica: its number.
-      replicas: how many.
-    """
+    """Returns a replica's rows of a batch whose size is a multiple of `replicas`."""
     shares = {}
     for name, values in batch.items():
         share = len(values) // replicas
@@ -73,11 +67,11 @@ def rows_of(batch: Arrays, replica: int, replicas: int) -> Arrays:
 
 
 def summed(values: Sequence[Any]) -> list[Any]:
-    """The values' sums over all replicas; themselves where there is one.
+    """Returns the values' sums over all replicas; the values themselves for one.
 
     Args:
-      values: of the same shapes on all replicas; `None` stays. Slices become dense:
-        those of an embedding's gradient differ in their rows.
+      values: of the same shapes on all replicas; `None` stays. Slices become dense, as
+        the rows of an embedding's gradient differ between replicas.
     """
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:

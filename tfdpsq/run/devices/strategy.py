@@ -1,23 +1,23 @@
-"""On which devices a stage trains: `--strategy`, and what goes with it.
+"""Devices that a stage trains on: `--strategy` and the flags that go with it.
 
 | --strategy  | replicas                                                             |
 |-------------|----------------------------------------------------------------------|
 | default     | one: the first GPU, or the CPU                                       |
 | mirrored    | all GPUs of this machine, or the first `--replicas`; without GPUs    |
 |             | the CPU, split into `--replicas` logical devices                     |
-| multiworker | of several machines, each with a process of its own, as TF_CONFIG    |
-|             | names them; all are started with the same command                    |
-| tpu         | of the TPU named by `--tpu`: a name, an address, or "local"          |
+| multiworker | several machines, one process each, as TF_CONFIG names them; start   |
+|             | the same command on all                                              |
+| tpu         | the TPU named by `--tpu`: a name, an address, or "local"             |
 
-None of this is a setting of the stage: a run has the same result under any of them, but
-for the order of floating-point sums, and may go on under another; not, once steps are
-paid for, where they would be compiled otherwise (`jit_compile`, a TPU), as draws under
-XLA can be others.
+None of these is a setting of the stage. A run has the same result under any of them,
+except for the order of floating-point sums, and may resume under another. Once steps
+are paid for it may not resume where they would be compiled differently (`jit_compile`,
+a TPU), since XLA can change random draws.
 
-With several workers only the first, the chief, writes into the workdir. Each of the
-others has a directory of its own for temporary files, which is removed at its end, or
-by the next worker on its machine if it was killed. One that fails ends all of them;
-started again, they go on.
+With several workers only the first, the chief, writes into the workdir. Each other
+worker has its own temporary directory, which it removes at its end; if it was killed,
+the next worker on its machine does. A worker that fails ends all of them; start them
+again to resume.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from tfdpsq.run.devices import clusters, tpus
 from tfdpsq.run.devices.preemption import Notice
 
 STRATEGIES = ("default", "mirrored", "multiworker", "tpu")
-# For stages that do other things between trainings, on one machine.
+# For stages that also do other work between trainings, on one machine.
 ONE_PROCESS = ("default", "mirrored", "tpu")
 _SCRATCH = "tfdpsq-worker-"
 _SETTLED_SECONDS = 60
-# What a collective raises when one that it waits for is no longer there.
+# Errors of a collective when another worker is gone.
 _LOSSES = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -60,17 +60,17 @@ _LOSSES = (
 
 
 class LostWorker(Exception):
-    """Another worker ended, so that this one cannot go on."""
+    """Another worker ended, so this one cannot go on."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """Where a stage trains.
+    """The devices that a stage trains on.
 
     Attributes:
-      strategy: in whose scope; `None` for none.
+      strategy: gives the scope; `None` for none.
       steps_per_loop: steps of private training in one compiled call.
-      notice: of being asked to end.
+      notice: notes signals to end.
     """
 
     strategy: tf.distribute.Strategy | None = None
@@ -78,14 +78,14 @@ class Devices:
     notice: Notice = dataclasses.field(default_factory=Notice)
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """Models and optimizers are made, and trained, inside."""
+        """Returns the scope in which models and optimizers are made and trained."""
         if self.strategy is None:
             return contextlib.nullcontext()
         return self.strategy.scope()
 
     @property
     def replicas(self) -> int:
-        """How many share a batch."""
+        """Number of replicas that share a batch."""
         return 1 if self.strategy is None else self.strategy.num_replicas_in_sync
 
     @property
@@ -101,10 +101,7 @@ class Devices:
             return workers.several()
 
     def require_single_steps(self, why: str) -> None:
-        """Refuses loops of steps.
-
-        Args:
-          why: the steps are taken one by one.
+        """Refuses loops of several steps; `why` says why the steps are single.
 
         Raises:
           InputError: `steps_per_loop` is more than one.
@@ -115,14 +112,10 @@ class Devices:
             )
 
     def require_share(self, rows: int, name: str = "batch_size") -> None:
-        """Refuses a batch of which some replicas would have more than others.
-
-        Args:
-          rows: how many it has.
-          name: of the setting that says so.
+        """Refuses a batch of `rows` that the replicas do not divide.
 
         Raises:
-          InputError: the replicas do not divide it.
+          InputError: names the setting `name`.
         """
         if rows % self.replicas:
             raise validation.InputError(
@@ -135,7 +128,7 @@ DEFAULT = Devices()
 
 
 def define_flags() -> Callable[[], dict[str, Any]]:
-    """Defines the flags; returns what gives their values once they are parsed."""
+    """Defines the flags; returns a function that reads their values."""
     defined = {
         "kind": flags.DEFINE_string(
             "strategy",
@@ -148,7 +141,7 @@ def define_flags() -> Callable[[], dict[str, Any]]:
             "tpu", "", 'For --strategy=tpu: its name or address, or "local".'
         ),
         "replicas": flags.DEFINE_integer(
-            "replicas", 0, "For --strategy=mirrored: how many; all GPUs by default."
+            "replicas", 0, "For --strategy=mirrored: number of devices; 0 for all GPUs."
         ),
         "steps_per_loop": flags.DEFINE_integer(
             "steps_per_loop", 1, "Steps of private training in one compiled call."
@@ -158,8 +151,8 @@ def define_flags() -> Callable[[], dict[str, Any]]:
     def values() -> dict[str, Any]:
         if flags.FLAGS["replicas"].present and defined["replicas"].value < 1:
             raise validation.InputError(
-                f"replicas is {defined['replicas'].value}. Give how many devices to "
-                "train on, or leave it out for all GPUs."
+                f"replicas is {defined['replicas'].value}. Give the number of devices "
+                "to train on, or leave it out for all GPUs."
             )
         return {name: flag.value for name, flag in defined.items()}
 
@@ -174,9 +167,7 @@ def opened(
     steps_per_loop: int = 1,
     offered: tuple[str, ...] = STRATEGIES,
 ) -> Iterator[Devices]:
-    """Sets up devices, and shuts down at the end what has to be.
-
-    To be called before TensorFlow has run anything.
+    """Opens devices before TensorFlow runs anything, and shuts them down at the end.
 
     Args:
       kind: one of `STRATEGIES`.
@@ -186,8 +177,8 @@ def opened(
       offered: the kinds that the stage can train under.
 
     Raises:
-      InputError: a strategy that the stage has no use for, or flags that mean nothing
-        for it; devices that are not there; a TF_CONFIG that says nothing usable.
+      InputError: a strategy that the stage cannot use, flags of another strategy,
+        missing devices, or an unusable TF_CONFIG.
     """
     if validation.one_of("strategy", kind, STRATEGIES) not in offered:
         raise validation.InputError(
@@ -203,9 +194,8 @@ def opened(
     for name, value, whose in (("tpu", tpu, "tpu"), ("replicas", replicas, "mirrored")):
         if value and kind != whose:
             raise validation.InputError(
-                f"{name} is {value!r}, which means something to strategy {whose!r} "
-                f"alone, but strategy is {kind!r}. Leave it out, or set strategy to "
-                f"{whose!r}."
+                f"{name} is {value!r}, which applies to strategy {whose!r} only, but "
+                f"strategy is {kind!r}. Leave it out, or set strategy to {whose!r}."
             )
     validation.positive_integer("steps_per_loop", steps_per_loop)
     if kind == "tpu":
@@ -226,16 +216,10 @@ def run(
     directory: pathlib.Path,
     devices: Devices,
 ) -> None:
-    """Runs a stage; of several workers the chief alone into its directory.
+    """Runs a stage; with several workers only the chief writes into its directory.
 
-    Where the stage is finished there, the others end as well. They end only when the
-    chief has written its output, so that one that fails is noticed by all.
-
-    Args:
-      stage: `run` of a stage that trains.
-      config: the stage's.
-      directory: where its output goes.
-      devices: what `opened` gave.
+    Workers end only when the chief's output is there, so that the failure of one is
+    noticed by all. Where the stage is already finished, all end.
 
     Raises:
       LostWorker: another worker ended.
@@ -273,17 +257,14 @@ def _run_with_others(stage, config, directory: pathlib.Path, devices: Devices) -
 
 @contextlib.contextmanager
 def scratch_directory() -> Iterator[pathlib.Path]:
-    """A directory for this worker's temporary files, removed at the end.
+    """Yields a directory for this worker's temporary files, removed at the end.
 
-    Private rows lie in it. So those of workers of this user that were killed on this
-    machine, which nobody holds any more, are removed as well.
-
-    Yields:
-      The directory.
+    It holds private rows. Directories that killed workers of this user left on this
+    machine are therefore removed as well.
     """
     for left in pathlib.Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
-            # A new one may not be held yet.
+        with contextlib.suppress(OSError):  # another user's, or already gone
+            # The lock of a new one may not be taken yet.
             if time.time() - left.stat().st_mtime > _SETTLED_SECONDS:
                 with _held(left):
                     shutil.rmtree(left)
@@ -309,9 +290,9 @@ def _wait_for_all(devices: Devices) -> None:
 def _mirrored(replicas: int) -> tf.distribute.Strategy:
     if replicas < 0:
         raise validation.InputError(
-            f"replicas is {replicas}. Give how many devices to train on."
+            f"replicas is {replicas}. Give the number of devices to train on."
         )
-    # Which it would read, and wait for workers that nobody asked for.
+    # Otherwise TensorFlow would read it and wait for other workers.
     if os.environ.pop(clusters.TF_CONFIG, None) is not None:
         logging.warning("TF_CONFIG is set, and ignored under --strategy=mirrored")
     gpus = tf.config.list_physical_devices("GPU")
@@ -319,7 +300,7 @@ def _mirrored(replicas: int) -> tf.distribute.Strategy:
         if replicas > len(gpus):
             raise validation.InputError(
                 f"replicas is {replicas}, but this machine has {len(gpus)} GPUs. Use "
-                "at most as many."
+                "at most that many, or leave it out."
             )
         names = [f"GPU:{number}" for number in range(replicas or len(gpus))]
         return tf.distribute.MirroredStrategy(names)
@@ -337,7 +318,7 @@ def _mirrored(replicas: int) -> tf.distribute.Strategy:
                 f"the CPU cannot be split into {count} devices any more ({error}). "
                 "Open the strategy before TensorFlow runs anything."
             ) from error
-    # Added up on one device: what collectives do better needs devices that differ.
+    # Added up on one device: these devices share memory, so collectives gain nothing.
     return tf.distribute.MirroredStrategy(
         [f"CPU:{number}" for number in range(count)],
         tf.distribute.ReductionToOneDevice(),

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.run.devices.clusters import first_line
 
-# What looks for a TPU asks servers that may not be there, without a limit of its own.
+# The look-up asks servers that may not exist, without a limit of its own.
 _LOOK_UP_SECONDS = 60
 _CONNECT_SECONDS = 10
 
@@ -24,9 +24,6 @@ def opened(name: str) -> Iterator[tf.distribute.Strategy]:
 
     Args:
       name: name, address (grpc://HOST:PORT), or "local" on a TPU VM.
-
-    Yields:
-      Its strategy.
 
     Raises:
       InputError: there is none.
@@ -49,7 +46,7 @@ def opened(name: str) -> Iterator[tf.distribute.Strategy]:
                 socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
-    # What looks for a TPU raises as it pleases, `Exception` itself included.
+    # The look-up raises many types, `Exception` itself included.
     except Exception as error:
         where = (
             "on this machine (tpu is 'local')"
@@ -72,22 +69,21 @@ def opened(name: str) -> Iterator[tf.distribute.Strategy]:
 
 
 def advice(config: Any, name: str = "") -> list[str]:
-    """What to say of settings that a TPU is slow with; nothing is changed.
+    """Returns a line for each training in float32 that bfloat16 would speed up.
+
+    Changes nothing.
 
     Args:
       config: of a stage, or of several as a config of configs.
-      name: under which it stands in a larger one.
-
-    Returns:
-      A line for each training in float32 that can be in bfloat16.
+      name: prefix of the setting's dotted name.
     """
     found = []
-    # Other stages have a `dtype`, too, but do not run on a TPU.
+    # Other stages also have a `dtype`, but do not run on a TPU.
     if "steps" in config and config.get("dtype") == "float32":
         found.append(
             f"{name}dtype is 'float32', but a TPU's matrix units multiply bfloat16: "
             f"--config.{name}dtype=mixed_bfloat16 lets them, in less memory "
-            "(weights, softmax and norms stay float32). It is left as it is, as the "
+            "(weights, softmax and norms stay float32). It is not changed, as the "
             "result depends on it."
         )
     for key, value in config.items():
@@ -97,10 +93,10 @@ def advice(config: Any, name: str = "") -> list[str]:
 
 
 def _within(seconds: float, find: Callable[[], Any]) -> Any:
-    """What `find` returns, unless it takes longer: look-ups have no limit of their own.
+    """Calls `find` with a time limit, as look-ups have none of their own.
 
     Raises:
-      TimeoutError: it took longer; it is left alone, and ends with the process.
+      TimeoutError: it took longer; its thread goes on and ends with the process.
     """
     found: list[Any] = []
     failed: list[BaseException] = []

@@ -1,6 +1,6 @@
 """Costs of a whole job: arithmetic on the amount of work and the rates.
 
-Nothing is measured here; rates come from `rates`, or from flags.
+Measures nothing; rates come from `rates`, or from flags.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ class Work:
     """The amount of work.
 
     Attributes:
-      generators: number that are fine-tuned, each of which writes a set.
+      generators: number of fine-tuned generators, each of which writes a set.
       steps: of one fine-tuning.
-      batch: pairs that a step is expected to draw.
+      batch: expected pairs of a step.
       microbatch: pairs differentiated at a time.
-      synthetic_documents: that queries are written for.
-      samples: queries for each of them.
-      retrievers: number that are trained.
+      synthetic_documents: documents that queries are written for.
+      samples: queries per document.
+      retrievers: number of trained retrievers.
       retriever_steps: of each.
-      documents: of the corpus, to be encoded, indexed and searched.
-      queries: to be searched for.
-      systems: retrievers that are evaluated, each of which encodes all documents.
+      documents: of the corpus, to encode, index and search.
+      queries: to search for.
+      systems: evaluated retrievers, each of which encodes all documents.
       dimension: of an embedding.
 
     Raises:
-      InputError: a number below 0, or below 1 where it is divided by.
+      InputError: a number below 0, or below 1 where it is a divisor.
     """
 
     generators: int = 0
@@ -58,14 +58,14 @@ class Rates:
 
     Attributes:
       examples: pairs of fine-tuning, in full microbatches.
-      step: seconds of a fine-tuning step besides its microbatches: noise, update.
+      step: seconds of a fine-tuning step in addition to its microbatches.
       queries: written.
       retriever_steps: of training a retriever.
       documents: encoded.
       products: of numbers, in a search.
       bytes: written to disk.
       query_bytes: of a query and its document in a synthetic set, on disk.
-      start: seconds until a stage is under way, of which tracing is the most.
+      start: seconds until a stage runs at full speed, mostly tracing.
     """
 
     examples: float = 0.0
@@ -81,13 +81,13 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The devices that a job may use.
+    """The devices of a job.
 
     Attributes:
-      replicas: devices that a step is shared by.
-      workers: devices that a corpus is shared by.
+      replicas: devices that share a step.
+      workers: devices that share a corpus.
       scaling: share of one device's speed that each of several reaches.
-      price: of one device for an hour, in whatever currency.
+      price: of one device for an hour, in any currency.
     """
 
     replicas: int = 1
@@ -103,7 +103,7 @@ class Devices:
         validation.in_range("price", self.price, 0.0, 1e9)
 
     def speed(self, devices: int) -> float:
-        """Returns the speed of several devices together, in that of one."""
+        """Returns the speed of several devices together, relative to one."""
         return 1.0 if devices == 1 else devices * self.scaling
 
 
@@ -114,9 +114,9 @@ class Part:
     Attributes:
       name: of the part.
       work: the amount, in words.
-      seconds: by the clock; `None` if its rate is unknown.
-      devices: busy meanwhile.
-      bytes: that stay on disk.
+      seconds: wall time; `None` if its rate is unknown.
+      devices: number in use.
+      bytes: left on disk.
     """
 
     name: str

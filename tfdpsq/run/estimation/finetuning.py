@@ -11,8 +11,8 @@ from tfdpsq import validation
 from tfdpsq.layers import T5Config
 from tfdpsq.run.estimation import formula, step
 
-# A step is measured if this share of the free memory is enough for it, and it has no
-# more than so many operations.
+# A step is measured if it needs at most this share of the free memory and at most so
+# many operations.
 _MEMORY, _FLOPS = 0.6, 3e12
 
 
@@ -21,9 +21,9 @@ class Estimate:
     """Memory and time of one config.
 
     Attributes:
-      memory: bytes at the peak, by formula.
+      memory: peak bytes, by formula.
       parameters: numbers in the model.
-      trained: those that are trained.
+      trained: number of trained ones.
       microbatches: of one step.
       flops: of one step, in products.
       measured: the step that ran here; `None` if none did.
@@ -60,13 +60,13 @@ def estimate(
       config: of stage finetune.
       shape: of the generator; the config's by default.
       process: bytes of a process that has imported what training imports.
-      measure: run the step in a process of its own, if it is small enough for here.
-      time: estimate time, too.
+      measure: run the step in a child process, if it is small enough.
+      time: estimate time as well.
       flops_per_second: of another machine; `None` is this one.
-      seconds: how long to measure, approximately.
+      seconds: approximate duration of the measurement.
 
     Raises:
-      InputError: settings that training would refuse, too.
+      InputError: settings that training would refuse as well.
     """
     shape = shape or step.shape_of(config)
     sizes = step.sizes_of(config, shape)
@@ -94,7 +94,7 @@ def estimate(
 
 
 def stage_config(config: Any) -> ml_collections.ConfigDict:
-    """Returns the config of stage finetune, or that of a pipeline's.
+    """Returns the config of stage finetune, given or inside a pipeline's.
 
     Raises:
       InputError: it is neither.

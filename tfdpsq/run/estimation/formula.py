@@ -25,9 +25,9 @@ import tensorflow as tf
 from tfdpsq.layers import T5Config
 from tfdpsq.run.estimation.step import Sizes
 
-# TensorFlow's memory for an operation of a traced step, and once for all, in bytes.
+# TensorFlow's memory per operation of a traced step, and once, in bytes.
 _PER_OPERATION, _ONCE = 25_000, 60 << 20
-# A step reaches this share of what a large product reaches.
+# Speed of a step as a share of that of a large product.
 _REACHED = 1 / 1.4
 # Share of float32 activations that mixed_bfloat16 keeps: some stay in float32.
 _HALF = 0.6
@@ -36,8 +36,8 @@ _HALF = 0.6
 class _Engine(NamedTuple):
     """Coefficients of an engine; see the module.
 
-    `gaps` is the memory lost between tensors, as a share of them; `operations` those of
-    the traced step, once and for each layer.
+    `gaps` is the memory lost between tensors, as a share of them; `operations` the
+    numbers in the traced step, once and per layer.
     """
 
     weights: float
@@ -60,14 +60,14 @@ _ENGINES = {
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes at the peak, by what they are for.
+    """Peak bytes by purpose.
 
     Attributes:
       weights: the model.
       optimizer: its slots.
-      sums: the sums of clipped gradients, which all microbatches add to.
+      sums: the sums of clipped gradients over microbatches.
       step: activations, gradients, temporary results.
-      gaps: lost between these, too small for what was needed.
+      gaps: lost between these, too small to be used.
       process: Python, TensorFlow, and the step's graph.
     """
 
@@ -138,8 +138,8 @@ def memory_of(
 def flops_of(config: ml_collections.ConfigDict, shape: T5Config, sizes: Sizes) -> float:
     """Returns the multiplications and additions of one step's products.
 
-    A backward pass takes twice the forward's, or as much again where the weights that
-    are trained are few. tensorflow-privacy's engines run it once per row.
+    A backward pass takes twice the forward's, or the same where few weights are
+    trained. tensorflow-privacy's engines run it once per row.
     """
     forward = _forward(shape, config.document_length, config.query_length)
     backward = 1.0 + sizes.trained / sizes.parameters
@@ -151,10 +151,10 @@ def flops_of(config: ml_collections.ConfigDict, shape: T5Config, sizes: Sizes) -
 
 
 def flops_per_second(seconds: float = 0.6) -> float:
-    """Measures what products in a step reach on this machine."""
+    """Measures this machine's speed at the products of a step."""
     one, other = tf.ones([2048, 512]), tf.ones([512, 1024])
     tf.matmul(one, other)
-    # The mean, not the best: other load on the machine slows training as well.
+    # The mean, not the best: other load slows training as well.
     start, runs = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         tf.matmul(one, other).numpy()

@@ -17,8 +17,8 @@ class Estimate:
     Attributes:
       parts: of the job.
       rates: of one device.
-      memory: bytes of fine-tuning at its peak; `None` if not requested.
-      assumed: sentences.
+      memory: peak bytes of fine-tuning; `None` if not requested.
+      assumed: assumptions, in sentences.
     """
 
     parts: list[Part]

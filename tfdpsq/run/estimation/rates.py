@@ -1,9 +1,9 @@
 """Throughput of one device at the work of a job: measured here, or from a log.
 
-What is measured is what runs: `synthesize`, `encode_texts`, the retriever's step, a
-search; fine-tuning is measured by `step`. Weights are random, and nothing private is
-read. Such a generator hardly ever ends a query before its last token, which is why the
-length of queries is an argument.
+Measures the code that runs: `synthesize`, `encode_texts`, the retriever's step, a
+search; `step` measures fine-tuning. Weights are random, and nothing private is read.
+A random generator rarely ends a query before its last token, so the length of queries
+is an argument.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tfdpsq.run.training import plain_training
 
 # Documents used in the measurements.
 _SAMPLED = 4096
-# Batches of queries written at least, after the first.
+# Fewest batches of queries that are written after the first.
 _BATCHES = 2
 _DISK = 64 << 20
 # Field of a log, prefixes of the stage's name, the rate.
@@ -81,7 +81,7 @@ def synthesis(
     with contextlib.suppress(_EnoughError):
         for _ in writer.queries(_again(documents), 0, on_batch):
             pass
-    # The first one was traced, too.
+    # The first batch includes tracing.
     elapsed = batches[-1][0] - batches[0][0]
     return {
         "queries": sum(queries for _, queries in batches[1:]) / elapsed,
@@ -110,7 +110,7 @@ def encoding(
         )
         return time.perf_counter() - began
 
-    alone = took(batch)  # nearly all of it is tracing
+    alone = took(batch)  # mostly tracing
     count, more = batch, 0.0
     while more - alone < seconds and count < 1 << 20:
         count *= 2
@@ -167,7 +167,7 @@ def machine(dimension: int, index: str, seconds: float) -> dict[str, float]:
 
 
 def from_logs(workdir: pathlib.Path) -> dict[str, float]:
-    """Reads rates off the logs of a job, from the last point of each kind.
+    """Reads rates from the logs of a job, from the last point of each kind.
 
     Stages are recognized by name. A generator's rate is that of whole steps, which
     include `step`.
@@ -191,7 +191,7 @@ def from_logs(workdir: pathlib.Path) -> dict[str, float]:
     if not found:
         raise validation.InputError(
             f"{private / progress.LOGS} has no log with a rate. Give the workdir of a "
-            "job that ran; in strict mode none is kept."
+            "job that ran without strict mode, which keeps none."
         )
     return found
 
@@ -209,7 +209,7 @@ def sample(corpus: str) -> list[Document]:
 
 
 def known(found: dict[str, float]) -> Rates:
-    """Returns rates by name; those that are missing are 0, which is unknown.
+    """Returns rates by name; missing ones are 0, which means unknown.
 
     Raises:
       InputError: a rate that is negative or not finite.

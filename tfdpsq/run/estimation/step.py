@@ -1,8 +1,8 @@
 """One fine-tuning step: the sizes of its variables, and a measurement of it.
 
-Model, optimizer and step are built by the code that trains. `sizes_of` gives them
-variables that have a shape and no value, so that nothing is allocated, however large
-the model. `measure` runs a real step with random weights, and reads no data.
+The code that trains builds model, optimizer and step. `sizes_of` gives them variables
+with a shape but no value, so a model of any size allocates nothing. `measure` runs a
+real step with random weights, and reads no data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.layers import T5Config
 from tfdpsq.run.training import private_training, starting_model
 
-# Microbatches of the two steps whose difference is two microbatches.
+# Microbatches of the two measured steps.
 _FEW, _MORE = 1, 3
 
 
@@ -36,10 +36,10 @@ class Sizes:
 
     Attributes:
       parameters: numbers in the model.
-      trained: those that are trained.
+      trained: number of trained ones.
       weights: bytes of the model.
       slots: bytes of the optimizer's variables.
-      microbatches: in one logical step.
+      microbatches: of one logical step.
     """
 
     parameters: int
@@ -51,10 +51,10 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A step that ran in a process of its own.
+    """A step that ran in a child process.
 
     Attributes:
-      peak: most resident bytes of the process; 0 where the system does not say.
+      peak: largest resident bytes of the process; 0 where the system hides it.
       examples: pairs per second, in full microbatches.
       seconds: of a logical step in addition to its microbatches.
     """
@@ -81,11 +81,11 @@ def shape_of(config: ml_collections.ConfigDict) -> T5Config:
 def sizes_of(config: ml_collections.ConfigDict, shape: T5Config) -> Sizes:
     """Builds the model and the optimizer without values, and counts.
 
-    Layers are alike: one and two of them tell the size of any number, unless `trained`
-    names layers by number.
+    Layers have equal sizes, so models of one and two layers determine any other, unless
+    `trained` names layers by number.
 
     Raises:
-      InputError: settings that training would refuse, too.
+      InputError: settings that training would refuse as well.
     """
     size = validation.positive_integer("microbatch_size", config.microbatch_size)
     validation.positive_integer("batch_size", config.batch_size)
@@ -124,16 +124,11 @@ def measure(
     One step has one microbatch, another one three; their difference is two
     microbatches.
 
-    Args:
-      config: of stage finetune.
-      shape: of the generator.
-      seconds: how long to measure, approximately.
-
     Returns:
       The measurement; `None` if the process was killed, as when memory runs out.
 
     Raises:
-      InputError: settings that training would refuse, too.
+      InputError: settings that training would refuse as well.
     """
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -156,7 +151,7 @@ def available_bytes() -> int:
 
 
 def in_turns(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
-    """Returns the mean seconds of each; they take turns, at least twice."""
+    """Returns the mean seconds of each run; they alternate, at least twice."""
     for run in runs:  # traces, allocates
         run()
     totals = [0.0] * len(runs)
@@ -215,7 +210,7 @@ def _model_and_optimizer(
     n = max(config.n_bound, 100 * config.batch_size)
     units = private_training.Units(n, groups=None, private=False)
     spec = private_training.spec_of(config, units)
-    # The value of the noise's deviation costs nothing; calibrating it does.
+    # Calibrating the noise is slow, and its value does not affect the time.
     plan = privacy.PrivacyPlan(spec, rows, 1.0 if spec.private else 0.0)
     model = T5QueryGenerator(
         shape, config.dtype, config.rematerialize, config.soft_prompt.length
@@ -228,7 +223,7 @@ def _model_and_optimizer(
 
 
 def _without_value(create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
-    """Makes a variable as it would be, but for its initial value."""
+    """Makes a variable with all its properties except the initial value."""
     initial = options["initial_value"]
     if not callable(initial):
         return create(**options)

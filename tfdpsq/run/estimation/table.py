@@ -42,12 +42,7 @@ class Row:
 def rows(
     config: ml_collections.ConfigDict, process: int, engines: Sequence[str] = ENGINES
 ) -> Iterator[Row]:
-    """Yields the table, with the config's lengths, optimizer, LoRA, dtype and so on.
-
-    Args:
-      config: of stage finetune.
-      process: see `formula.memory_of`.
-      engines: those of `ENGINES` that are wanted.
+    """Yields the table's rows, with the config's other settings.
 
     Raises:
       InputError: an unknown engine.

@@ -1,8 +1,8 @@
-"""The shards of a pass as the elements of an Apache Beam pipeline.
+"""Runs the shards of a pass as the elements of an Apache Beam pipeline.
 
-Imported only where Beam is asked for. Every element is a shard's number; a worker loads
-the models once and does for each number what any other process would do, so the shards
-are the same. The command that started the pipeline merges them.
+Imported only for `--beam`. Each element is a shard's number; a worker loads the models
+once and makes shards exactly as any other process does. The command that started the
+pipeline merges them.
 """
 
 from __future__ import annotations
@@ -27,25 +27,20 @@ from tfdpsq.run.passes import passes
 
 _LOCAL = (None, "DirectRunner", "FnApiRunner")
 _WORKER = b"apache_beam.runners.worker.sdk_worker_main"
-# So often workers are started again before the machine is to blame.
+# Local workers may die so many times before the command gives up.
 _TIMES_DIED = 3
 
 
 class MakeShardFn(apache_beam.DoFn):
-    """Makes the shard of the number it is given; yields the number."""
+    """Makes the shard of each number; yields the number."""
 
     def __init__(self, shards: ShardDirectory, work: passes.Work):
-        """Loads nothing yet: it is pickled, and sent to workers.
-
-        Args:
-          shards: where they go.
-          work: what is done.
-        """
+        """Loads nothing yet: the function is pickled and sent to workers."""
         self._shards, self._work = shards, work
         self._shared = shared.Shared()
 
     def setup(self) -> None:
-        """Loads the models, once in a process however many threads it has."""
+        """Loads the models, once per process, whatever its number of threads."""
         self._maker = self._shared.acquire(self._loaded)
 
     def process(self, element: int) -> Iterator[int]:
@@ -67,14 +62,11 @@ def run(
 ) -> None:
     """Makes shards by the workers of a Beam runner, and waits for them.
 
-    Args:
-      shards: where they go: a place that all workers see.
-      work: what is done.
-      indices: which shards.
-      flags: Beam's own, such as `--runner=DataflowRunner --region=...`.
+    All workers must reach the directory. `flags` are Beam's own, such as
+    `--runner=DataflowRunner --region=...`.
 
     Raises:
-      InputError: a worker raised one, or local workers died again and again.
+      InputError: a worker raised one, or local workers died repeatedly.
     """
     logging.info("%s: flags for Beam: %s", work.name, " ".join(flags) or "none")
     options = pipeline_options.PipelineOptions(list(flags))
@@ -84,8 +76,8 @@ def run(
         return
     left = list(indices)
     for _ in range(_TIMES_DIED):
-        # By default Beam would first download a runner that is no Python program and
-        # knows nothing of --direct_num_workers and --direct_running_mode.
+        # Beam's default would download a runner that is not written in Python and
+        # ignores --direct_num_workers and --direct_running_mode.
         local = fn_api_runner.FnApiRunner()
         died = _watched(_pipeline(local, options, shards, work, left))
         if died is None:
@@ -95,9 +87,9 @@ def run(
         if not left:
             return
     raise validation.InputError(
-        f"workers of Beam died {_TIMES_DIED} times, the last one so: {died}. Finished "
-        "shards are kept: run the same command again, with fewer workers if it was "
-        "memory that they lacked."
+        f"workers of Beam died {_TIMES_DIED} times; the last message: {died}. Finished "
+        "shards are kept: run the same command again, with fewer workers if memory ran "
+        "out."
     )
 
 
@@ -122,28 +114,28 @@ def _waited_for(pipeline: apache_beam.Pipeline) -> None:
     try:
         pipeline.run().wait_until_finish()
     except Exception as error:
-        # What a worker raised comes as text.
-        told = re.findall(r"(?:InputError|DataError): (.+)", str(error))
-        if not told:
+        # A worker's error arrives as text.
+        messages = re.findall(r"(?:InputError|DataError): (.+)", str(error))
+        if not messages:
             raise
-        raise validation.InputError(told[-1]) from error
+        raise validation.InputError(messages[-1]) from error
 
 
 def _watched(pipeline: apache_beam.Pipeline) -> str | None:
     """Waits for a local pipeline, or for one of its worker processes to die.
 
-    Beam's local runner notes that a worker has died in a thread of its own, and waits
-    for what that worker was doing for ever.
+    Beam's local runner notices a dead worker in another thread only, and goes on
+    waiting for its result.
 
     Returns:
-      How a worker died; `None` if all is done.
+      The message of a worker's death; `None` when all work is done.
     """
     over = threading.Event()
     died: list[str] = []
     failed: list[BaseException] = []
     before = threading.excepthook
 
-    def told(error: threading.ExceptHookArgs) -> None:
+    def note(error: threading.ExceptHookArgs) -> None:
         if error.thread is None or error.thread.name != "run_worker":
             before(error)
             return
@@ -158,7 +150,7 @@ def _watched(pipeline: apache_beam.Pipeline) -> str | None:
         finally:
             over.set()
 
-    threading.excepthook = told
+    threading.excepthook = note
     try:
         threading.Thread(target=run, name="pipeline", daemon=True).start()
         over.wait()
@@ -173,16 +165,16 @@ def _watched(pipeline: apache_beam.Pipeline) -> str | None:
 
 
 def _end_workers() -> None:
-    """Ends the worker processes that this one started, which nobody will ask again."""
+    """Ends the worker processes that this process started, which have no work left."""
     parents, workers = {}, []
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # already ended
             status = (entry / "stat").read_text().rpartition(")")[2].split()
             parents[int(entry.name)] = int(status[1])
             if _WORKER in (entry / "cmdline").read_bytes():
                 workers.append(int(entry.name))
     for worker in workers:
-        # A shell that we started, and the worker that it started.
+        # A shell that we started, and the worker that the shell started.
         if os.getpid() in (parents[worker], parents.get(parents[worker])):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A corpus cut into the shards of a pass, whatever the number of workers."""
+"""Cuts a corpus into the shards of a pass, the same for any number of workers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PLAN_FILE = "plan.json"
 
 @dataclasses.dataclass(frozen=True)
 class CorpusShards:
-    """Shards of a corpus, or of an evenly spread part of it. To be pickled.
+    """Shards of a corpus, or of an evenly spread part of it; can be pickled.
 
     Of D documents, shard i of S holds those from D·i/S to D·(i+1)/S.
 
     Attributes:
       file: the corpus.
-      most: how many documents are taken; 0 takes all.
-      plan: where each shard's documents lie.
-      remedy: what to do if the corpus is changed.
+      most: number of documents taken; 0 takes all.
+      plan: boundaries of the shards.
+      remedy: advice for a corpus that was changed.
     """
 
     file: str
@@ -37,20 +37,20 @@ class CorpusShards:
 
     @property
     def count(self) -> int:
-        """How many shards, S."""
+        """Number of shards, S."""
         return len(self.plan.ranges)
 
     @property
     def documents(self) -> int:
-        """How many documents in all, D."""
+        """Number of documents in all shards, D."""
         return min(self.most or self.plan.documents, self.plan.documents)
 
     def first(self, index: int) -> int:
-        """How many documents lie in the shards before this one."""
+        """Returns the number of documents in the shards before this one."""
         return self.documents * index // self.count
 
     def size(self, index: int) -> int:
-        """How many documents a shard holds."""
+        """Returns the number of documents in a shard."""
         return self.first(index + 1) - self.first(index)
 
     def read(self, index: int) -> Iterator[Document]:
@@ -59,10 +59,10 @@ class CorpusShards:
         Raises:
           DataError: a malformed line; a corpus that was changed, at the end.
         """
-        lies = self.plan.ranges[index]
-        documents = corpus_plan.read_range(self.file, lies, self.remedy)
+        lines = self.plan.ranges[index]
+        documents = corpus_plan.read_range(self.file, lines, self.remedy)
         total = self.plan.documents
-        return sources.due_documents(documents, lies.start, total, self.most or total)
+        return sources.due_documents(documents, lines.start, total, self.most or total)
 
 
 def cut(
@@ -70,14 +70,14 @@ def cut(
 ) -> CorpusShards:
     """Cuts a corpus into shards, by the plan in a pass's directory if there is one.
 
-    That plan saves reading the corpus: its fingerprint is taken from there if the
-    corpus has the size that it had, and what a shard reads of it is compared then.
+    The plan saves a pass over the corpus: its fingerprint is reused if the size is the
+    same, and each shard compares what it reads.
 
     Args:
       corpus: "pydocs" or a BEIR directory, local or of another file system.
-      most: how many documents, evenly spread over it; 0 takes all.
-      shard_documents: most documents of a shard.
-      pass_directory: where the shards are to lie.
+      most: number of documents, evenly spread over it; 0 takes all.
+      shard_documents: largest number of documents in a shard.
+      pass_directory: directory for the shards.
 
     Raises:
       InputError: a number out of range.
@@ -89,14 +89,7 @@ def cut(
 def cut_file(
     file: str, most: int, shard_documents: int, pass_directory: str
 ) -> CorpusShards:
-    """As `cut`, of a file of JSON lines, each with an id and a text.
-
-    Args:
-      file: the file, `.jsonl` or `.jsonl.gz`.
-      most: as for `cut`.
-      shard_documents: as for `cut`.
-      pass_directory: as for `cut`.
-    """
+    """Cuts a JSON Lines file, plain or gzipped, of ids and texts, as `cut` does."""
     validation.positive_integer("shard_documents", shard_documents)
     if most:
         validation.positive_integer("the number of documents", most)
@@ -104,7 +97,7 @@ def cut_file(
     def bounds(total: int) -> list[int]:
         taken = min(most or total, total)
         shards = max(1, math.ceil(taken / shard_documents))
-        # Of the first n documents n · taken // total are taken: the least n for each.
+        # The first n documents give n · taken // total: find the least n for each.
         firsts = (taken * index // shards for index in range(shards + 1))
         return [-(-first * total // (taken or 1)) for first in firsts]
 
@@ -119,12 +112,12 @@ def cut_file(
 
 
 def _file_of(corpus: str) -> str:
-    """The file with the documents; of a remote directory, nothing else is looked at."""
+    """Returns the file of documents; looks at nothing else in a remote directory."""
     if any_files.is_local(corpus):
         return str(sources.open_beir(corpus).corpus_file)
     for name in ("corpus.jsonl", "corpus.jsonl.gz"):
         if tf.io.gfile.exists(f"{corpus.rstrip('/')}/{name}"):
             return f"{corpus.rstrip('/')}/{name}"
     raise validation.DataError(
-        corpus, "holds no corpus.jsonl (nor .gz)", "Give a BEIR directory"
+        corpus, "has no corpus.jsonl (nor .gz)", "Give a BEIR directory"
     )

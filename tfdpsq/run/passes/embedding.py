@@ -1,4 +1,4 @@
-"""Embeds a corpus, or queries, by shards: the work of `encode` and `index`."""
+"""Embeds a corpus, or queries, by shards, for the stages `encode` and `index`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from tfdpsq.run.passes import (
     query_sets,
     sharded_stages,
 )
-from tfdpsq.run.training import private_training
 
 DOCUMENTS = "documents"
 QUERIES = "queries"
@@ -41,21 +40,17 @@ def declared() -> dict[str, settings.Setting]:
         "vocabulary": settings.Text(""),
         "corpus": settings.Text(sources.PYDOCS, required=True),
         "batch_size": settings.Integer(128),
-        # Documents (or queries) of a shard at most: what one process does at a time,
-        # and what is in memory.
+        # Most documents (or queries) of a shard, which one process holds in memory.
         "shard_documents": settings.Integer(65_536),
         "jit_compile": settings.Flag(False),
     }
 
 
 def check(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Fingerprints of retriever and vocabulary, which must fit.
-
-    Args:
-      config: of this stage, or of `index`.
+    """Returns the fingerprints of a matching retriever and vocabulary.
 
     Raises:
-      InputError: bad settings, no retriever, or a vocabulary that is not its own.
+      InputError: bad settings, no retriever, or another retriever's vocabulary.
     """
     if not config.retriever or not config.vocabulary:
         raise validation.InputError(
@@ -71,8 +66,8 @@ def check(config: ml_collections.ConfigDict) -> dict[str, str]:
     used = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
     if used["inputs"]["vocabulary"] != tokenizer.fingerprint:
         raise validation.InputError(
-            f"vocabulary is {config.vocabulary}, which is not what {config.retriever} "
-            "was trained with. Give the SentencePiece file that it was."
+            f"vocabulary is {config.vocabulary}, but {config.retriever} was trained "
+            "with another. Give the SentencePiece file it was trained with."
         )
     return inputs
 
@@ -87,17 +82,10 @@ def run_pass(
     base: str = "",
     asked: query_sets.QuerySet | None = None,
 ) -> dict[str, Any] | None:
-    """Embeds a corpus, or queries, by shards; for this stage and `index`.
+    """Embeds a corpus, or queries, by shards.
 
-    Args:
-      name: of the stage.
-      config: its settings.
-      inputs: fingerprints of all it reads but the corpus.
-      output: where the embeddings go; see `output_of`.
-      merge: as for `sharded_stages.run_stage`.
-      launch: as for `run`.
-      base: what `index` wrote and whose documents are left out, or "".
-      asked: the queries to embed instead of documents.
+    `inputs` are fingerprints of all it reads except the corpus. `base` is an output of
+    `index` whose documents are left out; `asked` are queries to embed instead.
 
     Returns:
       As `sharded_stages.run_stage`.
@@ -108,7 +96,7 @@ def run_pass(
         inputs = {**inputs, "corpus": corpus.plan.fingerprint}
         certificate = certificate_of(config.retriever)
     else:
-        # The plan, with its plain hashes, lies beside the shards: where they may, too.
+        # The plan holds plain hashes, and goes only where the shards may go.
         corpus = corpus_shards.cut_file(asked.file, 0, config.shard_documents, place)
         inputs = {**inputs, "queries": asked.fingerprint}
         certificate = asked.certificate
@@ -143,14 +131,7 @@ def output_of(
     certificate: dict[str, Any] | None,
     *made_from: str,
 ) -> releases.Output:
-    """Where embeddings of public texts go, by what protects the retriever.
-
-    Args:
-      directory: where they are wanted.
-      path: the retriever.
-      certificate: of the embeddings.
-      *made_from: what else they are made from, on this machine.
-    """
+    """Returns the output for embeddings of public texts."""
     return releases.Output(
         directory,
         releases.guarantee_of(certificate, sources.fetched(path), *made_from),
@@ -168,17 +149,10 @@ def start_worker(
     logs: pathlib.Path | None,
     asked: query_sets.QuerySet | None = None,
 ) -> passes.MakeShard:
-    """Loads the retriever; returns what embeds a shard's documents, or queries.
+    """Loads the retriever; returns a function that embeds a shard's texts.
 
-    Args:
-      path: the retriever.
-      vocabulary: its SentencePiece file.
-      batch_size: as in the config.
-      jit_compile: as in the config.
-      corpus: the documents of every shard.
-      base: what `index` wrote and whose documents are left out, or "".
-      logs: where rates go.
-      asked: the queries whose file `corpus` is; `None` for documents.
+    Leaves out the documents in `base`, an output of `index`. `asked` are the queries in
+    the file of `corpus`, `None` for documents; `logs` is the directory for rates.
 
     Raises:
       InputError: a base made by another retriever.
@@ -226,11 +200,11 @@ def start_worker(
 
 
 def add_shards(index: retriever.DocumentIndex, shards: ShardDirectory) -> None:
-    """Adds what `start_worker` made to an index, one shard in memory at a time.
+    """Adds the finished shards to an index, one shard in memory at a time.
 
     Raises:
-      InputError: an id that is there already.
-      DamagedShard: a shard is not what it was when it was made.
+      InputError: a duplicate id.
+      DamagedShard: a shard was changed after it was made.
     """
     for number in range(shards.spec.shards):
         with shards.reading(number) as mark:
@@ -245,12 +219,12 @@ def add_shards(index: retriever.DocumentIndex, shards: ShardDirectory) -> None:
 def load(
     path: str, vocabulary: str, texts: str = DOCUMENTS
 ) -> tuple[retriever.TwoTower, Tokenizer, str]:
-    """A retriever, its tokenizer, and the fingerprint of one of its towers.
+    """Loads a retriever, its tokenizer, and the fingerprint of one of its towers.
 
     Args:
       path: the retriever.
       vocabulary: its SentencePiece file.
-      texts: "documents" or "queries": what the tower embeds.
+      texts: "documents" or "queries": the texts that the tower embeds.
 
     Raises:
       InputError: the vocabulary has pieces that the retriever does not know.
@@ -262,22 +236,8 @@ def load(
     return model, tokenizer, maker
 
 
-def write_certificate(out: pathlib.Path, path: str) -> None:
-    """Puts a retriever's certificate beside what it embedded.
-
-    Args:
-      out: where to.
-      path: the retriever.
-    """
-    private_training.write_certificate(out, certificate_of(path))
-
-
 def certificate_of(path: str) -> dict[str, Any] | None:
-    """A retriever's certificate; `None` for one made from public documents alone.
-
-    Args:
-      path: the retriever.
-    """
+    """Returns a retriever's certificate; `None` for one from public data alone."""
     return read_certificate(sources.fetched(path))
 
 

@@ -1,14 +1,14 @@
-"""How fast a pass over a corpus goes, by whoever does its shards.
+"""Progress of a pass over a corpus, logged by all processes that make its shards.
 
-All processes of a pass append to one log, a line at a time; of several lines about one
-shard the last one counts, so a shard that is made again after a kill is in it once:
+All append to one log, a line at a time. The last line about a shard counts, so a shard
+that is made again after a kill counts once:
 
     {"shard": 3, "of": 16, "queries": 512, "total": 8192, "queries_per_second": …, …}
     {"shard": 3, "of": 16, "rows": 8192, "seconds": …, "finished": 1, …}
 
-TensorBoard finds the same in a folder of each process. Shards and their marks never
-hold a time: they are the same whoever made them. Where a worker cannot write the log
-(one on another machine, without the disk), it says so once and goes on.
+TensorBoard finds the same in a folder per process. Shards and their marks never hold a
+time, so they do not depend on the process that made them. A worker that cannot write
+the log (on another machine, without the disk) warns once and goes on.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tfdpsq.run.core.progress import SECONDS, log_directory
 
 
 def log_of(shards: str) -> pathlib.Path | None:
-    """The log directory of a pass; `None` where there is none.
+    """Returns the log directory of a pass; `None` where there is none.
 
     Args:
-      shards: the directory of its shards, `.NAME.shards` beside the stage's output. One
-        that is not local, or called otherwise, has no log.
+      shards: the directory of its shards, `.NAME.shards` next to the stage's output. A
+        directory that is not local, or has another name, has no log.
     """
     folder, name = os.path.split(shards)
     if not any_files.is_local(shards) or not name.endswith(".shards"):
@@ -46,27 +46,17 @@ def log_of(shards: str) -> pathlib.Path | None:
 def finished(
     logs: pathlib.Path | None, shard: int, of: int, rows: int, seconds: float
 ) -> None:
-    """Says that a shard was made.
-
-    Args:
-      logs: the pass's, see `log_of`.
-      shard: which.
-      of: how many there are.
-      rows: that it holds.
-      seconds: that it took.
-    """
+    """Logs that a shard was made."""
     rate = rows / max(seconds, 1e-9)
     values = {"rows": rows, "seconds": seconds, "rows_per_second": rate, "finished": 1}
     _say(logs, shard, of, shard, values)
 
 
 class PassProgress:
-    """The progress bar of one shard, with points of the log on the way.
+    """The progress bar of one shard, with points in the log.
 
-    The rate is that since the first items came: loading and tracing, of which a process
-    has to do a part only once, would make its first shard look slow.
-
-    Also a context manager, which closes it.
+    The rate counts from the first items, since loading and tracing would make the first
+    shard of a process look slow. As a context manager it closes itself.
     """
 
     def __init__(
@@ -80,13 +70,8 @@ class PassProgress:
     ):
         """Starts the bar.
 
-        Args:
-          logs: the pass's, see `log_of`.
-          unit: what is counted, in the plural.
-          shard: which one, and of how many.
-          total: how many items the shard will have.
-          first: how many of the whole lie before it.
-          clock: seconds.
+        `shard` is its number and the number of shards; `first` the number of items
+        before it; `clock` returns seconds.
         """
         self._logs, self._unit, self._shard = logs, unit, shard
         self._total, self._first = total, first
@@ -102,11 +87,9 @@ class PassProgress:
         self._done = self._tokens = self._said = 0
 
     def add(self, items: int, tokens: int = 0) -> None:
-        """Counts what was done since the last call.
+        """Counts the items since the last call.
 
-        Args:
-          items: how many.
-          tokens: how many they have, without padding, where that is known.
+        `tokens` excludes padding, and is 0 where it is not known.
         """
         now = self._clock()
         self._done += items

@@ -1,7 +1,7 @@
-"""Runs the shards of a pass: by this process, whoever else runs others.
+"""Makes the shards of a pass in this process, next to any other processes.
 
-See `data.shards` for what lies on disk, `sharded_stages` for a stage that is a pass,
-and `beam` for workers of Apache Beam.
+See `data.shards` for the files, `sharded_stages` for a stage that is a pass, and `beam`
+for workers of Apache Beam.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.run.core import outputs
 from tfdpsq.run.passes import pass_progress
 
-# Makes a shard: its number, and where to write it.
+# Makes a shard: takes its number and its writer.
 MakeShard = Callable[[int, ShardWriter], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Who does which shards.
+    """The division of shards among commands.
 
     Attributes:
-      num_shards: number of commands that share the work. Command i does the pass's
-        shards i, i + num_shards, i + 2 · num_shards, …
-      shard_index: which of them this is, from 0.
-      beam: flags for Apache Beam, whose workers then do all; or `None`.
+      num_shards: number of commands that share the work. Command i makes shards i,
+        i + num_shards, i + 2 · num_shards, …
+      shard_index: index of this command, from 0.
+      beam: flags for Apache Beam, whose workers then make all shards; or `None`.
 
     Raises:
       InputError: no such command.
@@ -51,13 +51,13 @@ class Launch:
             )
         if self.beam is not None and self.num_shards > 1:
             raise validation.InputError(
-                f"num_shards is {self.num_shards}, with Beam; its runner shares the "
+                f"num_shards is {self.num_shards}, with Beam, whose runner shares the "
                 "work itself. Leave out num_shards, or beam."
             )
 
     @property
     def alone(self) -> bool:
-        """Whether this command sees to all shards."""
+        """True if this command is responsible for all shards."""
         return self.num_shards == 1
 
 
@@ -67,14 +67,14 @@ ALONE = Launch()
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What is done for every shard. To be pickled, for workers elsewhere.
+    """The work for every shard; can be pickled for workers elsewhere.
 
     Attributes:
-      name: what shards are called by, and the log.
-      shards: how many there are.
-      start: loads what the work needs (models, vocabularies), once in a process, and
-        returns the function that makes a shard. A function of a module, or a
-        `functools.partial` of one, with arguments that can be pickled.
+      name: names the shards and the log.
+      shards: number of shards.
+      start: loads models and vocabularies once per process, and returns the function
+        that makes a shard. A function of a module, or a `functools.partial` of one,
+        with arguments that can be pickled.
     """
 
     name: str
@@ -83,34 +83,26 @@ class Work:
 
 
 class Maker:
-    """Makes shards in this process; models are loaded for the first one it makes."""
+    """Makes shards in this process; loads the models for the first one it makes."""
 
     def __init__(self, shards: ShardDirectory, work: Work):
-        """Loads nothing yet.
-
-        Args:
-          shards: where they go.
-          work: what is done.
-        """
+        """Loads nothing yet."""
         self._shards, self._work = shards, work
         self._loading = threading.Lock()
         self._make: MakeShard | None = None
 
     def load(self) -> MakeShard:
-        """The function that makes a shard, with all that it needs."""
+        """Returns the function that makes a shard; loads the models on first use."""
         with self._loading:
             if self._make is None:
                 self._make = self._work.start()
             return self._make
 
     def make_all(self, indices: Iterable[int]) -> None:
-        """Makes shards that are not there.
+        """Makes missing shards.
 
-        Those that another process is making are left to it, and looked at again at
-        the end: it may have died.
-
-        Args:
-          indices: which are wanted.
+        Skips those that another process is making, and checks them again at the end,
+        since that process may have died.
 
         Raises:
           InputError: what the work raises; the disk is full.
@@ -126,14 +118,14 @@ class Maker:
             self.make(index, wait=True)
 
     def make(self, index: int, wait: bool) -> bool:
-        """Makes a shard unless it is there.
+        """Makes a shard unless it exists.
 
         Args:
-          index: which.
-          wait: until another process that is making it has ended.
+          index: its number.
+          wait: whether to wait for another process that is making it.
 
         Returns:
-          Whether it is there now; if not, another process is making it.
+          Whether it exists now; if not, another process is making it.
 
         Raises:
           FileNotFoundError: the directory was removed, as after a merge.
@@ -147,7 +139,7 @@ class Maker:
                 raise FileNotFoundError(f"{self._shards.directory} was removed")
             make = self.load()
             started = time.monotonic()
-            # Also in a worker elsewhere, whose stage closes nothing.
+            # Applies in remote workers too, where the stage sets no umask.
             with outputs.owner_only(), self._shards.writing(index) as out:
                 make(index, out)
         seconds = time.monotonic() - started

@@ -1,14 +1,14 @@
-"""Queries that a stage embeds: where they lie, whose they are, what their use costs.
+"""Queries that a stage embeds: their file, their guarantee, and the cost of their use.
 
-| what is given                       | its queries                                |
+| input                               | its queries                                |
 |-------------------------------------|--------------------------------------------|
-| a synthetic or public set           | are free; its certificate goes along       |
+| a synthetic or public set           | are free to use; the certificate is kept   |
 | a BEIR directory, `private` = True  | are private: see below                     |
-| a BEIR directory, `private` = False | are public, as BEIR's own are, by its word |
+| a BEIR directory, `private` = False | are public, as declared                    |
 
-An embedding of a private query tells what it says, near enough to find its text, and no
-ε covers it, whatever protects the retriever. So the read is recorded before anything is
-made of it, refused in strict mode, and the output has to lie in the private directory.
+An embedding of a private query reveals its content, nearly to the word, and no ε covers
+it, whatever protects the retriever. So the read is recorded before the queries are
+used and refused in strict mode, and the output must be in the private directory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tfdpsq.data import any_files
 from tfdpsq.data.records import verify
 from tfdpsq.data.texts import Document, documents_fingerprint
 from tfdpsq.privacy import read_certificate
-from tfdpsq.privacy.certificate import inherited_certificate
-from tfdpsq.run.core import settings, sources
+from tfdpsq.privacy.proof.certificate import inherited_certificate
+from tfdpsq.run.core import releases, settings, sources
 from tfdpsq.run.passes import sharded_stages
 from tfdpsq.run.training import private_training
 
@@ -35,13 +35,13 @@ class QuerySet:
     """Some queries.
 
     Attributes:
-      file: JSON lines, which hold them.
-      fingerprint: of what they say, fit to be released.
-      judged: (BEIR directory, split) whose judged queries alone are taken of the file;
-        `None` takes all.
+      file: JSON Lines file that holds them.
+      fingerprint: of their content; may be released.
+      judged: (BEIR directory, split) whose judged queries alone are taken from the
+        file; `None` takes all.
       private: whether they are private queries themselves.
-      certificate: of what is made of them. That of the set, or of what embeds them;
-        `None` where both are public, and for private ones, which have none.
+      certificate: of what is made from them: that of the set or of the encoder. `None`
+        where both are public, and for private queries, which have none.
     """
 
     file: str
@@ -52,11 +52,11 @@ class QuerySet:
 
 
 def declared() -> dict[str, settings.Setting]:
-    """Settings that say which queries, and whose.
+    """Settings that choose queries and declare their guarantee.
 
-    `split` and `private` are of a BEIR directory: which of its queries, and whether
-    they are private. `strict` refuses private ones; `private_directory` is where
-    private things lie, by default `private/` above the output, or beside it.
+    `split` and `private` apply to a BEIR directory: the split of its queries, and
+    whether they are private. `strict` refuses private ones; `private_directory` is the
+    private directory, by default `private/` above the output, or next to it.
     """
     return {
         "split": settings.Text("test", required=True),
@@ -72,28 +72,28 @@ def open_queries(
     name: str,
     encoder: dict[str, Any] | None,
 ) -> QuerySet:
-    """Checks queries, and records that they are read if they are private.
+    """Checks queries, and records the read if they are private.
 
     Args:
       config: `settings`, and `corpus`: a synthetic or public set, local or of another
         file system; a BEIR directory, or "pydocs".
-      directory: where what is made of them goes.
-      name: what that is, for the record.
-      encoder: certificate of what embeds them; `None` for a public one.
+      directory: output of the stage.
+      name: name of the result, for the record.
+      encoder: certificate of the encoder; `None` for a public one.
 
     Raises:
-      InputError: private queries in strict mode, or for an output that is not in the
-        private directory; no such split; a set and an encoder with guarantees of
-        their own, which would have to be added.
+      InputError: private queries in strict mode, or for an output outside the private
+        directory; no such split; a set and an encoder with different guarantees, which
+        would add up.
       DataError: malformed data.
     """
     path = config.corpus
     here = any_files.is_local(path)
     if not here and not any_files.exists(f"{path.rstrip('/')}/manifest.json"):
         raise validation.InputError(
-            f"corpus is {path}, where no synthetic or public set lies; the queries of "
-            "a BEIR directory are read from local paths, and copied to none. Give a "
-            "set, or a local directory."
+            f"corpus is {path}, where there is no synthetic or public set; the queries "
+            "of a BEIR directory are read from local paths only. Give a set, or a "
+            "local directory."
         )
     if not here or sources.is_free(path):
         fetched = sources.fetched(path)
@@ -107,16 +107,15 @@ def open_queries(
     beir = sources.open_beir(path)
     validation.one_of("split", config.split, beir.splits())
     if config.private:
-        out = sharded_stages.local_path(directory)
+        out = releases.local_path(directory)
         private = private_training.private_directory(config, out)
         if private.resolve() not in out.resolve().parents:
             raise validation.InputError(
-                f"the queries of {path} are private, and so is an embedding of one, "
-                f"which tells what it says: it is not for release. Write it under "
-                f"{private} instead of {out}, or set private = False if the "
-                "queries are public."
+                f"the queries of {path} are private, and an embedding reveals its "
+                f"query, so none can be released. Write them under {private} instead "
+                f"of {out}, or set private = False if the queries are public."
             )
-        if config.strict:  # before they are looked at
+        if config.strict:  # refuses, before the queries are read
             _record(config, private, out, name)
     queries = beir.queries()
     judged = beir.qrels(config.split)
@@ -150,7 +149,7 @@ def _record(config, private: pathlib.Path, out: pathlib.Path, name: str) -> None
 
 
 def judged_in(queries: QuerySet) -> frozenset[str] | None:
-    """The ids of the queries that are taken of the file; `None` for all."""
+    """Returns the ids of the queries that are taken from the file; `None` for all."""
     if queries.judged is None:
         return None
     path, split = queries.judged

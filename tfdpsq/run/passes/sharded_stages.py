@@ -1,9 +1,9 @@
-"""Stages whose work is a pass over shards: shared, merged once, then as any stage.
+"""Stages that are a pass over shards, which several commands share and one merges.
 
-The shards lie beside the stage's output, in `.NAME.shards/`, until they are merged
-into it. A command does all shards that are not there, or its part of them; whoever
-finds all of them there merges. So one command, several on one disk, workers of Apache
-Beam, or any of these after one was killed, end with the same output.
+The shards are stored next to the stage's output, in `.NAME.shards/`, until they are
+merged into it. A command makes all missing shards, or its part of them; the command
+that finds all shards finished merges them. One command, several on one disk, workers of
+Apache Beam, and any of these after a kill all end with the same output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfdpsq.run.core import outputs, releases, workdir
 from tfdpsq.run.passes import passes
 
 GUARANTEE_FILE = "guarantee.json"
-# So often one shard is made again before the disk is to blame.
+# A shard is made again so many times before the disk is to blame.
 _TIMES_DAMAGED = 3
 
 Place = releases.Place
@@ -35,19 +35,15 @@ Merge = Callable[[pathlib.Path, ShardDirectory], Mapping[str, Any]]
 
 
 def pass_directory(directory: Place) -> str:
-    """Where the shards of a stage lie until they are merged.
-
-    Args:
-      directory: the stage's output directory.
-    """
+    """Returns the directory of a stage's shards before they are merged."""
     parent, slash, name = os.fspath(directory).rstrip("/").rpartition("/")
     return f"{parent}{slash}.{name}.shards"
 
 
 def guarantee(certificate: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
-    """What `run_stage` is to keep beside shards that private queries had a part in.
+    """Returns the file for `run_stage` to keep next to shards, given a certificate.
 
-    An unfinished pass is not to be released; should it be, this is what holds of it.
+    An unfinished pass must not be released; if it is, the certificate applies to it.
 
     Args:
       certificate: of what makes the shards; `None` where that is public.
@@ -55,20 +51,6 @@ def guarantee(certificate: Mapping[str, Any] | None) -> dict[str, Mapping[str, A
     if certificate is None:
         return {}
     return {GUARANTEE_FILE: {"certificate": certificate}}
-
-
-def local_path(directory: Place) -> pathlib.Path:
-    """A stage's directory, for a stage that keeps files of its own beside it.
-
-    Raises:
-      InputError: it is not on this machine.
-    """
-    if not any_files.is_local(directory):
-        raise validation.InputError(
-            f"workdir is {directory}; this stage writes to local paths, or to what is "
-            "mounted as one."
-        )
-    return pathlib.Path(directory)
 
 
 def run_stage(
@@ -80,28 +62,27 @@ def run_stage(
     launch: passes.Launch,
     beside: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any] | None:
-    """As `workdir.run_stage`, for a stage that is a pass.
+    """Runs a stage that is a pass, as `workdir.run_stage` runs any other.
 
-    On an object store the output is made in a temporary directory of this machine and
-    copied there, `stage.json` last: what has none is not finished.
+    For an object store the output is made in a local temporary directory and copied,
+    `stage.json` last: an output without it is not finished.
 
     Args:
-      output: the stage's output directory, local or of another file system, and the
-        guarantee of what will be there.
-      config: what the stage's result depends on.
-      inputs: fingerprints of what it reads.
-      work: what is done for every shard.
+      output: the stage's output, local or of another file system.
+      config: the settings that the result depends on.
+      inputs: fingerprints of what the stage reads.
+      work: for every shard.
       merge: fills the directory it is given from the shards, read by
         `ShardDirectory.reading`; returns JSON values to record.
-      launch: which shards this command does.
-      beside: file name -> JSON object to keep beside the shards, for other commands.
+      launch: the shards of this command.
+      beside: file name -> JSON object to keep next to the shards, for other commands.
 
     Returns:
-      As `workdir.run_stage`; `None` if others have yet to do their part, or merge.
+      As `workdir.run_stage`; `None` if other commands have shards left, or merge.
 
     Raises:
-      InputError: the directory, or the shards beside it, are of another config or
-        input; what the work or the merge raises.
+      InputError: the directory, or its shards, are of another config or input; what the
+        work or the merge raises.
     """
     started = time.monotonic()
     directory = output.place
@@ -114,12 +95,12 @@ def run_stage(
         stage = workdir.finished_stage(directory, config, inputs)
         if stage is not None:
             logging.info("%s: finished before, not redone", name)
-            _remove(shards)  # of a command that was killed after its merge
+            _remove(shards)  # in case a command was killed after its merge
         return stage
 
     def passed() -> dict[str, Any] | None:
         shards.open()
-        # Another command may have merged, and removed all, since it was last asked.
+        # Another command may have merged and removed the shards meanwhile.
         stage = finished()
         if stage is not None:
             return stage
@@ -158,7 +139,7 @@ def run_stage(
         with outputs.owner_only():
             return passed()
     except (OSError, tf.errors.OpError, validation.InputError):
-        # Shards vanish under the hands of a command when another has merged them.
+        # A shard disappeared while it was being read: another command has merged.
         stage = finished()
         if stage is None:
             raise
@@ -173,7 +154,7 @@ def _make(
     maker: passes.Maker,
     launch: passes.Launch,
 ) -> None:
-    """Makes what this command is to make."""
+    """Makes the shards of this command."""
     if launch.beam is None:
         maker.make_all(range(launch.shard_index, work.shards, launch.num_shards))
         return
@@ -190,9 +171,9 @@ def _make(
         left = shards.missing()
         if len(left) == len(missing):
             raise validation.InputError(
-                f"Beam's workers made {len(missing)} shards, and none is in "
-                f"{shards.directory}. Give a workdir that is the same for them and "
-                "for this command, such as a path on a shared disk."
+                f"Beam's workers made {len(missing)} shards, none of them in "
+                f"{shards.directory}. Give a workdir that they share with this "
+                "command, such as a path on a shared disk."
             )
 
 
@@ -205,7 +186,7 @@ def _merged(
     maker: passes.Maker,
     started: float,
 ) -> dict[str, Any]:
-    """Merges; a shard that turns out to be damaged is made again, and that alone."""
+    """Merges the shards; makes those that prove to be damaged again."""
     damaged: collections.Counter[int] = collections.Counter()
     while True:
         maker.make_all(shards.missing())
@@ -233,7 +214,7 @@ def _made(
     make: Callable[[pathlib.Path], dict[str, Any]],
     started: float,
 ) -> dict[str, Any]:
-    """As `workdir.run_stage`, on any file system."""
+    """Makes the output as `workdir.run_stage` does, on any file system."""
     if any_files.is_local(output.place):
         return workdir.run_stage(output, config, inputs, make, started)
     place = os.fspath(output.place)

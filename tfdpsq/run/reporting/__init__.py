@@ -1,1 +1,1 @@
-"""Reports on a job: their content, their page, and the state of a workdir."""
+"""Reports on a job: their content and their page."""

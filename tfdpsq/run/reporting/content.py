@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,8 @@ import ml_collections
 
 from tfdpsq import evaluation
 from tfdpsq.data import read_synthetic
-from tfdpsq.privacy import read_certificate, verification
+from tfdpsq.privacy import read_certificate
+from tfdpsq.privacy.proof import verification
 from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.reporting.wording import epsilon_symbol, run_label, set_label
 
@@ -60,8 +60,12 @@ def gather(
 ) -> dict[str, Any]:
     """Returns what `page.write_report` takes, from a finished workdir."""
     private = directory / "private"
-    metrics = json.loads(
-        (private / "evaluation" / layout.METRICS_FILE).read_text("utf-8")
+    metrics = workdir.read_json(
+        private / "evaluation" / layout.METRICS_FILE,
+        systems=dict,
+        rules=dict,
+        similarity=dict,
+        queries=int,
     )
     trained = _trained_on_private(directory)
     rules = metrics["rules"]
@@ -171,7 +175,7 @@ def _audits(private: pathlib.Path) -> dict[str, Any]:
         name = path.parent.name.removeprefix("audit_")
         epsilon = math.inf if name == "inf" else float(name.removeprefix("eps"))
         label = f"Generator, ε = {epsilon_symbol(epsilon)}"
-        found[label] = json.loads(path.read_text("utf-8"))
+        found[label] = workdir.read_json(path, canaries=list)
     return found
 
 
@@ -277,7 +281,7 @@ def _curves(logs: pathlib.Path) -> dict[str, Any]:
         if not generator and not name.startswith("retriever"):
             continue  # public pretraining is reported in `pretraining.json`
         curves[run_label(name)] = {
-            **json.loads(path.read_text("utf-8")),
+            **workdir.read_json(path),
             "chart": "Generator: training loss"
             if generator
             else "Retriever: training loss",

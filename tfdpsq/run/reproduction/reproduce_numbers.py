@@ -1,9 +1,8 @@
-"""Reads the rows' numbers for each of the paper's tables, and compares."""
+"""Reads the rows' numbers for each of the paper's tables, and compares them."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,12 +25,7 @@ def compare(
     rows: RowMaker,
     tables: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Makes the rows of the tables and sets them beside the paper's.
-
-    Args:
-      config: `reproduce`'s.
-      rows: makes them.
-      tables: those to make, as the config has them.
+    """Makes the rows of the tables and compares them with the paper's.
 
     Returns:
       JSON values: "tables", each with "rows", "tau" and "verdicts"; "seeds".
@@ -102,7 +96,7 @@ def _set_beside(config, table: Mapping[str, Any], ours: _Cells) -> dict[str, Any
 
 
 def _room(table: Mapping[str, Any], ours: _Cells) -> dict[str, float]:
-    """Column -> what unprotected training on the private pairs is worth."""
+    """Returns, by column, the gain from unprotected training on the private pairs."""
     if not {"original", "untrained"} <= ours.keys():
         return {}
     return {
@@ -112,7 +106,7 @@ def _room(table: Mapping[str, Any], ours: _Cells) -> dict[str, float]:
 
 
 def _asked(table: Mapping[str, Any]) -> list[Row]:
-    """The paper's rows, best first by its first column, and the controls."""
+    """Returns the paper's rows, best first by its first column, and the controls."""
     paper = sorted(table["paper"], key=lambda row: table["paper"][row][0])
     if table["columns"][0] not in table["lower"]:
         paper.reverse()
@@ -120,7 +114,7 @@ def _asked(table: Mapping[str, Any]) -> list[Row]:
 
 
 def _retrieval(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
-    """Means over seeds of each query's value, from the TREC files."""
+    """Returns means over seeds of each query's value, from the TREC files."""
     found: _Cells = {}
     for row in _asked(table):
         values: dict[str, list[np.ndarray]] = {}
@@ -140,7 +134,7 @@ def _retrieval(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
 
 
 def _zero_shot(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
-    """NDCG@10 of each set, and the mean of sets; CQADupStack's forums are one set."""
+    """Returns NDCG@10 of each set and the mean; CQADupStack's forums are one set."""
     asked = _asked(table)
     runs = [rows.zero_shot(asked, seed, "ndcg@10") for seed in config.seeds]
     found: _Cells = {}
@@ -149,7 +143,7 @@ def _zero_shot(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
             name: _cell(list(zip(*(run[name][row.name] for run in runs))))
             for name in runs[0]
         }
-        # Forums of one set would count as sets of their own in the mean.
+        # As sets of their own, the forums would weigh too much in the mean.
         whole = [_as_one(cell.queries) for cell in cells.values()]
         mean = float(np.mean([cell.value for cell in cells.values()]))
         found[row.name] = {MEAN: Cell(mean, tuple(whole)), **cells}
@@ -157,13 +151,13 @@ def _zero_shot(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
 
 
 def _as_one(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """[queries] of all parts, scaled so that their mean is the mean of parts."""
+    """Returns [queries] of all parts, scaled so that each part weighs the same."""
     share = sum(map(len, parts)) / len(parts)
     return np.concatenate([part * (share / len(part)) for part in parts])
 
 
 def _cell(parts: Sequence[Sequence[np.ndarray]]) -> Cell:
-    """The mean of parts of the means over queries, each query the mean of seeds.
+    """Returns the mean over parts of the mean over queries and seeds.
 
     Args:
       parts: for each part, for each seed, [queries].
@@ -186,7 +180,7 @@ def _similarity(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
         measured = [metrics["similarity"][row.name] for metrics in read]
         mauves = [each["mauve"]["mean"] for each in measured if "mauve" in each]
         found[row.name] = {
-            # sacrebleu's is in per cent.
+            # sacrebleu's BLEU is in per cent.
             "bleu": Cell(
                 float(np.mean([(each["bleu"] or 0.0) / 100 for each in measured])),
                 note=f"{measured[0]['queries']:,} queries",
@@ -217,7 +211,7 @@ def _canaries(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
                 note=f"mean of {len(entry['ranks'])} secrets; p = "
                 f"{entry['p_value']:.2g} against chance ({entry['chance']:g})",
             )
-            # As the paper counts: in the synthetic output, for the canaries' documents.
+            # As in the paper: in the synthetic output for the canaries' documents.
             cells[f"leaked, {times}"] = Cell(
                 entry["leaked"], note=f"{entry['leaked_in_set']:.0%} in the whole set"
             )
@@ -226,7 +220,7 @@ def _canaries(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
 
 
 def _json(path: pathlib.Path) -> Any:
-    return json.loads(path.read_text("utf-8"))
+    return workdir.read_json(path)
 
 
 _MEASURES = {

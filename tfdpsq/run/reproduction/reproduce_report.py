@@ -18,9 +18,7 @@ _CONTROL = "control, not in the paper"
 def write(directory: pathlib.Path, results: Mapping[str, Any]) -> None:
     """Writes `tables.json` and `tables.html`.
 
-    Args:
-      directory: the workdir.
-      results: what `reproduce_numbers.compare` returned, with "seconds" by stage.
+    `results` is what `reproduce_numbers.compare` returned, with "seconds" by stage.
     """
     text = json.dumps(_finite(results), indent=1, allow_nan=False)
     page.write_file(directory / RESULTS_FILE, text + "\n")
@@ -111,7 +109,7 @@ def _view(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
 def _gains(table: Mapping[str, Any]) -> list[str]:
     """States the largest possible gain in each column."""
     return [
-        f"Of {column}, all that there is to gain is {room:.4f}: what the private pairs "
+        f"The largest possible gain in {column} is {room:.4f}: what the private pairs "
         "add, without any protection, to the encoder that every row starts from."
         for column, room in table["room"].items()
     ]

@@ -1,4 +1,4 @@
-"""The rows of the paper's tables, and what makes their numbers."""
+"""The rows of the paper's tables, and the interface that makes their numbers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CONTROLS = ("untrained", "public-only")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of some table.
+    """A row of a table.
 
     Attributes:
       name: "original", "synthetic-SIZE-EPSILON", "direct-EPSILON", or a control.
-      kind: what comes before the first "-".
+      kind: the part before the first "-".
       size: of the generator; "" where there is none.
       epsilon: target ε; ∞ without protection, `None` where nothing private is read.
     """
@@ -36,11 +36,7 @@ class Row:
 
 
 def row_of(name: str) -> Row:
-    """What a row's name says.
-
-    Raises:
-      InputError: it is no row's name.
-    """
+    """Parses a row's name; refuses any other text with an InputError."""
     if name in CONTROLS:
         return Row(name, name, "", None)
     if name == "original":
@@ -54,7 +50,7 @@ def row_of(name: str) -> Row:
             raise ValueError
     except (ValueError, IndexError) as error:
         raise validation.InputError(
-            f"a table has the row {name!r}; rows are called original, "
+            f"a table has the row {name!r}; rows are named original, "
             f"synthetic-SIZE-eps8, synthetic-SIZE-inf, direct-eps8, "
             f"{' or '.join(CONTROLS)}."
         ) from error
@@ -90,15 +86,15 @@ class RowMaker(Protocol):
 
 
 def data_of(config: ml_collections.ConfigDict) -> tuple[str, Mapping[str, str]]:
-    """Where the pairs are, and the zero-shot sets that are made here."""
+    """Returns the directory of the pairs, and the zero-shot sets that are made here."""
     held = tuple(config.held_out_packages)
     if not held:
         return config.job.data, {}
     if config.job.data != sources.PYDOCS:
         raise validation.InputError(
-            f"held_out_packages is {held}, which is for pydocs, but job.data is "
-            f"{config.job.data}. Set held_out_packages to (), and zero_shot to sets "
-            "that are there."
+            f"held_out_packages is {held}, which applies to pydocs, but job.data is "
+            f"{config.job.data}. Set held_out_packages to (), and zero_shot to "
+            "existing sets."
         )
     home = build_pydocs(packages=[name for name in PACKAGES if name not in held])
     return str(home.path), {

@@ -1,6 +1,6 @@
-"""A table of the paper and ours: which of its orderings hold, and Kendall's τ.
+"""Compares a table of the paper with ours: orderings, and Kendall's τ.
 
-Numbers in, verdicts out: nothing here trains or reads private data.
+Takes numbers and returns verdicts; trains nothing and reads no private data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import scipy.stats
 
 from tfdpsq import evaluation, validation
 
-HOLDS, OPEN, FAILS = "holds", "cannot be told", "does not hold"
+HOLDS, OPEN, FAILS = "holds", "undecided", "does not hold"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +23,9 @@ class Cell:
 
     Attributes:
       value: the number.
-      queries: the values of single queries that it is the mean of, [queries] for each
-        set, in an order that all cells of a column share; empty where it is no such
-        mean.
-      note: what is to be said beside it.
+      queries: the values of single queries that it is the mean of, [queries] per set,
+        in an order shared by all cells of a column; empty for any other number.
+      note: remark printed next to it.
     """
 
     value: float
@@ -36,19 +35,18 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether one row is above another in our table as it is in the paper's.
+    """The check of one of the paper's orderings in our table.
 
     Attributes:
-      above: the row that the paper has above.
-      below: the other.
-      column: in which numbers.
-      difference: ours of `above` less ours of `below`; where less is better, the other
-        way round.
+      above: the row that is above in the paper.
+      below: the other row.
+      column: name of the numbers.
+      difference: ours of `above` minus ours of `below`; negated where less is better.
       low: lower end of the 95 % interval over queries, or `None` without queries.
       high: upper end of it.
       paper: the paper's difference, in the same sense.
-      verdict: HOLDS where the difference is above 0 and so is its interval, OPEN where
-        the interval holds 0, FAILS otherwise.
+      verdict: HOLDS where the difference and its interval are above 0, OPEN where the
+        interval holds 0, FAILS otherwise.
     """
 
     above: str
@@ -63,13 +61,14 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Tau:
-    """How far two orderings of the same rows agree.
+    """Agreement of two orderings of the same rows.
 
     Attributes:
-      tau: Kendall's τ-b: 1 the same order, −1 the reverse; NaN where one of them has
-        all rows equal.
-      p_value: of τ as far from 0 or farther if all orders were equally likely.
-      rows: how many rows are ordered.
+      tau: Kendall's τ-b: 1 for the same order, −1 for the reverse; NaN where all rows
+        of one ordering are equal.
+      p_value: probability of a τ at least as far from 0 if all orders were equally
+        likely.
+      rows: number of rows.
     """
 
     tau: float
@@ -84,7 +83,7 @@ def judge(
     lower: Sequence[str] = (),
     resamples: int = 10_000,
 ) -> Verdict:
-    """Says whether one of the paper's orderings holds in our numbers.
+    """Checks whether one of the paper's orderings holds in our numbers.
 
     Args:
       claim: (row above, row below, column).
@@ -94,7 +93,7 @@ def judge(
       resamples: of the bootstrap.
 
     Returns:
-      The verdict; its interval is over queries, those of each set by themselves.
+      The verdict; its interval is over queries, drawn within each set.
 
     Raises:
       InputError: the two rows were measured on different queries.
@@ -123,11 +122,7 @@ def judge(
 
 
 def kendall(ours: Sequence[float], paper: Sequence[float]) -> Tau:
-    """Kendall's τ-b between our ordering of rows and the paper's.
-
-    Args:
-      ours: [rows] our numbers.
-      paper: [rows] the paper's.
+    """Computes Kendall's τ-b between our ordering of rows and the paper's.
 
     Raises:
       InputError: different numbers of rows.
@@ -144,22 +139,18 @@ def kendall(ours: Sequence[float], paper: Sequence[float]) -> Tau:
 
 
 def why(verdict: Verdict, queries: int, seeds: int) -> str:
-    """Says of an ordering that was not found what the numbers tell of the reason.
+    """Explains, in sentences, why an ordering was not found.
 
-    Args:
-      verdict: not HOLDS.
-      queries: how many the numbers are means over, 0 where they are none.
-      seeds: how often every row was made.
-
-    Returns:
-      Sentences.
+    `verdict` is not HOLDS; `queries` is 0 for numbers that are no means over queries.
     """
     if verdict.low is None or verdict.high is None:
-        return "Equal, or the other way round; of these numbers no interval is known."
+        return "Equal, or in the opposite order; these numbers have no interval."
     if verdict.verdict == OPEN:
         half = (verdict.high - verdict.low) / 2
-        return f"{queries:,} queries tell differences from about {half:.4f} on."
-    text = f"The other way round, by more than the choice of {queries:,} queries makes."
+        return f"{queries:,} queries resolve differences from about {half:.4f} on."
+    text = (
+        f"The opposite order, by more than the choice of {queries:,} queries explains."
+    )
     if seeds == 1:
-        text += " Training and its noise vary, too: there was one run of each row."
+        text += " Training and its noise vary as well: there was one run of each row."
     return text

@@ -1,1 +1,1 @@
-"""Searching a corpus with the systems that are measured."""
+"""Searches of a corpus by the systems that are measured."""

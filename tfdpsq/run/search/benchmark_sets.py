@@ -1,8 +1,8 @@
-"""Public test sets: where they lie, and by which rules each is scored.
+"""Public test sets: their directories, and the rules for scoring each.
 
-A set is a BEIR directory, but for CQADupStack: that is twelve, one for each forum, each
-searched by itself; its numbers are the means over the forums, however many queries each
-has (Thakur et al. 2021).
+A set is one BEIR directory, except CQADupStack: it is twelve, one per forum, each
+searched separately; its numbers are means over forums, whatever their numbers of
+queries (Thakur et al. 2021).
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ FORUMS = (
     "webmasters",
     "wordpress",
 )
-# Their queries are documents of the corpus, under the same ids.
+# Their queries are documents of the corpus, with the same ids.
 QUERIES_ARE_DOCUMENTS = ("arguana", "quora")
 # MS MARCO's test queries have no public judgements.
 SPLITS = {"msmarco": "dev"}
-# Documents without text (FiQA, TREC-COVID), judgements of documents that are not in the
-# corpus (ArguAna, 5 of 1,406). To mend them would change everybody's numbers.
+# Documents without text (FiQA, TREC-COVID), judgements of documents missing from the
+# corpus (ArguAna, 5 of 1,406). Corrections would make numbers incomparable.
 FLAWED = ("arguana", "fiqa", "trec-covid")
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A corpus and the queries that are put to it: a set, or a forum of CQADupStack.
+    """A corpus and its queries: a set, or a forum of CQADupStack.
 
     Attributes:
       name: such as "scifact" or "cqadupstack/android".
       of: name of the set.
       path: the BEIR directory, or "pydocs".
-      split: which qrels.
-      ignore_identical_ids: whether a document of the query's own id is left out.
-      as_published: whether known flaws are taken as they are; see `BeirDirectory`.
+      split: name of the qrels.
+      ignore_identical_ids: whether a document with the query's own id is left out.
+      as_published: whether known flaws are accepted; see `BeirDirectory`.
     """
 
     name: str
@@ -76,23 +76,23 @@ class Part:
 
 
 def declared() -> dict[str, settings.Setting]:
-    """Settings that say which sets there are."""
+    """Settings that choose the sets."""
     return {
         # Directory that holds sets under their names.
         "root": settings.Text(""),
         "sets": settings.Several(PAPER, settings.Text("", required=True)),
-        # Name -> directory, for sets that lie elsewhere, and for further ones.
+        # Name -> directory, for sets elsewhere and for additional ones.
         "paths": settings.Named({}, settings.Text("")),
         # Name -> split, where not "test" ("dev" for msmarco).
         "splits": settings.Named({}, settings.Text("", required=True)),
-        # Name -> whether a document of the query's own id is left out. True for
-        # arguana and quora, whose queries are documents; elsewhere False, as there ids
-        # are often mere numbers.
+        # Name -> whether a document with the query's own id is left out. True for
+        # arguana and quora, whose queries are documents; elsewhere False, since ids are
+        # often mere numbers there.
         "ignore_identical_ids": settings.Named({}, settings.Flag(False)),
-        # Sets that are taken with the flaws they were published with. Of all others, a
-        # document without text or a judgement of a missing one is an error.
+        # Sets accepted with their published flaws. In all others, a document without
+        # text or a judgement of a missing one is an error.
         "as_published": settings.Several(FLAWED, settings.Text("")),
-        # Leave out sets that are not there; the output then lists them.
+        # Leave out missing sets; the output then lists them.
         "skip_missing": settings.Flag(False),
     }
 
@@ -104,12 +104,11 @@ def locate(config: ml_collections.ConfigDict) -> tuple[list[Part], dict[str, str
       config: has the fields of `settings`.
 
     Returns:
-      The parts of the sets in their order, and what is not there and was left out:
-      name -> where it should be.
+      The parts of the sets in order, and the missing ones: name -> expected path.
 
     Raises:
-      InputError: a name that cannot be a directory's or comes twice, a rule for a set
-        that is not evaluated, sets that are not there, or none that is.
+      InputError: a name that is not a directory's or comes twice, a rule for a set that
+        is not evaluated, missing sets, or no set at all.
     """
     names = [*config.sets, *(name for name in config.paths if name not in config.sets)]
     for name in names:
@@ -128,10 +127,10 @@ def locate(config: ml_collections.ConfigDict) -> tuple[list[Part], dict[str, str
     if missing and not config.skip_missing:
         listed = ", ".join(f"{name} ({path})" for name, path in missing.items())
         raise validation.InputError(
-            f"{len(missing)} of {len(parts)} sets are not there: {listed}. Set root to "
+            f"{len(missing)} of {len(parts)} sets are missing: {listed}. Set root to "
             "the directory that holds BEIR's sets under their names (now "
-            f"{config.root!r}), or paths to where each lies; or set skip_missing to "
-            "evaluate the others alone."
+            f"{config.root!r}), or paths to the directory of each; or set skip_missing "
+            "to evaluate the others alone."
         )
     parts = [part for part in parts if part.name not in missing]
     if not parts:
@@ -144,11 +143,7 @@ def locate(config: ml_collections.ConfigDict) -> tuple[list[Part], dict[str, str
 
 
 def check_file_name(what: str, name: str) -> None:
-    """Refuses what cannot be a file's name and a word of a TREC file.
-
-    Raises:
-      InputError: it cannot.
-    """
+    """Refuses a name that is unfit for a file and for a word of a TREC file."""
     if len(name.split()) != 1 or name != pathlib.PurePath(name).name:
         raise validation.InputError(
             f"{what} is called {name!r}. Files are named after it: choose a name "

@@ -1,9 +1,8 @@
-"""What systems retrieve, for `evaluate` and `zero_shot`: the corpus streams by.
+"""Retrieval by systems, for `evaluate` and `zero_shot`, while the corpus streams by.
 
-No more of the corpus is in memory than a chunk, for every exact kind of index and for
-BM25. Only ScaNN's tree ("scann") has to hold all embeddings to be built.
-
-`evaluate` has a corpus searched by shards, `zero_shot` each of its sets in one go.
+Memory holds one chunk of the corpus, for every exact kind of index and for BM25. Only
+ScaNN's tree ("scann") needs all embeddings at once. `evaluate` searches a corpus by
+shards, `zero_shot` each of its sets at once.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ def retrieve(
     k: int,
     known: Mapping[str, KBest] | None = None,
 ) -> Iterator[tuple[str, Run, dict[str, Any]]]:
-    """What every system finds, one after the other.
+    """Yields the results of each system.
 
     Retrievers that differ in their query towers alone are searched together, so that
     the documents are embedded once.
 
     Args:
-      config: says `systems`, `vocabulary`, `index` and `batch_size`, and may say
-        `indexes`: system -> what `index` or `encode` wrote, whose embeddings are taken.
+      config: has `systems`, `vocabulary`, `index` and `batch_size`, and may have
+        `indexes`: system -> output of `index` or `encode` with embeddings to use.
       beir: the documents to search.
       queries: {query id: text}.
-      k: documents to find for each.
-      known: what was found before, by system: see `merged`.
+      k: number of documents to find per query.
+      known: results that exist already, by system: see `merged`.
 
     Yields:
       The system's name, its run, and the settings that its scores depend on.
@@ -79,16 +78,10 @@ def retrieve(
 
 
 class Retrievers:
-    """Systems that embed, searched for some queries; one model in memory at a time."""
+    """Embedding systems, searched for some queries; one model in memory at a time."""
 
     def __init__(self, config: Any, queries: Mapping[str, str], k: int):
-        """Loads nothing yet.
-
-        Args:
-          config: as for `retrieve`.
-          queries: {query id: text}.
-          k: documents to find for each.
-        """
+        """Loads nothing yet."""
         self._config, self._queries, self._k = config, queries, k
         self._vectors: dict[str, np.ndarray] = {}  # system -> [Q, D]
         self._makers: dict[str, str] = {}  # system -> fingerprint of document tower
@@ -97,7 +90,7 @@ class Retrievers:
         self._embedder: tuple[str, retriever.Embedder] | None = None
 
     def alike(self, name: str, among: Iterable[str]) -> list[str]:
-        """Which of some systems have the document tower of `name`."""
+        """Returns the systems that have the same document tower as `name`."""
         self._embed_queries()
         maker = self._makers[name]
         return [each for each in among if self._makers[each] == maker]
@@ -105,11 +98,9 @@ class Retrievers:
     def search(
         self, alike: list[str], documents: Callable[[], Iterable[Document]]
     ) -> dict[str, KBest]:
-        """The best documents by systems that have one document tower.
+        """Returns the best documents by systems with one document tower.
 
-        Args:
-          alike: as `alike` gives them.
-          documents: called once, unless there are embeddings of them.
+        `documents` is called once, unless their embeddings exist.
         """
         self._embed_queries()
         kind = self._config.index
@@ -163,7 +154,7 @@ class Retrievers:
     def _embedded(
         self, alike: list[str], documents: Callable[[], Iterable[Document]]
     ) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Ids and embeddings of all documents, a chunk at a time."""
+        """Yields ids and embeddings of all documents, a chunk at a time."""
         indexes = self._config.get("indexes", {})
         made = next((indexes[name] for name in alike if indexes.get(name)), "")
         if made:
@@ -195,7 +186,7 @@ class Retrievers:
 
 
 def searched_by_shards(config: Any) -> list[str]:
-    """Systems that a corpus is embedded for, and that shards can be searched by."""
+    """Returns the systems that embed a corpus here and can search it by shards."""
     if config.index == systems.TREE:
         return []
     return [
@@ -206,7 +197,7 @@ def searched_by_shards(config: Any) -> list[str]:
 
 
 def queries_of(config: Any) -> dict[str, str]:
-    """The judged queries of the split that is evaluated: {query id: text}."""
+    """Returns the judged queries of the evaluated split: {query id: text}."""
     beir = sources.open_beir(config.data)
     qrels = beir.qrels(config.split)
     return {name: text for name, text in beir.queries().items() if name in qrels}
@@ -215,12 +206,7 @@ def queries_of(config: Any) -> dict[str, str]:
 def start_worker(
     config: Any, corpus: corpus_shards.CorpusShards | None
 ) -> passes.MakeShard:
-    """Embeds the queries; returns what searches a shard's documents for them.
-
-    Args:
-      config: of `evaluate`.
-      corpus: the documents of every shard; `None` where no system needs any.
-    """
+    """Embeds the queries; returns a function that searches a shard's documents."""
     queries = queries_of(config) if corpus is not None else {}
     dense = Retrievers(config, queries, config.k)
 
@@ -235,7 +221,7 @@ def start_worker(
                 arrays[f"{name}/places"] = best.places
                 arrays[f"{name}/ids"] = best.ids.astype(str)
                 out.count = best.size
-        data = io.BytesIO()  # an archive is not written from front to end
+        data = io.BytesIO()  # an archive needs a file that can seek
         np.savez_compressed(data, **arrays)
         with tf.io.gfile.GFile(out.path(_BEST), "wb") as file:
             file.write(data.getvalue())
@@ -244,10 +230,10 @@ def start_worker(
 
 
 def merged(config: Any, shards: ShardDirectory) -> dict[str, KBest]:
-    """What systems found in all shards, for `retrieve`.
+    """Merges the results of all shards, for `retrieve`.
 
     Raises:
-      DamagedShard: a shard is not what it was when it was made.
+      DamagedShard: a shard was changed after it was made.
     """
     found: dict[str, KBest] = {}
     for index in range(shards.spec.shards):
@@ -268,11 +254,11 @@ def merged(config: Any, shards: ShardDirectory) -> dict[str, KBest]:
 
 
 def index_inputs(config: Any) -> dict[str, str]:
-    """What identifies the embeddings that are taken as they are, as a stage's inputs.
+    """Returns ids of the existing embeddings, as inputs of a stage.
 
     Raises:
-      InputError: one is of no system that needs any, is not there, was made of another
-        corpus, or holds documents of a further one.
+      InputError: one belongs to no system that needs it, is missing, was made of
+        another corpus, or holds documents of a further one.
     """
     found = {}
     given = {name: path for name, path in config.indexes.items() if path}
@@ -295,7 +281,7 @@ def index_inputs(config: Any) -> dict[str, str]:
         if stage["result"].get("taken_over"):
             raise validation.InputError(
                 f"indexes.{name} is {path}, which took documents over from another "
-                "index: they may be others than those of the corpus. Index the corpus "
+                "index, and they may differ from those of the corpus. Index the corpus "
                 "without a base, or leave the index out."
             )
     return found

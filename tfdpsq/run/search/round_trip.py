@@ -1,9 +1,9 @@
-"""Whether synthetic queries bring their own documents back, for the stage `filter`.
+"""The round trip of `filter`: does a synthetic query retrieve its own document?
 
-A query passes if fewer than k documents of the corpus score higher than the one that
-it was written for (Dai et al. 2022, *Promptagator*, arXiv:2209.11755, section 3.2), by
-BM25 or by a retriever. The corpus is not in memory: BM25 reads it twice for every chunk
-of queries; what a retriever makes of it lies on disk, and is read by blocks.
+A query passes if fewer than k documents of the corpus score higher than the one it was
+written for (Dai et al. 2022, *Promptagator*, arXiv:2209.11755, section 3.2), by BM25 or
+by a retriever. The corpus is not in memory: BM25 reads it twice for every chunk of
+queries; a retriever's embeddings are on disk and read by blocks.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Test = Callable[[list[SyntheticQuery]], Iterable[bool]]
 
 
 def comes_back(config: ml_collections.ConfigDict, scratch: pathlib.Path) -> Test:
-    """What says of some rows which of them pass.
+    """Returns the test of which rows pass.
 
     Args:
       config: `filter`'s.
-      scratch: where embeddings of the corpus may go; removed by the caller.
+      scratch: directory for embeddings of the corpus; removed by the caller.
 
     Returns:
-      The test, of as many rows at a time as fit into memory. It raises InputError for
-      a row of a document that the corpus does not hold.
+      The test, for as many rows at a time as fit into memory. It raises InputError for
+      a row whose document is not in the corpus.
 
     Raises:
       InputError: a vocabulary that is not the retriever's.
@@ -95,21 +95,18 @@ def _by_vectors(config, scratch: pathlib.Path) -> Test:
 def _require_none(
     missing: Collection[str], rows: list[SyntheticQuery], corpus: str
 ) -> None:
-    """Refuses the first row whose document is among those that are missing."""
+    """Refuses the first row whose document is missing."""
     row = next((row for row in rows if row.document_id in missing), None)
     if row is not None:
         raise validation.InputError(
             f"query {row.query_id!r} was written for document {row.document_id!r}, "
-            f"which {corpus} does not hold. Give the corpus that the set was written "
+            f"which {corpus} does not have. Give the corpus that the set was written "
             "for."
         )
 
 
 def tokenizer_of(own: ml_collections.ConfigDict) -> Tokenizer:
-    """The retriever's vocabulary.
-
-    Args:
-      own: `filter`'s settings of the round trip.
+    """Returns the retriever's tokenizer, by `filter`'s settings of the round trip.
 
     Raises:
       InputError: none was given, or another one than the retriever was trained with.

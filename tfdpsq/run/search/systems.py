@@ -1,4 +1,4 @@
-"""The systems that `evaluate` and `zero_shot` measure: checked before any search."""
+"""Checks of the systems that `evaluate` and `zero_shot` measure, before any search."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ from tfdpsq.run.core import workdir
 from tfdpsq.run.search import benchmark_sets
 
 BM25 = "bm25"
-# The one kind of index that has to hold all embeddings in memory.
+# The one kind of index that needs all embeddings in memory.
 TREE = "scann"
 INDEXES = (*nearest.KINDS, TREE)
 
 
 def check_search(config: ml_collections.ConfigDict, metrics: Sequence[str]) -> None:
-    """Refuses names and numbers with which a search could not be scored.
-
-    Args:
-      config: says `systems`, `k`, `index`, `batch_size` and `resamples`.
-      metrics: what is to be measured.
+    """Refuses names and numbers that would make a search impossible to score.
 
     Raises:
       InputError: names the setting.
@@ -33,8 +29,8 @@ def check_search(config: ml_collections.ConfigDict, metrics: Sequence[str]) -> N
     for metric in metrics:
         if int(metric.partition("@")[2] or 0) > config.k:
             raise validation.InputError(
-                f"{metric!r} is to be measured, but only {config.k} documents are "
-                "found for a query. Raise k."
+                f"{metric!r} needs more documents than the {config.k} that are found "
+                "for a query. Raise k."
             )
     for name, path in config.systems.items():
         benchmark_sets.check_file_name("a system", name)
@@ -46,10 +42,10 @@ def check_search(config: ml_collections.ConfigDict, metrics: Sequence[str]) -> N
 
 
 def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """What identifies every retriever of `systems`, as a stage's inputs.
+    """Returns the ids of all retrievers of `systems`, as inputs of a stage.
 
     Raises:
-      InputError: one is not there.
+      InputError: one is missing.
     """
     return {
         f"system {name}": workdir.stage_fingerprint(path)
@@ -59,11 +55,11 @@ def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
 
 
 def vocabulary(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Fingerprint of the vocabulary, if there is a retriever that needs one.
+    """Returns the fingerprint of the vocabulary, if a retriever needs one.
 
     Raises:
-      InputError: a retriever that is not there, or was trained with another.
-      DataError: it is no vocabulary.
+      InputError: a retriever that is missing, or was trained with another vocabulary.
+      DataError: it is not a vocabulary.
     """
     retrievers = {n: p for n, p in config.systems.items() if p != BM25}
     if not retrievers:
@@ -84,8 +80,8 @@ def vocabulary(config: ml_collections.ConfigDict) -> dict[str, str]:
             )
         if theirs not in (None, tokenizer.fingerprint):
             raise validation.InputError(
-                f"vocabulary is {config.vocabulary}, which is not what system {name!r} "
-                f"({path}) was trained with. Give the SentencePiece file that it was; "
-                "systems of several vocabularies need a run each."
+                f"vocabulary is {config.vocabulary}, but system {name!r} ({path}) was "
+                "trained with another. Give the SentencePiece file it was trained "
+                "with; systems of several vocabularies need a run each."
             )
     return {"vocabulary": tokenizer.fingerprint}

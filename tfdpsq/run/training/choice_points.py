@@ -1,7 +1,7 @@
 """The points of a grid on private pairs: checked, and planned to share one budget.
 
-All of it before the first step is paid for: a grid that is begun cannot be changed, as
-what its points cost counts from then on.
+All checks precede the first paid step: a grid that has begun cannot be changed, since
+the cost of its points counts from then on.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer, atomic_write
-from tfdpsq.privacy import ledger, selection
+from tfdpsq.privacy.proof import ledger, selection
 from tfdpsq.run.core import settings, sources, workdir
 from tfdpsq.run.training import grid_points, private_training, starting_model
 
 MODES = ("declared", "accounted")
 _EPOCHS = settings.Number(0.0, 0, 1e6)
 PLAN_FILE = "plan.json"
-# What all points have in common, or what they share.
+# Settings that all points have in common, or share.
 _COMMON = (
     "pairs split epsilon delta accountant sampler unit user_field rows_per_unit "
     "n_is_public n_bound strict private_directory"
 ).split()
-# What a generator is made of; points that differ elsewhere start from the same one.
+# Settings of the generator; points that differ elsewhere start from the same one.
 _MODEL = "init t5 vocabulary lora soft_prompt trained dtype rematerialize".split()
 
 
@@ -40,7 +40,7 @@ class Point:
 
     Attributes:
       name: of its files.
-      settings: what it has of its own.
+      settings: those it varies.
       stage: the config that `finetune` takes.
     """
 
@@ -58,18 +58,18 @@ def check(
       config: of the stage `choose`.
 
     Returns:
-      Name and config of every point, as `finetune` takes it but for its epochs, which
-      say how many steps it has.
+      Name and config of every point, as `finetune` takes it except for the epochs,
+      which determine the number of steps.
 
     Raises:
-      InputError: as said.
+      InputError: names the setting.
     """
     shared, points = config.finetune, list(_points(config))
     if len({point.name for point in points}) < max(len(points), 2):
         raise validation.InputError(
             f"the grid has {len(points)} points, of which "
             f"{len({point.name for point in points})} are different; there must be at "
-            "least two, and none twice. Mend variants and axes, or use finetune."
+            "least two, and none twice. Correct variants and axes, or use finetune."
         )
     for point in points:
         for field in point.settings:
@@ -81,8 +81,8 @@ def check(
     declared = config.choice == "declared"
     if not declared and not math.isfinite(float(shared.epsilon)):
         raise validation.InputError(
-            f"choice is 'accounted' and finetune.epsilon {shared.epsilon}: beside "
-            "generators without protection a private choice protects nothing. Set "
+            f"choice is 'accounted' and finetune.epsilon {shared.epsilon}: if "
+            "generators are unprotected, a private choice protects nothing. Set "
             "finetune.epsilon to a finite number, or choice to 'declared'."
         )
     if declared and config.choice_epsilon:
@@ -92,14 +92,14 @@ def check(
         )
     if declared and shared.strict:
         raise validation.InputError(
-            "choice is 'declared' and finetune.strict True, which refuses what no "
-            "epsilon covers: reading the held-out queries. Set choice to 'accounted', "
-            "or strict to False."
+            "choice is 'declared' and finetune.strict True, but reading the held-out "
+            "queries is covered by no epsilon. Set choice to 'accounted', or strict to "
+            "False."
         )
     if config.held_out == shared.split:
         raise validation.InputError(
-            f"held_out and finetune.split are both {config.held_out!r}: what was "
-            "trained on cannot choose. Name two splits."
+            f"held_out and finetune.split are both {config.held_out!r}: training pairs "
+            "cannot choose. Name two splits."
         )
     if sources.is_free(shared.pairs):
         raise validation.InputError(
@@ -123,25 +123,27 @@ def planned(
     run_of: Callable[[str], pathlib.Path],
     inputs: Mapping[str, str],
 ) -> tuple[list[Point], float]:
-    """The points with what each may spend, which is written down with the first call.
+    """Returns the points with their budgets, which the first call writes down.
 
     Args:
       config: of the stage `choose`.
-      train: the pairs that all points are trained on.
-      own: directory of what this grid keeps.
-      run_of: where the ledger of the point of a name is kept.
+      train: the training pairs of all points.
+      own: directory of this grid's records.
+      run_of: maps a point's name to the directory of its ledger.
       inputs: fingerprints of what the grid is made from.
 
     Returns:
       The points, and δ of all of them together.
 
     Raises:
-      InputError: a point that cannot be run; or a grid of other settings or data was
-        begun here and paid for.
+      InputError: a point that cannot run; or a grid of other settings or data was
+        begun and paid for here.
     """
     units = private_training.units_of(config.finetune, train)
     points = list(_points(config))
-    n = private_training.spec_of(config.finetune, units, steps=1, batch_size=1).n
+    n = private_training.spec_of(
+        config.finetune, units, steps=1, batch_size=1
+    ).num_units
     for point in points:
         stage = point.stage
         with stage.unlocked():
@@ -186,7 +188,7 @@ def planned(
 
 
 def _points(config) -> Iterator[Point]:
-    """What `grid_points.points_of` says, of a stage that has epochs besides."""
+    """Yields the points as `grid_points.points_of`, with epochs turned into steps."""
     stage = config.finetune.copy_and_resolve_references()
     with stage.unlocked():
         stage.epochs = 0.0
@@ -203,16 +205,16 @@ def _points(config) -> Iterator[Point]:
 
 
 def _paid(run: pathlib.Path) -> bool:
-    """Whether a step of a point's run was paid for."""
+    """Returns whether a step of a point's run was paid for."""
     path = run / ledger.FILE_NAME
     return path.is_file() and privacy.read_ledger(path).steps_paid > 0
 
 
 def _try(points: list[Point], specs: list[privacy.PrivacySpec]) -> None:
-    """Makes what training needs of every point, and nothing of it twice.
+    """Builds all that training needs for every point, each thing once.
 
     Raises:
-      InputError: a setting does not fit the model, or is none.
+      InputError: a setting is invalid or does not fit the model.
     """
     made = set()
     for point, spec in zip(points, specs):

@@ -1,7 +1,7 @@
-"""Training the retriever on private pairs themselves: plan, loss and loop by method.
+"""Trains the retriever on private pairs themselves: plan, loss and loop by method.
 
-What each method clips, what one pair can move in its sum, and why, stands in
-`tfdpsq.retriever.direct_dp`; here its numbers become a plan, and its loss a run.
+`tfdpsq.retriever.direct_dp` derives what each method clips and how far one pair can
+move its sum. This module turns its numbers into a plan, and its loss into a run.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ ARGUMENTS = {
 
 
 def declared() -> dict[str, settings.Setting]:
-    """Settings of the methods; each looks at its own.
+    """Settings of the methods; each method reads its own.
 
     `clip_groups`: groups of a step ("microbatch"). `negatives`, `refresh_every`,
-    `most_documents`: public negatives of a step, for how many steps they stay, and of
-    how many documents, evenly spread over the corpus, they are drawn
-    ("public_negatives"). `microbatch_size`: rows differentiated at a time, of which
-    only memory depends ("public_negatives"; the others decide for themselves).
+    `most_documents`: public negatives of a step, the steps they are kept for, and the
+    number of documents, evenly spread over the corpus, that they are drawn from
+    ("public_negatives"). `microbatch_size`: rows differentiated at a time, which
+    affects memory only ("public_negatives"; other methods set their own).
     """
     return {
         "clip_groups": settings.Integer(8),
@@ -72,7 +72,7 @@ def declared() -> dict[str, settings.Setting]:
 
 
 def _require_derived(config) -> None:
-    """Refuses a sampler or unit that the method was not derived for."""
+    """Refuses a sampler or unit that the method's sensitivity does not cover."""
     for field, value in (("unit", "query"), ("sampler", "poisson")):
         if config[field] != value:
             raise validation.InputError(
@@ -82,13 +82,12 @@ def _require_derived(config) -> None:
 
 
 def _require_devices(config, devices: strategy.Devices) -> None:
-    """Refuses devices that the method's rows cannot be dealt to."""
+    """Refuses several devices for a method whose rows must stay together."""
     if config.method != "public_negatives" and devices.replicas > 1:
         raise validation.InputError(
-            f"method is {config.method!r}, whose rows are clipped by what they are in "
-            f"one batch with and must stay on one replica, but there are "
-            f"{devices.replicas}. Train it with --strategy=default, or set method to "
-            "'public_negatives'."
+            f"method is {config.method!r}, which clips within the whole batch, so "
+            f"its rows must stay on one replica, but there are {devices.replicas}. "
+            "Train it with --strategy=default, or set method to 'public_negatives'."
         )
     devices.require_single_steps(
         "training directly takes one step at a time: negatives, or the size of the "
@@ -100,10 +99,10 @@ def _require_devices(config, devices: strategy.Devices) -> None:
 def make_plan(
     config: ml_collections.ConfigDict, units: private_training.Units
 ) -> privacy.PrivacyPlan:
-    """The plan of the config's method: its sampler, its sensitivity.
+    """Returns the plan of the config's method: sampler, sensitivity and noise.
 
     Raises:
-      InputError: a sampler or unit that the method was not derived for; what
+      InputError: a sampler or unit that the sensitivity is not derived for, or what
         `PrivacySpec` raises.
     """
     _require_derived(config)
@@ -121,7 +120,7 @@ def make_plan(
         return privacy.make_plan(
             dataclasses.replace(spec, sensitivity_multiplier=multiplier)
         )
-    # The spec checks its values; the sensitivity needs the largest batch first.
+    # The spec checks its values; the sensitivity depends on the largest batch.
     maximum = plans.max_batch_size_of(spec)
     if config.method == "naive":
         multiplier = retriever.naive_sensitivity_multiplier(maximum)
@@ -157,22 +156,15 @@ def train(
 ) -> tuple[privacy.PrivacyPlan, outcomes.Outcome]:
     """Trains by the config's method.
 
-    Args:
-      config: the stage's.
-      model: to be trained; made in the devices' scope.
-      tokenizer: the model's.
-      source: private pairs.
-      progress: called after each step.
-      own: where the run keeps secrets, states and ledger.
-      inputs: fingerprints of what the stage reads.
-      devices: what it is trained on.
+    `model` was made in the scope of `devices`; `own` is the directory of the run's
+    secrets, states and ledger; `progress` is called after each step.
 
     Returns:
-      The plan, and how training ended.
+      The plan, and the outcome of training.
 
     Raises:
-      InputError: pairs that are not private, or settings that cannot be, all before
-        any budget is spent.
+      InputError: pairs that are not private, or invalid settings; always before any
+        budget is spent.
     """
     if not source.private:
         raise validation.InputError(
@@ -199,7 +191,7 @@ def train(
         corpus = None
         if config.method == "public_negatives":
             corpus = _corpus(config, model, tokenizer)
-        # Each score of logit_dp is made from its own copies of both texts.
+        # logit_dp makes each score from copies of both texts.
         if config.method != "logit_dp" and model.documents_frozen:
             arrays = retriever.with_vectors(model, arrays, known=corpus)
         loss, options = _loss(config, model, corpus, plan)
@@ -225,7 +217,7 @@ def train(
 
 
 def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-    """The public documents that negatives are drawn from, as the loss takes them."""
+    """Returns the encoded public documents that negatives are drawn from."""
     documents = sources.sampled_documents(config.pairs, config.most_documents)
     corpus = retriever.encode_documents(
         [document.content for document in documents],
@@ -236,10 +228,10 @@ def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
 
 
 def _loss(config, model, corpus, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
-    """The method's loss, and what else `privacy.train` is to be given for it."""
+    """Returns the method's loss, and further arguments for `privacy.train`."""
     if config.method == "naive":
         if config.engine != "fast" or not plan.spec.private:
-            # One gradient per row, or one in all, needs no copies.
+            # One gradient per row, or one for all rows, needs no copies.
             return (
                 lambda batch: model.per_example_losses(batch, training=True),
                 {"microbatch_size": None, "layers": [model]},
@@ -269,7 +261,7 @@ def _loss(config, model, corpus, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
 def facts(
     config: ml_collections.ConfigDict, model: retriever.TwoTower
 ) -> dict[str, Any]:
-    """What the certificate says of the method, beside the mechanism's own numbers."""
+    """Returns the method's facts for the certificate, not the mechanism's."""
     found: dict[str, Any] = {
         name: config[name]
         for name in ("method", "scale", "learned_scale", "pooling", "bidirectional")

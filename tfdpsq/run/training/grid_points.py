@@ -13,16 +13,12 @@ import ml_collections
 from tfdpsq import validation
 from tfdpsq.run.core import workdir
 
-# Commands whose settings a grid varies.
+# Commands whose settings a grid can vary.
 STAGES = ("finetune", "train_retriever")
 
 
 def check_axes(name: str, axes: Any) -> None:
-    """Refuses axes that are not pairs of a setting's dotted name and its values.
-
-    Raises:
-      InputError: names the axis.
-    """
+    """Refuses axes that are not (dotted name of a setting, values); names the axis."""
     if not isinstance(axes, (tuple, list)):
         raise validation.InputError(
             f"{name} is {validation.shown(axes)}; it must be a tuple of (setting, "
@@ -39,11 +35,7 @@ def check_axes(name: str, axes: Any) -> None:
 
 
 def check_variants(name: str, variants: Any) -> None:
-    """Refuses variants that are not mappings from names to settings.
-
-    Raises:
-      InputError: names the variant.
-    """
+    """Refuses variants that are not mappings from names to settings."""
     kinds = (ml_collections.ConfigDict, Mapping)
     whole = isinstance(variants, kinds)
     for key, own in variants.items() if whole else ():
@@ -63,7 +55,7 @@ def check_variants(name: str, variants: Any) -> None:
 def points_of(
     config: ml_collections.ConfigDict,
 ) -> Iterator[tuple[str, dict[str, Any], ml_collections.ConfigDict]]:
-    """(name, settings, the stage's config) of every point.
+    """Yields (name, settings, the stage's config) of every point.
 
     Raises:
       InputError: an unknown stage, or a setting that it does not have.
@@ -82,7 +74,7 @@ def points_of(
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
+    """Returns nested settings by their dotted names."""
     flat = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -98,7 +90,7 @@ def _set(config: ml_collections.ConfigDict, field: str, value: Any, stage: str) 
     try:
         for part in path:
             node = node[part]
-        if last not in node:  # it would be added without a word
+        if last not in node:  # a ConfigDict that is not locked would add it
             raise KeyError(f"there is no {field!r}")
         node[last] = value
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,8 +1,7 @@
-"""Hard negatives of pairs: read from a TREC run, and whether they may be used."""
+"""Hard negatives of pairs, read from a TREC run, and the check of their origin."""
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import evaluation, retriever, validation
-from tfdpsq.data import Tokenizer, atomic_write
-from tfdpsq.data.files import sha256_of_file
+from tfdpsq.data import Tokenizer
+from tfdpsq.data.files import sha256_of_file, write_json
 from tfdpsq.run.core import settings, sources
 
 ORIGIN_FILE = "mining.json"
@@ -23,14 +22,13 @@ BY_QUERY = "each query and public data alone"
 def declared() -> dict[str, Any]:
     """Settings of hard negatives.
 
-    `run`: a TREC run, query id to documents, best first: what `mine` wrote, or any
-    system's; "judged" for documents that the pairs' own qrels give 0; "" for no hard
-    negatives. `count`: of each row, the best ranked that are
-    no known answer, after `skip` of them, which may be answers that nobody judged.
-    `corpus`: the documents; "" is the pairs' own. `made_from`: of a run that `mine` did
-    not write, declare BY_QUERY if every query's documents follow from that query and
-    public data. The negatives of one query must not depend on others': they would
-    carry what no certificate knows of.
+    `run`: a TREC run, query id to documents, best first, from `mine` or any system;
+    "judged" for documents that the pairs' own qrels give 0; "" for none. `count`:
+    negatives of a row, the best ranked that are not known answers, after `skip` of
+    them, which may be unjudged answers. `corpus`: the documents; "" is the pairs' own.
+    `made_from`: for a run that `mine` did not write, declare BY_QUERY if every query's
+    documents follow from that query and public data. The negatives of one query must
+    not depend on other queries: the certificate would not cover what they carry.
     """
     return {
         "hard_negatives": {
@@ -44,7 +42,7 @@ def declared() -> dict[str, Any]:
 
 
 def corpus_of(corpus: str, pairs: str) -> str:
-    """Where the documents are.
+    """Returns the path of the documents.
 
     Raises:
       InputError: none was given, and the pairs are a set without a corpus.
@@ -58,7 +56,7 @@ def corpus_of(corpus: str, pairs: str) -> str:
 
 
 def inputs(config: ml_collections.ConfigDict, private: pathlib.Path) -> dict[str, str]:
-    """Fingerprints of the run, keyed as it may follow private queries, and documents.
+    """Returns fingerprints of the documents and, keyed as it may be private, the run.
 
     Raises:
       InputError: no such run.
@@ -71,7 +69,7 @@ def inputs(config: ml_collections.ConfigDict, private: pathlib.Path) -> dict[str
             corpus_of(own.corpus, config.pairs)
         )
     }
-    if own.run != JUDGED:  # these are a part of the pairs
+    if own.run != JUDGED:  # judgements are a part of the pairs
         run = sha256_of_file(_path(config))
         found["hard_negatives"] = sources.keyed_fingerprint(run, private)
     return found
@@ -80,14 +78,9 @@ def inputs(config: ml_collections.ConfigDict, private: pathlib.Path) -> dict[str
 def write_origin(
     directory: pathlib.Path, run: pathlib.Path, config: Any, pairs: str, by: Any
 ) -> None:
-    """Writes what a run was made from beside it.
+    """Writes a record of how a run was mined next to it.
 
-    Args:
-      directory: where.
-      run: the TREC file.
-      config: of the stage that mined: its split.
-      pairs: fingerprint of the pairs whose queries were looked at.
-      by: what ranked the documents, and its settings.
+    `pairs` is the fingerprint of the pairs, `by` the ranking system and its settings.
     """
     found = {
         "by": by,
@@ -95,25 +88,23 @@ def write_origin(
         "split": config.split,
         "run": sha256_of_file(run),
     }
-    atomic_write(
-        directory / ORIGIN_FILE, json.dumps(found, indent=2, sort_keys=True) + "\n"
-    )
+    write_json(directory / ORIGIN_FILE, found)
 
 
 def origin(
     config: ml_collections.ConfigDict, source: sources.Source, pairs: str
 ) -> str:
-    """How the negatives were found, for the certificate; "none" without any.
+    """Returns the origin of the negatives for the certificate; "none" without any.
 
     Negatives that were mined for other pairs would carry what those cost.
 
     Args:
       config: of the stage that trains.
       source: its pairs.
-      pairs: their fingerprint, under the same key as the mining had.
+      pairs: their fingerprint, under the key used when mining.
 
     Raises:
-      InputError: nobody says what they follow from, or it is not these pairs.
+      InputError: the origin is not known, or not these pairs.
       DataError: a damaged `mining.json`.
     """
     own = config.hard_negatives
@@ -126,35 +117,35 @@ def origin(
                 "pairs without judgements. Mine for them, or give a TREC run."
             )
         return f"{own.count} of the query's own judgements of 0"
-    beside = _path(config).parent / ORIGIN_FILE
+    record = _path(config).parent / ORIGIN_FILE
     count = f"the {own.count} best after {own.skip}"
-    if beside.is_file():
+    if record.is_file():
         try:
-            found = validation.parse_json(beside.read_text("utf-8"))
+            found = validation.parse_json(record.read_text("utf-8"))
             by, made = found["by"]["name"], (found["pairs"], found["split"])
             run = found["run"]
         except (ValueError, KeyError, TypeError) as error:
             raise validation.DataError(
-                beside, f"not what `mine` writes ({error!r})", "Mine again."
+                record, f"not what `mine` writes ({error!r})", "Mine again."
             ) from error
         if run != sha256_of_file(_path(config)):
             raise validation.InputError(
-                f"{_path(config)} is not the run that {beside} tells of. Mine again."
+                f"{_path(config)} is not the run that {record} describes. Mine again."
             )
         if made != (pairs, config.split):
             raise validation.InputError(
                 f"hard_negatives.run {_path(config)} was not mined for split "
-                f"{config.split!r} of {config.pairs} as it is now, by its fingerprint "
-                "under this private_directory's key. Mine for these pairs, with the "
-                "same private_directory."
+                f"{config.split!r} of {config.pairs} in its present state, by its "
+                "fingerprint under this private_directory's key. Mine for these pairs, "
+                "with the same private_directory."
             )
         return f"{count}, mined by {by} from {BY_QUERY}"
     if own.made_from != BY_QUERY:
         raise validation.InputError(
             f"hard_negatives.made_from is {own.made_from!r}, and there is no "
-            f"{ORIGIN_FILE} beside {_path(config)}: what its documents follow from is "
+            f"{ORIGIN_FILE} next to {_path(config)}, so the origin of its documents is "
             f"not known. Let `mine` write it, or set made_from to {BY_QUERY!r} if that "
-            "is so."
+            "is true."
         )
     return f"{count}, from a run declared to be made from {BY_QUERY}"
 
@@ -162,10 +153,9 @@ def origin(
 def arrays(
     config: ml_collections.ConfigDict, source: sources.Source, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """The rows' hard negatives as `retriever.encode_negatives` makes them, if any.
+    """Returns the rows' hard negatives as `retriever.encode_negatives` makes them.
 
-    A document is none where it, or another with the same content, is known to answer
-    the query.
+    A document is skipped if it, or another with the same content, is a known answer.
 
     Raises:
       InputError: bad settings, or a run that has none of the queries.
@@ -196,7 +186,7 @@ def arrays(
     for query, known in answers.items():
         known |= {d for d, grade in judged.get(query, {}).items() if grade > 0}
         others = [d for d in ranked.get(query, ()) if d not in known]
-        # A few more than are wanted: some may hold what an answer holds.
+        # A few spare ones: some may have the content of an answer.
         candidates[query] = others[: own.skip + own.count + _SPARE]
     known_answers = set().union(*answers.values())
     corpus = corpus_of(own.corpus, config.pairs)

@@ -1,4 +1,4 @@
-"""Outcomes of training: all steps, or an earlier step's weights where it diverged."""
+"""Outcomes of training: completed, or diverged with an earlier step's weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tfdpsq import privacy, validation
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A training run's end.
+    """The outcome of a training run.
 
     Attributes:
       paid: steps paid for, which the certificate counts.
       diverged_at: the step after which weights were not finite; `None` if they stayed.
-      weights_of: the step whose weights are kept then.
+      weights_of: the step whose weights are kept in that case.
     """
 
     paid: int
@@ -25,7 +25,7 @@ class Outcome:
     weights_of: int | None = None
 
     def recorded(self) -> dict[str, Any]:
-        """What `stage.json` and the certificate say of it, besides the steps paid."""
+        """Returns the divergence, if any, for `stage.json` and the certificate."""
         if self.diverged_at is None:
             return {}
         return {
@@ -36,14 +36,14 @@ class Outcome:
 
 
 class DivergedError(validation.InputError):
-    """Training diverged, and was paid for; its output is kept.
+    """Training diverged after it was paid for; its output is kept.
 
     Attributes:
-      certificate: what it cost; `None` where no private query had a part in it.
+      certificate: of its cost; `None` if no private query was used.
     """
 
     def __init__(self, message: str, certificate: dict[str, Any] | None):
-        """Takes the message and what was spent."""
+        """Stores the certificate next to the message."""
         super().__init__(message)
         self.certificate = certificate
 
@@ -51,15 +51,9 @@ class DivergedError(validation.InputError):
 def require_converged(
     stage: Mapping[str, Any], directory: pathlib.Path, learning_rate: float
 ) -> None:
-    """Ends a stage whose training diverged, when its output is safe.
+    """Raises `DivergedError` for a diverged stage, once its output is saved.
 
-    Args:
-      stage: the content of its `stage.json`.
-      directory: where its output is.
-      learning_rate: as it was set.
-
-    Raises:
-      DivergedError: it did; also if that was in an earlier command.
+    Also raises it when an earlier command made that output.
     """
     found = stage["result"].get("diverged")
     if found:

@@ -1,9 +1,9 @@
 """Ordinary training of a retriever: whole batches, on one replica or several.
 
-Each replica embeds its share of a batch, and every row's softmax is over the documents
-of all, on whichever worker they are. What dropout drops follows from the run's seed,
-the step and the row's place in the batch (`layers.dropout_seed`). No state is kept: a
-training that is ended begins anew, and takes the same steps to the same weights.
+Each replica embeds its share of a batch; every row's softmax is over the documents of
+all replicas and workers. Dropout follows from the run's seed, the step and the row's
+place in the batch (`layers.dropout_seed`). No state is kept: a training that is
+interrupted starts from the beginning, and takes the same steps to the same weights.
 """
 
 from __future__ import annotations
@@ -41,27 +41,21 @@ def train(
 ) -> None:
     """Trains for `config.steps` steps.
 
-    Args:
-      config: the stage's.
-      model: to be trained; made in the devices' scope.
-      tokenizer: the model's.
-      source: the pairs.
-      progress: called after each step.
-      scratch: a directory for the tokenised pairs, as private as they are. It is made,
-        and removed at the end; what a killed run left there is removed first.
-      devices: what it is trained on.
+    `model` was made in the scope of `devices`. `scratch` is created for the tokenised
+    pairs, as private as they are, and removed at the end, with the leftovers of a
+    killed run.
 
     Raises:
-      Preempted: the process, or another worker, was asked to end.
-      InputError: replicas, or `rows_at_a_time`, that do not divide the batch; bad hard
-        negatives.
+      Preempted: the process, or another worker, received a signal to end.
+      InputError: the replicas, or `rows_at_a_time`, do not divide the batch; or bad
+        hard negatives.
     """
     devices.require_share(config.batch_size)
     devices.require_single_steps("method 'plain' takes one step at a time")
     if model.documents_frozen and config.rows_at_a_time:
         raise validation.InputError(
-            f"rows_at_a_time is {config.rows_at_a_time}, but the documents stay as "
-            "they are and are embedded before training. Set it to 0."
+            f"rows_at_a_time is {config.rows_at_a_time}, but the documents' tower is "
+            "frozen and they are embedded before training. Set it to 0."
         )
     with _empty(scratch):
         batches = _batches(config, model, tokenizer, source, scratch)
@@ -84,7 +78,7 @@ def train(
 def _batches(
     config, model, tokenizer, source: sources.Source, scratch: pathlib.Path
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Batches from the disk; of pairs with hard negatives, in memory as these are."""
+    """Yields batches from disk; pairs with hard negatives are held in memory."""
     require_enough(source.count, config.batch_size)
     lengths = {name: config[name] for name in ("query_length", "document_length")}
     embedding = model if model.documents_frozen else None
@@ -107,7 +101,7 @@ def _batches(
 
 @contextlib.contextmanager
 def _empty(directory: pathlib.Path) -> Iterator[None]:
-    """A directory for the owner alone, removed at the end."""
+    """Makes an empty directory for the owner alone; removes it at the end."""
     if directory.exists():
         shutil.rmtree(directory)
     directory.mkdir(mode=0o700, parents=True)
@@ -124,12 +118,12 @@ def make_step(
     jit_compile: bool = False,
     seed: int = 0,
 ) -> Callable[[Mapping[str, np.ndarray]], float]:
-    """A step of Adam on the mean loss of a batch.
+    """Returns a step of Adam on the mean loss of a batch.
 
     Args:
       model: the retriever.
       learning_rate: a number or a schedule.
-      rows_at_a_time: of a replica's rows, how many are embedded at a time
+      rows_at_a_time: rows of a replica that are embedded at a time
         (`retriever.cached_gradients`); 0 for all.
       jit_compile: compile with XLA; in a strategy's scope left to the strategy.
       seed: of dropout.
@@ -147,16 +141,9 @@ def replica_step(
     rows_at_a_time: int = 0,
     seed: int = 0,
 ) -> Callable[[Mapping[str, tf.Tensor]], tf.Tensor]:
-    """The step of one replica, to be compiled; see `make_step`.
+    """Returns the step of one replica, to be compiled; arguments as in `make_step`.
 
-    Args:
-      model: the retriever.
-      learning_rate: a number or a schedule.
-      rows_at_a_time: of the replica's rows.
-      seed: of dropout.
-
-    Returns:
-      Takes the replica's rows of a batch; returns the mean loss of the whole batch.
+    The step takes the replica's rows and returns the mean loss of the whole batch.
     """
     optimizer = tf.keras.optimizers.legacy.Adam(learning_rate)
     variables = model.trainable_variables

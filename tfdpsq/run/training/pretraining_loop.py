@@ -1,9 +1,8 @@
-"""The loop of public pretraining: steps, what is watched, and the states it keeps.
+"""The loop of public pretraining: its steps, measurements and states.
 
 Replicas share a batch as `pretraining_step` deals it, so a run takes the same steps on
-any number of them, and goes on from its states on any other. Of several workers each
-keeps states, but only the chief's lie where a run that is started again looks, and
-what the chief has found there all others are given.
+any number of them and resumes on any other. Every worker saves states, but only the
+chief's are in the run's directory; on restart the chief sends what it restored to all.
 """
 
 from __future__ import annotations
@@ -41,21 +40,15 @@ def train(
 ) -> dict[str, Any]:
     """Trains to the last step, from the state in `own` if there is one.
 
-    Args:
-      config: the stage's.
-      own: where states are kept.
-      model: made in the devices' scope.
-      batches: what is trained on.
-      watched: held-out rows, as `pretraining.Watcher` takes.
-      progress: called after each step.
-      devices: what it is trained on.
+    `model` was made in the scope of `devices`; `watched` are held-out rows, as
+    `pretraining.Watcher` takes.
 
     Returns:
-      "steps" at which something was measured, "losses" since the time before,
-      "watched" by then, and "hours" taken.
+      "steps" at which something was measured, mean "losses" since the measurement
+      before, "watched" values, and "hours" taken.
 
     Raises:
-      Preempted: the process, or another worker, was asked to end.
+      Preempted: the process, or another worker, received a signal to end.
     """
     with devices.scope(), devices.notice.training() as asked:
         optimizer = _optimizer(config)
@@ -70,7 +63,7 @@ def train(
         }
         sums: dict[str, float] = {}
         count = 0
-        # Also from none, as it makes a variable: what one worker makes all have to.
+        # Restores even from none: it makes a variable, which all workers must do.
         restored = checkpoint.restore(manager.latest_checkpoint)
         if manager.latest_checkpoint:
             restored.assert_consumed()
@@ -124,7 +117,7 @@ def _optimizer(config: ml_collections.ConfigDict) -> tf.keras.optimizers.Optimiz
 
 
 def _save(own: pathlib.Path, manager, record: dict, done: int) -> None:
-    """The record first: a checkpoint is never there without its own."""
+    """Saves the record before the checkpoint, so none is ever without its record."""
     atomic_write(own / f"record-{done}.json", json.dumps(record))
     manager.save(checkpoint_number=done)
     for path in own.glob("record-*.json"):

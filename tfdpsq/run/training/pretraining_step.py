@@ -1,9 +1,9 @@
-"""One step of pretraining: the three losses, weighted, and what moves the weights.
+"""One step of pretraining: the weighted sum of three losses, and the update.
 
-On several replicas each has its share of the pseudo-queries and of the texts. The
-contrastive task looks for a pseudo-query's document among those of all replicas, and
-the gradients are summed up before the optimizer sees them: its clipping and its
-statistics are of the whole batch's gradient, as on one device.
+Each replica has its share of the pseudo-queries and of the texts. The contrastive task
+compares a pseudo-query with the documents of all replicas. Gradients are summed before
+the optimizer sees them, so its clipping and statistics use the whole batch's gradient,
+as on one device.
 """
 
 from __future__ import annotations
@@ -25,16 +25,11 @@ def make_step(
     model: T5QueryGenerator,
     optimizer: tf.keras.optimizers.Optimizer,
 ) -> Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]]:
-    """One step of pretraining, to be compiled.
+    """Returns one step of pretraining, to be compiled.
 
-    Args:
-      config: the stage's.
-      model: what is trained.
-      optimizer: built for its weights.
-
-    Returns:
-      Takes a batch of `pretraining.Batches`, or within a replica its share of one
-      (`deal`); returns the losses of the whole batch.
+    The step takes a batch of `pretraining.Batches`, or within a replica its share of
+    one (`deal`), and returns the losses of the whole batch. `optimizer` is built for
+    the model's weights.
     """
     variables = model.trainable_variables
     count = tf.distribute.get_strategy().num_replicas_in_sync
@@ -57,14 +52,14 @@ def make_step(
         seed = seed_of_step(config.seed, optimizer.iterations)
         with tf.GradientTape() as tape, dropout_seed(seed):
             losses = pretraining.pretraining_losses(model, batch, contrast)
-            if count > 1:  # means of equal shares: their mean is the batch's
+            if count > 1:  # shares are equal: the mean of their means is the batch's
                 losses = {name: loss / count for name, loss in losses.items()}
             loss = losses["pseudo_queries"] * config.pair_rows
             loss += losses["spans"] * config.text_rows
             loss /= config.pair_rows + config.text_rows
             loss += config.contrast_weight * losses["contrast"]
         gradients = tape.gradient(loss, variables)
-        # The embedding's is part sparse (inputs), part dense (logits).
+        # The embedding's gradient is part sparse (inputs), part dense (logits).
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         *gradients, total = replicas.summed([*gradients, tf.stack([*losses.values()])])
         optimizer.apply_gradients(
@@ -76,12 +71,9 @@ def make_step(
 
 
 def deal(batch: replicas.Arrays, replica: int, of: int) -> replicas.Arrays:
-    """A replica's share of a batch: of its pseudo-queries, and of its texts.
+    """Returns a replica's share of a batch's pseudo-queries and of its texts.
 
-    Args:
-      batch: of `pretraining.Batches`; the pseudo-queries come first.
-      replica: its number.
-      of: how many replicas; they divide both.
+    The pseudo-queries come first in a batch; `of` replicas divide both counts.
     """
     pairs = len(batch["document_key"])
     first = {name: values[:pairs] for name, values in batch.items()}

@@ -1,9 +1,8 @@
-"""What the stages that train on private pairs share: settings, units, run state."""
+"""Settings, units and run state shared by the stages that train on private pairs."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -16,11 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import privacy, validation
-from tfdpsq.data import atomic_write
+from tfdpsq.data.files import write_json
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.schedules import WarmupCosine
-from tfdpsq.privacy import certificate as certificates
-from tfdpsq.privacy import certificate_files, checkpoint, ledger, reads, workers
+from tfdpsq.privacy import checkpoint, workers
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.proof import certificate_files, ledger, reads
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import outputs, releases, sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
@@ -29,7 +29,7 @@ from tfdpsq.run.training import outcomes
 
 RUNS = workdir.RUNS
 RUN_FILE = "run.json"
-# Of a run's directory: its pairs, tokenised, while it trains without protection.
+# In a run's directory: the tokenised pairs, without protection while it trains.
 ROWS = "rows"
 LOSS_READ = {
     "what": "the training loss of every step, averaged over its batch, and how long "
@@ -40,11 +40,11 @@ LOSS_READ = {
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """Who is protected.
+    """The units that the guarantee protects.
 
     Attributes:
       count: number of units in the data; private unless declared otherwise.
-      groups: which pairs are whose, for unit "user".
+      groups: maps pairs to their users, for unit "user".
       private: whether these are private pairs.
     """
 
@@ -54,7 +54,7 @@ class Units:
 
 
 def units_of(config: ml_collections.ConfigDict, source: sources.Source) -> Units:
-    """The units of the pairs that are trained on.
+    """Returns the units of the training pairs.
 
     Raises:
       InputError: unit "user" for pairs that are not private.
@@ -70,18 +70,18 @@ def units_of(config: ml_collections.ConfigDict, source: sources.Source) -> Units
 def spec_of(
     config: ml_collections.ConfigDict, units: Units, **changes: Any
 ) -> privacy.PrivacySpec:
-    """The spec that the settings ask for.
+    """Returns the spec of the settings.
 
     Args:
       config: the stage's.
       units: of its pairs.
-      **changes: fields of the spec that the stage decides itself.
+      **changes: fields of the spec that the stage sets itself.
 
     Raises:
       InputError: n was not declared, or what `PrivacySpec` raises.
     """
     epsilon = float(config.epsilon)
-    # Of pairs that are not private, how many there are is no secret either.
+    # The number of pairs that are not private is not a secret.
     n, public = units.count, True
     if units.private:
         n, public = declared_n(config, units.count)
@@ -89,7 +89,7 @@ def spec_of(
         "epsilon": epsilon,
         "delta": (config.delta or None) if math.isfinite(epsilon) else None,
         "clip_norm": config.clip_norm,
-        "n": n,
+        "num_units": n,
         "n_is_public": public,
         "batch_size": config.batch_size,
         "steps": config.steps,
@@ -103,14 +103,10 @@ def spec_of(
 
 
 def declared_n(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool]:
-    """The n that may be published, and whether it is the exact number.
-
-    Args:
-      config: the stage's.
-      count: how many units there are.
+    """Returns the n that may be published, and whether it is the exact number.
 
     Raises:
-      InputError: nothing was declared, both were, or a bound that is exceeded.
+      InputError: nothing was declared, both were, or `count` exceeds the bound.
     """
     if config.n_is_public:
         if config.n_bound:
@@ -129,7 +125,7 @@ def declared_n(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool
     if count > config.n_bound:
         raise validation.InputError(
             f"n_bound is {config.n_bound}, but the data hold more units than that. "
-            "Declare a bound that is not exceeded."
+            "Declare a larger bound."
         )
     return config.n_bound, False
 
@@ -137,19 +133,19 @@ def declared_n(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool
 def private_directory(
     config: ml_collections.ConfigDict, directory: pathlib.Path
 ) -> pathlib.Path:
-    """Where a stage keeps what must not be released; see `releases`."""
+    """Returns the directory of what must not be released; see `releases`."""
     return releases.private_directory(directory, config.private_directory)
 
 
 def guarantee_of_training(
     config: ml_collections.ConfigDict, devices: strategy.Devices, protected: bool
 ) -> str:
-    """The guarantee of a trained model; see `releases`.
+    """Returns the guarantee of a trained model; see `releases`.
 
     Args:
       config: the stage's.
-      devices: where it trains. A worker that is not the chief certifies nothing.
-      protected: whether private pairs are trained on under a finite ε.
+      devices: a worker that is not the chief certifies nothing.
+      protected: whether the training pairs are private, under a finite ε.
 
     Raises:
       InputError: pairs and starting weights have guarantees that would add up.
@@ -170,17 +166,14 @@ def guarantee_of_training(
 def run_directory(
     config: ml_collections.ConfigDict, directory: pathlib.Path
 ) -> pathlib.Path:
-    """Where secrets, states and ledger of a stage's run are kept."""
+    """Returns the directory of a run's secrets, states and ledger."""
     return private_directory(config, directory) / RUNS / directory.name
 
 
 def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) -> None:
     """Opens the directory of a run's secrets, states and ledger.
 
-    Args:
-      directory: what `run_directory` says; made if it is not there.
-      config: what the run's result depends on.
-      inputs: fingerprints of what it reads.
+    Creates it if it is missing. `config` and `inputs` are what the result depends on.
 
     Raises:
       InputError: a run with other settings or data was begun there.
@@ -199,13 +192,13 @@ def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) ->
                 "its own, and both add up."
             )
     else:
-        # Nothing was paid for, so settings that turned out wrong may be mended.
+        # Nothing was paid for, so wrong settings may be corrected.
         if found and differences:
             checkpoint.discard(directory)
         wanted.update(workdir.made_by())
         outputs.open_private(directory)
         with outputs.owner_only():
-            atomic_write(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
+            write_json(path, wanted)
 
 
 def train(
@@ -218,27 +211,17 @@ def train(
     microbatch_size: int | None,
     **options: Any,
 ) -> outcomes.Outcome:
-    """`privacy.train` on a stage's devices; a run that diverged has an outcome, too.
+    """Calls `privacy.train` on a stage's devices; divergence has an outcome, too.
 
-    Args:
-      devices: in whose scope model and optimizer were made.
-      model: whose trainable weights are trained.
-      plan: see `privacy.train` for this and all others.
-      per_example_losses: its loss.
-      optimizer: of the plan.
-      take: the rows.
-      microbatch_size: rows at a time.
-      **options: passed on.
-
-    Returns:
-      What was paid, and whether the model holds the weights of an earlier step.
+    Model and optimizer were made in the devices' scope; further arguments are those of
+    `privacy.train`.
 
     Raises:
-      Preempted: the process, or another worker, was asked to end.
+      Preempted: the process, or another worker, received a signal to end.
       InputError: what `privacy.train` raises.
     """
     with devices.scope(), devices.notice.training() as asked:
-        # What is not trained, too: others may have other files at the same path.
+        # Also variables that are not trained: workers may have different files.
         workers.copy_from_chief(model.variables)
         try:
             paid = privacy.train(
@@ -264,14 +247,14 @@ def close_run(directory: pathlib.Path) -> None:
 
 
 def ledger_head(directory: pathlib.Path) -> str:
-    """What stands in a certificate for all lines of the run's ledger."""
+    """Returns the hash over all lines of the run's ledger."""
     return ledger.read_ledger(directory / ledger.FILE_NAME).head
 
 
 def reads_of(
     config: ml_collections.ConfigDict, private: pathlib.Path
 ) -> privacy.PrivateReads:
-    """The workdir's list of private reads outside the budget."""
+    """Returns the workdir's list of private reads outside the budget."""
     if not config.strict:
         outputs.open_private(private)
     return privacy.PrivateReads(private / reads.FILE_NAME, strict=config.strict)
@@ -283,14 +266,7 @@ def progress_of(
     private: pathlib.Path,
     devices: strategy.Devices,
 ) -> Progress:
-    """The bar and log of a run, with all that strict mode does not leave out.
-
-    Args:
-      config: the stage's.
-      name: the run's.
-      private: the private directory.
-      devices: where the stage trains.
-    """
+    """Returns the bar and log of a run, without what strict mode leaves out."""
     return Progress(
         private / LOGS / name,
         config.steps,
@@ -305,11 +281,11 @@ def progress_of(
 def record_losses(
     config: ml_collections.ConfigDict, private: pathlib.Path
 ) -> list[dict[str, str]]:
-    """Notes that losses and times are read, unless strict mode leaves them out.
+    """Records that losses and times are read, unless strict mode leaves them out.
 
     Returns:
-      All private reads of the workdir so far, for the certificate: what was seen
-      before may have decided how this run was set up.
+      All private reads of the workdir so far, for the certificate: earlier ones may
+      have influenced this run's settings.
     """
     taken = reads_of(config, private)
     if not config.strict:
@@ -320,30 +296,23 @@ def record_losses(
 def write_certificate(
     directory: pathlib.Path, certificate: Mapping[str, Any] | None
 ) -> None:
-    """Writes `certificate.json`, and its digest into the configs of models beside it.
+    """Writes `certificate.json`, and its digest into the configs of models next to it.
 
-    Args:
-      directory: of a model, or of what was made by one; finished but for this.
-      certificate: `None`, where no private query had a part, writes nothing.
+    Writes nothing for `None`, where no private query was used.
     """
     if certificate is None:
         return
     for path in (directory / name for name in certificate_files.CONFIGS):
         if path.is_file():
             marked = {certificate_files.MARK: certificate["digest"]}
-            _write_json(path, {**workdir.read_json(path), **marked})
-    _write_json(directory / certificates.FILE_NAME, certificate)
-
-
-def _write_json(path: pathlib.Path, values: Mapping[str, Any]) -> None:
-    text = json.dumps(values, indent=2, sort_keys=True, allow_nan=False)
-    atomic_write(path, text + "\n")
+            write_json(path, {**workdir.read_json(path), **marked})
+    write_json(directory / certificates.FILE_NAME, certificate)
 
 
 def learning_rate(
     config: ml_collections.ConfigDict,
 ) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
-    """What the optimizer takes: the rate, or its course over all steps.
+    """Returns the rate, or its schedule over all steps.
 
     Schedule "cosine" rises over the first tenth of the steps and falls to a twentieth.
     """
@@ -355,7 +324,7 @@ def learning_rate(
 def training_facts(
     config: ml_collections.ConfigDict, model: tf.keras.Model
 ) -> dict[str, Any]:
-    """What the certificate records of the training, apart from privacy."""
+    """Returns the certificate's record of the training, apart from privacy."""
     lora = config.get("lora", {}).get("rank")
     soft_prompt = config.get("soft_prompt", {}).get("length")
     return {

@@ -1,4 +1,4 @@
-"""The generator that fine-tuning starts from, and which of its weights are trained."""
+"""The generator that fine-tuning starts from, and the choice of trained weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from tfdpsq.layers import T5Config, apply_lora, train_only
 def load_generator(
     config: ml_collections.ConfigDict, tokenizer: Tokenizer
 ) -> T5QueryGenerator:
-    """The generator to start from: `config.init`, or random weights by `config.t5`.
+    """Loads the generator in `config.init`, or makes a random one by `config.t5`.
 
     Raises:
-      InputError: the vocabulary does not fit the model, or what is to be trained does
-        not.
+      InputError: the vocabulary, or the choice of trained weights, does not fit.
     """
     tf.keras.utils.set_random_seed(config.seed)
     options = (config.dtype, config.rematerialize, config.soft_prompt.length)
@@ -37,9 +36,10 @@ def load_generator(
 
 
 def _first_words(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> list[int]:
-    """Draws the words that a soft prompt starts as, all different if there are enough.
+    """Draws the initial words of a soft prompt, all different if there are enough.
 
-    From the 5,000 most common ones, as Lester et al. 2021 do (section 3.2, figure 3b).
+    They are among the 5,000 most common, as in Lester et al. 2021 (section 3.2, figure
+    3b).
     """
     common = tokenizer.common_ids(5000)
     length = config.soft_prompt.length

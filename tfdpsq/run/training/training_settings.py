@@ -1,4 +1,4 @@
-"""Settings that the stages that train have in common, declared once."""
+"""Settings shared by the stages that train, declared once."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from tfdpsq.privacy import optimizers, spec
 from tfdpsq.run.core import settings
 
 SCHEDULES = ("constant", "cosine")
+# Of more, accounting takes minutes, and `verify` takes no certificate: see
+# `privacy.verification`.
+MOST_EPSILON = 300.0
 WITHOUT_PRIVACY = 'Use math.inf ("inf" in a config) to train without privacy.'
 
 
 def privacy_settings() -> dict[str, settings.Setting]:
     """Settings of a private training run; see `PrivacySpec` for most of them.
 
-    `n_is_public` declares that the exact number of units may be published;
-    otherwise `n_bound` must be a public upper bound on it. `user_field` names the
-    metadata field of queries.jsonl that says whose a query is, for unit "user".
-    `strict` refuses, or leaves out, every reading of private data that ε does not
-    cover. `save_every` is how many steps a killed run may have to repeat.
+    `n_is_public` declares that the exact number of units may be published; otherwise
+    `n_bound` must be a public upper bound on it. `user_field` names the metadata field
+    of queries.jsonl with a query's user, for unit "user". `strict` refuses, or leaves
+    out, every read of private data that ε does not cover. `save_every` is the number
+    of steps that a killed run may have to repeat.
     """
     return {
         "epsilon": settings.Number(
-            8.0, 0, 1e6, low_open=True, infinite=True, remedy=WITHOUT_PRIVACY
+            8.0, 0, MOST_EPSILON, low_open=True, infinite=True, remedy=WITHOUT_PRIVACY
         ),
         "delta": settings.Number(0.0, 0, 1, high_open=True, remedy="0 takes 1/(2n)."),
         "clip_norm": settings.Number(0.1, 0, 1e6, low_open=True),
@@ -41,7 +44,7 @@ def privacy_settings() -> dict[str, settings.Setting]:
 
 
 def optimizer_settings(learning_rate: float) -> dict[str, settings.Setting]:
-    """Settings of how weights are trained; see `learning_rate` for `schedule`."""
+    """Settings of the optimizer; see `learning_rate` for `schedule`."""
     return {
         "optimizer": settings.Text("adam", tuple(optimizers.OPTIMIZERS)),
         "learning_rate": settings.Number(learning_rate, 0, 1e3, low_open=True),
@@ -73,7 +76,7 @@ def t5_settings(
 
 
 def length_settings(document: int, query: int) -> dict[str, settings.Setting]:
-    """Settings of how many tokens texts are cut to, with these defaults."""
+    """Settings of the maximum lengths of texts in tokens, with these defaults."""
     return {
         "document_length": settings.Integer(document, 1, settings.TOKENS),
         "query_length": settings.Integer(query, 1, settings.TOKENS),

@@ -1,4 +1,4 @@
-"""What a certificate's free entries describe: a plan, or a selection among several.
+"""The plan, or the selection among plans, that a certificate describes.
 
 All its other entries follow from these; nothing else in it is looked at here. See
 `verification`, which compares the rest.
@@ -6,15 +6,14 @@ All its other entries follow from these; nothing else in it is looked at here. S
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from tfdpsq import validation
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.selection import Selection, TrainedRun
-from tfdpsq.privacy.spec import OPTIONAL, PrivacySpec
+from tfdpsq.privacy.proof.selection import Selection, TrainedRun
+from tfdpsq.privacy.spec import PrivacySpec
 
 
 def plan_of(certificate: Mapping[str, Any]) -> tuple[PrivacyPlan, int]:
@@ -37,13 +36,7 @@ def plan_of(certificate: Mapping[str, Any]) -> tuple[PrivacyPlan, int]:
 
 
 def _plan(fields: Any, maximum: Any, sigma: Any, steps: Any) -> tuple[PrivacyPlan, int]:
-    names = {field.name for field in dataclasses.fields(PrivacySpec)}
-    if not isinstance(fields, Mapping) or {*fields, *OPTIONAL} != names:
-        raise validation.InputError(
-            f"spec must have exactly these entries: {', '.join(sorted(names))}"
-        )
-    epsilon = math.inf if fields["epsilon"] == "inf" else fields["epsilon"]
-    spec = PrivacySpec(**{**fields, "epsilon": epsilon})
+    spec = PrivacySpec.from_recorded(fields)
     validation.positive_integer("sampler.max_batch_size", maximum)
     if spec.private:
         validation.positive("mechanism.noise_multiplier", sigma)
@@ -68,14 +61,17 @@ def selection_of(certificate: Mapping[str, Any]) -> Selection:
     """
     entries = entry_at(certificate, "selection.runs")
     if not isinstance(entries, Mapping):
-        raise validation.InputError(f"selection.runs is {entries!r}, which are no runs")
+        raise validation.InputError(
+            f"selection.runs is {validation.shown(entries)}, which are no runs"
+        )
     target = entry_at(certificate, "accounting.target_epsilon")
     choice_epsilon = entry_at(certificate, "selection.epsilon_of_choice")
     score = entry_at(certificate, "selection.score")
     chosen = entry_at(certificate, "selection.chosen")
     if not isinstance(score, str) or not isinstance(chosen, str):
         raise validation.InputError(
-            f"selection.score is {score!r} and selection.chosen {chosen!r}; both must "
+            f"selection.score is {validation.shown(score)} and selection.chosen "
+            f"{validation.shown(chosen)}; both must "
             "be texts"
         )
     return Selection(
@@ -109,8 +105,9 @@ def _run(name: str, entry: Any) -> TrainedRun:
         or not isinstance(diverged, bool)
     ):
         raise validation.InputError(
-            f"run {name!r} has settings {settings!r}, ledger_head {head!r} and "
-            f"diverged {diverged!r}, which they cannot be"
+            f"run {name!r} has settings {validation.shown(settings)}, ledger_head "
+            f"{validation.shown(head)} and diverged {validation.shown(diverged)}, "
+            "which they cannot be"
         )
     return TrainedRun(plan, settings, head, diverged)
 

@@ -33,8 +33,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy import accounting, calibration, certificate, choice
+from tfdpsq.privacy import accounting, calibration
 from tfdpsq.privacy.plan import PrivacyPlan, make_plan
+from tfdpsq.privacy.proof import certificate, choice
 from tfdpsq.privacy.spec import PrivacySpec
 
 METHODS = {
@@ -108,7 +109,15 @@ class Selection:
     def _problems(self, spec: PrivacySpec):
         yield from requirements(spec)
         first = next(iter(self.runs.values())).plan.spec
-        for field in ("n", "n_is_public", "accountant", "epsilon", "delta", "secure"):
+        fields = (
+            "num_units",
+            "n_is_public",
+            "accountant",
+            "epsilon",
+            "delta",
+            "secure",
+        )
+        for field in fields:
             own, common = getattr(spec, field), getattr(first, field)
             if own != common:
                 yield f"has {field} {own!r}, and another one {common!r}"

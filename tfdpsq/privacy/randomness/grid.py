@@ -45,7 +45,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy.secure import SecureSource, SecureStream
+from tfdpsq.privacy.randomness.secure import SecureSource, SecureStream
 
 # Of the grid: γ ≤ Δ·2^-36, d ≤ 2^40, and so γ√d ≤ Δ·2^-16.
 _STEP_BITS = 36

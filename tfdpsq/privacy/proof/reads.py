@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from absl import logging
 
-from tfdpsq.privacy.append_only import AppendOnlyFile
+from tfdpsq.privacy.proof.append_only import AppendOnlyFile
 from tfdpsq.validation import DataError, InputError, parse_json
 
 FILE_NAME = "private_reads.jsonl"
@@ -55,7 +55,7 @@ class PrivateReads:
 
     @property
     def entries(self) -> list[dict[str, str]]:
-        """What was read, each a dict of "what" and "where"; for the certificate."""
+        """Lists the reads, each a dict of "what" and "where", for the certificate."""
         return [dict(entry) for entry in self._entries]
 
     def record(self, what: str, where: str) -> None:

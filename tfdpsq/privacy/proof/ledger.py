@@ -48,7 +48,7 @@ from typing import Any, BinaryIO
 
 from absl import logging
 
-from tfdpsq.privacy.append_only import AppendOnlyFile
+from tfdpsq.privacy.proof.append_only import AppendOnlyFile
 from tfdpsq.validation import DataError, InputError, parse_json, positive_integer
 
 FORMAT = "tfdpsq-ledger/1"
@@ -63,7 +63,7 @@ _RESTORE = (
 
 @dataclasses.dataclass(frozen=True)
 class LedgerSummary:
-    """What a ledger says.
+    """Summary of a ledger.
 
     Attributes:
       plan: fingerprint of the plan it was opened with, which its steps follow.
@@ -172,7 +172,7 @@ class Ledger:
 
     @property
     def summary(self) -> LedgerSummary:
-        """What the ledger says now, as `read_ledger` would."""
+        """Returns what `read_ledger` would now."""
         return self._summary
 
     def pay(self, step: int) -> bool:

@@ -15,7 +15,7 @@ import pathlib
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy.certificate import FILE_NAME, digest_of, load_certificate
+from tfdpsq.privacy.proof.certificate import FILE_NAME, digest_of, load_certificate
 
 MARK = "certificate_digest"
 # A T5's and a retriever's, which `run` marks with the certificate that it writes.
@@ -69,7 +69,7 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
 
 
 def digest_beside(directory: str | os.PathLike) -> dict[str, str]:
-    """What a JSON file that is to be marked has to hold: `MARK`, or nothing.
+    """Returns the entry of a JSON file that is to be marked: `MARK`, or nothing.
 
     Args:
       directory: where a certificate may lie.
@@ -79,7 +79,7 @@ def digest_beside(directory: str | os.PathLike) -> dict[str, str]:
 
 
 def stated(path: pathlib.Path, key: str) -> Any:
-    """What a JSON file states; `None` where it states nothing, or is not there.
+    """Reads what a JSON file states; `None` where it states nothing, or is missing.
 
     Args:
       path: the file.

@@ -1,4 +1,4 @@
-"""Which rows a logical step trains on: Poisson and shuffled batches, over users too.
+"""Rows of a logical step: Poisson and shuffled batches, over users too.
 
 Every draw is a pure function of a secret seed and the step number: a resumed run
 repeats it exactly, asking for one step never moves another, and nothing of the
@@ -23,7 +23,7 @@ from typing import Union
 import numpy as np
 
 from tfdpsq import validation
-from tfdpsq.privacy.secure import KEY_BITS, SecureSource, SecureStream
+from tfdpsq.privacy.randomness.secure import KEY_BITS, SecureSource, SecureStream
 
 # Streams of one seed that never meet: see `_generator`.
 _UNITS, _ROWS, _EPOCH, _DEALT = 0, 1, 2, 3
@@ -177,7 +177,7 @@ class ShuffledSampler:
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """Which rows each unit owns.
+    """The rows that each unit owns.
 
     Attributes:
       rows: [total] int64, row numbers, those of one unit next to each other.

@@ -6,19 +6,34 @@ While `replayable` is open they draw statelessly instead, each call with a key o
 its own. The keys are secret, because dropout takes part in the mechanism: were the
 masks known, a row's gradient would depend on its place in the batch, and so on who
 else was drawn.
+
+A step must be repeated with the same random numbers because its noise is the same: two
+tries with other masks are two clipped sums under one noise, and their difference has no
+noise at all. Neither may show more than the other. What a model draws from `tf.random`
+by itself cannot be repeated, so `require_repeatable` refuses it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import numpy as np
 import tensorflow as tf
 
+from tfdpsq import validation
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.recorder import replaced
-from tfdpsq.privacy.noise import noise_key
+from tfdpsq.privacy.randomness.noise import noise_key
 
+# TensorFlow's operations whose random numbers follow from a state of the process or of
+# a `tf.random.Generator`; the stateless ones are none of them.
+_DRAWN_FROM_STATE = re.compile(
+    r"Random(?!Shuffle(Queue|Dataset)|.*Grad$).*|NonDeterministicInts|Multinomial"
+    r"|(Parameterized)?TruncatedNormal|Rng(ReadAndSkip|Skip)|\w+CandidateSampler"
+    r"|Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial)\w*"
+)
 # Draws in one forward pass; the bits above count microbatches.
 _DRAWS = 1 << 20
 
@@ -54,8 +69,44 @@ def replayable(
         yield
 
 
+def require_repeatable(
+    per_example_losses: Callable[[Mapping[str, tf.Tensor]], object],
+    batch: Mapping[str, np.ndarray],
+    layers: Iterable[tf.Module],
+) -> None:
+    """Refuses a loss that would be another one when a resumed run takes a step again.
+
+    The loss is traced, not run. Code inside `tf.py_function` cannot be looked into.
+
+    Args:
+      per_example_losses: as for `make_logical_step`.
+      batch: a few rows, "weights" included.
+      layers: the model, for its random layers.
+
+    Raises:
+      InputError: it draws random numbers from a state that no saved state holds.
+    """
+
+    @tf.function
+    def losses(tensors: Mapping[str, tf.Tensor]) -> object:
+        with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
+            return per_example_losses(tensors)
+
+    tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
+    graph = losses.get_concrete_function(tensors).graph.as_graph_def()
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    found = sorted({n.name for n in nodes if _DRAWN_FROM_STATE.fullmatch(n.op)})
+    if found:
+        raise validation.InputError(
+            f"the loss draws random numbers that a resumed run cannot repeat "
+            f"({found[0]}): its noise would be used twice, on two different sums. Draw "
+            "them in Keras's random layers, and name the model in `layers`, or train "
+            "without a directory."
+        )
+
+
 class _StatelessGenerator:
-    """What Keras layers ask of their random generator, with a new key each time.
+    """A random generator for Keras layers that takes a new key for each draw.
 
     The names and arguments are those of Keras's `backend.RandomGenerator`.
     """

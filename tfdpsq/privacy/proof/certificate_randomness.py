@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfdpsq.privacy import grid, secure
 from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.randomness import grid, secure
 
 _DEFAULT = (
     "Attacks on floating-point arithmetic and on pseudorandom generators: noise is "

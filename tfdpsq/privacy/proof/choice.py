@@ -18,10 +18,19 @@ Roth 2014, section 3.4). The sum is never divided by the number of queries, whic
 private: a mean's sensitivity would depend on it.
 
 **How it is drawn.** The largest of ε·S_i + G_i, with independent standard Gumbel noise
-G_i, is i with exactly the probability p_i. The noise comes from 256 bits of the
+G_i, is that of i with probability p_i. The noise comes from 256 bits of the
 operating system's entropy for each candidate, so that what is unlikely keeps its chance
 far below the 2^-53 at which the usual draw makes it nothing. Scores are whole multiples
 of `SCORE_UNIT`, rounded down, and so their sum is exact.
+
+**What float64 adds.** With |G| below 180, product, noise and sum are each off by a few
+2^-53 of their size, together by at most η = 2^-52·(ε·S + 400), S the largest sum. Were
+each of two compared numbers off by η, i would be drawn as if ε·S_i were off by at most
+2η, so every p_i is right within a factor of e^(2η) and the quotient above within
+e^(4η): ε + 4η, which is below ε + 1e-9 while ε·S is below a million. That U is one of
+2^256 numbers moves G by less than 2^-57 for U between 2^-200 and 1 - 2^-200; elsewhere
+it lies, for any of k candidates, with probability k·2^-199. That, doubled, stands in
+the place of δ = 0.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy import accounting, certificate_randomness
+from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.proof import certificate_randomness, certificate_words
 
 FORMAT = "tfdpsq-certificate/2"
 FILE_NAME = "certificate.json"
@@ -167,7 +168,7 @@ def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:
         "sampler": {
             "name": _SAMPLER_NAME[spec.sampler],
             "in_words": _sampler_in_words(plan),
-            "n": spec.n,
+            "n": spec.num_units,
             "n_in_words": "the exact number of units, declared to be public"
             if spec.n_is_public
             else "a public upper bound on the number of units",
@@ -223,8 +224,9 @@ def _sampler_in_words(plan: PrivacyPlan) -> str:
     if spec.sampler == "poisson":
         return (
             f"Every step draws each unit independently with probability "
-            f"{spec.batch_size}/{spec.n}, and keeps at most {plan.max_batch_size} of "
-            f"them; what this truncation costs is part of delta.{rows}"
+            f"{spec.batch_size}/{spec.num_units}, and keeps at most "
+            f"{plan.max_batch_size} of them; what this truncation costs is part of "
+            f"delta.{rows}"
         )
     return (
         f"Every epoch cuts a fresh permutation into batches of exactly "
@@ -250,12 +252,6 @@ def _warnings(plan: PrivacyPlan, steps_executed: int) -> list[str]:
 
 def _not_covered(plan: PrivacyPlan) -> list[str]:
     spec = plan.spec
-    together = {
-        "query": "A person who wrote several queries: each query is protected by "
-        "itself, and k of them together by about k times epsilon.",
-        "user": "A group of users, such as a household: each user is protected by "
-        "itself, and k of them together by about k times epsilon.",
-    }
     number = (
         "The number of units n, which was declared to be public: it sets delta and "
         "the sampling probability."
@@ -265,7 +261,7 @@ def _not_covered(plan: PrivacyPlan) -> list[str]:
     )
     never = list(_NEVER_COVERED)
     never.insert(3, certificate_randomness.not_covered(plan))
-    return [*never, together[spec.unit], number]
+    return [*never, certificate_words.several_units(spec.unit), number]
 
 
 def inherited_certificate(
@@ -359,7 +355,9 @@ def format_problem(certificate: Any) -> str | None:
             f"tfdpsq reads {FORMAT!r}"
         )
     if found != FORMAT:
-        return f"its format is {found!r}, and this tfdpsq reads {FORMAT!r}"
+        return (
+            f"its format is {validation.shown(found)}, and this tfdpsq reads {FORMAT!r}"
+        )
     return None
 
 
@@ -369,7 +367,7 @@ def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"{twice!r} stands there twice")
+        raise ValueError(f"{validation.shown(twice)} stands there twice")
     return found
 
 

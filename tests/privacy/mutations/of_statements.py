@@ -1,0 +1,359 @@
+"""Mistakes in what certificates state, and in what verification lets through."""
+
+MUTATIONS = (
+    {
+        "name": "verify_takes_an_epsilon_that_is_one_percent_low",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": "_EPSILON_TOLERANCE = 1e-6\n",
+        "new": "_EPSILON_TOLERANCE = 1e-2\n",
+        "tests": (
+            "tests/privacy/test_verification.py::"
+            "test_every_edit_of_any_entry_is_found_and_nearly_all_without_the_digest",
+        ),
+        "why": "a stated epsilon that is too low still verifies",
+    },
+    {
+        "name": "verify_takes_a_larger_maximum_batch",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": "if plan.max_batch_size != chosen:",
+        "new": "if plan.max_batch_size < chosen:",
+        "tests": (
+            "tests/privacy/test_verification.py::"
+            "test_every_edit_of_any_entry_is_found_and_nearly_all_without_the_digest",
+        ),
+        "why": "the stated maximum is not the one that draws were truncated at",
+    },
+    {
+        "name": "verify_takes_a_smaller_maximum_batch",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": "if plan.max_batch_size != chosen:",
+        "new": "if plan.max_batch_size > chosen:",
+        "tests": (
+            "tests/privacy/test_verification.py::"
+            "test_every_edit_of_any_entry_is_found_and_nearly_all_without_the_digest",
+        ),
+        "why": "the stated maximum is not the one that draws were truncated at",
+    },
+    {
+        "name": "verify_does_not_compare_with_the_target",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": "if planned > plan.spec.epsilon * (1 + _EPSILON_TOLERANCE):",
+        "new": "if planned > _LARGEST_EPSILON:",
+        "tests": (
+            "tests/privacy/test_forgeries.py::"
+            "test_forgeries_with_a_new_digest_are_found",
+        ),
+        "why": (
+            "a plan that overspends its own target verifies if it was stopped early"
+        ),
+    },
+    {
+        "name": "selection_that_left_a_run_out_verifies",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": "target * _LEAST_SPENT <= spent <= target",
+        "new": "0 <= spent <= target",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_a_run_left_out_with_its_share_of_delta_shows_in_what_was_spent",
+        ),
+        "why": "a run that had a part in the choice is not counted",
+    },
+    {
+        "name": "selection_that_added_a_run_verifies",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": ("target * _LEAST_SPENT <= spent <= target * (1 + _EPSILON_TOLERANCE)"),
+        "new": "target * _LEAST_SPENT <= spent",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_forgeries_with_a_new_digest_are_found",
+        ),
+        "why": "runs that were not planned together verify as if they were",
+    },
+    {
+        "name": "verify_takes_higher_epsilons_of_this_accountant",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": "more = _EPSILON_TOLERANCE if same else _OTHER_VERSION_TOLERANCE",
+        "new": "more = _OTHER_VERSION_TOLERANCE",
+        "tests": (
+            "tests/privacy/test_verification.py::"
+            "test_a_higher_epsilon_is_taken_from_an_older_accountant_only",
+        ),
+        "why": "an epsilon that this accountant never computed verifies",
+    },
+    {
+        "name": "verify_takes_lower_epsilons_of_another_accountant",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": "least = expected * (1 - _EPSILON_TOLERANCE)",
+        "new": "least = expected * (1 - more)",
+        "tests": (
+            "tests/privacy/test_verification.py::"
+            "test_a_higher_epsilon_is_taken_from_an_older_accountant_only",
+        ),
+        "why": (
+            "a file that states another version may understate epsilon by one percent"
+        ),
+    },
+    {
+        "name": "ledger_of_any_run_passes_for_a_selection",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": "found = [run for run in runs if run.ledger_head == ledger.head]",
+        "new": "found = list(runs)",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_a_ledger_is_compared_with_the_run_it_is_of",
+        ),
+        "why": "a ledger of something else passes for that of one of the runs",
+    },
+    {
+        "name": "dotted_entry_stands_in_for_a_nested_one",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": 'key = str(key).replace(".", "\\\\.")',
+        "new": "key = str(key)",
+        "tests": (
+            "tests/privacy/test_forgeries.py::"
+            "test_a_true_value_beside_a_false_one_does_not_cover_it",
+        ),
+        "why": (
+            "readers see a false entry, and verify compares a true one of the same path"
+        ),
+    },
+    {
+        "name": "words_from_before_taken_of_a_secure_run",
+        "kind": "secure",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": 'if "randomness" not in certificate and not plan.spec.secure:',
+        "new": 'if "randomness" not in certificate:',
+        "tests": (
+            "tests/privacy/test_forgeries.py::"
+            "test_a_secure_run_was_never_certified_without_its_randomness",
+        ),
+        "why": (
+            "what the noise was drawn with can be struck out of a secure certificate"
+        ),
+    },
+    {
+        "name": "selected_run_may_be_unfinished",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certified.py",
+        "old": "if steps != plan.spec.steps:",
+        "new": "if steps > plan.spec.steps:",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_forgeries_with_a_new_digest_are_found",
+        ),
+        "why": ("runs are counted by fewer steps than they were planned and paid for"),
+    },
+    {
+        "name": "selections_ledger_head_not_the_chosen_runs",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": 'if certificate.get("ledger_head") != head:',
+        "new": 'if certificate.get("ledger_head") is None:',
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_forgeries_with_a_new_digest_are_found",
+        ),
+        "why": "the certificate points at the ledger of another run",
+    },
+    {
+        "name": "shuffled_adjacency_called_add_or_remove",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate.py",
+        "old": '"adjacency": _ADJACENCY[spec.sampler],',
+        "new": '"adjacency": _ADJACENCY["poisson"],',
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_shuffled_batches_are_labelled_and_claim_no_amplification",
+        ),
+        "why": "a zero-out guarantee passes for one of adding or removing",
+    },
+    {
+        "name": "shuffled_certificate_states_a_probability",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate.py",
+        "old": "None if shuffled else plan.sampling_probability",
+        "new": "plan.sampling_probability",
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_shuffled_batches_are_labelled_and_claim_no_amplification",
+        ),
+        "why": "readers amplify by a probability that no unit was drawn with",
+    },
+    {
+        "name": "early_stop_not_warned_of",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate.py",
+        "old": "if plan.spec.private and steps_executed < plan.spec.steps:",
+        "new": "if plan.spec.private and steps_executed > plan.spec.steps:",
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_epsilon_is_of_the_steps_that_ran_and_stopping_early_is_warned_of",
+        ),
+        "why": (
+            "epsilon of the steps that ran is taken for one that covers the "
+            "choice to stop"
+        ),
+    },
+    {
+        "name": "two_runs_of_one_epsilon_taken_for_one",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/certificate.py",
+        "old": "if any(certificate != present[0] for certificate in present):",
+        "new": 'if len({c["guarantee"]["epsilon"] for c in present}) > 1:',
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_guarantees_follow_and_do_not_merge",
+        ),
+        "why": (
+            "two artefacts' epsilons are not added up where they happen to be equal"
+        ),
+    },
+    {
+        "name": "exact_number_of_units_called_a_bound",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate.py",
+        "old": ('        if spec.n_is_public\n        else "The upper bound'),
+        "new": ('        if not spec.n_is_public\n        else "The upper bound'),
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_the_number_of_units_is_said_to_be_protected_unless_it_was_declared",
+        ),
+        "why": "a number that was published is said to be protected",
+    },
+    {
+        "name": "steps_counted_as_releases_of_shuffled_batches",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate.py",
+        "old": '"releases_counted": plan.releases(steps_executed)[1],',
+        "new": '"releases_counted": steps_executed,',
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_shuffled_batches_are_labelled_and_claim_no_amplification",
+        ),
+        "why": "what epsilon counts is stated wrongly",
+    },
+    {
+        "name": "certificate_that_says_a_thing_twice_is_read",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate.py",
+        "old": "if len(found) < len(pairs):",
+        "new": "if len(found) > len(pairs):",
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_files_that_are_no_certificates_are_refused",
+        ),
+        "why": "two readers of one file believe different epsilons",
+    },
+    {
+        "name": "one_releases_interval_stated_for_all_runs",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/selection.py",
+        "old": (
+            "return min(accounting.pld_interval(plan.noise_multiplier) for "
+            "plan in plans)"
+        ),
+        "new": "return accounting.pld_interval(plans[0].noise_multiplier)",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_the_grid_of_all_runs_is_the_finest_that_one_of_them_needs",
+        ),
+        "why": "the stated grid is not the one that epsilon was computed on",
+    },
+    {
+        "name": "delta_of_one_run_for_all_of_a_selection",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/selection.py",
+        "old": "delta = self.delta if spec.private else spec.delta",
+        "new": "delta = spec.delta",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_a_query_has_the_larger_epsilon_of_training_and_choice",
+        ),
+        "why": "delta is too low by the number of runs",
+    },
+    {
+        "name": "epsilon_of_the_choice_forgotten",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/selection.py",
+        "old": ("return max(self.epsilon_of_training(), self.choice_epsilon or 0.0)"),
+        "new": "return self.epsilon_of_training()",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_a_query_has_the_larger_epsilon_of_training_and_choice",
+        ),
+        "why": "a query that chose has a larger epsilon than what is stated",
+    },
+    {
+        "name": "runs_over_the_target_get_a_certificate",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/selection.py",
+        "old": "if spent > selection.target_epsilon:",
+        "new": "if spent > 1.2 * selection.target_epsilon:",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_runs_that_were_not_planned_together_get_no_certificate",
+        ),
+        "why": "runs that overspent together are certified",
+    },
+    {
+        "name": "diverged_run_counted_as_a_candidate",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/selection.py",
+        "old": ("if self.chosen not in self.runs or self.runs[self.chosen].diverged:"),
+        "new": "if self.chosen not in self.runs:",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_forgeries_with_a_new_digest_are_found",
+        ),
+        "why": "the certificate names a run that could not be chosen",
+    },
+    {
+        "name": "later_parents_guarantee_forgotten",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate.py",
+        "old": "present = [dict(c) for c in certificates if c is not None]",
+        "new": "present = [dict(c) for c in certificates[:1] if c is not None]",
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_guarantees_follow_and_do_not_merge",
+        ),
+        "why": ("what was made from public data and private weights passes for public"),
+    },
+    {
+        "name": "several_units_at_the_same_delta",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate_words.py",
+        "old": "    return _SEVERAL[unit]",
+        "new": "    return _BEFORE[unit]",
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_what_it_says_of_several_units_is_true_of_gaussian_noise",
+        ),
+        "why": (
+            "ten queries of one person are said to have ten times epsilon, and "
+            "have far more"
+        ),
+    },
+    {
+        "name": "older_words_taken_for_any",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate_words.py",
+        "old": 'return {**computed, "not_covered": lines}',
+        "new": 'return {**computed, "not_covered": said or lines}',
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_a_certificate_in_the_words_before_holds_and_no_others",
+        ),
+        "why": "what is not covered can be struck out",
+    },
+)

@@ -1,0 +1,213 @@
+"""The loop of a run: draw, pay, take, save, and end as asked or diverged.
+
+Order is what the guarantee rests on. A step's rows come from the plan's sampler alone;
+the ledger holds its payment, synced to disk, before it runs; a state is saved after it.
+A kill between any two of these loses work, never a payment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tfdpsq import validation
+from tfdpsq.privacy import checkpoint, workers
+from tfdpsq.privacy.batches import batch_of, padded_rows
+from tfdpsq.privacy.compiled import CompiledSteps
+from tfdpsq.privacy.endings import Diverged, Preempted, finite_check
+from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
+from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
+from tfdpsq.privacy.randomness.sampling import Sampler
+
+Take = Callable[[np.ndarray], Mapping[str, np.ndarray]]
+
+
+class Kept(NamedTuple):
+    """A run's private directory, with the ledger and the seeds in it."""
+
+    directory: str | os.PathLike
+    ledger: Ledger
+    secrets: checkpoint.Secrets
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """Steps between two saved states, between two pauses, and in one compiled call."""
+
+    save_every: int
+    pause_every: int
+    steps_per_loop: int
+
+    def __post_init__(self) -> None:
+        """Checks that all are positive."""
+        for field in dataclasses.fields(self):
+            validation.positive_integer(field.name, getattr(self, field.name))
+
+    def after(self, done: int, end: int) -> range:
+        """The steps of the next call: none of them goes past a save or a pause."""
+        left = (every - done % every for every in (self.save_every, self.pause_every))
+        return range(done, min(done + min(self.steps_per_loop, *left), end))
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """Functions that the loop calls; see `train`."""
+
+    before_step: Callable[[int], None] | None
+    on_step: Callable[[int, float], bool | None] | None
+    preempted: Callable[[], bool] | None
+
+    def require_pace(self, pace: Pace) -> None:
+        """Refuses several steps in one call if each has to be prepared."""
+        if self.before_step is not None and pace.steps_per_loop != 1:
+            raise validation.InputError(
+                f"steps_per_loop is {pace.steps_per_loop}, but something has to be set "
+                "before every step (before_step). Set it to 1."
+            )
+
+
+@dataclasses.dataclass
+class Loop:
+    """A run of a plan on this worker; `kept` is the chief's alone."""
+
+    plan: PrivacyPlan
+    sampler: Sampler
+    take: Take
+    take_steps: CompiledSteps
+    state: Sequence[tf.Variable]
+    pace: Pace
+    hooks: Hooks
+    kept: Kept | None
+
+    def run(self, ends_if_diverged: bool) -> int:
+        """Takes the plan's steps and returns how many are paid for.
+
+        Raises:
+          Preempted: asked to end before the last step.
+          Diverged: weights were not finite, with `ends_if_diverged`.
+        """
+        is_finite = finite_check(self.take_steps.variables)
+        done = self._restored()
+        stop, asked = False, False
+        end, diverged_at = self.plan.spec.steps, 0  # both change if the run diverges
+        while done < end and not (stop or asked):
+            if self.hooks.before_step is not None:
+                self.hooks.before_step(done)
+            now = self.pace.after(done, end)
+            for loss in self._take(now):
+                done += 1
+                if self.hooks.on_step is not None and not diverged_at:
+                    stop |= self.hooks.on_step(done, loss) is True
+            broken = ends_if_diverged and not diverged_at and not is_finite()
+            asked = self.hooks.preempted is not None and self.hooks.preempted()
+            stop, asked, broken = workers.any_of(stop, asked, broken)
+            if broken:
+                # Back to the last saved state, then on to the last finite step.
+                diverged_at, end, stop = done, now.start, False
+                if self.kept is not None:
+                    for number in range(done, self.plan.spec.steps):
+                        self.kept.ledger.pay(number)  # see `endings`
+                done = self._restored()
+                continue
+            due = done == end or stop or asked or done % self.pace.save_every == 0
+            if self.kept is not None and due:
+                self._save(self.kept, done)
+        if asked and not stop and done < end:
+            raise Preempted(done)
+        if diverged_at:
+            raise Diverged(self.plan.spec.steps, diverged_at, done)
+        kept = self.kept
+        # Steps beyond, lost to a kill and not repeated, are paid for as well.
+        executed = done if kept is None else max(done, kept.ledger.steps_paid)
+        return workers.chiefs_number(executed)
+
+    def _take(self, now: range) -> Sequence[float]:
+        """Draws the rows of these steps, pays for the steps, and takes them."""
+        draws = [self.sampler.draw(number) for number in now]
+        size = self.take_steps.microbatch_size
+        drawn = [
+            batch_of(
+                self.take,
+                draw,
+                padded_rows(self.plan, draw.count, size),
+                self.plan.spec.private,
+            )
+            for draw in draws
+        ]
+        noise = [self.take_steps.secure_noise(number) for number in now]
+        workers.require_same_rows(drawn)
+        if self.kept is not None:
+            for number in now:
+                self.kept.ledger.pay(number)
+        return self.take_steps(drawn, [draw.count for draw in draws], noise)
+
+    def _restored(self) -> int:
+        """The step to go on from, with the state set to what it was before it."""
+        start = 0
+        if self.kept is not None:
+            start = self._restored_by_the_chief(self.kept)
+        workers.copy_from_chief(self.state)
+        return workers.chiefs_number(start)
+
+    def _restored_by_the_chief(self, kept: Kept) -> int:
+        ledger = kept.ledger
+        start = checkpoint.restore(
+            kept.directory, self.state, ledger.steps_paid, kept.secrets
+        )
+        if start is None:
+            # Also the beginning must be repeated exactly: initial weights are random.
+            self._save(kept, 0)
+            return 0
+        logging.info(
+            "going on after step %d of %d (%d paid for)",
+            start,
+            ledger.steps_allowed,
+            ledger.steps_paid,
+        )
+        return start
+
+    def _save(self, kept: Kept, done: int) -> None:
+        checkpoint.save(kept.directory, done, self.state, kept.secrets)
+
+
+@contextlib.contextmanager
+def kept_in(
+    directory: str | os.PathLike | None,
+    plan: PrivacyPlan,
+    data_fingerprint: str,
+    settings: Mapping[str, str],
+) -> Iterator[Kept | None]:
+    """Opens the ledger and the seeds in a directory; gives `None` without one.
+
+    Raises:
+      InputError: they are of another plan, other data or settings, or damaged.
+    """
+    if directory is None:
+        yield None
+        return
+    os.makedirs(directory, exist_ok=True)
+    path = os.path.join(directory, LEDGER)
+    if (
+        not plan.spec.private
+        and not checkpoint.is_open(directory)
+        and os.path.exists(path)
+        and read_ledger(path).plan == plan.fingerprint
+    ):
+        # Without a guarantee nothing is spent: a run may simply be done again.
+        os.remove(path)
+    ledger = Ledger.open(path, plan.fingerprint, data_fingerprint, plan.spec.steps)
+    try:
+        secrets = checkpoint.open_secrets(
+            directory, ledger.steps_paid, settings, plan.spec.secure
+        )
+        yield Kept(directory, ledger, secrets)
+    finally:
+        ledger.close()

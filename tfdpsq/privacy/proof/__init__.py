@@ -1,0 +1,1 @@
+"""Ledgers, lists of reads, certificates, and what verifies them."""

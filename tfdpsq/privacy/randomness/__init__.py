@@ -1,0 +1,1 @@
+"""Random draws of private training: samples, noise, and their secure forms."""
