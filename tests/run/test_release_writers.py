@@ -17,6 +17,7 @@ _WRITERS = {
     "core/sources.py": "the key, in the private directory",
     "core/point_log.py": "logs, in the private directory",
     "core/progress.py": "logs, in the private directory",
+    "core/streams.py": "os.devnull in place of a closed stream",
     "training/private_training.py": "a run's config and a stage's certificate",
     "training/choice_points.py": "the plan of a grid, in the private directory",
     "training/hard_negatives.py": "in the temporary directory of `mine`",
