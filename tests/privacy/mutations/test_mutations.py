@@ -1,27 +1,22 @@
 """Seeds each trap of the catalogue into a copy of the code: the suite must fail.
 
-Slow: every mutant is a process of its own that imports TensorFlow. What the normal
-suite checks is that the catalogue still fits the code.
+Slow: every mutant's tests run in a process of their own. What the normal suite checks
+is that the catalogue still fits the code.
 """
 
 import ast
 import concurrent.futures
-import importlib.util
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree
 
+import catalogue
+import forked
 import pytest
-
-_SPEC = importlib.util.spec_from_file_location(
-    "mutation_catalogue", pathlib.Path(__file__).with_name("catalogue.py")
-)
-catalogue = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = catalogue
-_SPEC.loader.exec_module(catalogue)
 
 MUTATIONS = catalogue.mutations()
 # How many mutants run at a time.
@@ -105,29 +100,24 @@ def _copy(directory):
     return directory
 
 
-def _run(directory, tests, *options):
+def _run(server, directory, tests, *options):
     """Runs tests in a copy; returns pytest's status, its words, and what failed."""
     report = directory / "report.xml"
-    finished = subprocess.run(
+    status, said = server.run(
+        directory,
         [
-            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
-            *("--rootdir", str(directory), "-c", str(directory / "setup.cfg")),
-            *(f"--junitxml={report}", *options, *tests),
+            *("-p", "no:cacheprovider", "--rootdir", str(directory)),
+            *("-c", str(directory / "setup.cfg"), f"--junitxml={report}"),
+            *options,
+            *tests,
         ],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(directory)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
     )
-    said = finished.stdout[-4000:] + finished.stderr[-2000:]
     failures, errors = [], []
     if report.is_file():
         root = xml.etree.ElementTree.parse(report).getroot()
         failures = [node.get("message") or "" for node in root.iter("failure")]
         errors = [node.get("message") or "" for node in root.iter("error")]
-    return finished.returncode, said, failures, errors
+    return status, said[-6000:], failures, errors
 
 
 @pytest.fixture(scope="module")
@@ -139,27 +129,41 @@ def outcomes(request, tmp_path_factory):
         if item.path == pathlib.Path(__file__) and "outcomes" in item.fixturenames
         if hasattr(item, "callspec")
     }
+    servers = threading.local()
+    started = []
+
+    def start():
+        servers.mine = forked.Server()
+        started.append(servers.mine)
 
     def outcome(mutation):
         directory = _copy(tmp_path_factory.mktemp(mutation.name) / "copy")
         (directory / mutation.file).write_text(mutation.applied(), "utf-8")
         try:
-            return _run(directory, mutation.tests, "--exitfirst")
+            return _run(servers.mine, directory, mutation.tests, "--exitfirst")
         finally:
             shutil.rmtree(directory)
 
-    pool = concurrent.futures.ThreadPoolExecutor(_WORKERS)
+    pool = concurrent.futures.ThreadPoolExecutor(_WORKERS, initializer=start)
     yield {m.name: pool.submit(outcome, m) for m in MUTATIONS if m.name in wanted}
     pool.shutdown(cancel_futures=True)
+    for server in started:
+        server.close()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_tests_pass_where_no_mistake_is_made(tmp_path):
     tests = sorted({test for mutation in MUTATIONS for test in mutation.tests})
-    status, said, failures, errors = _run(_copy(tmp_path / "copy"), tests)
-    assert status == 0, said
-    assert not failures and not errors
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", *tests],
+        cwd=_copy(tmp_path / "copy"),
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "copy")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout[-4000:]
 
 
 @pytest.mark.slow
