@@ -53,6 +53,30 @@ def test_a_stage_runs_with_its_own_flags(tmp_path):
     assert str(missing) in shown.stderr
 
 
+def test_a_stage_that_crashes_leaves_no_memory_on_disk():
+    """A core dump would hold private queries and seeds."""
+    code = (
+        "import atexit, resource, sys\n"
+        "show = lambda: print(resource.getrlimit(resource.RLIMIT_CORE)[0])\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (1 << 20, 1 << 20))\n"
+        "atexit.register(show)\n"
+        "from tfdpsq.run import prepare\n"
+        "from tfdpsq.run.core import command\n"
+        "sys.argv = ['prepare', '--workdir=']\n"
+        "command.main(prepare.run)\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 2, shown.stderr
+    assert shown.stdout.splitlines()[-1] == "0"
+
+
 @pytest.mark.parametrize(
     ("typed", "meant"), [("finetun", "finetune"), ("evalute", "evaluate")]
 )

@@ -270,6 +270,7 @@ def test_changed_pairs_are_noticed(finished, tmp_path):
         (("evaluate.similarity_split", "nope"), "similarity_split is 'nope'"),
         (("evaluate.indexes", {"x": "/nowhere"}), "evaluate.indexes.x"),
         (("evaluate.strict", True), "evaluate.strict is True"),
+        (("evaluate.similarity.init", "/nowhere"), "/nowhere"),
         (("audit.strict", True), "audit.strict is True"),
         (("audit.guesses", ((0.9, 0.9),)), "both in and out"),
         (("audit.references", ("/nowhere",)), "/nowhere"),
@@ -294,21 +295,34 @@ def test_bad_settings_end_before_any_stage(tmp_path, change, message):
         pipeline.open_job(_tiny.tiny_config(tmp_path / "pairs"), tmp_path / "work")
 
 
+def test_a_bound_must_hold_the_canaries_too(tmp_path):
+    _tiny.write_pairs(tmp_path / "pairs")
+    config = _tiny.tiny_config(tmp_path / "pairs")
+    config.finetune.n_is_public = False
+    config.finetune.n_bound = 60  # exactly the pairs
+    with pytest.raises(ValueError, match="n_bound is 60, but the data hold more"):
+        pipeline.open_job(config, tmp_path / "work")
+    config.finetune.n_bound = 1000
+    pipeline.open_job(config, tmp_path / "work")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "change, message",
     [
+        (("finetune.query_length", 5), "more than query_length = 5"),
+        (("retriever.rows_at_a_time", 7), "rows_at_a_time is 7, which does not divide"),
         (("retriever.trained", ("nothing",)), "nothing"),
         (("direct.t5.vocabulary_size", 5), "vocabulary"),
     ],
 )
-def test_a_retriever_that_cannot_be_made_ends_before_any_is_paid_for(
+def test_what_does_not_fit_the_models_ends_before_any_is_paid_for(
     tmp_path, change, message
 ):
     _tiny.write_pairs(tmp_path / "pairs")
     config = _tiny.tiny_config(tmp_path / "pairs")
-    config.pretrain.steps = 0
-    config.audit_epsilons = ()
+    if change[0] != "finetune.query_length":  # which canaries ask for
+        config.pretrain.steps, config.audit_epsilons = 0, ()
     *path, last = change[0].split(".")
     target = config
     for name in path:

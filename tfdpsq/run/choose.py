@@ -239,7 +239,10 @@ class _Choice:
             tf.keras.backend.clear_session()
         if failed.is_file():
             training.close_run(self._run(point.name))
-            return {"certificate": workdir.read_json(failed), "diverged": True}
+            return {
+                "certificate": certificates.load_certificate(failed),
+                "diverged": True,
+            }
         return {"certificate": privacy.read_certificate(out), "diverged": False}
 
     def _chosen(self, names: list[str], runs: int, held_out: list[Pair]) -> dict:
@@ -251,7 +254,7 @@ class _Choice:
         if self._config.choice == "accounted":
             # Scores have no further use, and must never be shown.
             shutil.rmtree(self._own / SCORES, ignore_errors=True)
-        return workdir.read_json(path)
+        return workdir.read_json(path, chosen=str, score=str)
 
     def _choice(self, names: list[str], runs: int, held_out: list[Pair]) -> dict:
         """Scores the points and chooses one."""
@@ -300,7 +303,9 @@ class _Choice:
                 found = {"sum": choice.sum_of_scores(each)}
             path.parent.mkdir(exist_ok=True)
             atomic_write(path, json.dumps(found))
-        return workdir.read_json(path)
+        if self._config.choice == "declared":
+            return workdir.read_json(path, bleu=(int, float), signature=str)
+        return workdir.read_json(path, sum=(int, float))
 
     def _written(self, name: str, held_out: list[Pair]) -> dict[str, str]:
         """Returns document id -> the query that a point's generator writes."""

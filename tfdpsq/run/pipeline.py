@@ -25,6 +25,8 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import privacy, retriever
+from tfdpsq.data import Tokenizer
+from tfdpsq.data.texts import Pair
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy.proof import reads as privacy_reads
 from tfdpsq.run import (
@@ -37,7 +39,7 @@ from tfdpsq.run import (
     synthesize,
     train_retriever,
 )
-from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.attacks import canary_set, text_scores
 from tfdpsq.run.core import (
     command,
     layout,
@@ -256,7 +258,25 @@ class Job:
         pipeline_checks.require_one_vocabulary(theirs, self.vocabulary)
         if not (self.release / "retriever_untrained").exists():
             for stage in (self.config.retriever, self.config.direct):
-                train_retriever.try_model(stage, self.vocabulary, theirs or self.start)
+                devices = train_retriever.usable(stage, self._devices)
+                train_retriever.try_model(
+                    stage, self.vocabulary, theirs or self.start, devices
+                )
+            if self.config.audit_epsilons:
+                self._try_canaries()
+
+    def _try_canaries(self) -> None:
+        """Refuses lengths that cut secrets off; canaries of the same form are drawn."""
+        made = canaries.make_canaries(
+            sources.open_beir(self.config.data),
+            self.config.canaries,
+            np.random.default_rng(),
+        )
+        text_scores.require_whole(
+            [Pair("", each.query(), each.document_id, "") for each in made],
+            Tokenizer(self.vocabulary),
+            self.config.finetune.query_length,
+        )
 
     def generators(self) -> dict[float, pathlib.Path]:
         """Trains one generator per ε, all from the same public weights."""

@@ -143,7 +143,12 @@ def usable(
     return dataclasses.replace(one, strategy=None)
 
 
-def try_model(config: ml_collections.ConfigDict, vocabulary: str, init: str) -> None:
+def try_model(
+    config: ml_collections.ConfigDict,
+    vocabulary: str,
+    init: str,
+    devices: strategy.Devices = strategy.DEFAULT,
+) -> None:
     """Builds the retriever to start from, and drops it: a job pays for others first.
 
     Raises:
@@ -154,7 +159,10 @@ def try_model(config: ml_collections.ConfigDict, vocabulary: str, init: str) -> 
     tokenizer = Tokenizer(vocabulary)
     if init:
         _require_vocabulary(init, tokenizer)
-    tokenizer.require_embeddings(_untrained(config).config.t5.vocabulary_size)
+    model = _untrained(config)
+    tokenizer.require_embeddings(model.config.t5.vocabulary_size)
+    if config.method == "plain":
+        plain_training.check_rows(config, model, devices)
     tf.keras.backend.clear_session()
 
 

@@ -320,9 +320,16 @@ def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
     """The content of a certificate file, of which only the format is checked.
 
     Raises:
+      InputError: the path is empty, or a URL.
       DataError: it cannot be read, is no JSON object, says a thing twice, or is of
         another format.
     """
+    name = os.fspath(path)
+    if not name.strip() or "://" in name:
+        raise validation.InputError(
+            f"{name!r} is no path of this machine. Give a {FILE_NAME}, copied here "
+            "first where it lies elsewhere."
+        )
     path = pathlib.Path(path)
     try:
         certificate = validation.parse_json(

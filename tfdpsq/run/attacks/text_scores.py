@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -75,14 +75,35 @@ class LikelihoodScorer:
         )
         if cut:
             batch["query_ids"] = np.pad(batch["query_ids"], [(0, 0), (0, 1)])
-        elif (batch["query_lengths"] > queries).any():
-            row = int(np.argmax(batch["query_lengths"] > queries))
-            raise validation.InputError(
-                f"a query of document {pairs[row].document_id!r} has more than "
-                f"query_length = {queries} tokens, so that its end was never trained "
-                "on. Train a generator with a larger query_length."
-            )
+        else:
+            _require_whole(pairs, batch, queries)
         return batch
+
+
+def require_whole(
+    pairs: Sequence[Pair], tokenizer: Tokenizer, query_length: int
+) -> None:
+    """Refuses queries that training would cut.
+
+    Raises:
+      InputError: a query with more than `query_length` tokens, its end included.
+    """
+    batch = encode_pairs(
+        pairs, tokenizer, query_length=query_length + 1, document_length=1
+    )
+    _require_whole(pairs, batch, query_length)
+
+
+def _require_whole(
+    pairs: Sequence[Pair], batch: Mapping[str, np.ndarray], query_length: int
+) -> None:
+    cut = batch["query_lengths"] > query_length
+    if cut.any():
+        raise validation.InputError(
+            f"a query of document {pairs[int(np.argmax(cut))].document_id!r} has more "
+            f"than query_length = {query_length} tokens, so that its end is never "
+            "trained on. Train a generator with a larger query_length."
+        )
 
 
 def set_scores(

@@ -14,6 +14,7 @@ import importlib
 import logging as standard_logging
 import os
 import pathlib
+import resource
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,7 @@ def main(
         this command, and `run` takes a `passes.Launch` as well.
     """
     streams.prepare()
+    _disable_core_dumps()
     module = sys.modules[run.__module__]
     declaration = getattr(module, "SETTINGS", None)
     config = config_flag(_name_of(module), declaration)
@@ -78,6 +80,12 @@ def main(
         _parse, sharded=sharded, has_default=declaration is not None
     )
     app.run(started, flags_parser=parse)
+
+
+def _disable_core_dumps() -> None:
+    """A crash would write memory, private queries and seeds included, to a file."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
 
 
 def program(started: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import layout, sources
+from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import systems
 from tfdpsq.run.training import (
     direct_training,
@@ -122,6 +123,7 @@ def check_data(config: ml_collections.ConfigDict, beir: BeirDirectory) -> None:
       InputError: names the setting.
     """
     splits = beir.splits()
+    similarity.check_models(config.evaluate.similarity)
     named = {
         f"{stage}.split": config[stage].split
         for stage in ("finetune", "retriever", "direct", "evaluate")
@@ -133,10 +135,17 @@ def check_data(config: ml_collections.ConfigDict, beir: BeirDirectory) -> None:
     for name, split in named.items():
         validation.one_of(name, split, splits)
     source = sources.load_source(config.data, config.finetune.split)
-    for epsilon in {*config.epsilons, *config.audit_epsilons}:
+    generator = config.finetune.copy_and_resolve_references()
+    generator.pairs = config.data
+    with _of_stage("finetune"):
+        units = private_training.units_of(generator, source)
+        for epsilon in {*config.epsilons, *config.audit_epsilons}:
+            private_training.spec_of(generator, units, epsilon=float(epsilon))
+    if config.audit_epsilons and not config.finetune.n_is_public:
+        own = config.canaries
+        added = len(own.forms) * sum(own.repetitions) * own.trials + own.coins
         with _of_stage("finetune"):
-            units = private_training.units_of(config.finetune, source)
-            private_training.spec_of(config.finetune, units, epsilon=float(epsilon))
+            private_training.declared_n(config.finetune, units.count + added)
     source = sources.load_source(config.data, config.direct.split)
     for epsilon in config.direct_epsilons:
         stage = config.direct.copy_and_resolve_references()

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
+from tfdpsq.data import files
 from tfdpsq.run.core import point_log, releases
 
 LOGS = "logs"
@@ -187,7 +188,7 @@ class Progress:
         whole = [point for point in points if set(keys) <= set(point)]
         curve = {key: [float(point[key]) for point in whole] for key in keys}
         self._log.directory.mkdir(parents=True, exist_ok=True)
-        (self._log.directory / "curve.json").write_text(json.dumps(curve))
+        files.atomic_write(self._log.directory / "curve.json", json.dumps(curve))
         return curve
 
     def __enter__(self) -> Progress:

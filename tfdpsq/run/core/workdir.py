@@ -336,7 +336,7 @@ def peak_memory_gib() -> float:
     return kib / 2**20
 
 
-def read_json(path: str | os.PathLike, **entries: type) -> dict[str, Any]:
+def read_json(path: str | os.PathLike, **entries: Any) -> dict[str, Any]:
     """Reads the object in a JSON file, local or of another file system.
 
     Args:

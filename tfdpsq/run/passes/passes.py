@@ -142,15 +142,20 @@ class Maker:
             # Applies in remote workers too, where the stage sets no umask.
             with outputs.owner_only(), self._shards.writing(index) as out:
                 make(index, out)
-        seconds = time.monotonic() - started
+            seconds = time.monotonic() - started
+            self._record(index, out.count, seconds)
+        return True
+
+    def _record(self, index: int, rows: int, seconds: float) -> None:
+        """Logs a finished shard."""
         logging.info(
             "%s: shard %d of %d: %d rows in %.1f s",
             self._work.name,
             index,
             self._work.shards,
-            out.count,
+            rows,
             seconds,
         )
         logs = pass_progress.log_of(self._shards.directory)
-        pass_progress.finished(logs, index, self._work.shards, out.count, seconds)
-        return True
+        with outputs.owner_only():
+            pass_progress.finished(logs, index, self._work.shards, rows, seconds)

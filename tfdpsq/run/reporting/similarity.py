@@ -84,14 +84,24 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, str]:
         for name, path in sorted(config.synthetic.items())
     }
     if own.featurizer:
-        init = _init(own)
-        # GPT-2 by its name is downloaded where it is needed.
-        if own.featurizer == "t5":
-            init = os.fspath(checkpoints.locate(init))
+        init = check_models(own)
         if os.path.isdir(init):
             init = workdir.model_fingerprint(init)
         found["featurizer"] = init
     return found
+
+
+def check_models(own: ml_collections.ConfigDict) -> str:
+    """Returns where the featurizer's weights are; "" without one.
+
+    Raises:
+      InputError: there are none.
+    """
+    if not own.featurizer:
+        return ""
+    # GPT-2 by its name is downloaded where it is needed.
+    found = _init(own)
+    return os.fspath(checkpoints.locate(found)) if own.featurizer == "t5" else found
 
 
 def record(

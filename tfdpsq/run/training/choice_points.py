@@ -25,6 +25,13 @@ from tfdpsq.run.training import grid_points, private_training, starting_model
 MODES = ("declared", "accounted")
 _EPOCHS = settings.Number(0.0, 0, 1e6)
 PLAN_FILE = "plan.json"
+# What it must hold: points that were paid for are read from it.
+_PLAN = {
+    "of": dict,
+    "points": list,
+    "epsilon": (int, float, str),
+    "delta": (int, float),
+}
 # Settings that all points have in common, or share.
 _COMMON = (
     "pairs split epsilon delta accountant sampler unit user_field rows_per_unit "
@@ -158,7 +165,7 @@ def planned(
     delta = specs[0].target_delta
     path = own / PLAN_FILE
     wanted = {"config": workdir.plain(config), "inputs": dict(inputs)}
-    found = workdir.read_json(path) if path.is_file() else None
+    found = workdir.read_json(path, **_PLAN) if path.is_file() else None
     if found is not None:
         changed = workdir.differences(found["of"], wanted)
         if changed and any(_paid(run_of(name)) for name in found["points"]):

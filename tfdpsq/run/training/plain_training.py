@@ -52,11 +52,7 @@ def train(
     """
     devices.require_share(config.batch_size)
     devices.require_single_steps("method 'plain' takes one step at a time")
-    if model.documents_frozen and config.rows_at_a_time:
-        raise validation.InputError(
-            f"rows_at_a_time is {config.rows_at_a_time}, but the documents' tower is "
-            "frozen and they are embedded before training. Set it to 0."
-        )
+    check_rows(config, model, devices)
     with _empty(scratch):
         batches = _batches(config, model, tokenizer, source, scratch)
         with devices.scope(), devices.notice.training() as asked:
@@ -73,6 +69,27 @@ def train(
                 progress(done, step(batch))
                 if any(workers.any_of(asked())) and done < config.steps:
                     raise privacy.Preempted(done)
+
+
+def check_rows(
+    config: ml_collections.ConfigDict,
+    model: retriever.TwoTower,
+    devices: strategy.Devices = strategy.DEFAULT,
+) -> None:
+    """Refuses a `rows_at_a_time` that does not fit the batch or the model."""
+    if not config.rows_at_a_time:
+        return
+    if model.documents_frozen:
+        raise validation.InputError(
+            f"rows_at_a_time is {config.rows_at_a_time}, but the documents' tower is "
+            "frozen and they are embedded before training. Set it to 0."
+        )
+    rows = config.batch_size // devices.replicas
+    if rows % config.rows_at_a_time:
+        raise validation.InputError(
+            f"rows_at_a_time is {config.rows_at_a_time}, which does not divide the "
+            f"{rows} rows of a replica. Give a divisor of {rows}, or 0 for all."
+        )
 
 
 def _batches(

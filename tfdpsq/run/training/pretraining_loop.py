@@ -24,6 +24,7 @@ from tfdpsq.data import atomic_write
 from tfdpsq.generator import T5QueryGenerator, pretraining
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import workers
+from tfdpsq.run.core import workdir
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import replicas, strategy
 from tfdpsq.run.training.pretraining_step import deal, make_step
@@ -68,7 +69,11 @@ def train(
         if manager.latest_checkpoint:
             restored.assert_consumed()
             found = int(optimizer.iterations.numpy())
-            record = json.loads((own / f"record-{found}.json").read_text())
+            record = workdir.read_json(
+                own / f"record-{found}.json",
+                **{"sums": dict, "count": int, "hours": (int, float)},
+                **dict.fromkeys(("steps", "losses", "watched"), list),
+            )
             sums, count = record.pop("sums"), record.pop("count")
             logging.info("going on after step %d of %d", found, config.steps)
         workers.copy_from_chief([*model.variables, *optimizer.variables])
