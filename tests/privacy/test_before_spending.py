@@ -117,6 +117,23 @@ def test_a_model_that_cannot_be_compiled_costs_nothing(tmp_path):
     assert _unpaid(tmp_path)
 
 
+def test_a_model_whose_step_alone_cannot_be_compiled_costs_nothing(tmp_path):
+    """Its loss can: only the gradient, which the step takes, has none in a graph."""
+
+    @tf.custom_gradient
+    def through(values):
+        def gradient(upstream):
+            if not tf.executing_eagerly():
+                raise ValueError("no gradient in a graph")
+            return upstream
+
+        return tf.identity(values), gradient
+
+    with pytest.raises(ValueError, match="no gradient in a graph"):
+        _train(tmp_path, _spec(), losses=lambda b, layer: through(_losses(b, layer)))
+    assert _unpaid(tmp_path)
+
+
 def test_other_users_are_other_data(tmp_path):
     spec = _spec(unit="user", num_units=6, steps=2)
     groups = Groups.of(np.arange(12) // 2)

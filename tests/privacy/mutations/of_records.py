@@ -218,7 +218,7 @@ MUTATIONS = (
         "new": "        #",
         "tests": (
             "tests/privacy/test_before_spending.py::"
-            "test_a_model_that_cannot_be_compiled_costs_nothing",
+            "test_a_model_whose_step_alone_cannot_be_compiled_costs_nothing",
         ),
         "why": "budget is spent on a model that never runs",
     },
