@@ -9,9 +9,17 @@ import pytest
 import tensorflow as tf
 import tiny as _tiny
 
-from tfdpsq import retriever
-from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
+from tfdpsq import evaluation, retriever
+from tfdpsq.data import (
+    BeirDirectory,
+    SyntheticQuery,
+    Tokenizer,
+    read_synthetic,
+    train_vocabulary,
+    write_synthetic,
+)
 from tfdpsq.layers import T5Config
+from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan
 from tfdpsq.run import evaluate
 from tfdpsq.run.core import layout
 from tfdpsq.run.passes import passes
@@ -131,6 +139,101 @@ def test_streamed_runs_are_those_of_all_embeddings_at_once(base, monkeypatch):
             least = min(hits.values())
             for document, score in found[name][query_id].items():
                 assert hits.get(document, least) == pytest.approx(score, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def public(base):
+    """A set of public queries, in words of the documents."""
+    documents = list(BeirDirectory(base / "pairs").documents())
+    rows = (
+        SyntheticQuery(f"genQ{n}", " ".join(d.content.split()[:3]), d.id, d.content, 0)
+        for n, d in enumerate(documents[:40])
+    )
+    write_synthetic(base / "public", rows, {}, None)
+    return str(base / "public")
+
+
+def _evaluated(base, out, fusion):
+    config = _bad(base, systems={"a": str(base / "a"), "words": "bm25"})
+    config.vocabulary = str(base / "spiece.model")
+    config.baseline = "a"
+    config.k, config.resamples = 20, 100
+    config.fusion.update(fusion)
+    evaluate.run(config, base / "private" / out)
+    return json.loads((base / "private" / out / layout.METRICS_FILE).read_text())
+
+
+@pytest.mark.parametrize("method", ["scores", "ranks"])
+def test_systems_are_measured_together_with_bm25(base, public, monkeypatch, method):
+    """From the run files alone, and the weight from a search of its own."""
+    monkeypatch.setattr(evaluate.workdir, "stage_fingerprint", str)
+    options = {"base": "words", "method": method, "fit": public, "fit_queries": 30}
+    metrics = _evaluated(base, f"fused_{method}", options)
+    plain = _evaluated(base, f"plain_{method}", {})
+    assert metrics["systems"] == plain["systems"] and plain["fused"] == {}
+    runs = {
+        name: evaluation.read_trec_run(
+            base / "private" / f"fused_{method}" / "runs" / f"{name}.trec"
+        )
+        for name in ("a", "words")
+    }
+    beir = BeirDirectory(base / "pairs")
+    qrels = beir.qrels("test")
+    assert all(set(run) <= set(qrels) for run in runs.values())
+    found = metrics["fused"]["a"]
+    assert list(metrics["fused"]) == ["a"]
+
+    # Queries to fit on are spread evenly over the set, first and last included.
+    config = _bad(base, systems={"a": str(base / "a"), "words": "bm25"})
+    config.vocabulary = str(base / "spiece.model")
+    rows = list(read_synthetic(public))
+    picked = [rows[int(i)] for i in np.linspace(0, len(rows) - 1, 30)]
+    queries = {row.query_id: row.query for row in picked}
+    both = {n: run for n, run, _ in retrieval.retrieve(config, beir, queries, 20)}
+    fitted = evaluation.fit_weight(
+        both["words"],
+        both["a"],
+        {row.query_id: {row.document_id: 1} for row in picked},
+        method,
+        k=20,
+    )
+    assert found["weight"] == fitted.weight and found["fitted"] == fitted.value
+    weights = [1 - fitted.weight, fitted.weight]
+    fused = evaluation.fuse([runs["words"], runs["a"]], weights, method, 20)
+    expected = evaluation.evaluate_run(qrels, fused, layout.METRICS).means
+    for metric in layout.METRICS:
+        assert found[metric] == pytest.approx(expected[metric], abs=1e-6), metric
+
+
+def test_a_weight_is_never_fitted_on_what_a_guarantee_does_not_cover(base, public):
+    unprotected = base / "unprotected"
+    plan = make_plan(
+        PrivacySpec(
+            epsilon=float("inf"), clip_norm=0.5, num_units=200, batch_size=10, steps=4
+        )
+    )
+    certificate = make_certificate(
+        plan,
+        4,
+        description="A.",
+        sensitivity_argument="None.",
+        training={},
+        fingerprints={},
+    )
+    write_synthetic(unprotected, read_synthetic(public), {}, certificate)
+    out = base / "private" / "never"
+    for fusion, message in (
+        ({"base": "words", "fit": str(base / "pairs")}, "tells about them"),
+        ({"base": "words", "fit": "pydocs"}, "no set of public or synthetic"),
+        ({"base": "words", "fit": str(unprotected)}, "without protection"),
+        ({"base": "none"}, "fusion.base is 'none', which is none of the systems"),
+        ({"fit": public}, "nothing is fused"),
+    ):
+        config = _bad(base, systems={"words": "bm25"})
+        config.fusion.update(fusion)
+        with pytest.raises(InputError, match=message):
+            evaluate.run(config, out)
+    assert not out.exists()
 
 
 def _bad(base, **changes):

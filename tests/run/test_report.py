@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import report_page as _page
 
+from tfdpsq.run.reporting import content, plots, wording
 from tfdpsq.run.reporting import page as report_module
-from tfdpsq.run.reporting import plots, wording
 from tfdpsq.validation import InputError
 
 ATTACK, _row, _report = _page.ATTACK, _page.row, _page.report
@@ -170,6 +170,36 @@ def test_results_are_strict_json_with_the_promised_keys(tmp_path):
         "difference_to_public_only": None,
     }
     assert results["seconds"] == {"finetune": 421.0, "evaluate": 3.2}
+
+
+def test_what_decides_is_the_first_plot_the_table_and_the_results(tmp_path):
+    """What a row adds to BM25 with the public-only row, wherever results are shown."""
+    gain = {"mean": 0.021, "low": 0.012, "high": 0.03}
+    better = {"difference": 0.01, "ci": [0.002, 0.018], "p": 0.01}
+    fused = {
+        "fused_ndcg@10": 0.4711,
+        "fused_ndcg@10_ci": [0.46, 0.48],
+        "fused_weight": 0.3,
+        "fused_over_public_only": gain,
+    }
+    rows = [
+        _row("bm25", None, 0.44),
+        {**_row("public_only", None, 0.27), **fused, "fused_over_public_only": None},
+        {**_row("synthetic_eps8", 8.0, 0.28, better), **fused},
+    ]
+    report_module.write_results(tmp_path / "results.json", _report(rows=rows))
+    written = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert {key: written[2][key] for key in fused} == fused
+    assert not set(fused) & set(written[0])
+    page = _write(tmp_path, rows=rows)
+    text = _text(page)
+    assert "Together with BM25: 0.4711, +0.0210 over BM25 with the public-only" in text
+    assert "+0.0210, +0.0120 to +0.0300" in text
+    first = page.index("BM25 + synthetic eps8")
+    assert page.index("<svg") < first < page.index("</svg>")
+    shown = content.results_table({"rows": written}).splitlines()
+    assert shown[-1].endswith("| 0.4711 | +0.0210 (+0.0120 to +0.0300) |")
+    assert shown[2].endswith("| – | – |")
 
 
 @pytest.mark.parametrize("write", ["write_report", "write_results"])

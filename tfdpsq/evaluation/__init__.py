@@ -42,6 +42,7 @@ from tfdpsq.evaluation.ranking.comparisons import (
     holm,
     paired_randomization,
 )
+from tfdpsq.evaluation.ranking.fusion import FittedWeight, fit_weight, fuse
 from tfdpsq.evaluation.ranking.measures import (
     RankingResult,
     evaluate_run,
@@ -109,6 +110,7 @@ __all__ = [
     "Distribution",
     "DrawnShare",
     "ExactCopies",
+    "FittedWeight",
     "GramIndex",
     "Interval",
     "Leaked",
@@ -141,6 +143,8 @@ __all__ = [
     "exact_copies",
     "exposure",
     "extrapolated_exposure",
+    "fit_weight",
+    "fuse",
     "gaussian_dp_epsilon",
     "holm",
     "leaked_secrets",

@@ -26,7 +26,7 @@ from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.run.reporting import similarity
-from tfdpsq.run.search import retrieval, systems
+from tfdpsq.run.search import hybrid, retrieval, systems
 from tfdpsq.run.training import private_training
 
 SETTINGS: settings.Declaration = {
@@ -41,6 +41,7 @@ SETTINGS: settings.Declaration = {
     "similarity_split": settings.Text("dev", required=True),
     "similarity": similarity.declared(),
     "baseline": settings.Text(""),
+    "fusion": hybrid.SETTINGS,
     "k": settings.Integer(100, 1, 1000000),
     "index": settings.Text("scann_brute_force", systems.INDEXES),
     "batch_size": settings.Integer(128),
@@ -59,7 +60,8 @@ def default_config() -> ml_collections.ConfigDict:
 
     `systems` maps a name to "bm25" or to an output of `train_retriever`; `synthetic`
     maps a name to an output of `synthesize`, whose queries are compared with those of
-    `similarity_split` and of the training split; see `similarity`.
+    `similarity_split` and of the training split; see `similarity`. With `fusion.base`
+    every other system is also measured together with it; see `search.hybrid`.
     """
     return settings.default_config(SETTINGS)
 
@@ -92,6 +94,7 @@ def run(
         **systems.fingerprints(config),
         **retrieval.index_inputs(config),
         **similarity.inputs(config),
+        **hybrid.inputs(config),
         "data": sources.source_fingerprint(config.data, private),
     }
     systems.vocabulary(config)
@@ -137,6 +140,7 @@ def _check(config: ml_collections.ConfigDict) -> None:
             f"baseline is {config.baseline!r}, which is none of the systems "
             f"{', '.join(sorted(config.systems))}. Name one of them, or none."
         )
+    hybrid.check(config)
 
 
 def _splits(config: ml_collections.ConfigDict) -> list[str]:
@@ -155,15 +159,18 @@ def _make(config, shards: ShardDirectory, out: pathlib.Path) -> dict[str, Any]:
     (out / "runs").mkdir()
     evaluation.write_trec_qrels(out / "qrels.trec", qrels)
     results = {}
+    fusion = hybrid.Fusion(config, qrels)
     notes: dict[str, Any] = {}
     for name, found, note in retrieval.retrieve(
         config, beir, queries, config.k, found_by_shards
     ):
         if note:
             notes[name] = note
-        evaluation.write_trec_run(out / "runs" / f"{name}.trec", found, tag=name)
+        fusion.add(name, found)
+        judged = {query: hits for query, hits in found.items() if query in qrels}
+        evaluation.write_trec_run(out / "runs" / f"{name}.trec", judged, tag=name)
         results[name] = evaluation.evaluate_run(
-            qrels, found, layout.METRICS, config.ignore_identical_ids
+            qrels, judged, layout.METRICS, config.ignore_identical_ids
         )
     metrics = {
         "split": config.split,
@@ -173,6 +180,13 @@ def _make(config, shards: ShardDirectory, out: pathlib.Path) -> dict[str, Any]:
         "systems": {
             name: _summary(config, result, results.get(config.baseline))
             for name, result in results.items()
+        },
+        "fused": {
+            name: {
+                **_summary(config, result, fusion.results.get(config.baseline)),
+                **fusion.notes[name],
+            }
+            for name, result in fusion.results.items()
         },
         "similarity": similarity.measure(config, beir),
     }

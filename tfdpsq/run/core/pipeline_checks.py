@@ -18,7 +18,7 @@ from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import layout, sources
 from tfdpsq.run.reporting import similarity
-from tfdpsq.run.search import systems
+from tfdpsq.run.search import hybrid, systems
 from tfdpsq.run.training import (
     direct_training,
     private_training,
@@ -43,6 +43,7 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
         _check_audit(config)
     with _of_stage("evaluate"):
         systems.check_search(config.evaluate, layout.METRICS)
+        hybrid.check(config.evaluate)
     for name, path in config.evaluate.indexes.items():
         if path:
             raise validation.InputError(

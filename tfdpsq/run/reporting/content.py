@@ -73,7 +73,7 @@ def gather(
         "title": "Synthetic queries from private pairs",
         "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": command,
-        "rows": [_row(row, metrics["systems"][row.name]) for row in rows],
+        "rows": [_row(row, metrics) for row in rows],
         "curves": _curves(private / "logs"),
         "epsilon_curves": {
             run_label(path.name): _epsilon_curve(certificate)
@@ -123,7 +123,8 @@ def _place(rows: Sequence[Row]) -> Callable[[str], int]:
     return of
 
 
-def _row(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
+def _row(row: Row, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    values = metrics["systems"][row.name]
     certificate = read_certificate(row.path) if row.path else None
     epsilon: Any = row.epsilon
     if certificate is not None:
@@ -152,6 +153,21 @@ def _row(row: Row, values: Mapping[str, Any]) -> dict[str, Any]:
             "ci": [difference["low"], difference["high"]],
             "p": difference["p_value"],
         },
+        **_fused(metrics.get("fused", {}).get(row.name)),
+    }
+
+
+def _fused(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns what a row reaches together with BM25, if that was measured."""
+    if values is None:
+        return {}
+    over = values.get("difference_to_baseline")
+    return {
+        "fused_ndcg@10": values["ndcg@10"],
+        "fused_ndcg@10_ci": values["ndcg@10_ci"],
+        "fused_weight": values["weight"],
+        "fused_over_public_only": over
+        and {"mean": over["difference"], "low": over["low"], "high": over["high"]},
     }
 
 
@@ -338,8 +354,9 @@ def _examples(
 def results_table(results: Mapping[str, Any]) -> str:
     """Formats the rows of `results.json` as a Markdown table."""
     lines = [
-        "| row | ε spent | NDCG@10 (95 %) | Recall@10 | over public-only (95 %) |",
-        "|---|---|---|---|---|",
+        "| row | ε spent | NDCG@10 (95 %) | Recall@10 | over public-only (95 %) "
+        "| with BM25 | over BM25 + public-only (95 %) |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in results["rows"]:
         epsilon = row["epsilon"]
@@ -354,8 +371,15 @@ def results_table(results: Mapping[str, Any]) -> str:
             if over
             else "–"
         )
+        fused, gain = row.get("fused_ndcg@10"), row.get("fused_over_public_only")
+        with_bm25 = "–" if fused is None else f"{fused:.4f}"
+        gained = (
+            f"{gain['mean']:+.4f} ({gain['low']:+.4f} to {gain['high']:+.4f})"
+            if gain
+            else "–"
+        )
         lines.append(
             f"| {row['name']} | {shown} | {row['ndcg@10']:.4f} ({low:.4f}–{high:.4f})"
-            f" | {row['recall@10']:.4f} | {difference} |"
+            f" | {row['recall@10']:.4f} | {difference} | {with_bm25} | {gained} |"
         )
     return "\n".join(lines)

@@ -6,7 +6,9 @@ infinite ε may be a float or "inf". Required:
 - `title`, `created`, `command`: str
 - `rows`: list of {name, label, description, private_data: str; epsilon: float, or
   None when no private query was used; for both METRICS m: m, m_ci: [low, high];
-  difference_to_public_only: {difference, ci, p} or None}
+  difference_to_public_only: {difference, ci, p} or None}; of rows that were fused with
+  BM25 also FUSED: {fused_ndcg@10, fused_ndcg@10_ci, fused_weight: float;
+  fused_over_public_only: {mean, low, high} or None}
 
 Optional:
 
@@ -45,6 +47,12 @@ from tfdpsq.validation import InputError
 
 METRICS = ("ndcg@10", "recall@10")
 RESULT_KEYS = ("rows", "seconds", "peak_memory_gib", "fingerprints", "versions")
+FUSED = (
+    "fused_ndcg@10",
+    "fused_ndcg@10_ci",
+    "fused_weight",
+    "fused_over_public_only",
+)
 ROW_KEYS = ("name", "epsilon", *METRICS, *(f"{m}_ci" for m in METRICS))
 MAX_DOCUMENT_CHARACTERS = 1200
 
@@ -80,7 +88,10 @@ def write_results(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
     report = _checked(report)
     results = {key: report.get(key) for key in RESULT_KEYS}
     results["rows"] = [
-        {key: row.get(key) for key in (*ROW_KEYS, "difference_to_public_only")}
+        {
+            **{key: row.get(key) for key in (*ROW_KEYS, "difference_to_public_only")},
+            **{key: row[key] for key in FUSED if key in row},
+        }
         for row in report["rows"]
     ]
     text = json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False)
@@ -191,6 +202,7 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
         "costs": [_cost(row, unprotected, public) for row in protected],
         "results": [_result(row) for row in rows],
         "has_public_only": public is not None,
+        "fused_plot": _fused_plot(rows, public),
         "interval_plot": plots.intervals(
             rows,
             metric,
@@ -217,6 +229,29 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
         },
         "versions": report.get("versions", {}),
     }
+
+
+def _fused_plot(
+    rows: list[dict[str, Any]], public: Mapping[str, Any] | None
+) -> plots.Plot | None:
+    """Returns the plot of BM25 alone and with each row; None if none was fused."""
+    metric = FUSED[0]
+    shown = [
+        {**row, "label": f"BM25 + {row['label']}"} for row in rows if metric in row
+    ]
+    if not shown:
+        return None
+    alone = [
+        {**row, metric: row[METRICS[0]], f"{metric}_ci": row[f"{METRICS[0]}_ci"]}
+        for row in rows
+        if row["name"] == "bm25"
+    ]
+    return plots.intervals(
+        [*alone, *shown],
+        metric,
+        f"{METRICS[0]} together with BM25, with 95 % intervals",
+        public.get(metric) if public is not None else None,
+    )
 
 
 def _series(epsilon: float | str | None) -> int:
@@ -252,6 +287,13 @@ def _cost(
             f". {verdict} (difference {difference['difference']:+.4f}, "
             f"95 % interval {low:+.4f} to {high:+.4f})"
         )
+    gain = row.get("fused_over_public_only")
+    if gain:
+        text += (
+            f". Together with BM25: {row['fused_ndcg@10']:.4f}, {gain['mean']:+.4f} "
+            "over BM25 with the public-only row (95 % interval "
+            f"{gain['low']:+.4f} to {gain['high']:+.4f})"
+        )
     return text + "."
 
 
@@ -274,7 +316,17 @@ def _result(row: Mapping[str, Any]) -> list[Any]:
             for metric in METRICS
         ),
         over,
+        _with_bm25(row),
     ]
+
+
+def _with_bm25(row: Mapping[str, Any]) -> Any:
+    if FUSED[0] not in row:
+        return MISSING
+    gain, over = row["fused_over_public_only"], ""
+    if gain:
+        over = "{mean:+.4f}, {low:+.4f} to {high:+.4f}".format(**gain)
+    return f"{row[FUSED[0]]:.4f}", over
 
 
 def _training(curves: Mapping[str, Any], spent: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tfdpsq.retriever.nearest import ROWS, BestDocuments, KBest
 from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.passes import corpus_shards, embedding, passes
-from tfdpsq.run.search import systems
+from tfdpsq.run.search import hybrid, systems
 
 _BEST = "npz"
 Run = dict[str, dict[str, float]]
@@ -197,10 +197,15 @@ def searched_by_shards(config: Any) -> list[str]:
 
 
 def queries_of(config: Any) -> dict[str, str]:
-    """Returns the judged queries of the evaluated split: {query id: text}."""
+    """Returns all queries to search for: {query id: text}.
+
+    They are the judged ones of the evaluated split, and those that weights of a fusion
+    are fitted on, so that each document is embedded once for both.
+    """
     beir = sources.open_beir(config.data)
     qrels = beir.qrels(config.split)
-    return {name: text for name, text in beir.queries().items() if name in qrels}
+    judged = {name: text for name, text in beir.queries().items() if name in qrels}
+    return {**judged, **hybrid.queries_to_fit_on(config).queries}
 
 
 def start_worker(

@@ -1,0 +1,125 @@
+"""Fusion of runs: against scikit-learn's scaling, ranks by hand, its limits."""
+
+import numpy as np
+import pytest
+from sklearn.preprocessing import minmax_scale
+
+from tfdpsq import evaluation
+
+
+def _runs(seed, queries=20, documents=30, found=12):
+    """Two runs that find different documents, with scores of different scales."""
+    random = np.random.default_rng(seed)
+    runs = []
+    for scale in (1.0, 40.0):
+        run = {}
+        for query in range(queries):
+            names = random.choice(documents, found, replace=False)
+            scores = random.normal(3 * scale, scale, found)
+            run[f"q{query}"] = {f"d{n:02}": float(s) for n, s in zip(names, scores)}
+        runs.append(run)
+    return runs
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_scores_are_the_weighted_sum_of_scaled_ones(weight):
+    first, second = _runs(0)
+    fused = evaluation.fuse([first, second], [1 - weight, weight], k=100)
+    names = [f"d{n:02}" for n in range(30)]
+    for query in first:
+        expected = np.zeros(30)
+        for run, share in ((first, 1 - weight), (second, weight)):
+            hits = run[query]
+            scaled = minmax_scale(list(hits.values()))
+            for name, value in zip(hits, scaled):
+                expected[names.index(name)] += share * value
+        found = [fused[query].get(name, 0.0) for name in names]
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_ranks_count_by_their_reciprocals():
+    first = {"q": {"a": 9.0, "b": 8.0, "c": 7.0}}
+    second = {"q": {"c": 0.3, "a": 0.2}}
+    fused = evaluation.fuse([first, second], [1.0, 1.0], "ranks")["q"]
+    assert fused == pytest.approx(
+        {"a": 1 / 61 + 1 / 62, "c": 1 / 63 + 1 / 61, "b": 1 / 62}
+    )
+    assert list(fused) == ["a", "c", "b"]
+
+
+@pytest.mark.parametrize("method", ["scores", "ranks"])
+def test_scores_of_another_scale_or_place_fuse_alike(method):
+    first, second = _runs(1)
+    moved = {q: {d: 5 * s - 100 for d, s in hits.items()} for q, hits in second.items()}
+    one = evaluation.fuse([first, second], [0.5, 0.5], method)
+    other = evaluation.fuse([first, moved], [0.5, 0.5], method)
+    for query in one:
+        assert list(one[query]) == list(other[query])
+
+
+def test_a_query_that_one_run_lacks_is_ranked_by_the_other():
+    fused = evaluation.fuse([{"q": {}}, {"q": {"a": 2.0, "b": 1.0}}], [0.7, 0.3])
+    assert fused["q"] == pytest.approx({"a": 0.3, "b": 0.0})
+
+
+def test_equal_scores_are_all_the_best():
+    assert evaluation.fuse([{"q": {"a": 4.0, "b": 4.0}}], [1.0])["q"] == {
+        "a": 1.0,
+        "b": 1.0,
+    }
+
+
+def test_the_best_k_are_kept():
+    first, second = _runs(2)
+    whole = evaluation.fuse([first, second], [0.5, 0.5])
+    cut = evaluation.fuse([first, second], [0.5, 0.5], k=4)
+    for query in whole:
+        assert cut[query] == dict(list(whole[query].items())[:4])
+
+
+def test_the_fitted_weight_is_the_best_of_a_grid():
+    """Each run finds the right document of half of the queries; only both find all."""
+    random = np.random.default_rng(3)
+    first, second, qrels = {}, {}, {}
+    for query in range(40):
+        name = f"q{query}"
+        noise = {f"d{n}": float(s) for n, s in enumerate(random.uniform(0, 1, 20))}
+        right = {**noise, "right": 3.0}
+        first[name] = right if query % 2 else noise
+        second[name] = noise if query % 2 else right
+        qrels[name] = {"right": 1}
+    found = evaluation.fit_weight(first, second, qrels)
+    assert 0 < found.weight < 1
+    assert found.value == max(found.values.values()) == found.values[found.weight]
+    assert found.value > found.values[0.0] and found.value > found.values[1.0]
+    for weight, value in found.values.items():
+        fused = evaluation.fuse([first, second], [1 - weight, weight])
+        ndcg = evaluation.evaluate_run(qrels, fused, ["ndcg@10"]).means["ndcg@10"]
+        assert value == ndcg
+
+
+def test_a_useless_run_gets_no_weight():
+    first, _ = _runs(4)
+    qrels = {q: {max(hits, key=hits.get): 1} for q, hits in first.items()}
+    assert evaluation.fit_weight(first, {q: {} for q in first}, qrels).weight == 0
+
+
+@pytest.mark.parametrize(
+    "runs, weights, options, message",
+    [
+        ([], [], {}, "0 runs"),
+        ([{}], [0.5, 0.5], {}, "1 runs and 2 weights"),
+        ([{}, {}], [0.5, -1], {}, "of 0 or more"),
+        ([{}, {}], [0.5, float("nan")], {}, "finite"),
+        ([{}, {}], [0.5, 0.5], {"method": "sum"}, "method is 'sum'"),
+        ([{}, {}], [0.5, 0.5], {"k": 0}, "k is 0"),
+    ],
+)
+def test_what_cannot_be_fused_is_refused(runs, weights, options, message):
+    with pytest.raises(ValueError, match=message):
+        evaluation.fuse(runs, weights, **options)
+
+
+def test_a_weight_needs_queries():
+    with pytest.raises(ValueError, match="no queries to fit"):
+        evaluation.fit_weight({}, {}, {})

@@ -1,0 +1,165 @@
+"""Hybrid retrieval in `evaluate`: every system fused with one of them, such as BM25.
+
+What is deployed is rarely a retriever alone, so the question is what it adds to BM25.
+The weight of a retriever is fixed, or fitted on public or synthetic queries. Private
+queries are refused for it: a weight is a function of all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfdpsq import evaluation, validation
+from tfdpsq.data import read_manifest
+from tfdpsq.evaluation.ranking.fusion import METHODS
+from tfdpsq.run.core import layout, settings, sources
+
+SETTINGS: settings.Declaration = {
+    # The system that all others are fused with; "" fuses none.
+    "base": settings.Text(""),
+    # See `evaluation.fuse`.
+    "method": settings.Text("scores", METHODS),
+    # Of the other system; the base has 1 - weight.
+    "weight": settings.Number(0.3, 0, 1),
+    # A set of public or synthetic queries (`prepare`, `synthesize`, `filter`) to fit
+    # each system's weight on; "" takes `weight`.
+    "fit": settings.Text(""),
+    # How many of its queries are searched for.
+    "fit_queries": settings.Integer(500, 2, 1_000_000),
+}
+
+# Before the ids of queries to fit on; no id of a data set begins so.
+_FIT = "\x01"
+
+
+@dataclasses.dataclass(frozen=True)
+class FitQueries:
+    """Queries to fit weights on.
+
+    Attributes:
+      queries: {query id: text}.
+      qrels: {query id: {document id: relevance}}.
+    """
+
+    queries: Mapping[str, str]
+    qrels: Mapping[str, Mapping[str, int]]
+
+
+def check(config: Any) -> None:
+    """Refuses settings of a fusion that do not fit the rest, before any data are read.
+
+    Raises:
+      InputError: an unknown base, or a set of private queries to fit on.
+    """
+    own = config.fusion
+    if own.base and own.base not in config.systems:
+        raise validation.InputError(
+            f"fusion.base is {own.base!r}, which is none of the systems "
+            f"{', '.join(sorted(config.systems))}. Name one of them, or none."
+        )
+    if not own.fit:
+        return
+    if not own.base:
+        raise validation.InputError(
+            f"fusion.fit is {own.fit!r}, but nothing is fused. Set fusion.base, such "
+            "as to the name of BM25, or leave fusion.fit out."
+        )
+    if not sources.is_free(own.fit):
+        raise validation.InputError(
+            f"fusion.fit is {own.fit!r}, which is no set of public or synthetic "
+            "queries. A weight fitted on private queries tells about them. Give what "
+            "prepare, synthesize or filter wrote."
+        )
+
+
+def inputs(config: Any) -> dict[str, str]:
+    """Returns the id of the set to fit on, as an input of a stage.
+
+    Raises:
+      InputError: it was written by a generator without a guarantee.
+      DataError: it is damaged.
+    """
+    if not config.fusion.fit:
+        return {}
+    certificate = sources.certificate_of_pairs(config.fusion.fit)
+    if certificate is not None and not certificate["private"]:
+        raise validation.InputError(
+            f"fusion.fit is {config.fusion.fit}, whose generator learnt from private "
+            "queries without protection, so a weight fitted on it tells about them. "
+            "Give public queries, or a set with a certificate of finite epsilon."
+        )
+    return {"fusion.fit": read_manifest(config.fusion.fit)["fingerprint"]}
+
+
+def queries_to_fit_on(config: Any) -> FitQueries:
+    """Reads an evenly spread part of the set to fit on; nothing without one."""
+    own = config.get("fusion")
+    if own is None or not own.fit:
+        return FitQueries({}, {})
+    source = sources.load_source(own.fit)
+    wanted = min(own.fit_queries, source.count)
+    places = set(np.linspace(0, source.count - 1, wanted).astype(int).tolist())
+    pairs = [p for row, p in enumerate(source.read()) if row in places]
+    ids = [f"{_FIT}{number}" for number in range(len(pairs))]
+    return FitQueries(
+        {name: pair.query for name, pair in zip(ids, pairs)},
+        {name: {pair.document_id: 1} for name, pair in zip(ids, pairs)},
+    )
+
+
+class Fusion:
+    """Fuses systems with the base as they come, and measures the results.
+
+    Attributes:
+      results: system -> what it reaches with the base, on the judged queries.
+      notes: system -> its "weight", and "fitted" where it was fitted.
+    """
+
+    def __init__(self, config: Any, qrels: Mapping[str, Mapping[str, int]]):
+        """Reads the judgements to fit on."""
+        self.results: dict[str, evaluation.RankingResult] = {}
+        self.notes: dict[str, dict[str, Any]] = {}
+        self._config, self._own, self._qrels = config, config.fusion, qrels
+        self._fit_qrels = queries_to_fit_on(config).qrels
+        self._base: Any = None
+        self._waiting: list[tuple[str, Any]] = []
+
+    def add(self, name: str, found: Mapping[str, Mapping[str, float]]) -> None:
+        """Takes a system's run; keeps it until the base is known."""
+        if not self._own.base:
+            return
+        if name == self._own.base:
+            self._base = found
+        else:
+            self._waiting.append((name, found))
+        if self._base is not None:
+            for waiting in self._waiting:
+                self._fuse(*waiting)
+            self._waiting.clear()
+
+    def _fuse(self, name: str, found: Mapping[str, Mapping[str, float]]) -> None:
+        own, k = self._own, self._config.k
+        weight, notes = own.weight, {}
+        if self._fit_qrels:
+            base, other = (
+                {query: run.get(query, {}) for query in self._fit_qrels}
+                for run in (self._base, found)
+            )
+            fitted = evaluation.fit_weight(
+                base, other, self._fit_qrels, own.method, layout.METRICS[0], k
+            )
+            weight, notes = fitted.weight, {"fitted": fitted.value}
+        base, other = (
+            {query: run.get(query, {}) for query in self._qrels}
+            for run in (self._base, found)
+        )
+        run = evaluation.fuse([base, other], [1 - weight, weight], own.method, k)
+        run = {query: hits for query, hits in run.items() if hits}
+        self.results[name] = evaluation.evaluate_run(
+            self._qrels, run, layout.METRICS, self._config.ignore_identical_ids
+        )
+        self.notes[name] = {"weight": weight, **notes}
