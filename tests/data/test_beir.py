@@ -381,6 +381,7 @@ def test_a_truncated_gzip_file_is_named(tmp_path):
         ([], QUERIES, QRELS, "no such document"),
         ([*DOCUMENTS, DOCUMENTS[0]], QUERIES, QRELS, "'d1' was given twice"),
         ([Document("d 1", "", "x")], QUERIES, QRELS, "white space"),
+        ([Document("d\0", "", "x")], QUERIES, QRELS, "hold no NUL"),
         ([Document("d1", " ", "")], QUERIES, QRELS, "'d1' is empty"),
         ([Document("d1", "", "\ud800")], QUERIES, QRELS, "surrogate"),
         (DOCUMENTS, [("q1", " ")], QRELS, "query 'q1' is empty"),

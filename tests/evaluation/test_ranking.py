@@ -178,6 +178,19 @@ def test_a_score_that_cannot_be_ranked_is_refused(bad):
         evaluate_run({"q1": {"d7": 1}}, {"q1": {"d7": bad}})
 
 
+@pytest.mark.parametrize(
+    "qrels, run",
+    [
+        ({"q\0": {"d": 1}}, {"q\0": {"d": 1.0}}),
+        ({"q": {"d\0": 1}}, {"q": {"d": 1.0}}),
+        ({"q": {"d": 1}}, {"q": {"d": 1.0, "\0": 2.0}}),
+    ],
+)
+def test_an_id_that_would_end_the_process_is_refused(qrels, run):
+    with pytest.raises(InputError, match="holds a NUL character"):
+        evaluate_run(qrels, run)
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.float16, np.float64, np.int64, int])
 def test_numpy_scores_are_taken_as_the_numbers_they_are(kind):
     run = {"q": {"a": kind(2), "b": kind(1)}}

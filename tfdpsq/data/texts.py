@@ -64,7 +64,8 @@ def text_problem(field: str, value: object, identifier: bool = False) -> str | N
       field: what the text is called.
       value: what should be a text.
       identifier: whether it is an id, which must not be empty nor hold white
-        space (it would break qrels and TREC run files).
+        space (it would break qrels and TREC run files) or NUL (pytrec-eval's C code
+        would end the process).
 
     Returns:
       The problem in words, or None.
@@ -78,4 +79,6 @@ def text_problem(field: str, value: object, identifier: bool = False) -> str | N
         return f"{field} holds half a surrogate pair ({place}), which is not text"
     if identifier and (not value or value.split() != [value]):
         return f"{field} is {shown(value)}; ids are not empty and hold no white space"
+    if identifier and "\0" in value:
+        return f"{field} is {shown(value)}; ids hold no NUL character"
     return None

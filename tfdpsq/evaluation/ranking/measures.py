@@ -174,7 +174,7 @@ def evaluate_run(
     clean = {}
     for query_id in judged:
         hits = {
-            document_id: checked_score(score, query_id, document_id)
+            _checked_id(document_id): checked_score(score, query_id, document_id)
             for document_id, score in run.get(query_id, {}).items()
             if not (ignore_identical_ids and document_id == query_id)
         }
@@ -245,7 +245,9 @@ def _check_qrels(qrels: Qrels) -> None:
     if not qrels:
         raise InputError("qrels hold no query; there is nothing to score against.")
     for query_id, judgements in qrels.items():
+        _checked_id(query_id)
         for document_id, relevance in judgements.items():
+            _checked_id(document_id)
             if isinstance(relevance, bool) or not isinstance(
                 relevance, numbers.Integral
             ):
@@ -253,6 +255,13 @@ def _check_qrels(qrels: Qrels) -> None:
                     f"qrels: relevance of document {document_id!r} for query "
                     f"{query_id!r} is {relevance!r}; it must be an integer."
                 )
+
+
+def _checked_id(identifier: str) -> str:
+    """Refuses what ends the process in pytrec-eval's C code."""
+    if "\0" in identifier:
+        raise InputError(f"id {identifier!r} holds a NUL character. Give another id.")
+    return identifier
 
 
 def _plain(judgements: Mapping[str, int]) -> dict[str, int]:
