@@ -37,8 +37,15 @@ from tfdpsq.data.files import write_json
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.attacks import audit_subject, canary_set
-from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
-from tfdpsq.run.training import private_training
+from tfdpsq.run.core import (
+    command,
+    layout,
+    records,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 
 _SHARES = settings.Several((), settings.Number(0.0, 0, 1), 2, 2)
 SETTINGS: settings.Declaration = {
@@ -90,7 +97,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         config.private_directory,
     )
     _check(config)
-    private = private_training.private_directory(config, directory)
+    private = releases.private_directory(directory, config.private_directory)
     made = canary_set.read_canaries(pathlib.Path(config.canaries))
     if not made:
         raise validation.InputError(
@@ -118,7 +125,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     if config.synthetic:
         audit_subject.require_own_set(config.synthetic, config.generator)
         inputs["synthetic"] = sources.source_fingerprint(config.synthetic, private)
-    private_training.reads_of(config, private).record(
+    records.private_reads(private, config.strict).record(
         "how likely a generator finds training queries, held-out queries and canaries",
         f"{directory.name}/{layout.AUDIT_FILE}",
     )

@@ -46,7 +46,6 @@ from tfdpsq.data.beir_lines import names_user
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import command, releases, settings, sources, workdir
-from tfdpsq.run.training import private_training
 
 # Most characters before a secret: no query length cuts the secret off.
 _PREFIX = 24
@@ -91,7 +90,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       DataError: malformed data, or some queries have users and others none.
     """
     settings.check(config, SETTINGS)
-    private = private_training.private_directory(config, directory)
+    private = releases.private_directory(directory, config.private_directory)
     _check(config, private, directory)
     output = releases.Output(
         directory,

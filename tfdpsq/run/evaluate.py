@@ -23,11 +23,18 @@ import ml_collections
 from tfdpsq import evaluation, validation
 from tfdpsq.data.files import write_json
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
+from tfdpsq.run.core import (
+    command,
+    layout,
+    records,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import retrieval, systems
-from tfdpsq.run.training import private_training
 
 SETTINGS: settings.Declaration = {
     "data": settings.Text(sources.PYDOCS, required=True),
@@ -87,7 +94,7 @@ def run(
     )
     _check(config)
     directory = output.directory
-    private = private_training.private_directory(config, directory)
+    private = releases.private_directory(directory, config.private_directory)
     inputs = {
         **systems.fingerprints(config),
         **retrieval.index_inputs(config),
@@ -98,7 +105,7 @@ def run(
     finished = workdir.finished_stage(directory, config, inputs)
     if finished is None:
         sources.open_beir(config.data).validate(_splits(config))
-    reads = private_training.reads_of(config, private)
+    reads = records.private_reads(private, config.strict)
     where = f"{layout.METRICS_FILE}, TREC files and whatever is made from them"
     reads.record(f"the queries and judgements of split {config.split!r}", where)
     similarity.record(config, reads, where)

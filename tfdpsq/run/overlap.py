@@ -40,9 +40,8 @@ from tfdpsq.data import BeirDirectory, CorpusPart, atomic_write, corpus_parts
 from tfdpsq.data.files import write_json
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.text_corpus import FORMATS, parts_fingerprint
-from tfdpsq.run.core import command, releases, settings, sources
+from tfdpsq.run.core import command, records, releases, settings, sources
 from tfdpsq.run.passes import passes, sharded_stages
-from tfdpsq.run.training import private_training
 
 OVERLAP_FILE = "overlap.json"
 MATCHES_FILE = "matches.jsonl"
@@ -138,11 +137,11 @@ def run(
         config.private_directory,
     )
     directory = output.directory
-    private = private_training.private_directory(config, directory)
+    private = releases.private_directory(directory, config.private_directory)
     parts = _parts(config)
     inputs = {"corpus": parts_fingerprint(parts)}
     if private_queries:
-        private_training.reads_of(config, private).record(
+        records.private_reads(private, config.strict).record(
             f"which queries of split {config.split!r} occur in a public corpus",
             f"{directory.name}/{OVERLAP_FILE} and {MATCHES_FILE}",
         )

@@ -121,7 +121,11 @@ def run(
     if config.vocabulary:
         inputs["vocabulary"] = Tokenizer(config.vocabulary).fingerprint
     if config.init:
-        sources.require_public(config.init, "what is trained on from it is not public")
+        sources.require_public(
+            config.init,
+            sources.certificate_of_model(config.init),
+            "what is trained on from it is not public",
+        )
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = directory.parent / f".{directory.name}.state"
     stage = workdir.run_stage(

@@ -35,6 +35,7 @@ from tfdpsq.run.core import (
     command,
     layout,
     outputs,
+    records,
     releases,
     settings,
     sources,
@@ -42,7 +43,6 @@ from tfdpsq.run.core import (
 )
 from tfdpsq.run.search import benchmark_sets, retrieval, systems
 from tfdpsq.run.search.benchmark_sets import Part
-from tfdpsq.run.training import private_training
 
 RUNS = "runs"
 QRELS_FILE = "qrels.trec"
@@ -174,9 +174,9 @@ def _checked(
     config, part: Part, directory: pathlib.Path
 ) -> tuple[dict[str, str], dict[str, int]]:
     """Returns the fingerprint of a part's data, and its counts unless searched."""
-    private = private_training.private_directory(config, directory)
+    private = releases.private_directory(directory, config.private_directory)
     if config.private:
-        private_training.reads_of(config, private).record(
+        records.private_reads(private, config.strict).record(
             f"the queries and judgements of split {part.split!r} of {part.name}",
             f"{layout.METRICS_FILE}, TREC files and whatever is made from them",
         )
@@ -218,7 +218,7 @@ def _search(
         for name, found, note in retrieval.retrieve(config, beir, queries, k):
             evaluation.write_trec_run(out / f"{name}.trec", found, tag=name)
             notes[name] = note
-        private_training.write_certificate(out, certificate)
+        records.write_certificate(out, certificate)
         return {**counts, "settings": notes}
 
     out = dataclasses.replace(output, place=output.directory / RUNS / part.name)

@@ -21,8 +21,7 @@ from tfdpsq.generator import (
 )
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.attacks import canary_set, text_scores
-from tfdpsq.run.core import sources, workdir
-from tfdpsq.run.training import private_training
+from tfdpsq.run.core import releases, sources, workdir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +131,7 @@ def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
             f"{directory} is not a generator that finetune trained. Give one that was "
             f"trained on {pairs}."
         )
-    private = private_training.private_directory(trained, directory)
+    private = releases.private_directory(directory, trained.private_directory)
     key = private / sources.KEY_FILE
     if not key.is_file():
         raise validation.InputError(

@@ -34,7 +34,11 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
             "by themselves with --config.strict=True, or leave strict False."
         )
     for init in (config.init, config.retriever_init):
-        sources.require_public(init, "rows that are called public would start from it")
+        sources.require_public(
+            init,
+            sources.certificate_of_model(init),
+            "rows that are called public would start from it",
+        )
     for name in ("epsilons", "direct_epsilons", "audit_epsilons"):
         _check_epsilons(name, config[name])
     _check_retrievers(config)
@@ -135,7 +139,8 @@ def check_data(config: ml_collections.ConfigDict, beir: BeirDirectory) -> None:
     source = sources.load_source(config.data, config.finetune.split)
     for epsilon in {*config.epsilons, *config.audit_epsilons}:
         with _of_stage("finetune"):
-            units = private_training.units_of(config.finetune, source)
+            own = config.finetune
+            units = private_training.units_of(source, own.unit, own.user_field)
             private_training.spec_of(config.finetune, units, epsilon=float(epsilon))
     source = sources.load_source(config.data, config.direct.split)
     for epsilon in config.direct_epsilons:

@@ -47,6 +47,8 @@ class Source:
     """Pairs to train on.
 
     Attributes:
+      path: "pydocs", a BEIR directory or a set.
+      split: name of the qrels of private pairs.
       count: number of pairs.
       read: streams them. Private pairs come one per query and are held in memory; a set
         is checked against its checksums first and read from disk.
@@ -55,6 +57,8 @@ class Source:
       certificate: of the synthetic set; `None` for public and for private pairs.
     """
 
+    path: str
+    split: str
     count: int
     read: Callable[[], Iterator[Pair]]
     private: bool
@@ -194,17 +198,15 @@ def certificate_of_model(model: str) -> dict[str, Any] | None:
     return read_certificate(checkpoints.locate(model)) if model else None
 
 
-def require_public(init: str, consequence: str) -> None:
+def require_public(init: str, parent: dict[str, Any] | None, consequence: str) -> None:
     """Refuses weights that derive from private queries, protected or not.
 
-    Args:
-      init: as in `certificate_of_model`.
-      consequence: the claim that would become untrue, for the error.
+    `parent` is the certificate of the model `init`. `consequence` is the claim that
+    would become untrue, for the error.
 
     Raises:
       InputError: the weights have a certificate.
     """
-    parent = certificate_of_model(init)
     if parent is not None:
         raise validation.InputError(
             f"init is {init}, which was itself trained on private queries (epsilon "
@@ -244,12 +246,13 @@ def load_source(path: str, split: str = "train") -> Source:
     if is_free(path):
         # Checks that the set and its certificate belong together.
         count = read_manifest(path)["count"]
+        certificate = read_certificate(path)
         source = Source(
-            count, lambda: _pairs_of_set(path), False, read_certificate(path)
+            path, split, count, lambda: _pairs_of_set(path), False, certificate
         )
     else:
         pairs = open_beir(path).pairs(split)
-        source = Source(len(pairs), lambda: iter(pairs), True, None)
+        source = Source(path, split, len(pairs), lambda: iter(pairs), True, None)
     if not source.count:
         raise validation.InputError(
             f"{path} has no pairs in split {split!r}. Choose another split or set."

@@ -25,9 +25,8 @@ from tfdpsq.data.records import verify
 from tfdpsq.data.texts import Document, documents_fingerprint
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof.certificate import inherited_certificate
-from tfdpsq.run.core import releases, settings, sources
+from tfdpsq.run.core import records, releases, settings, sources
 from tfdpsq.run.passes import sharded_stages
-from tfdpsq.run.training import private_training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +107,7 @@ def open_queries(
     validation.one_of("split", config.split, beir.splits())
     if config.private:
         out = releases.local_path(directory)
-        private = private_training.private_directory(config, out)
+        private = releases.private_directory(out, config.private_directory)
         if private.resolve() not in out.resolve().parents:
             raise validation.InputError(
                 f"the queries of {path} are private, and an embedding reveals its "
@@ -142,7 +141,7 @@ def open_queries(
 
 
 def _record(config, private: pathlib.Path, out: pathlib.Path, name: str) -> None:
-    private_training.reads_of(config, private).record(
+    records.private_reads(private, config.strict).record(
         f"the queries of split {config.split!r}",
         f"{out.name}/{name}, and whatever is made from it",
     )

@@ -139,7 +139,9 @@ def planned(
       InputError: a point that cannot run; or a grid of other settings or data was
         begun and paid for here.
     """
-    units = private_training.units_of(config.finetune, train)
+    units = private_training.units_of(
+        train, config.finetune.unit, config.finetune.user_field
+    )
     points = list(_points(config))
     n = private_training.spec_of(
         config.finetune, units, steps=1, batch_size=1
@@ -221,11 +223,15 @@ def _try(points: list[Point], specs: list[privacy.PrivacySpec]) -> None:
         stage = point.stage
         if spec.private:
             sources.require_public(
-                stage.init, f"epsilon {spec.epsilon} would not be all that was spent"
+                stage.init,
+                sources.certificate_of_model(stage.init),
+                f"epsilon {spec.epsilon} would not be all that was spent",
             )
         privacy.make_optimizer(
             privacy.make_plan(spec),
-            private_training.learning_rate(stage),
+            private_training.learning_rate(
+                stage.learning_rate, stage.schedule, stage.steps
+            ),
             stage.optimizer,
             stage.engine,
         )
