@@ -15,7 +15,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.run import evaluate
 from tfdpsq.run.core import layout
 from tfdpsq.run.passes import passes
-from tfdpsq.run.search import retrieval
+from tfdpsq.run.search import retrieval, systems
 from tfdpsq.validation import DataError, InputError
 
 
@@ -106,7 +106,10 @@ def test_streamed_runs_are_those_of_all_embeddings_at_once(base, monkeypatch):
     config.batch_size = 2
     beir = BeirDirectory(base / "pairs")
     queries = beir.queries()
-    found = {name: run for name, run, _ in retrieval.retrieve(config, beir, queries, 7)}
+    searched = systems.Systems.of(config)
+    found = {
+        name: run for name, run, _ in retrieval.retrieve(searched, beir, queries, 7)
+    }
     tokenizer = Tokenizer(base / "spiece.model")
     documents = list(beir.documents())
     for name in "ab":

@@ -70,7 +70,7 @@ def run(
     """
     settings.check(config, SETTINGS)
     texts = config.texts
-    inputs = embedding.check(config)
+    inputs = embedding.check(config.retriever, config.vocabulary)
     asked: query_sets.QuerySet | None = None
     certificate = embedding.certificate_of(config.retriever)
     if texts == embedding.QUERIES:

@@ -31,7 +31,7 @@ import ml_collections
 from absl import flags
 
 from tfdpsq import validation
-from tfdpsq.run.core import command, outputs, releases, streams
+from tfdpsq.run.core import command, outputs, progress, releases, streams
 from tfdpsq.run.estimation import finetuning, step, table
 
 _NOTE = (
@@ -78,10 +78,8 @@ def _gib(size: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:8.1f} {unit}"
-    return f"{seconds:8.2f} s"
+    number, unit = progress.duration(seconds, digits=2).split()
+    return f"{number:>8} {unit}"
 
 
 def _as_json(

@@ -67,7 +67,7 @@ def run(
       DataError: malformed data, or a damaged base.
     """
     settings.check(config, SETTINGS)
-    inputs = embedding.check(config)
+    inputs = embedding.check(config.retriever, config.vocabulary)
     certificate = embedding.certificate_of(config.retriever)
     base = sources.fetched(config.base) if config.base else ""
     output = embedding.output_of(directory, config.retriever, certificate, base)

@@ -116,7 +116,7 @@ def run(
         covered=("hard_negatives.run",),
     )
     if config.init:
-        _require_vocabulary(config.init, context.tokenizer)
+        _require_vocabulary(config.init, context.vocabulary, context.tokenizer)
     negatives = hard_negatives.HardNegatives(**config.hard_negatives)
     mined = hard_negatives.inputs(negatives, config.pairs, context.private)
     context = dataclasses.replace(context, inputs={**context.inputs, **mined})
@@ -156,7 +156,7 @@ def try_model(config: ml_collections.ConfigDict, vocabulary: str, init: str) -> 
     config.vocabulary, config.init = vocabulary, init
     tokenizer = Tokenizer(vocabulary)
     if init:
-        _require_vocabulary(init, tokenizer)
+        _require_vocabulary(init, vocabulary, tokenizer)
     tokenizer.require_embeddings(_untrained(config).config.t5.vocabulary_size)
     tf.keras.backend.clear_session()
 
@@ -281,16 +281,14 @@ def _untrained(config) -> retriever.TwoTower:
     return model
 
 
-def _require_vocabulary(init: str, tokenizer: Tokenizer) -> None:
+def _require_vocabulary(init: str, given: object, tokenizer: Tokenizer) -> None:
     """Refuses to start from a retriever that was trained with another vocabulary."""
-    path = pathlib.Path(init) / workdir.STAGE_FILE
-    if not (pathlib.Path(init) / layout.RETRIEVER_MODEL).is_dir() or not path.is_file():
-        return
-    theirs = workdir.read_json(path)["inputs"].get("vocabulary")
-    if theirs != tokenizer.fingerprint:
-        raise validation.InputError(
-            f"init is {init}, which was trained with the vocabulary {theirs}, but the "
-            f"one given is {tokenizer.fingerprint}. Set vocabulary to the former."
+    start = pathlib.Path(init)
+    if (start / layout.RETRIEVER_MODEL).is_dir() and (
+        start / workdir.STAGE_FILE
+    ).is_file():
+        sources.require_vocabulary(
+            "vocabulary", given, tokenizer, init, whose=f"init {init}"
         )
 
 

@@ -45,7 +45,8 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
     if config.audit_epsilons:
         _check_audit(config)
     with _of_stage("evaluate"):
-        systems.check_search(config.evaluate, layout.METRICS)
+        own = config.evaluate
+        systems.check_search(own.systems, own.k, layout.METRICS)
     for name, path in config.evaluate.indexes.items():
         if path:
             raise validation.InputError(

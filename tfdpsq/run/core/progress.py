@@ -202,9 +202,12 @@ class Progress:
             self._bar.close()
 
 
-def duration(seconds: float) -> str:
-    """Formats seconds in the largest unit that gives at least 2."""
+def duration(seconds: float, digits: int = 0) -> str:
+    """Formats seconds in the largest unit that gives at least 2.
+
+    Below 2 minutes they have so many `digits`.
+    """
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{seconds:.{digits}f} s"

@@ -33,10 +33,10 @@ from tfdpsq.data import (
     read_synthetic,
 )
 from tfdpsq.data.texts import Document, Pair, documents_fingerprint
-from tfdpsq.data.tokenization import VOCABULARY_FILE
+from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.core import outputs, releases
+from tfdpsq.run.core import outputs, releases, workdir
 
 PYDOCS = "pydocs"
 KEY_FILE = "fingerprint.key"
@@ -187,6 +187,36 @@ def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
         f"no vocabulary was given, and {model or 'a model of random weights'} has no "
         f"{VOCABULARY_FILE}. Set vocabulary to the model's SentencePiece file."
     )
+
+
+def require_vocabulary(
+    setting: str,
+    given: object,
+    tokenizer: Tokenizer,
+    path: str,
+    whose: str = "",
+    also: str = "",
+) -> None:
+    """Refuses a vocabulary other than the one that a retriever was trained with.
+
+    Args:
+      setting: name of the setting that `given` is the value of, for the error.
+      given: the SentencePiece file.
+      tokenizer: reads it.
+      path: the retriever.
+      whose: its name in the error; by default the path.
+      also: continues the error's remedy.
+
+    Raises:
+      InputError: the retriever was trained with another one.
+    """
+    stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
+    trained = stage["inputs"].get("vocabulary")
+    if trained != tokenizer.fingerprint:
+        raise validation.InputError(
+            f"{setting} is {given}, but {whose or path} was trained with another "
+            f"({trained}). Give the SentencePiece file it was trained with{also}."
+        )
 
 
 def certificate_of_model(model: str) -> dict[str, Any] | None:
