@@ -14,7 +14,6 @@ used and refused in strict mode, and the output must be in the private directory
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from typing import Any
 
 import ml_collections
@@ -114,8 +113,12 @@ def open_queries(
                 f"query, so none can be released. Write them under {private} instead "
                 f"of {out}, or set private = False if the queries are public."
             )
+        read = (
+            f"the queries of split {config.split!r}",
+            f"{out.name}/{name}, and whatever is made from it",
+        )
         if config.strict:  # refuses, before the queries are read
-            _record(config, private, out, name)
+            records.private_reads(private, strict=True).record(*read)
     queries = beir.queries()
     judged = beir.qrels(config.split)
     unknown = next((name for name in judged if name not in queries), None)
@@ -129,7 +132,7 @@ def open_queries(
         Document(name, "", queries[name]) for name in sorted(judged)
     )
     if config.private:
-        _record(config, private, out, name)
+        records.private_reads(private, config.strict).record(*read)
         fingerprint = sources.keyed_fingerprint(fingerprint, private)
     return QuerySet(
         str(beir.queries_file),
@@ -137,13 +140,6 @@ def open_queries(
         (path, config.split),
         bool(config.private),
         None if config.private else encoder,
-    )
-
-
-def _record(config, private: pathlib.Path, out: pathlib.Path, name: str) -> None:
-    records.private_reads(private, config.strict).record(
-        f"the queries of split {config.split!r}",
-        f"{out.name}/{name}, and whatever is made from it",
     )
 
 
