@@ -168,7 +168,9 @@ class CompiledSteps:
         dealt = [
             (lambda _, batch=batch: batch, lambda _, count=count: count)
             if self._microbatch_size is None
-            else split_over_replicas(batch, count, self._replicas, self._microbatch_size)
+            else split_over_replicas(
+                batch, count, self._replicas, self._microbatch_size
+            )
             for batch, count in zip(batches, counts)
         ]
         more = self._most - len(batches)

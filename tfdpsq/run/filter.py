@@ -149,10 +149,7 @@ def require_same_guarantee(
 ) -> None:
     """Refuses a model that carries more of private queries than a set does.
 
-    Args:
-      path: the model's directory.
-      of: the set, for the error.
-      certificate: the set's; `None` for public pairs.
+    `certificate` is the set's; `None` for public pairs.
 
     Raises:
       InputError: the model has a certificate other than the set's.

@@ -182,9 +182,7 @@ def check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
 def require_one_vocabulary(init: str, ours: str) -> None:
     """Refuses retrievers that start from a T5 with another vocabulary.
 
-    Args:
-      init: the T5 that retrievers start from, or "".
-      ours: the SentencePiece file of every other model.
+    `ours` is the SentencePiece file of every other model.
 
     Raises:
       InputError: the two vocabularies differ.

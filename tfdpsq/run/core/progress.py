@@ -41,9 +41,7 @@ def log_directory(
 ) -> pathlib.Path:
     """Returns the directory for a stage's logs, which is never released.
 
-    Args:
-      directory: the stage's output.
-      private: the stage's own private directory; by default that of its workdir.
+    `private` is the stage's own private directory; by default that of its workdir.
     """
     private = releases.private_directory(directory, str(private))
     return private / LOGS / directory.name

@@ -73,9 +73,7 @@ class Source:
 def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
     """Opens a BEIR directory, or the embedded corpus for "pydocs".
 
-    Args:
-      path: the directory, or "pydocs".
-      as_published: see `BeirDirectory`.
+    See `BeirDirectory` for `as_published`.
 
     Raises:
       DataError: the directory lacks a file.
@@ -105,9 +103,7 @@ def source_fingerprint(path: str, private_directory: pathlib.Path) -> str:
     guesses at the last, which no ε covers. The hash is therefore keyed: only the owner
     of the key can compare data with it.
 
-    Args:
-      path: a BEIR directory, "pydocs", or a synthetic set.
-      private_directory: directory of the key, which is made on first use.
+    The key is in `private_directory`, made on first use.
     """
     if is_free(path):
         return read_manifest(path)["fingerprint"]
@@ -171,9 +167,7 @@ def fetched(path: str) -> str:
 def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
     """Returns the SentencePiece model: the one given, or the one next to a model.
 
-    Args:
-      given: a file, or "".
-      model: directory or name of a T5 that may come with one, or "".
+    `given` and `model` may be "".
 
     Raises:
       InputError: neither exists.
@@ -199,13 +193,8 @@ def require_vocabulary(
 ) -> None:
     """Refuses a vocabulary other than the one that a retriever was trained with.
 
-    Args:
-      setting: name of the setting that `given` is the value of, for the error.
-      given: the SentencePiece file.
-      tokenizer: reads it.
-      path: the retriever.
-      whose: its name in the error; by default the path.
-      also: continues the error's remedy.
+    The error names `setting`, its value `given`, and the retriever at `path` as
+    `whose`; `also` continues its remedy.
 
     Raises:
       InputError: the retriever was trained with another one.
@@ -222,8 +211,7 @@ def require_vocabulary(
 def certificate_of_model(model: str) -> dict[str, Any] | None:
     """Returns the certificate of a model's weights; `None` for public weights.
 
-    Args:
-      model: a directory, a preset's name, or "" for random weights.
+    `model` is a directory, a preset's name, or "" for random weights.
     """
     return read_certificate(checkpoints.locate(model)) if model else None
 
@@ -265,9 +253,8 @@ def guarantee_of_pairs(path: str) -> str:
 def load_source(path: str, split: str = "train") -> Source:
     """Finds the pairs of a BEIR split or of a synthetic set.
 
-    Args:
-      path: "pydocs", a BEIR directory, or an output of `synthesize` or `prepare`.
-      split: name of the qrels; a synthetic set has only "train".
+    `path` is "pydocs", a BEIR directory, or an output of `synthesize` or `prepare`,
+    which has only the split "train".
 
     Raises:
       DataError: malformed data, named by file and line.
@@ -301,9 +288,7 @@ def sampled_documents(path: str, most: int | None) -> Iterator[Document]:
     The choice depends on the corpus alone, never on which documents have private
     queries: that would be a private read.
 
-    Args:
-      path: "pydocs" or a BEIR directory.
-      most: number of documents; `None` takes all.
+    `most` is their number; `None` takes all.
     """
     beir = open_beir(path)
     if most is None:
@@ -319,11 +304,8 @@ def due_documents(
 ) -> Iterator[Document]:
     """Yields those of consecutive documents at which the quota grows by one.
 
-    Args:
-      documents: consecutive documents of a corpus.
-      start: number of documents of the corpus before them.
-      total: number of documents of the corpus.
-      most: quota for the whole corpus. The first n documents give n · most // total.
+    The first n of the corpus's `total` documents give n · most // total; `start` of
+    them are before these.
     """
     for number, document in enumerate(documents, start):
         if (number + 1) * most // total > number * most // total or most >= total:

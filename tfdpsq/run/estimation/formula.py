@@ -94,11 +94,8 @@ def memory_of(
 ) -> Memory:
     """Returns the peak of a step.
 
-    Args:
-      config: of stage finetune.
-      shape: of the generator.
-      sizes: `step.sizes_of` the two.
-      process: bytes of a process that has imported what training imports.
+    `sizes` are `step.sizes_of` config and shape; `process` is the bytes of a process
+    that has imported what training imports.
     """
     engine = _ENGINES[engine_of(config)]
     rows, documents, queries = (

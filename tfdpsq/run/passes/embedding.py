@@ -213,10 +213,7 @@ def load(
 ) -> tuple[retriever.TwoTower, Tokenizer, str]:
     """Loads a retriever, its tokenizer, and the fingerprint of one of its towers.
 
-    Args:
-      path: the retriever.
-      vocabulary: its SentencePiece file.
-      texts: "documents" or "queries": the texts that the tower embeds.
+    `texts` are those that the tower embeds: "documents" or "queries".
 
     Raises:
       InputError: the vocabulary has pieces that the retriever does not know.

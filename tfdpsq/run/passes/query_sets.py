@@ -72,12 +72,9 @@ def open_queries(
 ) -> QuerySet:
     """Checks queries, and records the read if they are private.
 
-    Args:
-      config: `settings`, and `corpus`: a synthetic or public set, local or of another
-        file system; a BEIR directory, or "pydocs".
-      directory: output of the stage.
-      name: name of the result, for the record.
-      encoder: certificate of the encoder; `None` for a public one.
+    `config` has `declared` and `corpus`: a synthetic or public set, local or of another
+    file system; a BEIR directory, or "pydocs". `name` is that of the result, for the
+    record; `encoder` the encoder's certificate, `None` for a public one.
 
     Raises:
       InputError: private queries in strict mode, or for an output outside the private

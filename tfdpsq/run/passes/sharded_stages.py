@@ -44,9 +44,6 @@ def guarantee(certificate: Mapping[str, Any] | None) -> dict[str, Mapping[str, A
     """Returns the file for `run_stage` to keep next to shards, given a certificate.
 
     An unfinished pass must not be released; if it is, the certificate applies to it.
-
-    Args:
-      certificate: of what makes the shards; `None` where that is public.
     """
     if certificate is None:
         return {}
@@ -67,15 +64,9 @@ def run_stage(
     For an object store the output is made in a local temporary directory and copied,
     `stage.json` last: an output without it is not finished.
 
-    Args:
-      output: the stage's output, local or of another file system.
-      config: the settings that the result depends on.
-      inputs: fingerprints of what the stage reads.
-      work: for every shard.
-      merge: fills the directory it is given from the shards, read by
-        `ShardDirectory.reading`; returns JSON values to record.
-      launch: the shards of this command.
-      beside: file name -> JSON object to keep next to the shards, for other commands.
+    `work` makes every shard; `merge` fills the directory it is given from the shards,
+    read by `ShardDirectory.reading`, and returns JSON values to record. `beside` maps
+    file names to JSON objects to keep next to the shards, for other commands.
 
     Returns:
       As `workdir.run_stage`; `None` if other commands have shards left, or merge.

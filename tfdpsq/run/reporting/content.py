@@ -218,14 +218,8 @@ def wins_and_losses(
 ) -> dict[str, Any]:
     """Finds the queries on which two systems differ most.
 
-    Args:
-      directory: the output of the stage `evaluate`.
-      queries: id -> text.
-      documents: id -> text, at least of those judged relevant.
-      row: name of a system.
-      against: name of another.
-      metric: the metric compared.
-      most: how many queries each way.
+    `directory` is an output of `evaluate`; `queries` and `documents` map ids to texts;
+    `row` and `against` are systems; `most` queries are returned each way.
 
     Returns:
       "better", "equal", "worse": counts; "wins" and "losses": lists of {query,

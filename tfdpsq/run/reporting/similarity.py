@@ -136,10 +136,6 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Compares every synthetic set with the private queries.
 
-    Args:
-      config: that of `evaluate`.
-      beir: the private pairs.
-
     Returns:
       {set: JSON values}, see the module; "mauve" is omitted without a featurizer
       or with fewer than two texts on a side.

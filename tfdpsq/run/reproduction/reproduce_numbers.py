@@ -163,8 +163,7 @@ def _as_one(parts: Sequence[np.ndarray]) -> np.ndarray:
 def _cell(parts: Sequence[Sequence[np.ndarray]]) -> Cell:
     """Returns the mean over parts of the mean over queries and seeds.
 
-    Args:
-      parts: for each part, for each seed, [queries].
+    `parts` are, for each part, for each seed, [queries].
     """
     queries = tuple(np.mean(seeds, axis=0) for seeds in parts)
     by_seed = np.mean([[values.mean() for values in seeds] for seeds in parts], axis=0)

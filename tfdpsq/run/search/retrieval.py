@@ -42,12 +42,8 @@ def retrieve(
     Retrievers that differ in their query towers alone are searched together, so that
     the documents are embedded once.
 
-    Args:
-      searched: the systems.
-      beir: the documents to search.
-      queries: {query id: text}.
-      k: number of documents to find per query.
-      known: results that exist already, by system: see `merged`.
+    `queries` are {query id: text}; `known` are results that exist already, see
+    `merged`.
 
     Yields:
       The system's name, its run, and the settings that its scores depend on.

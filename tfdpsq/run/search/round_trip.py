@@ -59,11 +59,7 @@ def comes_back(
 ) -> Test:
     """Returns the test of which rows pass.
 
-    Args:
-      own: the retriever and its limit.
-      corpus: the documents.
-      batch_size: texts embedded at a time.
-      scratch: directory for embeddings of the corpus; removed by the caller.
+    `scratch` is a directory for embeddings of the corpus, removed by the caller.
 
     Returns:
       The test, for as many rows at a time as fit into memory. It raises InputError for

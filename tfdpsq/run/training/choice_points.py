@@ -54,9 +54,6 @@ def check(
 ) -> list[tuple[str, ml_collections.ConfigDict]]:
     """Refuses settings that no guarantee could be given for.
 
-    Args:
-      config: of the stage `choose`.
-
     Returns:
       Name and config of every point, as `finetune` takes it except for the epochs,
       which determine the number of steps.
@@ -125,12 +122,8 @@ def planned(
 ) -> tuple[list[Point], float]:
     """Returns the points with their budgets, which the first call writes down.
 
-    Args:
-      config: of the stage `choose`.
-      train: the training pairs of all points.
-      own: directory of this grid's records.
-      run_of: maps a point's name to the directory of its ledger.
-      inputs: fingerprints of what the grid is made from.
+    `train` are the training pairs of all points, `own` is the directory of the grid's
+    records, `run_of` maps a point's name to the directory of its ledger.
 
     Returns:
       The points, and δ of all of them together.

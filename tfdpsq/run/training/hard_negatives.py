@@ -122,10 +122,7 @@ def origin(own: HardNegatives, source: sources.Source, pairs: str) -> str:
 
     Negatives that were mined for other pairs would carry what those cost.
 
-    Args:
-      own: the stage's settings.
-      source: its pairs.
-      pairs: their fingerprint, under the key used when mining.
+    `pairs` is the fingerprint of the source, under the key used when mining.
 
     Raises:
       InputError: the origin is not known, or not these pairs.

@@ -148,13 +148,9 @@ def make_step(
 ) -> Callable[[Mapping[str, np.ndarray]], float]:
     """Returns a step of Adam on the mean loss of a batch.
 
-    Args:
-      model: the retriever.
-      learning_rate: a number or a schedule.
-      rows_at_a_time: rows of a replica that are embedded at a time
-        (`retriever.cached_gradients`); 0 for all.
-      jit_compile: compile with XLA; in a strategy's scope left to the strategy.
-      seed: of dropout.
+    `rows_at_a_time` rows of a replica are embedded at a time
+    (`retriever.cached_gradients`); 0 for all. With `jit_compile` XLA compiles the step;
+    in a strategy's scope that is left to the strategy. `seed` is that of dropout.
 
     Returns:
       Takes a whole batch, applies its gradient, returns its mean loss in nats.

@@ -70,10 +70,7 @@ def spec_of(
 ) -> privacy.PrivacySpec:
     """Returns the spec of the settings.
 
-    Args:
-      config: the stage's.
-      units: of its pairs.
-      **changes: fields of the spec that the stage sets itself.
+    `changes` are fields of the spec that the stage sets itself.
 
     Raises:
       InputError: n was not declared, or what `PrivacySpec` raises.
