@@ -82,13 +82,11 @@ def _duration(seconds: float) -> str:
     return f"{number:>8} {unit}"
 
 
-def _as_json(
-    found: finetuning.Estimate, config: ml_collections.ConfigDict
-) -> dict[str, Any]:
+def _as_json(found: finetuning.Estimate, steps: int) -> dict[str, Any]:
     result = dataclasses.asdict(found)
     result["memory"]["peak"] = found.peak
     if found.seconds is not None:
-        result["seconds_of_all_steps"] = found.seconds * config.steps
+        result["seconds_of_all_steps"] = found.seconds * steps
     return result
 
 
@@ -118,7 +116,7 @@ def main() -> None:
             time=seconds.value,
             flops_per_second=rate.value,
         )
-        result: dict[str, Any] = {"config": _as_json(found, settings)}
+        result: dict[str, Any] = {"config": _as_json(found, settings.steps)}
         streams.say(as_text(settings, found))
         if with_table.value:
             rows = list(table.rows(settings, process, engines.value))

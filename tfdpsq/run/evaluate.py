@@ -109,7 +109,9 @@ def run(
     reads = records.private_reads(private, config.strict)
     where = f"{layout.METRICS_FILE}, TREC files and whatever is made from them"
     reads.record(f"the queries and judgements of split {config.split!r}", where)
-    similarity.record(config, reads, where)
+    if config.synthetic:
+        for split in (config.similarity_split, config.similarity.training_split):
+            reads.record(f"the queries of split {split!r}", where)
     corpus = None
     if finished is None and searched.by_shards:
         corpus = corpus_shards.cut(

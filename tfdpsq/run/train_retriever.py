@@ -232,7 +232,9 @@ def _make(
             )
         elif source.private:
             facts = _facts(config, model, context.inputs, reads, mined, outcome)
-            certificate = _unprotected(config, source.count, facts)
+            certificate = _unprotected(
+                source.count, config.clip_norm, config.batch_size, config.steps, facts
+            )
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -292,22 +294,24 @@ def _require_vocabulary(init: str, given: object, tokenizer: Tokenizer) -> None:
         )
 
 
-def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
+def _unprotected(
+    n: int, clip_norm: float, batch_size: int, steps: int, facts: dict[str, Any]
+) -> dict:
     """Returns a certificate of ordinary training on private pairs: no guarantee."""
     plan = privacy.make_plan(
         privacy.PrivacySpec(
             epsilon=math.inf,
-            clip_norm=config.clip_norm,
+            clip_norm=clip_norm,
             num_units=n,
             n_is_public=True,
-            batch_size=config.batch_size,
-            steps=config.steps,
+            batch_size=batch_size,
+            steps=steps,
             sampler="shuffled",
         )
     )
     return privacy.make_certificate(
         plan,
-        config.steps,
+        steps,
         description="A two-tower retriever trained on private pairs, unprotected.",
         sensitivity_argument="None: nothing is clipped and no noise is added.",
         **facts,

@@ -19,7 +19,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tfdpsq import evaluation, privacy, validation
+from tfdpsq import evaluation, validation
 from tfdpsq.data import (
     BeirDirectory,
     read_manifest,
@@ -92,19 +92,6 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, str]:
             init = workdir.model_fingerprint(init)
         found["featurizer"] = init
     return found
-
-
-def record(
-    config: ml_collections.ConfigDict, reads: privacy.PrivateReads, where: str
-) -> None:
-    """Records the private reads of `measure`.
-
-    Raises:
-      InputError: in strict mode.
-    """
-    if config.synthetic:
-        for split in (config.similarity_split, config.similarity.training_split):
-            reads.record(f"the queries of split {split!r}", where)
 
 
 @dataclasses.dataclass
