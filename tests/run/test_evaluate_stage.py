@@ -23,7 +23,7 @@ from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan
 from tfdpsq.run import evaluate
 from tfdpsq.run.core import layout
 from tfdpsq.run.passes import passes
-from tfdpsq.run.search import retrieval
+from tfdpsq.run.search import retrieval, systems
 from tfdpsq.validation import DataError, InputError
 
 
@@ -114,7 +114,10 @@ def test_streamed_runs_are_those_of_all_embeddings_at_once(base, monkeypatch):
     config.batch_size = 2
     beir = BeirDirectory(base / "pairs")
     queries = beir.queries()
-    found = {name: run for name, run, _ in retrieval.retrieve(config, beir, queries, 7)}
+    searched = systems.Systems.of(config)
+    found = {
+        name: run for name, run, _ in retrieval.retrieve(searched, beir, queries, 7)
+    }
     tokenizer = Tokenizer(base / "spiece.model")
     documents = list(beir.documents())
     for name in "ab":
@@ -189,7 +192,12 @@ def test_systems_are_measured_together_with_bm25(base, public, monkeypatch, meth
     rows = list(read_synthetic(public))
     picked = [rows[int(i)] for i in np.linspace(0, len(rows) - 1, 30)]
     queries = {row.query_id: row.query for row in picked}
-    both = {n: run for n, run, _ in retrieval.retrieve(config, beir, queries, 20)}
+    both = {
+        n: run
+        for n, run, _ in retrieval.retrieve(
+            systems.Systems.of(config), beir, queries, 20
+        )
+    }
     fitted = evaluation.fit_weight(
         both["words"],
         both["a"],

@@ -134,7 +134,9 @@ def test_the_rate_follows_the_schedule_over_the_steps_that_are_asked_for(base):
     for schedule, share in (("constant", 1.0), ("cosine", 0.25)):
         config = finetune.default_config()
         config.update({"steps": 40, "schedule": schedule, "learning_rate": 0.1})
-        rate = private_training.learning_rate(config)
+        rate = private_training.learning_rate(
+            config.learning_rate, config.schedule, config.steps
+        )
         first = rate if schedule == "constant" else float(rate(0))
         np.testing.assert_allclose(first, 0.1 * share, rtol=1e-6)
         last = rate if schedule == "constant" else float(rate(39))
@@ -142,7 +144,9 @@ def test_the_rate_follows_the_schedule_over_the_steps_that_are_asked_for(base):
     # A step of Adam on a gradient that keeps its sign is as long as the rate.
     options = {"schedule": "cosine", "steps": 4, "epsilon": math.inf}
     config.update({"steps": 4})
-    rate = private_training.learning_rate(config)
+    rate = private_training.learning_rate(
+        config.learning_rate, config.schedule, config.steps
+    )
     far = sum(float(rate(step)) for step in range(4))
     assert far < 0.78 * 4 * 0.1
     model, _ = _finetune(base, "by_schedule", **options)

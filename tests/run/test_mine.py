@@ -83,6 +83,10 @@ def _train(base, name, **options):
     return read_certificate(base / name)
 
 
+def _negatives(config):
+    return hard_negatives.HardNegatives(**config.hard_negatives)
+
+
 def test_what_is_mined_shares_words_and_depends_on_its_own_query_alone(base, tmp_path):
     found = read_trec_run(base / "private" / "mined" / mine.RUN_FILE)
     queries = BeirDirectory(base / "pairs").queries()
@@ -148,7 +152,9 @@ def test_the_rows_have_the_best_documents_that_are_no_answers(base):
     )
     tokenizer = Tokenizer(base / "spiece.model")
     source = sources.load_source(config.pairs, "train")
-    arrays = hard_negatives.arrays(config, source, tokenizer)
+    arrays = hard_negatives.arrays(
+        _negatives(config), source, tokenizer, config.document_length
+    )
     found = read_trec_run(base / "private" / "mined" / mine.RUN_FILE)
     texts = {d.id: d.content for d in BeirDirectory(base / "pairs").documents()}
     for row, pair in enumerate(source.pairs):
@@ -165,7 +171,12 @@ def test_judgements_of_zero_are_negatives_from_the_data(base, tmp_path):
         file.write("q3\td70\t0\nq3\td71\t2\n")
     config = _config(base, pairs=str(pairs), hard_negatives={"run": "judged"})
     source = sources.load_source(str(pairs), "train")
-    arrays = hard_negatives.arrays(config, source, Tokenizer(base / "spiece.model"))
+    arrays = hard_negatives.arrays(
+        _negatives(config),
+        source,
+        Tokenizer(base / "spiece.model"),
+        config.document_length,
+    )
     (row,) = np.flatnonzero(arrays["negative_keys"][:, 0] >= 0)
     assert source.pairs[row].query_id == "q3"
     text = {d.id: d.content for d in BeirDirectory(pairs).documents()}["d70"]
@@ -282,7 +293,12 @@ def test_no_document_with_an_answers_text_is_a_negative(base, tmp_path):
         base, pairs=str(pairs), hard_negatives={"run": str(run), "count": 2}
     )
     source = sources.load_source(str(pairs), "train")
-    arrays = hard_negatives.arrays(config, source, Tokenizer(base / "spiece.model"))
+    arrays = hard_negatives.arrays(
+        _negatives(config),
+        source,
+        Tokenizer(base / "spiece.model"),
+        config.document_length,
+    )
     (row,) = [i for i, pair in enumerate(source.pairs) if pair.query_id == "q3"]
     expected = [content_key(texts[name]) for name in ("d5", "d6")]
     assert arrays["negative_keys"][row].tolist() == expected
@@ -297,13 +313,13 @@ def test_an_edited_corpus_is_another_run(base, tmp_path):
         pairs=str(base / "pairs"),
         hard_negatives={"run": str(base / "private" / "mined")},
     )
-    before = hard_negatives.inputs(config, tmp_path)
+    before = hard_negatives.inputs(_negatives(config), config.pairs, tmp_path)
     shutil.copytree(base / "pairs", tmp_path / "corpus")
     config.hard_negatives.corpus = str(tmp_path / "corpus")
-    assert hard_negatives.inputs(config, tmp_path) == before
+    assert hard_negatives.inputs(_negatives(config), config.pairs, tmp_path) == before
     lines = (tmp_path / "corpus" / "corpus.jsonl").read_text()
     (tmp_path / "corpus" / "corpus.jsonl").write_text(lines.replace("quickly", "fast"))
-    after = hard_negatives.inputs(config, tmp_path)
+    after = hard_negatives.inputs(_negatives(config), config.pairs, tmp_path)
     assert {name for name in after if after[name] != before[name]} == {
         "hard_negatives_corpus"
     }

@@ -13,12 +13,13 @@ _RUN = _ROOT / "tfdpsq" / "run"
 # stage's temporary directory, or into a private one.
 _WRITERS = {
     "core/outputs.py": "the rule itself",
+    "core/records.py": "the certificate, in a stage's temporary directory",
     "core/workdir.py": "stage.json; config.json of a workdir that is not released",
     "core/sources.py": "the key, in the private directory",
     "core/point_log.py": "logs, in the private directory",
     "core/progress.py": "logs, in the private directory",
     "core/streams.py": "os.devnull in place of a closed stream",
-    "training/private_training.py": "a run's config and a stage's certificate",
+    "training/private_training.py": "a run's config, in the private directory",
     "training/choice_points.py": "the plan of a grid, in the private directory",
     "training/hard_negatives.py": "in the temporary directory of `mine`",
     "training/pretraining_loop.py": "the state of a run on public documents",
@@ -92,6 +93,9 @@ def test_every_stage_gives_its_guarantee_where_it_runs():
     for file, arguments in callers.items():
         for argument in arguments:
             known = ("output", "out", "made") if "zero" in file or "/" in file else ()
-            assert argument in ("output", *known) or "Output(" in argument, file
+            assert (
+                argument in ("output", "context.output", *known)
+                or "Output(" in argument
+            ), file
     with pytest.raises(AttributeError):
         workdir.run_stage(pathlib.Path("somewhere"), {}, {}, lambda out: None)

@@ -2,14 +2,13 @@
 
 import json
 
-import ml_collections
 import pytest
 
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import releases
-from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import private_training
 from tfdpsq.validation import InputError
 
@@ -65,10 +64,9 @@ def test_what_is_trained_on_canaries_is_never_certified(tmp_path):
     """Its canaries were planted to be found; ε is of the queries beside them."""
     pairs = tmp_path / "pairs"
     pairs.mkdir()
-    config = ml_collections.ConfigDict({"pairs": str(pairs), "init": ""})
 
     def guarantee():
-        return private_training.guarantee_of_training(config, strategy.DEFAULT, True)
+        return contexts.guarantee_of_training(str(pairs), "", None, True, True)
 
     assert guarantee() == releases.CERTIFIED
     (tmp_path / canary_set.CANARIES_FILE).write_text("{}\n")

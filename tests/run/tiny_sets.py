@@ -90,11 +90,11 @@ def searched(monkeypatch, fails_at=None):
     corpora = []
     retrieve = retrieval.retrieve
 
-    def spy(config, beir, queries, k):
+    def spy(searched, beir, queries, k):
         corpora.append(beir.path.name)
         if len(corpora) == fails_at:
             raise KeyboardInterrupt
-        yield from retrieve(config, beir, queries, k)
+        yield from retrieve(searched, beir, queries, k)
 
     monkeypatch.setattr(retrieval, "retrieve", spy)
     return corpora

@@ -66,7 +66,7 @@ class CompiledSteps:
         self._plan = plan
         self._optimizer = optimizer
         self.variables = list(variables)
-        self.microbatch_size = microbatch_size
+        self._microbatch_size = microbatch_size
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         self._functions: dict[int, Any] = {}
@@ -95,6 +95,10 @@ class CompiledSteps:
 
         self._function = function
 
+    def padded(self, count: int) -> int:
+        """Returns the number of rows that a batch of `count` is padded to."""
+        return padded_rows(self._plan, count, self._microbatch_size)
+
     def build(self, batch: Arrays) -> None:
         """Traces the step for batches like this one.
 
@@ -103,7 +107,7 @@ class CompiledSteps:
         Args:
           batch: one row or more of what `__call__` will get.
         """
-        rows = padded_rows(self._plan, 1, self.microbatch_size)
+        rows = self.padded(1)
         empty = {
             name: np.zeros([rows, *values.shape[1:]], values.dtype)
             for name, values in batch.items()
@@ -163,8 +167,10 @@ class CompiledSteps:
         """
         dealt = [
             (lambda _, batch=batch: batch, lambda _, count=count: count)
-            if self.microbatch_size is None
-            else split_over_replicas(batch, count, self._replicas, self.microbatch_size)
+            if self._microbatch_size is None
+            else split_over_replicas(
+                batch, count, self._replicas, self._microbatch_size
+            )
             for batch, count in zip(batches, counts)
         ]
         more = self._most - len(batches)

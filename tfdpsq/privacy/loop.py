@@ -19,7 +19,7 @@ from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.privacy import checkpoint, workers
-from tfdpsq.privacy.batches import batch_of, padded_rows
+from tfdpsq.privacy.batches import batch_of
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.endings import Diverged, Preempted, finite_check
 from tfdpsq.privacy.plan import PrivacyPlan
@@ -132,12 +132,11 @@ class Loop:
     def _take(self, now: range) -> Sequence[float]:
         """Draws the rows of these steps, pays for the steps, and takes them."""
         draws = [self.sampler.draw(number) for number in now]
-        size = self.take_steps.microbatch_size
         drawn = [
             batch_of(
                 self.take,
                 draw,
-                padded_rows(self.plan, draw.count, size),
+                self.take_steps.padded(draw.count),
                 self.plan.spec.private,
             )
             for draw in draws

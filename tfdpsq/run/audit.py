@@ -37,8 +37,15 @@ from tfdpsq.data.files import write_json
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.attacks import audit_subject, canary_set
-from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
-from tfdpsq.run.training import private_training
+from tfdpsq.run.core import (
+    command,
+    layout,
+    records,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 
 _SHARES = settings.Several((), settings.Number(0.0, 0, 1), 2, 2)
 SETTINGS: settings.Declaration = {
@@ -90,15 +97,15 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         config.private_directory,
     )
     _check(config)
-    private = private_training.private_directory(config, directory)
+    private = releases.private_directory(directory, config.private_directory)
     made = canary_set.read_canaries(pathlib.Path(config.canaries))
     if not made:
         raise validation.InputError(
             f"{config.canaries} holds no canary, so there is nothing to look for. Make "
             "canaries again, with trials or coins above 0."
         )
-    check_guesses(config, sum(canary.coin for canary in made))
-    trained = audit_subject.training_of(config)
+    check_guesses(config.guesses, sum(canary.coin for canary in made))
+    trained = audit_subject.training_of(config.generator, config.canaries)
     audit_subject.certificate_of(config.generator)
     references = tuple(config.references) or (trained.init,)
     if not all(references):
@@ -118,7 +125,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     if config.synthetic:
         audit_subject.require_own_set(config.synthetic, config.generator)
         inputs["synthetic"] = sources.source_fingerprint(config.synthetic, private)
-    private_training.reads_of(config, private).record(
+    records.private_reads(private, config.strict).record(
         "how likely a generator finds training queries, held-out queries and canaries",
         f"{directory.name}/{layout.AUDIT_FILE}",
     )
@@ -139,21 +146,21 @@ def _check(config: ml_collections.ConfigDict) -> None:
                 f"{name} is {config[name]!r}. Give the directory that the stage "
                 f"{maker} wrote; a generator must have been trained on the canaries."
             )
-    check_guesses(config, 0)
+    check_guesses(config.guesses, 0)
 
 
-def check_guesses(config: ml_collections.ConfigDict, coins: int) -> None:
+def check_guesses(guesses: Sequence[Sequence[float]], coins: int) -> None:
     """Refuses guesses that nobody can make, and none where there are `coins`.
 
     Raises:
       InputError: names them.
     """
-    if not config.guesses and coins:
+    if not guesses and coins:
         raise validation.InputError(
             "guesses is empty, but there are canaries with a coin. Declare at least "
             "one pair of shares to guess in and out, such as ((0.2, 0.2),)."
         )
-    for pair in config.guesses:
+    for pair in guesses:
         if sum(pair) > 1:
             raise validation.InputError(
                 f"guesses holds {tuple(pair)}: nothing can be guessed both in and out. "
@@ -162,8 +169,10 @@ def check_guesses(config: ml_collections.ConfigDict, coins: int) -> None:
 
 
 def _audit(config, made, trained, references) -> dict[str, Any]:
-    beir = audit_subject.data_of(config)
-    members, others = members_of(config, beir, trained.split)
+    beir = audit_subject.data_of(config.canaries)
+    members, others = members_of(
+        beir, trained.split, config.other_splits, config.members, config.seed
+    )
     subject = audit_subject.load(config, trained, references, made)
     guarantee = audit_subject.certificate_of(config.generator)["guarantee"]
     # Without a claim (ε = ∞) the bound is on pure DP.
@@ -334,10 +343,10 @@ def _membership(
 
 
 def members_of(
-    config: ml_collections.ConfigDict, beir: BeirDirectory, split: str
+    beir: BeirDirectory, split: str, other_splits: Sequence[str], most: int, seed: int
 ) -> tuple[list[Pair], list[Pair]]:
     """Draws training queries and held-out ones at random, without canaries."""
-    random = np.random.default_rng(config.seed)
+    random = np.random.default_rng(seed)
     inside = [
         pair
         for pair in beir.pairs(split)
@@ -345,15 +354,15 @@ def members_of(
     ]
     outside = [
         pair
-        for other in config.other_splits
+        for other in other_splits
         if other in beir.splits() and other != split
         for pair in beir.pairs(other)
     ]
-    count = min(config.members, len(inside), len(outside))
+    count = min(most, len(inside), len(outside))
     if count < 2:
         raise validation.InputError(
             f"there are {len(inside)} training queries and {len(outside)} in splits "
-            f"{tuple(config.other_splits)}; a comparison takes 2 of each. Name splits "
+            f"{tuple(other_splits)}; a comparison takes 2 of each. Name splits "
             "with queries that were not trained on."
         )
     inside = [inside[row] for row in random.permutation(len(inside))[:count]]

@@ -46,7 +46,6 @@ from tfdpsq.data.beir_lines import names_user
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import command, releases, settings, sources, workdir
-from tfdpsq.run.training import private_training
 
 # Most characters before a secret: no query length cuts the secret off.
 _PREFIX = 24
@@ -91,7 +90,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       DataError: malformed data, or some queries have users and others none.
     """
     settings.check(config, SETTINGS)
-    private = private_training.private_directory(config, directory)
+    private = releases.private_directory(directory, config.private_directory)
     _check(config, private, directory)
     output = releases.Output(
         directory,
@@ -109,8 +108,15 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         )
         made = make_canaries(beir, config, random)
         (out / canary_set.DATA).mkdir()
-        left_out = _left_out(beir, config, random)
-        rows = _write_data(out / canary_set.DATA, beir, config, made, left_out)
+        left_out = _left_out(beir, config.split, config.most_pairs, random)
+        rows = _write_data(
+            out / canary_set.DATA,
+            beir,
+            config.split,
+            config.user_field,
+            made,
+            left_out,
+        )
         lines = [json.dumps(dataclasses.asdict(canary)) for canary in made]
         atomic_write(
             out / canary_set.CANARIES_FILE, "".join(line + "\n" for line in lines)
@@ -201,7 +207,8 @@ def _numbers(digits: int, random: np.random.Generator) -> Iterator[str]:
 def _write_data(
     directory: pathlib.Path,
     beir: BeirDirectory,
-    config: ml_collections.ConfigDict,
+    split: str,
+    user_field: str,
     made: Iterable[canary_set.Canary],
     left_out: Set[str],
 ) -> int:
@@ -213,7 +220,7 @@ def _write_data(
       The number of queries that were added.
     """
     rows = 0
-    fields, users = _with_users(beir, config)
+    fields, users = _with_users(beir, split, user_field)
     with BeirWriter(directory) as writer:
         for document in beir.documents():
             writer.add_document(document)
@@ -237,44 +244,43 @@ def _write_data(
                         "of a canary's: these pairs already hold canaries. Start from "
                         "pairs without."
                     )
-                whose = {"metadata": {config.user_field: user}}
+                whose = {"metadata": {user_field: user}}
                 writer.add_query(query_id, canary.query(), whose)
-                writer.add_judgement(config.split, query_id, canary.document_id, 1)
+                writer.add_judgement(split, query_id, canary.document_id, 1)
                 rows += 1
     return rows
 
 
 def _left_out(
-    beir: BeirDirectory, config: ml_collections.ConfigDict, random: np.random.Generator
+    beir: BeirDirectory, split: str, most_pairs: int, random: np.random.Generator
 ) -> set[str]:
     """Draws the split's queries beyond `most_pairs`; returns ids in no other split."""
-    if not config.most_pairs:
+    if not most_pairs:
         return set()
-    rows = sorted(beir.positives(config.split))
+    rows = sorted(beir.positives(split))
     elsewhere = {
         query_id
-        for split in beir.splits()
-        if split != config.split
-        for query_id in beir.qrels(split)
+        for other in beir.splits()
+        if other != split
+        for query_id in beir.qrels(other)
     }
-    dropped = random.permutation(len(rows))[config.most_pairs :]
+    dropped = random.permutation(len(rows))[most_pairs:]
     return {rows[place] for place in dropped} - elsewhere
 
 
 def _with_users(
-    beir: BeirDirectory, config: ml_collections.ConfigDict
+    beir: BeirDirectory, split: str, field: str
 ) -> tuple[dict[str, dict[str, Any]], set[str]]:
     """Returns the other fields of each query's line, and the set of all users.
 
     Raises:
       DataError: some queries of the split have users and others none.
     """
-    field = config.user_field
     given = beir.other_fields()
     named = {query_id for query_id, each in given.items() if names_user(each, field)}
     users = set()
-    if not named.isdisjoint(beir.positives(config.split)):
-        users = set(beir.users(config.split, field).values())
+    if not named.isdisjoint(beir.positives(split)):
+        users = set(beir.users(split, field).values())
     fields: dict[str, dict[str, Any]] = {}
     for query_id in beir.queries():
         fields[query_id] = dict(given.get(query_id, {}))

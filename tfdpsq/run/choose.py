@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import pathlib
 import shutil
 from collections.abc import Mapping
@@ -48,16 +47,22 @@ from tfdpsq.generator import (
     SamplingConfig,
     SynthesisConfig,
     T5QueryGenerator,
-    checkpoints,
     synthesize,
 )
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof import certified, choice
 from tfdpsq.run import finetune
-from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, releases, settings, sources, streams, workdir
+from tfdpsq.run.core import (
+    command,
+    records,
+    settings,
+    sources,
+    streams,
+    workdir,
+)
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import choice_points, grid_points
+from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import private_training as training
 
 CHOICES, SCORES = "choices", "scores"
@@ -107,30 +112,19 @@ def run(
     settings.check(config, SETTINGS)
     for name, stage in choice_points.check(config):
         settings.check(stage, finetune.SETTINGS, f"points.{name}")
-    _writing(config, config.finetune)
+    _writing(config.synthesize, config.finetune)
     shared = config.finetune
-    private = training.private_directory(shared, directory)
-    canary_set.require_private_output(shared.pairs, private, directory)
-    output = releases.Output(
+    context = contexts.resolve(
+        shared,
         directory,
-        training.guarantee_of_training(
-            shared, devices, math.isfinite(float(shared.epsilon))
-        ),
+        devices,
         "a generator chosen among some that were trained on private queries",
-        shared.private_directory,
     )
-    vocabulary = sources.vocabulary_file(shared.vocabulary, shared.init)
-    inputs = {
-        "pairs": sources.source_fingerprint(shared.pairs, private),
-        "vocabulary": Tokenizer(vocabulary).fingerprint,
-    }
-    if shared.init:
-        inputs["init"] = workdir.model_fingerprint(checkpoints.locate(shared.init))
     return workdir.run_stage(
-        output,
+        context.output,
         config,
-        inputs,
-        lambda out: _Choice(config, directory, private, inputs, devices).make(out),
+        context.inputs,
+        _Choice(config, directory, context.private, context.inputs, devices).make,
     )
 
 
@@ -139,10 +133,10 @@ class _Choice:
 
     def __init__(
         self,
-        config,
+        config: ml_collections.ConfigDict,
         directory: pathlib.Path,
-        private,
-        inputs,
+        private: pathlib.Path,
+        inputs: Mapping[str, str],
         devices: strategies.Devices = strategies.DEFAULT,
     ):
         self._config = config
@@ -185,13 +179,13 @@ class _Choice:
         certificate = privacy.make_selection_certificate(
             selection,
             own[selection.chosen]["certificate"],
-            training.reads_of(self._config.finetune, self._private).entries,
+            records.private_reads(self._private, self._config.finetune.strict).entries,
         )
         for path in sorted(self._point(selection.chosen).iterdir()):
             if path.name not in (workdir.STAGE_FILE, certificates.FILE_NAME):
                 copy = shutil.copytree if path.is_dir() else shutil.copyfile
                 copy(path, out / path.name)
-        training.write_certificate(out, certificate)
+        records.write_certificate(out, certificate)
         chosen_settings = dict(runs[selection.chosen].settings)
         streams.say(f"chosen among {len(runs)}: {chosen_settings}\n")
         return {"chosen": chosen_settings, "steps_of_all_runs": selection.steps}
@@ -222,7 +216,7 @@ class _Choice:
 
     def _run(self, name: str) -> pathlib.Path:
         """Returns the directory of the secrets, states and ledger of a point's run."""
-        return self._private / training.RUNS / self._point(name).name
+        return self._private / workdir.RUNS / self._point(name).name
 
     def _train(self, point: choice_points.Point) -> dict[str, Any]:
         """Trains a point; returns its cost, and whether it diverged."""
@@ -269,7 +263,7 @@ class _Choice:
                 "score": "sentence BLEU of the query written for the same document, "
                 f"from 0 to 1: {evaluation.sentence_bleu_signature()}",
             }
-        training.reads_of(self._config.finetune, self._private).record(
+        records.private_reads(self._private, self._config.finetune.strict).record(
             f"BLEU of {runs} generators against the queries of split "
             f"{self._config.held_out!r}, by which one of them was chosen",
             f"which generator {self._name} is, the terminal, and "
@@ -318,7 +312,7 @@ class _Choice:
             T5QueryGenerator.from_preset(out),
             Tokenizer(vocabulary),
             (Document(key, "", text) for key, text in contents.items()),
-            _writing(self._config, trained),
+            _writing(self._config.synthesize, trained),
             stage.jit_compile and self._config.choice == "declared",
         )
         written = {row.document_id: row.query for row in rows}
@@ -326,15 +320,14 @@ class _Choice:
         return written
 
 
-def _writing(config, trained: Mapping[str, Any]) -> SynthesisConfig:
+def _writing(own: Mapping[str, Any], trained: Mapping[str, Any]) -> SynthesisConfig:
     """Returns the synthesis settings for a generator trained with these settings."""
-    own = config.synthesize
     return SynthesisConfig(
         document_length=trained["document_length"],
         query_length=trained["query_length"],
-        batch_size=own.batch_size,
-        seed=own.seed,
-        sampling=SamplingConfig(own.temperature, own.top_k or None, own.top_p),
+        batch_size=own["batch_size"],
+        seed=own["seed"],
+        sampling=SamplingConfig(own["temperature"], own["top_k"] or None, own["top_p"]),
     )
 
 

@@ -35,8 +35,7 @@ from tfdpsq.generator.checkpoints import (  # noqa: E402
     weights,
 )
 from tfdpsq.privacy import read_certificate  # noqa: E402
-from tfdpsq.run.core import command, releases, workdir  # noqa: E402
-from tfdpsq.run.training import private_training
+from tfdpsq.run.core import command, records, releases, workdir  # noqa: E402
 
 _WRITERS: dict[str, Any] = {
     "huggingface": huggingface,
@@ -108,7 +107,7 @@ def convert(
         # From file to file, one weight at a time: no model is in memory.
         writer.save(partial, config, checkpoint, dtype, vocabulary, encoder_only)
         checkpoint.check_copies()
-        private_training.write_certificate(partial, certificate)
+        records.write_certificate(partial, certificate)
     count = sum(math.prod(slot.shape) for slot in checkpoint.slots)
     prompt = checkpoint.soft_prompt_length()
     epsilon = (certificate or {}).get("guarantee", {}).get("epsilon")

@@ -30,14 +30,13 @@ import ml_collections
 
 from tfdpsq import retriever
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command, releases, settings, sources
+from tfdpsq.run.core import command, records, releases, settings, sources
 from tfdpsq.run.passes import (
     embedding,
     passes,
     query_sets,
     sharded_stages,
 )
-from tfdpsq.run.training import private_training
 
 SETTINGS: settings.Declaration = {
     **embedding.declared(),
@@ -71,7 +70,7 @@ def run(
     """
     settings.check(config, SETTINGS)
     texts = config.texts
-    inputs = embedding.check(config)
+    inputs = embedding.check(config.retriever, config.vocabulary)
     asked: query_sets.QuerySet | None = None
     certificate = embedding.certificate_of(config.retriever)
     if texts == embedding.QUERIES:
@@ -97,7 +96,7 @@ def run(
             out / texts, maker, model.config.embedding_dim
         )
         embedding.add_shards(index, shards)
-        private_training.write_certificate(out, certificate)
+        records.write_certificate(out, certificate)
         return {texts: index.size, **({"private": asked.private} if asked else {})}
 
     of_pass = (

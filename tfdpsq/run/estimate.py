@@ -31,7 +31,7 @@ import ml_collections
 from absl import flags
 
 from tfdpsq import validation
-from tfdpsq.run.core import command, outputs, releases, streams
+from tfdpsq.run.core import command, outputs, progress, releases, streams
 from tfdpsq.run.estimation import finetuning, step, table
 
 _NOTE = (
@@ -78,19 +78,15 @@ def _gib(size: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:8.1f} {unit}"
-    return f"{seconds:8.2f} s"
+    number, unit = progress.duration(seconds, digits=2).split()
+    return f"{number:>8} {unit}"
 
 
-def _as_json(
-    found: finetuning.Estimate, config: ml_collections.ConfigDict
-) -> dict[str, Any]:
+def _as_json(found: finetuning.Estimate, steps: int) -> dict[str, Any]:
     result = dataclasses.asdict(found)
     result["memory"]["peak"] = found.peak
     if found.seconds is not None:
-        result["seconds_of_all_steps"] = found.seconds * config.steps
+        result["seconds_of_all_steps"] = found.seconds * steps
     return result
 
 
@@ -120,7 +116,7 @@ def main() -> None:
             time=seconds.value,
             flops_per_second=rate.value,
         )
-        result: dict[str, Any] = {"config": _as_json(found, settings)}
+        result: dict[str, Any] = {"config": _as_json(found, settings.steps)}
         streams.say(as_text(settings, found))
         if with_table.value:
             rows = list(table.rows(settings, process, engines.value))

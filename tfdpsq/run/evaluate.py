@@ -23,11 +23,18 @@ import ml_collections
 from tfdpsq import evaluation, validation
 from tfdpsq.data.files import write_json
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
+from tfdpsq.run.core import (
+    command,
+    layout,
+    records,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import hybrid, retrieval, systems
-from tfdpsq.run.training import private_training
 
 SETTINGS: settings.Declaration = {
     "data": settings.Text(sources.PYDOCS, required=True),
@@ -89,24 +96,27 @@ def run(
     )
     _check(config)
     directory = output.directory
-    private = private_training.private_directory(config, directory)
+    searched = systems.Systems.of(config)
+    private = releases.private_directory(directory, config.private_directory)
     inputs = {
-        **systems.fingerprints(config),
-        **retrieval.index_inputs(config),
+        **searched.fingerprints(),
+        **retrieval.index_inputs(searched, config.data),
         **similarity.inputs(config),
         **hybrid.inputs(config),
         "data": sources.source_fingerprint(config.data, private),
     }
-    systems.vocabulary(config)
+    searched.require_vocabulary()
     finished = workdir.finished_stage(directory, config, inputs)
     if finished is None:
         sources.open_beir(config.data).validate(_splits(config))
-    reads = private_training.reads_of(config, private)
+    reads = records.private_reads(private, config.strict)
     where = f"{layout.METRICS_FILE}, TREC files and whatever is made from them"
     reads.record(f"the queries and judgements of split {config.split!r}", where)
-    similarity.record(config, reads, where)
+    if config.synthetic:
+        for split in (config.similarity_split, config.similarity.training_split):
+            reads.record(f"the queries of split {split!r}", where)
     corpus = None
-    if finished is None and retrieval.searched_by_shards(config):
+    if finished is None and searched.by_shards:
         corpus = corpus_shards.cut(
             config.data,
             0,
@@ -114,14 +124,20 @@ def run(
             sharded_stages.pass_directory(directory),
         )
     start = functools.partial(
-        retrieval.start_worker, config.copy_and_resolve_references(), corpus
+        retrieval.start_worker,
+        searched,
+        config.data,
+        config.split,
+        config.k,
+        corpus,
+        hybrid.fit_set(config.fusion),
     )
     return sharded_stages.run_stage(
         output,
         config,
         inputs,
         passes.Work("evaluate", corpus.count if corpus else 1, start),
-        lambda out, shards: _make(config, shards, out),
+        lambda out, shards: _make(config, searched, shards, out),
         launch,
         beside={corpus_shards.PLAN_FILE: corpus.plan.to_json()} if corpus else None,
     )
@@ -129,7 +145,7 @@ def run(
 
 def _check(config: ml_collections.ConfigDict) -> None:
     """Refuses settings that are wrong, before any data are read."""
-    systems.check_search(config, layout.METRICS)
+    systems.check_search(config.systems, config.k, layout.METRICS)
     if not config.systems and not config.synthetic:
         raise validation.InputError(
             "systems and synthetic are empty: there is nothing to evaluate. Name a "
@@ -151,18 +167,26 @@ def _splits(config: ml_collections.ConfigDict) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _make(config, shards: ShardDirectory, out: pathlib.Path) -> dict[str, Any]:
-    found_by_shards = retrieval.merged(config, shards)
+def _make(
+    config: ml_collections.ConfigDict,
+    searched: systems.Systems,
+    shards: ShardDirectory,
+    out: pathlib.Path,
+) -> dict[str, Any]:
+    found_by_shards = retrieval.merged(searched.by_shards, config.k, shards)
     beir = sources.open_beir(config.data)
     qrels = beir.qrels(config.split)
-    queries = retrieval.queries_of(config)
+    fit = hybrid.fit_set(config.fusion)
+    queries = retrieval.queries_of(config.data, config.split, fit)
     (out / "runs").mkdir()
     evaluation.write_trec_qrels(out / "qrels.trec", qrels)
     results = {}
-    fusion = hybrid.Fusion(config, qrels)
+    fusion = hybrid.Fusion(
+        config.fusion, fit, qrels, config.k, config.ignore_identical_ids
+    )
     notes: dict[str, Any] = {}
     for name, found, note in retrieval.retrieve(
-        config, beir, queries, config.k, found_by_shards
+        searched, beir, queries, config.k, found_by_shards
     ):
         if note:
             notes[name] = note
@@ -178,12 +202,19 @@ def _make(config, shards: ShardDirectory, out: pathlib.Path) -> dict[str, Any]:
         "rules": evaluation.rules(config.ignore_identical_ids),
         "settings": notes,
         "systems": {
-            name: _summary(config, result, results.get(config.baseline))
+            name: _summary(
+                result, results.get(config.baseline), config.resamples, config.seed
+            )
             for name, result in results.items()
         },
         "fused": {
             name: {
-                **_summary(config, result, fusion.results.get(config.baseline)),
+                **_summary(
+                    result,
+                    fusion.results.get(config.baseline),
+                    config.resamples,
+                    config.seed,
+                ),
                 **fusion.notes[name],
             }
             for name, result in fusion.results.items()
@@ -194,11 +225,16 @@ def _make(config, shards: ShardDirectory, out: pathlib.Path) -> dict[str, Any]:
     return {name: values["ndcg@10"] for name, values in metrics["systems"].items()}
 
 
-def _summary(config, result, baseline) -> dict[str, Any]:
+def _summary(
+    result: evaluation.RankingResult,
+    baseline: evaluation.RankingResult | None,
+    resamples: int,
+    seed: int,
+) -> dict[str, Any]:
     summary: dict[str, Any] = {"missing_queries": len(result.missing)}
     for metric in layout.METRICS:
         interval = evaluation.bootstrap_interval(
-            result.values(metric), resamples=config.resamples, seed=config.seed
+            result.values(metric), resamples=resamples, seed=seed
         )
         summary[metric] = interval.mean
         summary[f"{metric}_ci"] = [interval.low, interval.high]
@@ -207,8 +243,8 @@ def _summary(config, result, baseline) -> dict[str, Any]:
             evaluation.paired_bootstrap(
                 result.values("ndcg@10"),
                 baseline.values("ndcg@10"),
-                resamples=config.resamples,
-                seed=config.seed,
+                resamples=resamples,
+                seed=seed,
             )
         )
     return summary

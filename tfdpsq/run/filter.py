@@ -110,7 +110,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     if judge and judge != round_trip.BM25:
         require_same_guarantee(judge, config.synthetic, manifest["certificate"])
         inputs["retriever"] = workdir.stage_fingerprint(judge)
-        round_trip.tokenizer_of(config.round_trip)
+        round_trip.RoundTrip(**config.round_trip).tokenizer()
     if config.canaries:
         inputs["canaries"] = workdir.stage_fingerprint(config.canaries)
 
@@ -149,10 +149,7 @@ def require_same_guarantee(
 ) -> None:
     """Refuses a model that carries more of private queries than a set does.
 
-    Args:
-      path: the model's directory.
-      of: the set, for the error.
-      certificate: the set's; `None` for public pairs.
+    `certificate` is the set's; `None` for public pairs.
 
     Raises:
       InputError: the model has a certificate other than the set's.
@@ -186,13 +183,15 @@ def filtered(
     if config.canaries:
         tests.append(("secrets", _each(_without_secrets(config.canaries))))
     if config.min_words or config.max_words:
-        tests.append(("words", _each(_of_length(config))))
+        tests.append(("words", _each(_of_length(config.min_words, config.max_words))))
     if config.min_known:
-        tests.append(("known", _each(_of_known_words(config))))
+        tests.append(("known", _each(_of_known_words(config.corpus, config.min_known))))
     if config.duplicates:
         tests.append(("duplicates", _each(_new())))
     if config.round_trip.retriever:
-        tests.append(("round_trip", round_trip.comes_back(config, scratch)))
+        own = round_trip.RoundTrip(**config.round_trip)
+        test = round_trip.comes_back(own, config.corpus, config.batch_size, scratch)
+        tests.append(("round_trip", test))
     counts.update({name: 0 for name, _ in tests})
     stream = iter(rows)
     while chunk := list(itertools.islice(stream, _CHUNK)):
@@ -214,15 +213,15 @@ def _without_secrets(path: str) -> Callable[[str], bool]:
     return lambda query: not any(evaluation.leaked_secrets(secrets, [query]).found)
 
 
-def _of_length(config) -> Callable[[str], bool]:
-    most = config.max_words or np.inf
-    return lambda query: config.min_words <= len(query.split()) <= most
+def _of_length(least: int, most: int) -> Callable[[str], bool]:
+    most_words = most or np.inf
+    return lambda query: least <= len(query.split()) <= most_words
 
 
-def _of_known_words(config) -> Callable[[str], bool]:
+def _of_known_words(corpus: str, share: float) -> Callable[[str], bool]:
     known = SeenTexts()
     recent: set[str] = set()  # frequent words repeat
-    for document in sources.open_beir(config.corpus).documents():
+    for document in sources.open_beir(corpus).documents():
         recent.update(words(document.content))
         if len(recent) > BATCH:
             known.update(recent)
@@ -232,7 +231,7 @@ def _of_known_words(config) -> Callable[[str], bool]:
 
     def keep(query: str) -> bool:
         found = words(query)
-        return sum(map(is_known, found)) >= config.min_known * len(found)
+        return sum(map(is_known, found)) >= share * len(found)
 
     return keep
 
@@ -247,7 +246,7 @@ def _check(config: ml_collections.ConfigDict) -> None:
     judge = config.round_trip.retriever
     if (
         judge not in ("", round_trip.BM25)
-        and not (pathlib.Path(judge) / "model").is_dir()
+        and not (pathlib.Path(judge) / layout.RETRIEVER_MODEL).is_dir()
     ):
         raise validation.InputError(
             f"round_trip.retriever is {judge!r}, where there is no retriever. Give an "

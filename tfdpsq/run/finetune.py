@@ -19,12 +19,12 @@ import numpy as np
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import RowStore, Tokenizer, write_rows
-from tfdpsq.generator import checkpoints, encode_pairs
+from tfdpsq.generator import encode_pairs
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof import certificate as certificates
-from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, releases, settings, sources, workdir
+from tfdpsq.run.core import command, records, settings, sources, workdir
 from tfdpsq.run.devices import strategy as strategies
+from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import (
     outcomes,
     private_training,
@@ -118,68 +118,51 @@ def run(
     """
     settings.check(config, SETTINGS)
     devices.require_share(config.batch_size)
-    private = private_training.private_directory(config, directory)
-    canary_set.require_private_output(config.pairs, private, directory)
-    output = _output(config, directory, devices)
-    vocabulary = sources.vocabulary_file(config.vocabulary, config.init)
-    tokenizer = Tokenizer(vocabulary)
-    inputs = {
-        "pairs": sources.source_fingerprint(config.pairs, private),
-        "vocabulary": tokenizer.fingerprint,
-    }
-    if config.init:
-        inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
-    own = private_training.run_directory(config, directory)
+    context = contexts.resolve(
+        config, directory, devices, "a generator trained on private queries"
+    )
     stage = workdir.run_stage(
-        output,
+        context.output,
         config,
-        inputs,
-        lambda out: _make(
-            config, devices, out, tokenizer, private, own, inputs, vocabulary
-        ),
+        context.inputs,
+        lambda out: _make(config, context, out),
     )
     # Only now is the result safe, and the seeds of its noise have no further use.
-    private_training.close_run(own)
+    private_training.close_run(context.run_dir)
     outcomes.require_converged(stage, directory, config.learning_rate)
     return stage
 
 
-def _output(
-    config: ml_collections.ConfigDict,
-    directory: pathlib.Path,
-    devices: strategies.Devices,
-) -> releases.Output:
-    """Returns the output of the generator, by the guarantee of its training pairs."""
-    guarantee = private_training.guarantee_of_training(
-        config, devices, math.isfinite(float(config.epsilon))
-    )
-    holds = "a generator trained on private queries"
-    return releases.Output(directory, guarantee, holds, config.private_directory)
-
-
 def _make(
-    config,
-    devices: strategies.Devices,
-    out: pathlib.Path,
-    tokenizer: Tokenizer,
-    private: pathlib.Path,
-    own: pathlib.Path,
-    inputs: dict[str, str],
-    vocabulary: pathlib.Path,
+    config: ml_collections.ConfigDict, context: contexts.Context, out: pathlib.Path
 ) -> dict:
+    devices = context.devices
     source = sources.load_source(config.pairs, config.split)
-    parent = sources.certificate_of_model(config.init)
-    _check_lineage(config, source, parent)
-    units = private_training.units_of(config, source)
+    _check_lineage(source, config.epsilon, config.init, context.parent)
+    units = private_training.units_of(source, config.unit, config.user_field)
     plan = privacy.make_plan(private_training.spec_of(config, units))
     with devices.scope():
-        model = starting_model.load_generator(config, tokenizer)
-        rate = private_training.learning_rate(config)
+        model = starting_model.load_generator(config, context.tokenizer)
+        rate = private_training.learning_rate(
+            config.learning_rate, config.schedule, config.steps
+        )
         optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
-    private_training.open_run(own, config, inputs)
-    rows = _tokenised(own, source, tokenizer, config)
-    reads = private_training.record_losses(config, private) if source.private else []
-    with private_training.progress_of(config, own.name, private, devices) as progress:
+    private_training.open_run(context.run_dir, config, context.inputs)
+    lengths = config.query_length, config.document_length
+    rows = _tokenised(context.run_dir, source, context.tokenizer, *lengths)
+    reads = (
+        private_training.record_losses(context.private, config.strict)
+        if source.private
+        else []
+    )
+    with private_training.progress_of(
+        context,
+        steps=config.steps,
+        batch_size=config.batch_size,
+        tokens=sum(lengths),
+        save_every=config.save_every,
+        strict=config.strict,
+    ) as progress:
         if source.private:
             progress.epsilon = plan.epsilon_so_far
         outcome = private_training.train(
@@ -193,15 +176,15 @@ def _make(
             layers=[model],
             units=units.count,
             groups=units.groups,
-            directory=own,
-            data_fingerprint=inputs["pairs"],
+            directory=context.run_dir,
+            data_fingerprint=context.inputs["pairs"],
             save_every=config.save_every,
             on_step=progress,
             jit_compile=config.jit_compile,
         )
     if not devices.chief:
         return {}
-    certificate = certificates.inherited_certificate(source.certificate, parent)
+    certificate = certificates.inherited_certificate(source.certificate, context.parent)
     if source.private:
         certificate = privacy.make_certificate(
             plan,
@@ -212,9 +195,9 @@ def _make(
                 **private_training.training_facts(config, model),
                 **outcome.recorded(),
             },
-            fingerprints={**inputs, "code": workdir.code_fingerprint()},
+            fingerprints={**context.inputs, "code": workdir.code_fingerprint()},
             private_reads=reads,
-            ledger_head=private_training.ledger_head(own),
+            ledger_head=private_training.ledger_head(context.run_dir),
         )
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise DivergedError(
@@ -222,47 +205,61 @@ def _make(
             f"learning_rate (now {config.learning_rate}).",
             certificate,
         )
-    model.save_to_preset(out, vocabulary)
-    private_training.write_certificate(out, certificate)
+    model.save_to_preset(out, context.vocabulary)
+    records.write_certificate(out, certificate)
     return {"steps_executed": outcome.paid, **outcome.recorded()}
 
 
 def _tokenised(
-    own: pathlib.Path, source: sources.Source, tokenizer: Tokenizer, config
+    run_dir: pathlib.Path,
+    source: sources.Source,
+    tokenizer: Tokenizer,
+    query_length: int,
+    document_length: int,
 ) -> RowStore:
     """Returns the pairs as rows on disk; training reads one batch at a time."""
-    path = own / checkpoint.STATE / "rows"
+    path = run_dir / checkpoint.STATE / "rows"
     if path.is_dir():  # left by a run that was killed
         store = RowStore(path)
         store.verify()
         return store
     pairs = source.read()
     chunks = iter(lambda: list(itertools.islice(pairs, _CHUNK)), [])
-    lengths = {name: config[name] for name in ("query_length", "document_length")}
     return write_rows(
-        path, (encode_pairs(chunk, tokenizer, **lengths) for chunk in chunks)
+        path,
+        (
+            encode_pairs(
+                chunk,
+                tokenizer,
+                query_length=query_length,
+                document_length=document_length,
+            )
+            for chunk in chunks
+        ),
     )
 
 
-def _check_lineage(config, source: sources.Source, parent: dict | None) -> None:
+def _check_lineage(
+    source: sources.Source, epsilon: float | str, init: str, parent: dict | None
+) -> None:
     """Refuses training that could not be certified correctly.
 
     Raises:
       InputError: finite ε on pairs that are not private themselves, or from weights
         that already derive from private queries.
     """
-    if not math.isfinite(float(config.epsilon)):
+    if not math.isfinite(float(epsilon)):
         certificates.inherited_certificate(source.certificate, parent)
         return
     if not source.private:
         raise validation.InputError(
-            f"{config.pairs} is a synthetic or public set, yet epsilon is "
-            f"{config.epsilon}. One private query can have had a part in all of its "
+            f"{source.path} is a synthetic or public set, yet epsilon is "
+            f"{epsilon}. One private query can have had a part in all of its "
             'rows, so noise now would certify nothing: set epsilon to "inf". The '
             "result has the guarantee of the set."
         )
     sources.require_public(
-        config.init, f"epsilon {config.epsilon} would not be all that was spent"
+        init, parent, f"epsilon {epsilon} would not be all that was spent"
     )
 
 

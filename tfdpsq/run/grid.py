@@ -104,7 +104,11 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
         result = directory / "results" / f"{name}.json"
         if not result.is_file():
             measure = _measure if config.stage == "finetune" else _rank
-            row = {"name": name, "settings": varied, **measure(config, proxy, out)}
+            row = {
+                "name": name,
+                "settings": varied,
+                **measure(proxy, out, config.held_out),
+            }
             certificate = read_certificate(out)
             training = {} if certificate is None else certificate["training"]
             row["trained_parameters"] = training.get("trained_parameters")
@@ -165,18 +169,18 @@ def _proxy(config, directory: pathlib.Path) -> pathlib.Path:
     return directory / "pairs"
 
 
-def _held_out(config, proxy: pathlib.Path) -> list[Pair]:
+def _held_out(proxy: pathlib.Path, most: int) -> list[Pair]:
     """Returns pairs that no point was trained on, spread over the corpus."""
     pairs = BeirDirectory(proxy).pairs("dev")
-    count = min(len(pairs), config.held_out)
+    count = min(len(pairs), most)
     return [pairs[i] for i in np.linspace(0, len(pairs) - 1, count).astype(int)]
 
 
-def _measure(config, proxy: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
+def _measure(proxy: pathlib.Path, out: pathlib.Path, most: int) -> dict[str, Any]:
     """Returns the losses of held-out proxy queries under the model."""
     stage = workdir.read_json(out / workdir.STAGE_FILE)["config"]
     vocabulary = sources.vocabulary_file(stage["vocabulary"], str(out))
-    pairs = _held_out(config, proxy)
+    pairs = _held_out(proxy, most)
     rows = encode_pairs(
         pairs,
         Tokenizer(vocabulary),
@@ -188,12 +192,12 @@ def _measure(config, proxy: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
     return {name: found[name] for name in ("own_loss", "gap")}
 
 
-def _rank(config, proxy: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
+def _rank(proxy: pathlib.Path, out: pathlib.Path, most: int) -> dict[str, Any]:
     """Returns the ranks of held-out proxy queries' documents among each other."""
     stage = workdir.read_json(out / workdir.STAGE_FILE)["config"]
     tokenizer = Tokenizer(sources.vocabulary_file(stage["vocabulary"], stage["init"]))
     model = retriever.load(out / layout.RETRIEVER_MODEL)
-    pairs = _held_out(config, proxy)
+    pairs = _held_out(proxy, most)
     beir = BeirDirectory(proxy)
     texts = {p.document_id: p.document for s in ("dev", "test") for p in beir.pairs(s)}
     documents = retriever.encode_texts(

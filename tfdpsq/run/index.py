@@ -27,9 +27,8 @@ from tensorflow.python.framework import ops
 from tfdpsq import retriever
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.retriever import serving
-from tfdpsq.run.core import command, settings, sources, workdir
+from tfdpsq.run.core import command, records, settings, sources, workdir
 from tfdpsq.run.passes import embedding, passes, sharded_stages
-from tfdpsq.run.training import private_training
 
 DOCUMENTS = embedding.DOCUMENTS
 SEARCH = "search"
@@ -68,7 +67,7 @@ def run(
       DataError: malformed data, or a damaged base.
     """
     settings.check(config, SETTINGS)
-    inputs = embedding.check(config)
+    inputs = embedding.check(config.retriever, config.vocabulary)
     certificate = embedding.certificate_of(config.retriever)
     base = sources.fetched(config.base) if config.base else ""
     output = embedding.output_of(directory, config.retriever, certificate, base)
@@ -93,7 +92,7 @@ def run(
             retriever.SearchModel(
                 model, tokenizer, list(index.ids()), index.embeddings(), config.kind
             ).export(out / SEARCH)
-        private_training.write_certificate(out, certificate)
+        records.write_certificate(out, certificate)
         return {"documents": index.size, "taken_over": taken_over}
 
     return embedding.run_pass(

@@ -20,8 +20,8 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import evaluation
-from tfdpsq.run.core import command, releases, settings, sources, workdir
-from tfdpsq.run.training import hard_negatives, private_training
+from tfdpsq.run.core import command, records, releases, settings, sources, workdir
+from tfdpsq.run.training import hard_negatives
 
 RUN_FILE = "run.trec"
 # Most found documents in memory; the corpus is read twice per chunk of queries.
@@ -63,11 +63,11 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         "which documents match private queries",
         config.private_directory,
     )
-    private = private_training.private_directory(config, directory)
+    private = releases.private_directory(directory, config.private_directory)
     corpus = hard_negatives.corpus_of(config.corpus, config.pairs)
     source = sources.load_source(config.pairs, config.split)
     if source.private:
-        private_training.reads_of(config, private).record(
+        records.private_reads(private, config.strict).record(
             f"BM25's best documents for each query of split {config.split!r}",
             f"{directory.name}/{RUN_FILE}",
         )
@@ -92,8 +92,10 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
                 yield from run.items()
 
         evaluation.write_trec_run(out / RUN_FILE, found(), tag="bm25")
-        hard_negatives.write_origin(out, out / RUN_FILE, config, inputs["pairs"], by)
-        private_training.write_certificate(out, certificate)
+        hard_negatives.write_origin(
+            out, out / RUN_FILE, config.split, inputs["pairs"], by
+        )
+        records.write_certificate(out, certificate)
         return {}
 
     return workdir.run_stage(output, config, inputs, make)

@@ -36,13 +36,12 @@ from absl import logging
 from tqdm import tqdm
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import BeirDirectory, CorpusPart, atomic_write, corpus_parts
+from tfdpsq.data import CorpusPart, atomic_write, corpus_parts
 from tfdpsq.data.files import write_json
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.text_corpus import FORMATS, parts_fingerprint
-from tfdpsq.run.core import command, releases, settings, sources
+from tfdpsq.run.core import command, records, releases, settings, sources
 from tfdpsq.run.passes import passes, sharded_stages
-from tfdpsq.run.training import private_training
 
 OVERLAP_FILE = "overlap.json"
 MATCHES_FILE = "matches.jsonl"
@@ -129,7 +128,10 @@ def run(
       DataError: malformed data, here or in the corpus.
     """
     settings.check(config, SETTINGS)
-    _check(config)
+    if not config.texts:
+        raise validation.InputError(
+            f"texts is empty; name {QUERIES!r}, {DOCUMENTS!r} or both."
+        )
     private_queries = QUERIES in config.texts
     output = releases.Output(
         directory,
@@ -138,11 +140,11 @@ def run(
         config.private_directory,
     )
     directory = output.directory
-    private = private_training.private_directory(config, directory)
+    private = releases.private_directory(directory, config.private_directory)
     parts = _parts(config)
     inputs = {"corpus": parts_fingerprint(parts)}
     if private_queries:
-        private_training.reads_of(config, private).record(
+        records.private_reads(private, config.strict).record(
             f"which queries of split {config.split!r} occur in a public corpus",
             f"{directory.name}/{OVERLAP_FILE} and {MATCHES_FILE}",
         )
@@ -180,7 +182,7 @@ def start_worker(
             "started. Run it again when no program writes to the corpus."
         )
     samples = _samples(config)
-    scan = _scan(config, samples)
+    scan = _scan(samples, config.n, config.threads)
     nothing = scan.state()
 
     def make(index: int, out: ShardWriter) -> None:
@@ -206,13 +208,6 @@ def start_worker(
     return make
 
 
-def _check(config: ml_collections.ConfigDict) -> None:
-    if not config.texts:
-        raise validation.InputError(
-            f"texts is empty; name {QUERIES!r}, {DOCUMENTS!r} or both."
-        )
-
-
 def _parts(config: ml_collections.ConfigDict) -> list[CorpusPart]:
     return corpus_parts(
         tuple(config.corpus),
@@ -225,15 +220,25 @@ def _parts(config: ml_collections.ConfigDict) -> list[CorpusPart]:
 
 def _samples(config: ml_collections.ConfigDict) -> dict[str, _Sample]:
     beir = sources.open_beir(config.data)
-    draws_of = {QUERIES: _queries, DOCUMENTS: _documents}
-    return {kind: draws_of[kind](config, beir) for kind in config.texts}
+    draw = functools.partial(
+        _drawn, size=config.draw_size, draws=config.draws, seed=config.seed
+    )
+    found = {}
+    for kind in config.texts:
+        if kind == QUERIES:
+            judged = beir.qrels(config.split)
+            queries = beir.queries().items()
+            rows = sorted((name, text) for name, text in queries if name in judged)
+            found[kind] = draw(len(rows), iter(rows))
+        else:
+            total = sum(1 for _ in beir.documents())
+            found[kind] = draw(total, ((d.id, d.content) for d in beir.documents()))
+    return found
 
 
-def _scan(
-    config: ml_collections.ConfigDict, samples: dict[str, _Sample]
-) -> evaluation.OverlapScan:
+def _scan(samples: dict[str, _Sample], n: int, threads: int) -> evaluation.OverlapScan:
     texts = [text for sample in samples.values() for text in sample.texts]
-    return evaluation.OverlapScan(texts, config.n, config.threads)
+    return evaluation.OverlapScan(texts, n, threads)
 
 
 def _make(
@@ -243,7 +248,7 @@ def _make(
     out: pathlib.Path,
 ) -> dict[str, Any]:
     samples = _samples(config)
-    scan = _scan(config, samples)
+    scan = _scan(samples, config.n, config.threads)
     for index in range(shards.spec.shards):
         with shards.reading(index):
             with tf.io.gfile.GFile(shards.path(index, _STATE), "rb") as file:
@@ -272,8 +277,12 @@ def _make(
     for kind, sample in samples.items():
         here = np.arange(first, first + len(sample.texts))
         first += len(sample.texts)
-        found[kind] = _summary(config, sample, overlap, here)
-        examples.extend(_examples(config, kind, sample, overlap, here, parts))
+        found[kind] = _summary(
+            sample, overlap, here, config.seed, config.near, config.confidence
+        )
+        examples.extend(
+            _examples(kind, sample, overlap, here, parts, config.near, config.examples)
+        )
     write_json(out / OVERLAP_FILE, found)
     atomic_write(
         out / MATCHES_FILE,
@@ -282,49 +291,40 @@ def _make(
     return {kind: found[kind]["contained"]["share"] for kind in samples}
 
 
-def _queries(config: ml_collections.ConfigDict, beir: BeirDirectory) -> _Sample:
-    judged = beir.qrels(config.split)
-    queries = sorted((q, text) for q, text in beir.queries().items() if q in judged)
-    return _drawn(config, len(queries), iter(queries))
-
-
-def _documents(config: ml_collections.ConfigDict, beir: BeirDirectory) -> _Sample:
-    total = sum(1 for _ in beir.documents())
-    return _drawn(config, total, ((d.id, d.content) for d in beir.documents()))
-
-
 def _drawn(
-    config: ml_collections.ConfigDict, total: int, rows: Iterator[tuple[str, str]]
+    total: int, rows: Iterator[tuple[str, str]], size: int, draws: int, seed: int
 ) -> _Sample:
-    draws = evaluation.draw_samples(total, config.draw_size, config.draws, config.seed)
-    wanted = np.unique(np.concatenate(draws))
+    drawn = evaluation.draw_samples(total, size, draws, seed)
+    wanted = np.unique(np.concatenate(drawn))
     kept = set(wanted.tolist())
     chosen = [row for number, row in enumerate(rows) if number in kept]
     return _Sample(
         total,
-        [np.asarray(np.searchsorted(wanted, numbers)) for numbers in draws],
+        [np.asarray(np.searchsorted(wanted, numbers)) for numbers in drawn],
         [row[0] for row in chosen],
         [row[1] for row in chosen],
     )
 
 
 def _summary(
-    config: ml_collections.ConfigDict,
     sample: _Sample,
     overlap: evaluation.Overlap,
     here: np.ndarray,
+    seed: int,
+    threshold: float,
+    confidence: float,
 ) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "population": sample.population,
         "draw_size": len(sample.draws[0]),
-        "seeds": [[config.seed, number] for number in range(len(sample.draws))],
+        "seeds": [[seed, number] for number in range(len(sample.draws))],
         "distinct_drawn": len(sample.ids),
     }
-    near = overlap.near(config.near)
+    near = overlap.near(threshold)
     kinds = {"equal": overlap.equal, "contained": overlap.contained, "near": near}
     for name, flags in kinds.items():
         share = evaluation.share_in_draws(
-            [flags[here[numbers]] for numbers in sample.draws], config.confidence
+            [flags[here[numbers]] for numbers in sample.draws], confidence
         )
         summary[name] = dataclasses.asdict(share)
     for name in ("containment", "coverage"):
@@ -335,22 +335,23 @@ def _summary(
 
 
 def _examples(
-    config: ml_collections.ConfigDict,
     kind: str,
     sample: _Sample,
     overlap: evaluation.Overlap,
     here: np.ndarray,
     parts: list[CorpusPart],
+    threshold: float,
+    most: int,
 ) -> Iterator[dict[str, Any]]:
     """Yields some texts of each kind of match, each under its strongest kind."""
-    near = overlap.near(config.near)
+    near = overlap.near(threshold)
     sorts = {
         "equal": overlap.equal,
         "contained": overlap.contained & ~overlap.equal,
         "near": near & ~overlap.contained,
     }
     for name, flags in sorts.items():
-        for row in np.flatnonzero(flags[here])[: config.examples]:
+        for row in np.flatnonzero(flags[here])[:most]:
             at = here[row]
             part, record = overlap.place[at].tolist()
             yield {

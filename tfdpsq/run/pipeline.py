@@ -179,8 +179,11 @@ def open_job(
     pipeline_checks.check_sizes(config, len(beir.pairs("train")))
     pipeline_checks.check_data(config, beir)
     if config.audit_epsilons:
-        audit.check_guesses(config.audit, config.canaries.coins)
-        audit.members_of(config.audit, beir, config.finetune.split)
+        own = config.audit
+        audit.check_guesses(own.guesses, config.canaries.coins)
+        audit.members_of(
+            beir, config.finetune.split, own.other_splits, own.members, own.seed
+        )
         # Tried: these are dropped, and the stage draws its own.
         canaries.make_canaries(beir, config.canaries, np.random.default_rng())
     # Last, since the workdir keeps its config from here on.

@@ -17,7 +17,7 @@ import itertools
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import ml_collections
 import numpy as np
@@ -117,11 +117,19 @@ def run(
         _refuse_private(pathlib.Path(path))
         if config.data == sources.PYDOCS:
             refuse_queries(path, beir)
-    inputs = {"documents": sources.documents_fingerprint(documents_of(config))}
+    inputs = {
+        "documents": sources.documents_fingerprint(
+            documents_of(config.data, config.texts)
+        )
+    }
     if config.vocabulary:
         inputs["vocabulary"] = Tokenizer(config.vocabulary).fingerprint
     if config.init:
-        sources.require_public(config.init, "what is trained on from it is not public")
+        sources.require_public(
+            config.init,
+            sources.certificate_of_model(config.init),
+            "what is trained on from it is not public",
+        )
         inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
     own = directory.parent / f".{directory.name}.state"
     stage = workdir.run_stage(
@@ -186,10 +194,10 @@ def _check(config) -> None:
         )
 
 
-def documents_of(config: ml_collections.ConfigDict) -> Iterator[Document]:
-    """Yields all public text that the config names, in order."""
-    yield from public_documents(sources.open_beir(config.data))
-    for path in config.texts:
+def documents_of(data: str, texts: Iterable[str]) -> Iterator[Document]:
+    """Yields the documents of a corpus, then those of the files `texts`."""
+    yield from public_documents(sources.open_beir(data))
+    for path in texts:
         yield from read_documents(path)
 
 
@@ -265,7 +273,7 @@ def _vocabulary(config, own: pathlib.Path) -> pathlib.Path:
     path = own / VOCABULARY_FILE
     if not path.is_file():
         train_vocabulary(
-            (document.content for document in documents_of(config)),
+            (document.content for document in documents_of(config.data, config.texts)),
             config.t5.vocabulary_size - SENTINELS,
             path,
             setting="t5.vocabulary_size",
@@ -278,7 +286,7 @@ def _rows(config, own: pathlib.Path, tokenizer: Tokenizer) -> dict[str, RowStore
     def documents(held_out: bool) -> Iterator[Document]:
         return (
             document
-            for document in documents_of(config)
+            for document in documents_of(config.data, config.texts)
             if pretraining.is_held_out(document.id, config.held_out_one_in) == held_out
         )
 

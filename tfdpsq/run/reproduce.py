@@ -132,7 +132,7 @@ def run(
     pipeline_checks.check_settings(config.job)
     directory = workdir.open_workdir(directory, config)
     rows = Rows(config, directory)
-    results = reproduce_numbers.compare(config, rows, wanted)
+    results = reproduce_numbers.compare(rows, wanted, config.seeds, config.resamples)
     results["seconds_now"] = round(time.monotonic() - started, 1)
     results["seconds"] = dict(rows.stages.seconds)
     reproduce_report.write(directory, results)

@@ -29,9 +29,9 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy.proof import certificate as certificates
-from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
+from tfdpsq.run.core import command, layout, records, settings, sources, workdir
 from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import (
     direct_training,
     hard_negatives,
@@ -104,26 +104,29 @@ def run(
             f"epsilon is {config.epsilon} but method 'plain' adds no noise. Set "
             f'epsilon to "inf", or method to one of {retriever.METHODS}.'
         )
-    private = private_training.private_directory(config, directory)
-    canary_set.require_private_output(config.pairs, private, directory)
-    output = _output(config, directory, devices)
-    tokenizer = Tokenizer(sources.vocabulary_file(config.vocabulary, config.init))
-    inputs = {
-        "pairs": sources.source_fingerprint(config.pairs, private),
-        "vocabulary": tokenizer.fingerprint,
-    }
-    if config.init:
-        inputs["init"] = workdir.model_fingerprint(checkpoints.locate(config.init))
-        _require_vocabulary(config.init, tokenizer)
-    inputs.update(hard_negatives.inputs(config, private))
-    own = private_training.run_directory(config, directory)
-    stage = workdir.run_stage(
-        output,
+    # Negatives mined for each private query by itself are part of its row, which a
+    # finite epsilon covers; `hard_negatives` checks their origin.
+    context = contexts.resolve(
         config,
-        inputs,
-        lambda out: _make(config, devices, out, tokenizer, private, own, inputs),
+        directory,
+        devices,
+        "a retriever trained on private queries",
+        method_protects=config.method != "plain",
+        trains=bool(config.steps),
+        covered=("hard_negatives.run",),
     )
-    private_training.close_run(own)
+    if config.init:
+        _require_vocabulary(config.init, context.vocabulary, context.tokenizer)
+    negatives = hard_negatives.HardNegatives(**config.hard_negatives)
+    mined = hard_negatives.inputs(negatives, config.pairs, context.private)
+    context = dataclasses.replace(context, inputs={**context.inputs, **mined})
+    stage = workdir.run_stage(
+        context.output,
+        config,
+        context.inputs,
+        lambda out: _make(config, context, negatives, out),
+    )
+    private_training.close_run(context.run_dir)
     outcomes.require_converged(stage, directory, config.learning_rate)
     return stage
 
@@ -158,54 +161,30 @@ def try_model(
     config.vocabulary, config.init = vocabulary, init
     tokenizer = Tokenizer(vocabulary)
     if init:
-        _require_vocabulary(init, tokenizer)
+        _require_vocabulary(init, vocabulary, tokenizer)
     model = _untrained(config)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
     if config.method == "plain":
-        plain_training.check_rows(config, model, devices)
+        plain_training.check_rows(
+            config.rows_at_a_time,
+            config.batch_size // devices.replicas,
+            model.documents_frozen,
+        )
     tf.keras.backend.clear_session()
 
 
-def _output(
-    config: ml_collections.ConfigDict,
-    directory: pathlib.Path,
-    devices: strategy.Devices,
-) -> releases.Output:
-    """Returns the output of the retriever, by the guarantee of its training pairs."""
-    holds = "a retriever trained on private queries"
-    if config.steps or not devices.chief:
-        protected = config.method != "plain" and math.isfinite(float(config.epsilon))
-        guarantee = private_training.guarantee_of_training(config, devices, protected)
-        # Negatives mined for each private query by itself are part of its row, which
-        # a finite epsilon covers; `hard_negatives` checks their origin.
-        covered = ("hard_negatives.run",) if protected else ()
-        return releases.Output(
-            directory, guarantee, holds, config.private_directory, unused=covered
-        )
-    parent = sources.certificate_of_model(config.init)
-    start = str(checkpoints.locate(config.init)) if config.init else ""
-    return releases.Output(
-        directory,
-        releases.guarantee_of(parent, start),
-        holds,
-        config.private_directory,
-        unused=("pairs",),
-    )
-
-
 def _make(
-    config,
-    devices: strategy.Devices,
+    config: ml_collections.ConfigDict,
+    context: contexts.Context,
+    negatives: hard_negatives.HardNegatives,
     out: pathlib.Path,
-    tokenizer: Tokenizer,
-    private: pathlib.Path,
-    own: pathlib.Path,
-    inputs: dict[str, str],
 ) -> dict:
-    parent = sources.certificate_of_model(config.init)
+    devices, parent, tokenizer = context.devices, context.parent, context.tokenizer
     if config.method != "plain":
         sources.require_public(
-            config.init, f"epsilon {config.epsilon} would not be all that was spent"
+            config.init,
+            parent,
+            f"epsilon {config.epsilon} would not be all that was spent",
         )
     with devices.scope():
         model = _untrained(config)
@@ -220,28 +199,37 @@ def _make(
                 "says that nothing is protected, states their exact number. Set "
                 "n_is_public = True."
             )
-        mined = hard_negatives.origin(config, source, inputs["pairs"])
+        mined = hard_negatives.origin(negatives, source, context.inputs["pairs"])
         if not source.private:  # by post-processing; before any training
             certificate = certificates.inherited_certificate(source.certificate, parent)
         reads = (
-            private_training.record_losses(config, private) if source.private else []
+            private_training.record_losses(context.private, config.strict)
+            if source.private
+            else []
         )
         with private_training.progress_of(
-            config, own.name, private, devices
+            context,
+            steps=config.steps,
+            batch_size=config.batch_size,
+            tokens=config.query_length + config.document_length,
+            save_every=config.save_every,
+            strict=config.strict,
         ) as progress:
             if config.method == "plain":
                 if source.private:
                     progress.epsilon = lambda step: math.inf
                 # Tokenised private queries are private.
-                rows = (own if source.private else out) / private_training.ROWS
+                rows = (
+                    context.run_dir if source.private else out
+                ) / private_training.ROWS
                 plain_training.train(
-                    config, model, tokenizer, source, progress, rows, devices
+                    config, context, model, source, negatives, progress, rows
                 )
                 outcome = outcomes.Outcome(config.steps)
             else:
-                private_training.open_run(own, config, inputs)
+                private_training.open_run(context.run_dir, config, context.inputs)
                 plan, outcome = direct_training.train(
-                    config, model, tokenizer, source, progress, own, inputs, devices
+                    config, context, model, source, negatives, progress
                 )
         if config.method != "plain":
             if not devices.chief:
@@ -251,19 +239,21 @@ def _make(
                 outcome.paid,
                 description="A two-tower retriever trained directly on private pairs.",
                 sensitivity_argument=direct_training.ARGUMENTS[config.method],
-                ledger_head=private_training.ledger_head(own),
-                **_facts(config, model, inputs, reads, mined, outcome),
+                ledger_head=private_training.ledger_head(context.run_dir),
+                **_facts(config, model, context.inputs, reads, mined, outcome),
             )
         elif source.private:
-            facts = _facts(config, model, inputs, reads, mined, outcome)
-            certificate = _unprotected(config, source.count, facts)
+            facts = _facts(config, model, context.inputs, reads, mined, outcome)
+            certificate = _unprotected(
+                source.count, config.clip_norm, config.batch_size, config.steps, facts
+            )
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
             f"learning_rate (now {config.learning_rate})."
         )
     retriever.save(model, out / layout.RETRIEVER_MODEL)
-    private_training.write_certificate(out, certificate)
+    records.write_certificate(out, certificate)
     return {"steps_executed": outcome.paid, **outcome.recorded()}
 
 
@@ -305,35 +295,35 @@ def _untrained(config) -> retriever.TwoTower:
     return model
 
 
-def _require_vocabulary(init: str, tokenizer: Tokenizer) -> None:
+def _require_vocabulary(init: str, given: object, tokenizer: Tokenizer) -> None:
     """Refuses to start from a retriever that was trained with another vocabulary."""
-    path = pathlib.Path(init) / workdir.STAGE_FILE
-    if not (pathlib.Path(init) / layout.RETRIEVER_MODEL).is_dir() or not path.is_file():
-        return
-    theirs = workdir.read_json(path)["inputs"].get("vocabulary")
-    if theirs != tokenizer.fingerprint:
-        raise validation.InputError(
-            f"init is {init}, which was trained with the vocabulary {theirs}, but the "
-            f"one given is {tokenizer.fingerprint}. Set vocabulary to the former."
+    start = pathlib.Path(init)
+    if (start / layout.RETRIEVER_MODEL).is_dir() and (
+        start / workdir.STAGE_FILE
+    ).is_file():
+        sources.require_vocabulary(
+            "vocabulary", given, tokenizer, init, whose=f"init {init}"
         )
 
 
-def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
+def _unprotected(
+    n: int, clip_norm: float, batch_size: int, steps: int, facts: dict[str, Any]
+) -> dict:
     """Returns a certificate of ordinary training on private pairs: no guarantee."""
     plan = privacy.make_plan(
         privacy.PrivacySpec(
             epsilon=math.inf,
-            clip_norm=config.clip_norm,
+            clip_norm=clip_norm,
             num_units=n,
             n_is_public=True,
-            batch_size=config.batch_size,
-            steps=config.steps,
+            batch_size=batch_size,
+            steps=steps,
             sampler="shuffled",
         )
     )
     return privacy.make_certificate(
         plan,
-        config.steps,
+        steps,
         description="A two-tower retriever trained on private pairs, unprotected.",
         sensitivity_argument="None: nothing is clipped and no noise is added.",
         **facts,

@@ -22,7 +22,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -35,6 +35,7 @@ from tfdpsq.run.core import (
     command,
     layout,
     outputs,
+    records,
     releases,
     settings,
     sources,
@@ -42,7 +43,6 @@ from tfdpsq.run.core import (
 )
 from tfdpsq.run.search import benchmark_sets, retrieval, systems
 from tfdpsq.run.search.benchmark_sets import Part
-from tfdpsq.run.training import private_training
 
 RUNS = "runs"
 QRELS_FILE = "qrels.trec"
@@ -90,7 +90,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     output, certificate = _output(config, directory)
     _check(config)
     parts, missing = benchmark_sets.locate(config)
-    inputs = {**systems.fingerprints(config), **systems.vocabulary(config)}
+    searched = systems.Systems.of(config)
+    inputs = {**searched.fingerprints(), **searched.require_vocabulary()}
     # All data are read and checked before the first search.
     checked = [_checked(config, part, directory) for part in parts]
     outputs.open_directory(output)
@@ -104,12 +105,16 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         name: _set(config, list(of_set), directory, held)
         for name, of_set in itertools.groupby(parts, lambda part: part.of)
     }
+    notes = next(iter(held.values()))["settings"]
     metrics = {
         "sets": sets,
-        "mean": _mean(config, sets),
+        "mean": _mean(config.systems, config.metrics, sets),
         "skipped": missing,
-        "systems": {name: _system(config, name, held) for name in config.systems},
-        "tests": _tests(config),
+        "systems": {
+            name: _system(path, config.index, notes[name])
+            for name, path in config.systems.items()
+        },
+        "tests": _tests(config.compared, config.resamples, config.seed),
         "queries_are": "private: these numbers are covered by no epsilon"
         if config.private
         else "public, as declared: only the systems can hold what is private",
@@ -163,7 +168,9 @@ def values_of(
     parts, _ = benchmark_sets.locate(config)
     found: dict[str, dict[str, list[np.ndarray]]] = {}
     for part in parts:
-        scored = _scored(config, part, directory / RUNS / part.name)
+        scored = _scored(
+            config.systems, config.metrics, part, directory / RUNS / part.name
+        )
         of_set = found.setdefault(part.of, {system: [] for system in config.systems})
         for system, result in scored.items():
             of_set[system].append(result.values(metric))
@@ -174,9 +181,9 @@ def _checked(
     config, part: Part, directory: pathlib.Path
 ) -> tuple[dict[str, str], dict[str, int]]:
     """Returns the fingerprint of a part's data, and its counts unless searched."""
-    private = private_training.private_directory(config, directory)
+    private = releases.private_directory(directory, config.private_directory)
     if config.private:
-        private_training.reads_of(config, private).record(
+        records.private_reads(private, config.strict).record(
             f"the queries and judgements of split {part.split!r} of {part.name}",
             f"{layout.METRICS_FILE}, TREC files and whatever is made from them",
         )
@@ -215,10 +222,12 @@ def _search(
         queries = {name: text for name, text in beir.queries().items() if name in qrels}
         evaluation.write_trec_qrels(out / QRELS_FILE, qrels)
         notes = {}
-        for name, found, note in retrieval.retrieve(config, beir, queries, k):
+        for name, found, note in retrieval.retrieve(
+            systems.Systems.of(config), beir, queries, k
+        ):
             evaluation.write_trec_run(out / f"{name}.trec", found, tag=name)
             notes[name] = note
-        private_training.write_certificate(out, certificate)
+        records.write_certificate(out, certificate)
         return {**counts, "settings": notes}
 
     out = dataclasses.replace(output, place=output.directory / RUNS / part.name)
@@ -227,7 +236,7 @@ def _search(
 
 def _check(config) -> None:
     """Refuses settings that are wrong, before any data are read."""
-    systems.check_search(config, tuple(config.metrics))
+    systems.check_search(config.systems, config.k, tuple(config.metrics))
     validation.one_of("compared", config.compared, tuple(config.metrics))
     if not config.systems:
         raise validation.InputError(
@@ -247,7 +256,10 @@ def _set(
     held: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Returns a set's numbers, from its TREC files alone."""
-    scored = [_scored(config, part, directory / RUNS / part.name) for part in parts]
+    scored = [
+        _scored(config.systems, config.metrics, part, directory / RUNS / part.name)
+        for part in parts
+    ]
     found: dict[str, Any] = {
         "split": parts[0].split,
         "rules": {
@@ -258,13 +270,18 @@ def _set(
         "queries": sum(_queries(results) for results in scored),
         **{count: sum(held[p.name][count] for p in parts) for count in COUNTS},
         "systems": {
-            system: _row(config, [results[system] for results in scored])
+            system: _row(
+                [results[system] for results in scored],
+                config.metrics,
+                config.resamples,
+                config.seed,
+            )
             for system in config.systems
         },
         "comparisons": [
             dataclasses.asdict(comparison)
             for comparison in evaluation.compare_systems(
-                {s: _values(config, s, scored) for s in config.systems},
+                {s: _values(s, config.compared, scored) for s in config.systems},
                 config.resamples,
                 config.seed,
             )
@@ -283,17 +300,17 @@ def _set(
 
 
 def _scored(
-    config, part: Part, out: pathlib.Path
+    names: Iterable[str], metrics: Sequence[str], part: Part, out: pathlib.Path
 ) -> dict[str, evaluation.RankingResult]:
     qrels = evaluation.read_trec_qrels(out / QRELS_FILE)
     return {
         system: evaluation.evaluate_run(
             qrels,
             evaluation.read_trec_run(out / f"{system}.trec"),
-            config.metrics,
+            metrics,
             part.ignore_identical_ids,
         )
-        for system in config.systems
+        for system in names
     }
 
 
@@ -301,17 +318,22 @@ def _queries(results: Mapping[str, evaluation.RankingResult]) -> int:
     return len(next(iter(results.values())).per_query)
 
 
-def _row(config, results: Sequence[evaluation.RankingResult]) -> dict[str, Any]:
+def _row(
+    results: Sequence[evaluation.RankingResult],
+    metrics: Sequence[str],
+    resamples: int,
+    seed: int,
+) -> dict[str, Any]:
     """Returns a system's numbers on a set of one part or several."""
     row: dict[str, Any] = {
         "missing_queries": sum(len(result.missing) for result in results),
         "queries_without_relevant": sum(len(r.without_relevant) for r in results),
     }
-    for metric in config.metrics:
+    for metric in metrics:
         interval = evaluation.macro_interval(
             [result.values(metric) for result in results],
-            resamples=config.resamples,
-            seed=config.seed,
+            resamples=resamples,
+            seed=seed,
         )
         row[metric] = interval.mean
         row[f"{metric}_ci"] = [interval.low, interval.high]
@@ -319,15 +341,19 @@ def _row(config, results: Sequence[evaluation.RankingResult]) -> dict[str, Any]:
 
 
 def _values(
-    config, system: str, scored: Sequence[Mapping[str, evaluation.RankingResult]]
+    system: str, metric: str, scored: Sequence[Mapping[str, evaluation.RankingResult]]
 ) -> np.ndarray:
     """Returns [queries] values of a system, scaled so that their mean is the set's."""
-    values = [results[system].values(config.compared) for results in scored]
+    values = [results[system].values(metric) for results in scored]
     share = sum(map(len, values)) / len(values)
     return np.concatenate([part * (share / len(part)) for part in values])
 
 
-def _mean(config, sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _mean(
+    names: Iterable[str],
+    metrics: Sequence[str],
+    sets: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
     """Returns means over sets, each with the same weight."""
     return {
         "sets": len(sets),
@@ -336,18 +362,18 @@ def _mean(config, sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                 metric: float(
                     np.mean([s["systems"][system][metric] for s in sets.values()])
                 )
-                for metric in config.metrics
+                for metric in metrics
             }
-            for system in config.systems
+            for system in names
         },
     }
 
 
-def _tests(config) -> dict[str, str]:
+def _tests(metric: str, resamples: int, seed: int) -> dict[str, str]:
     """Returns the methods for differences and intervals, in words."""
-    drawn = f"{config.resamples} random ones (seed {config.seed})"
+    drawn = f"{resamples} random ones (seed {seed})"
     return {
-        "metric": config.compared,
+        "metric": metric,
         "test": "paired randomisation (Fisher, Pitman), two-sided, of the means' "
         "difference: all signs of the per-query differences where at most 20 are not "
         f"0, else {drawn}",
@@ -357,16 +383,14 @@ def _tests(config) -> dict[str, str]:
     }
 
 
-def _system(config, name: str, held: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _system(path: str, index: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a system's description and the guarantee of private queries in it."""
-    path = config.systems[name]
-    settings = next(iter(held.values()))["settings"][name]
     if path == systems.BM25:
         return {"kind": systems.BM25, "settings": settings, "guarantee": None}
     certificate = read_certificate(path)
     return {
         "kind": "retriever",
-        "settings": {"index": config.index},
+        "settings": {"index": index},
         "guarantee": None if certificate is None else certificate["guarantee"],
     }
 

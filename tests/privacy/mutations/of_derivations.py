@@ -93,9 +93,9 @@ MUTATIONS = (
     {
         "name": "model_trained_on_canaries_certified",
         "kind": "release",
-        "file": "tfdpsq/run/training/private_training.py",
-        "old": "if not devices.chief or canary_set.holds_canaries(config.pairs):",
-        "new": "if not devices.chief:",
+        "file": "tfdpsq/run/training/context.py",
+        "old": "if not chief or canary_set.holds_canaries(pairs):",
+        "new": "if not chief:",
         "tests": (
             "tests/run/test_run_directory.py::"
             "test_what_is_trained_on_canaries_is_never_certified",

@@ -99,9 +99,9 @@ MUTATIONS = (
     {
         "name": "canaries_chosen_for_the_release",
         "kind": "release",
-        "file": "tfdpsq/run/choose.py",
+        "file": "tfdpsq/run/training/context.py",
         "old": """\
-    canary_set.require_private_output(shared.pairs, private, directory)
+    canary_set.require_private_output(config.pairs, private, directory)
 """,
         "new": "",
         "tests": (

@@ -21,8 +21,7 @@ from tfdpsq.generator import (
 )
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.attacks import canary_set, text_scores
-from tfdpsq.run.core import sources, workdir
-from tfdpsq.run.training import private_training
+from tfdpsq.run.core import releases, sources, workdir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,35 +103,35 @@ def load(
         scorer(model),
         [scorer(T5QueryGenerator.from_preset(path)) for path in references],
         tokenizer,
-        {d.id: d for d in data_of(config).documents() if d.id in wanted},
+        {d.id: d for d in data_of(config.canaries).documents() if d.id in wanted},
         [(row.document_id, row.query) for row in read_synthetic(config.synthetic)]
         if config.synthetic
         else None,
     )
 
 
-def data_of(config: ml_collections.ConfigDict) -> BeirDirectory:
+def data_of(canaries: str) -> BeirDirectory:
     """Returns the BEIR directory of the pairs with canaries."""
-    return sources.open_beir(str(pathlib.Path(config.canaries) / canary_set.DATA))
+    return sources.open_beir(str(pathlib.Path(canaries) / canary_set.DATA))
 
 
-def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Returns the config of the generator's training on these canaries.
+def training_of(generator: str, canaries: str) -> ml_collections.ConfigDict:
+    """Returns the config of a generator's training on canaries.
 
     Raises:
       InputError: it was not trained on them, or there is no record.
     """
-    directory = pathlib.Path(config.generator)
+    directory = pathlib.Path(generator)
     workdir.stage_fingerprint(directory)
     stage = workdir.read_json(directory / workdir.STAGE_FILE)
     trained = ml_collections.ConfigDict(stage["config"])
-    pairs = str(pathlib.Path(config.canaries) / canary_set.DATA)
+    pairs = str(pathlib.Path(canaries) / canary_set.DATA)
     if "private_directory" not in trained or "query_length" not in trained:
         raise validation.InputError(
             f"{directory} is not a generator that finetune trained. Give one that was "
             f"trained on {pairs}."
         )
-    private = private_training.private_directory(trained, directory)
+    private = releases.private_directory(directory, trained.private_directory)
     key = private / sources.KEY_FILE
     if not key.is_file():
         raise validation.InputError(

@@ -39,12 +39,9 @@ def main(
 ) -> None:
     """Parses the flags and calls `run(config, workdir)`.
 
-    Args:
-      run: the stage.
-      strategies: those it can train under; `run` then takes `strategy.Devices` as well.
-        A stage that gives none refuses all but the default.
-      sharded: whether the stage is a pass over shards: flags then choose the shards of
-        this command, and `run` takes a `passes.Launch` as well.
+    `strategies` are those that `run` can train under; it then takes `strategy.Devices`
+    as well. `sharded` says that the stage is a pass over shards: flags then choose the
+    shards of this command, and `run` takes a `passes.Launch` as well.
     """
     streams.prepare()
     _disable_core_dumps()
@@ -89,11 +86,7 @@ def _disable_core_dumps() -> None:
 
 
 def program(started: Callable[[], None]) -> None:
-    """Parses the flags and calls `started`, for a command that has no workdir.
-
-    Args:
-      started: the command, which finds its flags parsed.
-    """
+    """Parses the flags and calls `started`, for a command that has no workdir."""
     streams.prepare()
 
     def told(argv: list[str]) -> None:
@@ -118,9 +111,6 @@ def config_flag(stage: str, declaration: settings.Declaration | None = None) -> 
 
 def given_config(holder: Any) -> Any:
     """The config that was given.
-
-    Args:
-      holder: what `config_flag` returned.
 
     Raises:
       InputError: there is none.
@@ -183,9 +173,7 @@ def _name_of(module: types.ModuleType) -> str:
 def place_of(workdir: str | None, anywhere: bool) -> str | pathlib.Path:
     """Checks where a stage's output goes.
 
-    Args:
-      workdir: the path as given.
-      anywhere: whether the stage also writes to other file systems, such as `gs://`.
+    `anywhere` says that the stage also writes to other file systems, such as `gs://`.
 
     Returns:
       A local path, also of a `file://` URL; or `workdir` itself if it is not local:
@@ -289,13 +277,9 @@ def script(
     absl's global flags are not used: those of other modules mean nothing here, and a
     wrong one would exit with status 1, which a script may use for something else.
 
-    Args:
-      run: takes the positional words, returns the exit status and the text to print;
-        raises `app.UsageError` for a wrong command.
-      own: the script's flags, parsed when `run` is called.
-      argv: the command line, program first; `None` takes the process's.
-      help_text: the text of `--help`.
-      usage: the line printed for a wrong command.
+    `run` takes the positional words and returns the exit status and the text to print;
+    it raises `app.UsageError` for a wrong command. `argv` has the program first; `None`
+    takes the process's. `usage` is printed for a wrong command.
     """
     streams.prepare()
     words = list(sys.argv if argv is None else argv)

@@ -35,15 +35,20 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
             "by themselves with --config.strict=True, or leave strict False."
         )
     for init in (config.init, config.retriever_init):
-        sources.require_public(init, "rows that are called public would start from it")
+        sources.require_public(
+            init,
+            sources.certificate_of_model(init),
+            "rows that are called public would start from it",
+        )
     for name in ("epsilons", "direct_epsilons", "audit_epsilons"):
         _check_epsilons(name, config[name])
     _check_retrievers(config)
     if config.audit_epsilons:
         _check_audit(config)
     with _of_stage("evaluate"):
-        systems.check_search(config.evaluate, layout.METRICS)
-        hybrid.check(config.evaluate)
+        own = config.evaluate
+        systems.check_search(own.systems, own.k, layout.METRICS)
+        hybrid.check(own)
     for name, path in config.evaluate.indexes.items():
         if path:
             raise validation.InputError(
@@ -136,17 +141,18 @@ def check_data(config: ml_collections.ConfigDict, beir: BeirDirectory) -> None:
     for name, split in named.items():
         validation.one_of(name, split, splits)
     source = sources.load_source(config.data, config.finetune.split)
-    generator = config.finetune.copy_and_resolve_references()
-    generator.pairs = config.data
+    own = config.finetune
     with _of_stage("finetune"):
-        units = private_training.units_of(generator, source)
+        units = private_training.units_of(source, own.unit, own.user_field)
         for epsilon in {*config.epsilons, *config.audit_epsilons}:
-            private_training.spec_of(generator, units, epsilon=float(epsilon))
+            private_training.spec_of(own, units, epsilon=float(epsilon))
     if config.audit_epsilons and not config.finetune.n_is_public:
-        own = config.canaries
-        added = len(own.forms) * sum(own.repetitions) * own.trials + own.coins
+        made = config.canaries
+        added = len(made.forms) * sum(made.repetitions) * made.trials + made.coins
         with _of_stage("finetune"):
-            private_training.declared_n(config.finetune, units.count + added)
+            private_training.declared_n(
+                units.count + added, own.n_is_public, own.n_bound, own.unit
+            )
     source = sources.load_source(config.data, config.direct.split)
     for epsilon in config.direct_epsilons:
         stage = config.direct.copy_and_resolve_references()
@@ -186,9 +192,7 @@ def check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
 def require_one_vocabulary(init: str, ours: str) -> None:
     """Refuses retrievers that start from a T5 with another vocabulary.
 
-    Args:
-      init: the T5 that retrievers start from, or "".
-      ours: the SentencePiece file of every other model.
+    `ours` is the SentencePiece file of every other model.
 
     Raises:
       InputError: the two vocabularies differ.

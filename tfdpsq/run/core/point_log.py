@@ -79,10 +79,8 @@ class PointLog:
     def add(self, at: int, values: Mapping[str, Any]) -> None:
         """Appends a point.
 
-        Args:
-          at: its key, larger than that of the last point.
-          values: numbers or text by name. NaN and infinity become text, because JSON
-            has neither, and TensorBoard does not show them.
+        `at` is its key, larger than that of the last point. NaN and infinity become
+        text, because JSON has neither, and TensorBoard does not show them.
 
         Raises:
           InputError: the file cannot be written.

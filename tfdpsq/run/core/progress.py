@@ -42,9 +42,7 @@ def log_directory(
 ) -> pathlib.Path:
     """Returns the directory for a stage's logs, which is never released.
 
-    Args:
-      directory: the stage's output.
-      private: the stage's own private directory; by default that of its workdir.
+    `private` is the stage's own private directory; by default that of its workdir.
     """
     private = releases.private_directory(directory, str(private))
     return private / LOGS / directory.name
@@ -203,9 +201,12 @@ class Progress:
             self._bar.close()
 
 
-def duration(seconds: float) -> str:
-    """Formats seconds in the largest unit that gives at least 2."""
+def duration(seconds: float, digits: int = 0) -> str:
+    """Formats seconds in the largest unit that gives at least 2.
+
+    Below 2 minutes they have so many `digits`.
+    """
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{seconds:.{digits}f} s"

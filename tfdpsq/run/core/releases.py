@@ -122,9 +122,7 @@ def private_directory(place: Place, given: str = "") -> pathlib.Path:
     | `X/private/NAME`                | `X/private`           |
     | `X/NAME`                        | `X/private`           |
 
-    Args:
-      place: the output.
-      given: the directory that was set, or "".
+    `given` is the directory that was set, or "".
 
     Raises:
       InputError: it would be released; or none was set for an output that is not local.
@@ -216,9 +214,8 @@ def _remedy(place: Place) -> str:
 def guarantee_of(certificate: Mapping[str, Any] | None, *made_from: str) -> str:
     """Returns the guarantee of what is made from artefacts and public data.
 
-    Args:
-      certificate: the one that applies, see `certificates.inherited_certificate`.
-      *made_from: local directories of the artefacts; "" for none.
+    `certificate` is the one that applies, see `certificates.inherited_certificate`;
+    `made_from` are local directories of the artefacts, "" for none.
     """
     if any(stated(path) == PRIVATE for path in made_from if path):
         return PRIVATE

@@ -33,10 +33,10 @@ from tfdpsq.data import (
     read_synthetic,
 )
 from tfdpsq.data.texts import Document, Pair, documents_fingerprint
-from tfdpsq.data.tokenization import VOCABULARY_FILE
+from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy import read_certificate
-from tfdpsq.run.core import outputs, releases
+from tfdpsq.run.core import outputs, releases, workdir
 
 PYDOCS = "pydocs"
 KEY_FILE = "fingerprint.key"
@@ -47,6 +47,8 @@ class Source:
     """Pairs to train on.
 
     Attributes:
+      path: "pydocs", a BEIR directory or a set.
+      split: name of the qrels of private pairs.
       count: number of pairs.
       read: streams them. Private pairs come one per query and are held in memory; a set
         is checked against its checksums first and read from disk.
@@ -55,6 +57,8 @@ class Source:
       certificate: of the synthetic set; `None` for public and for private pairs.
     """
 
+    path: str
+    split: str
     count: int
     read: Callable[[], Iterator[Pair]]
     private: bool
@@ -69,9 +73,7 @@ class Source:
 def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
     """Opens a BEIR directory, or the embedded corpus for "pydocs".
 
-    Args:
-      path: the directory, or "pydocs".
-      as_published: see `BeirDirectory`.
+    See `BeirDirectory` for `as_published`.
 
     Raises:
       DataError: the directory lacks a file.
@@ -101,9 +103,7 @@ def source_fingerprint(path: str, private_directory: pathlib.Path) -> str:
     guesses at the last, which no ε covers. The hash is therefore keyed: only the owner
     of the key can compare data with it.
 
-    Args:
-      path: a BEIR directory, "pydocs", or a synthetic set.
-      private_directory: directory of the key, which is made on first use.
+    The key is in `private_directory`, made on first use.
     """
     if is_free(path):
         return read_manifest(path)["fingerprint"]
@@ -167,9 +167,7 @@ def fetched(path: str) -> str:
 def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
     """Returns the SentencePiece model: the one given, or the one next to a model.
 
-    Args:
-      given: a file, or "".
-      model: directory or name of a T5 that may come with one, or "".
+    `given` and `model` may be "".
 
     Raises:
       InputError: neither exists.
@@ -185,26 +183,48 @@ def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
     )
 
 
+def require_vocabulary(
+    setting: str,
+    given: object,
+    tokenizer: Tokenizer,
+    path: str,
+    whose: str = "",
+    also: str = "",
+) -> None:
+    """Refuses a vocabulary other than the one that a retriever was trained with.
+
+    The error names `setting`, its value `given`, and the retriever at `path` as
+    `whose`; `also` continues its remedy.
+
+    Raises:
+      InputError: the retriever was trained with another one.
+    """
+    stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
+    trained = stage["inputs"].get("vocabulary")
+    if trained != tokenizer.fingerprint:
+        raise validation.InputError(
+            f"{setting} is {given}, but {whose or path} was trained with another "
+            f"({trained}). Give the SentencePiece file it was trained with{also}."
+        )
+
+
 def certificate_of_model(model: str) -> dict[str, Any] | None:
     """Returns the certificate of a model's weights; `None` for public weights.
 
-    Args:
-      model: a directory, a preset's name, or "" for random weights.
+    `model` is a directory, a preset's name, or "" for random weights.
     """
     return read_certificate(checkpoints.locate(model)) if model else None
 
 
-def require_public(init: str, consequence: str) -> None:
+def require_public(init: str, parent: dict[str, Any] | None, consequence: str) -> None:
     """Refuses weights that derive from private queries, protected or not.
 
-    Args:
-      init: as in `certificate_of_model`.
-      consequence: the claim that would become untrue, for the error.
+    `parent` is the certificate of the model `init`. `consequence` is the claim that
+    would become untrue, for the error.
 
     Raises:
       InputError: the weights have a certificate.
     """
-    parent = certificate_of_model(init)
     if parent is not None:
         raise validation.InputError(
             f"init is {init}, which was itself trained on private queries (epsilon "
@@ -233,9 +253,8 @@ def guarantee_of_pairs(path: str) -> str:
 def load_source(path: str, split: str = "train") -> Source:
     """Finds the pairs of a BEIR split or of a synthetic set.
 
-    Args:
-      path: "pydocs", a BEIR directory, or an output of `synthesize` or `prepare`.
-      split: name of the qrels; a synthetic set has only "train".
+    `path` is "pydocs", a BEIR directory, or an output of `synthesize` or `prepare`,
+    which has only the split "train".
 
     Raises:
       DataError: malformed data, named by file and line.
@@ -244,12 +263,13 @@ def load_source(path: str, split: str = "train") -> Source:
     if is_free(path):
         # Checks that the set and its certificate belong together.
         count = read_manifest(path)["count"]
+        certificate = read_certificate(path)
         source = Source(
-            count, lambda: _pairs_of_set(path), False, read_certificate(path)
+            path, split, count, lambda: _pairs_of_set(path), False, certificate
         )
     else:
         pairs = open_beir(path).pairs(split)
-        source = Source(len(pairs), lambda: iter(pairs), True, None)
+        source = Source(path, split, len(pairs), lambda: iter(pairs), True, None)
     if not source.count:
         raise validation.InputError(
             f"{path} has no pairs in split {split!r}. Choose another split or set."
@@ -268,9 +288,7 @@ def sampled_documents(path: str, most: int | None) -> Iterator[Document]:
     The choice depends on the corpus alone, never on which documents have private
     queries: that would be a private read.
 
-    Args:
-      path: "pydocs" or a BEIR directory.
-      most: number of documents; `None` takes all.
+    `most` is their number; `None` takes all.
     """
     beir = open_beir(path)
     if most is None:
@@ -286,11 +304,8 @@ def due_documents(
 ) -> Iterator[Document]:
     """Yields those of consecutive documents at which the quota grows by one.
 
-    Args:
-      documents: consecutive documents of a corpus.
-      start: number of documents of the corpus before them.
-      total: number of documents of the corpus.
-      most: quota for the whole corpus. The first n documents give n · most // total.
+    The first n of the corpus's `total` documents give n · most // total; `start` of
+    them are before these.
     """
     for number, document in enumerate(documents, start):
         if (number + 1) * most // total > number * most // total or most >= total:

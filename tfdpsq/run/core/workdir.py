@@ -153,12 +153,9 @@ def run_stage(
 ) -> dict[str, Any]:
     """Runs a stage unless its finished output is there already.
 
-    Args:
-      output: the stage's output directory and its guarantee.
-      config: the settings that the result depends on.
-      inputs: fingerprints of what the stage reads.
-      make: fills the directory it is given; may return JSON values to record.
-      since: start of the stage, by `time.monotonic`, where `make` only finishes it.
+    `config` and `inputs`, fingerprints of what it reads, are what the result depends
+    on. `make` fills the directory it is given and may return JSON values to record.
+    `since` is the start, by `time.monotonic`, where `make` only finishes the stage.
 
     Returns:
       The content of `stage.json`: "config", "inputs", "fingerprint", "guarantee", "run"
@@ -339,10 +336,7 @@ def peak_memory_gib() -> float:
 def read_json(path: str | os.PathLike, **entries: Any) -> dict[str, Any]:
     """Reads the object in a JSON file, local or of another file system.
 
-    Args:
-      path: the file.
-      **entries: names that must be in it, with their types. What every `stage.json`
-        has is looked for without being named.
+    `entries` must be in it, with these types, and what every `stage.json` has.
 
     Raises:
       DataError: it is damaged.

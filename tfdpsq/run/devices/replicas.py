@@ -24,10 +24,9 @@ def whole_batches(
 
     Call it, and its result, in the strategy's scope if there is one.
 
-    Args:
-      step: takes a replica's share; returns the same scalars on all replicas.
-      jit_compile: compile with XLA; in a strategy's scope left to the strategy.
-      deal: gives each replica its share.
+    `step` takes a replica's share, which `deal` gives it, and returns the same scalars
+    on all replicas. With `jit_compile` XLA compiles it; in a strategy's scope that is
+    left to the strategy.
 
     Returns:
       A function from a batch to the step's result, as floats.
@@ -69,9 +68,8 @@ def rows_of(batch: Arrays, replica: int, replicas: int) -> Arrays:
 def summed(values: Sequence[Any]) -> list[Any]:
     """Returns the values' sums over all replicas; the values themselves for one.
 
-    Args:
-      values: of the same shapes on all replicas; `None` stays. Slices become dense, as
-        the rows of an embedding's gradient differ between replicas.
+    `values` have the same shapes on all replicas; `None` stays. Slices become dense, as
+    the rows of an embedding's gradient differ between replicas.
     """
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:

@@ -169,12 +169,8 @@ def opened(
 ) -> Iterator[Devices]:
     """Opens devices before TensorFlow runs anything, and shuts them down at the end.
 
-    Args:
-      kind: one of `STRATEGIES`.
-      tpu: name, address or "local".
-      replicas: of "mirrored"; 0 for all GPUs.
-      steps_per_loop: see `Devices`.
-      offered: the kinds that the stage can train under.
+    Takes the values of the flags; `offered` are the kinds that the stage can train
+    under.
 
     Raises:
       InputError: a strategy that the stage cannot use, flags of another strategy,

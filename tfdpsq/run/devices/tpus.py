@@ -22,8 +22,7 @@ _CONNECT_SECONDS = 10
 def opened(name: str) -> Iterator[tf.distribute.Strategy]:
     """Connects to a TPU and initialises it; shuts it down at the end.
 
-    Args:
-      name: name, address (grpc://HOST:PORT), or "local" on a TPU VM.
+    `name` is a name, an address (grpc://HOST:PORT), or "local" on a TPU VM.
 
     Raises:
       InputError: there is none.
@@ -73,9 +72,8 @@ def advice(config: Any, name: str = "") -> list[str]:
 
     Changes nothing.
 
-    Args:
-      config: of a stage, or of several as a config of configs.
-      name: prefix of the setting's dotted name.
+    `config` is of a stage, or of several as a config of configs; `name` prefixes the
+    setting's dotted name.
     """
     found = []
     # Other stages also have a `dtype`, but do not run on a TPU.

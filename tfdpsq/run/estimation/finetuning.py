@@ -56,14 +56,9 @@ def estimate(
 ) -> Estimate:
     """Estimates one config.
 
-    Args:
-      config: of stage finetune.
-      shape: of the generator; the config's by default.
-      process: bytes of a process that has imported what training imports.
-      measure: run the step in a child process, if it is small enough.
-      time: estimate time as well.
-      flops_per_second: of another machine; `None` is this one.
-      seconds: approximate duration of the measurement.
+    `process` is the bytes of a process that has imported what training imports.
+    `measure` runs the step in a child process for about `seconds`, if it is small
+    enough; `flops_per_second` is another machine's.
 
     Raises:
       InputError: settings that training would refuse as well.

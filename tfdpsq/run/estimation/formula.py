@@ -84,9 +84,9 @@ class Memory:
         return sum(dataclasses.astuple(self))
 
 
-def engine_of(config: ml_collections.ConfigDict) -> str:
-    """Returns the config's engine, or "plain" without privacy."""
-    return config.engine if math.isfinite(float(config.epsilon)) else "plain"
+def engine_of(engine: str, epsilon: float | str) -> str:
+    """Returns the engine, or "plain" without privacy."""
+    return engine if math.isfinite(float(epsilon)) else "plain"
 
 
 def memory_of(
@@ -94,13 +94,10 @@ def memory_of(
 ) -> Memory:
     """Returns the peak of a step.
 
-    Args:
-      config: of stage finetune.
-      shape: of the generator.
-      sizes: `step.sizes_of` the two.
-      process: bytes of a process that has imported what training imports.
+    `sizes` are `step.sizes_of` config and shape; `process` is the bytes of a process
+    that has imported what training imports.
     """
-    engine = _ENGINES[engine_of(config)]
+    engine = _ENGINES[engine_of(config.engine, config.epsilon)]
     rows, documents, queries = (
         config.microbatch_size,
         config.document_length + config.soft_prompt.length,
@@ -143,7 +140,7 @@ def flops_of(config: ml_collections.ConfigDict, shape: T5Config, sizes: Sizes) -
     """
     forward = _forward(shape, config.document_length, config.query_length)
     backward = 1.0 + sizes.trained / sizes.parameters
-    engine = engine_of(config)
+    engine = engine_of(config.engine, config.epsilon)
     if engine in ("dpkeras", "vectorized"):
         backward *= config.microbatch_size
     factor = 1.0 + config.rematerialize + backward * (1.05 if engine == "fast" else 1)

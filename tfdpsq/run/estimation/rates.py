@@ -172,9 +172,6 @@ def from_logs(workdir: pathlib.Path) -> dict[str, float]:
     Stages are recognized by name. A generator's rate is that of whole steps, which
     include `step`.
 
-    Args:
-      workdir: of the job, or its private directory.
-
     Raises:
       InputError: there are no logs.
     """

@@ -215,7 +215,9 @@ def _model_and_optimizer(
     model = T5QueryGenerator(
         shape, config.dtype, config.rematerialize, config.soft_prompt.length
     )
-    starting_model.choose_trained(model, config)
+    starting_model.choose_trained(
+        model, config.lora, config.soft_prompt.length, tuple(config.trained)
+    )
     optimizer = privacy.make_optimizer(
         plan, config.learning_rate, config.optimizer, config.engine
     )

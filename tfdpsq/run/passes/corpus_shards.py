@@ -73,11 +73,7 @@ def cut(
     The plan saves a pass over the corpus: its fingerprint is reused if the size is the
     same, and each shard compares what it reads.
 
-    Args:
-      corpus: "pydocs" or a BEIR directory, local or of another file system.
-      most: number of documents, evenly spread over it; 0 takes all.
-      shard_documents: largest number of documents in a shard.
-      pass_directory: directory for the shards.
+    `most` documents, evenly spread over the corpus, are taken; 0 takes all.
 
     Raises:
       InputError: a number out of range.

@@ -46,30 +46,22 @@ def declared() -> dict[str, settings.Setting]:
     }
 
 
-def check(config: ml_collections.ConfigDict) -> dict[str, str]:
+def check(path: str, vocabulary: str) -> dict[str, str]:
     """Returns the fingerprints of a matching retriever and vocabulary.
 
     Raises:
       InputError: bad settings, no retriever, or another retriever's vocabulary.
     """
-    if not config.retriever or not config.vocabulary:
+    if not path or not vocabulary:
         raise validation.InputError(
-            f"retriever is {config.retriever!r} and vocabulary {config.vocabulary!r}. "
+            f"retriever is {path!r} and vocabulary {vocabulary!r}. "
             "Give what train_retriever wrote, and the SentencePiece file it used."
         )
-    tokenizer = Tokenizer(sources.fetched(config.vocabulary))
-    path = sources.fetched(config.retriever)
-    inputs = {
-        "retriever": workdir.stage_fingerprint(path),
-        "vocabulary": tokenizer.fingerprint,
-    }
-    used = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
-    if used["inputs"]["vocabulary"] != tokenizer.fingerprint:
-        raise validation.InputError(
-            f"vocabulary is {config.vocabulary}, but {config.retriever} was trained "
-            "with another. Give the SentencePiece file it was trained with."
-        )
-    return inputs
+    tokenizer = Tokenizer(sources.fetched(vocabulary))
+    here = sources.fetched(path)
+    fingerprint = workdir.stage_fingerprint(here)
+    sources.require_vocabulary("vocabulary", vocabulary, tokenizer, here, path)
+    return {"retriever": fingerprint, "vocabulary": tokenizer.fingerprint}
 
 
 def run_pass(
@@ -221,10 +213,7 @@ def load(
 ) -> tuple[retriever.TwoTower, Tokenizer, str]:
     """Loads a retriever, its tokenizer, and the fingerprint of one of its towers.
 
-    Args:
-      path: the retriever.
-      vocabulary: its SentencePiece file.
-      texts: "documents" or "queries": the texts that the tower embeds.
+    `texts` are those that the tower embeds: "documents" or "queries".
 
     Raises:
       InputError: the vocabulary has pieces that the retriever does not know.

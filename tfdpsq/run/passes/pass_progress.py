@@ -33,9 +33,8 @@ from tfdpsq.run.core.progress import SECONDS, log_directory
 def log_of(shards: str) -> pathlib.Path | None:
     """Returns the log directory of a pass; `None` where there is none.
 
-    Args:
-      shards: the directory of its shards, `.NAME.shards` next to the stage's output. A
-        directory that is not local, or has another name, has no log.
+    `shards` is their directory, `.NAME.shards` next to the stage's output; one that is
+    not local, or has another name, has no log.
     """
     folder, name = os.path.split(shards)
     if not any_files.is_local(shards) or not name.endswith(".shards"):

@@ -120,9 +120,7 @@ class Maker:
     def make(self, index: int, wait: bool) -> bool:
         """Makes a shard unless it exists.
 
-        Args:
-          index: its number.
-          wait: whether to wait for another process that is making it.
+        With `wait`, waits for another process that is making it.
 
         Returns:
           Whether it exists now; if not, another process is making it.

@@ -14,7 +14,6 @@ used and refused in strict mode, and the output must be in the private directory
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from typing import Any
 
 import ml_collections
@@ -25,9 +24,8 @@ from tfdpsq.data.records import verify
 from tfdpsq.data.texts import Document, documents_fingerprint
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof.certificate import inherited_certificate
-from tfdpsq.run.core import releases, settings, sources
+from tfdpsq.run.core import records, releases, settings, sources
 from tfdpsq.run.passes import sharded_stages
-from tfdpsq.run.training import private_training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +72,9 @@ def open_queries(
 ) -> QuerySet:
     """Checks queries, and records the read if they are private.
 
-    Args:
-      config: `settings`, and `corpus`: a synthetic or public set, local or of another
-        file system; a BEIR directory, or "pydocs".
-      directory: output of the stage.
-      name: name of the result, for the record.
-      encoder: certificate of the encoder; `None` for a public one.
+    `config` has `declared` and `corpus`: a synthetic or public set, local or of another
+    file system; a BEIR directory, or "pydocs". `name` is that of the result, for the
+    record; `encoder` the encoder's certificate, `None` for a public one.
 
     Raises:
       InputError: private queries in strict mode, or for an output outside the private
@@ -108,15 +103,19 @@ def open_queries(
     validation.one_of("split", config.split, beir.splits())
     if config.private:
         out = releases.local_path(directory)
-        private = private_training.private_directory(config, out)
+        private = releases.private_directory(out, config.private_directory)
         if private.resolve() not in out.resolve().parents:
             raise validation.InputError(
                 f"the queries of {path} are private, and an embedding reveals its "
                 f"query, so none can be released. Write them under {private} instead "
                 f"of {out}, or set private = False if the queries are public."
             )
+        read = (
+            f"the queries of split {config.split!r}",
+            f"{out.name}/{name}, and whatever is made from it",
+        )
         if config.strict:  # refuses, before the queries are read
-            _record(config, private, out, name)
+            records.private_reads(private, strict=True).record(*read)
     queries = beir.queries()
     judged = beir.qrels(config.split)
     unknown = next((name for name in judged if name not in queries), None)
@@ -130,7 +129,7 @@ def open_queries(
         Document(name, "", queries[name]) for name in sorted(judged)
     )
     if config.private:
-        _record(config, private, out, name)
+        records.private_reads(private, config.strict).record(*read)
         fingerprint = sources.keyed_fingerprint(fingerprint, private)
     return QuerySet(
         str(beir.queries_file),
@@ -138,13 +137,6 @@ def open_queries(
         (path, config.split),
         bool(config.private),
         None if config.private else encoder,
-    )
-
-
-def _record(config, private: pathlib.Path, out: pathlib.Path, name: str) -> None:
-    private_training.reads_of(config, private).record(
-        f"the queries of split {config.split!r}",
-        f"{out.name}/{name}, and whatever is made from it",
     )
 
 

@@ -44,9 +44,6 @@ def guarantee(certificate: Mapping[str, Any] | None) -> dict[str, Mapping[str, A
     """Returns the file for `run_stage` to keep next to shards, given a certificate.
 
     An unfinished pass must not be released; if it is, the certificate applies to it.
-
-    Args:
-      certificate: of what makes the shards; `None` where that is public.
     """
     if certificate is None:
         return {}
@@ -67,15 +64,9 @@ def run_stage(
     For an object store the output is made in a local temporary directory and copied,
     `stage.json` last: an output without it is not finished.
 
-    Args:
-      output: the stage's output, local or of another file system.
-      config: the settings that the result depends on.
-      inputs: fingerprints of what the stage reads.
-      work: for every shard.
-      merge: fills the directory it is given from the shards, read by
-        `ShardDirectory.reading`; returns JSON values to record.
-      launch: the shards of this command.
-      beside: file name -> JSON object to keep next to the shards, for other commands.
+    `work` makes every shard; `merge` fills the directory it is given from the shards,
+    read by `ShardDirectory.reading`, and returns JSON values to record. `beside` maps
+    file names to JSON objects to keep next to the shards, for other commands.
 
     Returns:
       As `workdir.run_stage`; `None` if other commands have shards left, or merge.
@@ -126,7 +117,12 @@ def run_stage(
             if not held:
                 logging.info("%s: is being merged by another process", name)
                 return None
-            stage = _merged(output, config, inputs, merge, shards, maker, started)
+            stage = _merged(
+                lambda make: _made(output, config, inputs, make, started),
+                merge,
+                shards,
+                maker,
+            )
         _remove(shards)
         return stage
 
@@ -178,13 +174,10 @@ def _make(
 
 
 def _merged(
-    output: releases.Output,
-    config: Any,
-    inputs: Mapping[str, str],
+    finish: Callable[[Callable[[pathlib.Path], dict[str, Any]]], dict[str, Any]],
     merge: Merge,
     shards: ShardDirectory,
     maker: passes.Maker,
-    started: float,
 ) -> dict[str, Any]:
     """Merges the shards; makes those that prove to be damaged again."""
     damaged: collections.Counter[int] = collections.Counter()
@@ -192,12 +185,8 @@ def _merged(
         maker.make_all(shards.missing())
         logging.info("%s: merging %d shards", shards.spec.name, shards.spec.shards)
         try:
-            return _made(
-                output,
-                config,
-                inputs,
+            return finish(
                 lambda out: dict(merge(out, shards)),
-                started,
             )
         except DamagedShard as error:
             damaged[error.index] += 1

@@ -14,9 +14,8 @@ _MISSING = "not stated"
 def in_words(certificates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the certificates' text for the page.
 
-    Args:
-      certificates: {name, certificate} of each training run on private queries. A
-        run's derivatives without private data cost nothing more: list the run once.
+    `certificates` are {name, certificate} of each training run on private queries. A
+    run's derivatives without private data cost nothing more: list the run once.
 
     Returns:
       "cards", one for each certificate; "not_covered", the lines that all private

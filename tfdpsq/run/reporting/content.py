@@ -79,7 +79,7 @@ def gather(
             run_label(path.name): _epsilon_curve(certificate)
             for path, certificate in trained.items()
         },
-        "examples": _examples(config, sets),
+        "examples": _examples(config.data, config.examples, sets),
         "certificates": [
             {"name": run_label(path.name), "certificate": certificate}
             for path, certificate in trained.items()
@@ -90,7 +90,13 @@ def gather(
             for name in sorted(metrics["similarity"], key=_place(rows))
         },
         "audits": _audits(private),
-        "wins_and_losses": _wins_and_losses(config, private / "evaluation", rows),
+        "wins_and_losses": _wins_and_losses(
+            config.data,
+            config.evaluate.split,
+            config.examples,
+            private / "evaluation",
+            rows,
+        ),
         "seconds": dict(seconds),
         "peak_memory_gib": round(peak_memory_gib, 3),
         "versions": workdir.versions(),
@@ -196,10 +202,10 @@ def _audits(private: pathlib.Path) -> dict[str, Any]:
 
 
 def _wins_and_losses(
-    config: ml_collections.ConfigDict, directory: pathlib.Path, rows: Sequence[Row]
+    data: str, split: str, most: int, directory: pathlib.Path, rows: Sequence[Row]
 ) -> dict[str, Any] | None:
     """Compares the first protected synthetic row with the public-only row."""
-    if not config.examples:
+    if not most:
         return None
     protected = [
         row
@@ -209,8 +215,8 @@ def _wins_and_losses(
     public = [row for row in rows if row.name == "public_only"]
     if not protected or not public:
         return None
-    beir = sources.open_beir(config.data)
-    qrels = beir.qrels(config.evaluate.split)
+    beir = sources.open_beir(data)
+    qrels = beir.qrels(split)
     judged = {document for of_query in qrels.values() for document in of_query}
     found = wins_and_losses(
         directory,
@@ -218,7 +224,7 @@ def _wins_and_losses(
         {d.id: d.content for d in beir.documents() if d.id in judged},
         protected[0].name,
         public[0].name,
-        most=min(5, config.examples),
+        most=min(5, most),
     )
     return {**found, "label": protected[0].label, "against_label": public[0].label}
 
@@ -234,14 +240,8 @@ def wins_and_losses(
 ) -> dict[str, Any]:
     """Finds the queries on which two systems differ most.
 
-    Args:
-      directory: the output of the stage `evaluate`.
-      queries: id -> text.
-      documents: id -> text, at least of those judged relevant.
-      row: name of a system.
-      against: name of another.
-      metric: the metric compared.
-      most: how many queries each way.
+    `directory` is an output of `evaluate`; `queries` and `documents` map ids to texts;
+    `row` and `against` are systems; `most` queries are returned each way.
 
     Returns:
       "better", "equal", "worse": counts; "wins" and "losses": lists of {query,
@@ -322,10 +322,10 @@ def _epsilon_curve(certificate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _examples(
-    config: ml_collections.ConfigDict, sets: Mapping[float, pathlib.Path]
+    data: str, most: int, sets: Mapping[float, pathlib.Path]
 ) -> list[dict[str, Any]]:
     """Returns documents with a held-out query and one from every generator."""
-    pairs = sources.open_beir(config.data).pairs("dev")
+    pairs = sources.open_beir(data).pairs("dev")
     # Sets may be large: keep only what can be shown.
     synthetic: dict[str, dict[str, list[str]]] = {p.document_id: {} for p in pairs}
     for epsilon, path in sets.items():
@@ -346,7 +346,7 @@ def _examples(
                     "synthetic": written,
                 }
             )
-        if len(examples) == config.examples:
+        if len(examples) == most:
             break
     return examples
 

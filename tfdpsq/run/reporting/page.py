@@ -64,9 +64,8 @@ _PROTECTED, _UNPROTECTED, _NO_PRIVATE_DATA = 0, 1, 2
 def write_report(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
     """Writes one HTML file that needs no other file, no network and no script.
 
-    Args:
-      path: the file to write; it appears whole or not at all.
-      report: the dict that the module describes.
+    `report` is the dict that the module describes. The file appears whole or not at
+    all.
 
     Raises:
       InputError: a key or a row's value is missing, or a number is NaN.
@@ -77,10 +76,7 @@ def write_report(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
 def write_results(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
     """Writes RESULT_KEYS of the report as strict JSON: infinite ε is "inf".
 
-    Args:
-      path: the file to write.
-      report: as for `write_report`. Rows keep ROW_KEYS and their difference to the
-        public-only row.
+    Rows keep ROW_KEYS and their difference to the public-only row.
 
     Raises:
       InputError: a key or a row's value is missing, or a number is NaN.

@@ -19,7 +19,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tfdpsq import evaluation, privacy, validation
+from tfdpsq import evaluation, validation
 from tfdpsq.data import (
     BeirDirectory,
     read_manifest,
@@ -104,19 +104,6 @@ def check_models(own: ml_collections.ConfigDict) -> str:
     return os.fspath(checkpoints.locate(found)) if own.featurizer == "t5" else found
 
 
-def record(
-    config: ml_collections.ConfigDict, reads: privacy.PrivateReads, where: str
-) -> None:
-    """Records the private reads of `measure`.
-
-    Raises:
-      InputError: in strict mode.
-    """
-    if config.synthetic:
-        for split in (config.similarity_split, config.similarity.training_split):
-            reads.record(f"the queries of split {split!r}", where)
-
-
 @dataclasses.dataclass
 class _Texts:
     """Queries of one kind, with a sample in memory.
@@ -145,10 +132,6 @@ def measure(
     config: ml_collections.ConfigDict, beir: BeirDirectory
 ) -> dict[str, dict[str, Any]]:
     """Compares every synthetic set with the private queries.
-
-    Args:
-      config: that of `evaluate`.
-      beir: the private pairs.
 
     Returns:
       {set: JSON values}, see the module; "mauve" is omitted without a featurizer

@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation
@@ -21,9 +20,10 @@ _Cells = dict[str, dict[str, Cell]]
 
 
 def compare(
-    config: ml_collections.ConfigDict,
     rows: RowMaker,
     tables: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int],
+    resamples: int,
 ) -> dict[str, Any]:
     """Makes the rows of the tables and compares them with the paper's.
 
@@ -32,26 +32,26 @@ def compare(
     """
     made = {}
     for name, table in tables.items():
-        ours = _MEASURES[table["measure"]](config, rows, table)
-        made[name] = _set_beside(config, table, ours)
+        ours = _MEASURES[table["measure"]](seeds, rows, table)
+        made[name] = _set_beside(table, ours, len(seeds), resamples)
     return {
         "tables": made,
-        "seeds": list(config.seeds),
+        "seeds": list(seeds),
         "data": rows.data,
         "zero_shot_sets": dict(rows.sets),
         "versions": workdir.versions(),
     }
 
 
-def _set_beside(config, table: Mapping[str, Any], ours: _Cells) -> dict[str, Any]:
+def _set_beside(
+    table: Mapping[str, Any], ours: _Cells, seeds: int, resamples: int
+) -> dict[str, Any]:
     paper = {
         row: dict(zip(table["columns"], numbers))
         for row, numbers in table["paper"].items()
     }
     found = [
-        reproduce_tables.judge(
-            tuple(claim), ours, paper, table["lower"], config.resamples
-        )
+        reproduce_tables.judge(tuple(claim), ours, paper, table["lower"], resamples)
         for claim in table["claims"]
     ]
     shared = [c for c in table["columns"] if all(c in ours[row] for row in paper)]
@@ -87,7 +87,7 @@ def _set_beside(config, table: Mapping[str, Any], ours: _Cells) -> dict[str, Any
                 else reproduce_tables.why(
                     verdict,
                     sum(map(len, ours[verdict.above][verdict.column].queries)),
-                    len(config.seeds),
+                    seeds,
                 ),
             }
             for verdict in found
@@ -113,12 +113,14 @@ def _asked(table: Mapping[str, Any]) -> list[Row]:
     return [row_of(name) for name in (*paper, *table["controls"])]
 
 
-def _retrieval(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
+def _retrieval(
+    seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]
+) -> _Cells:
     """Returns means over seeds of each query's value, from the TREC files."""
     found: _Cells = {}
     for row in _asked(table):
         values: dict[str, list[np.ndarray]] = {}
-        for seed in config.seeds:
+        for seed in seeds:
             out = rows.retrieved(row, seed)
             result = evaluation.evaluate_run(
                 evaluation.read_trec_qrels(out / "qrels.trec"),
@@ -133,10 +135,12 @@ def _retrieval(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
     return found
 
 
-def _zero_shot(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
+def _zero_shot(
+    seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]
+) -> _Cells:
     """Returns NDCG@10 of each set and the mean; CQADupStack's forums are one set."""
     asked = _asked(table)
-    runs = [rows.zero_shot(asked, seed, "ndcg@10") for seed in config.seeds]
+    runs = [rows.zero_shot(asked, seed, "ndcg@10") for seed in seeds]
     found: _Cells = {}
     for row in asked:
         cells = {
@@ -159,8 +163,7 @@ def _as_one(parts: Sequence[np.ndarray]) -> np.ndarray:
 def _cell(parts: Sequence[Sequence[np.ndarray]]) -> Cell:
     """Returns the mean over parts of the mean over queries and seeds.
 
-    Args:
-      parts: for each part, for each seed, [queries].
+    `parts` are, for each part, for each seed, [queries].
     """
     queries = tuple(np.mean(seeds, axis=0) for seeds in parts)
     by_seed = np.mean([[values.mean() for values in seeds] for seeds in parts], axis=0)
@@ -170,13 +173,12 @@ def _cell(parts: Sequence[Sequence[np.ndarray]]) -> Cell:
     return Cell(float(np.mean([q.mean() for q in queries])), queries, note)
 
 
-def _similarity(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
+def _similarity(
+    seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]
+) -> _Cells:
     found: _Cells = {}
     for row in _asked(table):
-        read = [
-            _json(rows.compared(row, seed) / layout.METRICS_FILE)
-            for seed in config.seeds
-        ]
+        read = [_json(rows.compared(row, seed) / layout.METRICS_FILE) for seed in seeds]
         measured = [metrics["similarity"][row.name] for metrics in read]
         mauves = [each["mauve"]["mean"] for each in measured if "mauve" in each]
         found[row.name] = {
@@ -197,7 +199,7 @@ def _similarity(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
     return found
 
 
-def _canaries(config, rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
+def _canaries(seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
     found: _Cells = {}
     for row in _asked(table):
         entries = _json(rows.audited(row) / layout.AUDIT_FILE)["canaries"]

@@ -85,12 +85,8 @@ def judge(
 ) -> Verdict:
     """Checks whether one of the paper's orderings holds in our numbers.
 
-    Args:
-      claim: (row above, row below, column).
-      ours: {row: {column: cell}}.
-      paper: {row: {column: number}}.
-      lower: columns in which less is better.
-      resamples: of the bootstrap.
+    `claim` is (row above, row below, column); `lower` are the columns in which less is
+    better.
 
     Returns:
       The verdict; its interval is over queries, drawn within each set.

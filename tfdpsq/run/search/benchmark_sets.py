@@ -100,9 +100,6 @@ def declared() -> dict[str, settings.Setting]:
 def locate(config: ml_collections.ConfigDict) -> tuple[list[Part], dict[str, str]]:
     """Finds the sets that a config names.
 
-    Args:
-      config: has the fields of `settings`.
-
     Returns:
       The parts of the sets in order, and the missing ones: name -> expected path.
 

@@ -37,16 +37,37 @@ _FIT = "\x01"
 
 
 @dataclasses.dataclass(frozen=True)
-class FitQueries:
-    """Queries to fit weights on.
+class FitSet:
+    """A set of queries to fit weights on.
 
     Attributes:
-      queries: {query id: text}.
-      qrels: {query id: {document id: relevance}}.
+      path: of the set.
+      most: queries to take of it.
     """
 
-    queries: Mapping[str, str]
-    qrels: Mapping[str, Mapping[str, int]]
+    path: str
+    most: int
+
+    def read(self) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
+        """Reads an evenly spread part of the set.
+
+        Returns:
+          {query id: text}, and {query id: {document id: relevance}}.
+        """
+        source = sources.load_source(self.path)
+        wanted = min(self.most, source.count)
+        places = set(np.linspace(0, source.count - 1, wanted).astype(int).tolist())
+        pairs = [p for row, p in enumerate(source.read()) if row in places]
+        ids = [f"{_FIT}{number}" for number in range(len(pairs))]
+        return (
+            {name: pair.query for name, pair in zip(ids, pairs)},
+            {name: {pair.document_id: 1} for name, pair in zip(ids, pairs)},
+        )
+
+
+def fit_set(own: Any) -> FitSet | None:
+    """Returns the set that settings of a fusion name; `None` without one."""
+    return FitSet(own.fit, own.fit_queries) if own.fit else None
 
 
 def check(config: Any) -> None:
@@ -95,22 +116,6 @@ def inputs(config: Any) -> dict[str, str]:
     return {"fusion.fit": read_manifest(config.fusion.fit)["fingerprint"]}
 
 
-def queries_to_fit_on(config: Any) -> FitQueries:
-    """Reads an evenly spread part of the set to fit on; nothing without one."""
-    own = config.get("fusion")
-    if own is None or not own.fit:
-        return FitQueries({}, {})
-    source = sources.load_source(own.fit)
-    wanted = min(own.fit_queries, source.count)
-    places = set(np.linspace(0, source.count - 1, wanted).astype(int).tolist())
-    pairs = [p for row, p in enumerate(source.read()) if row in places]
-    ids = [f"{_FIT}{number}" for number in range(len(pairs))]
-    return FitQueries(
-        {name: pair.query for name, pair in zip(ids, pairs)},
-        {name: {pair.document_id: 1} for name, pair in zip(ids, pairs)},
-    )
-
-
 class Fusion:
     """Fuses systems with the base as they come, and measures the results.
 
@@ -119,12 +124,28 @@ class Fusion:
       notes: system -> its "weight", and "fitted" where it was fitted.
     """
 
-    def __init__(self, config: Any, qrels: Mapping[str, Mapping[str, int]]):
-        """Reads the judgements to fit on."""
+    def __init__(
+        self,
+        own: Any,
+        fit: FitSet | None,
+        qrels: Mapping[str, Mapping[str, int]],
+        k: int,
+        ignore_identical_ids: bool,
+    ):
+        """Reads the judgements to fit on.
+
+        Args:
+          own: settings, see SETTINGS.
+          fit: the set that they name.
+          qrels: judgements of the evaluated queries.
+          k: most documents of a query.
+          ignore_identical_ids: as in `evaluation.evaluate_run`.
+        """
         self.results: dict[str, evaluation.RankingResult] = {}
         self.notes: dict[str, dict[str, Any]] = {}
-        self._config, self._own, self._qrels = config, config.fusion, qrels
-        self._fit_qrels = queries_to_fit_on(config).qrels
+        self._own, self._qrels, self._k = own, qrels, k
+        self._ignored = ignore_identical_ids
+        self._fit_qrels = fit.read()[1] if fit else {}
         self._base: Any = None
         self._waiting: list[tuple[str, Any]] = []
 
@@ -142,7 +163,7 @@ class Fusion:
             self._waiting.clear()
 
     def _fuse(self, name: str, found: Mapping[str, Mapping[str, float]]) -> None:
-        own, k = self._own, self._config.k
+        own, k = self._own, self._k
         weight, notes = own.weight, {}
         if self._fit_qrels:
             base, other = (
@@ -160,6 +181,6 @@ class Fusion:
         run = evaluation.fuse([base, other], [1 - weight, weight], own.method, k)
         run = {query: hits for query, hits in run.items() if hits}
         self.results[name] = evaluation.evaluate_run(
-            self._qrels, run, layout.METRICS, self._config.ignore_identical_ids
+            self._qrels, run, layout.METRICS, self._ignored
         )
         self.notes[name] = {"weight": weight, **notes}

@@ -31,7 +31,7 @@ Run = dict[str, dict[str, float]]
 
 
 def retrieve(
-    config: Any,
+    searched: systems.Systems,
     beir: BeirDirectory,
     queries: Mapping[str, str],
     k: int,
@@ -42,13 +42,8 @@ def retrieve(
     Retrievers that differ in their query towers alone are searched together, so that
     the documents are embedded once.
 
-    Args:
-      config: has `systems`, `vocabulary`, `index` and `batch_size`, and may have
-        `indexes`: system -> output of `index` or `encode` with embeddings to use.
-      beir: the documents to search.
-      queries: {query id: text}.
-      k: number of documents to find per query.
-      known: results that exist already, by system: see `merged`.
+    `queries` are {query id: text}; `known` are results that exist already, see
+    `merged`.
 
     Yields:
       The system's name, its run, and the settings that its scores depend on.
@@ -57,9 +52,9 @@ def retrieve(
       InputError: embeddings of another encoder, or of other documents.
     """
     found = dict(known or {})
-    dense = Retrievers(config, queries, k)
-    left = [n for n, p in config.systems.items() if p != systems.BM25]
-    for name, path in config.systems.items():
+    dense = Retrievers(searched, queries, k)
+    left = list(searched.retrievers)
+    for name, path in searched.paths.items():
         if path == systems.BM25:
             run, settings = evaluation.bm25_streamed(
                 lambda: ((d.id, d.content) for d in beir.documents()),
@@ -80,9 +75,9 @@ def retrieve(
 class Retrievers:
     """Embedding systems, searched for some queries; one model in memory at a time."""
 
-    def __init__(self, config: Any, queries: Mapping[str, str], k: int):
+    def __init__(self, searched: systems.Systems, queries: Mapping[str, str], k: int):
         """Loads nothing yet."""
-        self._config, self._queries, self._k = config, queries, k
+        self._systems, self._queries, self._k = searched, queries, k
         self._vectors: dict[str, np.ndarray] = {}  # system -> [Q, D]
         self._makers: dict[str, str] = {}  # system -> fingerprint of document tower
         self._tokenizer: Any = None
@@ -103,7 +98,7 @@ class Retrievers:
         `documents` is called once, unless their embeddings exist.
         """
         self._embed_queries()
-        kind = self._config.index
+        kind = self._systems.index
         if kind == systems.TREE:
             return self._by_tree(alike, documents)
         best = {
@@ -136,10 +131,8 @@ class Retrievers:
     def _embed_queries(self) -> None:
         if self._makers:
             return
-        self._tokenizer = Tokenizer(self._config.vocabulary)
-        for name, path in self._config.systems.items():
-            if path == systems.BM25:
-                continue
+        self._tokenizer = Tokenizer(self._systems.vocabulary)
+        for name in self._systems.retrievers:
             model = self._loaded(name)
             maker = encoder_fingerprint(model, self._tokenizer.fingerprint)
             self._makers[name] = maker
@@ -148,14 +141,14 @@ class Retrievers:
                 self._queries.values(),
                 self._tokenizer,
                 "query",
-                self._config.batch_size,
+                self._systems.batch_size,
             )
 
     def _embedded(
         self, alike: list[str], documents: Callable[[], Iterable[Document]]
     ) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yields ids and embeddings of all documents, a chunk at a time."""
-        indexes = self._config.get("indexes", {})
+        indexes = self._systems.indexes
         made = next((indexes[name] for name in alike if indexes.get(name)), "")
         if made:
             held = retriever.DocumentIndex(
@@ -170,7 +163,7 @@ class Retrievers:
                 self._loaded(alike[0]),
                 self._tokenizer,
                 "document",
-                self._config.batch_size,
+                self._systems.batch_size,
             )
             self._embedder = alike[0], embedder
         texts = ((d.id, d.content) for d in documents())
@@ -180,44 +173,40 @@ class Retrievers:
     def _loaded(self, name: str) -> retriever.TwoTower:
         if self._model is None or self._model[0] != name:
             self._model = self._embedder = None
-            path = pathlib.Path(self._config.systems[name])
+            path = pathlib.Path(self._systems.paths[name])
             self._model = name, retriever.load(path / layout.RETRIEVER_MODEL)
         return self._model[1]
 
 
-def searched_by_shards(config: Any) -> list[str]:
-    """Returns the systems that embed a corpus here and can search it by shards."""
-    if config.index == systems.TREE:
-        return []
-    return [
-        name
-        for name, path in config.systems.items()
-        if path != systems.BM25 and not config.indexes.get(name)
-    ]
-
-
-def queries_of(config: Any) -> dict[str, str]:
+def queries_of(
+    data: str, split: str, fit: hybrid.FitSet | None = None
+) -> dict[str, str]:
     """Returns all queries to search for: {query id: text}.
 
-    They are the judged ones of the evaluated split, and those that weights of a fusion
-    are fitted on, so that each document is embedded once for both.
+    They are the judged ones of a split, and those that weights of a fusion are fitted
+    on, so that each document is embedded once for both.
     """
-    beir = sources.open_beir(config.data)
-    qrels = beir.qrels(config.split)
+    beir = sources.open_beir(data)
+    qrels = beir.qrels(split)
     judged = {name: text for name, text in beir.queries().items() if name in qrels}
-    return {**judged, **hybrid.queries_to_fit_on(config).queries}
+    return {**judged, **(fit.read()[0] if fit else {})}
 
 
 def start_worker(
-    config: Any, corpus: corpus_shards.CorpusShards | None
+    searched: systems.Systems,
+    data: str,
+    split: str,
+    k: int,
+    corpus: corpus_shards.CorpusShards | None,
+    fit: hybrid.FitSet | None = None,
 ) -> passes.MakeShard:
-    """Embeds the queries; returns a function that searches a shard's documents."""
-    queries = queries_of(config) if corpus is not None else {}
-    dense = Retrievers(config, queries, config.k)
+    """Embeds the queries of a split; returns a function that searches a shard."""
+    queries = queries_of(data, split, fit) if corpus is not None else {}
+    dense = Retrievers(searched, queries, k)
 
     def make(index: int, out: ShardWriter) -> None:
         arrays = {}
-        left = searched_by_shards(config)
+        left = searched.by_shards
         while left and corpus is not None:
             alike = dense.alike(left[0], left)
             left = [name for name in left if name not in alike]
@@ -226,16 +215,16 @@ def start_worker(
                 arrays[f"{name}/places"] = best.places
                 arrays[f"{name}/ids"] = best.ids.astype(str)
                 out.count = best.size
-        data = io.BytesIO()  # an archive needs a file that can seek
-        np.savez_compressed(data, **arrays)
+        archive = io.BytesIO()  # it needs a file that can seek
+        np.savez_compressed(archive, **arrays)
         with tf.io.gfile.GFile(out.path(_BEST), "wb") as file:
-            file.write(data.getvalue())
+            file.write(archive.getvalue())
 
     return make
 
 
-def merged(config: Any, shards: ShardDirectory) -> dict[str, KBest]:
-    """Merges the results of all shards, for `retrieve`.
+def merged(names: list[str], k: int, shards: ShardDirectory) -> dict[str, KBest]:
+    """Merges the results of systems in all shards, for `retrieve`.
 
     Raises:
       DamagedShard: a shard was changed after it was made.
@@ -245,10 +234,10 @@ def merged(config: Any, shards: ShardDirectory) -> dict[str, KBest]:
         with shards.reading(index) as mark:
             with tf.io.gfile.GFile(shards.path(index, _BEST), "rb") as file:
                 arrays = np.load(io.BytesIO(file.read()))
-        for name in searched_by_shards(config):
+        for name in names:
             scores = arrays[f"{name}/scores"]
             if name not in found:
-                found[name] = KBest(len(scores), config.k)
+                found[name] = KBest(len(scores), k)
             found[name].merge(
                 scores,
                 arrays[f"{name}/places"],
@@ -258,7 +247,7 @@ def merged(config: Any, shards: ShardDirectory) -> dict[str, KBest]:
     return found
 
 
-def index_inputs(config: Any) -> dict[str, str]:
+def index_inputs(searched: systems.Systems, data: str) -> dict[str, str]:
     """Returns ids of the existing embeddings, as inputs of a stage.
 
     Raises:
@@ -266,10 +255,10 @@ def index_inputs(config: Any) -> dict[str, str]:
         another corpus, or holds documents of a further one.
     """
     found = {}
-    given = {name: path for name, path in config.indexes.items() if path}
-    corpus = sources.corpus_fingerprint(config.data) if given else ""
+    given = {name: path for name, path in searched.indexes.items() if path}
+    corpus = sources.corpus_fingerprint(data) if given else ""
     for name, path in sorted(given.items()):
-        if config.systems.get(name, systems.BM25) == systems.BM25:
+        if name not in searched.retrievers:
             raise validation.InputError(
                 f"indexes.{name} is {path!r}, but systems has no retriever called "
                 f"{name!r}. Correct the name, or take it out of indexes."
@@ -280,7 +269,7 @@ def index_inputs(config: Any) -> dict[str, str]:
         if made_of != corpus:
             raise validation.InputError(
                 f"indexes.{name} is {path}, which was made of another corpus "
-                f"(fingerprint {made_of}) than {config.data} ({corpus}). Index this "
+                f"(fingerprint {made_of}) than {data} ({corpus}). Index this "
                 "corpus, or leave the index out."
             )
         if stage["result"].get("taken_over"):

@@ -8,10 +8,10 @@ queries; a retriever's embeddings are on disk and read by blocks.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation, retriever, validation
@@ -21,19 +21,45 @@ from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.retriever.encoding import progress_bar
 from tfdpsq.retriever.nearest import ROWS
 from tfdpsq.retriever.store import encoder_fingerprint
-from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.core import layout, sources
 
 BM25 = "bm25"
 
 Test = Callable[[list[SyntheticQuery]], Iterable[bool]]
 
 
-def comes_back(config: ml_collections.ConfigDict, scratch: pathlib.Path) -> Test:
+@dataclasses.dataclass(frozen=True)
+class RoundTrip:
+    """Settings of the round trip; see `filter`."""
+
+    retriever: str
+    vocabulary: str
+    k: int
+
+    def tokenizer(self) -> Tokenizer:
+        """Returns the retriever's tokenizer.
+
+        Raises:
+          InputError: none was given, or not the one the retriever was trained with.
+        """
+        if not self.vocabulary:
+            raise validation.InputError(
+                f"round_trip.vocabulary is not set, and {self.retriever} needs the one "
+                "it was trained with. Give its SentencePiece file."
+            )
+        tokenizer = Tokenizer(self.vocabulary)
+        sources.require_vocabulary(
+            "round_trip.vocabulary", self.vocabulary, tokenizer, self.retriever
+        )
+        return tokenizer
+
+
+def comes_back(
+    own: RoundTrip, corpus: str, batch_size: int, scratch: pathlib.Path
+) -> Test:
     """Returns the test of which rows pass.
 
-    Args:
-      config: `filter`'s.
-      scratch: directory for embeddings of the corpus; removed by the caller.
+    `scratch` is a directory for embeddings of the corpus, removed by the caller.
 
     Returns:
       The test, for as many rows at a time as fit into memory. It raises InputError for
@@ -43,13 +69,13 @@ def comes_back(config: ml_collections.ConfigDict, scratch: pathlib.Path) -> Test
       InputError: a vocabulary that is not the retriever's.
       DataError: a damaged corpus.
     """
-    if config.round_trip.retriever == BM25:
-        return _by_words(config)
-    return _by_vectors(config, scratch)
+    if own.retriever == BM25:
+        return _by_words(corpus, own.k)
+    return _by_vectors(own, corpus, batch_size, scratch)
 
 
-def _by_words(config) -> Test:
-    beir = sources.open_beir(config.corpus)
+def _by_words(corpus: str, k: int) -> Test:
+    beir = sources.open_beir(corpus)
 
     def test(rows: list[SyntheticQuery]) -> list[bool]:
         def documents() -> Iterator[tuple[str, str]]:
@@ -57,35 +83,36 @@ def _by_words(config) -> Test:
             for document in unique(beir.corpus_file, beir.documents()):
                 missing.discard(document.id)
                 yield document.id, document.content
-            _require_none(missing, rows, config.corpus)
+            _require_none(missing, rows, corpus)
 
         queries = {row.query_id: row.query for row in rows}
-        found, _ = evaluation.bm25_streamed(documents, queries, config.round_trip.k)
+        found, _ = evaluation.bm25_streamed(documents, queries, k)
         return [row.document_id in found.get(row.query_id, {}) for row in rows]
 
     return test
 
 
-def _by_vectors(config, scratch: pathlib.Path) -> Test:
-    own = config.round_trip
-    model = retriever.load(pathlib.Path(own.retriever) / "model")
-    tokenizer = tokenizer_of(own)
+def _by_vectors(
+    own: RoundTrip, corpus: str, batch_size: int, scratch: pathlib.Path
+) -> Test:
+    model = retriever.load(pathlib.Path(own.retriever) / layout.RETRIEVER_MODEL)
+    tokenizer = own.tokenizer()
     held = retriever.DocumentIndex.create(
         scratch / "documents",
         encoder_fingerprint(model, tokenizer.fingerprint),
         model.config.embedding_dim,
     )
-    embedder = retriever.Embedder(model, tokenizer, "document", config.batch_size)
-    texts = ((d.id, d.content) for d in sources.open_beir(config.corpus).documents())
+    embedder = retriever.Embedder(model, tokenizer, "document", batch_size)
+    texts = ((d.id, d.content) for d in sources.open_beir(corpus).documents())
     with progress_bar("document") as bar:
         for ids, vectors in embedder.chunks(texts, ROWS, bar.update):
             held.add(ids, vectors)
-    embedder = retriever.Embedder(model, tokenizer, "query", config.batch_size)
+    embedder = retriever.Embedder(model, tokenizer, "query", batch_size)
 
     def test(rows: list[SyntheticQuery]) -> Iterable[bool]:
         wanted = {row.document_id for row in rows}
         places = held.places(wanted)
-        _require_none(wanted - places.keys(), rows, config.corpus)
+        _require_none(wanted - places.keys(), rows, corpus)
         queries = np.concatenate(list(embedder.windows(row.query for row in rows)))
         return held.ranks(queries, [places[row.document_id] for row in rows]) <= own.k
 
@@ -103,25 +130,3 @@ def _require_none(
             f"which {corpus} does not have. Give the corpus that the set was written "
             "for."
         )
-
-
-def tokenizer_of(own: ml_collections.ConfigDict) -> Tokenizer:
-    """Returns the retriever's tokenizer, by `filter`'s settings of the round trip.
-
-    Raises:
-      InputError: none was given, or another one than the retriever was trained with.
-    """
-    if not own.vocabulary:
-        raise validation.InputError(
-            f"round_trip.vocabulary is not set, and {own.retriever} needs the one it "
-            "was trained with. Give its SentencePiece file."
-        )
-    tokenizer = Tokenizer(own.vocabulary)
-    stage = workdir.read_json(pathlib.Path(own.retriever) / workdir.STAGE_FILE)
-    trained = stage["inputs"].get("vocabulary")
-    if trained != tokenizer.fingerprint:
-        raise validation.InputError(
-            f"round_trip.vocabulary is {own.vocabulary}, which is not the one that "
-            f"{own.retriever} was trained with ({trained}). Give that one."
-        )
-    return tokenizer

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import ml_collections
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.retriever import nearest
-from tfdpsq.run.core import workdir
+from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.search import benchmark_sets
 
 BM25 = "bm25"
@@ -19,7 +20,93 @@ TREE = "scann"
 INDEXES = (*nearest.KINDS, TREE)
 
 
-def check_search(config: ml_collections.ConfigDict, metrics: Sequence[str]) -> None:
+@dataclasses.dataclass(frozen=True)
+class Systems:
+    """Systems to search with.
+
+    Attributes:
+      paths: name -> "bm25", or the directory of a retriever.
+      vocabulary: the SentencePiece file of all retrievers.
+      index: one of INDEXES.
+      batch_size: texts embedded at a time.
+      indexes: name -> output of `index` or `encode` with embeddings to use.
+    """
+
+    paths: Mapping[str, str]
+    vocabulary: str
+    index: str
+    batch_size: int
+    indexes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ml_collections.ConfigDict) -> Systems:
+        """Returns the systems that a stage's settings name."""
+        return cls(
+            dict(config.systems),
+            config.vocabulary,
+            config.index,
+            config.batch_size,
+            dict(config.get("indexes", {})),
+        )
+
+    @property
+    def retrievers(self) -> dict[str, str]:
+        """Returns the systems that embed texts."""
+        return {name: path for name, path in self.paths.items() if path != BM25}
+
+    @property
+    def by_shards(self) -> list[str]:
+        """Returns those that embed a corpus here and can search it by shards."""
+        if self.index == TREE:
+            return []
+        return [name for name in self.retrievers if not self.indexes.get(name)]
+
+    def fingerprints(self) -> dict[str, str]:
+        """Returns the ids of all retrievers, as inputs of a stage.
+
+        Raises:
+          InputError: one is missing.
+        """
+        return {
+            f"system {name}": workdir.stage_fingerprint(path)
+            for name, path in sorted(self.retrievers.items())
+        }
+
+    def require_vocabulary(self) -> dict[str, str]:
+        """Returns the fingerprint of the vocabulary, if a retriever needs one.
+
+        Raises:
+          InputError: a retriever that is missing, or was trained with another
+            vocabulary.
+          DataError: it is not a vocabulary.
+        """
+        if not self.retrievers:
+            return {}
+        if not self.vocabulary:
+            raise validation.InputError(
+                f"vocabulary is {self.vocabulary!r}, but system "
+                f"{min(self.retrievers)!r} needs one. Give the SentencePiece file that "
+                "it was trained with."
+            )
+        tokenizer = Tokenizer(self.vocabulary)
+        for name, path in self.retrievers.items():
+            if not (pathlib.Path(path) / layout.RETRIEVER_MODEL).is_dir():
+                raise validation.InputError(
+                    f"system {name!r} is {path}, which holds no retriever. Give what "
+                    "train_retriever wrote."
+                )
+            sources.require_vocabulary(
+                "vocabulary",
+                self.vocabulary,
+                tokenizer,
+                path,
+                f"system {name!r} ({path})",
+                "; systems of several vocabularies need a run each",
+            )
+        return {"vocabulary": tokenizer.fingerprint}
+
+
+def check_search(paths: Mapping[str, str], k: int, metrics: Sequence[str]) -> None:
     """Refuses names and numbers that would make a search impossible to score.
 
     Raises:
@@ -27,61 +114,15 @@ def check_search(config: ml_collections.ConfigDict, metrics: Sequence[str]) -> N
     """
     evaluation.evaluate_run({"q": {"d": 1}}, {"q": {"d": 1.0}}, metrics)
     for metric in metrics:
-        if int(metric.partition("@")[2] or 0) > config.k:
+        if int(metric.partition("@")[2] or 0) > k:
             raise validation.InputError(
-                f"{metric!r} needs more documents than the {config.k} that are found "
-                "for a query. Raise k."
+                f"{metric!r} needs more documents than the {k} that are found for a "
+                "query. Raise k."
             )
-    for name, path in config.systems.items():
+    for name, path in paths.items():
         benchmark_sets.check_file_name("a system", name)
         if not path:
             raise validation.InputError(
                 f"systems.{name} is {path!r}. Give it the directory of a retriever "
                 f"that train_retriever wrote, or {BM25!r}."
             )
-
-
-def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Returns the ids of all retrievers of `systems`, as inputs of a stage.
-
-    Raises:
-      InputError: one is missing.
-    """
-    return {
-        f"system {name}": workdir.stage_fingerprint(path)
-        for name, path in sorted(config.systems.items())
-        if path != BM25
-    }
-
-
-def vocabulary(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Returns the fingerprint of the vocabulary, if a retriever needs one.
-
-    Raises:
-      InputError: a retriever that is missing, or was trained with another vocabulary.
-      DataError: it is not a vocabulary.
-    """
-    retrievers = {n: p for n, p in config.systems.items() if p != BM25}
-    if not retrievers:
-        return {}
-    if not config.vocabulary:
-        raise validation.InputError(
-            f"vocabulary is {config.vocabulary!r}, but system {min(retrievers)!r} "
-            "needs one. Give the SentencePiece file that it was trained with."
-        )
-    tokenizer = Tokenizer(config.vocabulary)
-    for name, path in retrievers.items():
-        stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
-        theirs = stage.get("inputs", {}).get("vocabulary")
-        if not (pathlib.Path(path) / "model").is_dir():
-            raise validation.InputError(
-                f"system {name!r} is {path}, which holds no retriever. Give what "
-                "train_retriever wrote."
-            )
-        if theirs not in (None, tokenizer.fingerprint):
-            raise validation.InputError(
-                f"vocabulary is {config.vocabulary}, but system {name!r} ({path}) was "
-                "trained with another. Give the SentencePiece file it was trained "
-                "with; systems of several vocabularies need a run each."
-            )
-    return {"vocabulary": tokenizer.fingerprint}

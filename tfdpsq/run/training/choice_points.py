@@ -61,9 +61,6 @@ def check(
 ) -> list[tuple[str, ml_collections.ConfigDict]]:
     """Refuses settings that no guarantee could be given for.
 
-    Args:
-      config: of the stage `choose`.
-
     Returns:
       Name and config of every point, as `finetune` takes it except for the epochs,
       which determine the number of steps.
@@ -132,12 +129,8 @@ def planned(
 ) -> tuple[list[Point], float]:
     """Returns the points with their budgets, which the first call writes down.
 
-    Args:
-      config: of the stage `choose`.
-      train: the training pairs of all points.
-      own: directory of this grid's records.
-      run_of: maps a point's name to the directory of its ledger.
-      inputs: fingerprints of what the grid is made from.
+    `train` are the training pairs of all points, `own` is the directory of the grid's
+    records, `run_of` maps a point's name to the directory of its ledger.
 
     Returns:
       The points, and δ of all of them together.
@@ -146,7 +139,9 @@ def planned(
       InputError: a point that cannot run; or a grid of other settings or data was
         begun and paid for here.
     """
-    units = private_training.units_of(config.finetune, train)
+    units = private_training.units_of(
+        train, config.finetune.unit, config.finetune.user_field
+    )
     points = list(_points(config))
     n = private_training.spec_of(
         config.finetune, units, steps=1, batch_size=1
@@ -228,11 +223,15 @@ def _try(points: list[Point], specs: list[privacy.PrivacySpec]) -> None:
         stage = point.stage
         if spec.private:
             sources.require_public(
-                stage.init, f"epsilon {spec.epsilon} would not be all that was spent"
+                stage.init,
+                sources.certificate_of_model(stage.init),
+                f"epsilon {spec.epsilon} would not be all that was spent",
             )
         privacy.make_optimizer(
             privacy.make_plan(spec),
-            private_training.learning_rate(stage),
+            private_training.learning_rate(
+                stage.learning_rate, stage.schedule, stage.steps
+            ),
             stage.optimizer,
             stage.engine,
         )

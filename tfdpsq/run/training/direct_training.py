@@ -7,7 +7,6 @@ move its sum. This module turns its numbers into a plan, and its loss into a run
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from typing import Any
 
 import ml_collections
@@ -20,6 +19,7 @@ from tfdpsq.privacy import plan as plans
 from tfdpsq.run.core import settings, sources
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import hard_negatives, outcomes, private_training
 
 ARGUMENTS = {
@@ -71,21 +71,24 @@ def declared() -> dict[str, settings.Setting]:
     }
 
 
-def _require_derived(config) -> None:
+def _require_derived(method: str, unit: str, sampler: str) -> None:
     """Refuses a sampler or unit that the method's sensitivity does not cover."""
-    for field, value in (("unit", "query"), ("sampler", "poisson")):
-        if config[field] != value:
+    for field, given, value in (
+        ("unit", unit, "query"),
+        ("sampler", sampler, "poisson"),
+    ):
+        if given != value:
             raise validation.InputError(
-                f"method is {config.method!r} and {field} is {config[field]!r}, for "
+                f"method is {method!r} and {field} is {given!r}, for "
                 f"which its sensitivity is not derived. Set {field} to {value!r}."
             )
 
 
-def _require_devices(config, devices: strategy.Devices) -> None:
+def _require_devices(method: str, batch_size: int, devices: strategy.Devices) -> None:
     """Refuses several devices for a method whose rows must stay together."""
-    if config.method != "public_negatives" and devices.replicas > 1:
+    if method != "public_negatives" and devices.replicas > 1:
         raise validation.InputError(
-            f"method is {config.method!r}, which clips within the whole batch, so "
+            f"method is {method!r}, which clips within the whole batch, so "
             f"its rows must stay on one replica, but there are {devices.replicas}. "
             "Train it with --strategy=default, or set method to 'public_negatives'."
         )
@@ -93,7 +96,7 @@ def _require_devices(config, devices: strategy.Devices) -> None:
         "training directly takes one step at a time: negatives, or the size of the "
         "batch, are new in each"
     )
-    devices.require_share(config.batch_size)
+    devices.require_share(batch_size)
 
 
 def make_plan(
@@ -105,7 +108,7 @@ def make_plan(
       InputError: a sampler or unit that the sensitivity is not derived for, or what
         `PrivacySpec` raises.
     """
-    _require_derived(config)
+    _require_derived(config.method, config.unit, config.sampler)
     if config.method == "microbatch":
         spec = private_training.spec_of(
             config,
@@ -146,18 +149,16 @@ def make_plan(
 
 def train(
     config: ml_collections.ConfigDict,
+    context: contexts.Context,
     model: retriever.TwoTower,
-    tokenizer: Tokenizer,
     source: sources.Source,
+    negatives: hard_negatives.HardNegatives,
     progress: Progress,
-    own: pathlib.Path,
-    inputs: dict[str, str],
-    devices: strategy.Devices = strategy.DEFAULT,
 ) -> tuple[privacy.PrivacyPlan, outcomes.Outcome]:
     """Trains by the config's method.
 
-    `model` was made in the scope of `devices`; `own` is the directory of the run's
-    secrets, states and ledger; `progress` is called after each step.
+    `model` was made in the scope of the context's devices; `progress` is called after
+    each step.
 
     Returns:
       The plan, and the outcome of training.
@@ -168,34 +169,58 @@ def train(
     """
     if not source.private:
         raise validation.InputError(
-            f"{config.pairs} holds no private queries: use method 'plain'."
+            f"{source.path} holds no private queries: use method 'plain'."
         )
-    _require_derived(config)
-    _require_devices(config, devices)
-    if config.hard_negatives.run and config.method != "public_negatives":
+    devices = context.devices
+    _require_derived(config.method, config.unit, config.sampler)
+    _require_devices(config.method, config.batch_size, devices)
+    if negatives.run and config.method != "public_negatives":
         raise validation.InputError(
-            f"hard_negatives.run is {config.hard_negatives.run!r}, but the sensitivity "
+            f"hard_negatives.run is {negatives.run!r}, but the sensitivity "
             f"of {config.method!r} is derived for in-batch negatives alone. Set it to "
             "'', or method to 'public_negatives'."
         )
-    units = private_training.units_of(config, source)
+    units = private_training.units_of(source, config.unit, config.user_field)
     plan = make_plan(config, units)
     arrays = retriever.encode_pairs(
         source.pairs,
-        tokenizer,
+        context.tokenizer,
         query_length=config.query_length,
         document_length=config.document_length,
     )
-    arrays.update(hard_negatives.arrays(config, source, tokenizer))
+    arrays.update(
+        hard_negatives.arrays(
+            negatives, source, context.tokenizer, config.document_length
+        )
+    )
     with devices.scope():
         corpus = None
         if config.method == "public_negatives":
-            corpus = _corpus(config, model, tokenizer)
+            corpus = _corpus(
+                source.path,
+                config.most_documents,
+                model,
+                context.tokenizer,
+                config.document_length,
+            )
         # logit_dp makes each score from copies of both texts.
         if config.method != "logit_dp" and model.documents_frozen:
             arrays = retriever.with_vectors(model, arrays, known=corpus)
-        loss, options = _loss(config, model, corpus, plan)
-        rate = private_training.learning_rate(config)
+        if corpus is None:
+            loss, options = _in_batch_loss(config.method, config.engine, model, plan)
+        else:
+            loss = retriever.PublicNegatives(
+                model, corpus, config.negatives, config.seed, config.refresh_every
+            )
+            options = {
+                "microbatch_size": config.microbatch_size,
+                "layers": loss.layers,
+                "before_step": loss.refresh,
+                "state": loss.state,
+            }
+        rate = private_training.learning_rate(
+            config.learning_rate, config.schedule, config.steps
+        )
         optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
     progress.epsilon = plan.epsilon_so_far
     outcome = private_training.train(
@@ -206,8 +231,8 @@ def train(
         optimizer,
         lambda rows: {name: values[rows] for name, values in arrays.items()},
         units=units.count,
-        directory=own,
-        data_fingerprint=inputs["pairs"],
+        directory=context.run_dir,
+        data_fingerprint=context.inputs["pairs"],
         save_every=config.save_every,
         on_step=progress,
         jit_compile=config.jit_compile,
@@ -216,21 +241,33 @@ def train(
     return plan, outcome
 
 
-def _corpus(config, model, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+def _corpus(
+    path: str,
+    most: int,
+    model: retriever.TwoTower,
+    tokenizer: Tokenizer,
+    document_length: int,
+) -> dict[str, np.ndarray]:
     """Returns the encoded public documents that negatives are drawn from."""
-    documents = sources.sampled_documents(config.pairs, config.most_documents)
+    documents = sources.sampled_documents(path, most)
     corpus = retriever.encode_documents(
         [document.content for document in documents],
         tokenizer,
-        config.document_length,
+        document_length,
     )
     return retriever.with_vectors(model, corpus) if model.documents_frozen else corpus
 
 
-def _loss(config, model, corpus, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
-    """Returns the method's loss, and further arguments for `privacy.train`."""
-    if config.method == "naive":
-        if config.engine != "fast" or not plan.spec.private:
+def _in_batch_loss(
+    method: str, engine: str, model: retriever.TwoTower, plan: privacy.PrivacyPlan
+) -> tuple[Any, dict[str, Any]]:
+    """Returns the loss of a method whose rows are each other's negatives.
+
+    Returns:
+      The loss, and further arguments for `privacy.train`.
+    """
+    if method == "naive":
+        if engine != "fast" or not plan.spec.private:
             # One gradient per row, or one for all rows, needs no copies.
             return (
                 lambda batch: model.per_example_losses(batch, training=True),
@@ -238,24 +275,14 @@ def _loss(config, model, corpus, plan: privacy.PrivacyPlan) -> tuple[Any, dict]:
             )
         loss: Any = retriever.NaiveLosses(model)
         return loss, {"microbatch_size": None, "layers": loss.layers}
-    if config.method == "logit_dp":
+    if method == "logit_dp":
         terms = retriever.LogitTerms(model)
         return (
             lambda batch: privacy.Terms(*terms(batch)),
             {"microbatch_size": None, "layers": terms.layers},
         )
-    if config.method == "microbatch":
-        loss = retriever.GroupLosses(model, plan.group_capacity)
-        return loss, {"microbatch_size": plan.max_rows, "layers": loss.layers}
-    loss = retriever.PublicNegatives(
-        model, corpus, config.negatives, config.seed, config.refresh_every
-    )
-    return loss, {
-        "microbatch_size": config.microbatch_size,
-        "layers": loss.layers,
-        "before_step": loss.refresh,
-        "state": loss.state,
-    }
+    loss = retriever.GroupLosses(model, plan.group_capacity)
+    return loss, {"microbatch_size": plan.max_rows, "layers": loss.layers}
 
 
 def facts(

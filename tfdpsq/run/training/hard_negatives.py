@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 from typing import Any
-
-import ml_collections
 
 from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data import Tokenizer
@@ -41,6 +40,34 @@ def declared() -> dict[str, Any]:
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class HardNegatives:
+    """Settings of hard negatives; see `declared`."""
+
+    run: str
+    count: int
+    skip: int
+    corpus: str
+    made_from: str
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Returns the TREC run.
+
+        Raises:
+          InputError: there is no such file.
+        """
+        path = pathlib.Path(self.run)
+        if path.is_dir():
+            path /= "run.trec"
+        if not path.is_file():
+            raise validation.InputError(
+                f"hard_negatives.run is {self.run}, where there is no file. Give a "
+                "TREC run, or what `mine` wrote."
+            )
+        return path
+
+
 def corpus_of(corpus: str, pairs: str) -> str:
     """Returns the path of the documents.
 
@@ -55,28 +82,27 @@ def corpus_of(corpus: str, pairs: str) -> str:
     return corpus or pairs
 
 
-def inputs(config: ml_collections.ConfigDict, private: pathlib.Path) -> dict[str, str]:
+def inputs(own: HardNegatives, pairs: str, private: pathlib.Path) -> dict[str, str]:
     """Returns fingerprints of the documents and, keyed as it may be private, the run.
 
     Raises:
       InputError: no such run.
     """
-    own = config.hard_negatives
     if not own.run:
         return {}
     found = {
         "hard_negatives_corpus": sources.corpus_fingerprint(
-            corpus_of(own.corpus, config.pairs)
+            corpus_of(own.corpus, pairs)
         )
     }
     if own.run != JUDGED:  # judgements are a part of the pairs
-        run = sha256_of_file(_path(config))
+        run = sha256_of_file(own.path)
         found["hard_negatives"] = sources.keyed_fingerprint(run, private)
     return found
 
 
 def write_origin(
-    directory: pathlib.Path, run: pathlib.Path, config: Any, pairs: str, by: Any
+    directory: pathlib.Path, run: pathlib.Path, split: str, pairs: str, by: Any
 ) -> None:
     """Writes a record of how a run was mined next to it.
 
@@ -85,39 +111,33 @@ def write_origin(
     found = {
         "by": by,
         "pairs": pairs,
-        "split": config.split,
+        "split": split,
         "run": sha256_of_file(run),
     }
     write_json(directory / ORIGIN_FILE, found)
 
 
-def origin(
-    config: ml_collections.ConfigDict, source: sources.Source, pairs: str
-) -> str:
+def origin(own: HardNegatives, source: sources.Source, pairs: str) -> str:
     """Returns the origin of the negatives for the certificate; "none" without any.
 
     Negatives that were mined for other pairs would carry what those cost.
 
-    Args:
-      config: of the stage that trains.
-      source: its pairs.
-      pairs: their fingerprint, under the key used when mining.
+    `pairs` is the fingerprint of the source, under the key used when mining.
 
     Raises:
       InputError: the origin is not known, or not these pairs.
       DataError: a damaged `mining.json`.
     """
-    own = config.hard_negatives
     if not own.run:
         return "none"
     if own.run == JUDGED:
         if not source.private:
             raise validation.InputError(
-                f"hard_negatives.run is {JUDGED!r}, but {config.pairs} is a set of "
+                f"hard_negatives.run is {JUDGED!r}, but {source.path} is a set of "
                 "pairs without judgements. Mine for them, or give a TREC run."
             )
         return f"{own.count} of the query's own judgements of 0"
-    record = _path(config).parent / ORIGIN_FILE
+    record = own.path.parent / ORIGIN_FILE
     count = f"the {own.count} best after {own.skip}"
     if record.is_file():
         try:
@@ -128,14 +148,14 @@ def origin(
             raise validation.DataError(
                 record, f"not what `mine` writes ({error!r})", "Mine again."
             ) from error
-        if run != sha256_of_file(_path(config)):
+        if run != sha256_of_file(own.path):
             raise validation.InputError(
-                f"{_path(config)} is not the run that {record} describes. Mine again."
+                f"{own.path} is not the run that {record} describes. Mine again."
             )
-        if made != (pairs, config.split):
+        if made != (pairs, source.split):
             raise validation.InputError(
-                f"hard_negatives.run {_path(config)} was not mined for split "
-                f"{config.split!r} of {config.pairs} in its present state, by its "
+                f"hard_negatives.run {own.path} was not mined for split "
+                f"{source.split!r} of {source.path} in its present state, by its "
                 "fingerprint under this private_directory's key. Mine for these pairs, "
                 "with the same private_directory."
             )
@@ -143,7 +163,7 @@ def origin(
     if own.made_from != BY_QUERY:
         raise validation.InputError(
             f"hard_negatives.made_from is {own.made_from!r}, and there is no "
-            f"{ORIGIN_FILE} next to {_path(config)}, so the origin of its documents is "
+            f"{ORIGIN_FILE} next to {own.path}, so the origin of its documents is "
             f"not known. Let `mine` write it, or set made_from to {BY_QUERY!r} if that "
             "is true."
         )
@@ -151,7 +171,10 @@ def origin(
 
 
 def arrays(
-    config: ml_collections.ConfigDict, source: sources.Source, tokenizer: Tokenizer
+    own: HardNegatives,
+    source: sources.Source,
+    tokenizer: Tokenizer,
+    document_length: int,
 ) -> dict[str, Any]:
     """Returns the rows' hard negatives as `retriever.encode_negatives` makes them.
 
@@ -161,7 +184,6 @@ def arrays(
       InputError: bad settings, or a run that has none of the queries.
       DataError: a malformed run, or one that names a document the corpus lacks.
     """
-    own = config.hard_negatives
     if not own.run:
         return {}
     answers: dict[str, set[str]] = {}
@@ -171,7 +193,7 @@ def arrays(
         of_pairs.setdefault(pair.query_id, set()).add(pair.document)
     judged: Mapping[str, Mapping[str, int]] = {}
     if source.private:
-        judged = sources.open_beir(config.pairs).qrels(config.split)
+        judged = sources.open_beir(source.path).qrels(source.split)
     if own.run == JUDGED:
         ranked = {
             query: sorted(d for d, grade in documents.items() if grade <= 0)
@@ -180,7 +202,7 @@ def arrays(
     else:
         ranked = {
             query: [document for document, _ in evaluation.ranked(documents)]
-            for query, documents in evaluation.read_trec_run(_path(config)).items()
+            for query, documents in evaluation.read_trec_run(own.path).items()
         }
     candidates: dict[str, list[str]] = {}
     for query, known in answers.items():
@@ -189,7 +211,7 @@ def arrays(
         # A few spare ones: some may have the content of an answer.
         candidates[query] = others[: own.skip + own.count + _SPARE]
     known_answers = set().union(*answers.values())
-    corpus = corpus_of(own.corpus, config.pairs)
+    corpus = corpus_of(own.corpus, source.path)
     wanted = set().union(*candidates.values())
     texts = {
         document.id: document.content
@@ -211,24 +233,12 @@ def arrays(
     if not any(chosen.values()):
         raise validation.InputError(
             f"hard_negatives.run {own.run} has no document for any query of "
-            f"{config.pairs}. Mine for these pairs, or lower skip (now {own.skip})."
+            f"{source.path}. Mine for these pairs, or lower skip (now {own.skip})."
         )
     return retriever.encode_negatives(
         source.pairs,
         {query: [texts[d] for d in ids] for query, ids in chosen.items()},
         tokenizer,
-        config.document_length,
+        document_length,
         own.count,
     )
-
-
-def _path(config: ml_collections.ConfigDict) -> pathlib.Path:
-    path = pathlib.Path(config.hard_negatives.run)
-    if path.is_dir():
-        path /= "run.trec"
-    if not path.is_file():
-        raise validation.InputError(
-            f"hard_negatives.run is {config.hard_negatives.run}, where there is no "
-            "file. Give a TREC run, or what `mine` wrote."
-        )
-    return path

@@ -26,40 +26,62 @@ from tfdpsq.privacy import workers
 from tfdpsq.retriever.training import require_enough
 from tfdpsq.run.core import sources
 from tfdpsq.run.core.progress import Progress
-from tfdpsq.run.devices import replicas, strategy
+from tfdpsq.run.devices import replicas
+from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import hard_negatives, private_training
 
 
 def train(
     config: ml_collections.ConfigDict,
+    context: contexts.Context,
     model: retriever.TwoTower,
-    tokenizer: Tokenizer,
     source: sources.Source,
+    negatives: hard_negatives.HardNegatives,
     progress: Progress,
     scratch: pathlib.Path,
-    devices: strategy.Devices = strategy.DEFAULT,
 ) -> None:
     """Trains for `config.steps` steps.
 
-    `model` was made in the scope of `devices`. `scratch` is created for the tokenised
-    pairs, as private as they are, and removed at the end, with the leftovers of a
-    killed run.
+    `model` was made in the scope of the context's devices. `scratch` is created for the
+    tokenised pairs, as private as they are, and removed at the end, with the leftovers
+    of a killed run.
 
     Raises:
       Preempted: the process, or another worker, received a signal to end.
       InputError: the replicas, or `rows_at_a_time`, do not divide the batch; or bad
         hard negatives.
     """
+    devices = context.devices
     devices.require_share(config.batch_size)
     devices.require_single_steps("method 'plain' takes one step at a time")
-    check_rows(config, model, devices)
+    check_rows(
+        config.rows_at_a_time,
+        config.batch_size // devices.replicas,
+        model.documents_frozen,
+    )
     with _empty(scratch):
-        batches = _batches(config, model, tokenizer, source, scratch)
+        require_enough(source.count, config.batch_size)
+        lengths = config.query_length, config.document_length
+        rows = hard_negatives.arrays(
+            negatives, source, context.tokenizer, config.document_length
+        )
+        batches = _batches(
+            source,
+            context.tokenizer,
+            *lengths,
+            config.batch_size,
+            config.seed,
+            rows,
+            model if model.documents_frozen else None,
+            scratch,
+        )
         with devices.scope(), devices.notice.training() as asked:
             workers.copy_from_chief(model.variables)
             step = make_step(
                 model,
-                private_training.learning_rate(config),
+                private_training.learning_rate(
+                    config.learning_rate, config.schedule, config.steps
+                ),
                 config.rows_at_a_time,
                 config.jit_compile,
                 config.seed,
@@ -71,46 +93,51 @@ def train(
                     raise privacy.Preempted(done)
 
 
-def check_rows(
-    config: ml_collections.ConfigDict,
-    model: retriever.TwoTower,
-    devices: strategy.Devices = strategy.DEFAULT,
-) -> None:
-    """Refuses a `rows_at_a_time` that does not fit the batch or the model."""
-    if not config.rows_at_a_time:
+def check_rows(rows_at_a_time: int, rows: int, documents_frozen: bool) -> None:
+    """Refuses a `rows_at_a_time` that does not fit a replica's rows or the model."""
+    if not rows_at_a_time:
         return
-    if model.documents_frozen:
+    if documents_frozen:
         raise validation.InputError(
-            f"rows_at_a_time is {config.rows_at_a_time}, but the documents' tower is "
+            f"rows_at_a_time is {rows_at_a_time}, but the documents' tower is "
             "frozen and they are embedded before training. Set it to 0."
         )
-    rows = config.batch_size // devices.replicas
-    if rows % config.rows_at_a_time:
+    if rows % rows_at_a_time:
         raise validation.InputError(
-            f"rows_at_a_time is {config.rows_at_a_time}, which does not divide the "
+            f"rows_at_a_time is {rows_at_a_time}, which does not divide the "
             f"{rows} rows of a replica. Give a divisor of {rows}, or 0 for all."
         )
 
 
 def _batches(
-    config, model, tokenizer, source: sources.Source, scratch: pathlib.Path
+    source: sources.Source,
+    tokenizer: Tokenizer,
+    query_length: int,
+    document_length: int,
+    batch_size: int,
+    seed: int,
+    negatives: Mapping[str, Any],
+    embedding: retriever.TwoTower | None,
+    scratch: pathlib.Path,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches from disk; pairs with hard negatives are held in memory."""
-    require_enough(source.count, config.batch_size)
-    lengths = {name: config[name] for name in ("query_length", "document_length")}
-    embedding = model if model.documents_frozen else None
-    negatives = hard_negatives.arrays(config, source, tokenizer)
     if not negatives:
         stored = retriever.store_pairs(
-            scratch, source.read(), tokenizer, **lengths, model=embedding
+            scratch,
+            source.read(),
+            tokenizer,
+            query_length=query_length,
+            document_length=document_length,
+            model=embedding,
         )
-        return stored.batches(config.batch_size, config.seed)
+        return stored.batches(batch_size, seed)
     return retriever.make_batches(
         source.pairs,
         tokenizer,
-        config.batch_size,
-        **lengths,
-        seed=config.seed,
+        batch_size,
+        query_length=query_length,
+        document_length=document_length,
+        seed=seed,
         negatives=negatives,
         model=embedding,
     )
@@ -137,13 +164,9 @@ def make_step(
 ) -> Callable[[Mapping[str, np.ndarray]], float]:
     """Returns a step of Adam on the mean loss of a batch.
 
-    Args:
-      model: the retriever.
-      learning_rate: a number or a schedule.
-      rows_at_a_time: rows of a replica that are embedded at a time
-        (`retriever.cached_gradients`); 0 for all.
-      jit_compile: compile with XLA; in a strategy's scope left to the strategy.
-      seed: of dropout.
+    `rows_at_a_time` rows of a replica are embedded at a time
+    (`retriever.cached_gradients`); 0 for all. With `jit_compile` XLA compiles the step;
+    in a strategy's scope that is left to the strategy. `seed` is that of dropout.
 
     Returns:
       Takes a whole batch, applies its gradient, returns its mean loss in nats.

@@ -52,7 +52,9 @@ def train(
       Preempted: the process, or another worker, received a signal to end.
     """
     with devices.scope(), devices.notice.training() as asked:
-        optimizer = _optimizer(config)
+        optimizer = _optimizer(
+            config.optimizer, config.learning_rate, config.warmup, config.steps
+        )
         optimizer.build(model.trainable_variables)
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
         manager = tf.train.CheckpointManager(checkpoint, str(own / "weights"), 1)
@@ -110,9 +112,11 @@ def train(
     return record
 
 
-def _optimizer(config: ml_collections.ConfigDict) -> tf.keras.optimizers.Optimizer:
-    schedule = WarmupCosine(config.learning_rate, config.warmup, config.steps)
-    if config.optimizer == "adam":
+def _optimizer(
+    name: str, learning_rate: float, warmup: int, steps: int
+) -> tf.keras.optimizers.Optimizer:
+    schedule = WarmupCosine(learning_rate, warmup, steps)
+    if name == "adam":
         return tf.keras.optimizers.Adam(
             schedule, global_clipnorm=1.0, jit_compile=False
         )

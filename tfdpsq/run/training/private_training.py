@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,18 +15,15 @@ import tensorflow as tf
 
 from tfdpsq import privacy, validation
 from tfdpsq.data.files import write_json
-from tfdpsq.generator import checkpoints
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import checkpoint, workers
-from tfdpsq.privacy.proof import certificate as certificates
-from tfdpsq.privacy.proof import certificate_files, ledger, reads
-from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import outputs, releases, sources, workdir
+from tfdpsq.privacy.proof import ledger
+from tfdpsq.run.core import outputs, records, sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
 from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import outcomes
 
-RUNS = workdir.RUNS
 RUN_FILE = "run.json"
 # In a run's directory: the tokenised pairs, without protection while it trains.
 ROWS = "rows"
@@ -53,16 +49,18 @@ class Units:
     private: bool
 
 
-def units_of(config: ml_collections.ConfigDict, source: sources.Source) -> Units:
+def units_of(source: sources.Source, unit: str, user_field: str) -> Units:
     """Returns the units of the training pairs.
+
+    `user_field` names the metadata field with a query's user, for unit "user".
 
     Raises:
       InputError: unit "user" for pairs that are not private.
       DataError: a query without the user field.
     """
-    if config.unit != "user" or not source.private:
+    if unit != "user" or not source.private:
         return Units(source.count, None, source.private)
-    users = sources.open_beir(config.pairs).users(config.split, config.user_field)
+    users = sources.open_beir(source.path).users(source.split, user_field)
     groups = privacy.Groups.of([users[pair.query_id] for pair in source.pairs])
     return Units(len(groups), groups, True)
 
@@ -72,10 +70,7 @@ def spec_of(
 ) -> privacy.PrivacySpec:
     """Returns the spec of the settings.
 
-    Args:
-      config: the stage's.
-      units: of its pairs.
-      **changes: fields of the spec that the stage sets itself.
+    `changes` are fields of the spec that the stage sets itself.
 
     Raises:
       InputError: n was not declared, or what `PrivacySpec` raises.
@@ -84,7 +79,9 @@ def spec_of(
     # The number of pairs that are not private is not a secret.
     n, public = units.count, True
     if units.private:
-        n, public = declared_n(config, units.count)
+        n, public = declared_n(
+            units.count, config.n_is_public, config.n_bound, config.unit
+        )
     fields = {
         "epsilon": epsilon,
         "delta": (config.delta or None) if math.isfinite(epsilon) else None,
@@ -102,72 +99,34 @@ def spec_of(
     return privacy.PrivacySpec(**{**fields, **changes})
 
 
-def declared_n(config: ml_collections.ConfigDict, count: int) -> tuple[int, bool]:
+def declared_n(
+    count: int, n_is_public: bool, n_bound: int, unit: str
+) -> tuple[int, bool]:
     """Returns the n that may be published, and whether it is the exact number.
 
     Raises:
       InputError: nothing was declared, both were, or `count` exceeds the bound.
     """
-    if config.n_is_public:
-        if config.n_bound:
+    if n_is_public:
+        if n_bound:
             raise validation.InputError(
-                f"n_is_public is True and n_bound is {config.n_bound}: declare either "
+                f"n_is_public is True and n_bound is {n_bound}: declare either "
                 "that the exact number of units is public, or a bound on it."
             )
         return count, True
-    if not config.n_bound:
+    if not n_bound:
         raise validation.InputError(
             f"the number of units is treated as public only when declared, and delta "
             f"and the sampling probability depend on it. Set n_is_public = True if "
-            f"the number of {config.unit} units may be published, or n_bound to a "
+            f"the number of {unit} units may be published, or n_bound to a "
             "public upper bound on it."
         )
-    if count > config.n_bound:
+    if count > n_bound:
         raise validation.InputError(
-            f"n_bound is {config.n_bound}, but the data hold more units than that. "
+            f"n_bound is {n_bound}, but the data hold more units than that. "
             "Declare a larger bound."
         )
-    return config.n_bound, False
-
-
-def private_directory(
-    config: ml_collections.ConfigDict, directory: pathlib.Path
-) -> pathlib.Path:
-    """Returns the directory of what must not be released; see `releases`."""
-    return releases.private_directory(directory, config.private_directory)
-
-
-def guarantee_of_training(
-    config: ml_collections.ConfigDict, devices: strategy.Devices, protected: bool
-) -> str:
-    """Returns the guarantee of a trained model; see `releases`.
-
-    Args:
-      config: the stage's.
-      devices: a worker that is not the chief certifies nothing.
-      protected: whether the training pairs are private, under a finite ε.
-
-    Raises:
-      InputError: pairs and starting weights have guarantees that would add up.
-      DataError: the certificate of one of them is damaged.
-    """
-    if not devices.chief or canary_set.holds_canaries(config.pairs):
-        return releases.PRIVATE
-    if not sources.is_free(config.pairs):
-        return releases.CERTIFIED if protected else releases.PRIVATE
-    certificate = certificates.inherited_certificate(
-        sources.certificate_of_pairs(config.pairs),
-        sources.certificate_of_model(config.init),
-    )
-    start = checkpoints.locate(config.init) if config.init else ""
-    return releases.guarantee_of(certificate, config.pairs, os.fspath(start))
-
-
-def run_directory(
-    config: ml_collections.ConfigDict, directory: pathlib.Path
-) -> pathlib.Path:
-    """Returns the directory of a run's secrets, states and ledger."""
-    return private_directory(config, directory) / RUNS / directory.name
+    return n_bound, False
 
 
 def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) -> None:
@@ -251,74 +210,53 @@ def ledger_head(directory: pathlib.Path) -> str:
     return ledger.read_ledger(directory / ledger.FILE_NAME).head
 
 
-def reads_of(
-    config: ml_collections.ConfigDict, private: pathlib.Path
-) -> privacy.PrivateReads:
-    """Returns the workdir's list of private reads outside the budget."""
-    if not config.strict:
-        outputs.open_private(private)
-    return privacy.PrivateReads(private / reads.FILE_NAME, strict=config.strict)
-
-
 def progress_of(
-    config: ml_collections.ConfigDict,
-    name: str,
-    private: pathlib.Path,
-    devices: strategy.Devices,
+    context: contexts.Context,
+    *,
+    steps: int,
+    batch_size: int,
+    tokens: int,
+    save_every: int,
+    strict: bool,
 ) -> Progress:
-    """Returns the bar and log of a run, without what strict mode leaves out."""
+    """Returns the bar and log of a run, without what strict mode leaves out.
+
+    `tokens` are those of one example, query and document.
+    """
     return Progress(
-        private / LOGS / name,
-        config.steps,
-        measured=not config.strict,
-        examples=config.batch_size,
-        tokens=config.batch_size * (config.document_length + config.query_length),
-        save_every=config.save_every,
-        steps_per_loop=devices.steps_per_loop,
+        context.private / LOGS / context.run_dir.name,
+        steps,
+        measured=not strict,
+        examples=batch_size,
+        tokens=batch_size * tokens,
+        save_every=save_every,
+        steps_per_loop=context.devices.steps_per_loop,
     )
 
 
-def record_losses(
-    config: ml_collections.ConfigDict, private: pathlib.Path
-) -> list[dict[str, str]]:
+def record_losses(private: pathlib.Path, strict: bool) -> list[dict[str, str]]:
     """Records that losses and times are read, unless strict mode leaves them out.
 
     Returns:
       All private reads of the workdir so far, for the certificate: earlier ones may
       have influenced this run's settings.
     """
-    taken = reads_of(config, private)
-    if not config.strict:
+    taken = records.private_reads(private, strict)
+    if not strict:
         taken.record(**LOSS_READ)
     return taken.entries
 
 
-def write_certificate(
-    directory: pathlib.Path, certificate: Mapping[str, Any] | None
-) -> None:
-    """Writes `certificate.json`, and its digest into the configs of models next to it.
-
-    Writes nothing for `None`, where no private query was used.
-    """
-    if certificate is None:
-        return
-    for path in (directory / name for name in certificate_files.CONFIGS):
-        if path.is_file():
-            marked = {certificate_files.MARK: certificate["digest"]}
-            write_json(path, {**workdir.read_json(path), **marked})
-    write_json(directory / certificates.FILE_NAME, certificate)
-
-
 def learning_rate(
-    config: ml_collections.ConfigDict,
+    peak: float, schedule: str, steps: int
 ) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
     """Returns the rate, or its schedule over all steps.
 
     Schedule "cosine" rises over the first tenth of the steps and falls to a twentieth.
     """
-    if config.schedule == "constant":
-        return config.learning_rate
-    return WarmupCosine(config.learning_rate, config.steps // 10, config.steps)
+    if schedule == "constant":
+        return peak
+    return WarmupCosine(peak, steps // 10, steps)
 
 
 def training_facts(

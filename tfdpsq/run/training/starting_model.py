@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import ml_collections
 import numpy as np
 import tensorflow as tf
@@ -29,46 +32,53 @@ def load_generator(
     else:
         model = T5QueryGenerator(T5Config(**config.t5), *options)
     tokenizer.require_embeddings(model.config.vocabulary_size)
-    choose_trained(model, config)
+    choose_trained(model, config.lora, config.soft_prompt.length, tuple(config.trained))
     if config.soft_prompt.length and not tuned:
-        model.start_soft_prompt(_first_words(config, tokenizer))
+        words = _first_words(tokenizer, config.soft_prompt.length, config.seed)
+        model.start_soft_prompt(words)
     return model
 
 
-def _first_words(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> list[int]:
+def _first_words(tokenizer: Tokenizer, length: int, seed: int) -> list[int]:
     """Draws the initial words of a soft prompt, all different if there are enough.
 
     They are among the 5,000 most common, as in Lester et al. 2021 (section 3.2, figure
     3b).
     """
     common = tokenizer.common_ids(5000)
-    length = config.soft_prompt.length
-    random = np.random.default_rng(config.seed)
+    random = np.random.default_rng(seed)
     return random.choice(common, length, replace=length > len(common)).tolist()
 
 
-def choose_trained(model: T5QueryGenerator, config: ml_collections.ConfigDict) -> None:
+def choose_trained(
+    model: T5QueryGenerator,
+    lora: Mapping[str, Any],
+    length: int,
+    trained: Sequence[str],
+) -> None:
     """Freezes all but a low-rank update, a soft prompt, or a part of the weights.
+
+    `lora` has `rank`, `alpha` and `targets`; `length` is that of the soft prompt.
 
     Raises:
       InputError: the settings do not fit the model, or two of them are given.
     """
-    rank, length = config.lora.rank, config.soft_prompt.length
+    rank, trained = lora["rank"], list(trained)
     if rank and length:
         raise validation.InputError(
             f"lora.rank is {rank} and soft_prompt.length {length}: each freezes all "
             "weights but its own. Set one of them to 0."
         )
-    if (rank or length) and list(config.trained) != ["*"]:
+    if (rank or length) and trained != ["*"]:
         name, what = ("lora.rank", "LoRA") if rank else ("soft_prompt.length", "it")
         raise validation.InputError(
-            f"{name} is {rank or length} and trained {list(config.trained)}: {what} "
+            f"{name} is {rank or length} and trained {trained}: {what} "
             f"freezes all weights but its own. Leave trained at ('*',), or set {name} "
             "to 0."
         )
     if rank:
-        apply_lora(model, rank, config.lora.alpha, list(config.lora.targets))
+        apply_lora(model, rank, lora["alpha"], list(lora["targets"]))
     elif length:
         train_only(model, ["*soft_prompt/*"])
     else:
-        train_only(model, list(config.trained))
+        train_only(model, trained)
