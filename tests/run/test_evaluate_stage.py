@@ -43,7 +43,8 @@ def base(tmp_path_factory):
             for weight in model.query_tower.weights:
                 weight.assign(weight[::-1])
         retriever.save(model, base / name / layout.RETRIEVER_MODEL)
-        stage = {**_tiny.STAGE, "run": name}
+        vocabulary = Tokenizer(base / "spiece.model").fingerprint
+        stage = {**_tiny.STAGE, "run": name, "inputs": {"vocabulary": vocabulary}}
         (base / name / "stage.json").write_text(json.dumps(stage))
     return base
 
