@@ -44,7 +44,7 @@ def test_a_corpus_that_changes_under_a_pass_is_refused(tmp_path):
             passes.Work("texts", corpus.count, functools.partial(start, corpus)),
             lambda out, shards: {"missing": len(shards.missing())},
             launch,
-            beside={corpus_shards.PLAN_FILE: corpus.plan.to_json()},
+            also_keeps={corpus_shards.PLAN_FILE: corpus.plan.to_json()},
         )
 
     assert run(passes.Launch(2, 0)) is None

@@ -268,8 +268,8 @@ def _bad(base, **changes):
         ({"resamples": 0}, "resamples is 0"),
         ({"index": "faiss"}, "index is 'faiss'; choose one of"),
         ({"split": "tets"}, "tets.tsv: missing. The splits here are: dev, test"),
-        ({"synthetic": {"s": ""}}, "synthetic.s is '', where no set of queries lies"),
-        ({"synthetic": {"s": "{base}/pairs"}}, "synthetic.s is .*pairs', where no set"),
+        ({"synthetic": {"s": ""}}, "synthetic.s is '', which holds no set of queries"),
+        ({"synthetic": {"s": "{base}/pairs"}}, "synthetic.s is .*pairs', which holds"),
     ],
 )
 def test_bad_settings_are_named_before_anything_is_read(

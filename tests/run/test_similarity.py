@@ -269,7 +269,7 @@ def test_bad_settings_are_refused_before_anything_is_read(
 
 def test_a_set_that_is_not_there_is_named(base, tmp_path):
     with pytest.raises(
-        InputError, match="synthetic.missing is .*, where no set of queries lies"
+        InputError, match="synthetic.missing is .*, which holds no set of queries"
     ):
         _run(base, tmp_path, sets=("missing",))
 

@@ -86,7 +86,7 @@ PACKAGES: Mapping[str, str] = {
 
 PUBLIC_TEXT = "public.jsonl"
 
-# The modules beside this one that decide what a corpus holds, to the byte.
+# The modules next to this one that decide what a corpus holds, to the byte.
 _DECIDING = ("beir_writer", "docstrings", "pydocs", "recurrence")
 
 
@@ -162,7 +162,7 @@ def public_documents(directory: BeirDirectory) -> Iterator[Document]:
 
     Args:
       directory: what `build_pydocs` returned, or any other BEIR directory, which
-        has its documents alone unless such a file is put beside them.
+        has its documents alone unless such a file is put next to them.
 
     Raises:
       DataError: malformed lines; names file and line.

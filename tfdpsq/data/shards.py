@@ -8,7 +8,7 @@ and one that dies loses no more than a shard. Its directory holds
     NAME-00003-of-00016.json        its mark, written last
     .NAME-00003-of-00016.lock       held by the process that makes it (local disks)
 
-| what lies there                                    | the shard              |
+| what is there                                     | the shard              |
 |----------------------------------------------------|------------------------|
 | no mark                                            | is not there           |
 | a mark at odds with itself, or with its files      | is damaged: made again |

@@ -52,7 +52,7 @@ class CorpusPart:
 
     Attributes:
       name: a file, or a shard of a TFDS split.
-      identity: changes with its content, as far as can be told without reading it.
+      identity: changes with its content, as far as one can see without reading it.
       records: streams its texts; raises DataError at the first that is malformed.
     """
 

@@ -106,7 +106,7 @@ def generate(
             f"uniforms has {rows} rows for {count} documents; give each document as "
             "many rows as it gets queries."
         )
-    # Prompt and document together are padded to a width that rounds alike.
+    # Prompt and document together are padded to a width that rounds the same way.
     prompt = model.backbone.soft_prompt
     if prompt is not None:
         # A width that is not static is a bucket's, a multiple already.

@@ -53,7 +53,7 @@ def pair_rows(
     """Pseudo-queries with their passages, as chunks of rows for `write_rows`.
 
     Documents are cut into passages that the model reads whole: a sentence from beyond
-    what it reads could be neither copied nor told apart.
+    what it reads could be neither copied nor distinguished.
 
     Args:
       documents: public ones, streamed.
@@ -151,7 +151,7 @@ class Batches:
         if tokenizer.vocabulary_size + SENTINELS > embeddings:
             raise InputError(
                 f"the model has {embeddings} embeddings, and needs {SENTINELS} for "
-                f"sentinels beside the {tokenizer.vocabulary_size} pieces of its "
+                f"sentinels after the {tokenizer.vocabulary_size} pieces of its "
                 "vocabulary. Make one with more, or give a smaller vocabulary."
             )
         self._pairs, self._texts = pairs, texts

@@ -33,7 +33,7 @@ def resized(
     """Returns a T5 with other numbers of layers or feed-forward units.
 
     More of them: the same function as `model`'s, to rounding. Fewer layers: those that
-    lie evenly from the first to the last. Fewer units: in each layer those with the
+    are spread evenly, first to last. Fewer units: in each layer those with the
     largest product of the norms of their weights in and out.
 
     Args:

@@ -9,7 +9,7 @@ probability q and keeps at most M of those drawn, a uniformly random subset when
 there are more. Neighbours: one unit is added or removed.
 
 The price of truncation. Let D and D' differ in one unit x that D has and D' lacks,
-n ≥ |D|. Show the observer, beside what is released, which of the *other* units each
+n ≥ |D|. Show the observer, besides what is released, which of the *other* units each
 step drew before truncation, U_1 … U_T; who sees more can tell the two apart no worse.
 These draws depend neither on x nor on anything released, and have one law under D
 and D'. While all |U_t| < M nothing is cut off, with x or without. Given such U, the

@@ -93,7 +93,7 @@ class PrivateModel(tf.keras.Model):
             further dimensions are averaged.
           jit_compile: compile the step with XLA.
           steps_per_execution: steps of `fit` in one compiled call, never past the end
-            of an epoch; all are paid for before it, and callbacks told of them after
+            of an epoch; all are paid for before it, and callbacks called after
             it. As in Keras, of `evaluate` and `predict`, too.
           **options: passed on to Keras; metrics are computed by `evaluate` alone.
 
@@ -146,7 +146,7 @@ class PrivateModel(tf.keras.Model):
             `tfdpsq.privacy.discard_state(directory)` once the result is safe.
           steps_per_epoch: after how many steps callbacks see the end of an epoch;
             `None` takes n over the batch size.
-          callbacks: Keras callbacks; `stop_training` is heeded.
+          callbacks: Keras callbacks; `stop_training` is obeyed.
           validation_data: (x, y), evaluated after every epoch: recorded in `reads`
             as a private read. For public data use `evaluate` after `fit`.
           verbose: as in Keras.

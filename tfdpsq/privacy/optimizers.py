@@ -63,7 +63,7 @@ class Clipped(NamedTuple):
       sums: per variable, the sum of clipped gradients, float32 (float64).
       losses: [rows], one per row; not to be trusted where weights are 0.
       complete: `True`, or a scalar bool tensor. Where that is false, some row had
-        a gradient without a finite norm; such rows, and possibly rows beside them,
+        a gradient without a finite norm; such rows, and possibly rows next to them,
         were left out, and the caller must take the rows one by one so that only
         the guilty ones stay out.
     """
@@ -196,7 +196,7 @@ class LogicalStep:
                 raise validation.InputError(
                     f"secure is True, but there is noise for {len(noise)} of "
                     f"{len(sums)} variables. Give the step what secure_noise(step, "
-                    "variables) of the optimizer returns, anew for every step."
+                    "variables) of the optimizer returns, afresh for every step."
                 )
             sums = grid.noised(sums, noise, self.plan.grid_step)
         elif self.plan.spec.private:

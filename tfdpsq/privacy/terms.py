@@ -6,7 +6,7 @@ coefficients c_r that say how much each counts,
 
     Σ_r c_r · clip(∇v_r, C).
 
-What one row can move in such a sum is for whoever chooses values and coefficients to
+What one row can move in such a sum is for those who choose values and coefficients to
 derive, and to declare as `sensitivity_multiplier`.
 """
 

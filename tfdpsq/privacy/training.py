@@ -64,8 +64,8 @@ def train(
     Runs under the distribution strategy in whose scope it is called: each replica
     takes its share of a logical batch, and noise is added once. A run may go on under
     another strategy, with other replicas, to the same weights but for the order of
-    floating-point sums. With several workers all call this alike, and the chief alone
-    uses `directory`; see `workers`.
+    floating-point sums. With several workers all make the same call, and the chief
+    alone uses `directory`; see `workers`.
 
     Args:
       plan: sampler, noise scale, number of steps.
@@ -217,12 +217,12 @@ def _rows_together(plan: PrivacyPlan, microbatch_size: int | None) -> tuple[int,
 
 
 def _first_rows(take: Take, rows: int, together: int) -> dict[str, np.ndarray]:
-    """A few rows, whoever is drawn, for trying things before anything is spent.
+    """A few rows that no draw decides, for trying things before anything is spent.
 
     Two groups of them where rows are clipped together in groups.
     """
     tried = min(_TRIED, rows) if together == 1 else 2 * together
-    # Spread, as neighbours are often alike; the last one, as it may not exist.
+    # Spread, as neighbours are often similar; the last one, as it may not exist.
     at = np.linspace(0, rows - 1, tried).astype(np.int64)
     at = np.unique(at) if together == 1 else at
     try:
@@ -283,10 +283,10 @@ def _compiled_by_xla(jit_compile: bool) -> bool | str:
 
 def _require_same_settings(plan, settings, units, groups) -> None:
     """Refuses workers that would run something else than the chief."""
-    told = repr((plan.fingerprint, sorted(settings.items())))
-    told += _with_units("units", units, groups)
+    settled = repr((plan.fingerprint, sorted(settings.items())))
+    settled += _with_units("units", units, groups)
     workers.require_same(
-        hashlib.sha256(told.encode()).digest(), "the plan, the model or the settings"
+        hashlib.sha256(settled.encode()).digest(), "the plan, the model or the settings"
     )
 
 

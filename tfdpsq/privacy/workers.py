@@ -11,7 +11,7 @@ chief joins only once the step is paid for. What another worker has computed unt
 is its share of a clipped sum, in its memory alone.
 
 What goes over the network is as secret as the data (seeds, sums without noise): the
-workers' network has to be as private as the disk that the data lie on.
+workers' network has to be as private as the disk that holds the data.
 
 With one process every function here returns what it was given.
 """

@@ -139,7 +139,7 @@ def run(
         passes.Work("evaluate", corpus.count if corpus else 1, start),
         lambda out, shards: _make(config, searched, shards, out),
         launch,
-        beside={corpus_shards.PLAN_FILE: corpus.plan.to_json()} if corpus else None,
+        also_keeps={corpus_shards.PLAN_FILE: corpus.plan.to_json()} if corpus else None,
     )
 
 

@@ -146,7 +146,7 @@ def run(
         passes.Work("synthesize", corpus.count, start),
         merge,
         launch,
-        beside={
+        also_keeps={
             corpus_shards.PLAN_FILE: corpus.plan.to_json(),
             **sharded_stages.guarantee(certificate),
         },

@@ -1,7 +1,7 @@
 """Rules for convolutions: products of patches with the kernel.
 
 The layer's own convolution makes the output; the patches, [B, ..., window ·
-channels] in the kernel's order, are made beside it as the left factor.
+channels] in the kernel's order, are made with it as the left factor.
 """
 
 from __future__ import annotations

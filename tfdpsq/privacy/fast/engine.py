@@ -124,7 +124,7 @@ def clipped_sum(
             key: [_of_units(use, rows_per_unit, weights) for use in uses]
             for key, uses in by_rows.items()
         }
-        weights = None  # heeded: what is left of a unit without any rows is zero
+        weights = None  # respected: what is left of a unit without any rows is zero
     uses = _merged(by_rows, variables)
 
     squared = [gradient_norms.squared_norms(uses[key]) for key in uses]

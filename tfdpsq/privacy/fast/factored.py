@@ -15,7 +15,7 @@ stacked along T, A = [A_1; A_2; …] and G = [G_1; G_2; …], give g = AᵀG, an
 
 where t and s run over the positions of *all* uses: the terms with t and s in
 different uses are the cross terms, without which a shared weight's norm is wrong
-in both directions. The Gram matrices cost T²(m + n) multiplications, beside the
+in both directions. The Gram matrices cost T²(m + n) multiplications, in addition to the
 T·m·n of the sum below. To form g itself costs T·m·n, and the sum then next to
 nothing; but it takes memory, mn numbers per example instead of the T(m + n) of its
 factors. It is formed where that is less than twice as many. (From there on, writing

@@ -31,7 +31,7 @@ class _Entry(NamedTuple):
     variable: tf.Variable
     layer: str
     output: int
-    folded: int  # positions of each example that lie in the first dimension
+    folded: int  # positions of each example that are in the first dimension
     finish: Callable[[tf.Tensor], Use]
 
 
@@ -195,7 +195,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def part(self, tape: tf.GradientTape) -> Iterator[None]:
-        """While inside, a part of the forward pass is recorded anew, on its own tape.
+        """While inside, a part of the forward pass is recorded again, on its own tape.
 
         Args:
           tape: what records it. `finish_part` must be called before this ends.

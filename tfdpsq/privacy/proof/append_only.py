@@ -78,7 +78,7 @@ class AppendOnlyFile:
         return file
 
     def cut(self, size: int) -> None:
-        """Cuts off what lies beyond the first `size` bytes.
+        """Cuts off what follows the first `size` bytes.
 
         Raises:
           InputError: the file is closed or cannot be written.

@@ -1,4 +1,4 @@
-"""A certificate beside what it speaks of, and the mark that it has to lie there.
+"""A certificate next to what it certifies, and the mark that it has to lie there.
 
 Weights that were copied without their `certificate.json` would look like public ones,
 and what is made from them like something that private queries had no part in. So the
@@ -34,7 +34,7 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
 
     Raises:
       DataError: the file is no certificate, of another format, or was changed; or it is
-        missing, or another model's, as a mark beside it says; or there is none, as for
+        missing, or another model's, as a mark next to it says; or there is none, as for
         what is private.
     """
     path = pathlib.Path(directory) / FILE_NAME
@@ -72,7 +72,7 @@ def digest_beside(directory: str | os.PathLike) -> dict[str, str]:
     """Returns the entry of a JSON file that is to be marked: `MARK`, or nothing.
 
     Args:
-      directory: where a certificate may lie.
+      directory: where a certificate may be.
     """
     path = pathlib.Path(directory) / FILE_NAME
     return {MARK: load_certificate(path)["digest"]} if path.is_file() else {}

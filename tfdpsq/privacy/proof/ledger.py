@@ -26,7 +26,7 @@ makes the last chain, the `head`, safe to release in a certificate: without it t
 head would be a hash on which guesses at the private data could be tested. It is
 secret, as is the whole file.
 
-It proves, to whoever holds both file and certificate, that the certificate's steps
+It proves, to anyone who holds both file and certificate, that the certificate's steps
 are the paid ones, in order and no more than the plan allows. It does not prove that
 lines were not cut off its end (compare `head`, or the steps of a checkpoint), that
 no other ledger of the same data was deleted, or that its owner did not write a new

@@ -130,7 +130,7 @@ class Selection:
                 f"{len(self.runs)} runs is {each!r}"
             )
         if not spec.private and self.choice_epsilon is not None:
-            yield "has epsilon inf, beside which a private choice protects nothing"
+            yield "has epsilon inf, with which a private choice protects nothing"
 
     @property
     def whole(self) -> PrivacySpec:

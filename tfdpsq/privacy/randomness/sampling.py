@@ -246,7 +246,7 @@ class UserSampler:
 
     Unit j of a draw occupies places [j·k, (j+1)·k). A user with fewer than k rows
     gives all of them, and the places left over have weight 0; of more than k
-    rows a uniformly random k are drawn, anew in every step.
+    rows a uniformly random k are drawn, again in every step.
     """
 
     def __init__(self, units: UnitSampler, groups: Groups, rows_per_unit: int = 1):

@@ -89,7 +89,7 @@ def program(started: Callable[[], None]) -> None:
     """Parses the flags and calls `started`, for a command that has no workdir."""
     streams.prepare()
 
-    def told(argv: list[str]) -> None:
+    def run(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
         standard_logging.getLogger("tensorflow").setLevel(standard_logging.ERROR)
         with _reported_errors():
@@ -97,7 +97,7 @@ def program(started: Callable[[], None]) -> None:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     app.run(
-        told, flags_parser=functools.partial(_parse, sharded=False, has_default=False)
+        run, flags_parser=functools.partial(_parse, sharded=False, has_default=False)
     )
 
 

@@ -110,7 +110,7 @@ def run_pass(
         passes.Work(name, corpus.count, start),
         merge,
         launch,
-        beside={
+        also_keeps={
             corpus_shards.PLAN_FILE: corpus.plan.to_json(),
             **sharded_stages.guarantee(certificate),
         },

@@ -57,7 +57,7 @@ def run_stage(
     work: passes.Work,
     merge: Merge,
     launch: passes.Launch,
-    beside: Mapping[str, Mapping[str, Any]] | None = None,
+    also_keeps: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any] | None:
     """Runs a stage that is a pass, as `workdir.run_stage` runs any other.
 
@@ -65,8 +65,9 @@ def run_stage(
     `stage.json` last: an output without it is not finished.
 
     `work` makes every shard; `merge` fills the directory it is given from the shards,
-    read by `ShardDirectory.reading`, and returns JSON values to record. `beside` maps
-    file names to JSON objects to keep next to the shards, for other commands.
+    read by `ShardDirectory.reading`, and returns JSON values to record.
+    `also_keeps` maps file names to JSON objects to keep next to the shards, for other
+    commands.
 
     Returns:
       As `workdir.run_stage`; `None` if other commands have shards left, or merge.
@@ -95,7 +96,7 @@ def run_stage(
         stage = finished()
         if stage is not None:
             return stage
-        for file, value in (beside or {}).items():
+        for file, value in (also_keeps or {}).items():
             if shards.read_json(file) != value:
                 shards.write_json(file, value)
         logging.info("%s: %d shards, in %s", name, work.shards, shards.directory)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import markupsafe
 
-MAX_POINTS = 200  # of a curve: more cannot be told apart at this size
+MAX_POINTS = 200  # of a curve: more cannot be distinguished at this size
 _NAME_IN_TWO_COLUMNS = 30  # characters; longer ones would be cut off at the edge
 
 _TEXT, _FAINT = "#010203", "#040506"

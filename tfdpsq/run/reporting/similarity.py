@@ -70,7 +70,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, str]:
     for name, path in config.synthetic.items():
         if not path or not sources.is_free(path):
             raise validation.InputError(
-                f"synthetic.{name} is {path!r}, where no set of queries lies. Give it "
+                f"synthetic.{name} is {path!r}, which holds no set of queries. Give it "
                 "the directory of a set that synthesize or filter wrote."
             )
     splits = sources.open_beir(config.data).splits()

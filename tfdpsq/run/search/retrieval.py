@@ -66,7 +66,7 @@ def retrieve(
             continue
         if name not in found:
             missing = [each for each in left if each not in found]
-            found.update(dense.search(dense.alike(name, missing), beir.documents))
+            found.update(dense.search(dense.one_tower(name, missing), beir.documents))
         left.remove(name)
         best = found.pop(name)
         yield name, retriever.as_run(list(queries), best.scores, best.ids), {}
@@ -84,14 +84,14 @@ class Retrievers:
         self._model: tuple[str, retriever.TwoTower] | None = None
         self._embedder: tuple[str, retriever.Embedder] | None = None
 
-    def alike(self, name: str, among: Iterable[str]) -> list[str]:
+    def one_tower(self, name: str, among: Iterable[str]) -> list[str]:
         """Returns the systems that have the same document tower as `name`."""
         self._embed_queries()
         maker = self._makers[name]
         return [each for each in among if self._makers[each] == maker]
 
     def search(
-        self, alike: list[str], documents: Callable[[], Iterable[Document]]
+        self, one_tower: list[str], documents: Callable[[], Iterable[Document]]
     ) -> dict[str, KBest]:
         """Returns the best documents by systems with one document tower.
 
@@ -100,26 +100,27 @@ class Retrievers:
         self._embed_queries()
         kind = self._systems.index
         if kind == systems.TREE:
-            return self._by_tree(alike, documents)
+            return self._by_tree(one_tower, documents)
         best = {
-            name: BestDocuments(self._vectors[name], self._k, kind) for name in alike
+            name: BestDocuments(self._vectors[name], self._k, kind)
+            for name in one_tower
         }
-        for ids, vectors in self._embedded(alike, documents):
+        for ids, vectors in self._embedded(one_tower, documents):
             for of_one in best.values():
                 of_one.add(vectors, ids)
         return dict(best)
 
     def _by_tree(
-        self, alike: list[str], documents: Callable[[], Iterable[Document]]
+        self, one_tower: list[str], documents: Callable[[], Iterable[Document]]
     ) -> dict[str, KBest]:
         ids: list[str] = []
         parts = []
-        for some, vectors in self._embedded(alike, documents):
+        for some, vectors in self._embedded(one_tower, documents):
             ids.extend(some)
             parts.append(vectors)
         everything = np.concatenate(parts)
         found = {}
-        for name in alike:
+        for name in one_tower:
             vectors = self._vectors[name]
             scores, names = retriever.search(
                 vectors, everything, ids, self._k, systems.TREE
@@ -145,27 +146,27 @@ class Retrievers:
             )
 
     def _embedded(
-        self, alike: list[str], documents: Callable[[], Iterable[Document]]
+        self, one_tower: list[str], documents: Callable[[], Iterable[Document]]
     ) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yields ids and embeddings of all documents, a chunk at a time."""
         indexes = self._systems.indexes
-        made = next((indexes[name] for name in alike if indexes.get(name)), "")
+        made = next((indexes[name] for name in one_tower if indexes.get(name)), "")
         if made:
             held = retriever.DocumentIndex(
-                pathlib.Path(made) / embedding.DOCUMENTS, self._makers[alike[0]]
+                pathlib.Path(made) / embedding.DOCUMENTS, self._makers[one_tower[0]]
             )
             held.verify()
             yield from held.documents(ROWS)
             return
-        if self._embedder is None or self._embedder[0] != alike[0]:
+        if self._embedder is None or self._embedder[0] != one_tower[0]:
             self._embedder = None
             embedder = retriever.Embedder(
-                self._loaded(alike[0]),
+                self._loaded(one_tower[0]),
                 self._tokenizer,
                 "document",
                 self._systems.batch_size,
             )
-            self._embedder = alike[0], embedder
+            self._embedder = one_tower[0], embedder
         texts = ((d.id, d.content) for d in documents())
         with progress_bar("document") as bar:
             yield from self._embedder[1].chunks(texts, ROWS, bar.update)
@@ -208,9 +209,11 @@ def start_worker(
         arrays = {}
         left = searched.by_shards
         while left and corpus is not None:
-            alike = dense.alike(left[0], left)
-            left = [name for name in left if name not in alike]
-            for name, best in dense.search(alike, lambda: corpus.read(index)).items():
+            one_tower = dense.one_tower(left[0], left)
+            left = [name for name in left if name not in one_tower]
+            for name, best in dense.search(
+                one_tower, lambda: corpus.read(index)
+            ).items():
                 arrays[f"{name}/scores"] = best.scores
                 arrays[f"{name}/places"] = best.places
                 arrays[f"{name}/ids"] = best.ids.astype(str)

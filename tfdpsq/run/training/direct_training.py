@@ -303,7 +303,7 @@ def facts(
     found["negatives"] = config.negatives
     found["negatives_drawn_from"] = (
         f"the public corpus (at most {config.most_documents} documents, evenly spread "
-        "over it), uniformly, by a public seed; anew every "
+        "over it), uniformly, by a public seed; again every "
         f"{config.refresh_every} steps"
     )
     return found
