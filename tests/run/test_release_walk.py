@@ -59,6 +59,7 @@ WRITES = {
     "reproduce": {PRIVATE},
     "estimate": {PUBLIC},  # a file, by `outputs.write_file`
     "estimate_job": {PRIVATE},  # the same
+    "budget": set(),
     "status": set(),
     "verify": set(),
 }

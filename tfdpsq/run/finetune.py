@@ -23,7 +23,7 @@ from tfdpsq.generator import checkpoints, encode_pairs
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, releases, settings, sources, workdir
+from tfdpsq.run.core import command, releases, settings, sources, spending, workdir
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import (
     outcomes,
@@ -172,6 +172,8 @@ def _make(
     _check_lineage(config, source, parent)
     units = private_training.units_of(config, source)
     plan = privacy.make_plan(private_training.spec_of(config, units))
+    if devices.chief and not canary_set.holds_canaries(config.pairs):
+        spending.require_within({own.name: plan}, inputs["pairs"])
     with devices.scope():
         model = starting_model.load_generator(config, tokenizer)
         rate = private_training.learning_rate(config)
@@ -267,4 +269,4 @@ def _check_lineage(config, source: sources.Source, parent: dict | None) -> None:
 
 
 if __name__ == "__main__":
-    command.main(run, strategies.STRATEGIES)
+    command.main(run, strategies.STRATEGIES, spends=True)
