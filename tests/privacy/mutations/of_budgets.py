@@ -2,6 +2,8 @@
 
 _FILE = "tfdpsq/privacy/proof/budget.py"
 _TESTS = "tests/privacy/test_budget.py::"
+_FORGET = "tests/run/test_forget.py::"
+_STAYS = "test_what_is_private_goes_and_what_proves_the_release_stays"
 
 MUTATIONS = (
     {
@@ -196,5 +198,34 @@ MUTATIONS = (
             "tests/run/test_budget.py::test_a_limit_needs_certificates_that_hold",
         ),
         "why": "a release whose certificate was edited would cost nothing",
+    },
+    {
+        "name": "forget_deletes_the_ledger",
+        "kind": "ledger",
+        "file": "tfdpsq/run/forget.py",
+        "old": "            if name == ledger.FILE_NAME:\n",
+        "new": "            if name == ledger.FORMAT:\n",
+        "tests": (_FORGET + _STAYS,),
+        "why": "its owner can no longer compare a certificate with what was paid",
+    },
+    {
+        "name": "forget_keeps_a_private_stage_outside_private",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "            == releases.PRIVATE\n",
+        "new": "            == releases.PRIVATE_FOLDER * 2\n",
+        "tests": (_FORGET + _STAYS,),
+        "why": "metrics of private queries outlive the retention period",
+    },
+    {
+        "name": "forgotten_workdir_goes_on",
+        "kind": "keys",
+        "file": "tfdpsq/run/core/outputs.py",
+        "old": "    if (directory / FORGOTTEN).exists():\n",
+        "new": "    if (directory / FORGOTTEN).is_dir():\n",
+        "tests": (
+            _FORGET + "test_a_workdir_forgotten_by_half_takes_no_stage_and_is_finished",
+        ),
+        "why": "a new key would give the same pairs another fingerprint, mixed with old",
     },
 )
