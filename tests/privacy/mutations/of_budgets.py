@@ -226,6 +226,6 @@ MUTATIONS = (
         "tests": (
             _FORGET + "test_a_workdir_forgotten_by_half_takes_no_stage_and_is_finished",
         ),
-        "why": "a new key would give the same pairs another fingerprint, mixed with old",
+        "why": "a new key gives the same pairs another fingerprint than before",
     },
 )
