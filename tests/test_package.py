@@ -1,5 +1,6 @@
 """The first import: light, and on a version it cannot work on, helpful."""
 
+import ast
 import configparser
 import os
 import pathlib
@@ -43,7 +44,7 @@ def _on_python(version):
         "import collections\n"
         "info = collections.namedtuple('info', 'major minor micro')\n"
         f"sys.version_info = info{version}\n"
-        "import tfdpsq",
+        "import tfdpsq.stack",
     )
 
 
@@ -59,7 +60,7 @@ def _on_tensorflow(version):
         "def version(name):\n"
         f"    {found}\n"
         "metadata.version = version\n"
-        "import tfdpsq",
+        "import tfdpsq.stack",
     )
 
 
@@ -81,14 +82,15 @@ def test_supported_python_imports(version):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize("part", ["privacy", "run.pipeline"])
 @pytest.mark.parametrize("name", ["python3.8", "python3.12", "python3.13"])
-def test_the_message_reaches_a_real_unsupported_python(name):
+def test_the_message_reaches_a_real_unsupported_python(name, part):
     # A stand-in's version says nothing about whether the file parses there.
     pythons = [python for python in _find(name) if not _run(python, "").returncode]
     if not pythons:
         pytest.skip(f"no {name} on this machine")
 
-    result = _run(pythons[0], "import tfdpsq")
+    result = _run(pythons[0], f"import tfdpsq\nimport tfdpsq.{part}")
 
     assert result.returncode == 1
     assert "ImportError: tfdpsq works on Python 3.9 to 3.11" in result.stderr
@@ -118,6 +120,18 @@ def test_supported_tensorflow_imports(version):
     result = _on_tensorflow(version)
 
     assert result.returncode == 0, result.stderr
+
+
+def test_every_package_checks_the_environment_before_anything_else():
+    packages = sorted((ROOT / "tfdpsq").glob("*/__init__.py"))
+    assert len(packages) == 7
+    for path in packages:
+        first = next(
+            node
+            for node in ast.parse(path.read_text("utf-8")).body
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+        )
+        assert ast.unparse(first) == "import tfdpsq.stack", path
 
 
 def test_first_import_is_light_and_sets_nothing_global():

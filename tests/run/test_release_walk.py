@@ -59,6 +59,8 @@ WRITES = {
     "reproduce": {PRIVATE},
     "estimate": {PUBLIC},  # a file, by `outputs.write_file`
     "estimate_job": {PRIVATE},  # the same
+    "budget": set(),
+    "forget": {PRIVATE},  # a mark in a private directory
     "status": set(),
     "verify": set(),
 }

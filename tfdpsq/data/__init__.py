@@ -1,5 +1,6 @@
 """Data on disk: pairs, the embedded corpus, synthetic sets, tokens."""
 
+import tfdpsq.stack  # noqa: F401  checks the environment first
 from tfdpsq.data.beir import BeirDirectory, Counts, write_beir
 from tfdpsq.data.files import (
     atomic_directory,

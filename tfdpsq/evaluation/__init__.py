@@ -1,5 +1,6 @@
 """Measures of runs and of sets of queries: arrays and strings in, numbers out."""
 
+import tfdpsq.stack  # noqa: F401  checks the environment first
 from tfdpsq.evaluation.leakage.auditing import (
     OneRunAudit,
     audit_one_run,

@@ -1,5 +1,6 @@
 """Document to query: the T5 generator, its training arrays, decoding, synthesis."""
 
+import tfdpsq.stack  # noqa: F401  checks the environment first
 from tfdpsq.generator.examples import encode_pairs
 from tfdpsq.generator.model import T5QueryGenerator
 from tfdpsq.generator.sampling import SamplingConfig

@@ -1,5 +1,6 @@
 """Keras layers that other projects can import; they need TF and keras-nlp only."""
 
+import tfdpsq.stack  # noqa: F401  checks the environment first
 from tfdpsq.layers.folded import Folded
 from tfdpsq.layers.lora import LoRADense, apply_lora
 from tfdpsq.layers.pooling import FirstTokenPooling, MaskedMeanPooling

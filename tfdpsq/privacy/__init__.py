@@ -1,5 +1,6 @@
 """Differentially private training for any Keras model: spec, plan, step, proof."""
 
+import tfdpsq.stack  # noqa: F401  checks the environment first
 from tfdpsq.privacy.accounting import (
     choose_max_batch_size,
     epsilon_of,

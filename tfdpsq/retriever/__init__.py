@@ -1,5 +1,6 @@
 """Query ↔ document: the two-tower model, its batches, its losses, its index."""
 
+import tfdpsq.stack  # noqa: F401  checks the environment first
 from tfdpsq.retriever.caching import cached_gradients
 from tfdpsq.retriever.direct_dp import (
     METHODS,

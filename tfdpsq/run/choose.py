@@ -52,11 +52,13 @@ from tfdpsq.generator import (
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof import certified, choice
 from tfdpsq.run import finetune
+from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
     command,
     records,
     settings,
     sources,
+    spending,
     streams,
     workdir,
 )
@@ -151,6 +153,8 @@ class _Choice:
         points, delta = choice_points.planned(
             self._config, train, self._own, self._run, self._inputs
         )
+        if spending.is_limited():
+            self._require_within_budget(points, train)
         own = {point.name: self._train(point) for point in points}
         tried = [name for name, found in own.items() if not found["diverged"]]
         if not tried:
@@ -189,6 +193,23 @@ class _Choice:
         chosen_settings = dict(runs[selection.chosen].settings)
         streams.say(f"chosen among {len(runs)}: {chosen_settings}\n")
         return {"chosen": chosen_settings, "steps_of_all_runs": selection.steps}
+
+    def _require_within_budget(self, points, train: sources.Source) -> None:
+        """Refuses the whole grid if it would exceed the budget of the command line."""
+        stage = self._config.finetune
+        units = training.units_of(train, stage.unit, stage.user_field)
+        spending.require_within(
+            {
+                point.name: privacy.make_plan(training.spec_of(point.stage, units))
+                for point in points
+            },
+            self._inputs["pairs"],
+            self._choice_epsilon if self._config.choice == "accounted" else None,
+        )
+
+    @property
+    def _choice_epsilon(self) -> float:
+        return float(self._config.choice_epsilon or self._config.finetune.epsilon)
 
     def _pairs(self) -> tuple[sources.Source, list[Pair]]:
         """Returns the training pairs, and the held-out pairs.
@@ -254,9 +275,7 @@ class _Choice:
         """Scores the points and chooses one."""
         if self._config.choice == "accounted":
             sums = [self._scores(name, held_out)["sum"] for name in names]
-            epsilon = float(
-                self._config.choice_epsilon or self._config.finetune.epsilon
-            )
+            epsilon = self._choice_epsilon
             return {
                 "chosen": names[choice.choose(sums, epsilon)],
                 "epsilon": epsilon,
@@ -332,4 +351,4 @@ def _writing(own: Mapping[str, Any], trained: Mapping[str, Any]) -> SynthesisCon
 
 
 if __name__ == "__main__":
-    command.main(run, strategies.ONE_PROCESS)
+    command.main(run, strategies.ONE_PROCESS, spends=True)

@@ -22,7 +22,8 @@ from tfdpsq.data import RowStore, Tokenizer, write_rows
 from tfdpsq.generator import encode_pairs
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof import certificate as certificates
-from tfdpsq.run.core import command, records, settings, sources, workdir
+from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.core import command, records, settings, sources, spending, workdir
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import (
@@ -141,6 +142,8 @@ def _make(
     _check_lineage(source, config.epsilon, config.init, context.parent)
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = privacy.make_plan(private_training.spec_of(config, units))
+    if devices.chief and not canary_set.holds_canaries(config.pairs):
+        spending.require_within({context.run_dir.name: plan}, context.inputs["pairs"])
     with devices.scope():
         model = starting_model.load_generator(config, context.tokenizer)
         rate = private_training.learning_rate(
@@ -264,4 +267,4 @@ def _check_lineage(
 
 
 if __name__ == "__main__":
-    command.main(run, strategies.STRATEGIES)
+    command.main(run, strategies.STRATEGIES, spends=True)

@@ -423,4 +423,4 @@ class Job:
 
 
 if __name__ == "__main__":
-    command.main(run, strategy.ONE_PROCESS)
+    command.main(run, strategy.ONE_PROCESS, spends=True)

@@ -354,4 +354,4 @@ def _facts(
 
 
 if __name__ == "__main__":
-    command.main(run, strategy.STRATEGIES)
+    command.main(run, strategy.STRATEGIES, spends=True)

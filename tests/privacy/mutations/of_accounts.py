@@ -154,10 +154,9 @@ MUTATIONS = (
         "kind": "composition",
         "file": "tfdpsq/privacy/proof/selection.py",
         "old": (
-            "left = delta - sum(plan.truncation_delta(plan.spec.steps) "
-            "for plan in plans)"
+            "left = delta - sum(plan.truncation_delta(steps) for plan, steps in runs)"
         ),
-        "new": "left = delta - plans[0].truncation_delta(plans[0].spec.steps)",
+        "new": "left = delta - runs[0][0].truncation_delta(runs[0][1])",
         "tests": (
             "tests/privacy/test_selection.py::"
             "test_the_truncation_of_every_run_is_taken_off_delta",

@@ -21,6 +21,7 @@ from tfdpsq import validation
 from tfdpsq.privacy import accounting
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof import certificate_randomness, certificate_words
+from tfdpsq.privacy.spec import PrivacySpec
 
 FORMAT = "tfdpsq-certificate/2"
 FILE_NAME = "certificate.json"
@@ -292,6 +293,11 @@ def inherited_certificate(
             "that the other one was made from."
         )
     return present[0] if present else None
+
+
+def adjacency_of(spec: PrivacySpec) -> str:
+    """Returns what neighbouring data sets of a run differ in, in words."""
+    return _ADJACENCY[spec.sampler]
 
 
 def json_number(value: Any) -> Any:

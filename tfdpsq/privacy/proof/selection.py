@@ -233,19 +233,36 @@ def _rounded_down(value: float) -> float:
     return math.floor(value * scale) / scale
 
 
-def _composed(plans: Sequence[PrivacyPlan], delta: float, accountant: str) -> float:
-    """ε at δ of all plans, each run to its last step."""
-    if not plans[0].spec.private:
+def epsilon_of_runs(
+    runs: Sequence[tuple[PrivacyPlan, int]], delta: float, accountant: str
+) -> float:
+    """ε at δ of several runs on the same units, by composing their events.
+
+    Args:
+      runs: (plan, logical steps executed) of each.
+      delta: δ of all together; what truncating their batches costs is taken off it.
+      accountant: "pld" or "rdp".
+
+    Returns:
+      ε; infinite for a run without privacy, or where truncation uses up δ.
+    """
+    if not all(plan.spec.private for plan, _ in runs):
         return math.inf
-    left = delta - sum(plan.truncation_delta(plan.spec.steps) for plan in plans)
+    left = delta - sum(plan.truncation_delta(steps) for plan, steps in runs)
     if left <= 0:
         return math.inf
     times: collections.Counter[tuple[float, float]] = collections.Counter()
-    for plan in plans:
-        probability, releases = plan.releases(plan.spec.steps)
+    for plan, steps in runs:
+        probability, releases = plan.releases(steps)
         times[plan.noise_multiplier, probability] += releases
     events = tuple(sorted((*event, count) for event, count in times.items()))
     return accounting.composed_epsilon(events, left, accountant)
+
+
+def _composed(plans: Sequence[PrivacyPlan], delta: float, accountant: str) -> float:
+    """ε at δ of all plans, each run to its last step."""
+    runs = [(plan, plan.spec.steps) for plan in plans]
+    return epsilon_of_runs(runs, delta, accountant)
 
 
 def make_selection_certificate(

@@ -36,12 +36,15 @@ def main(
     run: Callable[..., Any],
     strategies: tuple[str, ...] = (),
     sharded: bool = False,
+    spends: bool = False,
 ) -> None:
     """Parses the flags and calls `run(config, workdir)`.
 
     `strategies` are those that `run` can train under; it then takes `strategy.Devices`
     as well. `sharded` says that the stage is a pass over shards: flags then choose the
-    shards of this command, and `run` takes a `passes.Launch` as well.
+    shards of this command, and `run` takes a `passes.Launch` as well. `spends` says
+    that the stage can train on private pairs with a guarantee: a flag then limits the
+    ε of all releases from them.
     """
     streams.prepare()
     _disable_core_dumps()
@@ -50,6 +53,7 @@ def main(
     config = config_flag(_name_of(module), declaration)
     directory = flags.DEFINE_string("workdir", None, "Where all output goes.")
     chosen = strategy.define_flags()
+    limit = _define_limit() if spends else lambda place: contextlib.nullcontext()
     if sharded:
         run = _under_its_name(run)
         _define_launch()
@@ -63,7 +67,7 @@ def main(
             into = place_of(directory.value, sharded)
             offered = strategies or ("default",)
             where = chosen()
-            with strategy.opened(**where, offered=offered) as devices:
+            with limit(into), strategy.opened(**where, offered=offered) as devices:
                 for line in tpus.advice(config.value) if where["kind"] == "tpu" else ():
                     logging.warning("%s", line)
                 devices.notice.listen()
@@ -210,6 +214,29 @@ def place_of(workdir: str | None, anywhere: bool) -> str | pathlib.Path:
         f"workdir is {workdir}; this stage writes to local paths only. Give a local "
         "path, or a directory where that file system is mounted."
     )
+
+
+def _define_limit() -> Callable[[Any], contextlib.AbstractContextManager]:
+    """Defines --budget and --released; returns what enters the limit they set."""
+    epsilon = flags.DEFINE_float(
+        "budget",
+        0.0,
+        "Refuse to spend if epsilon of all releases together would exceed this: of "
+        "those in the workdir's release/ and in each --released. 0 checks nothing.",
+    )
+    released = flags.DEFINE_multi_string(
+        "released", [], "A directory of earlier releases from the same pairs."
+    )
+
+    def limited(place: Any) -> contextlib.AbstractContextManager:
+        # Imported here: it loads TensorFlow, which scripts do not need.
+        from tfdpsq.run.core import spending
+
+        if flags.FLAGS["budget"].present:
+            validation.positive("budget", epsilon.value)
+        return spending.limited(epsilon.value, released.value, place)
+
+    return limited
 
 
 def _define_launch() -> None:

@@ -27,13 +27,15 @@ MODIFIED = 315_532_800
 # 2037-01-01: Linux does not update an access time in the future (relatime).
 ACCESSED = 2_114_380_800
 # Names of our files in a private directory; our folders follow.
-_PRIVATE_FILES = (
+PRIVATE_FILES = (
     "fingerprint.key",
     "private_reads.jsonl",
     "seconds.json",
     "peak_memory.json",
 )
-_PRIVATE_FOLDERS = ("runs", "logs", "choices")
+PRIVATE_FOLDERS = ("runs", "logs", "choices")
+# In a private directory whose content `forget` has begun to delete.
+FORGOTTEN = "forgotten.json"
 
 
 # -- Private directories ----------------------------------------------------------
@@ -46,9 +48,15 @@ def open_private(directory: pathlib.Path) -> pathlib.Path:
     what we have written there; anything else in it is left as it is.
 
     Raises:
-      InputError: it is a file, would be released, or cannot be made.
+      InputError: it is a file, would be released, was forgotten, or cannot be made.
     """
     releases.private_directory(directory, os.fspath(directory))
+    if (directory / FORGOTTEN).exists():
+        raise validation.InputError(
+            f"{directory} was deleted by `tfdpsq forget`, all or in part: its keys and "
+            "seeds are gone, and no stage can go on there. Run `tfdpsq forget WORKDIR "
+            "--delete` again to delete the rest, and use another workdir."
+        )
     if directory.exists() and not directory.is_dir():
         raise validation.InputError(
             f"{directory} is a file; it should be the directory of what must stay "
@@ -60,13 +68,19 @@ def open_private(directory: pathlib.Path) -> pathlib.Path:
             directory.mkdir(mode=0o700, exist_ok=True)
     elif directory.name == PRIVATE_FOLDER:
         _close(directory)
-    for name in _PRIVATE_FILES:
+    for name in PRIVATE_FILES:
         _close(directory / name)
-    for name in _PRIVATE_FOLDERS:
+    for name in PRIVATE_FOLDERS:
         for folder, folders, names in os.walk(directory / name):
             for each in (".", *folders, *names):
                 _close(pathlib.Path(folder, each))
     return directory
+
+
+def mark_forgotten(directory: pathlib.Path) -> None:
+    """Marks a private directory before anything in it is deleted for good."""
+    with owner_only(), _explained(directory / FORGOTTEN):
+        files.write_json(directory / FORGOTTEN, {"forgotten": True})
 
 
 # -- Writing ---------------------------------------------------------------------

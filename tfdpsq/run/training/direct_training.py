@@ -16,7 +16,8 @@ from absl import logging
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.privacy import plan as plans
-from tfdpsq.run.core import settings, sources
+from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.core import settings, sources, spending
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import context as contexts
@@ -182,6 +183,8 @@ def train(
         )
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = make_plan(config, units)
+    if devices.chief and not canary_set.holds_canaries(config.pairs):
+        spending.require_within({context.run_dir.name: plan}, context.inputs["pairs"])
     arrays = retriever.encode_pairs(
         source.pairs,
         context.tokenizer,

@@ -1,0 +1,231 @@
+"""Mistakes in what several releases cost together, and in what may be composed."""
+
+_FILE = "tfdpsq/privacy/proof/budget.py"
+_TESTS = "tests/privacy/test_budget.py::"
+_FORGET = "tests/run/test_forget.py::"
+_STAYS = "test_what_is_private_goes_and_what_proves_the_release_stays"
+
+MUTATIONS = (
+    {
+        "name": "budget_takes_the_largest_release_for_all",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "            found.update(release.runs)\n",
+        "new": "            found = found or dict(release.runs)\n",
+        "tests": (_TESTS + "test_five_certificates_cost_what_dp_accounting_composes",),
+        "why": "the total of five releases is said to be that of the first",
+    },
+    {
+        "name": "budget_composes_other_pairs_as_the_same",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "first.pairs is None or first.pairs != other.pairs",
+        "new": "first.pairs is None",
+        "tests": (_TESTS + "test_what_cannot_be_composed_is_refused_by_name",),
+        "why": "nobody declared that these are one log, and a wrong total looks right",
+    },
+    {
+        "name": "budget_takes_unknown_pairs_for_the_same",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "first.pairs is None or first.pairs != other.pairs",
+        "new": "first.pairs != other.pairs",
+        "tests": (
+            _TESTS + "test_pairs_without_a_fingerprint_are_not_taken_for_the_same",
+        ),
+        "why": "certificates that state no pairs pass for certificates of one log",
+    },
+    {
+        "name": "budget_composes_other_units",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "if ours.unit != theirs.unit:",
+        "new": "if ours.unit > theirs.unit:",
+        "tests": (_TESTS + "test_what_cannot_be_composed_is_refused_by_name",),
+        "why": "a query's guarantee is added to a user's, and holds for neither",
+    },
+    {
+        "name": "budget_composes_other_neighbours",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "if ours.sampler != theirs.sampler:",
+        "new": "if ours.sampler > theirs.sampler:",
+        "tests": (_TESTS + "test_what_cannot_be_composed_is_refused_by_name",),
+        "why": "a zero-out guarantee is composed as one of adding or removing",
+    },
+    {
+        "name": "budget_compares_neighbouring_releases_only_with_themselves",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "problem = difference(first, release, one_log)",
+        "new": "problem = difference(release, release, one_log)",
+        "tests": (_TESTS + "test_what_cannot_be_composed_is_refused_by_name",),
+        "why": "anything is composed with anything",
+    },
+    {
+        "name": "budget_believes_a_certificate_that_does_not_hold",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "    if problems:\n",
+        "new": "    if len(problems) > 9:\n",
+        "tests": (_TESTS + "test_forged_and_unprotected_certificates_are_refused",),
+        "why": "whoever edits a certificate lowers the total of all",
+    },
+    {
+        "name": "budget_composes_an_unprotected_run",
+        "kind": "composition",
+        "file": _FILE,
+        "old": '    if not certificate["private"]:\n',
+        "new": '    if "private" not in certificate:\n',
+        "tests": (_TESTS + "test_forged_and_unprotected_certificates_are_refused",),
+        "why": "an unprotected release is part of a finite total",
+    },
+    {
+        "name": "budget_counts_planned_steps",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "return Release({key: plan_of(certificate)}, None, pairs, delta)",
+        "new": (
+            "plan = plan_of(certificate)[0]\n"
+            "    return Release({key: (plan, 1)}, None, pairs, delta)"
+        ),
+        "tests": (_TESTS + "test_five_certificates_cost_what_dp_accounting_composes",),
+        "why": "the steps that ran are what was spent",
+    },
+    {
+        "name": "budget_tells_runs_apart_by_their_plan",
+        "kind": "composition",
+        "file": _FILE,
+        "old": 'key = certificate["ledger_head"] or digest_of(certificate)',
+        "new": 'key = certificate["plan"]',
+        "tests": (
+            _TESTS
+            + "test_what_is_made_from_a_release_costs_nothing_and_a_second_run_does",
+        ),
+        "why": "a second run of the same settings draws new noise and costs again",
+    },
+    {
+        "name": "budget_forgets_the_choice",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "+ sum(r.choice_epsilon or 0.0 for r in held_out)",
+        "new": "+ max([r.choice_epsilon or 0.0 for r in held_out[:0]], default=0.0)",
+        "tests": (_TESTS + "test_a_chosen_run_costs_all_runs_or_the_choice",),
+        "why": "who was held out to choose pays for the choice and for all the rest",
+    },
+    {
+        "name": "budget_counts_all_units_as_held_out",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "for size in range(len(choices) + 1):",
+        "new": "for size in range(len(choices), len(choices) + 1):",
+        "tests": (_TESTS + "test_a_chosen_run_costs_all_runs_or_the_choice",),
+        "why": "who was trained on by a grid pays for all of its runs",
+    },
+    {
+        "name": "budget_believes_one_of_two_costs_of_a_ledger",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "if (before[0].fingerprint, before[1]) != (run[0].fingerprint, run[1]):",
+        "new": "if before[1] < run[1] < before[1]:",
+        "tests": (_TESTS + "test_a_ledger_head_stands_for_one_run",),
+        "why": "a copied ledger head makes two runs count as one",
+    },
+    {
+        "name": "users_taken_to_be_in_one_log_of_time",
+        "kind": "composition",
+        "file": _FILE,
+        "old": 'if first.unit == "user" and disjoint == TIME:',
+        "new": 'if first.unit == "user" and disjoint == USER:',
+        "tests": (
+            _TESTS + "test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs"
+            "_of_time",
+        ),
+        "why": "a user who searches every month pays for every month",
+    },
+    {
+        "name": "disjoint_logs_may_hold_the_same_pairs",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "(log.pairs & other.pairs or _keys(log) & _keys(other))",
+        "new": "(_keys(log) & _keys(other))",
+        "tests": (_TESTS + "test_logs_of_the_same_pairs_are_not_disjoint",),
+        "why": "two releases from one log would cost what the larger one does",
+    },
+    {
+        "name": "disjoint_logs_take_the_smallest_delta",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "max(log.delta for log in logs.values()),",
+        "new": "min(log.delta for log in logs.values()),",
+        "tests": (
+            _TESTS + "test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs"
+            "_of_time",
+        ),
+        "why": "each log holds at its own delta only",
+    },
+    {
+        "name": "budget_refuses_what_was_spent_before_only",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "total = compose({**planned, **released}, one_log=True)",
+        "new": "total = compose(released or planned, one_log=True)",
+        "tests": (
+            _TESTS
+            + "test_a_run_is_refused_exactly_where_the_total_would_exceed_the_budget",
+        ),
+        "why": "the run that exceeds the budget is the one that is let through",
+    },
+    {
+        "name": "limit_does_not_count_the_own_release",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "for folder in limit.folders:",
+        "new": "for folder in limit.folders[:0]:",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_a_stage_is_refused_before_it_spends_and_runs_within_its_budget",
+        ),
+        "why": "what the same workdir released is not part of the total",
+    },
+    {
+        "name": "limit_takes_forged_certificates",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "    for path, why in found.refused.items():\n",
+        "new": "    for path, why in list(found.refused.items())[:0]:\n",
+        "tests": (
+            "tests/run/test_budget.py::test_a_limit_needs_certificates_that_hold",
+        ),
+        "why": "a release whose certificate was edited would cost nothing",
+    },
+    {
+        "name": "forget_deletes_the_ledger",
+        "kind": "ledger",
+        "file": "tfdpsq/run/forget.py",
+        "old": "            if name == ledger.FILE_NAME:\n",
+        "new": "            if name == ledger.FORMAT:\n",
+        "tests": (_FORGET + _STAYS,),
+        "why": "its owner can no longer compare a certificate with what was paid",
+    },
+    {
+        "name": "forget_keeps_a_private_stage_outside_private",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "            == releases.PRIVATE\n",
+        "new": "            == releases.PRIVATE_FOLDER * 2\n",
+        "tests": (_FORGET + _STAYS,),
+        "why": "metrics of private queries outlive the retention period",
+    },
+    {
+        "name": "forgotten_workdir_goes_on",
+        "kind": "keys",
+        "file": "tfdpsq/run/core/outputs.py",
+        "old": "    if (directory / FORGOTTEN).exists():\n",
+        "new": "    if (directory / FORGOTTEN).is_dir():\n",
+        "tests": (
+            _FORGET + "test_a_workdir_forgotten_by_half_takes_no_stage_and_is_finished",
+        ),
+        "why": "a new key gives the same pairs another fingerprint than before",
+    },
+)

@@ -1,0 +1,283 @@
+"""Composition of certificates, against dp-accounting and by what it must refuse."""
+
+import dataclasses
+
+import dp_accounting
+import pytest
+import scipy.stats
+
+from tfdpsq.privacy import (
+    PrivacySpec,
+    Selection,
+    TrainedRun,
+    make_certificate,
+    make_plan,
+    make_selection_certificate,
+    share_epsilon,
+)
+from tfdpsq.privacy.proof import budget
+from tfdpsq.privacy.proof.certificate import digest_of
+from tfdpsq.validation import InputError
+
+_SPEC = PrivacySpec(
+    epsilon=1.0,
+    clip_norm=0.5,
+    num_units=2000,
+    batch_size=100,
+    steps=20,
+    accountant="rdp",
+)
+# Other noise, sampling, clipping, steps and truncation; the last one stops early.
+_SPECS = (
+    _SPEC,
+    dataclasses.replace(_SPEC, epsilon=0.5, batch_size=40, steps=60),
+    dataclasses.replace(_SPEC, epsilon=2.0, num_units=2500, clip_norm=3.0),
+    dataclasses.replace(_SPEC, epsilon=3.0, batch_size=200, max_batch_size=262),
+    dataclasses.replace(_SPEC, epsilon=2.0, steps=100),
+)
+_EXECUTED = (20, 60, 20, 20, 31)
+
+
+def _certificate(spec, steps=None, head="0", pairs="keyed:1"):
+    plan = make_plan(spec)
+    return make_certificate(
+        plan,
+        spec.steps if steps is None else steps,
+        description="A model.",
+        sensitivity_argument="Each loss depends on one unit alone.",
+        training={},
+        fingerprints={"pairs": pairs},
+        ledger_head=head,
+    )
+
+
+def _chosen(specs, choice_epsilon, pairs="keyed:1"):
+    runs = {
+        f"run{i}": TrainedRun(make_plan(spec), {}, f"head{i}")
+        for i, spec in enumerate(specs)
+    }
+    selection = Selection(runs, "run1", 2.0, 2e-4, choice_epsilon, "BLEU")
+    own = _certificate(specs[1], head="head1", pairs=pairs)
+    return make_selection_certificate(selection, own, [])
+
+
+@pytest.fixture(scope="module")
+def five():
+    """Certificates of five runs, and their releases."""
+    made = [
+        _certificate(spec, steps, head=str(number))
+        for number, (spec, steps) in enumerate(zip(_SPECS, _EXECUTED))
+    ]
+    return made, {str(i): budget.release_of(c) for i, c in enumerate(made)}
+
+
+@pytest.fixture(scope="module")
+def chosen():
+    """The specs of a selection's two runs, and its release."""
+    specs = share_epsilon([_SPEC, dataclasses.replace(_SPEC, steps=40)], 2.0, 2e-4)
+    return specs, budget.release_of(_chosen(specs, 1.5))
+
+
+def _by_hand(certificates, delta):
+    """ε of all certificates at δ by dp-accounting, from what the files state."""
+    accountant = dp_accounting.pld.PLDAccountant(
+        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
+    for certificate in certificates:
+        sampler, steps = (
+            certificate["sampler"],
+            certificate["accounting"]["steps_executed"],
+        )
+        accountant.compose(
+            dp_accounting.PoissonSampledDpEvent(
+                sampler["sampling_probability"],
+                dp_accounting.GaussianDpEvent(
+                    certificate["mechanism"]["noise_multiplier"]
+                ),
+            ),
+            steps,
+        )
+        # A unit is cut off where as many others were drawn as a batch can hold.
+        delta -= steps * scipy.stats.binom.sf(
+            sampler["max_batch_size"] - 1,
+            sampler["n"] - 1,
+            sampler["sampling_probability"],
+        )
+    return accountant.get_epsilon(delta)
+
+
+def test_five_certificates_cost_what_dp_accounting_composes(five):
+    made, releases = five
+    total = budget.compose(releases)
+    # The smallest δ, 1 / (2 · 2500), at which no ε is below a stated one.
+    assert (total.runs, total.delta) == (5, 2e-4)
+    assert total.epsilon_pld == pytest.approx(_by_hand(made, 2e-4), rel=1e-3)
+    stated = [certificate["guarantee"]["epsilon"] for certificate in made]
+    assert max(stated) < total.epsilon_pld < sum(stated)
+    assert total.epsilon_pld < total.epsilon_rdp
+    at = budget.compose(releases, delta=1.2e-4)
+    assert at.epsilon_pld == pytest.approx(_by_hand(made, 1.2e-4), rel=1e-3)
+
+
+def test_what_is_made_from_a_release_costs_nothing_and_a_second_run_does(five):
+    made, releases = five
+    one = budget.compose({"generator": releases["0"]})
+    assert one.epsilon_pld == pytest.approx(
+        made[0]["accounting"]["epsilon_pld"], rel=1e-9
+    )
+    # A set has the certificate of its generator: the same ledger, the same steps.
+    both = budget.compose({"generator": releases["0"], "set": releases["0"]})
+    assert (both.runs, both.epsilon_pld) == (1, one.epsilon_pld)
+    again = budget.release_of(_certificate(_SPEC, head="another"))
+    twice = budget.compose({"generator": releases["0"], "again": again})
+    assert (twice.runs, twice.epsilon_pld > 1.2 * one.epsilon_pld) == (2, True)
+
+
+def test_runs_without_a_ledger_are_told_apart_by_their_certificates(five):
+    made, _ = five
+    alone = budget.release_of(_certificate(_SPEC, head=None))
+    other = dataclasses.replace(_SPEC, clip_norm=0.25)  # of the same cost
+    total = budget.compose(
+        {"one": alone, "two": budget.release_of(_certificate(other, head=None))}
+    )
+    assert total.runs == 2
+
+
+@pytest.mark.parametrize(
+    "changes, pairs, message",
+    [
+        ({}, "keyed:2", "the fingerprints keyed:1 and keyed:2: other pairs"),
+        ({"unit": "user"}, "keyed:1", "a unit 'query' and the other a unit 'user'"),
+        (
+            {"sampler": "shuffled", "n_is_public": True},
+            "keyed:1",
+            "their neighbours differ: 'add or remove one unit' and 'replace",
+        ),
+    ],
+)
+def test_what_cannot_be_composed_is_refused_by_name(five, changes, pairs, message):
+    _, releases = five
+    spec = dataclasses.replace(_SPEC, **changes)
+    release = budget.release_of(_certificate(spec, head="other", pairs=pairs))
+    for named in (
+        {"here": releases["0"], "there": release},
+        {"a": releases["1"], "here": releases["0"], "there": release},
+    ):
+        with pytest.raises(InputError, match="and there cannot be composed") as caught:
+            budget.compose(named)
+        assert message in str(caught.value)
+    if pairs == "keyed:2":  # declared to be one log, they cost what both do
+        named = {"here": releases["0"], "there": release}
+        assert budget.compose(named, one_log=True).runs == 2
+
+
+def test_pairs_without_a_fingerprint_are_not_taken_for_the_same(five):
+    unknown = dataclasses.replace(five[1]["0"], pairs=None)
+    with pytest.raises(InputError, match="fingerprints None and None"):
+        budget.compose({"one": unknown, "two": unknown})
+
+
+def test_forged_and_unprotected_certificates_are_refused(five):
+    made, _ = five
+    for section, key, value in (
+        ("guarantee", "epsilon", 0.1),
+        ("accounting", "steps_executed", 5),
+        ("mechanism", "noise_multiplier", 9.0),
+        ("sampler", "n", 4000),
+    ):
+        edited = {**made[0], section: {**made[0][section], key: value}}
+        for forged in (edited, {**edited, "digest": digest_of(edited)}):
+            with pytest.raises(InputError, match="here does not hold"):
+                budget.release_of(forged, "here")
+    unprotected = _certificate(dataclasses.replace(_SPEC, epsilon=float("inf")))
+    with pytest.raises(InputError, match="without privacy"):
+        budget.release_of(unprotected)
+
+
+def test_a_ledger_head_stands_for_one_run(five):
+    """A forger who copies a head would have two runs counted as one."""
+    _, releases = five
+    copied = dataclasses.replace(releases["4"], runs={"0": releases["4"].runs["4"]})
+    with pytest.raises(InputError, match="one of them was forged"):
+        budget.compose({"true": releases["0"], "copy": copied})
+
+
+def test_a_chosen_run_costs_all_runs_or_the_choice(five, chosen):
+    specs, release = chosen
+    heads = ("head0", "head1")
+    runs = {
+        head: budget.release_of(_certificate(spec, head=head))
+        for head, spec in zip(heads, specs)
+    }
+    alone = budget.compose({"chosen": release})
+    together = budget.compose(runs, delta=2e-4)
+    assert alone.runs == 2
+    assert alone.epsilon_pld == pytest.approx(together.epsilon_pld, rel=1e-12)
+    # Showing the runs of the grid as well costs those who were trained on no more.
+    with_runs = budget.compose({"chosen": release, **runs}, delta=2e-4)
+    # Who was held out in the choice may have been trained on by the others.
+    held_out = together.epsilon_pld + 1.5
+    assert with_runs.epsilon_pld == pytest.approx(held_out, rel=1e-12)
+    # A dear choice: whoever chose pays its ε, on top of every other release.
+    dear = dataclasses.replace(release, choice_epsilon=7.0)
+    first = budget.compose({"first": five[1]["0"]}, delta=2e-4)
+    total = budget.compose({"first": five[1]["0"], "chosen": dear}, delta=2e-4)
+    assert total.epsilon_pld == pytest.approx(first.epsilon_pld + 7.0, rel=1e-12)
+
+
+def test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time(five):
+    _, releases = five
+    january = budget.compose({"a": releases["0"], "b": releases["1"]})
+    other = dataclasses.replace(releases["2"], pairs="keyed:2")
+    february = budget.compose({"c": other})
+    logs = {"january": january, "february": february}
+    for disjoint in budget.DISJOINT:
+        total = budget.in_parallel(logs, disjoint)
+        assert total.epsilon_pld == max(january.epsilon_pld, february.epsilon_pld)
+        assert total.delta == january.delta == 2.5e-4 > february.delta
+    users = {}
+    for name in ("january", "february"):
+        certificate = _certificate(
+            dataclasses.replace(_SPEC, unit="user"), head=name, pairs=name
+        )
+        users[name] = budget.compose({name: budget.release_of(certificate)})
+    apart = budget.in_parallel(users, "user").epsilon_pld
+    assert apart == users["january"].epsilon_pld
+    assert budget.in_parallel(users, "time").epsilon_pld > 1.2 * apart
+    with pytest.raises(InputError, match="a unit 'query' and the other a unit 'user'"):
+        budget.in_parallel({"january": january, "february": users["february"]}, "user")
+
+
+def test_logs_of_the_same_pairs_are_not_disjoint(five):
+    _, releases = five
+    same = {n: budget.compose({n: releases[n]}) for n in ("0", "1")}
+    with pytest.raises(InputError, match="releases of the same pairs: give them one"):
+        budget.in_parallel(same, "time")
+    # The same run, whose pairs somebody called otherwise.
+    copied = dataclasses.replace(releases["0"], pairs="keyed:2")
+    with pytest.raises(InputError, match="releases of the same pairs"):
+        budget.in_parallel({"0": same["0"], "1": budget.compose({"1": copied})}, "time")
+
+
+def test_a_run_is_refused_exactly_where_the_total_would_exceed_the_budget(five):
+    _, releases = five
+    plan = make_plan(_SPEC)
+    planned = {"next": budget.planned_release({"next": plan}, "keyed:9")}
+    total = budget.compose({**planned, **releases}, one_log=True).epsilon_pld
+    assert total > budget.compose(releases).epsilon_pld
+    kept = budget.require_within(total * (1 + 1e-9), releases, planned)
+    assert kept.epsilon_pld == total
+    with pytest.raises(InputError, match="with next it would be") as caught:
+        budget.require_within(total * (1 - 1e-9), releases, planned)
+    assert "Nothing was spent" in str(caught.value)
+    # The first run of all, too.
+    with pytest.raises(InputError, match="0 earlier releases spent 0"):
+        budget.require_within(0.5, {}, planned)
+    assert budget.require_within(1.0, {}, planned).epsilon_pld <= 1.0
+
+
+def test_a_delta_that_truncation_uses_up_is_refused(five):
+    with pytest.raises(InputError, match="truncating the batches of these releases"):
+        budget.compose(five[1], delta=1e-12)
+    with pytest.raises(InputError, match="no release"):
+        budget.compose({})

@@ -1,0 +1,226 @@
+"""`tfdpsq budget` on directories of artefacts, and `--budget` before a stage spends."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+
+import pytest
+import tiny
+
+from tfdpsq import privacy
+from tfdpsq.data import train_vocabulary
+from tfdpsq.privacy.proof.certificate import digest_of
+from tfdpsq.run import budget, finetune
+from tfdpsq.run.core import spending
+from tfdpsq.validation import InputError
+
+_SPEC = privacy.PrivacySpec(
+    epsilon=1.0,
+    clip_norm=0.5,
+    num_units=200,
+    batch_size=20,
+    steps=4,
+    accountant="rdp",
+)
+
+
+def _certificate(steps=4, head="a", pairs="keyed:1"):
+    return privacy.make_certificate(
+        privacy.make_plan(_SPEC),
+        steps,
+        description="A model.",
+        sensitivity_argument="Each loss depends on one unit alone.",
+        training={},
+        fingerprints={"pairs": pairs},
+        ledger_head=head,
+    )
+
+
+def _write(folder, certificate, **stage):
+    folder.mkdir(parents=True)
+    (folder / "certificate.json").write_text(json.dumps(certificate))
+    if stage:
+        (folder / "stage.json").write_text(json.dumps(stage))
+    return folder
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A workdir with two runs released, one of them twice, and one kept private."""
+    work = tmp_path / "work"
+    _write(work / "release" / "generator", _certificate(head="a"))
+    _write(work / "release" / "synthetic" / "set", _certificate(head="a"))
+    _write(work / "release" / "retriever", _certificate(3, head="b"))
+    _write(work / "private" / "audited", _certificate(head="c"))
+    _write(work / "release" / ".partial", _certificate(head="d"))
+    _write(work / "evaluation", _certificate(head="e"), guarantee="private")
+    return work
+
+
+def _exit(capsys, *words):
+    with pytest.raises(SystemExit) as caught:
+        budget.main(["budget", *map(str, words)])
+    said = capsys.readouterr()
+    return caught.value.code, said.out, said.err
+
+
+def test_a_workdir_is_composed_run_by_run(job, capsys):
+    code, out, _ = _exit(capsys, job, "--budget=5")
+    assert code == 0, out
+    assert f"{job / 'release' / 'synthetic' / 'set'}" in out
+    # Steps of one mechanism: those of both runs together, one after the other.
+    whole = dataclasses.replace(_SPEC, steps=7)
+    plan = dataclasses.replace(privacy.make_plan(_SPEC), spec=whole)
+    together = re.search(r"together \(2 runs\): epsilon ([\d.]+) by PLD", out)
+    assert float(together[1]) == pytest.approx(plan.epsilon(7, "pld"), rel=1e-4)
+    assert f"{5 - float(together[1]):.4g} left" in out
+    # Kept private: passed over, and said so.
+    assert "not counted, as it was not released" in out
+    assert f"- {job / 'private'}\n" in out and f"- {job / 'evaluation'}\n" in out
+    # Unless it is given itself.
+    code, out, _ = _exit(capsys, job, job / "private" / "audited", "--json")
+    found = json.loads(out)
+    assert (code, found["logs"][0]["runs"], found["left"]) == (0, 3, None)
+    expected = privacy.make_plan(_SPEC).epsilon(4, "pld")
+    assert found["together"]["epsilon"] > expected
+    assert found["logs"][0]["releases"][0]["epsilon"] < 1
+
+
+def test_a_budget_that_is_exceeded_exits_with_1(job, capsys):
+    code, out, _ = _exit(capsys, job, "--budget=0.5")
+    assert code == 1 and "EXCEEDED by 0." in out
+
+
+def test_links_are_followed_once(job, tmp_path, capsys):
+    other = tmp_path / "shared"
+    other.mkdir()
+    (other / "generator").symlink_to(job / "release" / "retriever")
+    (other / "again").symlink_to(other)
+    code, out, _ = _exit(capsys, other, "--json")
+    assert code == 0 and json.loads(out)["logs"][0]["runs"] == 1
+
+
+def test_a_forged_or_missing_certificate_is_not_composed(job, capsys):
+    path = job / "release" / "retriever" / "certificate.json"
+    forged = json.loads(path.read_text())
+    forged["accounting"]["steps_executed"] = 1
+    for content in (forged, {**forged, "digest": digest_of(forged)}):
+        path.write_text(json.dumps(content))
+        code, out, _ = _exit(capsys, job, "--budget=5")
+        assert code == 1 and "together (1 run)" in out
+        assert "NOT COMPOSED" in out and str(path.parent) in out
+        assert "budget 5: what is left is unknown" in out
+    path.unlink()
+    marked = {"certificate_digest": forged["digest"], "guarantee": "certified"}
+    (path.parent / "stage.json").write_text(json.dumps(marked))
+    code, out, _ = _exit(capsys, job)
+    assert code == 1 and "missing, while stage.json says" in out
+
+
+def test_other_pairs_are_composed_only_as_declared(job, tmp_path, capsys):
+    other = _write(tmp_path / "next", _certificate(head="n", pairs="keyed:2"))
+    code, out, _ = _exit(capsys, job, other)
+    assert code == 1 and "log 1 and log 2" in out
+    assert "or the same under the key of another private directory" in out
+    assert "Name the logs: NAME=DIRECTORY" in out
+    one = json.loads(_exit(capsys, f"log={job}", f"log={other}", "--json")[1])
+    assert (one["logs"][0]["runs"], len(one["logs"])) == (3, 1)
+    words = (f"jan={job}", f"feb={other}")
+    code, out, _ = _exit(capsys, *words)
+    assert code == 1 and "jan and feb" in out
+    code, out, _ = _exit(capsys, *words, "--disjoint=time", "--json")
+    found = json.loads(out)
+    assert code == 0
+    parts = [log["epsilon"] for log in found["logs"]]
+    assert found["together"]["epsilon"] == max(parts) < one["together"]["epsilon"]
+    code, out, _ = _exit(capsys, *words, "--disjoint=time")
+    assert "all 2 logs disjoint by time: epsilon" in out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "usage:"),
+        (["@/none"], "none does not exist. Give a workdir"),
+        (["@/empty"], "holds no certificate.json of anything released"),
+        (["@", "log=@"], "has no name, and other directories have"),
+        (["@", "--disjoint=time"], "has no name: the same pairs have another"),
+        (["log=@", "--disjoint=place"], "disjoint is 'place'; choose one of 'time'"),
+        (["@", "--budget=-1"], "budget is -1.0"),
+        (["@", "--delta=2"], "delta is 2.0"),
+        (["@", "--delta=1e-30"], "Compute epsilon at a larger delta"),
+        (["@", "--bugdet=3"], "Unknown command line flag"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(job, capsys, words, message):
+    (job / "empty").mkdir()
+    code, out, err = _exit(capsys, *[word.replace("@", str(job)) for word in words])
+    assert (code, out) == (2, "") and message in err, err
+
+
+# -- The limit of a stage ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """The settings of a small generator on private pairs."""
+    work = tmp_path_factory.mktemp("budget")
+    queries = tiny.write_pairs(work / "pairs")
+    train_vocabulary(queries, 320, work / "spiece.model")
+    config = tiny.tiny_config(str(work / "pairs")).finetune
+    config.update(pairs=str(work / "pairs"), vocabulary=str(work / "spiece.model"))
+    return config
+
+
+def _finetune(pairs, out, limit=0.0, released=(), **changes):
+    config = pairs.copy_and_resolve_references()
+    config.update(changes)
+    with spending.limited(limit, released, out):
+        return finetune.run(config, out)
+
+
+def test_a_stage_is_refused_before_it_spends_and_runs_within_its_budget(
+    pairs, tmp_path
+):
+    release = tmp_path / "work" / "release"
+    _finetune(pairs, release / "first", 3.0, epsilon=3.0, accountant="pld")
+    with pytest.raises(InputError, match="budget is epsilon 3, of which 1 earlier"):
+        _finetune(pairs, release / "second", 3.0, epsilon=3.0, accountant="pld")
+    assert not (release / "second").exists()
+    # Nothing was paid for.
+    assert not (tmp_path / "work" / "private" / "runs" / "second").exists()
+    # What is finished spends nothing more.
+    _finetune(pairs, release / "first", 0.1, epsilon=3.0, accountant="pld")
+    # A directory elsewhere counts only if it is given.
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(release / "first", elsewhere / "first")
+    plans = {"next": privacy.make_plan(_SPEC)}
+    for released, refused in (([], False), ([str(elsewhere)], True)):
+        with spending.limited(1.0, released, tmp_path / "other" / "release" / "next"):
+            if refused:
+                with pytest.raises(InputError, match="1 earlier releases spent"):
+                    spending.require_within(plans, "keyed:1")
+            else:
+                spending.require_within(plans, "keyed:1")
+
+
+def test_a_limit_needs_certificates_that_hold(pairs, tmp_path):
+    release = tmp_path / "work" / "release"
+    certificate = _certificate()
+    certificate["guarantee"]["epsilon"] = 0.1
+    _write(release / "forged", certificate)
+    with pytest.raises(InputError, match="the budget cannot be checked: .*forged"):
+        _finetune(pairs, release / "next", 50.0, epsilon=3.0)
+    with pytest.raises(InputError, match="none does not exist"):
+        _finetune(pairs, tmp_path / "out", 50.0, [str(tmp_path / "none")], epsilon=3.0)
+    with pytest.raises(InputError, match="none was given. Add --budget"):
+        _finetune(pairs, tmp_path / "out", 0.0, [str(release)], epsilon=3.0)
+
+
+def test_every_stage_that_spends_takes_the_flag():
+    """Every module whose helpers make a plan for private pairs, and nobody else."""
+    run = pathlib.Path(finetune.__file__).parent
+    spends = {p.stem for p in run.glob("*.py") if "spends=True" in p.read_text("utf-8")}
+    assert spends == {"choose", "finetune", "pipeline", "train_retriever"}

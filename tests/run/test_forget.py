@@ -1,0 +1,232 @@
+"""`tfdpsq forget`: what is private goes, what proves a release stays."""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from tfdpsq import privacy
+from tfdpsq.run import budget, forget, verify
+from tfdpsq.run.core import outputs, sources, workdir
+from tfdpsq.validation import InputError
+
+_STAGE = {"config": {}, "inputs": {}, "fingerprint": "f", "run": "r"}
+_SECRET = "who sorts a list"
+
+
+def _certificate(ledger):
+    plan = privacy.make_plan(
+        privacy.PrivacySpec(
+            epsilon=1.0,
+            clip_norm=0.5,
+            num_units=200,
+            batch_size=20,
+            steps=4,
+            accountant="rdp",
+        )
+    )
+    with privacy.Ledger.open(ledger, plan.fingerprint, "keyed:1", 4) as opened:
+        for step in range(4):
+            opened.pay(step)
+        head = opened.head
+    return privacy.make_certificate(
+        plan,
+        4,
+        description="A model.",
+        sensitivity_argument="Each loss depends on one unit alone.",
+        training={},
+        fingerprints={"pairs": "keyed:1"},
+        ledger_head=head,
+    )
+
+
+def _write(path, content=_SECRET):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+def _stage(folder, guarantee, **files):
+    for name, content in files.items():
+        _write(folder / name.replace("__", "."), content)
+    _write(folder / "stage.json", json.dumps({**_STAGE, "guarantee": guarantee}))
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A workdir with one release and all that a job keeps private."""
+    work = tmp_path / "work"
+    private, release = work / "private", work / "release"
+    run = private / "runs" / "generator"
+    run.mkdir(parents=True)
+    certificate = json.dumps(_certificate(run / "ledger.jsonl"))
+    _stage(release / "generator", "certified", certificate__json=certificate)
+    _stage(release / "prepare", "public", public__jsonl="cut from documents")
+    _write(release / ".next.0123456789ab.partial" / "weights")
+    _write(run / "run.json")
+    _write(run / "state" / "secrets.json")
+    _write(run / "state" / "rows" / "rows-00000")
+    _write(private / "logs" / "generator" / "log.jsonl")
+    _write(private / "choices" / "grid" / "points" / "a" / "stage.json")
+    _stage(private / "generator_inf", "private", weights=_SECRET)
+    _write(private / "fingerprint.key")
+    _write(private / "private_reads.jsonl", "")
+    _write(private / "seconds.json")
+    _stage(work / "evaluation", "private", metrics__json=_SECRET)
+    _write(work / "report.html")
+    _write(work / "results.json")
+    _write(work / "config.json", "{}")
+    # The owner's own files, with and without a link out of the workdir.
+    _write(tmp_path / "pairs" / "queries.jsonl")
+    _write(private / "notes.txt", "mine")
+    _write(private / "keep" / "deep" / "notes.txt", "mine")
+    _write(private / "generator_inf" / "later.txt", "mine")
+    later = time.time() + 100
+    os.utime(private / "generator_inf" / "later.txt", (later, later))
+    (private / "link").symlink_to(tmp_path / "pairs")
+    (private / "generator_inf" / "data").symlink_to(tmp_path / "pairs")
+    (private / "logs" / "queries").symlink_to(tmp_path / "pairs" / "queries.jsonl")
+    return work
+
+
+def _exit(capsys, command, *words):
+    with pytest.raises(SystemExit) as caught:
+        command.main(["command", *map(str, words)])
+    said = capsys.readouterr()
+    return caught.value.code, said.out, said.err
+
+
+def _files(folder):
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+
+
+_LEFT = {
+    "config.json",
+    "release/generator/certificate.json",
+    "release/generator/stage.json",
+    "release/prepare/public.jsonl",
+    "release/prepare/stage.json",
+    "private/forgotten.json",
+    "private/private_reads.jsonl",
+    "private/runs/generator/ledger.jsonl",
+    "private/notes.txt",
+    "private/keep/deep/notes.txt",
+    "private/generator_inf/later.txt",
+    "private/logs/queries",
+}
+
+
+def test_without_the_flag_it_lists_and_changes_nothing(job, capsys):
+    before = _files(job)
+    code, out, _ = _exit(capsys, forget, job)
+    assert (code, _files(job)) == (0, before)
+    listed = set(out.split("kept,")[0].split("\n")[1:])
+    gone = before - _LEFT
+    assert listed - {""} == {f"  {job / name}" for name in gone}
+    assert "Nothing was deleted. Add --delete" in out
+
+
+def test_what_is_private_goes_and_what_proves_the_release_stays(job, tmp_path, capsys):
+    code, out, _ = _exit(capsys, forget, job, "--delete")
+    assert code == 0 and _files(job) == _LEFT
+    assert "left, as tfdpsq did not make it" in out
+    assert f"  {job / 'private' / 'link'}\n" in out
+    for path in job.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            assert _SECRET not in path.read_text()
+    assert (tmp_path / "pairs" / "queries.jsonl").read_text() == _SECRET
+    assert not (job / "evaluation").exists()
+    # Nothing is left to do.
+    code, out, _ = _exit(capsys, forget, job, "--delete")
+    assert code == 0 and "deleted 0 files" in out
+    ledger = job / "private" / "runs" / "generator" / "ledger.jsonl"
+    certificate = job / "release" / "generator" / "certificate.json"
+    code, out, _ = _exit(capsys, verify, certificate, f"--ledger={ledger}")
+    assert code == 0 and "agrees with itself and with the ledger" in out
+    code, out, _ = _exit(capsys, budget, job)
+    assert code == 0 and "together (1 run)" in out
+
+
+def test_a_workdir_forgotten_by_half_takes_no_stage_and_is_finished(
+    job, capsys, monkeypatch
+):
+    made = forget.plan(job)
+    half = made.delete[: len(made.delete) // 2]
+    rest = made.delete[len(made.delete) // 2 :]
+    forget.forget(forget.Plan(made.private, half))
+    assert all(path.exists() for path in rest)
+    with pytest.raises(InputError, match="deleted by `tfdpsq forget`, all or in part"):
+        outputs.open_private(made.private)
+    with pytest.raises(InputError, match="use another workdir"):
+        sources.keyed_fingerprint("f", made.private)
+    code, _, _ = _exit(capsys, forget, job, "--delete")
+    assert code == 0 and _files(job) == _LEFT
+    with pytest.raises(InputError, match="use another workdir"):
+        outputs.open_private(made.private)
+
+
+def test_files_that_cannot_be_deleted_are_named(job, capsys, monkeypatch):
+    key = job / "private" / "fingerprint.key"
+    unlink = type(key).unlink
+
+    def refuse(path, *args, **kwargs):
+        if path == key:
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, *args, **kwargs)
+
+    monkeypatch.setattr(type(key), "unlink", refuse)
+    code, out, _ = _exit(capsys, forget, job, "--delete")
+    assert code == 1 and f"NOT deleted, check its permissions:\n  {key}" in out
+    assert key.is_file() and _files(job) == {*_LEFT, "private/fingerprint.key"}
+
+
+def test_a_running_stage_is_not_deleted(job, capsys):
+    before = _files(job)
+    for path in (
+        job / "release" / ".next.0123456789ab.partial",
+        job / "private" / "runs" / "generator" / "ledger.jsonl",
+    ):
+        descriptor = os.open(path, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        code, out, err = _exit(capsys, forget, job, "--delete")
+        os.close(descriptor)
+        assert (code, out) == (2, "") and f"in use by process {os.getpid()}" in err
+    assert _files(job) == before
+
+
+def test_what_is_no_workdir_is_refused(job, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    shutil.move(job / "private", tmp_path / "elsewhere")
+    (job / "private").symlink_to(tmp_path / "elsewhere")
+    for words, message in (
+        ([], "usage:"),
+        ([tmp_path / "none"], "none is not a directory of this machine"),
+        ([tmp_path / "empty"], "holds nothing that tfdpsq made"),
+        ([tmp_path / "pairs"], "holds nothing that tfdpsq made"),
+        (["gs://bucket/job"], "is not a directory of this machine"),
+        ([job], "which is not followed. Give the directory itself"),
+        ([job, f"--private={tmp_path / 'none'}"], "does not exist"),
+        ([job, "--yes"], "Unknown command line flag 'yes'"),
+    ):
+        code, out, err = _exit(capsys, forget, *words, "--delete")
+        assert (code, out) == (2, "") and message in err, err
+    code, _, _ = _exit(
+        capsys, forget, job, f"--private={tmp_path / 'elsewhere'}", "--delete"
+    )
+    assert code == 0
+    assert not (tmp_path / "elsewhere" / "fingerprint.key").exists()
+
+
+def test_an_output_next_to_its_private_directory_is_known(tmp_path, capsys):
+    """A single stage's: OUT/generator, with OUT/private."""
+    _stage(tmp_path / "out" / "generator", "certified", weights="w")
+    _write(tmp_path / "out" / "private" / workdir.RUNS / "generator" / "run.json")
+    code, _, _ = _exit(capsys, forget, tmp_path / "out", "--delete")
+    assert code == 0
+    assert _files(tmp_path / "out") == {
+        "generator/stage.json",
+        "generator/weights",
+        "private/forgotten.json",
+    }

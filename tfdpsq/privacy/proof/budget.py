@@ -1,0 +1,352 @@
+"""Composition of certificates: what several releases from the same pairs cost together.
+
+**One log.** Every release is a run of DP-SGD on the same units, so what an observer of
+all of them learns is the composition of their events, over the steps that ran. Its ε is
+computed by PLD at one δ, off which the truncation of every run is taken; that is less
+than the sum of the stated ε. What is made from a released artefact and public data
+carries the same certificate and costs nothing (post-processing): a run counts once, by
+the head of its ledger.
+
+**A run that was chosen** among several counts as all of them. A unit was either trained
+on, which costs those runs, or held out, which costs the exponential mechanism's ε at
+δ = 0 and adds to the rest. Every combination of roles over all such releases is
+computed, and the largest ε holds for every unit.
+
+**Disjoint logs.** A query in one log only is protected by the composition of that log's
+releases, whatever was released from the others (parallel composition): (largest ε,
+largest δ) of the logs. Logs cut by time share no query, but they do share users; for
+unit "user" they are composed like one log. Logs cut by user share neither.
+
+**Not composed**, as no proof is stated for it: certificates of other pairs, of another
+unit, of another adjacency (add/remove and zero-out), and any that `verify_certificate`
+refuses.
+
+The fingerprint of the pairs is keyed by a secret of the private directory, so equal
+fingerprints are equal pairs, but other fingerprints may be the same pairs under another
+key. Nothing is assumed of those: the caller declares one log, or disjoint ones.
+
+The composition holds for runs whose settings were fixed without looking at earlier
+releases of the same pairs. Where each was planned after looking, it holds for a total
+that was fixed before the first of them and never exceeded: `require_within`, called
+before every run, enforces that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tfdpsq import validation
+from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.proof.certificate import adjacency_of, digest_of
+from tfdpsq.privacy.proof.certified import entry_at, plan_of, selection_of
+from tfdpsq.privacy.proof.selection import epsilon_of_runs
+from tfdpsq.privacy.proof.verification import verify_certificate
+
+# How logs can be disjoint.
+TIME, USER = DISJOINT = ("time", "user")
+# Beyond this many private choices, the combinations of roles would take minutes.
+_MOST_CHOICES = 6
+_Run = tuple[PrivacyPlan, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """The part of a certificate that decides what its release costs.
+
+    Attributes:
+      runs: ledger head, or else digest -> (plan, steps executed), of all runs.
+      choice_epsilon: ε for a unit that was held out to choose among the runs; `None`
+        where there was no private choice.
+      pairs: fingerprint of the private pairs; `None` where none is stated.
+      delta: δ of the certificate.
+    """
+
+    runs: Mapping[str, _Run]
+    choice_epsilon: float | None
+    pairs: str | None
+    delta: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Composition:
+    """Several releases together.
+
+    Attributes:
+      releases: what is composed.
+      unit: privacy unit of all of them.
+      adjacency: neighbouring relation of all of them, in words.
+      delta: δ that ε is computed at.
+      epsilon_pld: ε of all releases together by PLD.
+      epsilon_rdp: the same by RDP.
+    """
+
+    releases: tuple[Release, ...]
+    unit: str
+    adjacency: str
+    delta: float
+    epsilon_pld: float
+    epsilon_rdp: float
+
+    @property
+    def runs(self) -> int:
+        """Number of training runs, each counted once."""
+        return len({key for release in self.releases for key in release.runs})
+
+    @property
+    def pairs(self) -> set[str]:
+        """Fingerprints of the private pairs that are stated."""
+        return {release.pairs for release in self.releases if release.pairs}
+
+
+def release_of(
+    certificate: Mapping[str, Any], name: str = "the certificate"
+) -> Release:
+    """Returns what a certificate's release costs, after verifying the certificate.
+
+    Args:
+      certificate: as `load_certificate` reads it.
+      name: what it is called in errors.
+
+    Raises:
+      InputError: verification refuses it, or it guarantees nothing.
+    """
+    problems = verify_certificate(certificate).problems
+    if problems:
+        raise validation.InputError(
+            f"{name} does not hold: {problems[0]} Restore the certificate that its "
+            "artefact was made with; `tfdpsq verify` lists every problem."
+        )
+    if not certificate["private"]:
+        raise validation.InputError(
+            f"{name} is of a run without privacy (epsilon inf): no total is finite "
+            "with it. Leave it out only if its artefact was never released."
+        )
+    pairs = entry_at(certificate, "fingerprints.pairs")
+    pairs = pairs if isinstance(pairs, str) else None
+    delta = float(certificate["guarantee"]["delta"])
+    if "selection" in certificate:
+        selection = selection_of(certificate)
+        runs = {
+            run.ledger_head or f"{certificate['digest']}/{key}": (
+                run.plan,
+                run.plan.spec.steps,
+            )
+            for key, run in selection.runs.items()
+        }
+        return Release(runs, selection.choice_epsilon, pairs, delta)
+    key = certificate["ledger_head"] or digest_of(certificate)
+    return Release({key: plan_of(certificate)}, None, pairs, delta)
+
+
+def planned_release(
+    plans: Mapping[str, PrivacyPlan], pairs: str, choice_epsilon: float | None = None
+) -> Release:
+    """Returns the cost of runs that have not begun, all their steps included.
+
+    Args:
+      plans: by name, of the run, or of those that one will be chosen among.
+      pairs: fingerprint of their pairs.
+      choice_epsilon: see `Release`.
+    """
+    runs = {name: (plan, plan.spec.steps) for name, plan in plans.items()}
+    delta = sum(plan.spec.target_delta for plan in plans.values())
+    return Release(runs, choice_epsilon, pairs, delta)
+
+
+def compose(
+    releases: Mapping[str, Release],
+    delta: float | None = None,
+    one_log: bool = False,
+) -> Composition:
+    """Composes all releases from one log.
+
+    Args:
+      releases: by name, for errors; see `release_of`.
+      delta: δ to compute ε at; `None` takes the smallest of the releases', at which the
+        composed ε is at least that of each.
+      one_log: declares that pairs with other fingerprints belong to the same log.
+
+    Raises:
+      InputError: no release; other pairs, another unit or another adjacency; a run with
+        two costs; or δ that truncation uses up.
+    """
+    if not releases:
+        raise validation.InputError(
+            "there is no release to compose. Give at least one certificate."
+        )
+    first_name, first = next(iter(releases.items()))
+    for name, release in releases.items():
+        problem = difference(first, release, one_log)
+        if problem:
+            raise validation.InputError(
+                f"{first_name} and {name} cannot be composed: {problem}."
+            )
+    _require_one_cost(releases)
+    if delta is None:
+        delta = min(release.delta for release in releases.values())
+    validation.in_range("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    parts = tuple(releases.values())
+    found = {name: _epsilon(parts, delta, name) for name in ("pld", "rdp")}
+    if not math.isfinite(found["pld"]):
+        raise validation.InputError(
+            f"delta is {delta!r}, which truncating the batches of these releases uses "
+            "up. Compute epsilon at a larger delta."
+        )
+    spec = _spec_of(first)
+    return Composition(
+        parts, spec.unit, adjacency_of(spec), delta, found["pld"], found["rdp"]
+    )
+
+
+def difference(first: Release, other: Release, one_log: bool = False) -> str | None:
+    """Returns why two releases cannot be composed, as a clause, or `None`.
+
+    Arguments are those of `compose`.
+    """
+    ours, theirs = _spec_of(first), _spec_of(other)
+    if ours.unit != theirs.unit:
+        return (
+            f"one protects a unit {ours.unit!r} and the other a unit {theirs.unit!r}, "
+            "and neither guarantee says anything of the other's unit"
+        )
+    if ours.sampler != theirs.sampler:
+        return (
+            f"their neighbours differ: {adjacency_of(ours)!r} and "
+            f"{adjacency_of(theirs)!r}"
+        )
+    if not one_log and (first.pairs is None or first.pairs != other.pairs):
+        return (
+            f"their pairs have the fingerprints {first.pairs} and {other.pairs}: "
+            "other pairs, or the same under the key of another private directory"
+        )
+    return None
+
+
+def in_parallel(logs: Mapping[str, Composition], disjoint: str) -> Composition:
+    """Composes releases from disjoint logs.
+
+    Args:
+      logs: the composition of each log, by its name.
+      disjoint: "time", where every query is in one log, or "user", where every user is.
+
+    Returns:
+      (Largest ε, largest δ) of the logs; for unit "user" and logs cut by time, the
+      composition of all of them, since a user can be in every log.
+
+    Raises:
+      InputError: no log; two with the same pairs or the same run, which are then not
+        disjoint; or of another unit or adjacency.
+    """
+    validation.one_of("disjoint", disjoint, DISJOINT)
+    if not logs:
+        raise validation.InputError("there is no log. Give at least one.")
+    for (name, log), (other_name, other) in itertools.combinations(logs.items(), 2):
+        problem = difference(log.releases[0], other.releases[0], one_log=True)
+        if not problem and (log.pairs & other.pairs or _keys(log) & _keys(other)):
+            problem = "both hold releases of the same pairs: give them one name"
+        if problem:
+            raise validation.InputError(
+                f"the logs {name} and {other_name} cannot be composed: {problem}."
+            )
+    first = next(iter(logs.values()))
+    every = tuple(release for log in logs.values() for release in log.releases)
+    if first.unit == "user" and disjoint == TIME:
+        named = {str(number): release for number, release in enumerate(every)}
+        return compose(named, min(log.delta for log in logs.values()), one_log=True)
+    return Composition(
+        every,
+        first.unit,
+        first.adjacency,
+        max(log.delta for log in logs.values()),
+        max(log.epsilon_pld for log in logs.values()),
+        max(log.epsilon_rdp for log in logs.values()),
+    )
+
+
+def require_within(
+    budget: float, released: Mapping[str, Release], planned: Mapping[str, Release]
+) -> Composition:
+    """Refuses runs that would exceed a total, before their first step.
+
+    Every release given counts, as if all were from one log: a run may be refused that
+    disjoint logs would have allowed, and none is allowed wrongly.
+
+    Args:
+      budget: ε that all releases together must stay within.
+      released: earlier releases, by name.
+      planned: runs that are about to begin, by name.
+
+    Returns:
+      The composition of all of them.
+
+    Raises:
+      InputError: they would exceed the budget, or cannot be composed.
+    """
+    validation.positive("budget", budget)
+    total = compose({**planned, **released}, one_log=True)
+    if total.epsilon_pld <= budget:
+        return total
+    before = compose(released, one_log=True).epsilon_pld if released else 0.0
+    raise validation.InputError(
+        f"the budget is epsilon {budget:g}, of which {len(released)} earlier releases "
+        f"spent {before:.4g}; with {' and '.join(planned)} it would be "
+        f"{total.epsilon_pld:.4g} at delta {total.delta:.3g}. Nothing was spent: lower "
+        "epsilon or steps, or raise the budget."
+    )
+
+
+def _epsilon(releases: Sequence[Release], delta: float, accountant: str) -> float:
+    """ε for every unit, whichever role it had in each private choice."""
+    choices = [r for r in releases if r.choice_epsilon is not None]
+    if len(choices) > _MOST_CHOICES:
+        raise validation.InputError(
+            f"there are {len(choices)} releases with a private choice, of which at "
+            f"most {_MOST_CHOICES} can be composed. Compose fewer at a time."
+        )
+    return max(
+        epsilon_of_runs(_runs_of(releases, held_out), delta, accountant)
+        + sum(r.choice_epsilon or 0.0 for r in held_out)
+        for held_out in _subsets(choices)
+    )
+
+
+def _subsets(choices: Sequence[Release]) -> Iterator[tuple[Release, ...]]:
+    for size in range(len(choices) + 1):
+        yield from itertools.combinations(choices, size)
+
+
+def _runs_of(
+    releases: Sequence[Release], held_out: Sequence[Release]
+) -> tuple[_Run, ...]:
+    """Returns the runs of all releases but some, each once."""
+    found: dict[str, _Run] = {}
+    for release in releases:
+        if not any(release is other for other in held_out):
+            found.update(release.runs)
+    return tuple(found.values())
+
+
+def _require_one_cost(releases: Mapping[str, Release]) -> None:
+    """Refuses releases that state other costs for the run of one ledger."""
+    seen: dict[str, tuple[str, _Run]] = {}
+    for name, release in releases.items():
+        for key, run in release.runs.items():
+            before_name, before = seen.setdefault(key, (name, run))
+            if (before[0].fingerprint, before[1]) != (run[0].fingerprint, run[1]):
+                raise validation.InputError(
+                    f"{before_name} and {name} state the same ledger head and other "
+                    "runs, so one of them was forged. Compare both with the ledger: "
+                    "tfdpsq verify CERTIFICATE --ledger=LEDGER."
+                )
+
+
+def _keys(log: Composition) -> set[str]:
+    return {key for release in log.releases for key in release.runs}
+
+
+def _spec_of(release: Release):
+    return next(iter(release.runs.values()))[0].spec

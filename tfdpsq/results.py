@@ -1,0 +1,507 @@
+"""Reads any workdir as pandas DataFrames and draws it, on any Python from 3.9 to 3.13.
+
+    from tfdpsq import results
+
+    job = results.open_job("/tmp/tfdpsq-quickstart")
+    job.rows          # measures of every system, with intervals
+    job.certificates  # what is guaranteed, for every artefact
+    job.plot_rows()
+
+Needs numpy, pandas and matplotlib alone: no TensorFlow, and nothing else of tfdpsq, so
+a notebook explores in its own kernel what stages made in another environment. It reads
+only, takes no lock, and verifies nothing (the command `verify` does). Metrics, curves,
+runs, pairs and audits are private: showing them releases more than the certificates
+cover.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+try:
+    import matplotlib.pyplot as plt
+    import numpy as np
+    import pandas as pd
+except ImportError as _missing:
+    raise ImportError(
+        f"tfdpsq.results needs {_missing.name}: python -m pip install pandas matplotlib"
+    ) from _missing
+
+from tfdpsq.validation import DataError, InputError
+
+_STAGE, _CERTIFICATE = "stage.json", "certificate.json"
+_BASELINE = "public_only"
+_RUN_COLUMNS = ("query", "_", "document", "rank", "score", "tag")
+
+
+def open_job(path: str | os.PathLike) -> Job:
+    """Opens a workdir, or the directory that stages' outputs are in.
+
+    Raises:
+      InputError: it does not exist or holds no stage's output.
+    """
+    directory = pathlib.Path(path)
+    if not directory.is_dir():
+        raise InputError(f"{directory} does not exist. Give the --workdir of a job.")
+    job = Job(directory)
+    if job.stages.empty:
+        raise InputError(
+            f"{directory} holds no finished stage. Give the --workdir of a job; "
+            "`tfdpsq status` shows what is running."
+        )
+    return job
+
+
+class Job:
+    """A workdir. Tables are read when they are first used, and kept.
+
+    Attributes:
+      directory: the workdir.
+    """
+
+    def __init__(self, directory: pathlib.Path):
+        """Takes a directory that exists; `open_job` checks it."""
+        self.directory = directory
+
+    # -- What was made ------------------------------------------------------------
+
+    @functools.cached_property
+    def stages(self) -> pd.DataFrame:
+        """Finished stages by name: their place, guarantee, and seconds where known."""
+        took = self._json(self.directory / "private" / "seconds.json")
+        found = [
+            {
+                "name": path.name,
+                "place": path.relative_to(self.directory).as_posix(),
+                "guarantee": self._json(path / _STAGE).get("guarantee"),
+                "seconds": took.get(path.name, np.nan),
+            }
+            for path in self._stage_directories()
+        ]
+        columns = ["name", "place", "guarantee", "seconds"]
+        return pd.DataFrame(found, columns=columns).set_index("name")
+
+    def path(self, stage: str) -> pathlib.Path:
+        """Returns a stage's output directory.
+
+        Raises:
+          InputError: there is no such stage; the message names those there are.
+        """
+        if stage not in self.stages.index:
+            raise InputError(
+                f"there is no stage {stage!r} in {self.directory}. There are: "
+                f"{', '.join(self.stages.index)}."
+            )
+        return self.directory / str(self.stages.place[stage])
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """The job's config; empty for stages that were run one by one."""
+        return self._json(self.directory / "config.json")
+
+    # -- Guarantees -----------------------------------------------------------------
+
+    @functools.cached_property
+    def certificates(self) -> pd.DataFrame:
+        """One line for each artefact that carries a certificate.
+
+        Columns: "epsilon" as stated, "epsilon_pld", "epsilon_rdp", "delta", "unit",
+        "noise_multiplier", "clip_norm", "steps", "n", "place" and "run", which is equal
+        for artefacts of one training run: only different runs add up.
+        """
+        found = []
+        for name in self.stages.index:
+            certificate = self.certificate(name)
+            if certificate is None:
+                continue
+            guarantee, accounting = certificate["guarantee"], certificate["accounting"]
+            found.append(
+                {
+                    "name": name,
+                    "epsilon": float(guarantee["epsilon"]),
+                    "epsilon_pld": float(accounting["epsilon_pld"]),
+                    "epsilon_rdp": float(accounting["epsilon_rdp"]),
+                    "delta": guarantee["delta"],
+                    "unit": guarantee["unit"],
+                    "noise_multiplier": certificate["mechanism"]["noise_multiplier"],
+                    "clip_norm": certificate["mechanism"]["clip_norm"],
+                    "steps": accounting["steps_executed"],
+                    "n": certificate["sampler"]["n"],
+                    "place": self.stages.place[name],
+                    "run": certificate["digest"][:8],
+                }
+            )
+        return _frame(found)
+
+    def certificate(self, stage: str) -> dict[str, Any] | None:
+        """Returns the certificate of a stage's output; `None` where it has none."""
+        for folder in (self.path(stage), self.path(stage) / "set"):
+            if (folder / _CERTIFICATE).is_file():
+                return self._json(folder / _CERTIFICATE)
+        return None
+
+    @functools.cached_property
+    def private_reads(self) -> pd.DataFrame:
+        """Reads of private data that no ε covers: "what" and "where"."""
+        path = self.directory / "private" / "private_reads.jsonl"
+        return pd.DataFrame(self._lines(path), columns=["what", "where"])
+
+    # -- Retrieval --------------------------------------------------------------------
+
+    @functools.cached_property
+    def rows(self) -> pd.DataFrame:
+        """Measures of every system on the test queries, by system.
+
+        Columns: each measure with "_low" and "_high" (95 %); "over_baseline" with
+        "_low", "_high" and "_p_value", the difference in NDCG@10 to public-only, paired
+        by query; "epsilon" of the certificate, 0 where no private query was used.
+        """
+        found = []
+        for name, of in self._metrics["systems"].items():
+            row: dict[str, Any] = {"name": name, "epsilon": self._epsilon(name)}
+            for measure, value in of.items():
+                if measure.endswith("_ci"):
+                    base = measure[: -len("_ci")]
+                    row[f"{base}_low"], row[f"{base}_high"] = value
+                elif isinstance(value, (int, float)):
+                    row[measure] = value
+            over = of.get("difference_to_baseline") or {}
+            row["over_baseline"] = over.get("difference", np.nan)
+            for end in ("low", "high", "p_value"):
+                row[f"over_baseline_{end}"] = over.get(end, np.nan)
+            found.append(row)
+        return _frame(found)
+
+    @functools.cached_property
+    def runs(self) -> pd.DataFrame:
+        """Retrieved documents: "system", "query", "document", "rank", "score"."""
+        folder = self.path("evaluation") / "runs"
+        parts = []
+        for path in sorted(folder.glob("*.trec")):
+            part = pd.read_csv(path, sep=r"\s+", names=_RUN_COLUMNS, dtype=_texts())
+            parts.append(part.assign(system=path.stem))
+        if not parts:
+            raise InputError(f"{folder} holds no run. Run the stage evaluate again.")
+        columns = ["system", "query", "document", "rank", "score"]
+        return pd.concat(parts, ignore_index=True)[columns]
+
+    @functools.cached_property
+    def qrels(self) -> pd.DataFrame:
+        """Judgements of the test queries: "query", "document", "relevance"."""
+        names = ["query", "_", "document", "relevance"]
+        path = self.path("evaluation") / "qrels.trec"
+        found = pd.read_csv(path, sep=r"\s+", names=names, dtype=_texts())
+        return found[["query", "document", "relevance"]]
+
+    def compare(
+        self, query: str, systems: tuple[str, str], top: int = 5
+    ) -> pd.DataFrame:
+        """Shows what two systems retrieve for one test query, side by side.
+
+        Args:
+          query: id of the query.
+          systems: names of two systems, as in `rows`.
+          top: number of documents of each.
+
+        Returns:
+          A line for each rank; columns (system, "document"), (system, "text") and
+          (system, "relevant").
+
+        Raises:
+          InputError: no such query or system.
+        """
+        known = {"query": set(self.runs["query"]), "system": set(self.runs["system"])}
+        for kind, value in (("query", query), *(("system", s) for s in systems)):
+            if value not in known[kind]:
+                raise InputError(
+                    f"there is no {kind} {value!r}. There are "
+                    f"{', '.join(sorted(known[kind])[:8])}, …"
+                )
+        judged = self.qrels[(self.qrels["query"] == query) & (self.qrels.relevance > 0)]
+        parts = {}
+        for system in systems:
+            own = (self.runs.system == system) & (self.runs["query"] == query)
+            found = self.runs[own & (self.runs["rank"] <= top)].set_index("rank")
+            parts[system] = pd.DataFrame(
+                {
+                    "document": found.document,
+                    "text": found.document.map(self.documents),
+                    "relevant": found.document.isin(set(judged.document)),
+                }
+            )
+        return pd.concat(parts, axis=1)
+
+    # -- Texts ------------------------------------------------------------------------
+
+    @functools.cached_property
+    def documents(self) -> pd.Series:
+        """Texts of the public documents, by id."""
+        return pd.Series(dict(self._corpus(self._data)), dtype=object)
+
+    @functools.cached_property
+    def pairs(self) -> pd.DataFrame:
+        """Private pairs: "query_id", "query", "document_id", "document", "split"."""
+        return self._pairs_of(self._data)
+
+    @functools.cached_property
+    def sets(self) -> pd.DataFrame:
+        """Synthetic sets by stage: number of queries, ε, and words in a query."""
+        found = []
+        for name in self.stages.index:
+            if not (self.path(name) / "set" / "manifest.json").is_file():
+                continue
+            queries = self.set(name)["query"]
+            certificate = self.certificate(name)
+            epsilon = certificate["guarantee"]["epsilon"] if certificate else 0.0
+            found.append(
+                {
+                    "name": name,
+                    "queries": len(queries),
+                    "distinct": queries.nunique(),
+                    "words": queries.str.split().str.len().mean(),
+                    "epsilon": float(epsilon),
+                }
+            )
+        return _frame(found)
+
+    def set(self, stage: str) -> pd.DataFrame:
+        """Returns a synthetic set's pairs; columns as `pairs`.
+
+        "public_pairs" are the pseudo-queries that `prepare` cuts from documents.
+        """
+        if stage == "public_pairs":
+            return self._pairs_of(self.path("prepare") / "public_pairs" / "beir")
+        return self._pairs_of(self.path(stage) / "set" / "beir")
+
+    def of_document(self, document: str) -> pd.DataFrame:
+        """Returns a document's queries: its private ones, and each set's, by source."""
+        sources = {"private": self.pairs, "public_pairs": self.set("public_pairs")}
+        sources.update({name: self.set(name) for name in self.sets.index})
+        found = [
+            {"source": name, "query": query}
+            for name, pairs in sources.items()
+            for query in pairs["query"][pairs.document_id == document]
+        ]
+        return pd.DataFrame(found, columns=["source", "query"]).set_index("source")
+
+    # -- Training and audits ----------------------------------------------------------
+
+    @functools.cached_property
+    def curves(self) -> pd.DataFrame:
+        """Training logs: "run", "step", "loss", "epsilon", "seconds" and rates."""
+        found = []
+        for path in sorted((self.directory / "private" / "logs").glob("*/log.jsonl")):
+            for point in self._lines(path):
+                if "step" in point:
+                    if "epsilon" in point:
+                        point["epsilon"] = float(point["epsilon"])
+                    found.append({"run": path.parent.name, **point})
+        return pd.DataFrame(found, columns=None if found else ["run", "step", "loss"])
+
+    @functools.cached_property
+    def canaries(self) -> pd.DataFrame:
+        """Planted secrets by audit, form and repetitions: ranks, p-values, leaks."""
+        found = [
+            {"name": name, **entry}
+            for name, audit in self._audits()
+            for entry in audit["canaries"]
+        ]
+        return _frame(found)
+
+    @functools.cached_property
+    def membership(self) -> pd.DataFrame:
+        """AUC of every attack on membership, with its 95 % interval, by audit."""
+        found = []
+        for name, audit in self._audits():
+            for attack, of in audit["membership"].items():
+                auc, low, high = of["auc"]
+                row = {"name": name, "attack": attack, "auc": auc}
+                found.append({**row, "auc_low": low, "auc_high": high})
+        return _frame(found)
+
+    # -- Figures ----------------------------------------------------------------------
+
+    def plot_rows(self, measure: str = "ndcg@10") -> plt.Figure:
+        """Draws a measure of every system with its interval; dotted: public-only."""
+        rows = self.rows.iloc[::-1]
+        if measure not in rows or f"{measure}_low" not in rows:
+            raise InputError(
+                f"measure is {measure!r}; choose one of "
+                f"{', '.join(c[:-4] for c in rows if f'{c[:-4]}_high' in rows)}."
+            )
+        value = rows[measure]
+        figure, panel = plt.subplots(
+            figsize=(7, 0.4 * len(rows) + 1.2), layout="constrained"
+        )
+        error = [value - rows[f"{measure}_low"], rows[f"{measure}_high"] - value]
+        panel.errorbar(value, range(len(rows)), xerr=error, fmt="o", capsize=4)
+        if _BASELINE in rows.index:
+            panel.axvline(rows[measure][_BASELINE], color="black", ls=":")
+        panel.set_yticks(range(len(rows)), list(rows.index))
+        panel.set(xlabel=measure, title="Test queries, 95 %")
+        return figure
+
+    def plot_curves(self, *runs: str) -> plt.Figure:
+        """Draws training losses, and the ε spent, by step.
+
+        Args:
+          *runs: names of runs; none draws all that have a loss.
+        """
+        curves = self.curves
+        names = list(runs) or list(curves.run.unique() if len(curves) else [])
+        unknown = [name for name in runs if name not in set(curves.run)]
+        if unknown or not names:
+            raise InputError(
+                f"there is no log of {', '.join(unknown) or 'any run'} in "
+                f"{self.directory}; strict mode keeps none."
+            )
+        figure, (left, right) = plt.subplots(
+            1, 2, figsize=(10, 3.4), layout="constrained"
+        )
+        for name in names:
+            own = curves[curves.run == name]
+            left.plot(own.step, own.loss, ".-", label=name)
+            if "epsilon" in own and np.isfinite(own.epsilon).any():
+                right.plot(own.step, own.epsilon, ".-", label=name)
+        left.set(xlabel="step", ylabel="loss (nats)", title="Training loss (private)")
+        right.set(xlabel="step", ylabel="ε", title="ε spent", ylim=0)
+        left.legend(fontsize="small")
+        if right.lines:
+            right.legend(fontsize="small")
+        return figure
+
+    def plot_lengths(self) -> plt.Figure:
+        """Draws the numbers of words in private, public and synthetic queries."""
+        texts = {
+            "private, training": self.pairs["query"][self.pairs.split == "train"],
+            "public pseudo-queries": self.set("public_pairs")["query"],
+            **{name: self.set(name)["query"] for name in self.sets.index},
+        }
+        figure, panel = plt.subplots(figsize=(7, 3.4), layout="constrained")
+        for name, of in texts.items():
+            words = of.str.split().str.len()
+            panel.hist(words, range(31), density=True, histtype="step", label=name)
+        panel.set(xlabel="words in a query", ylabel="share", title="Lengths")
+        panel.legend(fontsize="small")
+        return figure
+
+    # -- Files ----------------------------------------------------------------------
+
+    def _stage_directories(self) -> Iterator[pathlib.Path]:
+        for folder in (".", "release", "private", "points"):
+            for path in sorted((self.directory / folder).glob("[!.]*/" + _STAGE)):
+                yield path.parent
+
+    @functools.cached_property
+    def _metrics(self) -> dict[str, Any]:
+        path = self.path("evaluation") / "metrics.json"
+        found = self._json(path)
+        if "systems" not in found:
+            raise DataError(path, "it lists no systems", "Run the stage evaluate again")
+        return found
+
+    @property
+    def _data(self) -> pathlib.Path:
+        """The BEIR directory of the job's pairs."""
+        given = str(self.config.get("data", ""))
+        if given == "pydocs" or not pathlib.Path(given).is_dir():
+            given = str(self._json(self.path("evaluation") / _STAGE)["config"]["data"])
+        if not given or not pathlib.Path(given).is_dir():
+            raise InputError(
+                f"the pairs of this job, {given!r}, are not a directory of this "
+                "machine. Open the workdir where they are, or set config.data to the "
+                "directory of the pairs."
+            )
+        return pathlib.Path(given)
+
+    def _epsilon(self, system: str) -> float:
+        name = f"retriever_{system}"
+        certificate = self.certificate(name) if name in self.stages.index else None
+        return float(certificate["guarantee"]["epsilon"]) if certificate else 0.0
+
+    def _audits(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for name in self.stages.index:
+            path = self.path(name) / "audit.json"
+            if path.is_file():
+                yield name, self._json(path)
+
+    def _corpus(self, beir: pathlib.Path) -> Iterator[tuple[str, str]]:
+        for record in self._lines(beir / "corpus.jsonl"):
+            text = f"{record.get('title') or ''} {record['text']}".strip()
+            yield str(record["_id"]), text
+
+    def _pairs_of(self, beir: pathlib.Path) -> pd.DataFrame:
+        queries = {
+            str(r["_id"]): r["text"] for r in self._lines(beir / "queries.jsonl")
+        }
+        documents = dict(self._corpus(beir))
+        parts = []
+        for path in sorted((beir / "qrels").glob("*.tsv")):
+            part = pd.read_csv(path, sep="\t", dtype=str, quoting=3)
+            part = part[part["score"].astype(float) > 0]
+            ids = part["query-id"], part["corpus-id"]
+            columns = {
+                "query_id": ids[0],
+                "query": ids[0].map(queries),
+                "document_id": ids[1],
+                "document": ids[1].map(documents),
+                "split": path.stem,
+            }
+            parts.append(pd.DataFrame(columns))
+        if not parts:
+            raise InputError(f"{beir} holds no qrels/*.tsv. Give a BEIR directory.")
+        return pd.concat(parts, ignore_index=True)
+
+    def _json(self, path: pathlib.Path) -> dict[str, Any]:
+        """Reads an object; empty where there is no file."""
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise _damaged(path, error) from error
+        if not isinstance(found, Mapping):
+            raise _damaged(path, "it is not an object")
+        return dict(found)
+
+    def _lines(self, path: pathlib.Path) -> Iterator[dict[str, Any]]:
+        """Yields the objects of a JSON Lines file, or of its .gz."""
+        packed = path.with_name(path.name + ".gz")
+        if not path.is_file() and not packed.is_file():
+            return
+        opened: Any = (
+            open(path, encoding="utf-8")
+            if path.is_file()
+            else gzip.open(packed, "rt", encoding="utf-8")
+        )
+        with opened as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith("\n"):
+                    try:
+                        yield json.loads(line)
+                    except ValueError:  # it is being written
+                        pass
+                    return
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise _damaged(path, error, number) from error
+
+
+def _texts() -> dict[str, type]:
+    """Column types of a TREC file: ids are texts, also where they are digits."""
+    return {"query": str, "document": str}
+
+
+def _frame(found: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(found, columns=None if found else ["name"]).set_index("name")
+
+
+def _damaged(path: pathlib.Path, why: object, line: int | None = None) -> DataError:
+    return DataError(path, f"it is damaged: {why}", "Make it again", line)

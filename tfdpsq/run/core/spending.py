@@ -1,0 +1,204 @@
+"""Certificates of what was released, and the limit that `--budget` sets on a stage.
+
+A stage under a limit composes its plan with every certificate in the `release/` folder
+of its workdir and in each directory given with `--released`, before its first step, and
+refuses to run if their total would exceed the limit. Without `--budget` nothing is
+checked: a workdir cannot know what was released elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tfdpsq import privacy, validation
+from tfdpsq.privacy.proof import budget, certificate_files
+from tfdpsq.privacy.proof.certificate import FILE_NAME
+from tfdpsq.run.core import releases
+
+# Files that state a certificate's digest, which is then missing if there is none.
+_MARKED = (FILE_NAME, releases.STAGE_FILE, *certificate_files.CONFIGS)
+
+
+@dataclasses.dataclass
+class Found:
+    """Certificates in some directories.
+
+    Attributes:
+      certificates: digest -> certificate.
+      places: digest -> directories of the artefacts that carry it.
+      refused: path -> why it could not be read.
+      unreleased: directories that were passed over, as they stay private.
+    """
+
+    certificates: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    places: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
+    unreleased: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Limit:
+    epsilon: float
+    released: tuple[str, ...]
+    folders: tuple[str, ...]
+
+
+_limits: list[_Limit] = []
+
+
+def find_certificates(directory: str | os.PathLike) -> Found:
+    """Finds the certificates of all artefacts in a directory, or that in a file.
+
+    Directories called `private`, those whose `stage.json` states the guarantee
+    "private" and unfinished ones (their names begin with a dot) are passed over, unless
+    one is given itself. Symbolic links are followed, each real directory once.
+
+    Raises:
+      InputError: there is no such directory, or no artefact in it was released.
+    """
+    found, root = Found(), pathlib.Path(directory)
+    if root.is_file():
+        _add(found, root.parent, root)
+    elif not root.is_dir():
+        raise validation.InputError(
+            f"{root} does not exist. Give a workdir, an artefact's directory or a "
+            f"{FILE_NAME}."
+        )
+    else:
+        _walk(found, root, set())
+    if not found.certificates and not found.refused:
+        raise validation.InputError(
+            f"{root} holds no {FILE_NAME} of anything released. Give the workdir or "
+            "the directory of an artefact that was."
+        )
+    return found
+
+
+def _walk(found: Found, folder: pathlib.Path, seen: set[str]) -> None:
+    real, first = os.path.realpath(folder), not seen
+    if real in seen:
+        return
+    seen.add(real)
+    if any((folder / name).is_file() for name in _MARKED):
+        stage = folder / releases.STAGE_FILE
+        stated = certificate_files.stated(stage, certificate_files.GUARANTEE)
+        if stated == releases.PRIVATE and not first:
+            found.unreleased.append(os.fspath(folder))
+            return
+        _add(found, folder, folder / FILE_NAME)
+    for inside in sorted(folder.iterdir()):
+        if not inside.is_dir() or inside.name.startswith("."):
+            continue
+        if inside.name == releases.PRIVATE_FOLDER:
+            found.unreleased.append(os.fspath(inside))
+        else:
+            _walk(found, inside, seen)
+
+
+def _add(found: Found, folder: pathlib.Path, path: pathlib.Path) -> None:
+    try:
+        if path.name == FILE_NAME:
+            certificate = privacy.read_certificate(folder)
+        else:
+            certificate = certificate_files.load_certificate(path)
+    except validation.InputError as error:
+        found.refused[os.fspath(path)] = str(error)
+        return
+    if certificate is not None:
+        digest = str(certificate.get("digest"))
+        found.certificates[digest] = certificate
+        found.places.setdefault(digest, []).append(os.fspath(folder))
+
+
+# -- The limit of a stage ----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def limited(
+    epsilon: float, released: Sequence[str], place: str | os.PathLike
+) -> Iterator[None]:
+    """Limits what stages inside the block may spend.
+
+    Args:
+      epsilon: total of all releases; 0 for no limit.
+      released: directories of earlier releases.
+      place: the workdir. Its `release/` counts, or the one it is in, or the one next
+        to it.
+
+    Raises:
+      InputError: a limit that is not a positive number; or directories without one.
+    """
+    if not epsilon:
+        if released:
+            raise validation.InputError(
+                f"released is {', '.join(released)}, which counts against a budget "
+                "only, and none was given. Add --budget=EPSILON."
+            )
+        yield
+        return
+    validation.positive("budget", epsilon)
+    inside = pathlib.Path(os.path.abspath(place))
+    folders = {inside / releases.RELEASE_FOLDER}
+    for above in inside.parents[:2]:
+        folders.add(above / releases.RELEASE_FOLDER)
+    folders |= {up for up in inside.parents if up.name == releases.RELEASE_FOLDER}
+    real = {os.path.realpath(folder) for folder in folders}
+    _limits.append(_Limit(epsilon, tuple(released), tuple(sorted(real))))
+    try:
+        yield
+    finally:
+        _limits.pop()
+
+
+def is_limited() -> bool:
+    """Returns whether `require_within` has anything to check."""
+    return bool(_limits)
+
+
+def require_within(
+    plans: Mapping[str, privacy.PrivacyPlan],
+    pairs: str,
+    choice_epsilon: float | None = None,
+) -> None:
+    """Refuses runs that would exceed the limit, if there is one; nothing is spent yet.
+
+    Args:
+      plans: by name; of several, one will be chosen.
+      pairs: fingerprint of the private pairs.
+      choice_epsilon: ε of a private choice among the runs.
+
+    Raises:
+      InputError: the total would exceed the limit, or cannot be computed.
+    """
+    if not _limits or not all(plan.spec.private for plan in plans.values()):
+        return
+    planned = budget.planned_release(plans, pairs, choice_epsilon)
+    name = next(iter(plans)) if len(plans) == 1 else f"the grid of {len(plans)} runs"
+    for limit in _limits:
+        released: dict[str, budget.Release] = {}
+        for folder in limit.folders:
+            if os.path.isdir(folder):
+                released.update(_releases_in(folder, may_be_empty=True))
+        for folder in limit.released:
+            released.update(_releases_in(folder, may_be_empty=False))
+        budget.require_within(limit.epsilon, released, {name: planned})
+
+
+def _releases_in(folder: str, may_be_empty: bool) -> dict[str, budget.Release]:
+    try:
+        found = find_certificates(folder)
+    except validation.InputError:
+        if may_be_empty:
+            return {}
+        raise
+    for path, why in found.refused.items():
+        raise validation.InputError(f"the budget cannot be checked: {path}: {why}")
+    return {
+        found.places[digest][0]: budget.release_of(certificate, found.places[digest][0])
+        for digest, certificate in found.certificates.items()
+    }

@@ -1,0 +1,271 @@
+"""Delete what is private in a workdir, and keep what proves its releases.
+
+    python -m tfdpsq.run.forget WORKDIR             # lists what would be deleted
+    python -m tfdpsq.run.forget WORKDIR --delete    # deletes it
+
+| deleted                                              | kept                         |
+|------------------------------------------------------|------------------------------|
+| outputs under `private/`, and others whose           | what is finished in release/ |
+| `stage.json` states the guarantee "private"          |                              |
+| `private/runs/*`: seeds, states, tokenised pairs     | `ledger.jsonl` of every run  |
+| `private/logs/`, `private/choices/`, durations       | `private_reads.jsonl`        |
+| `private/fingerprint.key`                            | certificates, `config.json`  |
+| `report.html`, `results.json`                        |                              |
+| unfinished outputs: `.NAME.*.partial`, `.shards`, …  | what tfdpsq did not make     |
+
+`verify CERTIFICATE --ledger=LEDGER` and `budget` work as before. Ledgers and the list
+of private reads hold no query: steps, hashes, and kinds of reads. Without the key,
+nobody can test guesses at the pairs on the fingerprints in certificates, nor show which
+pairs were trained on. Files are removed, not overwritten: snapshots, backups and copies
+elsewhere are yours to delete.
+
+Links are never followed, and neither they nor files that tfdpsq does not write are
+deleted: they are listed as left. A file in a stage's directory that is newer than its
+`stage.json` counts as yours. A workdir that was forgotten takes no further stage; one
+that was forgotten by half is finished by the same command.
+
+    --private=DIR    the private directory, if not the default one
+
+Exit status: 0 nothing of ours is left to delete, or it was only listed; 1 something
+private could not be deleted; 2 no workdir, a stage is running, or a wrong command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from absl import app, flags  # noqa: E402
+
+from tfdpsq import validation  # noqa: E402
+from tfdpsq.privacy.proof import certificate_files, ledger, reads  # noqa: E402
+from tfdpsq.run.core import command, locks, outputs, releases, workdir  # noqa: E402
+
+_USAGE = "usage: python -m tfdpsq.run.forget WORKDIR [--delete] [--private=DIR]\n"
+# Left by commands that were killed: never finished, never released.
+_UNFINISHED = re.compile(r"\.(.+)\.([0-9a-f]{12}\.partial|state|shards)")
+_TEMPORARY = re.compile(r"\.fingerprint\.key\.[0-9a-f]{12}")
+_JOB_FILES = ("report.html", "results.json")
+# Folders of a workdir that hold outputs, besides the private one.
+_FOLDERS = (".", releases.RELEASE_FOLDER, "points")
+# In private/, besides what `outputs` names: files that prove something.
+_PROOFS = (reads.FILE_NAME, ledger.FILE_NAME, outputs.FORGOTTEN)
+
+
+@dataclasses.dataclass
+class Plan:
+    """What is to be done with a workdir.
+
+    Attributes:
+      private: its private directory.
+      delete: files, in the order in which they are deleted.
+      folders: directories that are removed where they are empty, innermost first.
+      kept: files in the private directory that prove the releases.
+      left: what tfdpsq did not make, in or among what is deleted.
+    """
+
+    private: pathlib.Path
+    delete: list[pathlib.Path] = dataclasses.field(default_factory=list)
+    folders: list[pathlib.Path] = dataclasses.field(default_factory=list)
+    kept: list[pathlib.Path] = dataclasses.field(default_factory=list)
+    left: list[pathlib.Path] = dataclasses.field(default_factory=list)
+
+
+def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
+    """Decides what is deleted in a workdir; changes nothing.
+
+    Args:
+      directory: the workdir of a job, or the one that stages' outputs are in.
+      private: its private directory; `None` takes `private` in the workdir.
+
+    Raises:
+      InputError: it is no workdir, its private directory is a link, or a stage is
+        running.
+    """
+    root = pathlib.Path(directory)
+    if "://" in os.fspath(directory) or not root.is_dir():
+        raise validation.InputError(
+            f"{directory} is not a directory of this machine. Give a workdir."
+        )
+    own = root / releases.PRIVATE_FOLDER if private is None else pathlib.Path(private)
+    if own.is_symlink():
+        raise validation.InputError(
+            f"{own} is a link to {os.readlink(own)}, which is not followed. Give the "
+            "directory itself, with --private=DIRECTORY."
+        )
+    made = Plan(own)
+    if own.is_dir():
+        _plan_private(made, own)
+    elif private is not None:
+        raise validation.InputError(f"{own} does not exist. Give another --private.")
+    for name in _FOLDERS:
+        folder = root / name
+        if folder.is_dir() and not folder.is_symlink():
+            _plan_outputs(made, folder, own)
+    known = own.is_dir() and (made.delete or made.kept)
+    if not known and not any(map(_stated, _folders(root))):
+        raise validation.InputError(
+            f"{root} holds nothing that tfdpsq made. Give the workdir of a job, or the "
+            "directory that stages' outputs are in."
+        )
+    if (root / workdir.CONFIG_FILE).is_file():
+        made.delete += [root / f for f in _JOB_FILES if _is_file(root / f)]
+    busy = locks.holders([*made.delete, *made.folders, *made.kept])
+    if busy:
+        raise validation.InputError(
+            f"{root} is in use by process {', '.join(map(str, busy))}. Stop it, or "
+            "wait until it is finished."
+        )
+    # Last, so that what was forgotten by half is known for what it is.
+    made.delete.sort(key=lambda path: path.name == releases.STAGE_FILE)
+    made.folders.sort(key=lambda path: len(path.parts), reverse=True)
+    return made
+
+
+def forget(made: Plan) -> list[pathlib.Path]:
+    """Deletes what a plan lists.
+
+    Returns:
+      Files that could not be deleted.
+
+    Raises:
+      InputError: the mark that the workdir was forgotten cannot be written.
+    """
+    if made.private.is_dir():
+        outputs.mark_forgotten(made.private)
+    failed = []
+    for path in made.delete:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            failed.append(path)
+    for folder in made.folders:
+        try:
+            folder.rmdir()
+        except OSError:  # it holds something of somebody else's
+            continue
+    for folder in {path.parent for path in made.delete}:
+        outputs.settle(folder / "x")
+    return failed
+
+
+def _plan_private(made: Plan, own: pathlib.Path) -> None:
+    """Plans for a private directory: by name, or as stages' outputs."""
+    for path in sorted(own.iterdir()):
+        name = path.name
+        if path.is_symlink():
+            made.left.append(path)
+        elif path.is_file():
+            if name in _PROOFS:
+                made.kept.append(path)
+            elif name in outputs.PRIVATE_FILES or _TEMPORARY.fullmatch(name):
+                made.delete.append(path)
+            else:
+                made.left.append(path)
+        elif name in outputs.PRIVATE_FOLDERS or _UNFINISHED.fullmatch(name):
+            _plan_tree(made, path, None)
+        elif _stated(path):
+            _plan_tree(made, path, path / releases.STAGE_FILE)
+        else:
+            made.left.append(path)
+
+
+def _plan_outputs(made: Plan, folder: pathlib.Path, own: pathlib.Path) -> None:
+    """Plans for private and unfinished outputs outside a private directory."""
+    for path in _folders(folder):
+        stage = path / releases.STAGE_FILE
+        if path.name == own.name and path.samefile(own):
+            continue
+        if _UNFINISHED.fullmatch(path.name):
+            _plan_tree(made, path, None)
+        elif (
+            certificate_files.stated(stage, certificate_files.GUARANTEE)
+            == releases.PRIVATE
+        ):
+            _plan_tree(made, path, stage)
+
+
+def _plan_tree(made: Plan, folder: pathlib.Path, stage: pathlib.Path | None) -> None:
+    """Plans to delete a tree, but for proofs, links, and what is newer than a stage."""
+    newest = stage.stat().st_mtime if stage is not None else None
+    for above, folders, names in os.walk(folder):
+        here = pathlib.Path(above)
+        made.folders.append(here)
+        made.left += [here / name for name in folders if (here / name).is_symlink()]
+        for name in sorted(names):
+            path = here / name
+            if name == ledger.FILE_NAME:
+                made.kept.append(path)
+            elif not _is_file(path) or (
+                newest is not None and path.stat().st_mtime > newest
+            ):
+                made.left.append(path)
+            else:
+                made.delete.append(path)
+
+
+def _folders(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the directories in a directory, links apart."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield path
+
+
+def _stated(path: pathlib.Path) -> bool:
+    """Returns whether a directory is a finished stage's output."""
+    stage = path / releases.STAGE_FILE
+    return certificate_files.stated(stage, "fingerprint") is not None
+
+
+def _is_file(path: pathlib.Path) -> bool:
+    """Returns whether a path is a plain file, and no link to one."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def as_text(made: Plan, deleted: bool, failed: Sequence[pathlib.Path] = ()) -> str:
+    """Formats what was or would be deleted, kept and left."""
+    gone = [path for path in made.delete if path not in failed]
+    verb = "deleted" if deleted else "would delete"
+    lines = [f"{verb} {len(gone):,} files:"]
+    lines += [f"  {path}" for path in gone]
+    for title, paths in (
+        ("kept, as it proves what was released:", made.kept),
+        ("left, as tfdpsq did not make it:", made.left),
+        ("NOT deleted, check its permissions:", failed),
+    ):
+        lines += [title, *(f"  {path}" for path in paths)] if paths else []
+    if not deleted and gone:
+        lines.append("Nothing was deleted. Add --delete to delete it for good.")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command and exits; `argv` is the command line, program first."""
+    own = flags.FlagValues()
+    flags.DEFINE_bool("delete", False, "Delete it.", flag_values=own)
+    flags.DEFINE_string("private", None, "The private directory.", flag_values=own)
+
+    def run(words: Sequence[str]) -> tuple[int, str]:
+        if len(words) != 1:
+            raise app.UsageError("")
+        made = plan(words[0], own.private)
+        failed = forget(made) if own.delete else []
+        return int(bool(failed)), as_text(made, own.delete, failed)
+
+    command.script(run, own, argv, __doc__, _USAGE)
+
+
+if __name__ == "__main__":
+    main()

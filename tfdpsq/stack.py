@@ -1,0 +1,57 @@
+"""Checks that this environment has the Python and the TensorFlow that tfdpsq needs.
+
+Importing this module runs the check; every package but `tfdpsq` itself and
+`tfdpsq.results` begins with that. It imports nothing heavy and sets nothing global. Its
+syntax is kept plain so that the message also reaches the Pythons that the rest of the
+project cannot be parsed by.
+"""
+
+import sys
+
+_INSTALL = (
+    "From a clone of the project:\n"
+    "  python3.11 -m venv .venv\n"
+    "  .venv/bin/pip install -c constraints.txt .\n"
+    "tfdpsq.results reads finished workdirs without it."
+)
+
+
+def _check_python():
+    found = tuple(sys.version_info[:2])
+    if not (3, 9) <= found <= (3, 11):
+        raise ImportError(
+            f"tfdpsq works on Python 3.9 to 3.11, and this is Python {found[0]}."
+            f"{found[1]}: tensorflow-privacy and TensorFlow 2.15 install on no other. "
+            f"Use Python 3.11. {_INSTALL}"
+        )
+
+
+def _tensorflow_version():
+    """Returns the installed version, without importing TensorFlow; or None."""
+    from importlib import metadata
+
+    # The same package goes by these names, by platform and build.
+    for name in ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _check_tensorflow():
+    found = _tensorflow_version()
+    if found is None:
+        raise ImportError("tfdpsq needs TensorFlow 2.15, and finds none. " + _INSTALL)
+    if found.split(".")[:2] != ["2", "15"]:
+        raise ImportError(
+            f"tfdpsq works on TensorFlow 2.15, and this environment has {found}: "
+            "tensorflow-privacy does not import on 2.16 or later (the estimator "
+            "is gone), and scann and tensorflow-text are built for 2.15. Either "
+            f"`{sys.executable} -m pip install tensorflow==2.15.1 "
+            f"tensorflow-text==2.15.0`, or start afresh. {_INSTALL}"
+        )
+
+
+_check_python()
+_check_tensorflow()
