@@ -203,10 +203,12 @@ class _Choice:
           InputError: no pairs, or a query in both.
         """
         shared = self._config.finetune
-        train = sources.load_source(shared.pairs, shared.split)
-        held_out = sources.load_source(shared.pairs, self._config.held_out).pairs
+        train, held_out = (
+            sources.load_source(shared.pairs, split, shared.unit)
+            for split in (shared.split, self._config.held_out)
+        )
         both = {pair.query_id for pair in train.pairs}
-        both &= {pair.query_id for pair in held_out}
+        both &= {pair.query_id for pair in held_out.pairs}
         if both:
             raise validation.InputError(
                 f"{shared.pairs}: {len(both)} queries are in both splits "
@@ -214,7 +216,7 @@ class _Choice:
                 f"{min(both)!r}. Each would affect both training and the choice, and "
                 "the costs would add up. Leave them in one."
             )
-        return train, held_out
+        return train, held_out.pairs
 
     def _point(self, name: str) -> pathlib.Path:
         """Returns the directory of a point's generator."""

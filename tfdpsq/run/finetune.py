@@ -42,6 +42,12 @@ SENSITIVITY_ARGUMENTS = {
         "is clipped to the clip norm, so adding or removing one query moves the sum "
         "by at most the clip norm."
     ),
+    "pair": (
+        "Each example is one pair, a query with one of its documents, and an example's "
+        "loss depends on that example alone. Its gradient is clipped to the clip norm, "
+        "so adding or removing one pair moves the sum by at most the clip norm, and "
+        "adding or removing a query of k pairs by at most k clip norms."
+    ),
     "user": (
         "Each query belongs to one user, and an example's loss depends on that "
         "example alone. The gradients of all examples that a step draws of one user "
@@ -167,7 +173,7 @@ def _make(
     inputs: dict[str, str],
     vocabulary: pathlib.Path,
 ) -> dict:
-    source = sources.load_source(config.pairs, config.split)
+    source = sources.load_source(config.pairs, config.split, config.unit)
     parent = sources.certificate_of_model(config.init)
     _check_lineage(config, source, parent)
     units = private_training.units_of(config, source)

@@ -205,7 +205,7 @@ def _make(
     outcome = outcomes.Outcome(0)
     certificate = parent
     if config.steps:
-        source = sources.load_source(config.pairs, config.split)
+        source = sources.load_source(config.pairs, config.split, config.unit)
         if source.private and config.method == "plain" and not config.n_is_public:
             raise validation.InputError(
                 "method is 'plain' and the pairs are private: the certificate, which "
@@ -242,7 +242,7 @@ def _make(
                 plan,
                 outcome.paid,
                 description="A two-tower retriever trained directly on private pairs.",
-                sensitivity_argument=direct_training.ARGUMENTS[config.method],
+                sensitivity_argument=direct_training.argument_of(config),
                 ledger_head=private_training.ledger_head(own),
                 **_facts(config, model, inputs, reads, mined, outcome),
             )
@@ -320,6 +320,7 @@ def _unprotected(config, n: int, facts: dict[str, Any]) -> dict:
             n_is_public=True,
             batch_size=config.batch_size,
             steps=config.steps,
+            unit="pair" if config.unit == "pair" else "query",
             sampler="shuffled",
         )
     )

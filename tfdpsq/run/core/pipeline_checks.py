@@ -132,12 +132,14 @@ def check_data(config: ml_collections.ConfigDict, beir: BeirDirectory) -> None:
         named["evaluate.similarity.training_split"] = own.similarity.training_split
     for name, split in named.items():
         validation.one_of(name, split, splits)
-    source = sources.load_source(config.data, config.finetune.split)
+    own = config.finetune
+    source = sources.load_source(config.data, own.split, own.unit)
     for epsilon in {*config.epsilons, *config.audit_epsilons}:
         with _of_stage("finetune"):
             units = private_training.units_of(config.finetune, source)
             private_training.spec_of(config.finetune, units, epsilon=float(epsilon))
-    source = sources.load_source(config.data, config.direct.split)
+    own = config.direct
+    source = sources.load_source(config.data, own.split, own.unit)
     for epsilon in config.direct_epsilons:
         stage = config.direct.copy_and_resolve_references()
         stage.epsilon, stage.steps = epsilon, config.retriever.steps

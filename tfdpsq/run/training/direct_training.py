@@ -25,18 +25,18 @@ from tfdpsq.run.training import hard_negatives, outcomes, private_training
 ARGUMENTS = {
     "naive": (
         "Each row's gradient is clipped to the clip norm C, but every row's in-batch "
-        "softmax reads all rows. Adding or removing one query changes its own row (C) "
+        "softmax reads all rows. Adding or removing one {unit} changes its own row (C) "
         "and can turn every other of at most M - 1 rows around (2C each): (2M - 1)C, "
         "M being the static maximum batch size."
     ),
     "microbatch": (
         "Every row drawn is dealt to a group by a throw of its own, the softmax is "
-        "the group's, and the gradient of a group's losses is clipped to C. One query "
+        "the group's, and the gradient of a group's losses is clipped to C. One {unit} "
         "more changes one group, whose clipped gradient it can turn around: 2C."
     ),
     "logit_dp": (
         "The gradient of each score z_ij is clipped to C and weighted by p_ij - [i=j], "
-        "p the softmax. One query more has weights of its own that sum to at most 2 "
+        "p the softmax. One {unit} more has weights of its own that sum to at most 2 "
         "in size, and takes at most the share 1/(1 + (M - 1)exp(-2s)) of every other "
         "row's softmax, scores being within the scale s: the multiplier is "
         "2(M - 1)/(M - 1 + exp(-2s)) + 2(M - 1)/(1 + (M - 1)exp(-2s)), M being the "
@@ -47,7 +47,7 @@ ARGUMENTS = {
         "the public corpus independently of which rows are drawn, embedded with "
         "weights that earlier steps released, and among hard negatives of its own if "
         "there are any, which follow from its query and public data alone. It reads no "
-        "other row, and its gradient is clipped to C: one query moves the sum by at "
+        "other row, and its gradient is clipped to C: one {unit} moves the sum by at "
         "most C."
     ),
 }
@@ -73,12 +73,21 @@ def declared() -> dict[str, settings.Setting]:
 
 def _require_derived(config) -> None:
     """Refuses a sampler or unit that the method's sensitivity does not cover."""
-    for field, value in (("unit", "query"), ("sampler", "poisson")):
-        if config[field] != value:
+    for field, derived in (("unit", ("query", "pair")), ("sampler", ("poisson",))):
+        if config[field] not in derived:
             raise validation.InputError(
                 f"method is {config.method!r} and {field} is {config[field]!r}, for "
-                f"which its sensitivity is not derived. Set {field} to {value!r}."
+                f"which its sensitivity is not derived. Set {field} to "
+                f"{' or '.join(map(repr, derived))}."
             )
+    # A query's negatives leave out all of its answers, so that those of one of its
+    # pairs depend on the others.
+    if config.unit == "pair" and config.hard_negatives.run:
+        raise validation.InputError(
+            f"unit is 'pair' and hard_negatives.run is {config.hard_negatives.run!r}: "
+            "the negatives of a pair would depend on the query's other pairs, each of "
+            "them a unit of its own. Set hard_negatives.run to '', or unit to 'query'."
+        )
 
 
 def _require_devices(config, devices: strategy.Devices) -> None:
@@ -94,6 +103,11 @@ def _require_devices(config, devices: strategy.Devices) -> None:
         "batch, are new in each"
     )
     devices.require_share(config.batch_size)
+
+
+def argument_of(config: ml_collections.ConfigDict) -> str:
+    """Returns why the method's sensitivity holds for the config's unit."""
+    return ARGUMENTS[config.method].format(unit=config.unit)
 
 
 def make_plan(

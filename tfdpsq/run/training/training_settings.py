@@ -15,9 +15,12 @@ WITHOUT_PRIVACY = 'Use math.inf ("inf" in a config) to train without privacy.'
 def privacy_settings() -> dict[str, settings.Setting]:
     """Settings of a private training run; see `PrivacySpec` for most of them.
 
-    `n_is_public` declares that the exact number of units may be published; otherwise
-    `n_bound` must be a public upper bound on it. `user_field` names the metadata field
-    of queries.jsonl with a query's user, for unit "user". `strict` refuses, or leaves
+    `unit` is what is protected: "query", with one document of each query; "pair", with
+    all pairs of the split, each a unit by itself (the paper's, and weaker: a query of k
+    pairs is k units); or "user". `n_is_public` declares that the exact number of units
+    may be published; otherwise `n_bound` must be a public upper bound on it.
+    `user_field` names the metadata field of queries.jsonl with a query's user, for unit
+    "user". `strict` refuses, or leaves
     out, every read of private data that ε does not cover. `save_every` is the number
     of steps that a killed run may have to repeat.
     """
