@@ -55,7 +55,15 @@ from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof import certified, choice
 from tfdpsq.run import finetune
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, releases, settings, sources, streams, workdir
+from tfdpsq.run.core import (
+    acting,
+    command,
+    releases,
+    settings,
+    sources,
+    streams,
+    workdir,
+)
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import choice_points, grid_points
 from tfdpsq.run.training import private_training as training
@@ -79,6 +87,9 @@ SETTINGS: settings.Declaration = {
         "seed": settings.Integer(0, 0, settings.SEED),
     },
 }
+
+
+ACTING = (acting.Only("synthesize.top_k synthesize.top_p", "synthesize.temperature"),)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -105,8 +116,12 @@ def run(
         diverged.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     for name, stage in choice_points.check(config):
         settings.check(stage, finetune.SETTINGS, f"points.{name}")
+        acting.require_acting(
+            stage, finetune.SETTINGS, finetune.ACTING, f"points.{name}"
+        )
     _writing(config, config.finetune)
     shared = config.finetune
     private = training.private_directory(shared, directory)

@@ -30,7 +30,7 @@ import ml_collections
 
 from tfdpsq import retriever
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command, releases, settings, sources
+from tfdpsq.run.core import acting, command, releases, settings, sources
 from tfdpsq.run.passes import (
     embedding,
     passes,
@@ -47,6 +47,9 @@ SETTINGS: settings.Declaration = {
     ),
     **query_sets.declared(),
 }
+
+
+ACTING = (acting.Only("split private strict", "texts", (embedding.QUERIES,)),)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -70,6 +73,7 @@ def run(
       DataError: malformed data.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     texts = config.texts
     inputs = embedding.check(config)
     asked: query_sets.QuerySet | None = None

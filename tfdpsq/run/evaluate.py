@@ -23,7 +23,15 @@ import ml_collections
 from tfdpsq import evaluation, validation
 from tfdpsq.data.files import write_json
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
+from tfdpsq.run.core import (
+    acting,
+    command,
+    layout,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import retrieval, systems
@@ -54,6 +62,9 @@ SETTINGS: settings.Declaration = {
 }
 
 
+ACTING = (acting.Only("similarity.* similarity_split", "synthetic"),)
+
+
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings.
 
@@ -79,6 +90,7 @@ def run(
       DataError: malformed data.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     output = releases.Output(
         directory,
         releases.PRIVATE,

@@ -23,7 +23,7 @@ from tfdpsq.generator import checkpoints, encode_pairs
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, releases, settings, sources, workdir
+from tfdpsq.run.core import acting, command, releases, settings, sources, workdir
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import (
     outcomes,
@@ -101,6 +101,12 @@ SETTINGS: settings.Declaration = {
 }
 
 
+ACTING = (
+    acting.Only("lora.alpha lora.targets", "lora.rank"),
+    acting.Only("user_field", "unit", ("user",)),
+)
+
+
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings: the paper's values for a full-size T5.
 
@@ -123,6 +129,7 @@ def run(
         `directory`, with the certificate of all that was paid.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     devices.require_share(config.batch_size)
     private = private_training.private_directory(config, directory)
     canary_set.require_private_output(config.pairs, private, directory)
@@ -180,6 +187,7 @@ def _make(
     plan = privacy.make_plan(private_training.spec_of(config, units))
     with devices.scope():
         model = starting_model.load_generator(config, tokenizer)
+        acting.require_shape(config, SETTINGS["t5"], model.config)
         rate = private_training.learning_rate(config)
         optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
     private_training.open_run(own, config, inputs)

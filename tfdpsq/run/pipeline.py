@@ -24,7 +24,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tfdpsq import privacy, retriever
+from tfdpsq import privacy, retriever, validation
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy.proof import reads as privacy_reads
 from tfdpsq.run import (
@@ -39,6 +39,7 @@ from tfdpsq.run import (
 )
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
+    acting,
     command,
     layout,
     pipeline_checks,
@@ -87,6 +88,31 @@ SETTINGS: settings.Declaration = {
     "evaluate": evaluate.SETTINGS,
     "canaries": canaries.SETTINGS,
     "audit": audit.SETTINGS,
+}
+
+
+_STAGES = {
+    "prepare": prepare,
+    "pretrain": pretrain,
+    "finetune": finetune,
+    "synthesize": synthesize,
+    "retriever": train_retriever,
+    "direct": train_retriever,
+    "evaluate": evaluate,
+    "canaries": canaries,
+    "audit": audit,
+}
+# Settings of the stages that the job fills in.
+FILLED = {
+    "prepare": "data seed",
+    "pretrain": "data init vocabulary seed",
+    "finetune": "pairs init vocabulary epsilon seed",
+    "synthesize": "generator vocabulary corpus seed",
+    "retriever": "pairs init vocabulary seed",
+    "direct": "pairs init vocabulary epsilon seed",
+    "evaluate": "data vocabulary systems synthetic baseline",
+    "canaries": "data user_field",
+    "audit": "canaries generator synthetic seed",
 }
 
 
@@ -166,6 +192,7 @@ def open_job(
         with others.
     """
     settings.check(config, SETTINGS)
+    require_acting(config)
     pipeline_checks.check_settings(config)
     for trained in (config.finetune, config.retriever):
         devices.require_share(trained.batch_size)
@@ -181,6 +208,32 @@ def open_job(
     # Last, since the workdir keeps its config from here on.
     directory = workdir.open_workdir(directory, config)
     return Job(config, directory, devices)
+
+
+def require_acting(config: ml_collections.ConfigDict) -> None:
+    """Refuses settings of the stages that would have no effect in this job.
+
+    Raises:
+      InputError: names the setting.
+    """
+    for name, module in _STAGES.items():
+        stage, declared = config[name].copy_and_resolve_references(), SETTINGS[name]
+        acting.require_unfilled(stage, declared, FILLED[name].split(), name, "this job")
+        with stage.unlocked():  # as the stage will see it
+            if "init" in stage:
+                pretrained = config.pretrain.steps and name != "pretrain"
+                stage.init = config.init or ("pretrained" if pretrained else "")
+            if name == "evaluate":
+                stage.synthetic = dict.fromkeys(map(epsilon_name, config.epsilons), "")
+        rules = getattr(module, "ACTING", ())
+        acting.require_acting(stage, declared, rules, name)
+    default = train_retriever.default_config().steps
+    if config.direct.steps not in (default, config.retriever.steps):
+        raise validation.InputError(
+            f"direct.steps is {config.direct.steps}, which does nothing here: all rows "
+            f"are trained for retriever.steps, {config.retriever.steps}. Leave it at "
+            f"{default}."
+        )
 
 
 def epsilon_name(epsilon: float) -> str:

@@ -30,7 +30,15 @@ from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
+from tfdpsq.run.core import (
+    acting,
+    command,
+    layout,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import (
     direct_training,
@@ -81,6 +89,24 @@ SETTINGS: settings.Declaration = {
 }
 
 
+_UNITS_AND_NOISE = (
+    "delta clip_norm accountant sampler n_bound engine secure rows_per_unit user_field"
+)
+ACTING = (
+    acting.Only("rows_at_a_time", "method", ("plain",)),
+    acting.Only("clip_groups", "method", ("microbatch",)),
+    acting.Only(
+        "negatives refresh_every most_documents microbatch_size",
+        "method",
+        ("public_negatives",),
+    ),
+    acting.Only("hard_negatives.*", "hard_negatives.run"),
+    acting.Only(_UNITS_AND_NOISE, "method", retriever.METHODS),
+    # No method's sensitivity is derived for users.
+    acting.Only("rows_per_unit user_field", "unit", ("user",)),
+)
+
+
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings: the paper's values for a full-size T5."""
     return settings.default_config(SETTINGS)
@@ -99,10 +125,16 @@ def run(
         `directory`, with the certificate of all that was paid.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     if config.method == "plain" and math.isfinite(float(config.epsilon)):
         raise validation.InputError(
             f"epsilon is {config.epsilon} but method 'plain' adds no noise. Set "
             f'epsilon to "inf", or method to one of {retriever.METHODS}.'
+        )
+    if config.unit == "user":
+        raise validation.InputError(
+            "unit is 'user', but no method's sensitivity is derived for users, and "
+            "method 'plain' protects nobody. Set unit to 'query' or 'pair'."
         )
     private = private_training.private_directory(config, directory)
     canary_set.require_private_output(config.pairs, private, directory)
@@ -271,6 +303,7 @@ def _untrained(config) -> retriever.TwoTower:
         t5, encoder = checkpoints.load_encoder(config.init)
     else:
         t5 = T5Config(**config.t5)
+    acting.require_shape(config, SETTINGS["t5"], t5)
     model = retriever.TwoTower(
         retriever.RetrieverConfig(
             t5=t5,
@@ -343,7 +376,7 @@ def _facts(
 ) -> dict[str, Any]:
     training = private_training.training_facts(config, model)
     if config.method == "plain":
-        training.update(optimizer="adam", engine="none: one gradient of the mean loss")
+        training.update(engine="none: one gradient of the mean loss")
     return {
         "training": {
             **training,
