@@ -279,6 +279,7 @@ WITHOUT_TRACE = {
     "epsilon": "refused with method 'plain'",
     "n_is_public": "refused where False",
     "strict": "the losses that are shown",
+    "epochs": "tests/run/test_epochs.py",
     "save_every": "how often a curve is written",
     "private_directory": "a place",
     "rows_at_a_time": "memory",

@@ -24,7 +24,6 @@ from tfdpsq import evaluation, validation
 from tfdpsq.data.files import write_json
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.run.core import (
-    acting,
     command,
     layout,
     releases,
@@ -62,9 +61,6 @@ SETTINGS: settings.Declaration = {
 }
 
 
-ACTING = (acting.Only("similarity.* similarity_split", "synthetic"),)
-
-
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings.
 
@@ -90,7 +86,6 @@ def run(
       DataError: malformed data.
     """
     settings.check(config, SETTINGS)
-    acting.require_acting(config, SETTINGS, ACTING)
     output = releases.Output(
         directory,
         releases.PRIVATE,

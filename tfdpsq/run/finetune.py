@@ -94,7 +94,7 @@ SETTINGS: settings.Declaration = {
     **training_settings.privacy_settings(),
     "batch_size": settings.Integer(1024),
     "microbatch_size": settings.Integer(16),
-    "steps": settings.Integer(1000, 1, settings.STEPS),
+    **training_settings.steps_settings(1),
     **training_settings.optimizer_settings(1e-3),
     "jit_compile": settings.Flag(False),
     "seed": settings.Integer(0, 0, settings.SEED),
@@ -129,6 +129,7 @@ def run(
         `directory`, with the certificate of all that was paid.
     """
     settings.check(config, SETTINGS)
+    private_training.check_steps(config)
     acting.require_acting(config, SETTINGS, ACTING)
     devices.require_share(config.batch_size)
     private = private_training.private_directory(config, directory)
@@ -184,13 +185,18 @@ def _make(
     parent = sources.certificate_of_model(config.init)
     _check_lineage(config, source, parent)
     units = private_training.units_of(config, source)
+    # Epochs are of the units found; from here on their steps.
+    written = config
+    config = private_training.with_steps(
+        config, private_training.public_n(config, units.count, units.private)
+    )
     plan = privacy.make_plan(private_training.spec_of(config, units))
     with devices.scope():
         model = starting_model.load_generator(config, tokenizer)
         acting.require_shape(config, SETTINGS["t5"], model.config)
         rate = private_training.learning_rate(config)
         optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
-    private_training.open_run(own, config, inputs)
+    private_training.open_run(own, written, inputs)
     rows = _tokenised(own, source, tokenizer, config)
     reads = private_training.record_losses(config, private) if source.private else []
     with private_training.progress_of(config, own.name, private, devices) as progress:

@@ -54,9 +54,6 @@ from tfdpsq.run.reporting import content as report_content
 from tfdpsq.run.reporting import page
 from tfdpsq.run.search import systems
 
-SPLITS = ("train", "dev", "test")
-
-
 _INF = 'Every epsilon must be above 0 (float("inf") trains without privacy).'
 _EPSILON = settings.Number(8.0, 0, math.inf, low_open=True, remedy=_INF)
 SETTINGS: settings.Declaration = {
@@ -197,9 +194,9 @@ def open_job(
     for trained in (config.finetune, config.retriever):
         devices.require_share(trained.batch_size)
     beir = sources.open_beir(config.data)
-    beir.validate(SPLITS)
+    beir.validate(pipeline_checks.splits_of(config, beir))
     pipeline_checks.check_sizes(config, len(beir.pairs("train")))
-    pipeline_checks.check_data(config, beir)
+    pipeline_checks.check_data(config)
     if config.audit_epsilons:
         audit.check_guesses(config.audit, config.canaries.coins)
         audit.members_of(config.audit, beir, config.finetune.split)
@@ -223,17 +220,16 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
             if "init" in stage:
                 pretrained = config.pretrain.steps and name != "pretrain"
                 stage.init = config.init or ("pretrained" if pretrained else "")
-            if name == "evaluate":
-                stage.synthetic = dict.fromkeys(map(epsilon_name, config.epsilons), "")
         rules = getattr(module, "ACTING", ())
         acting.require_acting(stage, declared, rules, name)
-    default = train_retriever.default_config().steps
-    if config.direct.steps not in (default, config.retriever.steps):
-        raise validation.InputError(
-            f"direct.steps is {config.direct.steps}, which does nothing here: all rows "
-            f"are trained for retriever.steps, {config.retriever.steps}. Leave it at "
-            f"{default}."
-        )
+    for name in ("steps", "epochs"):
+        default = train_retriever.default_config()[name]
+        given, used = config.direct[name], config.retriever[name]
+        if given not in (default, used):
+            raise validation.InputError(
+                f"direct.{name} is {given}, which does nothing here: all rows are "
+                f"trained for retriever.{name}, {used}. Leave it at {default}."
+            )
 
 
 def epsilon_name(epsilon: float) -> str:
@@ -362,8 +358,9 @@ class Job:
 
         plain = self.config.retriever
         public = {"pairs": self.public_pairs}
+        none = {"steps": 0, "epochs": 0.0}
         private = {"pairs": self.config.data}
-        add("untrained", "Untrained encoder", None, plain, True, {**public, "steps": 0})
+        add("untrained", "Untrained encoder", None, plain, True, {**public, **none})
         add("public_only", "Public-only", None, plain, True, public)
         add("original", "Original pairs", math.inf, plain, False, private)
         for epsilon, path in sets.items():
@@ -386,6 +383,7 @@ class Job:
                     **private,
                     "epsilon": epsilon,
                     "steps": plain.steps,
+                    "epochs": plain.epochs,
                 },
             )
         return rows

@@ -6,7 +6,7 @@
 `method = "plain"` is ordinary training: free of privacy cost on synthetic and public
 pairs, and without any guarantee on private ones. The other methods train directly on
 private pairs by DP-SGD: "naive", "microbatch", "logit_dp" and "public_negatives"; see
-`tfdpsq.retriever.direct_dp`. `steps = 0` writes the untrained model.
+`tfdpsq.retriever.direct_dp`. `steps = 0` without `epochs` writes the untrained model.
 
 Method "plain" streams its pairs, tokenised, to disk, four bytes for each of a row's
 `query_length + document_length` tokens, and reads them a batch at a time: sets may have
@@ -76,7 +76,7 @@ SETTINGS: settings.Declaration = {
     "bidirectional": settings.Flag(False),
     **training_settings.length_settings(384, 128),
     "batch_size": settings.Integer(32),
-    "steps": settings.Integer(1000, 0, settings.STEPS),
+    **training_settings.steps_settings(0),
     **training_settings.optimizer_settings(1e-3),
     # Method "plain": rows embedded at a time where a batch exceeds memory; 0
     # embeds all at once.
@@ -131,6 +131,7 @@ def run(
             f"epsilon is {config.epsilon} but method 'plain' adds no noise. Set "
             f'epsilon to "inf", or method to one of {retriever.METHODS}.'
         )
+    private_training.check_steps(config)
     if config.unit == "user":
         raise validation.InputError(
             "unit is 'user', but no method's sensitivity is derived for users, and "
@@ -197,7 +198,7 @@ def _output(
 ) -> releases.Output:
     """Returns the output of the retriever, by the guarantee of its training pairs."""
     holds = "a retriever trained on private queries"
-    if config.steps or not devices.chief:
+    if config.steps or config.epochs or not devices.chief:
         protected = config.method != "plain" and math.isfinite(float(config.epsilon))
         guarantee = private_training.guarantee_of_training(config, devices, protected)
         # Negatives mined for each private query by itself are part of its row, which
@@ -236,7 +237,7 @@ def _make(
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
     outcome = outcomes.Outcome(0)
     certificate = parent
-    if config.steps:
+    if config.steps or config.epochs:
         source = sources.load_source(config.pairs, config.split, config.unit)
         if source.private and config.method == "plain" and not config.n_is_public:
             raise validation.InputError(
@@ -244,6 +245,9 @@ def _make(
                 "says that nothing is protected, states their exact number. Set "
                 "n_is_public = True."
             )
+        config = private_training.with_steps(
+            config, private_training.public_n(config, source.count, source.private)
+        )
         mined = hard_negatives.origin(config, source, inputs["pairs"])
         if not source.private:  # by post-processing; before any training
             certificate = certificates.inherited_certificate(source.certificate, parent)

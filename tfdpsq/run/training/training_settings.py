@@ -55,6 +55,19 @@ def optimizer_settings(learning_rate: float) -> dict[str, settings.Setting]:
     }
 
 
+def steps_settings(least: int) -> dict[str, settings.Setting]:
+    """Settings of the length of training.
+
+    `epochs` above 0 takes round(epochs * n / batch_size) steps, with n the public
+    number of units that the plan has, or the number of pairs of a set; `steps` is then
+    0. Otherwise `steps` are taken.
+    """
+    return {
+        "steps": settings.Integer(1000, least, settings.STEPS, zero=True),
+        "epochs": settings.Number(0.0, 0, 1e6),
+    }
+
+
 def t5_settings(
     vocabulary_size: int,
     num_layers: int,
