@@ -24,10 +24,9 @@ def get_config():
     stage.document_length, stage.query_length = 96, 24
     stage.batch_size, stage.microbatch_size, stage.steps = 512, 64, 40
     stage.clip_norm = 0.1
-    stage.lora.targets = ATTENTION
     config.variants = {
         "all": {},
-        "lora8": {"lora": {"rank": 8, "alpha": 8.0}},
+        "lora8": {"lora": {"rank": 8, "alpha": 8.0, "targets": ATTENTION}},
         "lora32": {"lora": {"rank": 32, "alpha": 32.0, "targets": ("*projector",)}},
         "norms": {"trained": ("*layer_norm*", "*self_attention/embeddings")},
         "decoder": {"trained": ("*decoder*",)},

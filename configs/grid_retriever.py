@@ -49,7 +49,6 @@ def settings(method):
     config.embedding_dim, config.scale = 192, 20.0
     config.steps = 50
     config.schedule = "cosine"
-    config.microbatch_size = 64
     config.update(CHOSEN[method])
     return config
 

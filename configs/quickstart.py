@@ -58,9 +58,9 @@ def get_config():
         stage.embedding_dim = 192
         stage.scale = 20.0
         stage.batch_size = 64
-        stage.steps = 100
         stage.learning_rate = 5e-4
         stage.schedule = "cosine"
+    config.retriever.steps = 100  # of `direct` as well
     # A smaller batch: sensitivity, and so the noise, grows with it.
     config.direct.batch_size = 4
 

@@ -6,15 +6,23 @@
 Duration: not run here.
 Result: not run here; the published numbers are in `tables.py`.
 
-Tables 3 and 4 of Carranza et al. 2024 (1 and 2 of the version of 2023): retrievers on
-MS MARCO trained on the original pairs, on synthetic queries by T5 size and ε, and on
-the private pairs directly. ROW is one of `ROWS`, such as "original",
+Retrievers of Carranza et al. 2024 on MS MARCO, trained on the original pairs, on
+synthetic queries by T5 size and ε, and on the private pairs directly. ROW is one of
+`ROWS`, such as "original",
 "synthetic-base-eps8" or "direct-eps8"; each job also makes its controls (BM25,
 untrained, public-only, original).
 
-The weights are keras-nlp's presets of T5 ("t5_small_multi", …), which it downloads;
-there is none of T5-XL: give --config.init=DIRECTORY, in any format of `convert`.
-Comments mark the settings that the paper leaves open.
+DATA is BEIR's MS MARCO: 532,751 pairs of 502,939 queries to train on (each pair a unit,
+as in the paper), 6,980 queries in `dev`, which is what is reported; BEIR's `test` holds
+43 queries of TREC-DL. Steps and δ follow from the pairs that are found.
+
+WEIGHTS are T5s that were pretrained on C4 alone, as the paper's were, given as
+DIRECTORY in any format of `convert`: T5 1.1 or its LM-adapted checkpoints
+(google/t5-v1_1-small, …, google/t5-xl-lm-adapt). keras-nlp's presets ("t5_base_multi")
+are another model, trained on labelled tasks as well, which may hold MS MARCO: name them
+by --config.init and --config.retriever_init, and say so next to the results. Of XL
+there is no preset at all; it is trained with Adafactor and LoRA (`MEMORY`), which is a
+difference from the paper. Comments mark the settings that the paper leaves open.
 """
 
 import math
@@ -23,8 +31,21 @@ from tfdpsq.run import pipeline
 
 SIZES = ("small", "base", "large", "xl")
 EPSILONS = (math.inf, 16.0, 8.0, 3.0)
-# MS MARCO's training pairs, and epochs of generators and of retrievers.
-PAIRS, EPOCHS, RETRIEVER_EPOCHS = 533_000, 30, 5
+# MS MARCO's training pairs in BEIR, of 502,939 queries; for planning ahead. A job
+# counts those that it finds.
+PAIRS = 532_751
+# Epochs of generators and of retrievers.
+EPOCHS, RETRIEVER_EPOCHS = 30.0, 5.0
+# Settings of sizes whose whole training does not fit into common accelerators: the
+# weights and Adam's slots of XL take 46 GB in float32.
+MEMORY = {
+    "xl": {
+        "optimizer": "adafactor",
+        "microbatch_size": 4,
+        "rematerialize": True,
+        "lora": {"rank": 16, "alpha": 16.0},
+    }
+}
 
 
 def _named(epsilon):
@@ -47,9 +68,9 @@ ROWS = {
 }
 
 
-def preset(size):
-    """Returns the name of keras-nlp's preset of a size; there is none of XL."""
-    return f"t5_{size}_multi" if size != "xl" else "t5_xl"
+def weights(size):
+    """Returns the directory that a size's weights are looked for in: T5 1.1, LM."""
+    return f"t5_1_1_{size}_lm"
 
 
 def get_config(row):
@@ -66,14 +87,19 @@ def get_config(row):
     kind, size, epsilon = ROWS[row]
     config = pipeline.default_config()
     config.data = "msmarco"  # a BEIR directory
-    config.init = preset(size)
+    config.init = weights(size)
     # Retrievers have a T5-base encoder, for every generator.
-    config.retriever_init = preset("base")
+    config.retriever_init = weights("base")
     config.epsilons = (epsilon,) if kind == "synthetic" else ()
     config.direct_epsilons = (epsilon,) if kind == "direct" else ()
-    # The number of MS MARCO's pairs is public.
+    # The number of MS MARCO's pairs is public, and each is an example.
     for stage in (config.finetune, config.retriever, config.direct):
         stage.n_is_public = True
+        stage.unit = "pair"
+    config.prepare.splits = ("train", "dev")
+    config.evaluate.split = "dev"
+    # BLEU of a synthetic query is against the original one of the same document.
+    config.evaluate.similarity_split = "train"
     lengths = {"document_length": 384, "query_length": 128}
     for stage in (config.finetune, config.synthesize, config.retriever, config.direct):
         stage.update(lengths)
@@ -83,8 +109,8 @@ def get_config(row):
     stage.learning_rate = 1e-3
     stage.clip_norm = 0.1
     stage.batch_size = 1024
-    stage.steps = round(EPOCHS * PAIRS / stage.batch_size)
-    stage.t5.dropout = 0.1
+    stage.steps, stage.epochs = 0, EPOCHS
+    stage.update(MEMORY.get(size, {}))
 
     config.synthesize.top_p = 0.8
     config.synthesize.max_documents = 0  # one query for each document
@@ -97,7 +123,8 @@ def get_config(row):
         stage.pooling = "mean"  # the paper does not say
         # The softmax as printed has no temperature; 20 would be ours.
         stage.scale = 1.0
-        stage.steps = round(RETRIEVER_EPOCHS * PAIRS / stage.batch_size)
+    # Of each row's own set, private or synthetic.
+    config.retriever.steps, config.retriever.epochs = 0, RETRIEVER_EPOCHS
     config.direct.method = "naive"
     config.direct.clip_norm = 0.1
     return config

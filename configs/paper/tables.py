@@ -171,10 +171,10 @@ def get_config(scale="tiny"):
 
 
 def _paper(config):
-    """Sets the paper's sizes and settings; keras-nlp downloads the presets of T5."""
+    """Sets the paper's sizes and settings; the weights are `retrieval.py`'s."""
     rows = _beside("paper", "retrieval.py")
     config.job = rows.get_config("original")
-    config.sizes = {size: {"init": rows.preset(size)} for size in SIZES}
+    config.sizes = {size: {"init": rows.weights(size)} for size in SIZES}
     return config
 
 

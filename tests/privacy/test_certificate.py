@@ -109,6 +109,18 @@ def test_users_are_named_as_what_is_protected():
     assert any("group of users" in line for line in certificate["not_covered"])
 
 
+def test_pairs_are_named_as_what_is_protected_and_queries_as_what_is_not():
+    certificate = _certificate(changes=dict(unit="pair"))
+    assert certificate["guarantee"]["unit"] == certificate["spec"]["unit"] == "pair"
+    assert "is as many units" in certificate["guarantee"]["unit_in_words"]
+    (line,) = (line for line in certificate["not_covered"] if "each pair" in line)
+    assert line.startswith("A query with several documents")
+    assert "not the query that it is of" in line
+    assert verify_certificate(certificate).problems == ()
+    query = _certificate()
+    assert not any("several documents" in line for line in query["not_covered"])
+
+
 @pytest.mark.parametrize("k, epsilon", [(2, 1.0), (10, 8.0)])
 def test_what_it_says_of_several_units_is_true_of_gaussian_noise(k, epsilon):
     """k units in every batch move the sum k times as far, which is σ/k for one.
@@ -130,7 +142,7 @@ def test_what_it_says_of_several_units_is_true_of_gaussian_noise(k, epsilon):
     assert delta < needed < k * math.exp((k - 1) * spent) * delta
 
 
-@pytest.mark.parametrize("unit", ["query", "user"])
+@pytest.mark.parametrize("unit", ["query", "pair", "user"])
 def test_a_certificate_in_the_words_before_holds_and_no_others(unit):
     certificate = _certificate(changes=dict(unit=unit))
     before = "by itself, and k of them together by about k times epsilon."
@@ -145,7 +157,9 @@ def test_a_certificate_in_the_words_before_holds_and_no_others(unit):
         return {**made, "digest": certificates.digest_of(made)}
 
     assert verify_certificate(certificate).problems == ()
-    assert verify_certificate(worded(lambda start: start + before)).problems == ()
+    older = verify_certificate(worded(lambda start: start + before)).problems
+    # Pairs came later, so none of theirs was ever made in those words.
+    assert bool(older) == (unit == "pair")
     for other in (before[:-1], "", before.replace("about", "much less than")):
         made = worded(lambda start, other=other: start + other)
         (problem,) = verify_certificate(made).problems

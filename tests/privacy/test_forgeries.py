@@ -166,6 +166,20 @@ def _times(factor):
             [("spec.unit", "user"), ("guarantee.unit", "user")],
             "guarantee.unit_in_words is",
         ),
+        # A certificate for queries where pairs were protected: the latter is weaker,
+        # and its words are kept.
+        (
+            [
+                ("spec.unit", "pair"),
+                ("guarantee.unit", "pair"),
+                (
+                    "guarantee.unit_in_words",
+                    "one pair: one query with one of its documents. A query that is "
+                    "paired with several documents is as many units",
+                ),
+            ],
+            "not_covered is",
+        ),
         # Nothing that is not covered.
         ([("not_covered", [])], "not_covered is []"),
     ],

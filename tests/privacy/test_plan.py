@@ -97,6 +97,11 @@ def test_fewer_units_than_the_bound_are_sampled_with_the_bounds_probability():
             "have 59 units, but num_units is 60, declared to be exact by n_is_public",
         ),
         ({}, dict(groups=_GROUPS), "unit is 'query', but groups were given"),
+        (
+            dict(unit="pair"),
+            dict(groups=_GROUPS),
+            "unit is 'pair', but groups were given",
+        ),
         (dict(unit="user"), {}, "unit is 'user', but groups is None: give the rows"),
         (
             dict(unit="user"),

@@ -236,7 +236,7 @@ def test_a_weight_is_never_fitted_on_what_a_guarantee_does_not_cover(base, publi
         ({"base": "words", "fit": "pydocs"}, "no set of public or synthetic"),
         ({"base": "words", "fit": str(unprotected)}, "without protection"),
         ({"base": "none"}, "fusion.base is 'none', which is none of the systems"),
-        ({"fit": public}, "nothing is fused"),
+        ({"fit": public}, "fusion.fit is .* which does nothing here"),
     ):
         config = _bad(base, systems={"words": "bm25"})
         config.fusion.update(fusion)

@@ -46,16 +46,106 @@ def test_a_row_is_a_job_at_the_papers_sizes(row):
     pipeline_checks.check_settings(config)
     assert list(config.epsilons) == ([epsilon] if kind == "synthetic" else [])
     assert list(config.direct_epsilons) == ([epsilon] if kind == "direct" else [])
-    # 30 epochs in batches of 1,024; 5 in batches of 32.
-    assert config.finetune.steps * 1024 == pytest.approx(30 * 533_000, rel=1e-4)
-    assert config.retriever.steps * 32 == pytest.approx(5 * 533_000, rel=1e-4)
-    assert config.direct.steps == config.retriever.steps
+    # 30 epochs in batches of 1,024, and 5 in batches of 32, of the pairs found.
+    units = private_training.Units(532_751, None, True)
+    config.finetune.epsilon, config.finetune.accountant = math.inf, "rdp"
+    spec = private_training.spec_of(config.finetune, units)
+    assert spec.steps == 15_608 and spec.target_delta == 0.5 / 532_751
+    assert private_training.with_steps(config.retriever, 532_751).steps == 83_242
+    # A set of one query for each of 8,841,823 documents has epochs of its own.
+    assert private_training.with_steps(config.retriever, 8_841_823).steps == 1_381_535
     for stage in (config.finetune, config.direct):
         assert (stage.clip_norm, stage.learning_rate) == (0.1, 1e-3)
         assert (stage.document_length, stage.query_length) == (384, 128)
         assert stage.delta == 0  # 1/(2n)
     assert config.synthesize.top_p == 0.8
     assert config.direct.method == "naive"
+
+
+def _setting(config, path):
+    for part in path.split("."):
+        config = config[part]
+    return list(config) if isinstance(config, tuple) else config
+
+
+_OPEN = "the paper does not say; "
+# What the paper says, the setting, the value here, and the reason for a difference.
+SETTINGS = [
+    ("MS MARCO, evaluated on dev", "dev", "evaluate.split", "dev", ""),
+    ("example-level guarantee", "pair", "finetune.unit", "pair", ""),
+    ("example-level guarantee, direct", "pair", "direct.unit", "pair", ""),
+    ("original pairs, all of them", "pair", "retriever.unit", "pair", ""),
+    ("delta = 1/(2n): 0 stands for it", 0.0, "finetune.delta", 0.0, ""),
+    ("delta of direct DP", 0.0, "direct.delta", 0.0, ""),
+    ("30 epochs", 30.0, "finetune.epochs", 30.0, ""),
+    ("batch 1024", 1024, "finetune.batch_size", 1024, ""),
+    ("document 384 tokens", 384, "finetune.document_length", 384, ""),
+    ("query 128 tokens", 128, "finetune.query_length", 128, ""),
+    ("document 384, written", 384, "synthesize.document_length", 384, ""),
+    ("query 128, written", 128, "synthesize.query_length", 128, ""),
+    ("DP-Adam", "adam", "finetune.optimizer", "adam", ""),
+    ("learning rate 0.001", 1e-3, "finetune.learning_rate", 1e-3, ""),
+    ("a constant rate", "constant", "finetune.schedule", "constant", ""),
+    ("clip 0.1", 0.1, "finetune.clip_norm", 0.1, ""),
+    ("all weights are trained", ["*"], "finetune.trained", ["*"], ""),
+    ("no LoRA", 0, "finetune.lora.rank", 0, ""),
+    ("nucleus p = 0.8", 0.8, "synthesize.top_p", 0.8, ""),
+    ("a query for each document", 1, "synthesize.samples_per_document", 1, ""),
+    ("shared T5-base encoder", True, "retriever.shared", True, ""),
+    ("retriever rate 0.001", 1e-3, "retriever.learning_rate", 1e-3, ""),
+    ("retriever batch 32", 32, "retriever.batch_size", 32, ""),
+    ("retriever 5 epochs", 5.0, "retriever.epochs", 5.0, ""),
+    ("softmax without temperature", 1.0, "retriever.scale", 1.0, ""),
+    ("direct DP, batch 32", 32, "direct.batch_size", 32, ""),
+    ("direct DP, clip 0.1", 0.1, "direct.clip_norm", 0.1, ""),
+    ("direct DP, rate 0.001", 1e-3, "direct.learning_rate", 1e-3, ""),
+    ("DP-SGD on the in-batch softmax", "naive", "direct.method", "naive", ""),
+    ("BLEU on the training split", "train", "evaluate.similarity_split", "train", ""),
+    (
+        "ScaNN, brute force, inner product",
+        "scann_brute_force",
+        "evaluate.index",
+        "scann_brute_force",
+        "",
+    ),
+    ("canaries repeated 10 and 100 times", [10, 100], "canaries.repetitions", None, ""),
+    ("100 candidates", 100, "canaries.candidates", 100, ""),
+    ("secrets of 10 digits", 10, "canaries.digits", 10, ""),
+    ("pooling", None, "retriever.pooling", "mean", _OPEN + "the mean is sentence-T5's"),
+    ("accountant", None, "finetune.accountant", "pld", _OPEN + "the tightest"),
+    (
+        "sampling",
+        None,
+        "finetune.sampler",
+        "poisson",
+        _OPEN + "Poisson is what ε by amplification holds for",
+    ),
+]
+
+
+@pytest.mark.parametrize("row", ["synthetic-base-eps8", "direct-eps8", "original"])
+def test_every_setting_is_the_papers_or_differs_for_a_stated_reason(row):
+    """FACTS of the paper against the resolved config, as the stages take it."""
+    config = paper.get_config(row)
+    for said, theirs, path, ours, reason in SETTINGS:
+        found = _setting(config, path)
+        assert found == (theirs if ours is None else ours), (said, path)
+        assert found == theirs or reason, f"{said}: {path} is {found}, not {theirs}"
+    sizes = {name: paper.get_config(f"synthetic-{name}-eps3") for name in paper.SIZES}
+    # Sizes have the base's settings, but for those that memory decides.
+    base = sizes["base"].finetune.to_dict()
+    for name, other in sizes.items():
+        changed = {k for k, v in other.finetune.to_dict().items() if v != base[k]}
+        assert changed == set(paper.MEMORY.get(name, {})), name
+
+
+def test_weights_are_those_of_a_t5_that_saw_c4_alone():
+    """keras-nlp's `t5_*_multi` also learned labelled tasks, and has no XL."""
+    for row in paper.ROWS:
+        config = paper.get_config(row)
+        for init in (config.init, config.retriever_init):
+            assert init.startswith("t5_1_1_") and "multi" not in init
+    assert "labelled tasks" in paper.__doc__ and "Of XL" in paper.__doc__
 
 
 def test_what_a_row_costs_can_be_planned_at_its_size():
@@ -93,6 +183,7 @@ def test_a_row_runs_at_a_tiny_size(row, tmp_path):
             "batch_size",
             "microbatch_size",
             "steps",
+            "epochs",
             "embedding_dim",
             "max_documents",
             "accountant",

@@ -89,7 +89,7 @@ def tiny_config(data):
         stage.embedding_dim = 16
         stage.batch_size = 4
         stage.steps = 2
-        stage.accountant = "rdp"
         stage.n_is_public = True
+    config.direct.accountant = "rdp"
     config.evaluate.resamples = 200
     return config

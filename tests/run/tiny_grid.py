@@ -29,6 +29,7 @@ def config(base, **changes):
             "accountant": "rdp",
             "strict": True,
             "batch_size": 8,
+            "steps": 0,
             "microbatch_size": 4,
         }
     )

@@ -209,8 +209,9 @@ class BeirDirectory:
     def all_pairs(self, split: str) -> list[Pair]:
         """Returns every pair judged above 0, sorted by query and document id.
 
-        A query may occur several times: for evaluation and for training without
-        privacy. See `pairs` for training under DP.
+        A query may occur several times: for evaluation, for training without privacy,
+        and for training under DP whose unit is one pair. A judgement more or less is
+        one row more or less, and changes no other. See `pairs` for unit "query".
 
         Raises:
           DataError: as `pairs`.

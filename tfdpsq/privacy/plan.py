@@ -134,7 +134,7 @@ class PrivacyPlan:
             be exact; groups that are missing, or of another number of units.
         """
         spec = self.spec
-        if (groups is None) != (spec.unit == "query"):
+        if (groups is None) == (spec.unit == "user"):
             raise validation.InputError(
                 f"unit is {spec.unit!r}, but groups "
                 + (

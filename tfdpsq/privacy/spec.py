@@ -14,7 +14,7 @@ from tfdpsq.privacy.randomness import grid
 
 ACCOUNTANTS = ("pld", "rdp")
 SAMPLERS = ("poisson", "shuffled")
-UNITS = ("query", "user")
+UNITS = ("query", "pair", "user")
 # Fields that are recorded only where they are set.
 OPTIONAL = ("clip_groups", "secure")
 # Fields that certificates have called otherwise from the first.
@@ -38,7 +38,8 @@ class PrivacySpec:
       steps: logical steps that the budget must cover.
       delta: target δ; `None` takes 1/(2n) (Carranza et al. 2024, section 5).
       unit: what a neighbouring data set adds or removes one of: "query", which owns
-        exactly one row, or "user", who owns any number of them.
+        exactly one row; "pair", a row by itself, of which a query may have several;
+        or "user", who owns any number of rows.
       sampler: how logical batches are drawn, "poisson" or "shuffled"; accounting
         follows it.
       accountant: "pld" or "rdp", the one that calibrates the noise.
@@ -119,7 +120,7 @@ class PrivacySpec:
         Which values are fine by themselves, and why not together:
         - a batch cannot exceed the data, nor its expectation its maximum;
         - δ ≥ 1/n lets a mechanism publish one whole record;
-        - a query owns one row, so no k of them;
+        - a query, or a pair, owns one row, so no k of them;
         - a shuffled batch is never truncated, having a fixed size, and its places
           can only be dealt out when the exact number of units is known, which the
           number of steps in an epoch then gives away;
@@ -146,11 +147,11 @@ class PrivacySpec:
                 f"{1 / self.num_units:.3g} or above, releasing one whole record would "
                 f"count as private. Use 1/(2n) = {0.5 / self.num_units:.3g} or less."
             )
-        if self.rows_per_unit > 1 and self.unit == "query":
+        if self.rows_per_unit > 1 and self.unit != "user":
             yield (
-                f"rows_per_unit is {self.rows_per_unit}, but unit is 'query', and a "
-                "query owns exactly one row. Set rows_per_unit to 1, or unit to "
-                "'user'."
+                f"rows_per_unit is {self.rows_per_unit}, but unit is {self.unit!r}, "
+                f"and a {self.unit} owns exactly one row. Set rows_per_unit to 1, or "
+                "unit to 'user'."
             )
         if self.sampler == "shuffled" and self.max_batch_size is not None:
             yield (
@@ -184,12 +185,13 @@ class PrivacySpec:
             )
 
     def _clashes_of_groups(self, groups: int):
-        for field, value in (("sampler", "poisson"), ("unit", "query")):
-            if getattr(self, field) != value:
+        for field, derived in (("sampler", ("poisson",)), ("unit", ("query", "pair"))):
+            if getattr(self, field) not in derived:
                 yield (
                     f"clip_groups is {self.clip_groups} and {field} "
                     f"{getattr(self, field)!r}, for which the sensitivity of groups is "
-                    f"not derived. Set {field} to {value!r}, or leave clip_groups out."
+                    f"not derived. Set {field} to {' or '.join(map(repr, derived))}, "
+                    "or leave clip_groups out."
                 )
         if groups > self.batch_size:
             yield (

@@ -195,7 +195,8 @@ def _audit(config, made, trained, references) -> dict[str, Any]:
             "queries written for each canary's document",
             "leaked_in_set": "the same in the synthetic set",
             "units": "of the guarantee that each secret is: all its queries under unit "
-            "query, 1 under unit user. By group privacy the secret has units * epsilon",
+            "query or pair, 1 under unit user. By group privacy the secret has units * "
+            "epsilon",
             "least_mean_rank": "that even pure DP of units * epsilon would promise, so "
             "no promise of the certificate is higher: evaluation.least_mean_rank",
             "epsilon_pure": "lower bound on the epsilon of pure DP for one unit, from "

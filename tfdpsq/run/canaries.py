@@ -45,7 +45,7 @@ from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.beir_lines import names_user
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, releases, settings, sources, workdir
+from tfdpsq.run.core import acting, command, releases, settings, sources, workdir
 
 # Most characters before a secret: no query length cuts the secret off.
 _PREFIX = 24
@@ -69,6 +69,9 @@ SETTINGS: settings.Declaration = {
 }
 
 
+ACTING = (acting.Only("forms repetitions candidates", "trials"),)
+
+
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings.
 
@@ -90,6 +93,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       DataError: malformed data, or some queries have users and others none.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     private = releases.private_directory(directory, config.private_directory)
     _check(config, private, directory)
     output = releases.Output(

@@ -52,8 +52,8 @@ from tfdpsq.generator import (
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof import certified, choice
 from tfdpsq.run import finetune
-from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
+    acting,
     command,
     records,
     settings,
@@ -88,6 +88,9 @@ SETTINGS: settings.Declaration = {
 }
 
 
+ACTING = (acting.Only("synthesize.top_k synthesize.top_p", "synthesize.temperature"),)
+
+
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings.
 
@@ -112,8 +115,12 @@ def run(
         diverged.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     for name, stage in choice_points.check(config):
         settings.check(stage, finetune.SETTINGS, f"points.{name}")
+        acting.require_acting(
+            stage, finetune.SETTINGS, finetune.ACTING, f"points.{name}"
+        )
     _writing(config.synthesize, config.finetune)
     shared = config.finetune
     context = contexts.resolve(
@@ -218,10 +225,12 @@ class _Choice:
           InputError: no pairs, or a query in both.
         """
         shared = self._config.finetune
-        train = sources.load_source(shared.pairs, shared.split)
-        held_out = sources.load_source(shared.pairs, self._config.held_out).pairs
+        train, held_out = (
+            sources.load_source(shared.pairs, split, shared.unit)
+            for split in (shared.split, self._config.held_out)
+        )
         both = {pair.query_id for pair in train.pairs}
-        both &= {pair.query_id for pair in held_out}
+        both &= {pair.query_id for pair in held_out.pairs}
         if both:
             raise validation.InputError(
                 f"{shared.pairs}: {len(both)} queries are in both splits "
@@ -229,7 +238,7 @@ class _Choice:
                 f"{min(both)!r}. Each would affect both training and the choice, and "
                 "the costs would add up. Leave them in one."
             )
-        return train, held_out
+        return train, held_out.pairs
 
     def _point(self, name: str) -> pathlib.Path:
         """Returns the directory of a point's generator."""

@@ -30,7 +30,7 @@ import ml_collections
 
 from tfdpsq import retriever
 from tfdpsq.data.shards import ShardDirectory
-from tfdpsq.run.core import command, records, releases, settings, sources
+from tfdpsq.run.core import acting, command, records, releases, settings, sources
 from tfdpsq.run.passes import (
     embedding,
     passes,
@@ -46,6 +46,9 @@ SETTINGS: settings.Declaration = {
     ),
     **query_sets.declared(),
 }
+
+
+ACTING = (acting.Only("split private strict", "texts", (embedding.QUERIES,)),)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -69,6 +72,7 @@ def run(
       DataError: malformed data.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     texts = config.texts
     inputs = embedding.check(config.retriever, config.vocabulary)
     asked: query_sets.QuerySet | None = None

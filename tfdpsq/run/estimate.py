@@ -66,10 +66,10 @@ def as_text(config: ml_collections.ConfigDict, found: finetuning.Estimate) -> st
         f"  process        {_gib(memory.process)}  Python, TensorFlow, the traced step",
     ]
     if found.seconds is not None:
-        lines += [
-            f"time per step    {_duration(found.seconds)}",
-            f"all {config.steps:,} steps  {_duration(found.seconds * config.steps)}",
-        ]
+        lines.append(f"time per step    {_duration(found.seconds)}")
+        if config.steps:  # 0 where epochs decide, of pairs that are not read here
+            whole = _duration(found.seconds * config.steps)
+            lines.append(f"all {config.steps:,} steps  {whole}")
     return "\n".join([*lines, "", _NOTE]) + "\n"
 
 
@@ -85,7 +85,7 @@ def _duration(seconds: float) -> str:
 def _as_json(found: finetuning.Estimate, steps: int) -> dict[str, Any]:
     result = dataclasses.asdict(found)
     result["memory"]["peak"] = found.peak
-    if found.seconds is not None:
+    if found.seconds is not None and steps:
         result["seconds_of_all_steps"] = found.seconds * steps
     return result
 

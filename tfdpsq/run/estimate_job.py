@@ -120,14 +120,22 @@ def work_of(
       InputError: no data to count the documents of.
     """
     stage = config.finetune
-    steps = stage.steps
+    steps, retriever_steps = stage.steps, config.retriever.steps
     if options.pairs:
         steps = math.ceil(options.pairs * options.epochs / stage.batch_size)
+    elif stage.epochs:
+        pairs = sources.load_source(config.data, stage.split, stage.unit).count
+        steps = math.ceil(pairs * stage.epochs / stage.batch_size)
     documents, queries = options.documents, options.queries
     if not (documents and queries):
         beir = sources.open_beir(config.data)
         documents = documents or sum(1 for _ in beir.documents())
         queries = queries or len(beir.qrels(config.evaluate.split))
+    made = min(documents, config.synthesize.max_documents or documents)
+    made *= config.synthesize.samples_per_document
+    if config.retriever.epochs:  # of a synthetic set, the largest that is trained on
+        rows = made * config.retriever.epochs
+        retriever_steps = math.ceil(rows / config.retriever.batch_size)
     # Public-only, original pairs, and one for each synthetic set.
     retrievers = 2 + len(config.epsilons)
     return Work(
@@ -140,7 +148,7 @@ def work_of(
         ),
         samples=config.synthesize.samples_per_document,
         retrievers=retrievers,
-        retriever_steps=config.retriever.steps,
+        retriever_steps=retriever_steps,
         documents=documents,
         queries=queries,
         systems=1 + retrievers + len(config.direct_epsilons),

@@ -24,6 +24,7 @@ from tfdpsq import evaluation, validation
 from tfdpsq.data.files import write_json
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.run.core import (
+    acting,
     command,
     layout,
     records,
@@ -60,6 +61,13 @@ SETTINGS: settings.Declaration = {
     "strict": settings.Flag(False),
     "private_directory": settings.Text(""),
 }
+ACTING = (
+    acting.Only(
+        "fusion.method fusion.weight fusion.fit fusion.fit_queries", "fusion.base"
+    ),
+    acting.Only("fusion.fit_queries", "fusion.fit"),
+    acting.Only("fusion.weight", "fusion.fit", ("",)),
+)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -88,6 +96,7 @@ def run(
       DataError: malformed data.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     output = releases.Output(
         directory,
         releases.PRIVATE,

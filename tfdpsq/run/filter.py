@@ -45,7 +45,15 @@ from tfdpsq.data.unique_ids import BATCH, SeenTexts
 from tfdpsq.evaluation.text.ngrams import words
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
+from tfdpsq.run.core import (
+    acting,
+    command,
+    layout,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.search import round_trip
 
 COUNTS_FILE = "filter.json"
@@ -71,6 +79,13 @@ SETTINGS: settings.Declaration = {
 }
 
 
+ACTING = (
+    acting.Only(
+        "round_trip.vocabulary round_trip.k batch_size", "round_trip.retriever"
+    ),
+)
+
+
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings.
 
@@ -93,6 +108,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       DataError: a damaged set.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     _check(config)
     output = releases.Output(
         directory,

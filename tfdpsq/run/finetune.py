@@ -23,7 +23,15 @@ from tfdpsq.generator import encode_pairs
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import command, records, settings, sources, spending, workdir
+from tfdpsq.run.core import (
+    acting,
+    command,
+    records,
+    settings,
+    sources,
+    spending,
+    workdir,
+)
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import (
@@ -42,6 +50,12 @@ SENSITIVITY_ARGUMENTS = {
         "example, and an example's loss depends on that example alone. Its gradient "
         "is clipped to the clip norm, so adding or removing one query moves the sum "
         "by at most the clip norm."
+    ),
+    "pair": (
+        "Each example is one pair, a query with one of its documents, and an example's "
+        "loss depends on that example alone. Its gradient is clipped to the clip norm, "
+        "so adding or removing one pair moves the sum by at most the clip norm, and "
+        "adding or removing a query of k pairs by at most k clip norms."
     ),
     "user": (
         "Each query belongs to one user, and an example's loss depends on that "
@@ -89,11 +103,17 @@ SETTINGS: settings.Declaration = {
     **training_settings.privacy_settings(),
     "batch_size": settings.Integer(1024),
     "microbatch_size": settings.Integer(16),
-    "steps": settings.Integer(1000, 1, settings.STEPS),
+    **training_settings.steps_settings(1),
     **training_settings.optimizer_settings(1e-3),
     "jit_compile": settings.Flag(False),
     "seed": settings.Integer(0, 0, settings.SEED),
 }
+
+
+ACTING = (
+    acting.Only("lora.alpha lora.targets", "lora.rank"),
+    acting.Only("user_field", "unit", ("user",)),
+)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -118,6 +138,8 @@ def run(
         `directory`, with the certificate of all that was paid.
     """
     settings.check(config, SETTINGS)
+    private_training.check_steps(config)
+    acting.require_acting(config, SETTINGS, ACTING)
     devices.require_share(config.batch_size)
     context = contexts.resolve(
         config, directory, devices, "a generator trained on private queries"
@@ -138,19 +160,25 @@ def _make(
     config: ml_collections.ConfigDict, context: contexts.Context, out: pathlib.Path
 ) -> dict:
     devices = context.devices
-    source = sources.load_source(config.pairs, config.split)
+    source = sources.load_source(config.pairs, config.split, config.unit)
     _check_lineage(source, config.epsilon, config.init, context.parent)
     units = private_training.units_of(source, config.unit, config.user_field)
+    # Epochs are of the units found; from here on their steps.
+    written = config
+    config = private_training.with_steps(
+        config, private_training.public_n(config, units.count, units.private)
+    )
     plan = privacy.make_plan(private_training.spec_of(config, units))
     if devices.chief and not canary_set.holds_canaries(config.pairs):
         spending.require_within({context.run_dir.name: plan}, context.inputs["pairs"])
     with devices.scope():
         model = starting_model.load_generator(config, context.tokenizer)
+        acting.require_shape(config, SETTINGS["t5"], model.config)
         rate = private_training.learning_rate(
             config.learning_rate, config.schedule, config.steps
         )
         optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
-    private_training.open_run(context.run_dir, config, context.inputs)
+    private_training.open_run(context.run_dir, written, context.inputs)
     lengths = config.query_length, config.document_length
     rows = _tokenised(context.run_dir, source, context.tokenizer, *lengths)
     reads = (

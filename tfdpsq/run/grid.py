@@ -38,6 +38,7 @@ from tfdpsq.generator.pretraining import Watcher
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import finetune, train_retriever
 from tfdpsq.run.core import (
+    acting,
     command,
     layout,
     outputs,
@@ -68,6 +69,12 @@ SETTINGS: settings.Declaration = {
 }
 
 
+ACTING = (
+    acting.Only("finetune.*", "stage", ("finetune",)),
+    acting.Only("train_retriever.*", "stage", ("train_retriever",)),
+)
+
+
 def default_config() -> ml_collections.ConfigDict:
     """Returns the settings: a proxy, and the variations of a stage.
 
@@ -86,12 +93,22 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
       InputError: an unknown field, or bad settings or data.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
+    acting.require_unfilled(
+        config[config.stage],
+        _STAGES[config.stage].SETTINGS,
+        ("pairs", "private_directory"),
+        config.stage,
+        "the grid",
+    )
     # The proxy is public, but training treats it as private.
     holds = "trial models with their ledgers, and how long each took"
     output = releases.Output(directory, releases.PRIVATE, holds)
     points = list(grid_points.points_of(config))
     for name, _, stage in points:
-        settings.check(stage, _STAGES[config.stage].SETTINGS, f"points.{name}")
+        module = _STAGES[config.stage]
+        settings.check(stage, module.SETTINGS, f"points.{name}")
+        acting.require_acting(stage, module.SETTINGS, module.ACTING, f"points.{name}")
     outputs.open_directory(output)
     proxy = _proxy(config, directory / "proxy")
     results = []

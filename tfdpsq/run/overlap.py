@@ -36,11 +36,11 @@ from absl import logging
 from tqdm import tqdm
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import CorpusPart, atomic_write, corpus_parts
+from tfdpsq.data import CorpusPart, atomic_write, corpus_parts, text_corpus
 from tfdpsq.data.files import write_json
 from tfdpsq.data.shards import ShardDirectory, ShardWriter
 from tfdpsq.data.text_corpus import FORMATS, parts_fingerprint
-from tfdpsq.run.core import command, records, releases, settings, sources
+from tfdpsq.run.core import acting, command, records, releases, settings, sources
 from tfdpsq.run.passes import passes, sharded_stages
 
 OVERLAP_FILE = "overlap.json"
@@ -102,6 +102,9 @@ SETTINGS: settings.Declaration = {
 }
 
 
+ACTING = (acting.Only("field", "format", ("", "jsonl", "tfrecord")),)
+
+
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings.
 
@@ -128,10 +131,8 @@ def run(
       DataError: malformed data, here or in the corpus.
     """
     settings.check(config, SETTINGS)
-    if not config.texts:
-        raise validation.InputError(
-            f"texts is empty; name {QUERIES!r}, {DOCUMENTS!r} or both."
-        )
+    acting.require_acting(config, SETTINGS, ACTING)
+    _check(config)
     private_queries = QUERIES in config.texts
     output = releases.Output(
         directory,
@@ -206,6 +207,22 @@ def start_worker(
         out.count = scan.records
 
     return make
+
+
+def _check(config: ml_collections.ConfigDict) -> None:
+    if not config.texts:
+        raise validation.InputError(
+            f"texts is empty; name {QUERIES!r}, {DOCUMENTS!r} or both."
+        )
+    of_tfds = any(path.startswith(text_corpus.TFDS) for path in config.corpus)
+    before = default_config()
+    for name in () if of_tfds else ("corpus_split", "data_dir"):
+        if config[name] != before[name]:
+            raise validation.InputError(
+                f"{name} is {validation.shown(config[name])}, which does nothing here: "
+                f"it acts only where corpus names a TFDS set, as {text_corpus.TFDS}NAME"
+                f". Leave it at {before[name]!r}."
+            )
 
 
 def _parts(config: ml_collections.ConfigDict) -> list[CorpusPart]:

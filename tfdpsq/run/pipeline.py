@@ -24,7 +24,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tfdpsq import privacy, retriever
+from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator.span_corruption import SENTINELS
@@ -41,6 +41,7 @@ from tfdpsq.run import (
 )
 from tfdpsq.run.attacks import canary_set, text_scores
 from tfdpsq.run.core import (
+    acting,
     command,
     layout,
     pipeline_checks,
@@ -54,9 +55,6 @@ from tfdpsq.run.devices import strategy
 from tfdpsq.run.reporting import content as report_content
 from tfdpsq.run.reporting import page
 from tfdpsq.run.search import systems
-
-SPLITS = ("train", "dev", "test")
-
 
 _INF = 'Every epsilon must be above 0 (float("inf") trains without privacy).'
 _EPSILON = settings.Number(8.0, 0, math.inf, low_open=True, remedy=_INF)
@@ -92,6 +90,31 @@ SETTINGS: settings.Declaration = {
     ),
     "canaries": canaries.SETTINGS,
     "audit": audit.SETTINGS,
+}
+
+
+_STAGES = {
+    "prepare": prepare,
+    "pretrain": pretrain,
+    "finetune": finetune,
+    "synthesize": synthesize,
+    "retriever": train_retriever,
+    "direct": train_retriever,
+    "evaluate": evaluate,
+    "canaries": canaries,
+    "audit": audit,
+}
+# Settings of the stages that the job fills in.
+FILLED = {
+    "prepare": "data seed",
+    "pretrain": "data init vocabulary seed",
+    "finetune": "pairs init vocabulary epsilon seed",
+    "synthesize": "generator vocabulary corpus seed",
+    "retriever": "pairs init vocabulary seed",
+    "direct": "pairs init vocabulary epsilon seed",
+    "evaluate": "data vocabulary systems synthetic baseline",
+    "canaries": "data user_field",
+    "audit": "canaries generator synthetic seed",
 }
 
 
@@ -171,13 +194,14 @@ def open_job(
         with others.
     """
     settings.check(config, SETTINGS)
+    require_acting(config)
     pipeline_checks.check_settings(config)
     for trained in (config.finetune, config.retriever):
         devices.require_share(trained.batch_size)
     beir = sources.open_beir(config.data)
-    beir.validate(SPLITS)
+    beir.validate(pipeline_checks.splits_of(config, beir))
     pipeline_checks.check_sizes(config, len(beir.pairs("train")))
-    pipeline_checks.check_data(config, beir)
+    pipeline_checks.check_data(config)
     if config.audit_epsilons:
         own = config.audit
         audit.check_guesses(own.guesses, config.canaries.coins)
@@ -189,6 +213,31 @@ def open_job(
     # Last, since the workdir keeps its config from here on.
     directory = workdir.open_workdir(directory, config)
     return Job(config, directory, devices)
+
+
+def require_acting(config: ml_collections.ConfigDict) -> None:
+    """Refuses settings of the stages that would have no effect in this job.
+
+    Raises:
+      InputError: names the setting.
+    """
+    for name, module in _STAGES.items():
+        stage, declared = config[name].copy_and_resolve_references(), SETTINGS[name]
+        acting.require_unfilled(stage, declared, FILLED[name].split(), name, "this job")
+        with stage.unlocked():  # as the stage will see it
+            if "init" in stage:
+                pretrained = config.pretrain.steps and name != "pretrain"
+                stage.init = config.init or ("pretrained" if pretrained else "")
+        rules = getattr(module, "ACTING", ())
+        acting.require_acting(stage, declared, rules, name)
+    for name in ("steps", "epochs"):
+        default = train_retriever.default_config()[name]
+        given, used = config.direct[name], config.retriever[name]
+        if given not in (default, used):
+            raise validation.InputError(
+                f"direct.{name} is {given}, which does nothing here: all rows are "
+                f"trained for retriever.{name}, {used}. Leave it at {default}."
+            )
 
 
 def epsilon_name(epsilon: float) -> str:
@@ -335,8 +384,9 @@ class Job:
 
         plain = self.config.retriever
         public = {"pairs": self.public_pairs}
+        none = {"steps": 0, "epochs": 0.0}
         private = {"pairs": self.config.data}
-        add("untrained", "Untrained encoder", None, plain, True, {**public, "steps": 0})
+        add("untrained", "Untrained encoder", None, plain, True, {**public, **none})
         add("public_only", "Public-only", None, plain, True, public)
         add("original", "Original pairs", math.inf, plain, False, private)
         for epsilon, path in sets.items():
@@ -359,6 +409,7 @@ class Job:
                     **private,
                     "epsilon": epsilon,
                     "steps": plain.steps,
+                    "epochs": plain.epochs,
                 },
             )
         return rows

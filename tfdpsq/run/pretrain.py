@@ -39,7 +39,15 @@ from tfdpsq.generator.checkpoints import huggingface
 from tfdpsq.generator.resizing import resized
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.layers import T5Config
-from tfdpsq.run.core import command, outputs, releases, settings, sources, workdir
+from tfdpsq.run.core import (
+    acting,
+    command,
+    outputs,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.core.progress import Progress, log_directory
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import pretraining_loop, training_settings
@@ -86,6 +94,13 @@ SETTINGS: settings.Declaration = {
 }
 
 
+ACTING = (
+    acting.Only("t5.*", "init", ("",)),
+    acting.Only("resize.*", "init"),
+    acting.Only("scale", "contrast_weight"),
+)
+
+
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings: those of the T5 that is shipped."""
     return settings.default_config(SETTINGS)
@@ -106,6 +121,7 @@ def run(
         benchmark's queries. Names file and line.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     holds = "a T5 of public documents"
     output = releases.Output(directory, releases.PUBLIC, holds)
     _check(config)

@@ -163,7 +163,7 @@ class Rows:
         # Finding a finished stage reads all documents, so once is enough.
         self._models: dict[str, str] = {}
         beir = sources.open_beir(self.data)
-        beir.validate(pipeline.SPLITS)
+        beir.validate(pipeline_checks.splits_of(self.job, beir))
         pipeline_checks.check_sizes(self.job, len(beir.pairs("train")))
 
     def model(self, size: str) -> str:
@@ -244,13 +244,18 @@ class Rows:
             )
             settings["pairs"] = str(prepared / layout.PUBLIC_PAIRS)
             if row.kind == "untrained":
-                settings["steps"] = 0
+                settings.update(steps=0, epochs=0.0)
         else:
             settings["pairs"] = self.data
             free = row.kind == "direct"
             if free:
                 stage = self.job.direct
-                settings.update(epsilon=row.epsilon, steps=self.job.retriever.steps)
+                stage_of_all = self.job.retriever
+                settings.update(
+                    epsilon=row.epsilon,
+                    steps=stage_of_all.steps,
+                    epochs=stage_of_all.epochs,
+                )
         name = f"seed{seed}_retriever_{row.name}"
         return self.stages.run(train_retriever, stage, name, free, **settings)
 

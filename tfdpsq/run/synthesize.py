@@ -37,7 +37,15 @@ from tfdpsq.generator import (
     T5QueryGenerator,
     checkpoints,
 )
-from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
+from tfdpsq.run.core import (
+    acting,
+    command,
+    layout,
+    releases,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.passes import corpus_shards, pass_progress, passes, sharded_stages
 from tfdpsq.run.training import training_settings
 
@@ -68,6 +76,9 @@ SETTINGS: settings.Declaration = {
 }
 
 
+ACTING = (acting.Only("top_k top_p", "temperature"),)
+
+
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings."""
     return settings.default_config(SETTINGS)
@@ -87,6 +98,7 @@ def run(
       InputError: bad settings, no generator, or a vocabulary that does not fit.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     generator, vocabulary = _fetched(config.generator, config.vocabulary)
     certificate = sources.certificate_of_model(generator)
     located = checkpoints.locate(generator)

@@ -6,7 +6,7 @@
 `method = "plain"` is ordinary training: free of privacy cost on synthetic and public
 pairs, and without any guarantee on private ones. The other methods train directly on
 private pairs by DP-SGD: "naive", "microbatch", "logit_dp" and "public_negatives"; see
-`tfdpsq.retriever.direct_dp`. `steps = 0` writes the untrained model.
+`tfdpsq.retriever.direct_dp`. `steps = 0` without `epochs` writes the untrained model.
 
 Method "plain" streams its pairs, tokenised, to disk, four bytes for each of a row's
 `query_length + document_length` tokens, and reads them a batch at a time: sets may have
@@ -29,7 +29,15 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy.proof import certificate as certificates
-from tfdpsq.run.core import command, layout, records, settings, sources, workdir
+from tfdpsq.run.core import (
+    acting,
+    command,
+    layout,
+    records,
+    settings,
+    sources,
+    workdir,
+)
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import (
@@ -68,7 +76,7 @@ SETTINGS: settings.Declaration = {
     "bidirectional": settings.Flag(False),
     **training_settings.length_settings(384, 128),
     "batch_size": settings.Integer(32),
-    "steps": settings.Integer(1000, 0, settings.STEPS),
+    **training_settings.steps_settings(0),
     **training_settings.optimizer_settings(1e-3),
     # Method "plain": rows embedded at a time where a batch exceeds memory; 0
     # embeds all at once.
@@ -79,6 +87,24 @@ SETTINGS: settings.Declaration = {
     **settings.with_defaults(training_settings.privacy_settings(), epsilon=math.inf),
     **direct_training.declared(),
 }
+
+
+_UNITS_AND_NOISE = (
+    "delta clip_norm accountant sampler n_bound engine secure rows_per_unit user_field"
+)
+ACTING = (
+    acting.Only("rows_at_a_time", "method", ("plain",)),
+    acting.Only("clip_groups", "method", ("microbatch",)),
+    acting.Only(
+        "negatives refresh_every most_documents microbatch_size",
+        "method",
+        ("public_negatives",),
+    ),
+    acting.Only("hard_negatives.*", "hard_negatives.run"),
+    acting.Only(_UNITS_AND_NOISE, "method", retriever.METHODS),
+    # No method's sensitivity is derived for users.
+    acting.Only("rows_per_unit user_field", "unit", ("user",)),
+)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -99,10 +125,17 @@ def run(
         `directory`, with the certificate of all that was paid.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     if config.method == "plain" and math.isfinite(float(config.epsilon)):
         raise validation.InputError(
             f"epsilon is {config.epsilon} but method 'plain' adds no noise. Set "
             f'epsilon to "inf", or method to one of {retriever.METHODS}.'
+        )
+    private_training.check_steps(config)
+    if config.unit == "user":
+        raise validation.InputError(
+            "unit is 'user', but no method's sensitivity is derived for users, and "
+            "method 'plain' protects nobody. Set unit to 'query' or 'pair'."
         )
     # Negatives mined for each private query by itself are part of its row, which a
     # finite epsilon covers; `hard_negatives` checks their origin.
@@ -112,7 +145,7 @@ def run(
         devices,
         "a retriever trained on private queries",
         method_protects=config.method != "plain",
-        trains=bool(config.steps),
+        trains=bool(config.steps or config.epochs),
         covered=("hard_negatives.run",),
     )
     if config.init:
@@ -191,14 +224,17 @@ def _make(
     tokenizer.require_embeddings(model.config.t5.vocabulary_size)
     outcome = outcomes.Outcome(0)
     certificate = parent
-    if config.steps:
-        source = sources.load_source(config.pairs, config.split)
+    if config.steps or config.epochs:
+        source = sources.load_source(config.pairs, config.split, config.unit)
         if source.private and config.method == "plain" and not config.n_is_public:
             raise validation.InputError(
                 "method is 'plain' and the pairs are private: the certificate, which "
                 "says that nothing is protected, states their exact number. Set "
                 "n_is_public = True."
             )
+        config = private_training.with_steps(
+            config, private_training.public_n(config, source.count, source.private)
+        )
         mined = hard_negatives.origin(negatives, source, context.inputs["pairs"])
         if not source.private:  # by post-processing; before any training
             certificate = certificates.inherited_certificate(source.certificate, parent)
@@ -238,14 +274,21 @@ def _make(
                 plan,
                 outcome.paid,
                 description="A two-tower retriever trained directly on private pairs.",
-                sensitivity_argument=direct_training.ARGUMENTS[config.method],
+                sensitivity_argument=direct_training.argument_of(
+                    config.method, config.unit
+                ),
                 ledger_head=private_training.ledger_head(context.run_dir),
                 **_facts(config, model, context.inputs, reads, mined, outcome),
             )
         elif source.private:
             facts = _facts(config, model, context.inputs, reads, mined, outcome)
             certificate = _unprotected(
-                source.count, config.clip_norm, config.batch_size, config.steps, facts
+                source.count,
+                config.clip_norm,
+                config.batch_size,
+                config.steps,
+                config.unit,
+                facts,
             )
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
@@ -269,6 +312,7 @@ def _untrained(config) -> retriever.TwoTower:
         t5, encoder = checkpoints.load_encoder(config.init)
     else:
         t5 = T5Config(**config.t5)
+    acting.require_shape(config, SETTINGS["t5"], t5)
     model = retriever.TwoTower(
         retriever.RetrieverConfig(
             t5=t5,
@@ -307,7 +351,12 @@ def _require_vocabulary(init: str, given: object, tokenizer: Tokenizer) -> None:
 
 
 def _unprotected(
-    n: int, clip_norm: float, batch_size: int, steps: int, facts: dict[str, Any]
+    n: int,
+    clip_norm: float,
+    batch_size: int,
+    steps: int,
+    unit: str,
+    facts: dict[str, Any],
 ) -> dict:
     """Returns a certificate of ordinary training on private pairs: no guarantee."""
     plan = privacy.make_plan(
@@ -318,6 +367,7 @@ def _unprotected(
             n_is_public=True,
             batch_size=batch_size,
             steps=steps,
+            unit="pair" if unit == "pair" else "query",
             sampler="shuffled",
         )
     )
@@ -340,7 +390,7 @@ def _facts(
 ) -> dict[str, Any]:
     training = private_training.training_facts(config, model)
     if config.method == "plain":
-        training.update(optimizer="adam", engine="none: one gradient of the mean loss")
+        training.update(engine="none: one gradient of the mean loss")
     return {
         "training": {
             **training,

@@ -345,6 +345,54 @@ MUTATIONS = (
         ),
     },
     {
+        "name": "pairs_in_the_words_of_queries",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate.py",
+        "old": '"unit_in_words": _UNIT_IN_WORDS[spec.unit],',
+        "new": '"unit_in_words": _UNIT_IN_WORDS[spec.unit.replace("pair", "query")],',
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_pairs_are_named_as_what_is_protected_and_queries_as_what_is_not",
+        ),
+        "why": "a guarantee for pairs is stated as one for queries, which is stronger",
+    },
+    {
+        "name": "pairs_of_a_query_called_covered",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate_words.py",
+        "old": "    return _SEVERAL[unit]",
+        "new": '    return _SEVERAL["query" if unit == "pair" else unit]',
+        "tests": (
+            "tests/privacy/test_certificate.py::"
+            "test_pairs_are_named_as_what_is_protected_and_queries_as_what_is_not",
+        ),
+        "why": "that a query with several documents is several units goes unsaid",
+    },
+    {
+        "name": "queries_with_all_their_pairs",
+        "kind": "clipping",
+        "file": "tfdpsq/run/core/sources.py",
+        "old": 'beir.all_pairs(split) if unit == "pair" else beir.pairs(split)',
+        "new": 'beir.all_pairs(split) if unit != "user" else beir.pairs(split)',
+        "tests": (
+            "tests/run/test_pair_unit.py::"
+            "test_a_neighbour_moves_the_clipped_sum_by_what_its_unit_states",
+        ),
+        "why": "a query of k documents moves the sum by k clip norms; one is stated",
+    },
+    {
+        "name": "negatives_of_a_pair_read_the_querys_other_pairs",
+        "kind": "negatives",
+        "file": "tfdpsq/run/training/direct_training.py",
+        "old": 'if config.unit == "pair" and config.hard_negatives.run:',
+        "new": "if False:",
+        "tests": (
+            "tests/run/test_pair_unit.py::"
+            "test_negatives_that_read_other_pairs_are_refused_for_pairs",
+        ),
+        "why": "a pair less changes the rows of the query's other pairs as well",
+    },
+    {
         "name": "older_words_taken_for_any",
         "kind": "certificate",
         "file": "tfdpsq/privacy/proof/certificate_words.py",

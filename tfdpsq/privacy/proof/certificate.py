@@ -29,6 +29,8 @@ _REMEDY = "Make the artefact again; a certificate must not be edited."
 
 _UNIT_IN_WORDS = {
     "query": "one query, together with the document it is paired with",
+    "pair": "one pair: one query with one of its documents. A query that is paired "
+    "with several documents is as many units",
     "user": "one user: all of that user's queries, with the documents they are "
     "paired with",
 }

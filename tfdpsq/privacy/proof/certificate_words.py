@@ -10,13 +10,17 @@ _SEVERAL = {
     "k of them together have k times epsilon only at a delta of at most "
     "k * exp((k - 1) * epsilon) times as much; at the same delta they can have far "
     "more.",
+    "pair": "A query with several documents, and a person who wrote several queries: "
+    "each pair is protected by itself, not the query that it is of. k pairs together "
+    "have k times epsilon only at a delta of at most k * exp((k - 1) * epsilon) times "
+    "as much; at the same delta they can have far more.",
     "user": "A group of users, such as a household: each user is protected by itself. "
     "k of them together have k times epsilon only at a delta of at most "
     "k * exp((k - 1) * epsilon) times as much; at the same delta they can have far "
     "more.",
 }
 # What certificates said before, which is too little: of ten queries in every batch,
-# each with epsilon 8, it is 231 at the same delta.
+# each with epsilon 8, it is 231 at the same delta. None of them was for pairs.
 _BEFORE = {
     "query": "A person who wrote several queries: each query is protected by "
     "itself, and k of them together by about k times epsilon.",
@@ -35,7 +39,7 @@ def several_units(unit: str) -> str:
     them more than k·ε.
 
     Args:
-      unit: "query" or "user".
+      unit: "query", "pair" or "user".
     """
     return _SEVERAL[unit]
 
@@ -48,7 +52,7 @@ def as_stated(computed: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[st
       stated: those of the certificate.
     """
     said = stated.get("not_covered")
-    older = {now: _BEFORE[unit] for unit, now in _SEVERAL.items()}
+    older = {_SEVERAL[unit]: before for unit, before in _BEFORE.items()}
     lines = [
         older[line]
         if line in older and isinstance(said, list) and older[line] in said

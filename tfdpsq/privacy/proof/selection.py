@@ -2,7 +2,8 @@
 
 A grid of k runs is trained on the same units, and queries held out choose one. To say
 of the chosen one what a single run costs would be false: which one it is depends on all
-k. What is certified instead, for neighbours that differ in one query:
+k. What is certified instead, for neighbours that differ in one query (where the
+unit is a pair, in one pair: every word below then holds of pairs):
 
 **A query that was trained on.** What is shown is made of the k runs' weights and of
 held-out queries, which are the same for both neighbours. So it costs what the k runs
@@ -42,6 +43,8 @@ METHODS = {
     True: "exponential mechanism",
     False: "highest score, read without noise",
 }
+# The unit in the words of a certificate, singular and plural.
+_NOUNS = {"query": ("query", "queries"), "pair": ("pair", "pairs")}
 # An ε' of so many digits is the same on every machine.
 _DIGITS = 6
 
@@ -173,7 +176,7 @@ class Selection:
 def requirements(spec: PrivacySpec) -> list[str]:
     """Why a run cannot be one of a selection, for which another proof is needed."""
     problems = []
-    if spec.unit != "query":
+    if spec.unit == "user":
         problems.append(
             f"has unit {spec.unit!r}: a user can have queries among those that are "
             "trained on and among those held out, any number of them. Set unit to "
@@ -372,22 +375,23 @@ def _entry(run: TrainedRun) -> dict[str, Any]:
 
 def _in_words(selection: Selection) -> str:
     runs = len(selection.runs)
+    one, many = _NOUNS[selection.whole.unit]
     trained = (
-        f"{runs} runs were trained on the same queries, and epsilon counts all of "
+        f"{runs} runs were trained on the same {many}, and epsilon counts all of "
         "their steps."
     )
     if selection.choice_epsilon is None:
         return (
-            f"{trained} The one with the highest score on queries held out was taken, "
-            "without noise: for those queries nothing is guaranteed."
+            f"{trained} The one with the highest score on {many} held out was taken, "
+            f"without noise: for those {many} nothing is guaranteed."
         )
     return (
         f"{trained} One was drawn by the exponential mechanism, its chance "
         f"proportional to exp({selection.choice_epsilon!r} * S), with S the sum of the "
-        "scores that the queries held out gave it. One query moves all sums the same "
+        f"scores that the {many} held out gave it. One {one} moves all sums the same "
         "way and by at most 1, so the choice costs each of them epsilon "
-        f"{selection.choice_epsilon!r} and no delta. No query is among both, so the "
-        "larger epsilon of the two holds for every query."
+        f"{selection.choice_epsilon!r} and no delta. No {one} is among both, so the "
+        f"larger epsilon of the two holds for every {one}."
     )
 
 

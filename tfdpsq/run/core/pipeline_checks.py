@@ -43,6 +43,9 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
     for name in ("epsilons", "direct_epsilons", "audit_epsilons"):
         _check_epsilons(name, config[name])
     _check_retrievers(config)
+    for name in ("finetune", "retriever"):
+        with _of_stage(name):
+            private_training.check_steps(config[name])
     if config.audit_epsilons:
         _check_audit(config)
     with _of_stage("evaluate"):
@@ -122,26 +125,39 @@ def _check_audit(config: ml_collections.ConfigDict) -> None:
         )
 
 
-def check_data(config: ml_collections.ConfigDict, beir: BeirDirectory) -> None:
-    """Refuses splits that the data lack, and plans that do not fit its pairs.
+def splits_of(
+    config: ml_collections.ConfigDict, beir: BeirDirectory
+) -> tuple[str, ...]:
+    """Returns the splits that a job reads, each once.
 
     Raises:
-      InputError: names the setting.
+      InputError: the data lack one; names the setting.
     """
-    splits = beir.splits()
-    similarity.check_models(config.evaluate.similarity)
     named = {
         f"{stage}.split": config[stage].split
         for stage in ("finetune", "retriever", "direct", "evaluate")
     }
+    for number, split in enumerate(config.prepare.splits):
+        named[f"prepare.splits[{number}]"] = split
+    # Examples of a report are of this split, with and without a generator.
+    named["evaluate.similarity_split"] = config.evaluate.similarity_split
     if config.epsilons:
-        own = config.evaluate
-        named["evaluate.similarity_split"] = own.similarity_split
-        named["evaluate.similarity.training_split"] = own.similarity.training_split
+        own = config.evaluate.similarity
+        named["evaluate.similarity.training_split"] = own.training_split
     for name, split in named.items():
-        validation.one_of(name, split, splits)
-    source = sources.load_source(config.data, config.finetune.split)
+        validation.one_of(name, split, beir.splits())
+    return tuple(dict.fromkeys(named.values()))
+
+
+def check_data(config: ml_collections.ConfigDict) -> None:
+    """Refuses plans that do not fit the pairs, and a featurizer that is not there.
+
+    Raises:
+      InputError: names the setting.
+    """
+    similarity.check_models(config.evaluate.similarity)
     own = config.finetune
+    source = sources.load_source(config.data, own.split, own.unit)
     with _of_stage("finetune"):
         units = private_training.units_of(source, own.unit, own.user_field)
         for epsilon in {*config.epsilons, *config.audit_epsilons}:
@@ -153,10 +169,12 @@ def check_data(config: ml_collections.ConfigDict, beir: BeirDirectory) -> None:
             private_training.declared_n(
                 units.count + added, own.n_is_public, own.n_bound, own.unit
             )
-    source = sources.load_source(config.data, config.direct.split)
+    own = config.direct
+    source = sources.load_source(config.data, own.split, own.unit)
     for epsilon in config.direct_epsilons:
         stage = config.direct.copy_and_resolve_references()
         stage.epsilon, stage.steps = epsilon, config.retriever.steps
+        stage.epochs = config.retriever.epochs
         with _of_stage("direct"):
             units = private_training.Units(source.count, None, True)
             direct_training.make_plan(stage, units)

@@ -50,10 +50,10 @@ class Source:
       path: "pydocs", a BEIR directory or a set.
       split: name of the qrels of private pairs.
       count: number of pairs.
-      read: streams them. Private pairs come one per query and are held in memory; a set
-        is checked against its checksums first and read from disk.
+      read: streams them. Private pairs come one per unit, a query or a pair, and are
+        held in memory; a set is checked against its checksums first and read from disk.
       private: whether these are private pairs. Only they can be trained on under DP,
-        since each query is in one row only.
+        since each unit is in one row only (a user in rows that are known).
       certificate: of the synthetic set; `None` for public and for private pairs.
     """
 
@@ -250,11 +250,12 @@ def guarantee_of_pairs(path: str) -> str:
     return releases.guarantee_of(read_certificate(path), path)
 
 
-def load_source(path: str, split: str = "train") -> Source:
+def load_source(path: str, split: str = "train", unit: str = "query") -> Source:
     """Finds the pairs of a BEIR split or of a synthetic set.
 
     `path` is "pydocs", a BEIR directory, or an output of `synthesize` or `prepare`,
-    which has only the split "train".
+    which has only the split "train". With unit "pair", private pairs have a row for
+    every pair of the split; else one for every query, with its best document.
 
     Raises:
       DataError: malformed data, named by file and line.
@@ -268,7 +269,8 @@ def load_source(path: str, split: str = "train") -> Source:
             path, split, count, lambda: _pairs_of_set(path), False, certificate
         )
     else:
-        pairs = open_beir(path).pairs(split)
+        beir = open_beir(path)
+        pairs = beir.all_pairs(split) if unit == "pair" else beir.pairs(split)
         source = Source(path, split, len(pairs), lambda: iter(pairs), True, None)
     if not source.count:
         raise validation.InputError(

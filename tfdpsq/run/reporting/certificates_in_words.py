@@ -60,9 +60,11 @@ def _composition(private: Sequence[Mapping[str, Any]]) -> str:
         return ""
     epsilon = sum(_epsilon(certificate) for certificate in private)
     delta = sum(float(certificate["guarantee"]["delta"]) for certificate in private)
+    units = {_at(certificate, "guarantee.unit") for certificate in private}
+    unit = units.pop() if len(units) == 1 else "unit"
     return (
         f"Releasing what came of all {len(private)} protected runs above, where they "
-        "used the same queries, protects each query only at the sum: "
+        f"used the same queries, protects each {unit} only at the sum: "
         f"ε = {epsilon_text(epsilon)}, δ = {delta:.3g}."
     )
 

@@ -79,7 +79,9 @@ def gather(
             run_label(path.name): _epsilon_curve(certificate)
             for path, certificate in trained.items()
         },
-        "examples": _examples(config.data, config.examples, sets),
+        "examples": _examples(
+            config.data, config.evaluate.similarity_split, config.examples, sets
+        ),
         "certificates": [
             {"name": run_label(path.name), "certificate": certificate}
             for path, certificate in trained.items()
@@ -109,7 +111,7 @@ def gather(
             f"{metrics['queries']} test queries; {rules['evaluator']}; gain "
             f"{rules['gain']}; ties {rules['ties']}; recall {rules['recall']}; "
             f"{rules['missing_queries']}.",
-            f"Every retriever was trained for {config.retriever.steps} steps of "
+            f"Every retriever was trained for {_duration(config.retriever)} of "
             f"{config.retriever.batch_size} pairs from the same weights "
             f"(scale {config.retriever.scale:g}).",
             "Synthetic queries were written for documents chosen from the whole "
@@ -321,11 +323,18 @@ def _epsilon_curve(certificate: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _duration(stage: ml_collections.ConfigDict) -> str:
+    """Returns how long a stage trained, in words."""
+    if stage.epochs:
+        return f"{stage.epochs:g} epochs of its own set in batches"
+    return f"{stage.steps} steps"
+
+
 def _examples(
-    data: str, most: int, sets: Mapping[float, pathlib.Path]
+    data: str, split: str, most: int, sets: Mapping[float, pathlib.Path]
 ) -> list[dict[str, Any]]:
-    """Returns documents with a held-out query and one from every generator."""
-    pairs = sources.open_beir(data).pairs("dev")
+    """Returns documents of private pairs with their query and one of each generator."""
+    pairs = sources.open_beir(data).pairs(split)
     # Sets may be large: keep only what can be shown.
     synthetic: dict[str, dict[str, list[str]]] = {p.document_id: {} for p in pairs}
     for epsilon, path in sets.items():

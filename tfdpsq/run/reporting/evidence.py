@@ -131,7 +131,7 @@ def _epsilon_of_a_secret(name: str, found: _Audit) -> list[str]:
         )
     else:
         most = max(entry["units"] for entry in entries)
-        said = f"ε = {shown} is for one query"
+        said = f"ε = {shown} is for one {found['unit']}"
         if most > 1:
             said += (
                 f". A secret in {most} queries is {most} of them: ε of the secret is "

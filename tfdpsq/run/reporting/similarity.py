@@ -6,7 +6,7 @@ All of it reads private queries, and no ε covers it.
 - `mauve`, `distinct`, `lengths`, `vocabulary`: all synthetic queries against all
   held-out ones, as distributions, on samples of one size.
 - `copies`: distances to the *training* queries, with the held-out queries as the
-  control.
+  control; left out where the queries compared with are the training queries.
 """
 
 from __future__ import annotations
@@ -164,7 +164,12 @@ def measure(
         name: {
             **_bleu(hypotheses[name], references, config.similarity_split),
             **_as_distributions(own, texts, held_out),
-            "copies": _copies(texts, copies[name], training, grams, control),
+            # Training queries are no control of distances to themselves.
+            **(
+                {}
+                if config.similarity_split == own.training_split
+                else {"copies": _copies(texts, copies[name], training, grams, control)}
+            ),
             "rules": {
                 "words": evaluation.WORDS,
                 "equal_texts": evaluation.NORMALIZATION,

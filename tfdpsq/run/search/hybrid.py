@@ -84,11 +84,6 @@ def check(config: Any) -> None:
         )
     if not own.fit:
         return
-    if not own.base:
-        raise validation.InputError(
-            f"fusion.fit is {own.fit!r}, but nothing is fused. Set fusion.base, such "
-            "as to the name of BM25, or leave fusion.fit out."
-        )
     if not sources.is_free(own.fit):
         raise validation.InputError(
             f"fusion.fit is {own.fit!r}, which is no set of public or synthetic "

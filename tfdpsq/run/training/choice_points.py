@@ -19,11 +19,10 @@ import tensorflow as tf
 from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer, atomic_write
 from tfdpsq.privacy.proof import ledger, selection
-from tfdpsq.run.core import settings, sources, workdir
+from tfdpsq.run.core import sources, workdir
 from tfdpsq.run.training import grid_points, private_training, starting_model
 
 MODES = ("declared", "accounted")
-_EPOCHS = settings.Number(0.0, 0, 1e6)
 PLAN_FILE = "plan.json"
 # What it must hold: points that were paid for are read from it.
 _PLAN = {
@@ -62,8 +61,7 @@ def check(
     """Refuses settings that no guarantee could be given for.
 
     Returns:
-      Name and config of every point, as `finetune` takes it except for the epochs,
-      which determine the number of steps.
+      Name and config of every point, as `finetune` takes it.
 
     Raises:
       InputError: names the setting.
@@ -112,11 +110,7 @@ def check(
         )
     found = []
     for point in points:
-        stage = point.stage.copy_and_resolve_references()
-        _EPOCHS.check(f"points.{point.name}.epochs", stage.epochs)
-        with stage.unlocked():
-            del stage["epochs"]
-        found.append((point.name, stage))
+        found.append((point.name, point.stage.copy_and_resolve_references()))
     return found
 
 
@@ -147,12 +141,8 @@ def planned(
         config.finetune, units, steps=1, batch_size=1
     ).num_units
     for point in points:
-        stage = point.stage
-        with stage.unlocked():
-            epochs = stage.epochs
-            del stage["epochs"]
-        if epochs:
-            stage.steps = max(1, round(epochs * n / stage.batch_size))
+        found = private_training.with_steps(point.stage, n)
+        point.stage.steps, point.stage.epochs = found.steps, found.epochs
     specs = [private_training.spec_of(point.stage, units) for point in points]
     for spec in specs:
         for problem in selection.requirements(spec):
@@ -190,10 +180,8 @@ def planned(
 
 
 def _points(config) -> Iterator[Point]:
-    """Yields the points as `grid_points.points_of`, with epochs turned into steps."""
+    """Yields the points as `grid_points.points_of`."""
     stage = config.finetune.copy_and_resolve_references()
-    with stage.unlocked():
-        stage.epochs = 0.0
     varied = {
         "stage": "finetune",
         "finetune": stage,

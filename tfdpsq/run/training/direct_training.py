@@ -26,18 +26,18 @@ from tfdpsq.run.training import hard_negatives, outcomes, private_training
 ARGUMENTS = {
     "naive": (
         "Each row's gradient is clipped to the clip norm C, but every row's in-batch "
-        "softmax reads all rows. Adding or removing one query changes its own row (C) "
+        "softmax reads all rows. Adding or removing one {unit} changes its own row (C) "
         "and can turn every other of at most M - 1 rows around (2C each): (2M - 1)C, "
         "M being the static maximum batch size."
     ),
     "microbatch": (
         "Every row drawn is dealt to a group by a throw of its own, the softmax is "
-        "the group's, and the gradient of a group's losses is clipped to C. One query "
+        "the group's, and the gradient of a group's losses is clipped to C. One {unit} "
         "more changes one group, whose clipped gradient it can turn around: 2C."
     ),
     "logit_dp": (
         "The gradient of each score z_ij is clipped to C and weighted by p_ij - [i=j], "
-        "p the softmax. One query more has weights of its own that sum to at most 2 "
+        "p the softmax. One {unit} more has weights of its own that sum to at most 2 "
         "in size, and takes at most the share 1/(1 + (M - 1)exp(-2s)) of every other "
         "row's softmax, scores being within the scale s: the multiplier is "
         "2(M - 1)/(M - 1 + exp(-2s)) + 2(M - 1)/(1 + (M - 1)exp(-2s)), M being the "
@@ -48,7 +48,7 @@ ARGUMENTS = {
         "the public corpus independently of which rows are drawn, embedded with "
         "weights that earlier steps released, and among hard negatives of its own if "
         "there are any, which follow from its query and public data alone. It reads no "
-        "other row, and its gradient is clipped to C: one query moves the sum by at "
+        "other row, and its gradient is clipped to C: one {unit} moves the sum by at "
         "most C."
     ),
 }
@@ -72,17 +72,26 @@ def declared() -> dict[str, settings.Setting]:
     }
 
 
-def _require_derived(method: str, unit: str, sampler: str) -> None:
+def _require_derived(method: str, unit: str, sampler: str, mined: str) -> None:
     """Refuses a sampler or unit that the method's sensitivity does not cover."""
-    for field, given, value in (
-        ("unit", unit, "query"),
-        ("sampler", sampler, "poisson"),
+    for field, given, derived in (
+        ("unit", unit, ("query", "pair")),
+        ("sampler", sampler, ("poisson",)),
     ):
-        if given != value:
+        if given not in derived:
             raise validation.InputError(
-                f"method is {method!r} and {field} is {given!r}, for "
-                f"which its sensitivity is not derived. Set {field} to {value!r}."
+                f"method is {method!r} and {field} is {given!r}, for which its "
+                f"sensitivity is not derived. Set {field} to "
+                f"{' or '.join(map(repr, derived))}."
             )
+    # A query's negatives leave out all of its answers, so that those of one of its
+    # pairs depend on the others.
+    if unit == "pair" and mined:
+        raise validation.InputError(
+            f"unit is 'pair' and hard_negatives.run is {mined!r}: "
+            "the negatives of a pair would depend on the query's other pairs, each of "
+            "them a unit of its own. Set hard_negatives.run to '', or unit to 'query'."
+        )
 
 
 def _require_devices(method: str, batch_size: int, devices: strategy.Devices) -> None:
@@ -100,6 +109,11 @@ def _require_devices(method: str, batch_size: int, devices: strategy.Devices) ->
     devices.require_share(batch_size)
 
 
+def argument_of(method: str, unit: str) -> str:
+    """Returns why the method's sensitivity holds for a unit."""
+    return ARGUMENTS[method].format(unit=unit)
+
+
 def make_plan(
     config: ml_collections.ConfigDict, units: private_training.Units
 ) -> privacy.PrivacyPlan:
@@ -109,7 +123,9 @@ def make_plan(
       InputError: a sampler or unit that the sensitivity is not derived for, or what
         `PrivacySpec` raises.
     """
-    _require_derived(config.method, config.unit, config.sampler)
+    _require_derived(
+        config.method, config.unit, config.sampler, config.hard_negatives.run
+    )
     if config.method == "microbatch":
         spec = private_training.spec_of(
             config,
@@ -173,7 +189,7 @@ def train(
             f"{source.path} holds no private queries: use method 'plain'."
         )
     devices = context.devices
-    _require_derived(config.method, config.unit, config.sampler)
+    _require_derived(config.method, config.unit, config.sampler, negatives.run)
     _require_devices(config.method, config.batch_size, devices)
     if negatives.run and config.method != "public_negatives":
         raise validation.InputError(

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.layers.seeded_dropout import dropout_seed, seed_of_step
-from tfdpsq.privacy import workers
+from tfdpsq.privacy import optimizers, workers
 from tfdpsq.retriever.training import require_enough
 from tfdpsq.run.core import sources
 from tfdpsq.run.core.progress import Progress
@@ -85,6 +85,7 @@ def train(
                 config.rows_at_a_time,
                 config.jit_compile,
                 config.seed,
+                config.optimizer,
             )
             for done, batch in enumerate(itertools.islice(batches, config.steps), 1):
                 workers.require_same_rows([batch])
@@ -161,17 +162,19 @@ def make_step(
     rows_at_a_time: int = 0,
     jit_compile: bool = False,
     seed: int = 0,
+    optimizer: str = "adam",
 ) -> Callable[[Mapping[str, np.ndarray]], float]:
-    """Returns a step of Adam on the mean loss of a batch.
+    """Returns a step of an optimizer on the mean loss of a batch.
 
     `rows_at_a_time` rows of a replica are embedded at a time
     (`retriever.cached_gradients`); 0 for all. With `jit_compile` XLA compiles the step;
-    in a strategy's scope that is left to the strategy. `seed` is that of dropout.
+    in a strategy's scope that is left to the strategy. `seed` is that of dropout,
+    `optimizer` a name in `privacy.optimizers.OPTIMIZERS`.
 
     Returns:
       Takes a whole batch, applies its gradient, returns its mean loss in nats.
     """
-    step = replica_step(model, learning_rate, rows_at_a_time, seed)
+    step = replica_step(model, learning_rate, rows_at_a_time, seed, optimizer)
     return replicas.whole_batches(step, jit_compile, replicas.rows_of)
 
 
@@ -180,19 +183,28 @@ def replica_step(
     learning_rate: Any,
     rows_at_a_time: int = 0,
     seed: int = 0,
+    optimizer: str = "adam",
 ) -> Callable[[Mapping[str, tf.Tensor]], tf.Tensor]:
     """Returns the step of one replica, to be compiled; arguments as in `make_step`.
 
     The step takes the replica's rows and returns the mean loss of the whole batch.
     """
-    optimizer = tf.keras.optimizers.legacy.Adam(learning_rate)
+    taken = optimizers.OPTIMIZERS[optimizer](learning_rate)
     variables = model.trainable_variables
-    optimizer._create_all_weights(variables)
+    legacy = isinstance(taken, tf.keras.optimizers.legacy.Optimizer)
+    # Slots must exist before a compiled function runs.
+    (taken._create_all_weights if legacy else taken.build)(variables)
+    # The gradients below are summed over replicas already.
+    summed = {
+        "experimental_aggregate_gradients"
+        if legacy
+        else "skip_gradients_aggregation": not legacy
+    }
 
     def step(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         count = tf.reduce_sum(tf.cast(batch["weights"] > 0, tf.float32))
         (count,) = replicas.summed([count])
-        drawn = seed_of_step(seed, optimizer.iterations)
+        drawn = seed_of_step(seed, taken.iterations)
         if rows_at_a_time:
             total, gradients = retriever.cached_gradients(
                 model, batch, variables, rows_at_a_time, seed=drawn
@@ -204,9 +216,7 @@ def replica_step(
         count = tf.maximum(count, 1)
         gradients = [None if g is None else g / count for g in gradients]
         total, *gradients = replicas.summed([total, *gradients])
-        optimizer.apply_gradients(
-            zip(gradients, variables), experimental_aggregate_gradients=False
-        )
+        taken.apply_gradients(zip(gradients, variables), **summed)
         return total / count
 
     return step

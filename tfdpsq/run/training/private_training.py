@@ -65,6 +65,45 @@ def units_of(source: sources.Source, unit: str, user_field: str) -> Units:
     return Units(len(groups), groups, True)
 
 
+def with_steps(config: ml_collections.ConfigDict, n: int) -> ml_collections.ConfigDict:
+    """Returns the config with the steps that its epochs take.
+
+    Args:
+      config: of a stage that trains.
+      n: number of units that may be published, or of pairs that are not private.
+
+    Raises:
+      InputError: steps and epochs are both given.
+    """
+    check_steps(config)
+    if not config.epochs:
+        return config
+    config = config.copy_and_resolve_references()
+    config.steps = max(1, round(config.epochs * n / config.batch_size))
+    config.epochs = 0.0
+    return config
+
+
+def check_steps(config: ml_collections.ConfigDict) -> None:
+    """Refuses both steps and epochs.
+
+    Raises:
+      InputError: names both.
+    """
+    if config.epochs and config.steps:
+        raise validation.InputError(
+            f"epochs is {config.epochs} and steps {config.steps}: one of them decides "
+            "how long to train. Set steps to 0 to train for epochs, or epochs to 0."
+        )
+
+
+def public_n(config: ml_collections.ConfigDict, count: int, private: bool) -> int:
+    """Returns the number of units that may be published; see `declared_n`."""
+    if not private:
+        return count
+    return declared_n(count, config.n_is_public, config.n_bound, config.unit)[0]
+
+
 def spec_of(
     config: ml_collections.ConfigDict, units: Units, **changes: Any
 ) -> privacy.PrivacySpec:
@@ -82,6 +121,7 @@ def spec_of(
         n, public = declared_n(
             units.count, config.n_is_public, config.n_bound, config.unit
         )
+    config = with_steps(config, n)
     fields = {
         "epsilon": epsilon,
         "delta": (config.delta or None) if math.isfinite(epsilon) else None,

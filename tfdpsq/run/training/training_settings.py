@@ -15,9 +15,12 @@ WITHOUT_PRIVACY = 'Use math.inf ("inf" in a config) to train without privacy.'
 def privacy_settings() -> dict[str, settings.Setting]:
     """Settings of a private training run; see `PrivacySpec` for most of them.
 
-    `n_is_public` declares that the exact number of units may be published; otherwise
-    `n_bound` must be a public upper bound on it. `user_field` names the metadata field
-    of queries.jsonl with a query's user, for unit "user". `strict` refuses, or leaves
+    `unit` is what is protected: "query", with one document of each query; "pair", with
+    all pairs of the split, each a unit by itself (the paper's, and weaker: a query of k
+    pairs is k units); or "user". `n_is_public` declares that the exact number of units
+    may be published; otherwise `n_bound` must be a public upper bound on it.
+    `user_field` names the metadata field of queries.jsonl with a query's user, for unit
+    "user". `strict` refuses, or leaves
     out, every read of private data that ε does not cover. `save_every` is the number
     of steps that a killed run may have to repeat.
     """
@@ -49,6 +52,19 @@ def optimizer_settings(learning_rate: float) -> dict[str, settings.Setting]:
         "optimizer": settings.Text("adam", tuple(optimizers.OPTIMIZERS)),
         "learning_rate": settings.Number(learning_rate, 0, 1e3, low_open=True),
         "schedule": settings.Text("constant", SCHEDULES),
+    }
+
+
+def steps_settings(least: int) -> dict[str, settings.Setting]:
+    """Settings of the length of training.
+
+    `epochs` above 0 takes round(epochs * n / batch_size) steps, with n the public
+    number of units that the plan has, or the number of pairs of a set; `steps` is then
+    0. Otherwise `steps` are taken.
+    """
+    return {
+        "steps": settings.Integer(1000, least, settings.STEPS, zero=True),
+        "epochs": settings.Number(0.0, 0, 1e6),
     }
 
 

@@ -1,0 +1,95 @@
+"""Epochs: steps follow from the counts that are found in the data."""
+
+import pytest
+import tensorflow as tf
+import tiny as _tiny
+
+from tfdpsq.data import train_vocabulary
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.layers import T5Config
+from tfdpsq.privacy import read_certificate
+from tfdpsq.run import finetune, train_retriever
+from tfdpsq.run.core import workdir
+from tfdpsq.validation import InputError
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """60 training queries in 63 pairs, and a public T5."""
+    base = tmp_path_factory.mktemp("epochs")
+    queries = _tiny.write_pairs(base / "pairs")
+    with open(base / "pairs" / "qrels" / "train.tsv", "a") as qrels:
+        qrels.write("q0\td1\t1\nq0\td2\t1\nq5\td6\t1\n")
+    train_vocabulary(queries, 320, base / "spiece.model")  # of a test's made-up queries
+    tf.keras.utils.set_random_seed(3)
+    (base / "public").mkdir()
+    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.0)
+    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
+    return base
+
+
+def _config(stage, base, **options):
+    config = stage.default_config()
+    config.update(
+        {
+            "pairs": str(base / "pairs"),
+            "init": str(base / "public"),
+            "document_length": 24,
+            "query_length": 10,
+            "batch_size": 8,
+            "accountant": "rdp",
+            "n_is_public": True,
+            "steps": 0,
+            **options,
+        }
+    )
+    return config
+
+
+@pytest.mark.parametrize(
+    "unit, options, n, steps",
+    [
+        ("query", {}, 60, 4),  # 0.5 * 60 / 8 = 3.75
+        ("pair", {"epochs": 0.9}, 63, 7),  # 0.9 * 63 / 8 = 7.09, of 60 it were 6.75
+        # From the bound, which is public; the count is not.
+        ("pair", {"n_is_public": False, "n_bound": 100}, 100, 6),  # 6.25
+    ],
+)
+def test_steps_of_a_generator_follow_from_its_units(
+    base, tmp_path, unit, options, n, steps
+):
+    config = _config(finetune, base, epsilon=8.0, unit=unit, microbatch_size=4)
+    config.epochs = 0.5
+    config.update(options)
+    stage = finetune.run(config, tmp_path / "generator")
+    assert stage["result"]["steps_executed"] == steps
+    certificate = read_certificate(tmp_path / "generator")
+    assert certificate["spec"]["n"] == n and certificate["spec"]["steps"] == steps
+    assert certificate["guarantee"]["delta"] == 0.5 / n
+    # The config as it was given, so that the same command finds it finished.
+    assert stage["config"]["steps"] == 0
+    again = finetune.run(config, tmp_path / "generator")
+    assert again["result"] == stage["result"] and "seconds" not in again
+
+
+def test_epochs_of_a_retriever_are_of_its_own_pairs(base, tmp_path):
+    config = _config(train_retriever, base, unit="pair", epochs=1.0, accountant="pld")
+    config.embedding_dim = 16
+    stage = train_retriever.run(config, tmp_path / "private" / "all")
+    assert stage["result"]["steps_executed"] == 8  # 63 / 8
+    config.split = "dev"  # 12 pairs
+    stage = train_retriever.run(config, tmp_path / "private" / "dev")
+    assert stage["result"]["steps_executed"] == 2  # 1.5, to even
+    config.epochs = 0.0
+    stage = train_retriever.run(config, tmp_path / "untrained")
+    assert stage["result"]["steps_executed"] == 0
+    assert not (tmp_path / "untrained" / "certificate.json").exists()
+
+
+@pytest.mark.parametrize("stage", [finetune, train_retriever])
+def test_steps_and_epochs_together_are_refused(base, tmp_path, stage):
+    config = _config(stage, base, steps=3, epochs=2.0, accountant="pld")
+    with pytest.raises(InputError, match="epochs is 2.0 and steps 3.*Set steps to 0"):
+        stage.run(config, tmp_path / "private" / "out")
+    assert not list(tmp_path.rglob(workdir.STAGE_FILE))
+    assert not list(tmp_path.rglob("ledger.jsonl"))
