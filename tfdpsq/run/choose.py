@@ -52,14 +52,7 @@ from tfdpsq.generator import (
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof import certified, choice
 from tfdpsq.run import finetune
-from tfdpsq.run.core import (
-    command,
-    records,
-    settings,
-    sources,
-    streams,
-    workdir,
-)
+from tfdpsq.run.core import command, records, settings, sources, streams, workdir
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import choice_points, grid_points
 from tfdpsq.run.training import context as contexts

@@ -355,11 +355,7 @@ class Job:
                 epsilon,
                 self.config.direct,
                 math.isfinite(epsilon),
-                {
-                    **private,
-                    "epsilon": epsilon,
-                    "steps": plain.steps,
-                },
+                {**private, "epsilon": epsilon, "steps": plain.steps},
             )
         return rows
 

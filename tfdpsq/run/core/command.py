@@ -33,9 +33,7 @@ _NO_DIRECTORY = (
 
 
 def main(
-    run: Callable[..., Any],
-    strategies: tuple[str, ...] = (),
-    sharded: bool = False,
+    run: Callable[..., Any], strategies: tuple[str, ...] = (), sharded: bool = False
 ) -> None:
     """Parses the flags and calls `run(config, workdir)`.
 

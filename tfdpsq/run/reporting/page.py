@@ -114,9 +114,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        epsilon=epsilon_text,
-        duration=wording.duration_text,
-        shorten=wording.shorten,
+        epsilon=epsilon_text, duration=wording.duration_text, shorten=wording.shorten
     )
     return environment
 
