@@ -184,11 +184,7 @@ def _merged(
         logging.info("%s: merging %d shards", shards.spec.name, shards.spec.shards)
         try:
             return _made(
-                output,
-                config,
-                inputs,
-                lambda out: dict(merge(out, shards)),
-                started,
+                output, config, inputs, lambda out: dict(merge(out, shards)), started
             )
         except DamagedShard as error:
             damaged[error.index] += 1
