@@ -19,7 +19,7 @@ from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run import convert as command
 from tfdpsq.run.convert import convert
-from tfdpsq.run.training import private_training
+from tfdpsq.run.core import records
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PIECES = 290
@@ -50,7 +50,7 @@ def generator(request, tmp_path_factory, vocabulary):
     config = T5Config(310, 1, 2, 6, 5, 4, request.param)
     huggingface.save(directory, config, T5Backbone(config), vocabulary=vocabulary)
     write_certificate(directory)
-    private_training.write_certificate(directory, read_certificate(directory))
+    records.write_certificate(directory, read_certificate(directory))
     return request.param, directory
 
 

@@ -24,9 +24,7 @@ _COUNTED = 20_000
 
 
 def keyword_pairs(
-    documents: Callable[[], Iterable[Document]],
-    seed: int,
-    most_words: int = 5,
+    documents: Callable[[], Iterable[Document]], seed: int, most_words: int = 5
 ) -> Iterator[Pair]:
     """One keyword query for each document that has a sentence to make it of.
 

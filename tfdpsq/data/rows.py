@@ -183,9 +183,7 @@ class RowStore:
             return open(self.path / shard.file, "rb", buffering=0)
         except OSError as error:
             raise DataError(
-                self.path / shard.file,
-                f"cannot be read ({error.strerror})",
-                _REWRITE,
+                self.path / shard.file, f"cannot be read ({error.strerror})", _REWRITE
             ) from error
 
     def _truncated(self, shard: _Shard) -> DataError:

@@ -203,10 +203,7 @@ class T5QueryGenerator(tf.keras.Model):
           [B, P + L, hidden_dim], the soft prompt's states first.
         """
         return self.encoder(
-            {
-                "encoder_token_ids": document_ids,
-                "encoder_padding_mask": document_mask,
-            },
+            {"encoder_token_ids": document_ids, "encoder_padding_mask": document_mask},
             training=False,
         )
 
@@ -309,9 +306,7 @@ class T5QueryGenerator(tf.keras.Model):
         return run()
 
     def save_to_preset(
-        self,
-        directory: str | os.PathLike,
-        vocabulary: str | os.PathLike | None = None,
+        self, directory: str | os.PathLike, vocabulary: str | os.PathLike | None = None
     ) -> None:
         """Writes the weights in Hugging Face's layout, for `from_preset`.
 

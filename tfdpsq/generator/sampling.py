@@ -95,8 +95,7 @@ def _sample_unsorted(logits, uniforms, top_p):
     sums = tf.reduce_sum(weights, axis=-1)
     # All tokens come before this one.
     last = _Drawn(
-        tf.fill(tf.shape(uniforms), weights.shape[1] * _BLOCK),
-        tf.zeros_like(uniforms),
+        tf.fill(tf.shape(uniforms), weights.shape[1] * _BLOCK), tf.zeros_like(uniforms)
     )
     if top_p == 1:
         return _draw(weights, sums, last, uniforms)[0].token

@@ -199,10 +199,7 @@ class _Stack:
         bias = None
         for layer in self.layers:
             x, bias = layer(
-                x,
-                attention_mask=mask[:, tf.newaxis],
-                position_bias=bias,
-                **options,
+                x, attention_mask=mask[:, tf.newaxis], position_bias=bias, **options
             )
         return self.after(self.norm(x))
 

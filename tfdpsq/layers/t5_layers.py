@@ -365,10 +365,7 @@ def _require_dense(layer: tf.keras.layers.Layer) -> None:
 
 
 def _dropped(
-    layer: tf.keras.layers.Dropout,
-    x: tf.Tensor,
-    seed: tf.Tensor | None,
-    training: bool,
+    layer: tf.keras.layers.Dropout, x: tf.Tensor, seed: tf.Tensor | None, training: bool
 ) -> tf.Tensor:
     """Applies a layer's dropout, from a seed if there is one.
 

@@ -269,11 +269,7 @@ class PrivacyPlan:
             return whole
         probability, releases = self.releases(everything)
         part = accounting.epsilon_of_first(
-            self.noise_multiplier,
-            probability,
-            releases,
-            self.releases(steps)[1],
-            left,
+            self.noise_multiplier, probability, releases, self.releases(steps)[1], left
         )
         return min(part, whole)
 

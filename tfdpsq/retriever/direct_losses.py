@@ -14,11 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.layers import Folded
-from tfdpsq.retriever.losses import (
-    NEVER,
-    losses_among,
-    losses_of_scores,
-)
+from tfdpsq.retriever.losses import NEVER, losses_among, losses_of_scores
 from tfdpsq.retriever.model import Batch, TwoTower, embed
 from tfdpsq.validation import InputError, positive_integer
 

@@ -19,12 +19,7 @@ import tensorflow_recommenders as tfrs
 
 from tfdpsq import validation
 from tfdpsq.data.files import atomic_directory
-from tfdpsq.layers import (
-    FirstTokenPooling,
-    MaskedMeanPooling,
-    Scale,
-    build_encoder,
-)
+from tfdpsq.layers import FirstTokenPooling, MaskedMeanPooling, Scale, build_encoder
 from tfdpsq.retriever.config import RetrieverConfig
 from tfdpsq.retriever.losses import Embeddings, batch_losses, everywhere
 

@@ -96,10 +96,7 @@ class SearchModel(tf.Module):
         return {"embeddings": self._embedded(texts, 1, self._config.document_length)}
 
     @tf.function(
-        input_signature=[
-            tf.TensorSpec([None], tf.string),
-            tf.TensorSpec([], tf.int32),
-        ],
+        input_signature=[tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int32)],
         autograph=False,
     )
     def search(self, texts: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -265,11 +265,7 @@ def _canaries(
                     if subject.queries is not None
                     else None,
                     "epsilon_pure": evaluation.pure_epsilon_bound(
-                        ranks[rows],
-                        candidates,
-                        units,
-                        config.top,
-                        config.confidence,
+                        ranks[rows], candidates, units, config.top, config.confidence
                     ),
                 }
             )

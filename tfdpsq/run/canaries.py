@@ -114,12 +114,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         (out / canary_set.DATA).mkdir()
         left_out = _left_out(beir, config.split, config.most_pairs, random)
         rows = _write_data(
-            out / canary_set.DATA,
-            beir,
-            config.split,
-            config.user_field,
-            made,
-            left_out,
+            out / canary_set.DATA, beir, config.split, config.user_field, made, left_out
         )
         lines = [json.dumps(dataclasses.asdict(canary)) for canary in made]
         atomic_write(

@@ -31,12 +31,7 @@ import ml_collections
 from tfdpsq import retriever
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.run.core import acting, command, records, releases, settings, sources
-from tfdpsq.run.passes import (
-    embedding,
-    passes,
-    query_sets,
-    sharded_stages,
-)
+from tfdpsq.run.passes import embedding, passes, query_sets, sharded_stages
 
 SETTINGS: settings.Declaration = {
     **embedding.declared(),

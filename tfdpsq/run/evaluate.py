@@ -116,14 +116,17 @@ def run(
     }
     searched.require_vocabulary()
     finished = workdir.finished_stage(directory, config, inputs)
+    compared = []
+    if config.synthetic:
+        compared = [config.similarity_split, config.similarity.training_split]
     if finished is None:
-        sources.open_beir(config.data).validate(_splits(config))
+        splits = list(dict.fromkeys([config.split, *compared]))
+        sources.open_beir(config.data).validate(splits)
     reads = records.private_reads(private, config.strict)
     where = f"{layout.METRICS_FILE}, TREC files and whatever is made from them"
     reads.record(f"the queries and judgements of split {config.split!r}", where)
-    if config.synthetic:
-        for split in (config.similarity_split, config.similarity.training_split):
-            reads.record(f"the queries of split {split!r}", where)
+    for split in compared:
+        reads.record(f"the queries of split {split!r}", where)
     corpus = None
     if finished is None and searched.by_shards:
         corpus = corpus_shards.cut(
@@ -166,14 +169,6 @@ def _check(config: ml_collections.ConfigDict) -> None:
             f"{', '.join(sorted(config.systems))}. Name one of them, or none."
         )
     hybrid.check(config)
-
-
-def _splits(config: ml_collections.ConfigDict) -> list[str]:
-    """Returns the splits to read."""
-    found = [config.split]
-    if config.synthetic:
-        found += [config.similarity_split, config.similarity.training_split]
-    return list(dict.fromkeys(found))
 
 
 def _make(

@@ -145,10 +145,7 @@ def run(
         config, directory, devices, "a generator trained on private queries"
     )
     stage = workdir.run_stage(
-        context.output,
-        config,
-        context.inputs,
-        lambda out: _make(config, context, out),
+        context.output, config, context.inputs, lambda out: _make(config, context, out)
     )
     # Only now is the result safe, and the seeds of its noise have no further use.
     private_training.close_run(context.run_dir)
@@ -181,11 +178,7 @@ def _make(
     private_training.open_run(context.run_dir, written, context.inputs)
     lengths = config.query_length, config.document_length
     rows = _tokenised(context.run_dir, source, context.tokenizer, *lengths)
-    reads = (
-        private_training.record_losses(context.private, config.strict)
-        if source.private
-        else []
-    )
+    reads = private_training.record_losses(context, source, config.strict)
     with private_training.progress_of(
         context,
         steps=config.steps,

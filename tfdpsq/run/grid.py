@@ -24,13 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import evaluation, retriever, validation
-from tfdpsq.data import (
-    BeirDirectory,
-    Document,
-    Pair,
-    Tokenizer,
-    keyword_pairs,
-)
+from tfdpsq.data import BeirDirectory, Document, Pair, Tokenizer, keyword_pairs
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.data.pydocs import split_of
 from tfdpsq.generator import T5QueryGenerator, encode_pairs

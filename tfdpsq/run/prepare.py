@@ -75,10 +75,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         manifest = write_synthetic(
             out / layout.PUBLIC_PAIRS,
             rows,
-            provenance={
-                "made_from": "public documents only",
-                "corpus": corpus,
-            },
+            provenance={"made_from": "public documents only", "corpus": corpus},
             certificate=None,
         )
         # Excludes all counts of private queries: this is released.

@@ -238,11 +238,7 @@ def _make(
         mined = hard_negatives.origin(negatives, source, context.inputs["pairs"])
         if not source.private:  # by post-processing; before any training
             certificate = certificates.inherited_certificate(source.certificate, parent)
-        reads = (
-            private_training.record_losses(context.private, config.strict)
-            if source.private
-            else []
-        )
+        reads = private_training.record_losses(context, source, config.strict)
         with private_training.progress_of(
             context,
             steps=config.steps,

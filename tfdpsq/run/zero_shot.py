@@ -350,9 +350,7 @@ def _values(
 
 
 def _mean(
-    names: Iterable[str],
-    metrics: Sequence[str],
-    sets: Mapping[str, Mapping[str, Any]],
+    names: Iterable[str], metrics: Sequence[str], sets: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Returns means over sets, each with the same weight."""
     return {

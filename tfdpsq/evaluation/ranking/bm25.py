@@ -190,11 +190,7 @@ def bm25_streamed(
     floor = dict.fromkeys(best, 0.0)  # the k-th best score so far, of k
     stream = iter(
         tqdm(
-            documents(),
-            desc="BM25",
-            unit="document",
-            total=count,
-            disable=not progress,
+            documents(), desc="BM25", unit="document", total=count, disable=not progress
         )
     )
     while part := list(itertools.islice(stream, chunk)):

@@ -40,10 +40,7 @@ class FittedWeight:
 
 
 def fuse(
-    runs: Sequence[Run],
-    weights: Sequence[float],
-    method: str = "scores",
-    k: int = 100,
+    runs: Sequence[Run], weights: Sequence[float], method: str = "scores", k: int = 100
 ) -> dict[str, dict[str, float]]:
     """Fuses runs of the same corpus.
 

@@ -43,12 +43,7 @@ __all__ = [
 ]
 
 # Our name -> trec_eval's measure, cut at k.
-_CUT = {
-    "ndcg": "ndcg_cut",
-    "recall": "recall",
-    "map": "map_cut",
-    "capped_recall": "P",
-}
+_CUT = {"ndcg": "ndcg_cut", "recall": "recall", "map": "map_cut", "capped_recall": "P"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -265,11 +265,7 @@ def _labels(
     if len(rows) <= clusters:
         return np.arange(len(rows))
     k_means = KMeans(
-        clusters,
-        init="random",
-        n_init=restarts,
-        max_iter=iterations,
-        random_state=seed,
+        clusters, init="random", n_init=restarts, max_iter=iterations, random_state=seed
     )
     with warnings.catch_warnings():
         # Some rows may differ only in the dropped components.

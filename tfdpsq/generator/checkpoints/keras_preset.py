@@ -56,10 +56,7 @@ _SIZES = (
     "intermediate_dim",
 )
 # What decides the version: activation, gating, and a head tied to the embedding.
-_VERSIONS = {
-    ("relu", False, True): "1.0",
-    ("gelu_approximate", True, False): "1.1",
-}
+_VERSIONS = {("relu", False, True): "1.0", ("gelu_approximate", True, False): "1.1"}
 _HUBS = ("kaggle://", "hf://", "gs://")
 
 

@@ -246,11 +246,7 @@ def _assign_slice(
     begin, end = [0, 0], list(variable.shape)
     begin[axis], end[axis] = start, stop
     tf.raw_ops.ResourceStridedSliceAssign(
-        ref=variable.handle,
-        begin=begin,
-        end=end,
-        strides=[1, 1],
-        value=block,
+        ref=variable.handle, begin=begin, end=end, strides=[1, 1], value=block
     )
 
 

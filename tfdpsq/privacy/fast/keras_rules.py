@@ -54,11 +54,7 @@ def einsum_dense(
     if (into + out, along + into, along + out) == (weight, source, target):
         # A product [.., m] · [m, n], which nearly every equation amounts to.
         record.outer(
-            layer.kernel,
-            inputs,
-            output,
-            input_axes=len(into),
-            output_axes=len(out),
+            layer.kernel, inputs, output, input_axes=len(into), output_axes=len(out)
         )
     else:
         equation = f"{source},{target}->{target[0]}{weight}"

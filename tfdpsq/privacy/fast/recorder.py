@@ -120,10 +120,7 @@ class Recorder:
             return
 
         def finish(gradient: tf.Tensor) -> Use:
-            sides = (
-                _positions(inputs, input_axes),
-                _positions(gradient, output_axes),
-            )
+            sides = (_positions(inputs, input_axes), _positions(gradient, output_axes))
             return Outer(*(reversed(sides) if transposed else sides))
 
         self._add(variable, output, finish, inputs)

@@ -39,10 +39,7 @@ from tfdpsq.privacy.plan import PrivacyPlan, make_plan
 from tfdpsq.privacy.proof import certificate, choice
 from tfdpsq.privacy.spec import PrivacySpec
 
-METHODS = {
-    True: "exponential mechanism",
-    False: "highest score, read without noise",
-}
+METHODS = {True: "exponential mechanism", False: "highest score, read without noise"}
 # The unit in the words of a certificate, singular and plural.
 _NOUNS = {"query": ("query", "queries"), "pair": ("pair", "pairs")}
 # An ε' of so many digits is the same on every machine.

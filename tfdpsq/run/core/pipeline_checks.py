@@ -19,11 +19,7 @@ from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import layout, sources
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import hybrid, systems
-from tfdpsq.run.training import (
-    direct_training,
-    private_training,
-    training_settings,
-)
+from tfdpsq.run.training import direct_training, private_training, training_settings
 
 
 def check_settings(config: ml_collections.ConfigDict) -> None:

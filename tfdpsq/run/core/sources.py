@@ -190,18 +190,20 @@ def require_vocabulary(
     path: str,
     whose: str = "",
     also: str = "",
+    unknown: bool = False,
 ) -> None:
     """Refuses a vocabulary other than the one that a retriever was trained with.
 
     The error names `setting`, its value `given`, and the retriever at `path` as
-    `whose`; `also` continues its remedy.
+    `whose`; `also` continues its remedy. `unknown` lets pass what does not record its
+    vocabulary.
 
     Raises:
       InputError: the retriever was trained with another one.
     """
     stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
     trained = stage["inputs"].get("vocabulary")
-    if trained != tokenizer.fingerprint:
+    if trained != tokenizer.fingerprint and not (unknown and trained is None):
         raise validation.InputError(
             f"{setting} is {given}, but {whose or path} was trained with another "
             f"({trained}). Give the SentencePiece file it was trained with{also}."

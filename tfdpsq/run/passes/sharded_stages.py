@@ -118,12 +118,7 @@ def run_stage(
             if not held:
                 logging.info("%s: is being merged by another process", name)
                 return None
-            stage = _merged(
-                lambda make: _made(output, config, inputs, make, started),
-                merge,
-                shards,
-                maker,
-            )
+            stage = _merged(output, config, inputs, merge, shards, maker, started)
         _remove(shards)
         return stage
 
@@ -175,10 +170,13 @@ def _make(
 
 
 def _merged(
-    finish: Callable[[Callable[[pathlib.Path], dict[str, Any]]], dict[str, Any]],
+    output: releases.Output,
+    config: Any,
+    inputs: Mapping[str, str],
     merge: Merge,
     shards: ShardDirectory,
     maker: passes.Maker,
+    started: float,
 ) -> dict[str, Any]:
     """Merges the shards; makes those that prove to be damaged again."""
     damaged: collections.Counter[int] = collections.Counter()
@@ -186,8 +184,8 @@ def _merged(
         maker.make_all(shards.missing())
         logging.info("%s: merging %d shards", shards.spec.name, shards.spec.shards)
         try:
-            return finish(
-                lambda out: dict(merge(out, shards)),
+            return _made(
+                output, config, inputs, lambda out: dict(merge(out, shards)), started
             )
         except DamagedShard as error:
             damaged[error.index] += 1

@@ -47,12 +47,7 @@ from tfdpsq.validation import InputError
 
 METRICS = ("ndcg@10", "recall@10")
 RESULT_KEYS = ("rows", "seconds", "peak_memory_gib", "fingerprints", "versions")
-FUSED = (
-    "fused_ndcg@10",
-    "fused_ndcg@10_ci",
-    "fused_weight",
-    "fused_over_public_only",
-)
+FUSED = ("fused_ndcg@10", "fused_ndcg@10_ci", "fused_weight", "fused_over_public_only")
 ROW_KEYS = ("name", "epsilon", *METRICS, *(f"{m}_ci" for m in METRICS))
 MAX_DOCUMENT_CHARACTERS = 1200
 
@@ -114,9 +109,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        epsilon=epsilon_text,
-        duration=wording.duration_text,
-        shorten=wording.shorten,
+        epsilon=epsilon_text, duration=wording.duration_text, shorten=wording.shorten
     )
     return environment
 

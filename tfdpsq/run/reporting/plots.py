@@ -109,11 +109,7 @@ def intervals(
     for y, row in enumerate(rows):
         color = _color(row["series"])
         axes.plot(
-            row[f"{metric}_ci"],
-            [y, y],
-            color=color,
-            linewidth=3,
-            solid_capstyle="butt",
+            row[f"{metric}_ci"], [y, y], color=color, linewidth=3, solid_capstyle="butt"
         )
         axes.plot([row[metric]], [y], "o", color=color, markersize=8)
     if reference is not None:

@@ -20,11 +20,7 @@ import ml_collections
 import numpy as np
 
 from tfdpsq import evaluation, validation
-from tfdpsq.data import (
-    BeirDirectory,
-    read_manifest,
-    read_synthetic,
-)
+from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import settings, sources, workdir
 from tfdpsq.run.reporting import text_features

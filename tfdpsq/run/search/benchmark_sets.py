@@ -166,9 +166,7 @@ def _parts(config, name: str) -> list[Part]:
         return [whole]
     return [
         dataclasses.replace(
-            whole,
-            name=f"{name}/{forum}",
-            path=path and str(pathlib.Path(path) / forum),
+            whole, name=f"{name}/{forum}", path=path and str(pathlib.Path(path) / forum)
         )
         for forum in FORUMS
     ]

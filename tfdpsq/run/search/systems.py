@@ -102,6 +102,7 @@ class Systems:
                 path,
                 f"system {name!r} ({path})",
                 "; systems of several vocabularies need a run each",
+                unknown=True,
             )
         return {"vocabulary": tokenizer.fingerprint}
 

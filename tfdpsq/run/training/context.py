@@ -106,11 +106,7 @@ def resolve(
 
 
 def guarantee_of_training(
-    pairs: str,
-    start: str,
-    parent: dict[str, Any] | None,
-    chief: bool,
-    protected: bool,
+    pairs: str, start: str, parent: dict[str, Any] | None, chief: bool, protected: bool
 ) -> str:
     """Returns the guarantee of a model trained on `pairs`; see `releases`.
 

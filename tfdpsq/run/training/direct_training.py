@@ -270,9 +270,7 @@ def _corpus(
     """Returns the encoded public documents that negatives are drawn from."""
     documents = sources.sampled_documents(path, most)
     corpus = retriever.encode_documents(
-        [document.content for document in documents],
-        tokenizer,
-        document_length,
+        [document.content for document in documents], tokenizer, document_length
     )
     return retriever.with_vectors(model, corpus) if model.documents_frozen else corpus
 

@@ -108,12 +108,7 @@ def write_origin(
 
     `pairs` is the fingerprint of the pairs, `by` the ranking system and its settings.
     """
-    found = {
-        "by": by,
-        "pairs": pairs,
-        "split": split,
-        "run": sha256_of_file(run),
-    }
+    found = {"by": by, "pairs": pairs, "split": split, "run": sha256_of_file(run)}
     write_json(directory / ORIGIN_FILE, found)
 
 

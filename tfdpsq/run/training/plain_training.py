@@ -60,20 +60,16 @@ def train(
         model.documents_frozen,
     )
     with _empty(scratch):
-        require_enough(source.count, config.batch_size)
-        lengths = config.query_length, config.document_length
-        rows = hard_negatives.arrays(
-            negatives, source, context.tokenizer, config.document_length
-        )
         batches = _batches(
             source,
             context.tokenizer,
-            *lengths,
+            scratch,
             config.batch_size,
             config.seed,
-            rows,
-            model if model.documents_frozen else None,
-            scratch,
+            negatives,
+            query_length=config.query_length,
+            document_length=config.document_length,
+            model=model if model.documents_frozen else None,
         )
         with devices.scope(), devices.notice.training() as asked:
             workers.copy_from_chief(model.variables)
@@ -113,34 +109,22 @@ def check_rows(rows_at_a_time: int, rows: int, documents_frozen: bool) -> None:
 def _batches(
     source: sources.Source,
     tokenizer: Tokenizer,
-    query_length: int,
-    document_length: int,
+    scratch: pathlib.Path,
     batch_size: int,
     seed: int,
-    negatives: Mapping[str, Any],
-    embedding: retriever.TwoTower | None,
-    scratch: pathlib.Path,
+    negatives: hard_negatives.HardNegatives,
+    **options: Any,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches from disk; pairs with hard negatives are held in memory."""
-    if not negatives:
-        stored = retriever.store_pairs(
-            scratch,
-            source.read(),
-            tokenizer,
-            query_length=query_length,
-            document_length=document_length,
-            model=embedding,
-        )
+    require_enough(source.count, batch_size)
+    mined = hard_negatives.arrays(
+        negatives, source, tokenizer, options["document_length"]
+    )
+    if not mined:
+        stored = retriever.store_pairs(scratch, source.read(), tokenizer, **options)
         return stored.batches(batch_size, seed)
     return retriever.make_batches(
-        source.pairs,
-        tokenizer,
-        batch_size,
-        query_length=query_length,
-        document_length=document_length,
-        seed=seed,
-        negatives=negatives,
-        model=embedding,
+        source.pairs, tokenizer, batch_size, seed=seed, negatives=mined, **options
     )
 
 

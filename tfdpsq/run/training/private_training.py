@@ -274,14 +274,18 @@ def progress_of(
     )
 
 
-def record_losses(private: pathlib.Path, strict: bool) -> list[dict[str, str]]:
+def record_losses(
+    context: contexts.Context, source: sources.Source, strict: bool
+) -> list[dict[str, str]]:
     """Records that losses and times are read, unless strict mode leaves them out.
 
     Returns:
       All private reads of the workdir so far, for the certificate: earlier ones may
-      have influenced this run's settings.
+      have influenced this run's settings. Nothing for pairs that are not private.
     """
-    taken = records.private_reads(private, strict)
+    if not source.private:
+        return []
+    taken = records.private_reads(context.private, strict)
     if not strict:
         taken.record(**LOSS_READ)
     return taken.entries
