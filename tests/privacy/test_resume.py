@@ -5,9 +5,9 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
 import sys
 
+import forking
 import numpy as np
 import pytest
 import resume_child
@@ -21,13 +21,9 @@ _STEPS = 12
 
 def _start(directory, output, death, engine="fast", secure=""):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(
-        [sys.executable, str(_CHILD), str(directory), str(output), death]
-        + [engine, secure],
+    return forking.Command(
+        [sys.executable, _CHILD, directory, output, death, engine, secure],
         env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
     )
 
 

@@ -5,9 +5,9 @@ import os
 import pathlib
 import shutil
 import socket
-import subprocess
 import sys
 
+import forking
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -34,7 +34,7 @@ def _start(base, options=((), ())):
     """Two workers, each with a directory of its own; only the chief's counts."""
     cluster = {"worker": _addresses(2)}
     return [
-        subprocess.Popen(
+        forking.Command(
             [
                 sys.executable,
                 str(_CHILD),
@@ -49,9 +49,6 @@ def _start(base, options=((), ())):
                     {"cluster": cluster, "task": {"type": "worker", "index": index}}
                 ),
             },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
         )
         for index in range(2)
     ]
@@ -60,7 +57,7 @@ def _start(base, options=((), ())):
 def _ended(children):
     """Their statuses and words."""
     try:
-        words = [child.communicate(timeout=240)[0] for child in children]
+        words = ["".join(child.communicate(timeout=240)) for child in children]
     finally:
         for child in children:
             child.kill()

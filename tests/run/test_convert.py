@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 
+import forking
 import numpy as np
 import pytest
 
@@ -95,12 +96,8 @@ def test_what_a_killed_command_left_is_removed(one, tmp_path):
 def test_the_command_converts(one, vocabulary, tmp_path):
     arguments = [f"--input={one}", f"--output={tmp_path / 'out'}", "--format=t5x"]
     arguments += [f"--vocabulary={vocabulary}", "--dtype=bfloat16"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tfdpsq.run.convert", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
+    done = forking.run(
+        [sys.executable, "-m", "tfdpsq.run.convert", *arguments], cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     # Embedding and head 2 × 310 × 6; positions 2 × 32 × 2; attention 3 × 4 × 6 × 8;

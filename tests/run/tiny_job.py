@@ -4,10 +4,10 @@ import dataclasses
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import time
 
+import forking
 import tiny
 
 _HERE = pathlib.Path(__file__).parent
@@ -67,12 +67,7 @@ def make(base):
 
 def command(config, directory, *options):
     """Runs the job's command to its end."""
-    return subprocess.run(
-        **_arguments(config, directory, *options),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return forking.run(**_arguments(config, directory, *options))
 
 
 def stages(directory):
@@ -86,7 +81,7 @@ def stages(directory):
 
 def _arguments(config, directory, *options):
     return {
-        "args": [
+        "words": [
             sys.executable,
             "-m",
             "tfdpsq.run.pipeline",
@@ -103,7 +98,7 @@ def _killed_during(config, directory, stage):
     """Starts the job and kills it (-9) in the middle of a stage."""
     log = directory.parent / "killed.log"
     with open(log, "w") as stderr:
-        job = subprocess.Popen(**_arguments(config, directory), stderr=stderr)
+        job = forking.Command(**_arguments(config, directory), stderr=stderr)
         deadline = time.monotonic() + 300
         while f"{stage}: started" not in log.read_text():
             assert job.poll() is None and time.monotonic() < deadline, log.read_text()

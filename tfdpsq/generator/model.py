@@ -18,6 +18,7 @@ from tfdpsq.generator.decoding import decodable_logits_mask
 from tfdpsq.generator.sampling import SamplingConfig
 from tfdpsq.generator.synthesis import SynthesisConfig, row_uniforms, synthesize
 from tfdpsq.layers import T5Backbone, T5Config, encoder_of
+from tfdpsq.layers.tracing import without_autograph
 
 # Special ids, the same in every T5.
 _PAD, _EOS, _UNKNOWN = 0, 1, 2
@@ -127,6 +128,7 @@ class T5QueryGenerator(tf.keras.Model):
         logits = self.backbone.token_embedding(hidden, reverse=True)
         return tf.cast(logits, tf.float32)
 
+    @without_autograph
     def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False):
         """Computes teacher-forced logits.
 
@@ -141,6 +143,7 @@ class T5QueryGenerator(tf.keras.Model):
         """
         return self.head(self.states(inputs, training)["decoder_sequence_output"])
 
+    @without_autograph
     def states(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False
     ) -> dict[str, tf.Tensor]:
@@ -175,6 +178,7 @@ class T5QueryGenerator(tf.keras.Model):
             states = {**states, "encoder_sequence_output": encoded}
         return states
 
+    @without_autograph
     def per_example_losses(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False
     ) -> tf.Tensor:
@@ -192,6 +196,7 @@ class T5QueryGenerator(tf.keras.Model):
         """
         return losses_from_logits(self(inputs, training=training), inputs)
 
+    @without_autograph
     def encode(self, document_ids: tf.Tensor, document_mask: tf.Tensor) -> tf.Tensor:
         """Computes encoder states, without dropout.
 

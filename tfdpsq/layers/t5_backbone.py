@@ -19,6 +19,7 @@ from tfdpsq.layers.seeded_dropout import SeededDropout
 from tfdpsq.layers.soft_prompt import SoftPrompt
 from tfdpsq.layers.t5 import T5Config
 from tfdpsq.layers.t5_layers import T5TransformerLayer
+from tfdpsq.layers.tracing import without_autograph
 
 _DTYPES = (None, "float32", "float64", "mixed_bfloat16")
 
@@ -65,6 +66,7 @@ class T5Backbone(tf.keras.Model):
       decoder_layer_norm: the norm after them.
     """
 
+    @without_autograph
     def __init__(
         self,
         config: T5Config,
@@ -253,6 +255,7 @@ def encoder_of(backbone: T5Backbone) -> tf.keras.Model:
     )
 
 
+@without_autograph
 def build_encoder(
     config: T5Config, dtype: str | None = None, rematerialize: bool = False
 ) -> tf.keras.Model:

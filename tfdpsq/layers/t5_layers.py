@@ -24,6 +24,7 @@ from tfdpsq.layers.seeded_dropout import (
     kinds_of_rows,
     next_dropout_seed,
 )
+from tfdpsq.layers.tracing import without_autograph
 from tfdpsq.rematerialization import rematerialized
 
 _MASKED = -1e9
@@ -189,6 +190,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
             exact = self.dtype_policy.variable_dtype
             setattr(self, name, T5LayerNorm(layer_norm_epsilon, dtype=exact))
 
+    @without_autograph
     def call(
         self,
         hidden_states,
@@ -228,6 +230,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
             return rematerialized(function, tensors)
         return function(*tensors)
 
+    @without_autograph
     def pieces(
         self,
         hidden_states: tf.Tensor,
@@ -267,6 +270,7 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
 
         kinds = current_kinds()
 
+        @without_autograph
         def function(x, *tensors):
             with kinds_of_rows(kinds):  # also when it is run again, afterwards
                 return self._run(x, training=training, **dict(zip(given, tensors)))

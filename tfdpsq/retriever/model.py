@@ -20,6 +20,7 @@ import tensorflow_recommenders as tfrs
 from tfdpsq import validation
 from tfdpsq.data.files import atomic_directory
 from tfdpsq.layers import FirstTokenPooling, MaskedMeanPooling, Scale, build_encoder
+from tfdpsq.layers.tracing import without_autograph
 from tfdpsq.retriever.config import RetrieverConfig
 from tfdpsq.retriever.losses import Embeddings, batch_losses, everywhere
 
@@ -104,6 +105,7 @@ class TwoTower(tfrs.models.Model):
         """True if training does not change the documents' embeddings."""
         return not self.document_tower.trainable_weights
 
+    @without_autograph
     def encode_queries(
         self, token_ids: tf.Tensor, lengths: tf.Tensor, training: bool = False
     ) -> tf.Tensor:
@@ -122,12 +124,14 @@ class TwoTower(tfrs.models.Model):
         """
         return embed(self.query_tower, token_ids, lengths, training)
 
+    @without_autograph
     def encode_documents(
         self, token_ids: tf.Tensor, lengths: tf.Tensor, training: bool = False
     ) -> tf.Tensor:
         """Embeds documents; see `encode_queries`."""
         return embed(self.document_tower, token_ids, lengths, training)
 
+    @without_autograph
     def per_example_losses(self, batch: Batch, training: bool = False) -> tf.Tensor:
         """Computes the in-batch softmax loss of each row; see `batch_losses`.
 
@@ -174,6 +178,7 @@ class TwoTower(tfrs.models.Model):
             negatives,
         )
 
+    @without_autograph
     def losses_from_embeddings(self, embeddings: Embeddings, batch: Batch) -> tf.Tensor:
         """Computes [B] losses from the result of `encode`; see `batch_losses`."""
         return batch_losses(embeddings, batch, self.scaled, self.config.bidirectional)
@@ -346,6 +351,7 @@ def _checkpoint(model: TwoTower) -> tf.train.Checkpoint:
     return tf.train.Checkpoint(**parts)
 
 
+@without_autograph
 def _tower(config: RetrieverConfig, name: str) -> tf.keras.Model:
     encoder = build_encoder(config.t5)
     inputs = dict(encoder.input)

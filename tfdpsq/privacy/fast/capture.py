@@ -85,6 +85,7 @@ def _recorded(
 def _by_rule(
     layer: tf.keras.layers.Layer, rule: Rule, recorder: Recorder
 ) -> Callable[..., object]:
+    @tf.autograph.experimental.do_not_convert  # a rule branches on Python values only
     def call(*args, **kwargs):
         with recorder.running(layer):
             output = rule(recorder, layer, *args, **kwargs)
