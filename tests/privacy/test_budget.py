@@ -119,6 +119,24 @@ def test_five_certificates_cost_what_dp_accounting_composes(five):
     assert at.epsilon_pld == pytest.approx(_by_hand(made, 1.2e-4), rel=1e-3)
 
 
+def test_the_sum_for_settings_chosen_in_between_is_that_of_all_runs_once(five):
+    made, releases = five
+    total = budget.compose({**releases, "again": releases["0"]})
+    stated = [certificate["guarantee"] for certificate in made]
+    # Stated by each run's own accountant, RDP here; the sum is by PLD.
+    tight = [budget.compose({name: r}).epsilon_pld for name, r in releases.items()]
+    assert total.epsilon_sum == pytest.approx(sum(tight), rel=1e-9)
+    assert total.epsilon_sum <= sum(g["epsilon"] for g in stated)
+    assert total.delta_sum == pytest.approx(sum(g["delta"] for g in stated))
+    assert total.epsilon_sum > total.epsilon_pld
+    apart = {
+        name: budget.compose({name: dataclasses.replace(releases[name], pairs=name)})
+        for name in ("0", "4")
+    }
+    parallel = budget.in_parallel(apart, "user")
+    assert parallel.epsilon_sum == max(log.epsilon_sum for log in apart.values())
+
+
 def test_what_is_made_from_a_release_costs_nothing_and_a_second_run_does(five):
     made, releases = five
     one = budget.compose({"generator": releases["0"]})

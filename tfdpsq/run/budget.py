@@ -4,9 +4,11 @@
     python -m tfdpsq.run.budget --disjoint=time JANUARY=DIRECTORY FEBRUARY=DIRECTORY
 
 Every certificate below the directories is verified, and the runs behind them are
-composed by PLD over their executed steps, each run once, for each privacy unit; see
-`privacy.proof.budget` for why that holds. What lies in directories called `private`
-was not released and is not counted; give such a directory itself to count it.
+composed by PLD over their executed steps, each run once, for each privacy unit. That
+holds for runs whose settings were fixed without looking at earlier releases; for others
+the sum of their epsilon does, which is printed too. `privacy.proof.budget` says why.
+What is in directories called `private` was not released and is not counted; give such
+a directory itself to count it.
 
 Directories with one NAME are of one log, whatever the fingerprints of their pairs:
 the same pairs have another fingerprint in every private directory. Without names, equal
@@ -71,8 +73,8 @@ def budget(
 
     Returns:
       "logs": of each log its "name", "unit", "adjacency", "epsilon" (by PLD),
-      "epsilon_rdp", "delta", "runs" and "releases"; "together": "epsilon",
-      "epsilon_rdp" and "delta" of all, or `None` where there is no such number;
+      "epsilon_rdp", "delta", "epsilon_sum", "delta_sum", "runs" and "releases";
+      "together": the same numbers of all, or `None` where there is no such number;
       "not_composed": "what" and "why"; "not_released": directories passed over;
       "budget" and "left".
 
@@ -215,6 +217,8 @@ def _numbers(total: budgets.Composition) -> dict[str, Any]:
         "epsilon": total.epsilon_pld,
         "epsilon_rdp": total.epsilon_rdp,
         "delta": total.delta,
+        "epsilon_sum": total.epsilon_sum,
+        "delta_sum": total.delta_sum,
         "runs": total.runs,
     }
 
@@ -267,9 +271,15 @@ def _runs(number: int) -> str:
 
 
 def _epsilon(total: Mapping[str, Any]) -> str:
-    return (
+    composed = (
         f"epsilon {total['epsilon']:.6g} by PLD, {total['epsilon_rdp']:.6g} by RDP, "
         f"at delta {total['delta']:.3g}"
+    )
+    if total["runs"] == 1:
+        return composed
+    return (
+        f"{composed}, if the settings of every run were fixed without looking at "
+        f"earlier releases; else {total['epsilon_sum']:.6g} at {total['delta_sum']:.3g}"
     )
 
 

@@ -25,10 +25,13 @@ The fingerprint of the pairs is keyed by a secret of the private directory, so e
 fingerprints are equal pairs, but other fingerprints may be the same pairs under another
 key. Nothing is assumed of those: the caller declares one log, or disjoint ones.
 
-The composition holds for runs whose settings were fixed without looking at earlier
-releases of the same pairs. Where each was planned after looking, it holds for a total
-that was fixed before the first of them and never exceeded: `require_within`, called
-before every run, enforces that.
+**What was fixed when.** Composition by PLD or RDP holds for runs whose settings (noise,
+sampling, steps) were fixed without looking at earlier releases of the same pairs; what
+they train, such as weights to start from, may depend on those. Settings chosen after
+looking make the order of losses the releases' own choice, and no total by PLD is proved
+for that: an adversary could pick the next run by the loss of the last. The sum of ε and
+of δ holds all the same, if a bound on it was fixed before the first release (basic
+composition as a privacy filter: Rogers et al. 2016, Theorem 5.1). So both are given.
 """
 
 from __future__ import annotations
@@ -82,6 +85,9 @@ class Composition:
       delta: δ that ε is computed at.
       epsilon_pld: ε of all releases together by PLD.
       epsilon_rdp: the same by RDP.
+      epsilon_sum: sum of the releases' ε, each run counted once: for runs whose
+        settings were chosen after looking at earlier releases.
+      delta_sum: δ that goes with it.
     """
 
     releases: tuple[Release, ...]
@@ -90,6 +96,8 @@ class Composition:
     delta: float
     epsilon_pld: float
     epsilon_rdp: float
+    epsilon_sum: float
+    delta_sum: float
 
     @property
     def runs(self) -> int:
@@ -198,7 +206,13 @@ def compose(
         )
     spec = _spec_of(first)
     return Composition(
-        parts, spec.unit, adjacency_of(spec), delta, found["pld"], found["rdp"]
+        parts,
+        spec.unit,
+        adjacency_of(spec),
+        delta,
+        found["pld"],
+        found["rdp"],
+        *_summed(parts),
     )
 
 
@@ -264,6 +278,8 @@ def in_parallel(logs: Mapping[str, Composition], disjoint: str) -> Composition:
         max(log.delta for log in logs.values()),
         max(log.epsilon_pld for log in logs.values()),
         max(log.epsilon_rdp for log in logs.values()),
+        max(log.epsilon_sum for log in logs.values()),
+        max(log.delta_sum for log in logs.values()),
     )
 
 
@@ -273,7 +289,8 @@ def require_within(
     """Refuses runs that would exceed a total, before their first step.
 
     Every release given counts, as if all were from one log: a run may be refused that
-    disjoint logs would have allowed, and none is allowed wrongly.
+    disjoint logs would have allowed. The total is by PLD, so the settings of all runs
+    must have been fixed without looking at earlier releases; see the module.
 
     Args:
       budget: ε that all releases together must stay within.
@@ -312,6 +329,19 @@ def _epsilon(releases: Sequence[Release], delta: float, accountant: str) -> floa
         + sum(r.choice_epsilon or 0.0 for r in held_out)
         for held_out in _subsets(choices)
     )
+
+
+def _summed(releases: Sequence[Release]) -> tuple[float, float]:
+    """ε and δ by basic composition; a release whose runs are another's counts once."""
+    seen: set[str] = set()
+    epsilon = delta = 0.0
+    for release in sorted(releases, key=lambda each: len(each.runs), reverse=True):
+        if release.choice_epsilon is None and set(release.runs) <= seen:
+            continue
+        seen |= set(release.runs)
+        epsilon += _epsilon([release], release.delta, "pld")
+        delta += release.delta
+    return epsilon, delta
 
 
 def _subsets(choices: Sequence[Release]) -> Iterator[tuple[Release, ...]]:
