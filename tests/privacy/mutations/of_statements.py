@@ -384,7 +384,7 @@ MUTATIONS = (
         "name": "negatives_of_a_pair_read_the_querys_other_pairs",
         "kind": "negatives",
         "file": "tfdpsq/run/training/direct_training.py",
-        "old": 'if config.unit == "pair" and config.hard_negatives.run:',
+        "old": 'if unit == "pair" and mined:',
         "new": "if False:",
         "tests": (
             "tests/run/test_pair_unit.py::"
