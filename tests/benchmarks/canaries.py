@@ -18,7 +18,6 @@ quickstart's.
 """
 
 import argparse
-import importlib.util
 import json
 import math
 import pathlib
@@ -33,16 +32,9 @@ from tfdpsq.run import audit, canaries, finetune, synthesize
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import layout, sources
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-
-def quickstart():
-    """Returns the quickstart's settings."""
-    path = ROOT / "configs" / "quickstart.py"
-    spec = importlib.util.spec_from_file_location("quickstart_config", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config()
+from configs import quickstart as quickstart_config  # noqa: E402
 
 
 def part_of(data, count, directory):
@@ -63,7 +55,7 @@ def part_of(data, count, directory):
 
 def run(options):
     """Runs missing stages; returns {unit and ε: content of audit.json}."""
-    job, private = quickstart(), options.workdir / "private"
+    job, private = quickstart_config.get_config(), options.workdir / "private"
     data = options.data
     if options.pairs:
         data = part_of(data, options.pairs, private / "part")

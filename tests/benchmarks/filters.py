@@ -17,7 +17,6 @@ means over seeds.
 """
 
 import argparse
-import importlib.util
 import json
 import pathlib
 import statistics
@@ -25,32 +24,20 @@ import sys
 import time
 
 import numpy as np
+import quickstart
 import tensorflow as tf
+import trained_weights as weights
 
 from tfdpsq.run import evaluate, prepare, train_retriever
 from tfdpsq.run import filter as filter_stage
 from tfdpsq.run.core import layout, sources
 from tfdpsq.run.search import round_trip
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 METRIC = "ndcg@10"
 REFERENCE = "unfiltered"
 PUBLIC = "public_only"
 # The decoder alone is trained, as in the quickstart.
 WAY = "decoder"
-
-
-def _module(name):
-    spec = importlib.util.spec_from_file_location(
-        name, ROOT / "tests" / "benchmarks" / f"{name}.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-quickstart = _module("quickstart")
-weights = _module("trained_weights")
 
 
 def rows(options):
@@ -85,7 +72,7 @@ def one_seed(options, seed):
     Returns:
       {row: [queries] NDCG@10}, and {filtered row: content of `filter.json`}.
     """
-    job = weights.quickstart()
+    job = weights.quickstart_config.get_config()
     job.finetune.steps = options.generator_steps
     home = options.workdir / f"seed{seed}"
     vocabulary = str(sources.vocabulary_file("", job.init))

@@ -50,14 +50,15 @@ def get_config():
         _update(config, json.loads({settings!r}))
     return config
 """
-PIPELINE = """import importlib.util
+PIPELINE = """import sys
+
+sys.path.insert(0, {here!r})
+
+import tiny
 
 
 def get_config():
-    spec = importlib.util.spec_from_file_location("tiny", {tiny!r})
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = module.tiny_config({data!r})
+    config = tiny.tiny_config({data!r})
     config.finetune.save_every = 1
     return config
 """

@@ -199,7 +199,7 @@ class Bench:
     def _config(self, stage):
         if stage.module == "pipeline":
             data = str(self.directory / "inputs" / "pairs")
-            return PIPELINE.format(tiny=tiny.__file__, data=data)
+            return PIPELINE.format(here=os.path.dirname(tiny.__file__), data=data)
         settings = json.dumps(self._resolved(stage.settings))
         return CONFIG.format(module=stage.module, settings=settings)
 

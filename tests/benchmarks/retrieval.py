@@ -16,7 +16,6 @@ stand-ins (configs/grid_retriever.py).
 """
 
 import argparse
-import importlib.util
 import json
 import math
 import pathlib
@@ -24,27 +23,20 @@ import sys
 import time
 
 import numpy as np
+import quickstart
 import tensorflow as tf
+import trained_weights as weights
 
 from tfdpsq import evaluation
 from tfdpsq.run import evaluate, prepare, train_retriever
 from tfdpsq.run.core import layout, sources
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from configs import grid_retriever as grid  # noqa: E402
+
 METRIC = "ndcg@10"
 METHODS = ("naive", "microbatch", "logit_dp", "public_negatives")
-
-
-def _module(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-quickstart = _module(ROOT / "tests" / "benchmarks" / "quickstart.py")
-weights = _module(ROOT / "tests" / "benchmarks" / "trained_weights.py")
-grid = _module(ROOT / "configs" / "grid_retriever.py")
 
 
 def label(epsilon):
@@ -58,7 +50,7 @@ class Seed:
     def __init__(self, options, seed):
         """Stores the arguments; makes nothing yet."""
         self.options, self.seed = options, seed
-        self.job = weights.quickstart()
+        self.job = weights.quickstart_config.get_config()
         self.home = options.workdir / f"seed{seed}"
         self.vocabulary = str(sources.vocabulary_file("", self.job.init))
 

@@ -16,11 +16,11 @@ test queries.
 """
 
 import argparse
-import importlib.util
 import json
 import math
 import pathlib
 import statistics
+import sys
 import time
 
 import numpy as np
@@ -32,7 +32,10 @@ from tfdpsq.generator.pretraining import Watcher
 from tfdpsq.run import evaluate, finetune, synthesize, train_retriever
 from tfdpsq.run.core import layout, sources
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from configs import quickstart as quickstart_config  # noqa: E402
+
 # Rates and LoRA's rank: the best on public stand-ins (configs/grid.py).
 WAYS = {
     "lora": {
@@ -45,15 +48,6 @@ WAYS = {
 }
 MEASURED = ("own_loss", "gap", "bleu", "ndcg@10")
 HELD_OUT = 512
-
-
-def quickstart():
-    """Loads the quickstart's config from its file."""
-    path = ROOT / "configs" / "quickstart.py"
-    spec = importlib.util.spec_from_file_location("quickstart", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config()
 
 
 def config_of(stage, home, seed, **settings):
@@ -192,7 +186,7 @@ def main():
     parser.add_argument("--documents", type=int, default=6400)
     options = parser.parse_args()
     options.workdir.mkdir(parents=True, exist_ok=True)
-    job = quickstart()
+    job = quickstart_config.get_config()
     for field in ("steps", "batch_size"):
         if getattr(options, field):
             job.finetune[field] = getattr(options, field)

@@ -13,21 +13,13 @@ import sys
 import nbformat
 import pytest
 
+from notebooks import execute
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = ("1_pairs", "2_finetune", "3_synthesize", "4_retrieve", "5_evaluate")
 MOST_BYTES = 300_000
 # What a machine, and not the work, says of itself.
 OF_A_MACHINE = re.compile(r"/(root|home|Users|content)/|\.local/|0x[0-9a-f]{6,}")
-
-
-def _load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-execute = _load(ROOT / "notebooks" / "execute.py")
 
 
 # -- What the checks are made of: functions of a notebook ------------------------

@@ -1,29 +1,19 @@
 """The paper's rows as jobs: of the paper's sizes, and such as the pipeline takes."""
 
-import importlib.util
 import math
 import pathlib
 
 import pytest
+import tiny as _tiny
 
+from configs.paper import retrieval as paper
+from configs.paper import tables
 from tfdpsq import privacy
 from tfdpsq.run import pipeline
 from tfdpsq.run.core import pipeline_checks
 from tfdpsq.run.training import direct_training, private_training
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def _module(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-paper = _module(ROOT / "configs" / "paper" / "retrieval.py")
-tables = _module(ROOT / "configs" / "paper" / "tables.py")
-_tiny = _module(pathlib.Path(__file__).parent / "tiny.py")
 
 
 def test_the_rows_are_those_of_the_tables():

@@ -1,6 +1,5 @@
 """The paper's tables as one command: rows, refusals, and a run that is killed."""
 
-import importlib.util
 import json
 import math
 import os
@@ -12,6 +11,7 @@ import time
 import pytest
 import tiny
 
+from configs.paper import tables as paper
 from tfdpsq import validation
 from tfdpsq.data.pydocs import PACKAGES, build_pydocs
 from tfdpsq.run import reproduce
@@ -20,16 +20,6 @@ from tfdpsq.run.reproduction import reproduce_rows
 from tfdpsq.run.search import benchmark_sets
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def _module(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-paper = _module(ROOT / "configs" / "paper" / "tables.py")
 
 
 def test_every_table_is_whole():
