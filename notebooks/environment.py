@@ -1,8 +1,8 @@
 """Makes the environment that the notebooks run stages in, and runs commands there.
 
-The kernel of a notebook may be any Python from 3.9 to 3.13, with another TensorFlow or
-none: stages run in an environment of Python 3.11, which `uv` makes, and the kernel reads
-their results with `tfdpsq.results`. Needs the standard library alone.
+The kernel of a notebook may be any Python from 3.9 to 3.13, with any TensorFlow or
+none: stages run in an environment of Python 3.11, which `uv` makes, and the kernel
+reads their results with `tfdpsq.results`. Needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def run(python: str, *words: str) -> None:
     done = subprocess.run([python, *words], check=False, env={**os.environ, **quiet})
     if done.returncode:
         raise RuntimeError(
-            f"`{' '.join(words)}` ended with exit status {done.returncode}; its message "
-            "stands above. Run the cell again to go on after 75."
+            f"`{' '.join(words)}` ended with exit status {done.returncode}: see its "
+            "message above. After 75, run the cell again to go on."
         )
 
 
