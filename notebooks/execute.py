@@ -3,9 +3,11 @@
     python notebooks/execute.py                 # all five, in their order
     python notebooks/execute.py 2_finetune      # one of them
 
-Needs the extra `notebooks`. Each runs in a fresh kernel of this Python, at the scale
-and in the directory that TFDPSQ_NOTEBOOK_SCALE and TFDPSQ_NOTEBOOK_DIR say; progress
-bars are left out. A cell that fails, or that writes anything else to standard error, is
+Needs ipykernel, nbclient, nbformat, pandas and matplotlib, on Python 3.9 to 3.13. Each
+runs in a fresh kernel of this Python; its stages run in the environment that
+`environment.py` makes, or in that of TFDPSQ_PYTHON, at the scale and in the directory
+that TFDPSQ_NOTEBOOK_SCALE and TFDPSQ_NOTEBOOK_DIR say. Progress bars and a command's
+log are left out. A cell that fails, or that writes anything else to standard error, is
 an error, and the notebook stays as it was.
 """
 
@@ -31,8 +33,9 @@ ENVIRONMENT = {
     # Without widgets in the environment, tqdm would say so in every notebook.
     "PYTHONWARNINGS": "ignore:IProgress not found",
 }
-# A bar's "[00:12<00:03, 4.1text/s]", or without a total "[00:12, 4.1text/s]".
-PROGRESS = re.compile(r"\[\d+:\d\d(:\d\d)?[<,][^\]]*\]")
+# A bar's "[00:12<00:03, 4.1text/s]", or without a total "[00:12, 4.1text/s]"; or
+# "I1123 01:34:03.792406 1400 stages.py:110] ", a command's log.
+PROGRESS = re.compile(r"\[\d+:\d\d(:\d\d)?[<,][^\]]*\]|^I\d{4} [\d:.]+ +\d+ \w+\.py:")
 
 
 class Kernel(AsyncKernelManager):

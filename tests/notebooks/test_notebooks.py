@@ -9,11 +9,12 @@ import re
 import struct
 import subprocess
 import sys
+import zipfile
 
 import nbformat
 import pytest
 
-from notebooks import execute
+from notebooks import environment, execute
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = ("1_pairs", "2_finetune", "3_synthesize", "4_retrieve", "5_evaluate")
@@ -167,22 +168,19 @@ def test_sources_are_formatted_and_linted():
 def first_cell(notebooks, monkeypatch, tmp_path):
     """Runs the first cell somewhere; returns its names, and the commands it ran."""
 
-    def run(where, installed, environment=None):
+    def run(where, source=""):
         commands = []
 
         def record(command, check):
             assert check
             commands.append(command)
             if command[0] == "git":
-                _clone(tmp_path / command[-1])
+                _checkout(tmp_path / command[-1])
 
         monkeypatch.setattr(subprocess, "run", record)
-        if not installed:
-            # As Python finds a folder without __init__.py: a spec without origin.
-            spec = importlib.util.spec_from_loader("tfdpsq", None)
-            monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-        for name, value in (environment or {}).items():
-            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setenv("TFDPSQ_SOURCE", source)
         monkeypatch.chdir(where)
         names = {}
         exec(code_cells(notebooks["1_pairs"])[0], names)
@@ -191,45 +189,104 @@ def first_cell(notebooks, monkeypatch, tmp_path):
     return run
 
 
-def _clone(directory):
+_PIP = [sys.executable, "-m", "pip", "install", "-q", "pandas", "matplotlib"]
+
+
+def _checkout(directory):
     (directory / "configs").mkdir(parents=True)
     (directory / "configs" / "notebooks.py").touch()
 
 
-def test_where_tfdpsq_is_installed_the_first_cell_does_nothing(first_cell):
-    names, commands = first_cell(ROOT / "notebooks", installed=True)
+def test_in_a_checkout_the_first_cell_uses_it(first_cell):
+    names, commands = first_cell(ROOT / "notebooks")
 
-    assert commands == []
-    assert names["CLONE"] == ROOT
+    assert commands == [_PIP]
+    assert names["CHECKOUT"] == ROOT
+    assert sys.path[:2] == [str(ROOT), str(ROOT / "notebooks")]
 
 
-def test_in_a_fresh_colab_the_first_cell_clones_and_installs(first_cell, tmp_path):
+def test_from_a_git_address_it_clones_once(first_cell, tmp_path):
     address = "https://example.org/tfdpsq.git"
 
-    names, commands = first_cell(tmp_path, False, {"TFDPSQ_REPOSITORY": address})
+    names, commands = first_cell(tmp_path, address)
 
-    clone, install = commands
-    assert clone == ["git", "clone", "-q", address, "tfdpsq"]
-    assert names["CLONE"] == tmp_path / "tfdpsq"
-    assert install[:4] == [sys.executable, "-m", "pip", "install"]
-    assert install[-3:] == [
-        "-c",
-        f"{names['CLONE']}/constraints.txt",
-        str(names["CLONE"]),
-    ]
+    assert commands == [["git", "clone", "-q", address, "tfdpsq"], _PIP]
+    assert names["CHECKOUT"] == tmp_path / "tfdpsq"
+    assert first_cell(tmp_path, address)[1] == [_PIP]
 
 
-def test_a_clone_that_is_there_is_not_cloned_again(first_cell, tmp_path):
-    _clone(tmp_path / "tfdpsq")
+@pytest.mark.parametrize("inside", ["", "tfdpsq-main/"])
+def test_an_uploaded_archive_is_unpacked(first_cell, tmp_path, inside):
+    with zipfile.ZipFile(tmp_path / "upload.zip", "w") as archive:
+        archive.writestr(f"{inside}configs/notebooks.py", "")
 
-    _, commands = first_cell(tmp_path, False, {"TFDPSQ_REPOSITORY": "somewhere"})
+    names, commands = first_cell(tmp_path, "upload.zip")
 
-    assert [command[0] for command in commands] == [sys.executable]
+    assert names["CHECKOUT"] == tmp_path / "tfdpsq" / inside.rstrip("/")
+    assert commands == [_PIP]
 
 
-def test_without_a_clone_the_first_cell_says_what_to_do(first_cell, tmp_path):
-    with pytest.raises(FileNotFoundError, match="Set REPOSITORY to the address"):
-        first_cell(tmp_path, installed=False)
+def test_without_a_checkout_the_first_cell_says_what_to_do(first_cell, tmp_path):
+    with pytest.raises(FileNotFoundError, match="Set SOURCE to the address"):
+        first_cell(tmp_path)
+
+
+# -- The environment of the stages ------------------------------------------------
+
+
+@pytest.fixture
+def commands(monkeypatch, tmp_path):
+    """What `environment` runs; uv is there, and makes what it is asked for."""
+    ran = []
+
+    def record(command, **options):
+        ran.append(list(command))
+        if command[1] == "venv":
+            (pathlib.Path(command[-1]) / "bin").mkdir(parents=True)
+            (pathlib.Path(command[-1]) / "bin" / "python").touch()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(environment.subprocess, "run", record)
+    monkeypatch.setattr(environment.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TFDPSQ_PYTHON", raising=False)
+    checkout = tmp_path / "checkout"
+    (checkout / "tfdpsq").mkdir(parents=True)
+    (checkout / "constraints.txt").write_text("numpy==1")
+    (checkout / "tfdpsq" / "code.py").write_text("x = 1")
+    return ran, checkout
+
+
+def test_an_environment_is_made_once_and_again_for_other_code(commands):
+    ran, checkout = commands
+    python = environment.make(checkout)
+    venv, install = ran
+    assert venv[:5] == ["/bin/uv", "venv", "--quiet", "--python", "3.11"]
+    assert install[-3:] == ["-c", f"{checkout}/constraints.txt", str(checkout)]
+    assert install[install.index("--python") + 1] == python
+    assert environment.make(checkout) == python and len(ran) == 2
+    (checkout / "tfdpsq" / "code.py").write_text("x = 2")
+    environment.make(checkout)
+    assert [command[1] for command in ran[2:]] == ["pip"]
+
+
+def test_without_a_network_it_says_what_to_do(commands, monkeypatch):
+    ran, checkout = commands
+
+    def fail(command, **options):
+        return subprocess.CompletedProcess(command, 1, "", "error: no route to host")
+
+    monkeypatch.setattr(environment.subprocess, "run", fail)
+    with pytest.raises(RuntimeError, match="no route to host. It needs a network once"):
+        environment.make(checkout)
+    monkeypatch.setenv("TFDPSQ_PYTHON", "/some/python")
+    assert environment.make(checkout) == "/some/python"
+
+
+def test_a_command_that_fails_is_named():
+    environment.run(sys.executable, "-c", "pass")
+    with pytest.raises(RuntimeError, match="ended with exit status 3"):
+        environment.run(sys.executable, "-c", "raise SystemExit(3)")
 
 
 # -- They run ---------------------------------------------------------------------
@@ -243,6 +300,7 @@ def run(tmp_path_factory):
         "PYTHONPATH": str(ROOT),
         "TFDPSQ_NOTEBOOK_DIR": str(directory),
         "TFDPSQ_NOTEBOOK_SCALE": "small",
+        "TFDPSQ_PYTHON": sys.executable,
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
 
@@ -274,8 +332,7 @@ def _printed(notebook):
 def test_the_first_notebook_runs_in_this_interpreter(run):
     notebook, directory = run("1_pairs")
 
-    assert re.search(r"\d+ documents, public", _printed(notebook))
-    assert "ε spent at the end: " in _printed(notebook)
+    assert re.search(r"\d+ public documents", _printed(notebook))
     assert (directory / "release" / "prepare" / "stage.json").is_file()
 
 
@@ -291,10 +348,8 @@ def test_the_others_run_one_after_the_other_and_share_every_stage(run):
         printed = _printed(notebook)
         if name == "2_finetune":
             assert "holds: it agrees with itself and with the ledger" in printed
-            assert "steps that the ledger paid for: 2" in printed
-
-    # The command of the pipeline, which the last one runs, found nothing left to do.
-    assert "synthetic_eps8" in printed and (directory / "report.html").is_file()
+            assert "guarantee.epsilon is 1.0, but what was run gives" in printed
+    assert (directory / "private" / "audit_eps8" / "audit.json").is_file()
 
 
 # -- Each check can fail: small planted violations --------------------------------

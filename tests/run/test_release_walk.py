@@ -60,7 +60,7 @@ WRITES = {
     "estimate": {PUBLIC},  # a file, by `outputs.write_file`
     "estimate_job": {PRIVATE},  # the same
     "budget": set(),
-    "forget": {PRIVATE},  # a mark in a private directory
+    "forget": set(),
     "status": set(),
     "verify": set(),
 }
