@@ -113,7 +113,10 @@ def get_config(row):
     stage.update(MEMORY.get(size, {}))
 
     config.synthesize.top_p = 0.8
-    config.synthesize.max_documents = 0  # one query for each document
+    config.synthesize.samples_per_document = 1
+    # One query for each document of a training pair. MS MARCO's pairs are published.
+    config.synthesize.documents = "train"
+    config.synthesize.training_documents_are_public = True
 
     for stage in (config.retriever, config.direct):
         stage.learning_rate = 1e-3

@@ -90,6 +90,7 @@ SETTINGS = [
     ("all weights are trained", ["*"], "finetune.trained", ["*"], ""),
     ("no LoRA", 0, "finetune.lora.rank", 0, ""),
     ("nucleus p = 0.8", 0.8, "synthesize.top_p", 0.8, ""),
+    ("documents of training pairs", "train", "synthesize.documents", "train", ""),
     ("a query for each document", 1, "synthesize.samples_per_document", 1, ""),
     ("shared T5-base encoder", True, "retriever.shared", True, ""),
     ("retriever rate 0.001", 1e-3, "retriever.learning_rate", 1e-3, ""),

@@ -4,8 +4,9 @@
         --config.corpus=BEIR
 
 Reads the generator and the corpus's documents, never a private query: the set has the
-generator's guarantee and carries its certificate, for any number of queries. Writes
-TFRecords and a BEIR directory.
+generator's guarantee and carries its certificate, for any number of queries. With
+`documents = "train"` it also reads which documents have private queries; see the
+setting. Writes TFRecords and a BEIR directory.
 
 The documents are cut into shards of `shard_documents`, which several commands can share
 (`--num_shards=4 --shard_index=0`, …), or workers of Apache Beam (`--beam
@@ -14,6 +15,7 @@ The documents are cut into shards of `shard_documents`, which several commands c
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from typing import Any
 import ml_collections
 import tensorflow as tf
 
+from tfdpsq import validation
 from tfdpsq.data import (
     SyntheticQuery,
     Tokenizer,
@@ -50,6 +53,12 @@ from tfdpsq.run.passes import corpus_shards, pass_progress, passes, sharded_stag
 from tfdpsq.run.training import training_settings
 
 _EXTENSION = "tfrecord"
+DOCUMENTS = ("corpus", "train")
+# Recorded with every set that was written for training documents alone.
+TRAINING_DOCUMENTS_READ = {
+    "what": "which documents have private training queries, declared to be public",
+    "where": "which documents the set has queries for",
+}
 
 
 SETTINGS: settings.Declaration = {
@@ -58,6 +67,11 @@ SETTINGS: settings.Declaration = {
     # By default the one next to the generator's weights.
     "vocabulary": settings.Text(""),
     "corpus": settings.Text(sources.PYDOCS, required=True),
+    # "train": the documents of the pairs of `split` alone, as in the paper. Which they
+    # are is a private read that no epsilon covers, so they must be declared public.
+    "documents": settings.Text("corpus", DOCUMENTS),
+    "split": settings.Text("train", required=True),
+    "training_documents_are_public": settings.Flag(False),
     "max_documents": settings.Integer(0, 0, 10**15),
     "samples_per_document": settings.Integer(1, 1, 1000000),
     **training_settings.length_settings(384, 128),
@@ -76,7 +90,11 @@ SETTINGS: settings.Declaration = {
 }
 
 
-ACTING = (acting.Only("top_k top_p", "temperature"),)
+ACTING = (
+    acting.Only("top_k top_p", "temperature"),
+    acting.Only("split training_documents_are_public", "documents", ("train",)),
+    acting.Only("max_documents", "documents", ("corpus",)),
+)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -99,6 +117,12 @@ def run(
     """
     settings.check(config, SETTINGS)
     acting.require_acting(config, SETTINGS, ACTING)
+    if config.documents == "train" and not config.training_documents_are_public:
+        raise validation.InputError(
+            "documents is 'train', so that the set shows which documents have private "
+            "queries, which no epsilon covers. Set training_documents_are_public to "
+            "True if that is public anyway, or documents to 'corpus'."
+        )
     generator, vocabulary = _fetched(config.generator, config.vocabulary)
     certificate = sources.certificate_of_model(generator)
     located = checkpoints.locate(generator)
@@ -126,7 +150,16 @@ def run(
         sharded_stages.pass_directory(directory),
     )
     inputs = {**fingerprints, "corpus": corpus.plan.fingerprint}
-    provenance = {"config": workdir.plain(config), "inputs": inputs}
+    reads = []
+    if config.documents == "train":
+        corpus = dataclasses.replace(corpus, only=training_documents(config))
+        inputs["training_documents"] = corpus.fingerprint_of_only()
+        reads.append(TRAINING_DOCUMENTS_READ)
+    provenance = {
+        "config": workdir.plain(config),
+        "inputs": inputs,
+        "private_reads": reads,
+    }
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         manifest = write_synthetic(
@@ -138,6 +171,7 @@ def run(
         )
         return {
             "queries": manifest["count"],
+            "private_reads": reads,
             "empty_queries_left_out": manifest["empty_queries_left_out"],
         }
 
@@ -163,6 +197,16 @@ def run(
             **sharded_stages.guarantee(certificate),
         },
     )
+
+
+def training_documents(config: ml_collections.ConfigDict) -> frozenset[str]:
+    """Returns the ids of the documents of the training pairs.
+
+    Raises:
+      DataError: the corpus has no such split, or a malformed line.
+    """
+    answers = sources.open_beir(config.corpus).positives(config.split).values()
+    return frozenset().union(*answers)
 
 
 def start_worker(
