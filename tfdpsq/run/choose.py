@@ -347,6 +347,7 @@ def _writing(config, trained: Mapping[str, Any]) -> SynthesisConfig:
         batch_size=own.batch_size,
         seed=own.seed,
         sampling=SamplingConfig(own.temperature, own.top_k or None, own.top_p),
+        prompt=trained["prompt"],
     )
 
 

@@ -90,6 +90,7 @@ SETTINGS: settings.Declaration = {
     "dtype": settings.Text("float32", ("float32", "mixed_bfloat16")),
     # Less memory, about a third more time.
     "rematerialize": settings.Flag(False),
+    **training_settings.prompt_settings(),
     **training_settings.length_settings(384, 128),
     **training_settings.privacy_settings(),
     "batch_size": settings.Integer(1024),
@@ -258,9 +259,10 @@ def _tokenised(
         return store
     pairs = source.read()
     chunks = iter(lambda: list(itertools.islice(pairs, _CHUNK)), [])
-    lengths = {name: config[name] for name in ("query_length", "document_length")}
+    names = ("query_length", "document_length", "prompt")
+    options = {name: config[name] for name in names}
     return write_rows(
-        path, (encode_pairs(chunk, tokenizer, **lengths) for chunk in chunks)
+        path, (encode_pairs(chunk, tokenizer, **options) for chunk in chunks)
     )
 
 

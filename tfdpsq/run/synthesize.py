@@ -74,6 +74,7 @@ SETTINGS: settings.Declaration = {
     "training_documents_are_public": settings.Flag(False),
     "max_documents": settings.Integer(0, 0, 10**15),
     "samples_per_document": settings.Integer(1, 1, 1000000),
+    **training_settings.prompt_settings(),
     **training_settings.length_settings(384, 128),
     "temperature": settings.Number(1.0, 0, 1e6),
     "top_k": settings.Integer(0, 0),
@@ -126,6 +127,7 @@ def run(
     generator, vocabulary = _fetched(config.generator, config.vocabulary)
     certificate = sources.certificate_of_model(generator)
     located = checkpoints.locate(generator)
+    _require_prompt(config.prompt, located)
     output = releases.Output(
         directory,
         releases.guarantee_of(certificate, str(located)),
@@ -138,6 +140,7 @@ def run(
         batch_size=config.batch_size,
         seed=config.seed,
         sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
+        prompt=config.prompt,
     )
     fingerprints = {
         "generator": workdir.model_fingerprint(located),
@@ -245,6 +248,20 @@ def start_worker(
                 out.count += 1
 
     return make
+
+
+def _require_prompt(prompt: str, generator: pathlib.Path) -> None:
+    """Refuses a prompt that the generator was not trained with, where that is known."""
+    path = generator / workdir.STAGE_FILE
+    if not path.is_file():
+        return
+    trained = workdir.read_json(path)["config"]
+    theirs = trained.get("finetune", trained).get("prompt", prompt)
+    if theirs != prompt:
+        raise validation.InputError(
+            f"prompt is {validation.shown(prompt)}, but {generator} was trained with "
+            f"{validation.shown(theirs)}. Set prompt to the latter."
+        )
 
 
 def _fetched(generator: str, vocabulary: str) -> tuple[str, pathlib.Path]:

@@ -13,6 +13,7 @@ import numpy as np
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, Tokenizer, read_manifest, read_synthetic
 from tfdpsq.data.texts import Document, Pair
+from tfdpsq.data.tokenization import PROMPT
 from tfdpsq.generator import (
     SamplingConfig,
     SynthesisConfig,
@@ -73,6 +74,7 @@ class Subject:
             query_length=self.trained.query_length,
             batch_size=self.config.batch_size,
             seed=self.config.seed,
+            prompt=prompt_of(self.trained),
             sampling=SamplingConfig(top_p=0.8),  # the paper's
         )
         documents = [self.documents[canary.document_id] for canary in made]
@@ -92,7 +94,7 @@ def load(
 
     def scorer(model: T5QueryGenerator) -> text_scores.LikelihoodScorer:
         return text_scores.LikelihoodScorer(
-            model, tokenizer, *lengths, config.batch_size
+            model, tokenizer, *lengths, config.batch_size, prompt_of(trained)
         )
 
     wanted = {canary.document_id for canary in made}
@@ -114,6 +116,11 @@ def load(
 def data_of(config: ml_collections.ConfigDict) -> BeirDirectory:
     """Returns the BEIR directory of the pairs with canaries."""
     return sources.open_beir(str(pathlib.Path(config.canaries) / canary_set.DATA))
+
+
+def prompt_of(trained: ml_collections.ConfigDict) -> str:
+    """Returns the prompt of a training; version 0.1.0 had this one and no setting."""
+    return trained.get("prompt", PROMPT)
 
 
 def training_of(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
