@@ -34,6 +34,8 @@ EPSILONS = (math.inf, 16.0, 8.0, 3.0)
 # MS MARCO's training pairs in BEIR, of 502,939 queries; for planning ahead. A job
 # counts those that it finds.
 PAIRS = 532_751
+# "" for the version of 2024.
+PROMPT = "generate_query: "
 # Epochs of generators and of retrievers.
 EPOCHS, RETRIEVER_EPOCHS = 30.0, 5.0
 # Settings of sizes whose whole training does not fit into common accelerators: the
@@ -104,6 +106,8 @@ def get_config(row):
     for stage in (config.finetune, config.synthesize, config.retriever, config.direct):
         stage.update(lengths)
 
+    # The version of 2024 gives the bare document, that of 2023 a prompt before it.
+    config.finetune.prompt = PROMPT
     stage = config.finetune
     stage.optimizer = "adam"
     stage.learning_rate = 1e-3
@@ -113,7 +117,10 @@ def get_config(row):
     stage.update(MEMORY.get(size, {}))
 
     config.synthesize.top_p = 0.8
-    config.synthesize.max_documents = 0  # one query for each document
+    config.synthesize.samples_per_document = 1
+    # One query for each document of a training pair. MS MARCO's pairs are published.
+    config.synthesize.documents = "train"
+    config.synthesize.training_documents_are_public = True
 
     for stage in (config.retriever, config.direct):
         stage.learning_rate = 1e-3

@@ -51,7 +51,14 @@ def base(tmp_path_factory):
         (dict(synthesize__top_p=1.5), "top_p"),
         (dict(finetune__n_is_public=False), "Set n_is_public"),
         (dict(finetune__optimizer="adamw"), "optimizer is 'adamw'"),
-        (dict(axes=(("batch_size", (10, 100)),)), "batch_size 100 is larger"),
+        (
+            dict(axes=(("batch_size", (10, 100)),), finetune__steps=3),
+            "batch_size 100 is larger",
+        ),
+        (
+            dict(finetune__steps=3, axes=(("epochs", (0.5, 1.0)),)),
+            "epochs is 0.5 and steps 3",
+        ),
         (
             dict(
                 axes=(

@@ -356,6 +356,7 @@ def _writing(own: Mapping[str, Any], trained: Mapping[str, Any]) -> SynthesisCon
         batch_size=own["batch_size"],
         seed=own["seed"],
         sampling=SamplingConfig(own["temperature"], own["top_k"] or None, own["top_p"]),
+        prompt=trained["prompt"],
     )
 
 

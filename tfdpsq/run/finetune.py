@@ -13,6 +13,8 @@ from __future__ import annotations
 import itertools
 import math
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -99,6 +101,7 @@ SETTINGS: settings.Declaration = {
     "dtype": settings.Text("float32", ("float32", "mixed_bfloat16")),
     # Less memory, about a third more time.
     "rematerialize": settings.Flag(False),
+    **training_settings.prompt_settings(),
     **training_settings.length_settings(384, 128),
     **training_settings.privacy_settings(),
     "batch_size": settings.Integer(1024),
@@ -176,14 +179,16 @@ def _make(
         )
         optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
     private_training.open_run(context.run_dir, written, context.inputs)
-    lengths = config.query_length, config.document_length
-    rows = _tokenised(context.run_dir, source, context.tokenizer, *lengths)
+    options = {
+        name: config[name] for name in ("query_length", "document_length", "prompt")
+    }
+    rows = _tokenised(context.run_dir, source, context.tokenizer, options)
     reads = private_training.record_losses(context, source, config.strict)
     with private_training.progress_of(
         context,
         steps=config.steps,
         batch_size=config.batch_size,
-        tokens=sum(lengths),
+        tokens=config.query_length + config.document_length,
         save_every=config.save_every,
         strict=config.strict,
     ) as progress:
@@ -238,10 +243,12 @@ def _tokenised(
     run_dir: pathlib.Path,
     source: sources.Source,
     tokenizer: Tokenizer,
-    query_length: int,
-    document_length: int,
+    options: Mapping[str, Any],
 ) -> RowStore:
-    """Returns the pairs as rows on disk; training reads one batch at a time."""
+    """Returns the pairs as rows on disk; training reads one batch at a time.
+
+    `options` are those of `encode_pairs`.
+    """
     path = run_dir / checkpoint.STATE / "rows"
     if path.is_dir():  # left by a run that was killed
         store = RowStore(path)
@@ -250,16 +257,7 @@ def _tokenised(
     pairs = source.read()
     chunks = iter(lambda: list(itertools.islice(pairs, _CHUNK)), [])
     return write_rows(
-        path,
-        (
-            encode_pairs(
-                chunk,
-                tokenizer,
-                query_length=query_length,
-                document_length=document_length,
-            )
-            for chunk in chunks
-        ),
+        path, (encode_pairs(chunk, tokenizer, **options) for chunk in chunks)
     )
 
 

@@ -197,6 +197,7 @@ def _measure(proxy: pathlib.Path, out: pathlib.Path, most: int) -> dict[str, Any
         Tokenizer(vocabulary),
         query_length=stage["query_length"],
         document_length=stage["document_length"],
+        prompt=stage["prompt"],
     )
     rows["document_key"] = np.arange(len(pairs))
     found = Watcher(T5QueryGenerator.from_preset(out), rows)()

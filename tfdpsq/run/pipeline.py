@@ -109,7 +109,7 @@ FILLED = {
     "prepare": "data seed",
     "pretrain": "data init vocabulary seed",
     "finetune": "pairs init vocabulary epsilon seed",
-    "synthesize": "generator vocabulary corpus seed",
+    "synthesize": "generator vocabulary corpus prompt seed",
     "retriever": "pairs init vocabulary seed",
     "direct": "pairs init vocabulary epsilon seed",
     "evaluate": "data vocabulary systems synthetic baseline",
@@ -363,6 +363,7 @@ class Job:
                     "vocabulary": self.vocabulary,
                     "generator": str(generator),
                     "corpus": self.config.data,
+                    "prompt": self.config.finetune.prompt,
                 },
             )
             / layout.SET
@@ -436,6 +437,7 @@ class Job:
                 "vocabulary": self.vocabulary,
                 "generator": str(generator),
                 "corpus": self.config.data,
+                "prompt": self.config.finetune.prompt,
             }
             written = self._run(
                 (synthesize, self.config.synthesize),

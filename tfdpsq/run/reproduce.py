@@ -218,6 +218,7 @@ class Rows:
             free,
             generator=str(generator),
             corpus=self.data,
+            prompt=self.job.finetune.prompt,
             **common,
         )
         return written / layout.SET
@@ -336,6 +337,7 @@ class Rows:
             False,
             generator=str(generator),
             corpus=self.data,
+            prompt=self.job.finetune.prompt,
             **common,
             **length,
         )

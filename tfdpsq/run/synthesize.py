@@ -4,8 +4,9 @@
         --config.corpus=BEIR
 
 Reads the generator and the corpus's documents, never a private query: the set has the
-generator's guarantee and carries its certificate, for any number of queries. Writes
-TFRecords and a BEIR directory.
+generator's guarantee and carries its certificate, for any number of queries. With
+`documents = "train"` it also reads which documents have private queries; see the
+setting. Writes TFRecords and a BEIR directory.
 
 The documents are cut into shards of `shard_documents`, which several commands can share
 (`--num_shards=4 --shard_index=0`, …), or workers of Apache Beam (`--beam
@@ -14,6 +15,7 @@ The documents are cut into shards of `shard_documents`, which several commands c
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from typing import Any
 import ml_collections
 import tensorflow as tf
 
+from tfdpsq import validation
 from tfdpsq.data import (
     SyntheticQuery,
     Tokenizer,
@@ -50,6 +53,12 @@ from tfdpsq.run.passes import corpus_shards, pass_progress, passes, sharded_stag
 from tfdpsq.run.training import training_settings
 
 _EXTENSION = "tfrecord"
+DOCUMENTS = ("corpus", "train")
+# Recorded with every set that was written for training documents alone.
+TRAINING_DOCUMENTS_READ = {
+    "what": "which documents have private training queries, declared to be public",
+    "where": "which documents the set has queries for",
+}
 
 
 SETTINGS: settings.Declaration = {
@@ -58,8 +67,14 @@ SETTINGS: settings.Declaration = {
     # By default the one next to the generator's weights.
     "vocabulary": settings.Text(""),
     "corpus": settings.Text(sources.PYDOCS, required=True),
+    # "train": the documents of the pairs of `split` alone, as in the paper. Which they
+    # are is a private read that no epsilon covers, so they must be declared public.
+    "documents": settings.Text("corpus", DOCUMENTS),
+    "split": settings.Text("train", required=True),
+    "training_documents_are_public": settings.Flag(False),
     "max_documents": settings.Integer(0, 0, 10**15),
     "samples_per_document": settings.Integer(1, 1, 1000000),
+    **training_settings.prompt_settings(),
     **training_settings.length_settings(384, 128),
     "temperature": settings.Number(1.0, 0, 1e6),
     "top_k": settings.Integer(0, 0),
@@ -76,7 +91,11 @@ SETTINGS: settings.Declaration = {
 }
 
 
-ACTING = (acting.Only("top_k top_p", "temperature"),)
+ACTING = (
+    acting.Only("top_k top_p", "temperature"),
+    acting.Only("split training_documents_are_public", "documents", ("train",)),
+    acting.Only("max_documents", "documents", ("corpus",)),
+)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -99,9 +118,16 @@ def run(
     """
     settings.check(config, SETTINGS)
     acting.require_acting(config, SETTINGS, ACTING)
+    if config.documents == "train" and not config.training_documents_are_public:
+        raise validation.InputError(
+            "documents is 'train', so that the set shows which documents have private "
+            "queries, which no epsilon covers. Set training_documents_are_public to "
+            "True if that is public anyway, or documents to 'corpus'."
+        )
     generator, vocabulary = _fetched(config.generator, config.vocabulary)
     certificate = sources.certificate_of_model(generator)
     located = checkpoints.locate(generator)
+    _require_prompt(config.prompt, located)
     output = releases.Output(
         directory,
         releases.guarantee_of(certificate, str(located)),
@@ -114,6 +140,7 @@ def run(
         batch_size=config.batch_size,
         seed=config.seed,
         sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
+        prompt=config.prompt,
     )
     fingerprints = {
         "generator": workdir.model_fingerprint(located),
@@ -126,7 +153,16 @@ def run(
         sharded_stages.pass_directory(directory),
     )
     inputs = {**fingerprints, "corpus": corpus.plan.fingerprint}
-    provenance = {"config": workdir.plain(config), "inputs": inputs}
+    reads = []
+    if config.documents == "train":
+        corpus = dataclasses.replace(corpus, only=training_documents(config))
+        inputs["training_documents"] = corpus.fingerprint_of_only()
+        reads.append(TRAINING_DOCUMENTS_READ)
+    provenance = {
+        "config": workdir.plain(config),
+        "inputs": inputs,
+        "private_reads": reads,
+    }
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         manifest = write_synthetic(
@@ -138,6 +174,7 @@ def run(
         )
         return {
             "queries": manifest["count"],
+            "private_reads": reads,
             "empty_queries_left_out": manifest["empty_queries_left_out"],
         }
 
@@ -163,6 +200,16 @@ def run(
             **sharded_stages.guarantee(certificate),
         },
     )
+
+
+def training_documents(config: ml_collections.ConfigDict) -> frozenset[str]:
+    """Returns the ids of the documents of the training pairs.
+
+    Raises:
+      DataError: the corpus has no such split, or a malformed line.
+    """
+    answers = sources.open_beir(config.corpus).positives(config.split).values()
+    return frozenset().union(*answers)
 
 
 def start_worker(
@@ -201,6 +248,20 @@ def start_worker(
                 out.count += 1
 
     return make
+
+
+def _require_prompt(prompt: str, generator: pathlib.Path) -> None:
+    """Refuses a prompt that the generator was not trained with, where that is known."""
+    path = generator / workdir.STAGE_FILE
+    if not path.is_file():
+        return
+    trained = workdir.read_json(path)["config"]
+    theirs = trained.get("finetune", trained).get("prompt", prompt)
+    if theirs != prompt:
+        raise validation.InputError(
+            f"prompt is {validation.shown(prompt)}, but {generator} was trained with "
+            f"{validation.shown(theirs)}. Set prompt to the latter."
+        )
 
 
 def _fetched(generator: str, vocabulary: str) -> tuple[str, pathlib.Path]:

@@ -393,6 +393,18 @@ MUTATIONS = (
         "why": "a pair less changes the rows of the query's other pairs as well",
     },
     {
+        "name": "training_documents_shown_undeclared",
+        "kind": "reads",
+        "file": "tfdpsq/run/synthesize.py",
+        "old": "and not config.training_documents_are_public:",
+        "new": "and config.training_documents_are_public is None:",
+        "tests": (
+            "tests/run/test_training_documents.py::"
+            "test_undeclared_documents_are_refused_before_anything_is_read",
+        ),
+        "why": "which documents have private queries shows, and was not declared",
+    },
+    {
         "name": "older_words_taken_for_any",
         "kind": "certificate",
         "file": "tfdpsq/privacy/proof/certificate_words.py",

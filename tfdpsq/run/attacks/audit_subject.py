@@ -13,6 +13,7 @@ import numpy as np
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, Tokenizer, read_manifest, read_synthetic
 from tfdpsq.data.texts import Document, Pair
+from tfdpsq.data.tokenization import PROMPT
 from tfdpsq.generator import (
     SamplingConfig,
     SynthesisConfig,
@@ -72,6 +73,7 @@ class Subject:
             query_length=self.trained.query_length,
             batch_size=self.config.batch_size,
             seed=self.config.seed,
+            prompt=prompt_of(self.trained),
             sampling=SamplingConfig(top_p=0.8),  # the paper's
         )
         documents = [self.documents[canary.document_id] for canary in made]
@@ -91,7 +93,7 @@ def load(
 
     def scorer(model: T5QueryGenerator) -> text_scores.LikelihoodScorer:
         return text_scores.LikelihoodScorer(
-            model, tokenizer, *lengths, config.batch_size
+            model, tokenizer, *lengths, config.batch_size, prompt_of(trained)
         )
 
     wanted = {canary.document_id for canary in made}
@@ -113,6 +115,11 @@ def load(
 def data_of(canaries: str) -> BeirDirectory:
     """Returns the BEIR directory of the pairs with canaries."""
     return sources.open_beir(str(pathlib.Path(canaries) / canary_set.DATA))
+
+
+def prompt_of(trained: ml_collections.ConfigDict) -> str:
+    """Returns the prompt of a training; version 0.1.0 had this one and no setting."""
+    return trained.get("prompt", PROMPT)
 
 
 def training_of(generator: str, canaries: str) -> ml_collections.ConfigDict:

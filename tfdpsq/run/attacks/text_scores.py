@@ -11,6 +11,7 @@ from sacrebleu.metrics import CHRF
 from tfdpsq import evaluation, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.data.texts import Pair
+from tfdpsq.data.tokenization import PROMPT
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
 
 
@@ -24,6 +25,7 @@ class LikelihoodScorer:
         document_length: int,
         query_length: int,
         batch_size: int = 64,
+        prompt: str = PROMPT,
     ):
         """Stores the arguments; runs nothing.
 
@@ -33,9 +35,11 @@ class LikelihoodScorer:
           document_length: tokens kept of prompt and document.
           query_length: tokens kept of the query.
           batch_size: rows at a time; the last batch is padded.
+          prompt: text before the document.
         """
         self._tokenizer = tokenizer
         self._lengths = (document_length, query_length)
+        self._prompt = prompt
         self._batch_size = batch_size
         self._losses = tf.function(lambda batch: model.per_example_losses(batch))
 
@@ -72,6 +76,7 @@ class LikelihoodScorer:
             self._tokenizer,
             query_length=queries + (not cut),
             document_length=documents,
+            prompt=self._prompt,
         )
         if cut:
             batch["query_ids"] = np.pad(batch["query_ids"], [(0, 0), (0, 1)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Iterator
 
@@ -28,12 +30,15 @@ class CorpusShards:
       most: number of documents taken; 0 takes all.
       plan: boundaries of the shards.
       remedy: advice for a corpus that was changed.
+      only: ids of the documents that shards hold; `None` for all. The shards are cut as
+        if there were none, so that some hold fewer.
     """
 
     file: str
     most: int
     plan: corpus_plan.CorpusPlan
     remedy: str
+    only: frozenset[str] | None = None
 
     @property
     def count(self) -> int:
@@ -62,7 +67,16 @@ class CorpusShards:
         lines = self.plan.ranges[index]
         documents = corpus_plan.read_range(self.file, lines, self.remedy)
         total = self.plan.documents
-        return sources.due_documents(documents, lines.start, total, self.most or total)
+        due = sources.due_documents(documents, lines.start, total, self.most or total)
+        if self.only is None:
+            return due
+        # All are read all the same, so that a changed corpus is noticed.
+        return (document for document in due if document.id in self.only)
+
+    def fingerprint_of_only(self) -> str:
+        """Returns the SHA-256, in hex, of the ids in `only`, whatever their order."""
+        text = json.dumps(sorted(self.only or ()))
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def cut(

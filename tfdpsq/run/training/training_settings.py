@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tfdpsq.data.tokenization import PROMPT
 from tfdpsq.privacy import optimizers, spec
 from tfdpsq.run.core import settings
 
@@ -89,6 +90,15 @@ def t5_settings(
         "version": settings.Text(version, ("1.0", "1.1")),
         "dropout": settings.Number(dropout, 0, 1, high_open=True),
     }
+
+
+def prompt_settings() -> dict[str, settings.Setting]:
+    """Settings of the text before every document that a generator reads.
+
+    "" is the bare document (Carranza et al. 2024); the default is that of 2023. A
+    generator writes with the prompt that it was trained with.
+    """
+    return {"prompt": settings.Text(PROMPT)}
 
 
 def length_settings(document: int, query: int) -> dict[str, settings.Setting]:
