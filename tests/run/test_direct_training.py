@@ -53,7 +53,7 @@ def _train(base, name, **options):
             **options,
         }
     )
-    train_retriever.run(config, base / name)
+    train_retriever.run(_tiny.acting_only(train_retriever, config), base / name)
     model = retriever.load(base / name / layout.RETRIEVER_MODEL)
     return model, read_certificate(base / name)
 

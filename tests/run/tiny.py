@@ -93,3 +93,18 @@ def tiny_config(data):
     config.direct.accountant = "rdp"
     config.evaluate.resamples = 200
     return config
+
+
+def acting_only(stage, config):
+    """Puts what does nothing in this config, and would be refused, at its default."""
+    from tfdpsq.run.core import acting
+
+    idle = [rule for rule in stage.ACTING if not rule.holds(config)]
+    for name, default in acting.defaults(stage.SETTINGS):
+        if any(rule.covers(name) for rule in idle):
+            *path, last = name.split(".")
+            node = config
+            for part in path:
+                node = node[part]
+            node[last] = default
+    return config

@@ -132,10 +132,10 @@ def run(
             f'epsilon to "inf", or method to one of {retriever.METHODS}.'
         )
     private_training.check_steps(config)
-    if config.unit == "user":
+    if config.method == "plain" and config.unit == "user":
         raise validation.InputError(
-            "unit is 'user', but no method's sensitivity is derived for users, and "
-            "method 'plain' protects nobody. Set unit to 'query' or 'pair'."
+            "unit is 'user', but method 'plain' protects nobody. Set unit to 'query' "
+            "or 'pair'."
         )
     # Negatives mined for each private query by itself are part of its row, which a
     # finite epsilon covers; `hard_negatives` checks their origin.
