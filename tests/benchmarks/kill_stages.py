@@ -198,7 +198,7 @@ def stages():
             "fresh_direct",
             "train_retriever",
             "direct",
-            {**direct, "method": "microbatch", "clip_groups": 2},
+            {**direct, "method": "microbatch", "clip_groups": 2, "microbatch_size": 32},
             _TRAINED,
             fresh=True,
         ),
