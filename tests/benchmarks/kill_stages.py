@@ -104,7 +104,8 @@ def stages():
     vocabulary = {"vocabulary": "@prepare/vocabulary/spiece.model"}
     data, pairs = {"data": "@@/pairs"}, {"pairs": "@@/pairs"}
     start = {**vocabulary, "init": "@pretrain"}
-    generator = {**_TRAINING, **pairs, **start}
+    of_grid = {**_TRAINING, **start}  # which gives its stages pairs of its own
+    generator = {**of_grid, **pairs}
     retriever = {**start, **_LENGTHS, "embedding_dim": 16, "batch_size": 4, "steps": 4}
     direct = {**retriever, **_TRAINING, **pairs, "epsilon": 8.0}
     writing = {**vocabulary, **_LENGTHS, "corpus": "@@/pairs", "batch_size": 16}
@@ -296,10 +297,7 @@ def stages():
                 **data,
                 "pairs": 30,
                 "held_out": 20,
-                "finetune": {
-                    **generator,
-                    "steps": 3,
-                },
+                "finetune": {**of_grid, "steps": 3},
                 "axes": (("learning_rate", (1e-3, 1e-2)),),
             },
             ("partial", "finished"),

@@ -32,8 +32,8 @@ SETTINGS = {
         ("learning_rate=0", "learning_rate is 0.0; it must be a finite number above 0"),
         ("learning_rate=1e30", "learning_rate is 1e+30; it must be at most 1000"),
         ("learning_rate=fast", "--config.learning_rate=fast"),
-        ("steps=0", "steps is 0; it must be an integer of at least 1"),
-        ("steps=-5", "steps is -5; it must be an integer of at least 1"),
+        ("steps=0", "steps is 0 and epochs is 0.0: nothing would be trained"),
+        ("steps=-5", "steps is -5; it must be an integer of"),
         ("steps=1.5", "--config.steps=1.5"),
         ("steps=99999999999", "steps is 99999999999; it must be an integer of at most"),
         (f"steps={LONG}", "--config.steps=999"),
@@ -65,7 +65,7 @@ SETTINGS = {
         ("save_every=-1", "save_every is -1; it must be an integer of at least 1"),
         ("n_bound=-1", "n_bound is -1; it must be an integer of at least 0"),
         ("rows_per_unit=0", "rows_per_unit is 0; it must be an integer"),
-        ("unit=person", "unit is 'person'; choose one of 'query', 'user'"),
+        ("unit=person", "unit is 'person'; choose one of 'query', 'pair', 'user'"),
         ("sampler=all", "sampler is 'all'; choose one of 'poisson', 'shuffled'"),
         ("accountant=moments", "accountant is 'moments'; choose one of 'pld', 'rdp'"),
         ("engine=jax", "engine is 'jax'; choose one of 'fast'"),
@@ -129,7 +129,7 @@ SETTINGS = {
         ("stored=int8", "stored is 'int8'; choose one of 'float32'"),
         ("optimizer=sgd", "optimizer is 'sgd'; choose one of 'adafactor', 'adam'"),
         ("resize.num_layers=-1", "resize.num_layers is -1; it must be an integer"),
-        ("resize.num_layers=2", "there is no init to resize"),
+        ("resize.num_layers=2", "it acts only where init is set"),
         ("t5.vocabulary_size=50", "t5.vocabulary_size is 50"),
     ],
     "prepare": [
@@ -251,7 +251,10 @@ SETTINGS = {
     "reproduce": [
         ("resamples=0", "resamples is 0; it must be an integer of at least 1"),
         ("retriever_size=", "retriever_size is ''; it must be set"),
-        ("job.finetune.steps=0", "job.finetune.steps is 0; it must be an integer"),
+        (
+            "job.finetune.steps=0",
+            "in the settings of `finetune`: steps is 0 and epochs",
+        ),
         ("audit.unit=person", "audit.unit is 'person'; choose one of"),
     ],
 }

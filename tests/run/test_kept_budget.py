@@ -9,7 +9,7 @@ from tfdpsq.data import train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
 from tfdpsq.run import finetune
-from tfdpsq.run.core import workdir
+from tfdpsq.run.core import records, workdir
 from tfdpsq.run.training import private_training
 
 STEPS = 5
@@ -39,7 +39,7 @@ def _paid(out):
 def _run(base, out, monkeypatch, rates=None, **changes):
     """Trains; `rates` replaces the learning rate from a step on."""
     if rates is not None:
-        monkeypatch.setattr(private_training, "learning_rate", lambda config: rates)
+        monkeypatch.setattr(private_training, "learning_rate", lambda *_: rates)
     return finetune.run(_config(base, **changes), out)
 
 
@@ -80,9 +80,12 @@ def test_a_run_that_diverges_leaves_its_last_finite_weights(
 _WORDS = ("diverged at step ", "weights of step ")
 
 
-@pytest.mark.parametrize("fails", ["write_certificate", "ledger_head"])
+@pytest.mark.parametrize(
+    ("module", "fails"),
+    [(records, "write_certificate"), (private_training, "ledger_head")],
+)
 def test_a_failure_after_the_last_step_is_mended_by_the_same_command(
-    base, tmp_path, monkeypatch, fails
+    base, tmp_path, monkeypatch, module, fails
 ):
     """As a full disk would: every step is paid, and there is no output yet."""
     out = tmp_path / "generator"
@@ -91,7 +94,7 @@ def test_a_failure_after_the_last_step_is_mended_by_the_same_command(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(private_training, fails, full)
+        patch.setattr(module, fails, full)
         with pytest.raises((OSError, validation.InputError)):
             _run(base, out, monkeypatch)
     assert not out.exists() and _paid(out).steps_paid == STEPS

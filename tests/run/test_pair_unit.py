@@ -71,7 +71,7 @@ def _clipped(base, path, unit):
     """The sum over a split's rows of their clipped gradients, flat."""
     config = _config(finetune, base, pairs=str(path), unit=unit)
     source = sources.load_source(config.pairs, config.split, config.unit)
-    assert private_training.units_of(config, source).count == len(source.pairs)
+    assert private_training.units_of(source, unit, "").count == len(source.pairs)
     model = T5QueryGenerator.from_preset(base / "public")
     tokenizer = Tokenizer(base / "public" / "spiece.model")
     rows = encode_pairs(source.pairs, tokenizer, query_length=10, document_length=24)
@@ -143,7 +143,7 @@ def test_direct_training_states_the_sensitivity_of_a_pair(base, method):
     words = certificate["mechanism"]["sensitivity_argument"]
     assert "one pair" in words and "one query" not in words and "{" not in words
     assert verify_certificate(certificate).problems == ()
-    assert direct_training.argument_of(_config(train_retriever, base, method=method))
+    assert direct_training.argument_of(method, "query")
 
 
 def test_negatives_that_read_other_pairs_are_refused_for_pairs(base):

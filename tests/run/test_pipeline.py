@@ -63,6 +63,7 @@ def test_weights_that_saw_private_queries_are_no_start(finished, tmp_path):
     directory, _, _ = finished
     config = _tiny.tiny_config(directory.parent / "pairs")
     config.init = str(directory / "private" / "generator_inf")
+    config.pretrain.t5 = pipeline.default_config().pretrain.t5  # the weights decide
     with pytest.raises(validation.InputError, match="init is .* trained on private"):
         pipeline.run(config, tmp_path / "work")
     assert not (tmp_path / "work").exists()

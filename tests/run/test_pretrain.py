@@ -286,8 +286,10 @@ def test_weights_that_saw_private_queries_are_not_public(pairs, finished, tmp_pa
         private_reads=[],
     )
     (private / "certificate.json").write_text(json.dumps(certificate))
+    config = _config(pairs, init=str(private))
+    config.t5 = pretrain.default_config().t5  # the weights decide
     with pytest.raises(validation.InputError, match="trained on private queries"):
-        pretrain.run(_config(pairs, init=str(private)), tmp_path / "t5")
+        pretrain.run(config, tmp_path / "t5")
 
 
 def test_text_with_a_query_of_the_benchmark_is_refused(tmp_path, monkeypatch):
@@ -308,7 +310,9 @@ def test_text_with_a_query_of_the_benchmark_is_refused(tmp_path, monkeypatch):
 def test_a_size_needs_a_t5_to_be_made_from(pairs, tmp_path):
     config = _config(pairs)
     config.resize.num_layers = 4
-    with pytest.raises(validation.InputError, match="there is no init to resize"):
+    with pytest.raises(
+        validation.InputError, match="resize.num_layers is 4, .* acts only where init"
+    ):
         pretrain.run(config, tmp_path / "t5")
 
 

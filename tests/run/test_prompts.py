@@ -39,7 +39,12 @@ def _rows(base, directory, **options):
     config = _config(base, **options)
     source = sources.load_source(config.pairs, config.split)
     tokenizer = Tokenizer(base / "spiece.model")
-    store = finetune._tokenised(directory, source, tokenizer, config)
+    store = finetune._tokenised(
+        directory,
+        source,
+        tokenizer,
+        {n: config[n] for n in ("query_length", "document_length", "prompt")},
+    )
     return store.take(np.arange(8)), tokenizer, source.pairs
 
 

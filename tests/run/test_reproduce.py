@@ -56,7 +56,7 @@ def test_a_scale_is_a_job_that_the_stages_take(scale):
     if scale == "paper":
         assert job.finetune.batch_size == 1024
         assert job.finetune.document_length == 384
-        assert config.sizes["large"]["init"] == "t5_large_multi"
+        assert config.sizes["large"]["init"] == "t5_1_1_large_lm"
     else:
         assert set(config.held_out_packages) < set(PACKAGES)
         assert len(config.held_out_packages) == len(benchmark_sets.PAPER)

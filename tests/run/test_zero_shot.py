@@ -75,17 +75,17 @@ class _AtRandom:
     def __init__(self, config, queries, k):
         self.queries, self.k = list(queries), k
 
-    def alike(self, name, among):
+    def one_tower(self, name, among):
         return [name]
 
-    def search(self, alike, documents):
+    def search(self, one_tower, documents):
         draw = np.random.default_rng(len(self.queries))
         ids = [document.id for document in documents()]
         best = KBest(len(self.queries), self.k)
         rows = np.stack([draw.permutation(len(ids))[: self.k] for _ in self.queries])
         scores = draw.random(rows.shape).astype(np.float32)
         best.merge(scores, rows, np.array(ids, object)[rows], len(ids))
-        return dict.fromkeys(alike, best)
+        return dict.fromkeys(one_tower, best)
 
 
 def _by_files(folder, system, ignore=False):

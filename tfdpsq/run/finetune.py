@@ -141,7 +141,7 @@ def run(
         `directory`, with the certificate of all that was paid.
     """
     settings.check(config, SETTINGS)
-    private_training.check_steps(config)
+    private_training.check_steps(config, trains=True)
     acting.require_acting(config, SETTINGS, ACTING)
     devices.require_share(config.batch_size)
     context = contexts.resolve(

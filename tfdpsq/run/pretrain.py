@@ -198,11 +198,6 @@ def _refuse_private(path: pathlib.Path) -> None:
 
 
 def _check(config) -> None:
-    if any(config.resize.values()) and not config.init:
-        raise validation.InputError(
-            f"resize is {config.resize.to_dict()}, but there is no init to resize. "
-            "Give the T5 to start from, or set the size in t5."
-        )
     if not config.init and config.t5.vocabulary_size <= SENTINELS:
         raise validation.InputError(
             f"t5.vocabulary_size is {config.t5.vocabulary_size}; {SENTINELS} of it are "

@@ -41,7 +41,7 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
     _check_retrievers(config)
     for name in ("finetune", "retriever"):
         with _of_stage(name):
-            private_training.check_steps(config[name])
+            private_training.check_steps(config[name], trains=name == "finetune")
     if config.audit_epsilons:
         _check_audit(config)
     with _of_stage("evaluate"):

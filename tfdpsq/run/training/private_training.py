@@ -84,12 +84,17 @@ def with_steps(config: ml_collections.ConfigDict, n: int) -> ml_collections.Conf
     return config
 
 
-def check_steps(config: ml_collections.ConfigDict) -> None:
-    """Refuses both steps and epochs.
+def check_steps(config: ml_collections.ConfigDict, trains: bool = False) -> None:
+    """Refuses both steps and epochs; with `trains` also neither.
 
     Raises:
       InputError: names both.
     """
+    if trains and not config.epochs and not config.steps:
+        raise validation.InputError(
+            f"steps is {config.steps} and epochs is {config.epochs}: nothing would be "
+            "trained. Set one of them."
+        )
     if config.epochs and config.steps:
         raise validation.InputError(
             f"epochs is {config.epochs} and steps {config.steps}: one of them decides "
