@@ -299,3 +299,13 @@ def test_a_delta_that_truncation_uses_up_is_refused(five):
         budget.compose(five[1], delta=1e-12)
     with pytest.raises(InputError, match="no release"):
         budget.compose({})
+
+
+def test_an_earlier_release_may_have_the_name_of_the_run(five):
+    _, releases = five
+    planned = budget.planned_release({"run": make_plan(_SPEC)}, "keyed:1")
+    alone = budget.require_within(99, {}, {"generator": planned})
+    both = budget.require_within(
+        99, {"generator": releases["0"]}, {"generator": planned}
+    )
+    assert both.runs == 2 and both.epsilon_pld > alone.epsilon_pld

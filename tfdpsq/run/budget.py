@@ -122,6 +122,10 @@ def _named(words: Sequence[str], disjoint: str) -> list[tuple[str, str]]:
         name, equals, path = word.partition("=")
         bare = not equals or os.path.exists(word) or "/" in name
         pairs.append(("", word) if bare else (name, path))
+        if not pairs[-1][1].strip():  # which would be the current directory
+            raise validation.InputError(
+                f"{word!r} names no directory. Give [NAME=]DIRECTORY."
+            )
     unnamed = [path for name, path in pairs if not name]
     if unnamed and len(unnamed) < len(pairs):
         raise validation.InputError(

@@ -304,7 +304,12 @@ def require_within(
       InputError: they would exceed the budget, or cannot be composed.
     """
     validation.positive("budget", budget)
-    total = compose({**planned, **released}, one_log=True)
+    every = dict(planned)
+    for name, release in released.items():
+        while name in every:  # a directory can have the name of a run
+            name = f"earlier {name}"
+        every[name] = release
+    total = compose(every, one_log=True)
     if total.epsilon_pld <= budget:
         return total
     before = compose(released, one_log=True).epsilon_pld if released else 0.0

@@ -30,7 +30,8 @@ class Found:
 
     Attributes:
       certificates: digest -> certificate.
-      places: digest -> directories of the artefacts that carry it.
+      places: digest -> directories of the artefacts that carry it, or files with other
+        names, of which a directory can hold several.
       refused: path -> why it could not be read.
       unreleased: directories that were passed over, as they stay private.
     """
@@ -112,7 +113,8 @@ def _add(found: Found, folder: pathlib.Path, path: pathlib.Path) -> None:
     if certificate is not None:
         digest = str(certificate.get("digest"))
         found.certificates[digest] = certificate
-        found.places.setdefault(digest, []).append(os.fspath(folder))
+        place = folder if path.name == FILE_NAME else path
+        found.places.setdefault(digest, []).append(os.fspath(place))
 
 
 # -- The limit of a stage ----------------------------------------------------------
@@ -127,8 +129,8 @@ def limited(
     Args:
       epsilon: total of all releases; 0 for no limit.
       released: directories of earlier releases.
-      place: the workdir. Its `release/` counts, or the one it is in, or the one next
-        to it.
+      place: the workdir, links followed. Its `release/` counts, or the one it is in,
+        or the one next to it.
 
     Raises:
       InputError: a limit that is not a positive number; or directories without one.
@@ -142,11 +144,11 @@ def limited(
         yield
         return
     validation.positive("budget", epsilon)
-    inside = pathlib.Path(os.path.abspath(place))
-    folders = {inside / releases.RELEASE_FOLDER}
-    for above in inside.parents[:2]:
-        folders.add(above / releases.RELEASE_FOLDER)
-    folders |= {up for up in inside.parents if up.name == releases.RELEASE_FOLDER}
+    folders: set[pathlib.Path] = set()
+    for inside in map(pathlib.Path, releases.spellings(os.fspath(place))):
+        for above in (inside, *inside.parents[:2]):
+            folders.add(above / releases.RELEASE_FOLDER)
+        folders |= {up for up in inside.parents if up.name == releases.RELEASE_FOLDER}
     real = {os.path.realpath(folder) for folder in folders}
     _limits.append(_Limit(epsilon, tuple(released), tuple(sorted(real))))
     try:
