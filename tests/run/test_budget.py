@@ -145,7 +145,7 @@ def test_other_pairs_are_composed_only_as_declared(job, tmp_path, capsys):
         ([], "usage:"),
         (["@/none"], "none does not exist. Give a workdir"),
         (["@/empty"], "holds no certificate.json of anything released"),
-        (["log="], "'log=' names no directory. Give [NAME=]DIRECTORY"),
+        (["log="], "'' names no directory. Give a workdir"),
         (["@", "log=@"], "has no name, and other directories have"),
         (["@", "--disjoint=time"], "has no name: the same pairs have another"),
         (["log=@", "--disjoint=place"], "disjoint is 'place'; choose one of 'time'"),

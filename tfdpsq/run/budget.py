@@ -73,7 +73,8 @@ def budget(
 
     Returns:
       "logs": of each log its "name", "unit", "adjacency", "epsilon" (by PLD),
-      "epsilon_rdp", "delta", "epsilon_sum", "delta_sum", "runs" and "releases";
+      "epsilon_rdp", "delta", "epsilon_sum", "delta_sum", "runs", "not_for" (whom they
+      do not hold, or `None`) and "releases";
       "together": the same numbers of all, or `None` where there is no such number;
       "not_composed": "what" and "why"; "not_released": directories passed over;
       "budget" and "left".
@@ -122,10 +123,6 @@ def _named(words: Sequence[str], disjoint: str) -> list[tuple[str, str]]:
         name, equals, path = word.partition("=")
         bare = not equals or os.path.exists(word) or "/" in name
         pairs.append(("", word) if bare else (name, path))
-        if not pairs[-1][1].strip():  # which would be the current directory
-            raise validation.InputError(
-                f"{word!r} names no directory. Give [NAME=]DIRECTORY."
-            )
     unnamed = [path for name, path in pairs if not name]
     if unnamed and len(unnamed) < len(pairs):
         raise validation.InputError(
@@ -224,6 +221,7 @@ def _numbers(total: budgets.Composition) -> dict[str, Any]:
         "epsilon_sum": total.epsilon_sum,
         "delta_sum": total.delta_sum,
         "runs": total.runs,
+        "not_for": total.not_for,
     }
 
 
@@ -278,6 +276,7 @@ def _epsilon(total: Mapping[str, Any]) -> str:
     composed = (
         f"epsilon {total['epsilon']:.6g} by PLD, {total['epsilon_rdp']:.6g} by RDP, "
         f"at delta {total['delta']:.3g}"
+        + (f", but not for {total['not_for']}" if total["not_for"] else "")
     )
     if total["runs"] == 1:
         return composed

@@ -63,6 +63,11 @@ def find_certificates(directory: str | os.PathLike) -> Found:
       InputError: there is no such directory, or no artefact in it was released.
     """
     found, root = Found(), pathlib.Path(directory)
+    if not os.fspath(directory).strip():  # which would be the current directory
+        raise validation.InputError(
+            f"{os.fspath(directory)!r} names no directory. Give a workdir, an "
+            f"artefact's directory or a {FILE_NAME}."
+        )
     if root.is_file():
         _add(found, root.parent, root)
     elif not root.is_dir():
