@@ -243,6 +243,20 @@ def test_a_chosen_run_costs_all_runs_or_the_choice(five, chosen):
     assert total.epsilon_pld == pytest.approx(first.epsilon_pld + 7.0, rel=1e-12)
 
 
+def test_a_choice_without_noise_is_told_with_every_total(five, chosen):
+    specs, covered = chosen
+    declared = budget.release_of(_chosen(specs, None))
+    first = five[1]["0"]
+    for release, words in (
+        (covered, None),
+        (declared, "held out to choose among runs"),
+    ):
+        log = budget.compose({"first": first, "chosen": release}, delta=2e-4)
+        assert log.not_for is None if words is None else words in log.not_for
+        whole = budget.in_parallel({"own": log}, "time")
+        assert whole.not_for == log.not_for
+
+
 def test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time(five):
     _, releases = five
     january = budget.compose({"a": releases["0"], "b": releases["1"]})
@@ -299,3 +313,13 @@ def test_a_delta_that_truncation_uses_up_is_refused(five):
         budget.compose(five[1], delta=1e-12)
     with pytest.raises(InputError, match="no release"):
         budget.compose({})
+
+
+def test_an_earlier_release_may_have_the_name_of_the_run(five):
+    _, releases = five
+    planned = budget.planned_release({"run": make_plan(_SPEC)}, "keyed:1")
+    alone = budget.require_within(99, {}, {"generator": planned})
+    both = budget.require_within(
+        99, {"generator": releases["0"]}, {"generator": planned}
+    )
+    assert both.runs == 2 and both.epsilon_pld > alone.epsilon_pld

@@ -145,6 +145,7 @@ def test_other_pairs_are_composed_only_as_declared(job, tmp_path, capsys):
         ([], "usage:"),
         (["@/none"], "none does not exist. Give a workdir"),
         (["@/empty"], "holds no certificate.json of anything released"),
+        (["log="], "'' names no directory. Give a workdir"),
         (["@", "log=@"], "has no name, and other directories have"),
         (["@", "--disjoint=time"], "has no name: the same pairs have another"),
         (["log=@", "--disjoint=place"], "disjoint is 'place'; choose one of 'time'"),
@@ -204,6 +205,37 @@ def test_a_stage_is_refused_before_it_spends_and_runs_within_its_budget(
                     spending.require_within(plans, "keyed:1")
             else:
                 spending.require_within(plans, "keyed:1")
+
+
+def _runs_counted(monkeypatch, released, place):
+    """Returns how many runs a limit counts, the new one included."""
+    totals = []
+    within = spending.budget.require_within
+    monkeypatch.setattr(
+        spending.budget, "require_within", lambda *args: totals.append(within(*args))
+    )
+    with spending.limited(50.0, released, place):
+        spending.require_within({"next": privacy.make_plan(_SPEC)}, "keyed:1")
+    return totals[0].runs
+
+
+def test_certificates_of_one_folder_are_all_counted(tmp_path, capsys, monkeypatch):
+    paths = [tmp_path / f"{month}.json" for month in ("january", "february")]
+    for path in paths:
+        path.write_text(json.dumps(_certificate(head=path.stem)))
+    code, out, _ = _exit(capsys, *paths, "--json")
+    log = json.loads(out)["logs"][0]
+    assert (code, log["runs"]) == (0, 2)
+    assert [line["places"] for line in log["releases"]] == [[str(p)] for p in paths]
+    place = tmp_path / "work" / "release" / "next"
+    assert _runs_counted(monkeypatch, [str(path) for path in paths], place) == 3
+
+
+def test_a_workdir_under_a_link_has_its_releases(tmp_path, monkeypatch):
+    release = tmp_path / "work" / "release"
+    _write(release / "first", _certificate())
+    (tmp_path / "current").symlink_to(release)
+    assert _runs_counted(monkeypatch, [], tmp_path / "current" / "next") == 2
 
 
 def test_a_limit_needs_certificates_that_hold(pairs, tmp_path):

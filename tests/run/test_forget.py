@@ -230,3 +230,28 @@ def test_an_output_next_to_its_private_directory_is_known(tmp_path, capsys):
         "generator/weights",
         "private/forgotten.json",
     }
+
+
+def test_a_directory_is_private_only_if_a_stage_kept_secrets_there(
+    job, tmp_path, capsys
+):
+    home = tmp_path / "home"
+    _write(home / "logs" / "boot.log", "mine")
+    _write(home / "runs" / "2024" / "result.txt", "mine")
+    before = _files(tmp_path)
+    for words, message in (
+        ([f"--private={home}"], "so that no stage kept its secrets there"),
+        ([f"--private={job / 'release'}"], "is released, and certificates would be"),
+        ([f"--private={job}"], "itself, released artefacts included"),
+        ([f"--private={tmp_path}"], "itself, released artefacts included"),
+    ):
+        code, out, err = _exit(capsys, forget, job, *words, "--delete")
+        assert (code, out) == (2, "") and message in err, err
+    for part in ("private", "release"):
+        code, _, err = _exit(capsys, forget, job / part, "--delete")
+        assert code == 2 and "Give the workdir that it is in" in err
+    # Nor is one called so in a directory with nothing of ours.
+    _write(tmp_path / "project" / "private" / "logs" / "diary.txt", "mine")
+    code, _, err = _exit(capsys, forget, tmp_path / "project", "--delete")
+    assert code == 2 and "holds nothing that tfdpsq made" in err
+    assert _files(tmp_path) == before | {"project/private/logs/diary.txt"}

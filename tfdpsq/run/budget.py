@@ -73,7 +73,8 @@ def budget(
 
     Returns:
       "logs": of each log its "name", "unit", "adjacency", "epsilon" (by PLD),
-      "epsilon_rdp", "delta", "epsilon_sum", "delta_sum", "runs" and "releases";
+      "epsilon_rdp", "delta", "epsilon_sum", "delta_sum", "runs", "not_for" (whom they
+      do not hold, or `None`) and "releases";
       "together": the same numbers of all, or `None` where there is no such number;
       "not_composed": "what" and "why"; "not_released": directories passed over;
       "budget" and "left".
@@ -220,6 +221,7 @@ def _numbers(total: budgets.Composition) -> dict[str, Any]:
         "epsilon_sum": total.epsilon_sum,
         "delta_sum": total.delta_sum,
         "runs": total.runs,
+        "not_for": total.not_for,
     }
 
 
@@ -274,6 +276,7 @@ def _epsilon(total: Mapping[str, Any]) -> str:
     composed = (
         f"epsilon {total['epsilon']:.6g} by PLD, {total['epsilon_rdp']:.6g} by RDP, "
         f"at delta {total['delta']:.3g}"
+        + (f", but not for {total['not_for']}" if total["not_for"] else "")
     )
     if total["runs"] == 1:
         return composed

@@ -51,6 +51,9 @@ from tfdpsq.run.core import command, locks, outputs, releases, workdir  # noqa: 
 _USAGE = "usage: python -m tfdpsq.run.forget WORKDIR [--delete] [--private=DIR]\n"
 # Left by commands that were killed: never finished, never released.
 _UNFINISHED = re.compile(r"\.(.+)\.([0-9a-f]{12}\.partial|state|shards)")
+_KEY = "fingerprint.key"
+# In every directory of a run that was begun.
+_OF_RUNS = (ledger.FILE_NAME, "run.json")
 _TEMPORARY = re.compile(r"\.fingerprint\.key\.[0-9a-f]{12}")
 _JOB_FILES = ("report.html", "results.json")
 # Folders of a workdir that hold outputs, besides the private one.
@@ -86,13 +89,17 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
       private: its private directory; `None` takes `private` in the workdir.
 
     Raises:
-      InputError: it is no workdir, its private directory is a link, or a stage is
-        running.
+      InputError: it is no workdir, its private directory is a link or none of ours,
+        or a stage is running.
     """
     root = pathlib.Path(directory)
     if "://" in os.fspath(directory) or not root.is_dir():
         raise validation.InputError(
             f"{directory} is not a directory of this machine. Give a workdir."
+        )
+    if root.resolve().name in (releases.PRIVATE_FOLDER, releases.RELEASE_FOLDER):
+        raise validation.InputError(
+            f"{root} is a part of a workdir. Give the workdir that it is in."
         )
     own = root / releases.PRIVATE_FOLDER if private is None else pathlib.Path(private)
     if own.is_symlink():
@@ -101,15 +108,16 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
             "directory itself, with --private=DIRECTORY."
         )
     made = Plan(own)
-    if own.is_dir():
+    if private is not None:
+        _require_private(own, root)
+    ours = own.is_dir() and (_is_private(own) or any(map(_stated, _folders(root))))
+    if ours:
         _plan_private(made, own)
-    elif private is not None:
-        raise validation.InputError(f"{own} does not exist. Give another --private.")
     for name in _FOLDERS:
         folder = root / name
         if folder.is_dir() and not folder.is_symlink():
             _plan_outputs(made, folder, own)
-    known = own.is_dir() and (made.delete or made.kept)
+    known = ours and (made.delete or made.kept)
     if not known and not any(map(_stated, _folders(root))):
         raise validation.InputError(
             f"{root} holds nothing that tfdpsq made. Give the workdir of a job, or the "
@@ -138,7 +146,7 @@ def forget(made: Plan) -> list[pathlib.Path]:
     Raises:
       InputError: the mark that the workdir was forgotten cannot be written.
     """
-    if made.private.is_dir():
+    if any(made.private in path.parents for path in [*made.delete, *made.kept]):
         outputs.mark_forgotten(made.private)
     failed = []
     for path in made.delete:
@@ -156,6 +164,35 @@ def forget(made: Plan) -> list[pathlib.Path]:
     for folder in {path.parent for path in made.delete}:
         outputs.settle(folder / "x")
     return failed
+
+
+def _require_private(own: pathlib.Path, root: pathlib.Path) -> None:
+    """Refuses a directory given as private that no stage kept its secrets in."""
+    problem = None
+    if not own.is_dir():
+        problem = "does not exist"
+    elif releases.is_released(own):
+        problem = "is released, and certificates would be deleted"
+    elif own.resolve() in (root.resolve(), *root.resolve().parents):
+        problem = f"holds {root} itself, released artefacts included"
+    elif not _is_private(own):
+        problem = (
+            f"holds no {_KEY}, {reads.FILE_NAME} or ledger, so that no stage kept its "
+            "secrets there"
+        )
+    if problem:
+        raise validation.InputError(
+            f"--private is {own}, which {problem}. Give the directory that stages had "
+            "as private_directory."
+        )
+
+
+def _is_private(own: pathlib.Path) -> bool:
+    """Returns whether something in a directory shows that stages kept secrets there."""
+    runs = (own / workdir.RUNS).glob("*")
+    return any((own / name).is_file() for name in (*_PROOFS, _KEY)) or any(
+        (run / name).is_file() for run in runs for name in _OF_RUNS
+    )
 
 
 def _plan_private(made: Plan, own: pathlib.Path) -> None:

@@ -168,7 +168,7 @@ MUTATIONS = (
         "name": "budget_refuses_what_was_spent_before_only",
         "kind": "composition",
         "file": _FILE,
-        "old": "total = compose({**planned, **released}, one_log=True)",
+        "old": "total = compose(every, one_log=True)",
         "new": "total = compose(released or planned, one_log=True)",
         "tests": (
             _TESTS
@@ -227,5 +227,67 @@ MUTATIONS = (
             _FORGET + "test_a_workdir_forgotten_by_half_takes_no_stage_and_is_finished",
         ),
         "why": "a new key gives the same pairs another fingerprint than before",
+    },
+    {
+        "name": "limit_takes_an_earlier_release_for_the_run_of_its_name",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "        while name in every:",
+        "new": "        while name in released and not every:",
+        "tests": (_TESTS + "test_an_earlier_release_may_have_the_name_of_the_run",),
+        "why": "the run that is about to begin would not be counted",
+    },
+    {
+        "name": "certificates_of_one_folder_are_one_release",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "place = folder if path.name == FILE_NAME else path",
+        "new": "place = folder if path.name else path",
+        "tests": (
+            "tests/run/test_budget.py::test_certificates_of_one_folder_are_all_counted",
+        ),
+        "why": "of the certificates that were collected in a folder the last counts",
+    },
+    {
+        "name": "limit_does_not_follow_the_link_to_a_release",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "map(pathlib.Path, releases.spellings(os.fspath(place))):",
+        "new": "[pathlib.Path(os.path.abspath(place))]:",
+        "tests": (
+            "tests/run/test_budget.py::test_a_workdir_under_a_link_has_its_releases",
+        ),
+        "why": "what was released next to the new run is not part of the total",
+    },
+    {
+        "name": "forget_takes_any_directory_for_a_private_one",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "    elif not _is_private(own):\n",
+        "new": "    elif not own.is_dir():\n",
+        "tests": (
+            _FORGET + "test_a_directory_is_private_only_if_a_stage_kept_secrets_there",
+        ),
+        "why": "logs and runs of other programs are deleted",
+    },
+    {
+        "name": "forget_deletes_what_was_released",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "    elif releases.is_released(own):\n",
+        "new": "    elif releases.is_released(root):\n",
+        "tests": (
+            _FORGET + "test_a_directory_is_private_only_if_a_stage_kept_secrets_there",
+        ),
+        "why": "the certificates of what others hold are gone",
+    },
+    {
+        "name": "budget_takes_an_open_choice_for_a_covered_one",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "selection.choice_epsilon is None)",
+        "new": "selection.choice_epsilon is False)",
+        "tests": (_TESTS + "test_a_choice_without_noise_is_told_with_every_total",),
+        "why": "queries held out to choose without noise have no guarantee at all",
     },
 )

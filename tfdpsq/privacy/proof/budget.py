@@ -10,7 +10,8 @@ the head of its ledger.
 **A run that was chosen** among several counts as all of them. A unit was either trained
 on, which costs those runs, or held out, which costs the exponential mechanism's ε at
 δ = 0 and adds to the rest. Every combination of roles over all such releases is
-computed, and the largest ε holds for every unit.
+computed, and the largest ε holds for every unit. Where the choice was "declared", made
+without noise, nothing is guaranteed for the units held out, nor by any total with it.
 
 **Disjoint logs.** A query in one log only is protected by the composition of that log's
 releases, whatever was released from the others (parallel composition): (largest ε,
@@ -66,12 +67,15 @@ class Release:
         where there was no private choice.
       pairs: fingerprint of the private pairs; `None` where none is stated.
       delta: δ of the certificate.
+      open_choice: whether units that were held out chose among the runs without noise,
+        so that nothing is guaranteed for them.
     """
 
     runs: Mapping[str, _Run]
     choice_epsilon: float | None
     pairs: str | None
     delta: float
+    open_choice: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +107,13 @@ class Composition:
     def runs(self) -> int:
         """Number of training runs, each counted once."""
         return len({key for release in self.releases for key in release.runs})
+
+    @property
+    def not_for(self) -> str | None:
+        """Returns the units that no ε here holds for, in words; `None` for all."""
+        if not any(release.open_choice for release in self.releases):
+            return None
+        return "units held out to choose among runs without noise"
 
     @property
     def pairs(self) -> set[str]:
@@ -145,7 +156,8 @@ def release_of(
             )
             for key, run in selection.runs.items()
         }
-        return Release(runs, selection.choice_epsilon, pairs, delta)
+        open_choice = bool(selection.choice_epsilon is None)
+        return Release(runs, selection.choice_epsilon, pairs, delta, open_choice)
     key = certificate["ledger_head"] or digest_of(certificate)
     return Release({key: plan_of(certificate)}, None, pairs, delta)
 
@@ -304,7 +316,12 @@ def require_within(
       InputError: they would exceed the budget, or cannot be composed.
     """
     validation.positive("budget", budget)
-    total = compose({**planned, **released}, one_log=True)
+    every = dict(planned)
+    for name, release in released.items():
+        while name in every:  # a directory can have the name of a run
+            name = f"earlier {name}"
+        every[name] = release
+    total = compose(every, one_log=True)
     if total.epsilon_pld <= budget:
         return total
     before = compose(released, one_log=True).epsilon_pld if released else 0.0

@@ -30,7 +30,8 @@ class Found:
 
     Attributes:
       certificates: digest -> certificate.
-      places: digest -> directories of the artefacts that carry it.
+      places: digest -> directories of the artefacts that carry it, or files with other
+        names, of which a directory can hold several.
       refused: path -> why it could not be read.
       unreleased: directories that were passed over, as they stay private.
     """
@@ -62,6 +63,11 @@ def find_certificates(directory: str | os.PathLike) -> Found:
       InputError: there is no such directory, or no artefact in it was released.
     """
     found, root = Found(), pathlib.Path(directory)
+    if not os.fspath(directory).strip():  # which would be the current directory
+        raise validation.InputError(
+            f"{os.fspath(directory)!r} names no directory. Give a workdir, an "
+            f"artefact's directory or a {FILE_NAME}."
+        )
     if root.is_file():
         _add(found, root.parent, root)
     elif not root.is_dir():
@@ -112,7 +118,8 @@ def _add(found: Found, folder: pathlib.Path, path: pathlib.Path) -> None:
     if certificate is not None:
         digest = str(certificate.get("digest"))
         found.certificates[digest] = certificate
-        found.places.setdefault(digest, []).append(os.fspath(folder))
+        place = folder if path.name == FILE_NAME else path
+        found.places.setdefault(digest, []).append(os.fspath(place))
 
 
 # -- The limit of a stage ----------------------------------------------------------
@@ -127,8 +134,8 @@ def limited(
     Args:
       epsilon: total of all releases; 0 for no limit.
       released: directories of earlier releases.
-      place: the workdir. Its `release/` counts, or the one it is in, or the one next
-        to it.
+      place: the workdir, links followed. Its `release/` counts, or the one it is in,
+        or the one next to it.
 
     Raises:
       InputError: a limit that is not a positive number; or directories without one.
@@ -142,11 +149,11 @@ def limited(
         yield
         return
     validation.positive("budget", epsilon)
-    inside = pathlib.Path(os.path.abspath(place))
-    folders = {inside / releases.RELEASE_FOLDER}
-    for above in inside.parents[:2]:
-        folders.add(above / releases.RELEASE_FOLDER)
-    folders |= {up for up in inside.parents if up.name == releases.RELEASE_FOLDER}
+    folders: set[pathlib.Path] = set()
+    for inside in map(pathlib.Path, releases.spellings(os.fspath(place))):
+        for above in (inside, *inside.parents[:2]):
+            folders.add(above / releases.RELEASE_FOLDER)
+        folders |= {up for up in inside.parents if up.name == releases.RELEASE_FOLDER}
     real = {os.path.realpath(folder) for folder in folders}
     _limits.append(_Limit(epsilon, tuple(released), tuple(sorted(real))))
     try:
