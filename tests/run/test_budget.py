@@ -12,7 +12,7 @@ import tiny
 from tfdpsq import privacy
 from tfdpsq.data import train_vocabulary
 from tfdpsq.privacy.proof.certificate import digest_of
-from tfdpsq.run import budget, finetune
+from tfdpsq.run import budget, finetune, pipeline
 from tfdpsq.run.core import spending
 from tfdpsq.validation import InputError
 
@@ -236,6 +236,24 @@ def test_a_workdir_under_a_link_has_its_releases(tmp_path, monkeypatch):
     _write(release / "first", _certificate())
     (tmp_path / "current").symlink_to(release)
     assert _runs_counted(monkeypatch, [], tmp_path / "current" / "next") == 2
+
+
+def test_a_job_is_refused_before_its_first_stage_if_all_its_runs_exceed_the_limit(
+    tmp_path,
+):
+    tiny.write_pairs(tmp_path / "pairs")
+    config = tiny.tiny_config(str(tmp_path / "pairs"))
+    config.update(epsilons=(3.0,), direct_epsilons=(3.0,), audit_epsilons=())
+    config.finetune.accountant = config.direct.accountant = "pld"
+    work = tmp_path / "work"
+    with spending.limited(3.5, (), work):
+        with pytest.raises(InputError, match="generator_eps3 and retriever_direct_eps"):
+            pipeline.open_job(config, work)
+        assert not work.exists()
+        # What is finished spends nothing more.
+        for name in ("generator_eps3", "retriever_direct_eps3"):
+            _write(work / "release" / name, _certificate(steps=1))
+        pipeline.open_job(config, work)
 
 
 def test_a_limit_needs_certificates_that_hold(pairs, tmp_path):

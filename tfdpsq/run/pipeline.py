@@ -45,8 +45,10 @@ from tfdpsq.run.core import (
     command,
     layout,
     pipeline_checks,
+    releases,
     settings,
     sources,
+    spending,
     stages,
     streams,
     workdir,
@@ -210,6 +212,16 @@ def open_job(
         )
         # Tried: these are dropped, and the stage draws its own.
         canaries.make_canaries(beir, config.canaries, np.random.default_rng())
+    if spending.is_limited():
+        names = {"finetune": "generator", "direct": "retriever_direct"}
+        planned = {
+            f"{names[stage]}_{epsilon_name(epsilon)}": plan
+            for (stage, epsilon), plan in pipeline_checks.plans_of(config).items()
+        }
+        made = pathlib.Path(directory) / releases.RELEASE_FOLDER
+        spending.require_job_within(
+            {name: plan for name, plan in planned.items() if not (made / name).exists()}
+        )
     # Last, since the workdir keeps its config from here on.
     directory = workdir.open_workdir(directory, config)
     return Job(config, directory, devices)

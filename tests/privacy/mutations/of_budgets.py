@@ -290,4 +290,16 @@ MUTATIONS = (
         "tests": (_TESTS + "test_a_choice_without_noise_is_told_with_every_total",),
         "why": "queries held out to choose without noise have no guarantee at all",
     },
+    {
+        "name": "limit_of_a_job_counts_its_first_run",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "    if planned:\n",
+        "new": "    if len(planned) == 1:\n",
+        "tests": (
+            "tests/run/test_budget.py::test_a_job_is_refused_before_its_first_stage_if"
+            "_all_its_runs_exceed_the_limit",
+        ),
+        "why": "the generator is paid for, and the rest of its job refused",
+    },
 )

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import ml_collections
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import layout, sources
@@ -168,12 +168,39 @@ def check_data(config: ml_collections.ConfigDict) -> None:
     own = config.direct
     source = sources.load_source(config.data, own.split, own.unit)
     for epsilon in config.direct_epsilons:
-        stage = config.direct.copy_and_resolve_references()
-        stage.epsilon, stage.steps = epsilon, config.retriever.steps
-        stage.epochs = config.retriever.epochs
         with _of_stage("direct"):
             units = private_training.Units(source.count, None, True)
-            direct_training.make_plan(stage, units)
+            direct_training.make_plan(_direct_stage(config, epsilon), units)
+
+
+def plans_of(
+    config: ml_collections.ConfigDict,
+) -> dict[tuple[str, float], privacy.PrivacyPlan]:
+    """Returns the plans of all runs that a job releases, by (stage, ε)."""
+    own, plans = config.finetune, {}
+    source = sources.load_source(config.data, own.split, own.unit)
+    units = private_training.units_of(source, own.unit, own.user_field)
+    for epsilon in filter(math.isfinite, config.epsilons):
+        spec = private_training.spec_of(own, units, epsilon=float(epsilon))
+        plans["finetune", epsilon] = privacy.make_plan(spec)
+    own = config.direct
+    source = sources.load_source(config.data, own.split, own.unit)
+    units = private_training.Units(source.count, None, True)
+    for epsilon in filter(math.isfinite, config.direct_epsilons):
+        plans["direct", epsilon] = direct_training.make_plan(
+            _direct_stage(config, epsilon), units
+        )
+    return plans
+
+
+def _direct_stage(
+    config: ml_collections.ConfigDict, epsilon: float
+) -> ml_collections.ConfigDict:
+    """Returns the settings of a retriever trained directly, as its stage has them."""
+    stage = config.direct.copy_and_resolve_references()
+    stage.epsilon, stage.steps = epsilon, config.retriever.steps
+    stage.epochs = config.retriever.epochs
+    return stage
 
 
 @contextlib.contextmanager

@@ -186,6 +186,29 @@ def require_within(
         return
     planned = budget.planned_release(plans, pairs, choice_epsilon)
     name = next(iter(plans)) if len(plans) == 1 else f"the grid of {len(plans)} runs"
+    _require_within({name: planned})
+
+
+def require_job_within(plans: Mapping[str, privacy.PrivacyPlan]) -> None:
+    """Refuses a job, all of whose runs are released, that would exceed the limit.
+
+    Args:
+      plans: of the runs that are not finished, by name; those without privacy, which
+        stay private, cost nothing here.
+
+    Raises:
+      InputError: as `require_within`.
+    """
+    planned = {
+        name: budget.planned_release({name: plan}, "")
+        for name, plan in plans.items()
+        if plan.spec.private
+    }
+    if planned:
+        _require_within(planned)
+
+
+def _require_within(planned: Mapping[str, budget.Release]) -> None:
     for limit in _limits:
         released: dict[str, budget.Release] = {}
         for folder in limit.folders:
@@ -193,7 +216,7 @@ def require_within(
                 released.update(_releases_in(folder, may_be_empty=True))
         for folder in limit.released:
             released.update(_releases_in(folder, may_be_empty=False))
-        budget.require_within(limit.epsilon, released, {name: planned})
+        budget.require_within(limit.epsilon, released, planned)
 
 
 def _releases_in(folder: str, may_be_empty: bool) -> dict[str, budget.Release]:
