@@ -159,6 +159,9 @@ def test_runs_without_a_ledger_are_told_apart_by_their_certificates(five):
         {"one": alone, "two": budget.release_of(_certificate(other, head=None))}
     )
     assert total.runs == 2
+    # A second run of the same settings has an equal certificate, as a copy would.
+    with pytest.raises(InputError, match="one and again hold equal certificates"):
+        budget.compose({"one": alone, "again": alone})
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,12 @@ def test_without_the_flag_it_lists_and_changes_nothing(job, capsys):
 
 def test_what_is_private_goes_and_what_proves_the_release_stays(job, tmp_path, capsys):
     code, out, _ = _exit(capsys, forget, job, "--delete")
-    assert code == 0 and _files(job) == _LEFT
+    assert code == 1 and _files(job) == _LEFT  # for later.txt
+    later = job / "private" / "generator_inf" / "later.txt"
+    assert (
+        f"LEFT, as it is newer than its stage; delete what is private:\n  {later}"
+        in out
+    )
     assert "left, as tfdpsq did not make it" in out
     assert f"  {job / 'private' / 'link'}\n" in out
     for path in job.rglob("*"):
@@ -162,7 +167,7 @@ def test_a_workdir_forgotten_by_half_takes_no_stage_and_is_finished(
     with pytest.raises(InputError, match="use another workdir"):
         sources.keyed_fingerprint("f", made.private)
     code, _, _ = _exit(capsys, forget, job, "--delete")
-    assert code == 0 and _files(job) == _LEFT
+    assert code == 1 and _files(job) == _LEFT
     with pytest.raises(InputError, match="use another workdir"):
         outputs.open_private(made.private)
 
@@ -215,7 +220,7 @@ def test_what_is_no_workdir_is_refused(job, tmp_path, capsys):
     code, _, _ = _exit(
         capsys, forget, job, f"--private={tmp_path / 'elsewhere'}", "--delete"
     )
-    assert code == 0
+    assert code == 1
     assert not (tmp_path / "elsewhere" / "fingerprint.key").exists()
 
 

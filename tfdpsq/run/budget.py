@@ -154,6 +154,7 @@ def _add(
     """
     try:
         release = budgets.release_of(certificate, places[0])
+        budgets.require_one_run(release, places)
     except validation.InputError as error:
         refused.append({"what": places[0], "why": str(error)})
         return
@@ -167,6 +168,10 @@ def _add(
     for line in log.lines:
         if line["digest"] == certificate["digest"]:
             line["places"] += [place for place in places if place not in line["places"]]
+            try:
+                budgets.require_one_run(release, line["places"])
+            except validation.InputError as error:
+                refused.append({"what": places[0], "why": str(error)})
             return
     log.releases[places[0]] = release
     line = {

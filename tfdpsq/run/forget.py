@@ -27,7 +27,8 @@ that was forgotten by half is finished by the same command.
     --private=DIR    the private directory, if not the default one
 
 Exit status: 0 nothing of ours is left to delete, or it was only listed; 1 something
-private could not be deleted; 2 no workdir, a stage is running, or a wrong command.
+private could not be deleted, or files newer than their stage were left; 2 no workdir, a
+stage is running, or a wrong command.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Plan:
       folders: directories that are removed where they are empty, innermost first.
       kept: files in the private directory that prove the releases.
       left: what tfdpsq did not make, in or among what is deleted.
+      newer: files in a stage's output that are newer than its `stage.json`: somebody's
+        own, or of a workdir whose copy did not keep file times.
     """
 
     private: pathlib.Path
@@ -79,6 +82,7 @@ class Plan:
     folders: list[pathlib.Path] = dataclasses.field(default_factory=list)
     kept: list[pathlib.Path] = dataclasses.field(default_factory=list)
     left: list[pathlib.Path] = dataclasses.field(default_factory=list)
+    newer: list[pathlib.Path] = dataclasses.field(default_factory=list)
 
 
 def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
@@ -242,10 +246,10 @@ def _plan_tree(made: Plan, folder: pathlib.Path, stage: pathlib.Path | None) -> 
             path = here / name
             if name == ledger.FILE_NAME:
                 made.kept.append(path)
-            elif not _is_file(path) or (
-                newest is not None and path.stat().st_mtime > newest
-            ):
+            elif not _is_file(path):
                 made.left.append(path)
+            elif newest is not None and path.stat().st_mtime > newest:
+                made.newer.append(path)
             else:
                 made.delete.append(path)
 
@@ -280,6 +284,7 @@ def as_text(made: Plan, deleted: bool, failed: Sequence[pathlib.Path] = ()) -> s
     for title, paths in (
         ("kept, as it proves what was released:", made.kept),
         ("left, as tfdpsq did not make it:", made.left),
+        ("LEFT, as it is newer than its stage; delete what is private:", made.newer),
         ("NOT deleted, check its permissions:", failed),
     ):
         lines += [title, *(f"  {path}" for path in paths)] if paths else []
@@ -299,7 +304,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             raise app.UsageError("")
         made = plan(words[0], own.private)
         failed = forget(made) if own.delete else []
-        return int(bool(failed)), as_text(made, own.delete, failed)
+        unsure = own.delete and made.newer
+        return int(bool(failed or unsure)), as_text(made, own.delete, failed)
 
     command.script(run, own, argv, __doc__, _USAGE)
 

@@ -69,6 +69,8 @@ class Release:
       delta: δ of the certificate.
       open_choice: whether units that were held out chose among the runs without noise,
         so that nothing is guaranteed for them.
+      nameless: whether a run has no ledger head, so that a second run of the same
+        settings has an equal certificate.
     """
 
     runs: Mapping[str, _Run]
@@ -76,6 +78,7 @@ class Release:
     pairs: str | None
     delta: float
     open_choice: bool = False
+    nameless: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +160,32 @@ def release_of(
             for key, run in selection.runs.items()
         }
         open_choice = bool(selection.choice_epsilon is None)
-        return Release(runs, selection.choice_epsilon, pairs, delta, open_choice)
-    key = certificate["ledger_head"] or digest_of(certificate)
-    return Release({key: plan_of(certificate)}, None, pairs, delta)
+        nameless = not all(run.ledger_head for run in selection.runs.values())
+        return Release(
+            runs, selection.choice_epsilon, pairs, delta, open_choice, nameless
+        )
+    head = certificate["ledger_head"]
+    runs = {head or digest_of(certificate): plan_of(certificate)}
+    return Release(runs, None, pairs, delta, nameless=not head)
+
+
+def require_one_run(release: Release, places: Sequence[str]) -> None:
+    """Refuses equal certificates of which nobody can say whether they are of one run.
+
+    Args:
+      release: what one of them costs.
+      places: where they were found.
+
+    Raises:
+      InputError: a run without a ledger head is found in several places.
+    """
+    if release.nameless and len(places) > 1:
+        raise validation.InputError(
+            f"{places[0]} and {places[1]} hold equal certificates without a ledger "
+            "head: two runs of the same settings, or copies of one, and a total would "
+            "differ. Give one of them if they are copies; train with a directory to "
+            "have a ledger."
+        )
 
 
 def planned_release(
@@ -383,6 +409,8 @@ def _require_one_cost(releases: Mapping[str, Release]) -> None:
     for name, release in releases.items():
         for key, run in release.runs.items():
             before_name, before = seen.setdefault(key, (name, run))
+            if before_name != name:
+                require_one_run(release, (before_name, name))
             if (before[0].fingerprint, before[1]) != (run[0].fingerprint, run[1]):
                 raise validation.InputError(
                     f"{before_name} and {name} state the same ledger head and other "

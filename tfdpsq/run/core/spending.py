@@ -228,7 +228,10 @@ def _releases_in(folder: str, may_be_empty: bool) -> dict[str, budget.Release]:
         raise
     for path, why in found.refused.items():
         raise validation.InputError(f"the budget cannot be checked: {path}: {why}")
-    return {
-        found.places[digest][0]: budget.release_of(certificate, found.places[digest][0])
-        for digest, certificate in found.certificates.items()
-    }
+    releases_there = {}
+    for digest, certificate in found.certificates.items():
+        places = found.places[digest]
+        release = budget.release_of(certificate, places[0])
+        budget.require_one_run(release, places)
+        releases_there[places[0]] = release
+    return releases_there
