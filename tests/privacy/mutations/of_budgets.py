@@ -84,20 +84,28 @@ MUTATIONS = (
         "name": "budget_counts_planned_steps",
         "kind": "composition",
         "file": _FILE,
-        "old": "return Release({key: plan_of(certificate)}, None, pairs, delta)",
-        "new": (
-            "plan = plan_of(certificate)[0]\n"
-            "    return Release({key: (plan, 1)}, None, pairs, delta)"
-        ),
+        "old": "runs = {head or digest_of(certificate): plan_of(certificate)}",
+        "new": "runs = {head or digest_of(certificate): (plan_of(certificate)[0], 1)}",
         "tests": (_TESTS + "test_five_certificates_cost_what_dp_accounting_composes",),
         "why": "the steps that ran are what was spent",
+    },
+    {
+        "name": "budget_counts_equal_certificates_once",
+        "kind": "composition",
+        "file": _FILE,
+        "old": "if release.nameless and len(places) > 1:",
+        "new": "if release.nameless and len(places) > 2:",
+        "tests": (
+            _TESTS + "test_runs_without_a_ledger_are_told_apart_by_their_certificates",
+        ),
+        "why": "two runs without a ledger are counted as copies of one",
     },
     {
         "name": "budget_tells_runs_apart_by_their_plan",
         "kind": "composition",
         "file": _FILE,
-        "old": 'key = certificate["ledger_head"] or digest_of(certificate)',
-        "new": 'key = certificate["plan"]',
+        "old": "runs = {head or digest_of(certificate): plan_of(certificate)}",
+        "new": 'runs = {certificate["plan"]: plan_of(certificate)}',
         "tests": (
             _TESTS
             + "test_what_is_made_from_a_release_costs_nothing_and_a_second_run_does",
