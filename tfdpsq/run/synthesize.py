@@ -133,15 +133,6 @@ def run(
         releases.guarantee_of(certificate, str(located)),
         "queries by a generator that private ones had an unprotected part in",
     )
-    writing = SynthesisConfig(
-        samples_per_document=config.samples_per_document,
-        document_length=config.document_length,
-        query_length=config.query_length,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
-        prompt=config.prompt,
-    )
     fingerprints = {
         "generator": workdir.model_fingerprint(located),
         "vocabulary": Tokenizer(vocabulary).fingerprint,
@@ -183,7 +174,7 @@ def run(
         config.generator,
         config.dtype,
         config.vocabulary,
-        writing,
+        _writing(config),
         config.jit_compile,
         corpus,
         pass_progress.log_of(sharded_stages.pass_directory(directory)),
@@ -199,6 +190,19 @@ def run(
             corpus_shards.PLAN_FILE: corpus.plan.to_json(),
             **sharded_stages.guarantee(certificate),
         },
+    )
+
+
+def _writing(config: ml_collections.ConfigDict) -> SynthesisConfig:
+    """Returns the settings of generation."""
+    return SynthesisConfig(
+        samples_per_document=config.samples_per_document,
+        document_length=config.document_length,
+        query_length=config.query_length,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        sampling=SamplingConfig(config.temperature, config.top_k or None, config.top_p),
+        prompt=config.prompt,
     )
 
 

@@ -251,9 +251,8 @@ def _make(
                 if source.private:
                     progress.epsilon = lambda step: math.inf
                 # Tokenised private queries are private.
-                rows = (
-                    context.run_dir if source.private else out
-                ) / private_training.ROWS
+                scratch = context.run_dir if source.private else out
+                rows = scratch / private_training.ROWS
                 plain_training.train(
                     config, context, model, source, negatives, progress, rows
                 )
@@ -278,14 +277,7 @@ def _make(
             )
         elif source.private:
             facts = _facts(config, model, context.inputs, reads, mined, outcome)
-            certificate = _unprotected(
-                source.count,
-                config.clip_norm,
-                config.batch_size,
-                config.steps,
-                config.unit,
-                facts,
-            )
+            certificate = _unprotected(config, source.count, facts)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -347,29 +339,24 @@ def _require_vocabulary(init: str, given: object, tokenizer: Tokenizer) -> None:
 
 
 def _unprotected(
-    n: int,
-    clip_norm: float,
-    batch_size: int,
-    steps: int,
-    unit: str,
-    facts: dict[str, Any],
+    config: ml_collections.ConfigDict, n: int, facts: dict[str, Any]
 ) -> dict:
     """Returns a certificate of ordinary training on private pairs: no guarantee."""
     plan = privacy.make_plan(
         privacy.PrivacySpec(
             epsilon=math.inf,
-            clip_norm=clip_norm,
+            clip_norm=config.clip_norm,
             num_units=n,
             n_is_public=True,
-            batch_size=batch_size,
-            steps=steps,
-            unit="pair" if unit == "pair" else "query",
+            batch_size=config.batch_size,
+            steps=config.steps,
+            unit="pair" if config.unit == "pair" else "query",
             sampler="shuffled",
         )
     )
     return privacy.make_certificate(
         plan,
-        steps,
+        config.steps,
         description="A two-tower retriever trained on private pairs, unprotected.",
         sensitivity_argument="None: nothing is clipped and no noise is added.",
         **facts,

@@ -84,6 +84,12 @@ def _require_derived(method: str, unit: str, sampler: str, mined: str) -> None:
                 f"sensitivity is not derived. Set {field} to "
                 f"{' or '.join(map(repr, derived))}."
             )
+    if mined and method != "public_negatives":
+        raise validation.InputError(
+            f"hard_negatives.run is {mined!r}, but the sensitivity of {method!r} is "
+            "derived for in-batch negatives alone. Set it to '', or method to "
+            "'public_negatives'."
+        )
     # A query's negatives leave out all of its answers, so that those of one of its
     # pairs depend on the others.
     if unit == "pair" and mined:
@@ -191,12 +197,6 @@ def train(
     devices = context.devices
     _require_derived(config.method, config.unit, config.sampler, negatives.run)
     _require_devices(config.method, config.batch_size, devices)
-    if negatives.run and config.method != "public_negatives":
-        raise validation.InputError(
-            f"hard_negatives.run is {negatives.run!r}, but the sensitivity "
-            f"of {config.method!r} is derived for in-batch negatives alone. Set it to "
-            "'', or method to 'public_negatives'."
-        )
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = make_plan(config, units)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
