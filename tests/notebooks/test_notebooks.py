@@ -236,7 +236,7 @@ def test_without_a_checkout_the_first_cell_says_what_to_do(first_cell, tmp_path)
 
 @pytest.fixture
 def commands(monkeypatch, tmp_path):
-    """What `environment` runs; uv is there, and makes what it is asked for."""
+    """Commands that `environment` runs; uv is there and makes what it is asked for."""
     ran = []
 
     def record(command, **options):

@@ -239,7 +239,7 @@ def test_a_chosen_run_costs_all_runs_or_the_choice(five, chosen):
     # Who was held out in the choice may have been trained on by the others.
     held_out = together.epsilon_pld + 1.5
     assert with_runs.epsilon_pld == pytest.approx(held_out, rel=1e-12)
-    # A dear choice: whoever chose pays its ε, on top of every other release.
+    # An expensive choice: held-out units pay its ε in addition to all other runs.
     dear = dataclasses.replace(release, choice_epsilon=7.0)
     first = budget.compose({"first": five[1]["0"]}, delta=2e-4)
     total = budget.compose({"first": five[1]["0"], "chosen": dear}, delta=2e-4)

@@ -1,12 +1,8 @@
 """Epochs: steps follow from the counts that are found in the data."""
 
 import pytest
-import tensorflow as tf
 import tiny as _tiny
 
-from tfdpsq.data import train_vocabulary
-from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import finetune, train_retriever
 from tfdpsq.run.core import workdir
@@ -17,14 +13,7 @@ from tfdpsq.validation import InputError
 def base(tmp_path_factory):
     """60 training queries in 63 pairs, and a public T5."""
     base = tmp_path_factory.mktemp("epochs")
-    queries = _tiny.write_pairs(base / "pairs")
-    with open(base / "pairs" / "qrels" / "train.tsv", "a") as qrels:
-        qrels.write("q0\td1\t1\nq0\td2\t1\nq5\td6\t1\n")
-    train_vocabulary(queries, 320, base / "spiece.model")  # of a test's made-up queries
-    tf.keras.utils.set_random_seed(3)
-    (base / "public").mkdir()
-    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.0)
-    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
+    _tiny.write_start(base)
     return base
 
 

@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 import tiny as _tiny
 
-from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
+from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
-from tfdpsq.layers import T5Config
 from tfdpsq.privacy import fast, read_certificate, verify_certificate
 from tfdpsq.run import finetune, train_retriever, verify
 from tfdpsq.run.core import sources
@@ -23,14 +22,7 @@ _CLIP = 0.05
 def base(tmp_path_factory):
     """60 training queries, two of them with 3 and 2 documents: 63 pairs."""
     base = tmp_path_factory.mktemp("pairs")
-    queries = _tiny.write_pairs(base / "pairs")
-    with open(base / "pairs" / "qrels" / "train.tsv", "a") as qrels:
-        qrels.write("q0\td1\t1\nq0\td2\t1\nq5\td6\t1\n")
-    train_vocabulary(queries, 320, base / "spiece.model")  # of a test's made-up queries
-    tf.keras.utils.set_random_seed(3)
-    (base / "public").mkdir()
-    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.0)
-    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
+    _tiny.write_start(base)
     return base
 
 

@@ -173,7 +173,7 @@ def test_results_are_strict_json_with_the_promised_keys(tmp_path):
 
 
 def test_what_decides_is_the_first_plot_the_table_and_the_results(tmp_path):
-    """What a row adds to BM25 with the public-only row, wherever results are shown."""
+    """The gain over BM25 with the public-only row, wherever results are shown."""
     gain = {"mean": 0.021, "low": 0.012, "high": 0.03}
     better = {"difference": 0.01, "ci": [0.002, 0.018], "p": 0.01}
     fused = {

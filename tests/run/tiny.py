@@ -95,6 +95,24 @@ def tiny_config(data):
     return config
 
 
+def write_start(base):
+    """Writes 60 training queries in 63 pairs, and a public T5 with its vocabulary."""
+    import tensorflow as tf
+
+    from tfdpsq.data import train_vocabulary
+    from tfdpsq.generator import T5QueryGenerator
+    from tfdpsq.layers import T5Config
+
+    queries = write_pairs(base / "pairs")
+    with open(base / "pairs" / "qrels" / "train.tsv", "a") as qrels:
+        qrels.write("q0\td1\t1\nq0\td2\t1\nq5\td6\t1\n")
+    train_vocabulary(queries, 320, base / "spiece.model")  # of a test's made-up queries
+    tf.keras.utils.set_random_seed(3)
+    (base / "public").mkdir()
+    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.0)
+    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
+
+
 def acting_only(stage, config):
     """Puts what does nothing in this config, and would be refused, at its default."""
     from tfdpsq.run.core import acting

@@ -65,7 +65,7 @@ _PROOFS = (reads.FILE_NAME, ledger.FILE_NAME, outputs.FORGOTTEN)
 
 @dataclasses.dataclass
 class Plan:
-    """What is to be done with a workdir.
+    """The files of a workdir to delete, keep and leave.
 
     Attributes:
       private: its private directory.

@@ -69,7 +69,7 @@ MUTATIONS = (
         "old": "    if problems:\n",
         "new": "    if len(problems) > 9:\n",
         "tests": (_TESTS + "test_forged_and_unprotected_certificates_are_refused",),
-        "why": "whoever edits a certificate lowers the total of all",
+        "why": "an edited certificate lowers the total of all",
     },
     {
         "name": "budget_composes_an_unprotected_run",

@@ -1,4 +1,4 @@
-"""A certificate next to what it certifies, and the mark that it has to lie there.
+"""A certificate next to what it certifies, and the mark that it must be there.
 
 Weights that were copied without their `certificate.json` would look like public ones,
 and what is made from them like something that private queries had no part in. So the
