@@ -151,6 +151,7 @@ def test_other_pairs_are_composed_only_as_declared(job, tmp_path, capsys):
         (["log=@", "--disjoint=place"], "disjoint is 'place'; choose one of 'time'"),
         (["@", "--budget=-1"], "budget is -1.0"),
         (["@", "--delta=2"], "delta is 2.0"),
+        (["@", "--delta=0.5"], "the sum of what releases state"),
         (["@", "--delta=1e-30"], "Compute epsilon at a larger delta"),
         (["@", "--bugdet=3"], "Unknown command line flag"),
     ],

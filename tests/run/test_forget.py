@@ -83,6 +83,9 @@ def job(tmp_path):
     _write(private / "notes.txt", "mine")
     _write(private / "keep" / "deep" / "notes.txt", "mine")
     _write(private / "generator_inf" / "later.txt", "mine")
+    _write(private / "logs" / "diary.txt", "mine")
+    _write(private / "runs" / "generator" / "notes.txt", "mine")
+    _write(private / "logs" / "generator" / "events.out.tfevents.1.vm.2.0.v2")
     later = time.time() + 100
     os.utime(private / "generator_inf" / "later.txt", (later, later))
     (private / "link").symlink_to(tmp_path / "pairs")
@@ -115,6 +118,8 @@ _LEFT = {
     "private/keep/deep/notes.txt",
     "private/generator_inf/later.txt",
     "private/logs/queries",
+    "private/logs/diary.txt",
+    "private/runs/generator/notes.txt",
 }
 
 
@@ -133,8 +138,8 @@ def test_what_is_private_goes_and_what_proves_the_release_stays(job, tmp_path, c
     assert code == 1 and _files(job) == _LEFT  # for later.txt
     later = job / "private" / "generator_inf" / "later.txt"
     assert (
-        f"LEFT, as it is newer than its stage; delete what is private:\n  {later}"
-        in out
+        "LEFT, newer than its stage or of a name that no stage writes; delete what is "
+        f"private:\n  {later}" in out
     )
     assert "left, as tfdpsq did not make it" in out
     assert f"  {job / 'private' / 'link'}\n" in out
@@ -143,7 +148,12 @@ def test_what_is_private_goes_and_what_proves_the_release_stays(job, tmp_path, c
             assert _SECRET not in path.read_text()
     assert (tmp_path / "pairs" / "queries.jsonl").read_text() == _SECRET
     assert not (job / "evaluation").exists()
-    # Nothing is left to do.
+    # Nothing is left to do but what only the owner can decide on.
+    code, out, _ = _exit(capsys, forget, job, "--delete")
+    named = [job / "private/logs/diary.txt", job / "private/runs/generator/notes.txt"]
+    assert code == 1 and all(f"  {path}\n" in out.split("LEFT,")[1] for path in named)
+    for path in named:
+        path.unlink()
     code, out, _ = _exit(capsys, forget, job, "--delete")
     assert code == 0 and "deleted 0 files" in out
     ledger = job / "private" / "runs" / "generator" / "ledger.jsonl"

@@ -21,13 +21,14 @@ elsewhere are yours to delete.
 
 Links are never followed, and neither they nor files that tfdpsq does not write are
 deleted: they are listed as left. A file in a stage's directory that is newer than its
-`stage.json` counts as yours. A workdir that was forgotten takes no further stage; one
+`stage.json` counts as yours, and so does one among runs and logs whose name no stage
+writes. A workdir that was forgotten takes no further stage; one
 that was forgotten by half is finished by the same command.
 
     --private=DIR    the private directory, if not the default one
 
 Exit status: 0 nothing of ours is left to delete, or it was only listed; 1 something
-private could not be deleted, or files newer than their stage were left; 2 no workdir, a
+private could not be deleted, or files that may be private were left; 2 no workdir, a
 stage is running, or a wrong command.
 """
 
@@ -59,6 +60,17 @@ _TEMPORARY = re.compile(r"\.fingerprint\.key\.[0-9a-f]{12}")
 _JOB_FILES = ("report.html", "results.json")
 # Folders of a workdir that hold outputs, besides the private one.
 _FOLDERS = (".", releases.RELEASE_FOLDER, "points")
+# In `outputs.PRIVATE_FOLDERS`, paths below one run's directory that stages write. A
+# temporary file has a dot before its name and a random number after it.
+_WRITTEN = {
+    "runs": re.compile(r"(\.?run\.json|\.?ledger\.jsonl|state/).*"),
+    "logs": re.compile(
+        r"(process-\d+/)?(\.?log\.jsonl|\.?curve\.json|events\.out\.tfevents\.).*"
+    ),
+    "choices": re.compile(
+        r"(\.?plan\.json|\.?choice\.json|(diverged|scores|points)/).*"
+    ),
+}
 # In private/, besides what `outputs` names: files that prove something.
 _PROOFS = (reads.FILE_NAME, ledger.FILE_NAME, outputs.FORGOTTEN)
 
@@ -73,8 +85,9 @@ class Plan:
       folders: directories that are removed where they are empty, innermost first.
       kept: files in the private directory that prove the releases.
       left: what tfdpsq did not make, in or among what is deleted.
-      newer: files in a stage's output that are newer than its `stage.json`: somebody's
-        own, or of a workdir whose copy did not keep file times.
+      unsure: files in a stage's output that are newer than its `stage.json`, or among
+        runs and logs with names that no stage writes: somebody's own, or of a workdir
+        whose copy did not keep file times.
     """
 
     private: pathlib.Path
@@ -82,7 +95,7 @@ class Plan:
     folders: list[pathlib.Path] = dataclasses.field(default_factory=list)
     kept: list[pathlib.Path] = dataclasses.field(default_factory=list)
     left: list[pathlib.Path] = dataclasses.field(default_factory=list)
-    newer: list[pathlib.Path] = dataclasses.field(default_factory=list)
+    unsure: list[pathlib.Path] = dataclasses.field(default_factory=list)
 
 
 def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
@@ -212,7 +225,9 @@ def _plan_private(made: Plan, own: pathlib.Path) -> None:
                 made.delete.append(path)
             else:
                 made.left.append(path)
-        elif name in outputs.PRIVATE_FOLDERS or _UNFINISHED.fullmatch(name):
+        elif name in outputs.PRIVATE_FOLDERS:
+            _plan_tree(made, path, None, _WRITTEN[name])
+        elif _UNFINISHED.fullmatch(name):
             _plan_tree(made, path, None)
         elif _stated(path):
             _plan_tree(made, path, path / releases.STAGE_FILE)
@@ -235,8 +250,17 @@ def _plan_outputs(made: Plan, folder: pathlib.Path, own: pathlib.Path) -> None:
             _plan_tree(made, path, stage)
 
 
-def _plan_tree(made: Plan, folder: pathlib.Path, stage: pathlib.Path | None) -> None:
-    """Plans to delete a tree, but for proofs, links, and what is newer than a stage."""
+def _plan_tree(
+    made: Plan,
+    folder: pathlib.Path,
+    stage: pathlib.Path | None,
+    written: re.Pattern[str] | None = None,
+) -> None:
+    """Plans to delete a tree, but for proofs, links, and what somebody else may own.
+
+    That is what is newer than `stage`, and below each directory of `folder` what does
+    not match `written`.
+    """
     newest = stage.stat().st_mtime if stage is not None else None
     for above, folders, names in os.walk(folder):
         here = pathlib.Path(above)
@@ -249,9 +273,19 @@ def _plan_tree(made: Plan, folder: pathlib.Path, stage: pathlib.Path | None) -> 
             elif not _is_file(path):
                 made.left.append(path)
             elif newest is not None and path.stat().st_mtime > newest:
-                made.newer.append(path)
+                made.unsure.append(path)
+            elif written is not None and not _is_written(path, folder, written):
+                made.unsure.append(path)
             else:
                 made.delete.append(path)
+
+
+def _is_written(
+    path: pathlib.Path, folder: pathlib.Path, written: re.Pattern[str]
+) -> bool:
+    """Returns whether a file of a folder's runs has a name that stages write."""
+    _, _, below = path.relative_to(folder).as_posix().partition("/")
+    return bool(written.fullmatch(below))
 
 
 def _folders(folder: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -284,7 +318,11 @@ def as_text(made: Plan, deleted: bool, failed: Sequence[pathlib.Path] = ()) -> s
     for title, paths in (
         ("kept, as it proves what was released:", made.kept),
         ("left, as tfdpsq did not make it:", made.left),
-        ("LEFT, as it is newer than its stage; delete what is private:", made.newer),
+        (
+            "LEFT, newer than its stage or of a name that no stage writes; delete what "
+            "is private:",
+            made.unsure,
+        ),
         ("NOT deleted, check its permissions:", failed),
     ):
         lines += [title, *(f"  {path}" for path in paths)] if paths else []
@@ -304,8 +342,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             raise app.UsageError("")
         made = plan(words[0], own.private)
         failed = forget(made) if own.delete else []
-        unsure = own.delete and made.newer
-        return int(bool(failed or unsure)), as_text(made, own.delete, failed)
+        unsure = own.delete and bool(made.unsure)
+        return int(bool(failed) or unsure), as_text(made, own.delete, failed)
 
     command.script(run, own, argv, __doc__, _USAGE)
 

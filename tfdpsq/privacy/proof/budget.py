@@ -32,7 +32,7 @@ they train, such as weights to start from, may depend on those. Settings chosen 
 looking make the order of losses the releases' own choice, and no total by PLD is proved
 for that: an adversary could pick the next run by the loss of the last. The sum of ε and
 of δ holds all the same, if a bound on it was fixed before the first release (basic
-composition as a privacy filter: Rogers et al. 2016, Theorem 5.1). So both are given.
+composition as a privacy filter: Rogers et al. 2016). So both are given.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def compose(
 
     Raises:
       InputError: no release; other pairs, another unit or another adjacency; a run with
-        two costs; or δ that truncation uses up.
+        two costs; or δ above the sum of theirs, or one that truncation uses up.
     """
     if not releases:
         raise validation.InputError(
@@ -232,9 +232,16 @@ def compose(
                 f"{first_name} and {name} cannot be composed: {problem}."
             )
     _require_one_cost(releases)
+    deltas = [release.delta for release in releases.values()]
     if delta is None:
-        delta = min(release.delta for release in releases.values())
+        delta = min(deltas)
     validation.in_range("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    if delta > sum(deltas):
+        raise validation.InputError(
+            f"delta is {delta:g}, above {sum(deltas):.3g}, the sum of what releases "
+            "state: epsilon would look smaller than any of them promises. Give at most "
+            "that sum."
+        )
     parts = tuple(releases.values())
     found = {name: _epsilon(parts, delta, name) for name in ("pld", "rdp")}
     if not math.isfinite(found["pld"]):

@@ -3,7 +3,9 @@
 A stage under a limit composes its plan with every certificate in the `release/` folder
 of its workdir and in each directory given with `--released`, before its first step, and
 refuses to run if their total would exceed the limit. Without `--budget` nothing is
-checked: a workdir cannot know what was released elsewhere.
+checked: a workdir cannot know what was released elsewhere. A run that was killed before
+it was finished does not count: nothing of it was released, and the command that resumes
+it is checked with all of its steps.
 """
 
 from __future__ import annotations

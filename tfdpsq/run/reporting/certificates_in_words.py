@@ -65,7 +65,9 @@ def _composition(private: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"Releasing what came of all {len(private)} protected runs above, where they "
         f"used the same queries, protects each {unit} only at the sum: "
-        f"ε = {epsilon_text(epsilon)}, δ = {delta:.3g}."
+        f"ε = {epsilon_text(epsilon)}, δ = {delta:.3g}. `tfdpsq budget` verifies the "
+        "certificates, and gives a smaller total where the settings of all runs were "
+        "fixed beforehand."
     )
 
 
