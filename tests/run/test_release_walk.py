@@ -1,5 +1,6 @@
 """All commands with all kinds of output, in a released place and in a private one."""
 
+import importlib
 import json
 import math
 import pathlib
@@ -61,6 +62,7 @@ WRITES = {
     "estimate_job": {PRIVATE},  # the same
     "budget": set(),
     "forget": set(),
+    "import": {PRIVATE},
     "status": set(),
     "verify": set(),
 }
@@ -171,6 +173,12 @@ class _Walk:
             yield "zero_shot", name, stage(zero_shot, systems=systems)
         yield "convert", "ε = ∞", converted
         yield "estimate_job", "counts", estimated
+        imported = importlib.import_module("tfdpsq.run.import")
+        log = imported.default_config()
+        log.logs.train = f"{self.pairs}/queries.jsonl"
+        log.columns.update(query="text", document="_id")
+        log.log_documents_are_public = True
+        yield "import", "a log", lambda place: imported.run(log, place)
         yield "grid", "trials", stage(grid)
         yield "pipeline", "a job", lambda place: pipeline.run(config, place)
         tables = reproduce.default_config()

@@ -1,0 +1,266 @@
+"""Logs in every format, imported by the command, read back as a BEIR directory."""
+
+import collections
+import datetime
+import gzip
+import importlib
+import json
+import stat
+
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from tfdpsq.data import BeirDirectory, importing, tables
+from tfdpsq.validation import InputError
+
+command = importlib.import_module("tfdpsq.run.import")
+
+# The third row repeats the first; the fourth is another user's, with the same text.
+ROWS = [
+    ("how to knit a sock", "Socks are knitted in the round.", "ann", "2026-01-05"),
+    ("boil an egg", "Eggs take six minutes.\nSeven, if cold.", "bob", "2026-02-01"),
+    ("how to knit a sock", "Socks are knitted in the round.", "ann", "2026-03-01"),
+    ("how to knit a sock", 'Wool "of sheep", spun.', "bob", "2026-04-01"),
+    ("  ", "Eggs take six minutes.", "cat", "2026-01-01"),
+    ("grüne Erbsen", "Peas are green.", "cat", "2026-05-01"),
+]
+NAMES = ("asked", "clicked", "who", "when")
+
+
+def _dicts(rows=ROWS):
+    return [dict(zip(NAMES, row)) for row in rows]
+
+
+def _write_text(path, separator, quote):
+    def cell(text):
+        return '"' + text.replace('"', '""') + '"' if quote else text.replace("\n", " ")
+
+    lines = [separator.join(NAMES), *(separator.join(map(cell, row)) for row in ROWS)]
+    # A byte order mark, as spreadsheets write it.
+    path.write_bytes(b"\xef\xbb\xbf" + "\n".join(lines).encode())
+
+
+def _write_log(folder, kind):
+    path = folder / f"log.{kind}"
+    table = pyarrow.Table.from_pylist(_dicts())
+    if kind == "csv":
+        _write_text(path, ",", quote=True)
+    elif kind == "tsv":
+        _write_text(path, "\t", quote=False)
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in _dicts()))
+    elif kind == "jsonl.gz":
+        text = "".join(json.dumps(row) + "\n" for row in _dicts())
+        path.write_bytes(gzip.compress(text.encode()))
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=2)
+    elif kind == "parts":  # a directory of Parquet files
+        path.mkdir()
+        for part in range(2):
+            rows = table.slice(part * 3, 3)
+            pyarrow.parquet.write_table(rows, path / f"{part}.parquet")
+    else:  # a Hugging Face data set on disk
+        path.mkdir()
+        (path / "state.json").write_text("{}")
+        with pyarrow.ipc.new_stream(path / "data-00000.arrow", table.schema) as out:
+            out.write_table(table)
+    return path
+
+
+def _config(log, **changes):
+    config = command.default_config()
+    config.logs.train = str(log)
+    config.log_documents_are_public = True
+    config.columns.query, config.columns.document = "asked", "clicked"
+    with config.unlocked():
+        config.update_from_flattened_dict(
+            {key.replace("__", "."): value for key, value in changes.items()}
+        )
+    return config
+
+
+@pytest.mark.parametrize(
+    "kind", ["csv", "tsv", "jsonl", "jsonl.gz", "parquet", "parts", "hugging_face"]
+)
+def test_every_format_gives_the_same_pairs(kind, tmp_path):
+    log, out = _write_log(tmp_path, kind), tmp_path / "private" / "pairs"
+    config = _config(log, columns__user="who", dev_share=0.0, test_share=0.0)
+    result = command.run(config, out)["result"]
+    # Six rows: one repeats another, one has no query.
+    assert result["rows"] == 6 and result["pairs"] == {"train": 4}
+    assert result["dropped"] == {
+        "the same pair was there before": 1,
+        "it has no query": 1,
+    }
+    beir = BeirDirectory(out)
+    beir.validate(("train",))
+    users = beir.users(field=importing.USER_FIELD)
+    found = collections.Counter(
+        (pair.query, pair.document.replace("\n", " "), users[pair.query_id])
+        for pair in beir.all_pairs("train")
+    )
+    wanted = {
+        (query, document.replace("\n", " "), user)
+        for query, document, user, _ in ROWS
+        if query.strip()
+    }
+    assert found == collections.Counter(wanted)
+    # Of the owner alone, the database gone.
+    assert {p.name for p in out.iterdir()} == {
+        *("corpus.jsonl", "queries.jsonl", "qrels", "stage.json")
+    }
+    assert all(not stat.S_IMODE(p.stat().st_mode) & 0o077 for p in out.rglob("*"))
+
+
+def _units(out, by_user):
+    """All that was written, by user or query: what DP calls a unit's contribution."""
+    beir = BeirDirectory(out)
+    users = beir.users(field=importing.USER_FIELD)
+    found = {}
+    for split in beir.splits():
+        for pair in beir.all_pairs(split):
+            key = users[pair.query_id] if by_user else pair.query_id
+            row = (split, pair.query_id, pair.document_id, pair.query, pair.document)
+            found.setdefault(key, set()).add(row)
+    return found
+
+
+@pytest.mark.parametrize("split_by", ["query", "user", "time"])
+def test_a_user_more_changes_no_other_users_rows(split_by, tmp_path):
+    changes = {"columns__user": "who", "split_by": split_by}
+    if split_by == "time":
+        times = {"dev_from": "2026-02-01", "test_from": "2026-04-01"}
+        changes.update(columns__time="when", **times)
+    else:
+        changes.update(dev_share=0.3, test_share=0.3)
+    words = [(f"query {i % 7}", f"text {i % 5}", f"user{i % 6}") for i in range(60)]
+    rows = [(*row, f"2026-0{1 + i % 6}-01") for i, row in enumerate(words)] + ROWS
+
+    def imported(name, rows):
+        log = tmp_path / f"{name}.jsonl"
+        log.write_text("".join(json.dumps(row) + "\n" for row in _dicts(rows)))
+        command.run(_config(log, **changes), tmp_path / name)
+        return _units(tmp_path / name, by_user=True)
+
+    everybody = imported("all", rows)
+    assert len({row[0] for rows in everybody.values() for row in rows}) == 3
+    for user in ("ann", "user3"):
+        others = imported(f"without-{user}", [row for row in rows if row[2] != user])
+        assert others == {key: v for key, v in everybody.items() if key != user}
+    if split_by == "time":  # a query is in one split: that of its first row
+        split_of = collections.defaultdict(set)
+        for unit in everybody.values():
+            for split, query_id, *_ in unit:
+                split_of[query_id].add(split)
+        assert all(len(splits) == 1 for splits in split_of.values())
+
+
+def test_without_users_every_distinct_row_is_a_query(tmp_path):
+    log = _write_log(tmp_path, "jsonl")
+    command.run(_config(log, dev_share=0.0, test_share=0.0), tmp_path / "pairs")
+    units = _units_without_users(tmp_path / "pairs")
+    assert len(units) == 4 and all(len(rows) == 1 for rows in units.values())
+
+
+def _units_without_users(out):
+    found = collections.defaultdict(list)
+    for pair in BeirDirectory(out).all_pairs("train"):
+        found[pair.query_id].append(pair)
+    return found
+
+
+def test_tables_that_refer_to_each_other_by_id_as_ms_marco(tmp_path):
+    (tmp_path / "collection.tsv").write_text('0\tA "cup of tea.\n1\tRain.\n2\tSnow.\n')
+    (tmp_path / "queries.train.tsv").write_text("7\twhat is tea\n8\twhat falls\n")
+    (tmp_path / "queries.dev.tsv").write_text("9\tis it cold\n")
+    (tmp_path / "qrels.train.tsv").write_text("7\t0\t0\t1\n8\t0\t1\t1\n8\t0\t5\t1\n")
+    (tmp_path / "qrels.dev.tsv").write_text("9\t0\t2\t1\n")
+    config = command.default_config()
+    config.header = False
+    config.logs.train = f"{tmp_path}/qrels.train.tsv"
+    config.logs.dev = f"{tmp_path}/qrels.dev.tsv"
+    config.columns.update(query="", document="", query_id="0", document_id="2")
+    config.columns.score = "3"
+    config.queries.path = f"{tmp_path}/queries.*.tsv"
+    config.queries.columns.update(query_id="0", query="1")
+    config.corpus.path = f"{tmp_path}/collection.tsv"
+    config.corpus.columns.update(document_id="0", document="1")
+    result = command.run(config, tmp_path / "out")["result"]
+    assert result["dropped"] == {"its document_id is not in the corpus": 1}
+    beir = BeirDirectory(tmp_path / "out")
+    assert [d.content for d in beir.documents()] == ['A "cup of tea.', "Rain.", "Snow."]
+    assert beir.qrels("train") == {"7": {"0": 1}, "8": {"1": 1}}
+    assert beir.qrels("dev") == {"9": {"2": 1}}
+    assert command.run(config, tmp_path / "out")["result"] == result  # not made again
+
+
+def test_times_are_read_as_they_come():
+    noon = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.timezone.utc)
+    for value in (
+        *("2026-01-02T12:00:00", "2026-01-02T12:00:00Z", "2026-01-02T14:00:00+02:00"),
+        *(noon, noon.replace(tzinfo=None), noon.timestamp(), str(noon.timestamp())),
+    ):
+        assert tables.seconds_of(value) == noon.timestamp(), value
+    assert tables.seconds_of(noon.date()) == noon.timestamp() - 12 * 3600
+    for value in (None, "", "yesterday", float("nan"), "inf", True, [1]):
+        assert tables.seconds_of(value) is None, value
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"columns__query": "question"}, "has no column 'question'; it has 'asked'"),
+        ({"logs__train": "@/none.csv"}, "none.csv' is not a table"),
+        ({"logs__train": "@/latin.csv"}, r"latin.csv:2: byte 2 of the line is 0xe9"),
+        ({"logs__train": "@/ragged.tsv"}, "ragged.tsv:2: 3 columns, and the first"),
+        ({"logs__train": "@/open.csv"}, "open.csv:2: malformed"),
+        ({"logs__train": "@/bad.jsonl"}, "bad.jsonl:2: not JSON"),
+        ({"logs__train": "@/cut.parquet"}, "cut.parquet: it cannot be read"),
+        ({"logs__train": "@/cut.jsonl.gz"}, "cut.jsonl.gz: it cannot be unpacked"),
+        ({"logs__train": "@/mixed"}, "several formats, .csv, .jsonl"),
+        ({"logs__train": "ir_datasets:x"}, "ir_datasets"),
+        ({"log_documents_are_public": False}, "which tell what people looked for"),
+        ({"split_by": "time"}, "columns.time and dev_from or test_from must be set"),
+        ({"split_by": "user"}, "columns.user is ''. Name the column"),
+        ({"dev_from": "2026-01-01"}, "dev_from is '2026-01-01', which does nothing"),
+        ({"dev_share": 0.6, "test_share": 0.5}, "nothing is left for training"),
+        ({"columns__query": ""}, "rows have no query"),
+        ({"corpus__path": "@/log.jsonl"}, "to which rows refer by id"),
+        ({"corpus__columns__title": "t"}, "acts only where corpus.path is set"),
+        ({"columns__score": "who"}, r"log.jsonl:1: score is 'ann'"),
+        ({"columns__document_id": "who"}, "log.jsonl:4: document_id 'bob' has another"),
+        (
+            {"columns__time": "who", "split_by": "time", "test_from": "2026"},
+            "give seconds since|no row of 6 is left",
+        ),
+    ],
+)
+def test_bad_input_is_refused_with_its_place(changes, message, tmp_path):
+    log = _write_log(tmp_path, "jsonl")
+    (tmp_path / "latin.csv").write_bytes("asked,clicked\nn\xe9,b\n".encode("latin-1"))
+    (tmp_path / "ragged.tsv").write_text("asked\tclicked\na\tb\tc\n")
+    (tmp_path / "open.csv").write_text('asked,clicked\n"a,b\n')
+    (tmp_path / "bad.jsonl").write_text('{"asked": "a", "clicked": "b"}\n{"asked"\n')
+    whole = _write_log(tmp_path, "parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    packed = gzip.compress(log.read_bytes())
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    (tmp_path / "mixed").mkdir()
+    for name in ("a.csv", "b.jsonl"):
+        (tmp_path / "mixed" / name).write_text("")
+    changes = {
+        key: value.replace("@", str(tmp_path)) if isinstance(value, str) else value
+        for key, value in changes.items()
+    }
+    with pytest.raises(InputError, match=message):
+        command.run(_config(log, **changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_private_pairs_are_refused_where_things_are_released(tmp_path):
+    log = _write_log(tmp_path, "jsonl")
+    with pytest.raises(InputError, match="release"):
+        command.run(_config(log), tmp_path / "release" / "pairs")
+    assert not (tmp_path / "release").exists() and not (tmp_path / "private").exists()

@@ -1,0 +1,319 @@
+"""Rows of others' tables: Parquet, Arrow, TSV, CSV, JSONL and `ir_datasets`.
+
+A table is a file, a directory whose files are its parts (such as a Hugging Face data
+set on disk), a pattern of files, or `ir_datasets:NAME`. Rows are read in pieces, so
+memory does not grow with the table. Files may be `gs://` ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import datetime
+import gzip
+import importlib
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdpsq.data import any_files
+from tfdpsq.validation import DataError, InputError, parse_json, shown
+
+IR_DATASETS = "ir_datasets:"
+# The parts of a table that `ir_datasets` names.
+PAIRS, QUERIES, CORPUS = "pairs", "queries", "corpus"
+_BATCH = 4096
+_COMPRESSED = ".gz"
+# Longer than any document; the default of 128 KiB is not.
+_FIELD = 1 << 30
+
+Row = Mapping[str, Any]
+
+
+def read_rows(
+    table: str, columns: Sequence[str], header: bool = True, part: str = PAIRS
+) -> Iterator[tuple[str, int, list[Any]]]:
+    """Reads the named columns of a table.
+
+    Args:
+      table: path, pattern or `ir_datasets:NAME`.
+      columns: their names; for TSV and CSV without a header their numbers, from "0".
+      header: whether the first line of TSV and CSV files names the columns.
+      part: what an `ir_datasets` name stands for: its judgements, queries or documents.
+
+    Yields:
+      The file, the row's number in it (a line in a text file, else from 1), and the
+      columns' values, `None` where there is none.
+
+    Raises:
+      InputError: there is no such table or column, or a library is missing.
+      DataError: a file is malformed, with its line.
+    """
+    if table.startswith(IR_DATASETS):
+        yield from _of_ir_datasets(table, columns, part)
+        return
+    for path in files_of(table):
+        for number, row in _reader_of(path, header)(path, columns):
+            yield path, number, row
+
+
+def files_of(table: str) -> list[str]:
+    """Returns a table's files, sorted.
+
+    Raises:
+      InputError: there is none, or they are of several formats.
+    """
+    if tf.io.gfile.isdir(table):
+        found = [
+            os.path.join(folder, name)
+            for folder, _, names in tf.io.gfile.walk(table)
+            for name in names
+            if _format_of(name) and not name.startswith((".", "_"))
+        ]
+        # A Hugging Face set describes itself in JSON next to its Arrow files.
+        arrow = [path for path in found if path.endswith(".arrow")]
+        found = arrow or found
+    elif any_files.exists(table):
+        found = [table]
+    else:
+        found = tf.io.gfile.glob(table)
+    formats = {_format_of(path) or "" for path in found}
+    if not found or "" in formats:
+        raise InputError(
+            f"{shown(table)} is not a table. Give a file, a directory or a pattern of "
+            f"files that end in {', '.join(_READERS)} (text also with .gz), or "
+            f"{IR_DATASETS}NAME."
+        )
+    if len(formats) > 1:
+        raise InputError(
+            f"{shown(table)} has files of several formats, {', '.join(sorted(formats))}"
+            ". Give a pattern of one, such as DIRECTORY/*.parquet."
+        )
+    return sorted(found)
+
+
+def seconds_of(value: Any) -> float | None:
+    """Returns a time in seconds since 1970, or `None` if it is none.
+
+    Takes numbers of seconds, dates and times, and ISO 8601 texts; without a time zone
+    they are of UTC.
+    """
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, str):
+        text = value.strip()
+        try:
+            return _finite(float(text))
+        except ValueError:
+            pass
+        try:
+            value = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+        except ValueError:
+            return None
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        value = datetime.datetime(value.year, value.month, value.day)
+    if isinstance(value, datetime.datetime):
+        zone = value.tzinfo or datetime.timezone.utc
+        return value.replace(tzinfo=zone).timestamp()
+    if isinstance(value, (int, float)):
+        return _finite(float(value))
+    return None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _format_of(path: str) -> str | None:
+    name = path[: -len(_COMPRESSED)] if path.endswith(_COMPRESSED) else path
+    return next((end for end in _READERS if name.endswith(end)), None)
+
+
+def _reader_of(path: str, header: bool) -> Callable:
+    read = _READERS[_format_of(path) or ""]
+    if read is _of_text:
+        return lambda path, columns: _of_text(path, columns, header)
+    return read
+
+
+def _require(path: str, columns: Sequence[str], there: Sequence[str]) -> None:
+    missing = [column for column in columns if column not in there]
+    if missing:
+        listed = ", ".join(map(repr, list(there)[:20]))
+        raise InputError(
+            f"{path} has no column {missing[0]!r}; it has {listed}. Name a column that "
+            'is there, or "" for none.'
+        )
+
+
+def _lines(path: str) -> Iterator[str]:
+    """Yields a file's lines; one that is not UTF-8 is named by its number."""
+    with any_files.open_binary(path) as raw:
+        try:
+            lines = gzip.open(raw) if path.endswith(_COMPRESSED) else raw
+            for number, line in enumerate(lines, 1):
+                # A byte order mark is not part of the first column's name.
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                path,
+                f"byte {error.start + 1} of the line is "
+                f"{error.object[error.start]:#04x}, which is not UTF-8",
+                "Convert the file to UTF-8, such as by iconv, each part from the "
+                "encoding that it has",
+                number,
+            ) from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(
+                path, f"it cannot be unpacked: {error}", "Restore the file"
+            ) from error
+
+
+def _of_text(
+    path: str, columns: Sequence[str], header: bool
+) -> Iterator[tuple[int, list[Any]]]:
+    """Reads CSV with quotes, or TSV without: queries in TSV hold stray quotes."""
+    tabs = _format_of(path) == ".tsv"
+    csv.field_size_limit(_FIELD)
+    rows = csv.reader(
+        _lines(path),
+        delimiter="\t" if tabs else ",",
+        quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL,
+        strict=not tabs,
+    )
+    places: list[int] | None = None
+    width = 0
+    try:
+        for row in rows:
+            if places is None:
+                names = row if header else list(map(str, range(len(row))))
+                _require(path, columns, names)
+                places, width = [names.index(each) for each in columns], len(row)
+                if header:
+                    continue
+            if not row:
+                continue
+            if len(row) != width:
+                raise DataError(
+                    path,
+                    f"{len(row)} columns, and the first line has {width}",
+                    "Quote the separators inside texts, or write JSONL or Parquet",
+                    rows.line_num,
+                )
+            yield rows.line_num, [row[place] for place in places]
+    except csv.Error as error:
+        raise DataError(
+            path, f"malformed: {error}", "Correct the line", rows.line_num
+        ) from error
+
+
+def _of_jsonl(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            record = parse_json(line)
+        except ValueError as error:
+            raise DataError(
+                path, f"not JSON: {error}", "Correct the line", number
+            ) from error
+        if not isinstance(record, dict):
+            raise DataError(path, "not a JSON object", "Write {column: value}", number)
+        if number == 1:
+            _require(path, columns, list(record))
+        yield number, [record.get(column) for column in columns]
+
+
+def _of_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    pyarrow = _library("pyarrow.parquet", "pyarrow")
+    with any_files.open_binary(path) as raw, _damaged(path):
+        file = pyarrow.ParquetFile(raw)
+        _require(path, columns, file.schema_arrow.names)
+        batches = file.iter_batches(_BATCH, columns=list(dict.fromkeys(columns)))
+        yield from _of_batches(batches, columns)
+
+
+def _of_arrow(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+    """Reads an Arrow stream, as Hugging Face `datasets` writes it, or an Arrow file."""
+    ipc = _library("pyarrow.ipc", "pyarrow")
+    with any_files.open_binary(path) as raw, _damaged(path):
+        is_file = raw.read(6) == b"ARROW1"
+        raw.seek(0)
+        opened = ipc.open_file(raw) if is_file else ipc.open_stream(raw)
+        _require(path, columns, opened.schema.names)
+        numbers = range(opened.num_record_batches) if is_file else None
+        batches = map(opened.get_batch, numbers) if numbers is not None else opened
+        yield from _of_batches(batches, columns)
+
+
+def _of_batches(batches: Any, columns: Sequence[str]) -> Iterator[tuple[int, list]]:
+    number = 0
+    for batch in batches:
+        values = [batch.column(batch.schema.get_field_index(name)) for name in columns]
+        for row in zip(*(each.to_pylist() for each in values)):
+            number += 1
+            yield number, list(row)
+
+
+@contextlib.contextmanager
+def _damaged(path: str) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        first = str(error).partition("\n")[0]
+        raise DataError(
+            path, f"it cannot be read: {first[:200]}", "Restore the file"
+        ) from error
+
+
+def _of_ir_datasets(
+    table: str, columns: Sequence[str], part: str
+) -> Iterator[tuple[str, int, list[Any]]]:
+    library = _library("ir_datasets", "ir_datasets")
+    name = table[len(IR_DATASETS) :]
+    try:
+        source = library.load(name)
+    except KeyError as error:
+        raise InputError(
+            f"ir_datasets has no data set {name!r}. `ir_datasets list` lists them."
+        ) from error
+    kind = {PAIRS: "qrels", QUERIES: "queries", CORPUS: "docs"}[part]
+    if not getattr(source, f"has_{kind}")():
+        raise InputError(
+            f"{table} has no {kind}. Name the part of the set that has, such as "
+            f"{table}/train."
+        )
+    _require(table, columns, getattr(source, f"{kind}_cls")()._fields)
+    try:
+        for number, row in enumerate(getattr(source, f"{kind}_iter")(), 1):
+            yield table, number, [getattr(row, column) for column in columns]
+    except OSError as error:  # requests' errors, too
+        raise InputError(
+            f"ir_datasets could not get {name}: {str(error)[:200]}. Where there is no "
+            "network, put its files where IR_DATASETS_HOME points to."
+        ) from error
+
+
+def _library(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(
+            f"{package} is needed to read this table. Run: pip install "
+            f"'tfdpsq[import]', or pip install {package}."
+        ) from error
+
+
+_READERS: dict[str, Callable] = {
+    ".parquet": _of_parquet,
+    ".arrow": _of_arrow,
+    ".tsv": _of_text,
+    ".csv": _of_text,
+    ".jsonl": _of_jsonl,
+}
