@@ -23,7 +23,7 @@ _DOCUMENTS = 0.2  # a row
 
 
 def _write(path: pathlib.Path, rows: int) -> None:
-    """Writes queries of 5 words by a tenth as many users, and documents of 600 characters."""
+    """Writes queries of 5 words by rows / 10 users; documents of 600 characters."""
     import pyarrow
     import pyarrow.parquet
 
