@@ -27,6 +27,7 @@ IR_DATASETS = "ir_datasets:"
 # The parts of a table that `ir_datasets` names.
 PAIRS, QUERIES, CORPUS = "pairs", "queries", "corpus"
 _BATCH = 4096
+_BUFFER = 1 << 20
 _COMPRESSED = ".gz"
 # Longer than any document; the default of 128 KiB is not.
 _FIELD = 1 << 30
@@ -231,7 +232,7 @@ def _of_jsonl(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any
 def _of_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
     pyarrow = _library("pyarrow.parquet", "pyarrow")
     with any_files.open_binary(path) as raw, _damaged(path):
-        file = pyarrow.ParquetFile(raw)
+        file = pyarrow.ParquetFile(raw, pre_buffer=False, buffer_size=_BUFFER)
         _require(path, columns, file.schema_arrow.names)
         batches = file.iter_batches(_BATCH, columns=list(dict.fromkeys(columns)))
         yield from _of_batches(batches, columns)

@@ -27,6 +27,27 @@ MUTATIONS = (
         "why": "a pair can turn its group's gradient around",
     },
     {
+        "name": "rows_read_their_querys_other_pairs",
+        "kind": "clipping",
+        "file": "tfdpsq/run/training/direct_training.py",
+        "old": '    arrays["positive_keys"] = np.full([len(pairs), 1], -1, np.int64)\n',
+        "new": (
+            "    arrays.update(\n"
+            "        retriever.encode_pairs(\n"
+            "            pairs,\n"
+            "            tokenizer,\n"
+            "            query_length=query_length,\n"
+            "            document_length=document_length,\n"
+            "        )\n"
+            "    )\n"
+        ),
+        "tests": (
+            "tests/run/test_pair_unit.py::"
+            "test_no_row_of_direct_training_reads_another_pair",
+        ),
+        "why": "under unit pair, a pair would move the rows of its query's other pairs",
+    },
+    {
         "name": "groups_planned_at_sensitivity_c",
         "kind": "clipping",
         "file": "tfdpsq/privacy/spec.py",

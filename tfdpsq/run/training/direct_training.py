@@ -7,6 +7,7 @@ move its sum. This module turns its numbers into a plan, and its loss into a run
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
@@ -15,7 +16,9 @@ from absl import logging
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
+from tfdpsq.data.texts import Pair
 from tfdpsq.privacy import plan as plans
+from tfdpsq.retriever.training import encode_rows
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import settings, sources, spending
 from tfdpsq.run.core.progress import Progress
@@ -201,11 +204,8 @@ def train(
     plan = make_plan(config, units)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
         spending.require_within({context.run_dir.name: plan}, context.inputs["pairs"])
-    arrays = retriever.encode_pairs(
-        source.pairs,
-        context.tokenizer,
-        query_length=config.query_length,
-        document_length=config.document_length,
+    arrays = rows_of(
+        source.pairs, context.tokenizer, config.query_length, config.document_length
     )
     arrays.update(
         hard_negatives.arrays(
@@ -258,6 +258,26 @@ def train(
         **options,
     )
     return plan, outcome
+
+
+def rows_of(
+    pairs: Sequence[Pair],
+    tokenizer: Tokenizer,
+    query_length: int,
+    document_length: int,
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of `retriever.encode_pairs`, every row made of its pair alone.
+
+    Every sensitivity here is derived for rows that read no other pair. A query's known
+    answers would be read from its other pairs, which are units of their own under unit
+    "pair": a pair would then move its siblings' rows, also in steps that did not draw
+    it. So no row has any: a pair's siblings are negatives like other documents.
+    """
+    arrays = encode_rows(
+        pairs, tokenizer, query_length=query_length, document_length=document_length
+    )
+    arrays["positive_keys"] = np.full([len(pairs), 1], -1, np.int64)
+    return arrays
 
 
 def _corpus(
