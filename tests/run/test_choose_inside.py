@@ -40,6 +40,11 @@ def base(tmp_path_factory):
         ),
         (dict(axes=(("epsilon", (1.0, 2.0)),)), "the grid varies 'epsilon'"),
         (dict(variants={"a": {"n_bound": 5}, "b": {}}), "the grid varies 'n_bound'"),
+        (
+            dict(variants={"a": {"secure": True}, "b": {}}),
+            "the grid varies 'secure'",
+        ),
+        (dict(variants={"a": {}, "b" * 240: {"steps": 2}}), "of at most 200"),
         (dict(finetune__epsilon=math.inf), "a private choice protects nothing"),
         (dict(choice_epsilon=-1.0), "choice_epsilon is -1.0"),
         (dict(choice="declared", choice_epsilon=1.0), "adds no noise"),
@@ -79,6 +84,20 @@ def test_what_cannot_be_certified_is_refused_before_anything_is_paid(
         choose.run(_config(base, **changes), tmp_path / "generator")
     assert not (tmp_path / "generator").exists()
     assert not list((tmp_path / "private").rglob("ledger.jsonl"))
+
+
+def test_a_selection_that_cannot_be_certified_is_found_before_payment(
+    base, tmp_path, monkeypatch
+):
+    """A regression: what only the certificate refused, all points had paid for."""
+    monkeypatch.setattr(choice_points, "_COMMON", ())
+    monkeypatch.setattr(choice_points, "_try", lambda points, specs: None)
+    points = {"a": {"secure": True}, "b": {}}
+    config = _config(base, variants=points, axes=(), finetune__steps=3)
+    with pytest.raises(validation.InputError, match="has secure False, and another"):
+        choose.run(config, tmp_path / "chosen")
+    assert not list(tmp_path.glob("private/choices/*/plan.json"))
+    assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
 def test_a_query_in_both_splits_is_refused(base, tmp_path):

@@ -56,6 +56,7 @@ from tfdpsq.run.core import (
     acting,
     command,
     records,
+    releases,
     settings,
     sources,
     spending,
@@ -117,7 +118,9 @@ def run(
     settings.check(config, SETTINGS)
     acting.require_acting(config, SETTINGS, ACTING)
     for name, stage in choice_points.check(config):
+        releases.require_short(f"{pathlib.Path(directory).name}-{name}")
         settings.check(stage, finetune.SETTINGS, f"points.{name}")
+        devices.require_share(stage.batch_size)
         acting.require_acting(
             stage, finetune.SETTINGS, finetune.ACTING, f"points.{name}"
         )

@@ -33,6 +33,8 @@ PRIVATE = certificate_files.PRIVATE
 # From the one that may go anywhere to the one that stays private.
 GUARANTEES = (PUBLIC, CERTIFIED, PRIVATE)
 RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
+# Bytes: a temporary file has 22 more, and a file name at most 255.
+_LONGEST_NAME = 200
 STAGE_FILE = "stage.json"
 # As many links as Linux follows.
 _MOST_LINKS = 40
@@ -65,6 +67,7 @@ class Output:
     def __post_init__(self):
         """Applies the rule, before anything is read, made or spent."""
         validation.one_of("guarantee", self.guarantee, GUARANTEES)
+        require_short(os.fspath(self.place).rstrip("/").rpartition("/")[2])
         if self.private_directory:
             private_directory(self.place, self.private_directory)
         if self.guarantee == PRIVATE and is_released(self.place):
@@ -92,6 +95,19 @@ class Output:
 
 
 # -- Places ----------------------------------------------------------------------
+
+
+def require_short(name: str) -> None:
+    """Refuses a name of an output with which its temporary files could not be named.
+
+    Raises:
+      InputError: it has more than 200 bytes; a file name has at most 255.
+    """
+    if len(os.fsencode(name)) > _LONGEST_NAME:
+        raise validation.InputError(
+            f"an output would be called {validation.shown(name)}, of "
+            f"{len(os.fsencode(name))} bytes. Give a name of at most {_LONGEST_NAME}."
+        )
 
 
 def local_path(place: Place) -> pathlib.Path:

@@ -34,7 +34,7 @@ _PLAN = {
 # Settings that all points have in common, or share.
 _COMMON = (
     "pairs split epsilon delta accountant sampler unit user_field rows_per_unit "
-    "n_is_public n_bound strict private_directory"
+    "n_is_public n_bound strict secure private_directory"
 ).split()
 # Settings of the generator; points that differ elsewhere start from the same one.
 _MODEL = "init t5 vocabulary lora soft_prompt trained dtype rematerialize".split()
@@ -165,6 +165,8 @@ def planned(
             total = float(config.finetune.epsilon)
             specs = privacy.share_epsilon(specs, total, delta)
         _try(points, specs)
+        if specs[0].private:
+            _require_certifiable(config, points, specs, delta)
         found = {
             "of": wanted,
             "points": [point.name for point in points],
@@ -198,6 +200,27 @@ def _paid(run: pathlib.Path) -> bool:
     """Returns whether a step of a point's run was paid for."""
     path = run / ledger.FILE_NAME
     return path.is_file() and privacy.read_ledger(path).steps_paid > 0
+
+
+def _require_certifiable(
+    config: ml_collections.ConfigDict,
+    points: list[Point],
+    specs: list[privacy.PrivacySpec],
+    delta: float,
+) -> None:
+    """Makes the selection that the certificate will be of, before its runs are paid.
+
+    Raises:
+      InputError: the runs could not be certified together.
+    """
+    runs = {
+        point.name: privacy.TrainedRun(privacy.make_plan(spec), point.settings, None)
+        for point, spec in zip(points, specs)
+    }
+    total = float(config.finetune.epsilon)
+    choice = float(config.choice_epsilon or total)
+    accounted = choice if config.choice == "accounted" else None
+    privacy.Selection(runs, points[0].name, total, delta, accounted, "planned")
 
 
 def _try(points: list[Point], specs: list[privacy.PrivacySpec]) -> None:
