@@ -7,6 +7,18 @@ _STAYS = "test_what_is_private_goes_and_what_proves_the_release_stays"
 
 MUTATIONS = (
     {
+        "name": "a_grid_paid_before_it_can_be_certified",
+        "kind": "composition",
+        "file": "tfdpsq/run/training/choice_points.py",
+        "old": "            _require_certifiable(config, points, specs, delta)\n",
+        "new": "            pass\n",
+        "tests": (
+            "tests/run/test_choose_inside.py::"
+            "test_a_selection_that_cannot_be_certified_is_found_before_payment",
+        ),
+        "why": "the whole grid would be paid, and no certificate could be made",
+    },
+    {
         "name": "budget_takes_the_largest_release_for_all",
         "kind": "composition",
         "file": _FILE,
