@@ -186,6 +186,10 @@ def check(
         acting.require_unfilled(
             config.job, pipeline.SETTINGS, [name], "job", "this command"
         )
+    fusion = pipeline.SETTINGS["evaluate"]["fusion"]
+    acting.require_unfilled(
+        config.job.evaluate.fusion, fusion, fusion, "job.evaluate.fusion", "this command"
+    )
     vocabulary = _check_models(config, sorted(sizes))
     job = _whole_job(config, of_measure, data)
     pipeline.require_acting(job)
@@ -458,6 +462,8 @@ class Rows:
             False,
             data=self.data,
             vocabulary=self.vocabulary(),
+            # The paper's rows are not fused with BM25.
+            fusion=evaluate.default_config().fusion,
             **settings,
         )
 
@@ -565,7 +571,8 @@ def _default_flags(words: list[str]) -> list[str]:
                 f"{CONFIG} is not there. Run this in a checkout of tfdpsq, or give "
                 "--config=FILE:SCALE."
             )
-        words = [*words, f"--config={path}:{own.scale}"]
+        # Before any --config.NAME, which changes it.
+        words = [words[0], f"--config={path}:{own.scale}", *words[1:]]
     if not own.workdir and own.scale == "tiny":
         out = pathlib.Path(tempfile.gettempdir()) / "tfdpsq-reproduce-tiny"
         words = [*words, f"--workdir={out}"]
