@@ -63,7 +63,7 @@ from tfdpsq.run.core import (
 from tfdpsq.run.reporting import content as report_content
 from tfdpsq.run.reporting import page
 from tfdpsq.run.reproduction import reproduce_numbers, reproduce_report, reproduce_rows
-from tfdpsq.run.search import benchmark_sets
+from tfdpsq.run.search import benchmark_sets, hybrid, systems
 from tfdpsq.run.training import private_training
 
 CONFIG = pathlib.Path("configs", "paper", "tables.py")
@@ -186,9 +186,12 @@ def check(
         acting.require_unfilled(
             config.job, pipeline.SETTINGS, [name], "job", "this command"
         )
-    fusion = pipeline.SETTINGS["evaluate"]["fusion"]
     acting.require_unfilled(
-        config.job.evaluate.fusion, fusion, fusion, "job.evaluate.fusion", "this command"
+        config.job.evaluate.fusion,
+        settings.with_defaults(hybrid.SETTINGS, base=systems.BM25),
+        hybrid.SETTINGS,
+        "job.evaluate.fusion",
+        "this command",
     )
     vocabulary = _check_models(config, sorted(sizes))
     job = _whole_job(config, of_measure, data)
@@ -263,7 +266,7 @@ def _check_models(config: ml_collections.ConfigDict, sizes: Sequence[str]) -> st
         )
         opened = checkpoints.open_checkpoint(init)
         vocabulary = vocabulary or str(sources.vocabulary_file("", init))
-        pipeline_checks.require_one_vocabulary(init, vocabulary)
+        pipeline_checks.require_one_vocabulary(init, vocabulary, f"sizes.{size}.init")
         Tokenizer(vocabulary).require_embeddings(opened.config.vocabulary_size)
     return vocabulary
 
@@ -303,14 +306,14 @@ def _of_audit(config: ml_collections.ConfigDict) -> dict[str, Any]:
 def _zero_shot_stage(
     config: ml_collections.ConfigDict,
     sets: Mapping[str, str],
-    systems: Mapping[str, str],
+    retrievers: Mapping[str, str],
     vocabulary: str,
 ) -> ml_collections.ConfigDict:
-    """Returns the settings of `zero_shot` for some systems."""
+    """Returns the settings of `zero_shot` for some retrievers."""
     stage = config.zero_shot.copy_and_resolve_references()
     stage.vocabulary = vocabulary
     with stage.unlocked():
-        stage.systems = dict(systems)
+        stage.systems = dict(retrievers)
         if sets:
             stage.sets = tuple(sets)
             stage.paths = dict(sets)
