@@ -33,7 +33,6 @@ from absl import flags
 from tfdpsq import privacy, validation
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.data.pydocs import PACKAGES
-from tfdpsq.generator import checkpoints
 from tfdpsq.privacy.proof import reads as privacy_reads
 from tfdpsq.privacy.spec import UNITS
 from tfdpsq.run import (
@@ -62,7 +61,12 @@ from tfdpsq.run.core import (
 )
 from tfdpsq.run.reporting import content as report_content
 from tfdpsq.run.reporting import page
-from tfdpsq.run.reproduction import reproduce_numbers, reproduce_report, reproduce_rows
+from tfdpsq.run.reproduction import (
+    reproduce_models,
+    reproduce_numbers,
+    reproduce_report,
+    reproduce_rows,
+)
 from tfdpsq.run.search import benchmark_sets, hybrid, systems
 from tfdpsq.run.training import private_training
 
@@ -193,7 +197,7 @@ def check(
         "job.evaluate.fusion",
         "this command",
     )
-    vocabulary = _check_models(config, sorted(sizes))
+    vocabulary = reproduce_models.check(config, sorted(sizes), pretrain.RESIZE)
     job = _whole_job(config, of_measure, data)
     pipeline.require_acting(job)
     pipeline_checks.check_settings(job)
@@ -227,48 +231,11 @@ def _whole_job(
     job = config.job.copy_and_resolve_references()
     rows = [row for rows in of_measure.values() for row in rows]
     job.data = data
-    job.init = _start(config, config.retriever_size)
+    job.init = reproduce_models.start_of(config, config.retriever_size)
     job.epsilons = epsilons(rows, "synthetic")
     job.direct_epsilons = epsilons(rows, "direct")
     job.audit_epsilons = epsilons(of_measure.get("canaries", ()), "synthetic")
     return job
-
-
-def _start(config: ml_collections.ConfigDict, size: str) -> str:
-    """Returns the T5 that a size is, or is made from."""
-    return config.sizes[size].get("init", "") or config.job.init
-
-
-def _resized(config: ml_collections.ConfigDict, size: str) -> dict[str, int]:
-    own = config.sizes[size].to_dict()
-    return {name: own[name] for name in pretrain.RESIZE if own.get(name)}
-
-
-def _check_models(config: ml_collections.ConfigDict, sizes: Sequence[str]) -> str:
-    """Refuses missing, private or unlike T5s; returns the vocabulary of all."""
-    vocabulary = ""
-    for size in (config.retriever_size, *sizes):
-        init, resized = _start(config, size), _resized(config, size)
-        if resized and not config.job.pretrain.steps:
-            raise validation.InputError(
-                f"size {size!r} is {resized}, which takes training: set "
-                "job.pretrain.steps, or give the size's own init."
-            )
-        if not init:
-            raise validation.InputError(
-                f"sizes.{size}.init and job.init are '': there is no T5 of this size. "
-                f"Give a checkpoint's directory as --config.sizes.{size}.init."
-            )
-        sources.require_public(
-            init,
-            sources.certificate_of_model(init),
-            "rows that are called public would start from it",
-        )
-        opened = checkpoints.open_checkpoint(init)
-        vocabulary = vocabulary or str(sources.vocabulary_file("", init))
-        pipeline_checks.require_one_vocabulary(init, vocabulary, f"sizes.{size}.init")
-        Tokenizer(vocabulary).require_embeddings(opened.config.vocabulary_size)
-    return vocabulary
 
 
 def _check_canaries(
@@ -357,11 +324,13 @@ class Rows:
         return self._models[size]
 
     def _made(self, size: str) -> str:
-        init = _start(self.config, size)
+        init = reproduce_models.start_of(self.config, size)
         if not self.job.pretrain.steps:
             return init
         stage = self.job.pretrain.copy_and_resolve_references()
-        stage.resize.update(_resized(self.config, size))
+        stage.resize.update(
+            reproduce_models.resized(self.config, size, pretrain.RESIZE)
+        )
         # On all public documents, including those of the zero-shot sets.
         return str(
             self.stages.run(

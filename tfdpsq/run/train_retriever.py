@@ -27,6 +27,7 @@ import tensorflow as tf
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
+from tfdpsq.generator.checkpoints import sentence_encoder
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import (
@@ -293,11 +294,12 @@ def _untrained(config) -> retriever.TwoTower:
     tf.keras.utils.set_random_seed(config.seed)
     trained = pathlib.Path(config.init) / layout.RETRIEVER_MODEL
     before = retriever.load(trained) if config.init and trained.is_dir() else None
-    encoder = None
+    encoder = projection = None
     if before is not None:
         t5 = before.config.t5
     elif config.init:
         t5, encoder = checkpoints.load_encoder(config.init)
+        projection = _projection_of(config, t5)
     else:
         t5 = T5Config(**config.t5)
     acting.require_shape(config, SETTINGS["t5"], t5)
@@ -317,7 +319,7 @@ def _untrained(config) -> retriever.TwoTower:
     if before is not None:
         model.load_weights_from(before)
     elif encoder is not None:
-        model.load_encoder_weights_from(encoder)
+        model.load_encoder_weights_from(encoder, projection)
     train_only(model, list(config.trained))
     if config.learned_scale and not model.scaled.trainable_weights:
         raise validation.InputError(
@@ -325,6 +327,33 @@ def _untrained(config) -> retriever.TwoTower:
             "the scale. Add 'scale/*', or set learned_scale to False."
         )
     return model
+
+
+def _projection_of(
+    config: ml_collections.ConfigDict, t5: T5Config
+) -> np.ndarray | None:
+    """Returns the projection of the sentence encoder in `init`, if it is one.
+
+    Raises:
+      InputError: the settings make another model of it.
+      DataError: its modules are damaged, or not those of a tower.
+    """
+    found = sentence_encoder.read(checkpoints.locate(config.init))
+    if found is None:
+        return None
+    projection = found.projection
+    if projection is None:  # its embeddings are the pooled states
+        projection = np.eye(t5.hidden_dim, dtype=np.float32)
+    for name, value in (
+        ("pooling", found.pooling),
+        ("embedding_dim", projection.shape[1]),
+    ):
+        if config[name] != value:
+            raise validation.InputError(
+                f"{name} is {config[name]!r}, but the sentence encoder in init "
+                f"{config.init} has {value!r}. Set {name} to that."
+            )
+    return projection
 
 
 def _require_vocabulary(init: str, given: object, tokenizer: Tokenizer) -> None:
