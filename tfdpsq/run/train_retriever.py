@@ -27,7 +27,6 @@ import tensorflow as tf
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
-from tfdpsq.generator.checkpoints import sentence_encoder
 from tfdpsq.layers import T5Config, train_only
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import (
@@ -338,7 +337,7 @@ def _projection_of(
       InputError: the settings make another model of it.
       DataError: its modules are damaged, or not those of a tower.
     """
-    found = sentence_encoder.read(checkpoints.locate(config.init))
+    found = checkpoints.read_sentence_encoder(checkpoints.locate(config.init))
     if found is None:
         return None
     projection = found.projection

@@ -27,7 +27,8 @@ import safetensors.numpy
 
 from tfdpsq import validation
 from tfdpsq.data import files
-from tfdpsq.generator.checkpoints import huggingface, pickled
+from tfdpsq.data.tokenization import VOCABULARY_FILE
+from tfdpsq.generator.checkpoints import fast_tokenizer, huggingface, pickled
 
 MODULES_FILE = "modules.json"
 _TYPES = "sentence_transformers.models"
@@ -58,7 +59,7 @@ class SentenceEncoder:
     projection: np.ndarray | None
 
 
-def read(path: str | os.PathLike) -> SentenceEncoder | None:
+def read_sentence_encoder(path: str | os.PathLike) -> SentenceEncoder | None:
     """Reads the modules of a directory.
 
     Returns:
@@ -136,15 +137,15 @@ def save(
     files.write_json(
         directory / "tokenizer_config.json",
         {
-            "tokenizer_class": "T5Tokenizer",
+            "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": length,
-            # Texts may hold what looks like a sentinel; our tokenizer has none.
-            "extra_ids": 0,
             "pad_token": "<pad>",
             "eos_token": "</s>",
             "unk_token": "<unk>",
         },
     )
+    text = fast_tokenizer.tokenizer_json(directory / VOCABULARY_FILE)
+    files.atomic_write(directory / fast_tokenizer.TOKENIZER_FILE, text)
     chain = [
         {"idx": place, "name": str(place), "path": name, "type": f"{_TYPES}.{kind}"}
         for place, (name, kind) in enumerate(zip(names, _CHAIN))
