@@ -229,3 +229,40 @@ def test_what_is_not_one_shared_tower_is_not_converted(base, tmp_path):
 
 def _other(directory):
     return train_vocabulary(["some other words here"] * 40, 271, directory / "other")
+
+
+def test_the_tokenizer_for_transformers_has_the_same_pieces(base):
+    """By the likeliest split, found here; bytes where nothing else is known."""
+    made = json.loads((base / "converted" / "tokenizer.json").read_text("utf-8"))
+    vocabulary = made["model"]["vocab"]
+    ids = {piece: i for i, (piece, _) in enumerate(vocabulary)}
+    # Unknown and bytes come last: below every known piece.
+    scores = {p: s for p, s in vocabulary if len(p) < 6 or not p.startswith("<")}
+    assert made["model"]["byte_fallback"] and made["model"]["unk_id"] == 2
+    kinds = [step["type"] for step in made["normalizer"]["normalizers"]]
+    assert kinds == ["Precompiled", "Strip", "Replace"]
+
+    def split(word):
+        best = [(0.0, [])]
+        for end in range(1, len(word) + 1):
+            found = []
+            for start in range(end):
+                piece = word[start:end]
+                if piece in scores:
+                    step = best[start][0] + scores[piece], [ids[piece]]
+                elif end - start == 1:
+                    names = [f"<0x{byte:02X}>" for byte in piece.encode()]
+                    step = best[start][0] - 1e3, [ids[name] for name in names]
+                else:
+                    continue
+                found.append((step[0], best[start][1] + step[1]))
+            best.append(max(found))
+        return best[-1][1]
+
+    texts = ["who sorts it 3", "", "It is X y  a  list", "écart 日"]
+    expected = [
+        [*(i for word in text.split() for i in split("\u2581" + word)), 1]
+        for text in texts
+    ]
+    got, lengths = Tokenizer(base / "spiece.model").encode(texts, 64)
+    assert [row[:size].tolist() for row, size in zip(got.numpy(), lengths)] == expected

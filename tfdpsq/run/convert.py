@@ -4,11 +4,12 @@
 
 Formats: `huggingface` (also that of our generators), `keras`, `t5x`. The command
 detects the input's format; the input may also be the name of a keras-nlp preset, such
-as t5_small_multi. Every weight is accounted for: a weight that is missing, unknown, of
-another shape or not finite ends the command, and nothing is written. The output appears
-whole or not at all. It gets the input's vocabulary (or that of --vocabulary), and its
-certificate, if there is one: a generator stays as private as it was. A soft prompt is
-copied for `huggingface`, in a file of its own; the other formats refuse it.
+as t5_small_multi, or a URL, such as gs://bucket/checkpoint_1000000. Every weight is
+accounted for: a weight that is missing, unknown, of another shape or not finite ends
+the command, and nothing is written. The output appears whole or not at all. It gets the
+input's vocabulary (or that of --vocabulary), and its certificate, if there is one: a
+generator stays as private as it was. A soft prompt is copied for `huggingface`, in a
+file of its own; the other formats refuse it.
 
 A retriever that `train_retriever` wrote is converted to `sentence-transformers`, the
 layout of sentence-T5 and GTR, which `train_retriever --config.init=` takes as well. Its
@@ -113,11 +114,13 @@ def convert(
     certificate, output = _output(directory, destination)
     checkpoint = checkpoints.open_checkpoint(directory, encoder_only, ignore)
     config = checkpoint.config
+    if vocabulary:
+        vocabulary = sources.fetched(os.fspath(vocabulary))
     vocabulary = vocabulary or checkpoints.vocabulary_in(directory)
     pieces = "none found; see --vocabulary"
     if vocabulary:
         tokenizer = Tokenizer(vocabulary)
-        tokenizer.require_embeddings(config.vocabulary_size)
+        tokenizer.require_embeddings(config.vocabulary_size, pretrained=True)
         pieces = f"{tokenizer.vocabulary_size} pieces"
     with workdir.new_directory(output) as partial:
         # From file to file, one weight at a time: no model is in memory.

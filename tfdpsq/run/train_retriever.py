@@ -196,7 +196,7 @@ def try_model(
     if init:
         _require_vocabulary(init, vocabulary, tokenizer)
     model = _untrained(config)
-    tokenizer.require_embeddings(model.config.t5.vocabulary_size)
+    tokenizer.require_embeddings(model.config.t5.vocabulary_size, bool(config.init))
     if config.method == "plain":
         plain_training.check_rows(
             config.rows_at_a_time,
@@ -221,7 +221,7 @@ def _make(
         )
     with devices.scope():
         model = _untrained(config)
-    tokenizer.require_embeddings(model.config.t5.vocabulary_size)
+    tokenizer.require_embeddings(model.config.t5.vocabulary_size, bool(config.init))
     outcome = outcomes.Outcome(0)
     certificate = parent
     if config.steps or config.epochs:

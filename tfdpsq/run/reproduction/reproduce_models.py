@@ -63,5 +63,5 @@ def check(
         opened = checkpoints.open_checkpoint(init)
         vocabulary = vocabulary or str(sources.vocabulary_file("", init))
         pipeline_checks.require_one_vocabulary(init, vocabulary, f"sizes.{size}.init")
-        Tokenizer(vocabulary).require_embeddings(opened.config.vocabulary_size)
+        Tokenizer(vocabulary).require_embeddings(opened.config.vocabulary_size, True)
     return vocabulary
