@@ -102,6 +102,8 @@ def get_config(row):
     config.evaluate.split = "dev"
     # BLEU of a synthetic query is against the original one of the same document.
     config.evaluate.similarity_split = "train"
+    # MAUVE as published figures have it.
+    config.evaluate.similarity.points = 25
     lengths = {"document_length": 384, "query_length": 128}
     for stage in (config.finetune, config.synthesize, config.retriever, config.direct):
         stage.update(lengths)

@@ -203,3 +203,12 @@ def test_files_that_are_no_t5_vocabulary_are_named(tmp_path):
 def test_lengths_below_one_are_refused(tokenizer, length):
     with pytest.raises(InputError, match=f"length is {length}; it must be an integer"):
         tokenizer.encode(["x"], length)
+
+
+def test_a_pretrained_models_embeddings_are_few_more_than_its_pieces(tokenizer):
+    """100 sentinels and rounding; a model of random weights may have any number."""
+    pieces = tokenizer.vocabulary_size
+    tokenizer.require_embeddings(pieces + 128, pretrained=True)
+    tokenizer.require_embeddings(32_128)
+    with pytest.raises(InputError, match="was made with another vocabulary. Give that"):
+        tokenizer.require_embeddings(32_128, pretrained=True)

@@ -40,7 +40,7 @@ def base(tmp_path_factory):
     settings.update(
         generator=str(base / "private" / "generator"),
         corpus=str(base / "pairs"),
-        document_length=24,
+        document_length=64,
         query_length=48,
         batch_size=16,
     )
@@ -54,6 +54,9 @@ def _insert(base, name, **options):
     config.update(
         data=str(base / "pairs"),
         repetitions=(3, 5),
+        forms=canary_set.FORMS,
+        query_characters=40,
+        document_characters=20,
         trials=TRIALS,
         candidates=CANDIDATES,
         coins=COINS,
@@ -68,7 +71,7 @@ def _train(base, name, **options):
     config.update(
         pairs=str(base / "private" / "canaries" / "data"),
         init=str(base / "public"),
-        document_length=24,
+        document_length=64,
         query_length=48,
         batch_size=16,
         microbatch_size=16,
@@ -93,7 +96,7 @@ def _audit(base, name, **options):
 
 
 def test_forms_are_what_they_say(base):
-    """Alone; the query's words on its own document; on another's."""
+    """Alone; the query's words on its own document; on another's; the paper's three."""
     made = canary_set.read_canaries(base / "private" / "canaries")
     own = {p.document_id: p.query for p in BeirDirectory(base / "pairs").pairs("train")}
     kinds = collections.Counter((c.form, c.repetitions) for c in made if not c.coin)
@@ -101,11 +104,14 @@ def test_forms_are_what_they_say(base):
     for canary in made:
         if canary.form == "secret":
             assert canary.query() == canary.secret
-        elif canary.form == "own_document":
+        elif canary.form in ("own_document", "paper_query", "paper_own_document"):
             assert own[canary.document_id].startswith(canary.prefix)
         else:
             assert not own.get(canary.document_id, "").startswith(canary.prefix)
-        assert len(canary.prefix) <= 24
+        limit = 40 if canary.form in canary_set.PAPER_FORMS else 24
+        assert len(canary.prefix) <= limit
+        assert canary.in_document == (canary.form in canary_set.IN_DOCUMENT)
+        assert (canary.secret in canary.query()) == (not canary.in_document)
         assert len(canary.candidates) == (0 if canary.coin else CANDIDATES - 1)
     coins = [canary.repetitions for canary in made if canary.coin]
     assert len(coins) == COINS and set(coins) == {0, 1}
@@ -132,11 +138,14 @@ def test_audit_says_what_the_model_says(base):
 
     def likelihoods(directory, queries):
         """Of (canary, secret), token by token."""
-        pairs = [
-            Pair("", canary.query(secret), "", documents[canary.document_id])
-            for canary, secret in queries
-        ]
-        batch = encode_pairs(pairs, tokenizer, query_length=48, document_length=24)
+        pairs = []
+        for canary, secret in queries:
+            number = canary.secret if secret is None else secret
+            document, query = documents[canary.document_id], f"{canary.prefix} {number}"
+            if canary.form.startswith("paper_") and "document" in canary.form:
+                document, query = f"{document[:20].strip()} {number}", canary.prefix
+            pairs.append(Pair("", query.strip(), "", document))
+        batch = encode_pairs(pairs, tokenizer, query_length=48, document_length=64)
         log_p = tf.nn.log_softmax(
             T5QueryGenerator.from_preset(directory)(batch)
         ).numpy()
@@ -148,17 +157,19 @@ def test_audit_says_what_the_model_says(base):
         ]
 
     generator = base / "private" / "generator"
-    kind = ("own_document", 5)
-    ranked = [c for c in made if (c.form, c.repetitions) == kind and not c.coin]
-    (entry,) = [e for e in found["canaries"] if (e["form"], e["repetitions"]) == kind]
-    ranks = []
-    for canary in ranked:
-        of_secret, *others = likelihoods(
-            generator, [(canary, s) for s in (canary.secret, *canary.candidates)]
-        )
-        ranks.append(1 + sum(other > of_secret for other in others))
-    assert entry["ranks"] == ranks
-    assert entry["mean_rank"] == np.mean(ranks) and entry["chance"] == 10.5
+    for kind in (("own_document", 5), ("paper_own_document", 3)):
+        ranked = [c for c in made if (c.form, c.repetitions) == kind and not c.coin]
+        (entry,) = [
+            e for e in found["canaries"] if (e["form"], e["repetitions"]) == kind
+        ]
+        ranks = []
+        for canary in ranked:
+            of_secret, *others = likelihoods(
+                generator, [(canary, s) for s in (canary.secret, *canary.candidates)]
+            )
+            ranks.append(1 + sum(other > of_secret for other in others))
+        assert entry["ranks"] == ranks
+        assert entry["mean_rank"] == np.mean(ranks) and entry["chance"] == 10.5
     coins = [(canary, None) for canary in made if canary.coin]
     scores = np.subtract(
         likelihoods(generator, coins), likelihoods(base / "public", coins)
@@ -233,6 +244,16 @@ def test_canaries_cannot_be_asked_for_after_training(base):
         ("private/x", {"digits": 4}, "digits is 4"),
         ("private/x", {"candidates": 1}, "candidates is 1"),
         ("private/x", {"coins": 10}, "coins is 10"),
+        (
+            "private/x",
+            {"forms": ("secret",)},
+            "query_characters is 40, which does nothing here",
+        ),
+        (
+            "private/x",
+            {"forms": ("paper_query",)},
+            "document_characters is 20, which does nothing here",
+        ),
         ("private/x", {"trials": 40}, "each on a document of its own"),
     ],
 )
@@ -311,6 +332,12 @@ def test_bad_settings_of_the_audit(base, tmp_path):
         T5QueryGenerator.from_preset(base / "public"),
         Tokenizer(base / "spiece.model"),
     )
+    made = canary_set.read_canaries(base / "private" / "canaries")
+    documents = BeirDirectory(base / "pairs").documents()
+    with pytest.raises(InputError, match="with a canary's secret has more than doc"):
+        text_scores.require_whole_canaries(made, documents, tokenizer, 48, 16)
+    with pytest.raises(InputError, match="more than query_length = 8 tokens"):
+        text_scores.require_whole_canaries(made, (), tokenizer, 8, 64)
     scorer = text_scores.LikelihoodScorer(model, tokenizer, 24, 6, 16)
     pair = BeirDirectory(base / "pairs").pairs("train")[0]
     with pytest.raises(InputError, match="more than query_length = 6 tokens"):

@@ -57,6 +57,38 @@ def test_canaries_stand_among_the_pairs(base):
     assert all(len(secret) == 10 and secret.isdigit() for secret in secrets)
 
 
+def test_the_papers_secrets_are_in_the_query_its_document_or_another(base):
+    """As (query, document): in the last two, the document is new and ends with it."""
+    options = {"forms": canary_set.PAPER_FORMS, "document_characters": 30}
+    _insert(base, "private/paper", **options, coins=0)
+    made = canary_set.read_canaries(base / "private" / "paper")
+    before = BeirDirectory(base / "pairs")
+    after = BeirDirectory(base / "private" / "paper" / "data")
+    given = {d.id: d.content for d in before.documents()}
+    found = {d.id: d.content for d in after.documents()}
+    asked = {pair.query: pair.document_id for pair in before.pairs("train")}
+    trained = [p for p in after.pairs("train") if p.query_id.startswith("canary-")]
+    assert {name: found[name] for name in given} == given
+    assert len(found) == len(given) + sum(c.form != "paper_query" for c in made)
+    for number, canary in enumerate(made):
+        pairs = [p for p in trained if p.query_id.startswith(f"canary-{number}-")]
+        assert len(pairs) == canary.repetitions
+        own = asked[canary.prefix]  # a whole query
+        for pair in pairs:
+            if canary.form == "paper_query":
+                assert pair.query == f"{canary.prefix} {canary.secret}"
+                assert pair.document_id == own
+                continue
+            assert pair.query == canary.prefix
+            assert (canary.document_id == own) == (canary.form == "paper_own_document")
+            kept = given[canary.document_id][:30].rstrip()
+            assert pair.document == f"{kept} {canary.secret}"
+    assert {canary.form for canary in made} == set(canary_set.PAPER_FORMS)
+    with pytest.raises(InputError, match=r"document 'canary-\d' of the data has"):
+        data = str(base / "private" / "paper" / "data")
+        _insert(base, "private/x", data=data, **options, coins=0)
+
+
 def test_all_queries_of_a_canary_are_one_users(base):
     """Who owns nothing else; in data without users everybody else owns one query."""
     users = BeirDirectory(base / "private" / "canaries" / "data").users()

@@ -135,7 +135,8 @@ def test_a_wrong_command_line_is_told_the_right_one(one, tmp_path, capsys):
     code, text = exit_of(capsys, *good[:2], "--format=onnx")
     assert code == 2
     assert text == (
-        "error: format is 'onnx'; choose one of 'huggingface', 'keras', 't5x'.\n"
+        "error: format is 'onnx'; choose one of 'huggingface', 'keras', 't5x', "
+        "'sentence-transformers'.\n"
     )
 
 

@@ -4,18 +4,23 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
 import tiny
+import tiny_sets
 
 from configs.paper import tables as paper
 from tfdpsq import validation
+from tfdpsq.data import train_vocabulary
 from tfdpsq.data.pydocs import PACKAGES, build_pydocs
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.layers import T5Config
 from tfdpsq.run import reproduce
-from tfdpsq.run.core import pipeline_checks
+from tfdpsq.run.core import pipeline_checks, sources
 from tfdpsq.run.reproduction import reproduce_rows
 from tfdpsq.run.search import benchmark_sets
 
@@ -24,25 +29,31 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def test_every_table_is_whole():
     """A number in every column, and claims about rows and columns that are there."""
-    assert list(paper.TABLES) == ["3", "4", "5", "6", "7"]
-    for table in paper.TABLES.values():
+    assert list(paper.TABLES) == ["1", "2", "3", "4", "5", "5-recall", "6", "7"]
+    for name, table in paper.TABLES.items():
         for row, numbers in table["paper"].items():
             reproduce_rows.row_of(row)
-            assert len(numbers) == len(table["columns"])
+            published = () if name in ("1", "5-recall") else table["columns"]
+            assert len(numbers) == len(published)
         for above, below, column in table["claims"]:
             place = table["columns"].index(column)
             a, b = table["paper"][above][place], table["paper"][below][place]
             # The paper's own numbers bear out what is said to be its claim.
             assert a < b if column in table["lower"] else a > b, (above, below, column)
-    columns = paper.TABLES["5"]["columns"][1:]
-    assert set(columns) == set(benchmark_sets.PAPER)
+    for name in ("5", "5-recall"):
+        columns = paper.TABLES[name]["columns"][1:]
+        assert set(columns) == set(benchmark_sets.PAPER)
+    direct = {row for row in paper.TABLES["4"]["paper"] if row.startswith("direct")}
+    assert len(direct) == 3  # the paper's table 4 is direct DP
 
 
 def test_rows_that_tables_share_have_one_number_each():
-    third, fourth = (paper.TABLES[name]["paper"] for name in "34")
-    shared = third.keys() & fourth.keys()
-    assert shared == {"synthetic-base-eps3"}
-    assert all(third[row] == fourth[row] for row in shared)
+    second, third, fourth = (paper.TABLES[name]["paper"] for name in "234")
+    assert second.keys() & third.keys() == {"synthetic-base-eps3"}
+    assert second["synthetic-base-eps3"] == third["synthetic-base-eps3"]
+    shared = second.keys() & fourth.keys()
+    assert len(shared) == 3
+    assert all(second[row] == fourth[row] for row in shared)
 
 
 @pytest.mark.parametrize("scale", paper.SCALES)
@@ -50,13 +61,16 @@ def test_a_scale_is_a_job_that_the_stages_take(scale):
     config = paper.get_config(scale)
     job = config.job.copy_and_resolve_references()
     # Presets that would have to be downloaded.
-    job.init = job.retriever_init = "t5_tiny_pydocs"
+    job.init = "t5_tiny_pydocs"
     pipeline_checks.check_settings(job)
     assert set(config.sizes) == set(paper.SIZES)
     if scale == "paper":
         assert job.finetune.batch_size == 1024
         assert job.finetune.document_length == 384
         assert config.sizes["large"]["init"] == "t5_1_1_large_lm"
+        # Memory decides, as in `retrieval.py`.
+        assert config.sizes["xl"]["finetune"]["lora"]["rank"] == 16
+        assert not job.retriever_init
     else:
         assert set(config.held_out_packages) < set(PACKAGES)
         assert len(config.held_out_packages) == len(benchmark_sets.PAPER)
@@ -104,9 +118,154 @@ def test_a_table_that_is_none_is_refused_before_anything_is_made(tmp_path):
         reproduce.run(paper.get_config("tiny"), tmp_path / "work", ["9"])
     config = paper.get_config("tiny")
     del config.sizes["xl"]
-    with pytest.raises(validation.InputError, match="size of row 'synthetic-xl-eps3'"):
-        reproduce.run(config, tmp_path / "work", ["4"])
+    with pytest.raises(validation.InputError, match="the size of a row is 'xl'"):
+        reproduce.run(config, tmp_path / "work", ["3"])
     assert not (tmp_path / "work").exists()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The data and the T5s of scale "paper", at the smallest size."""
+    base = tmp_path_factory.mktemp("small")
+    tiny.write_pairs(base / "pairs", train=80, dev=16, test=8)
+    texts = [d.content for d in sources.open_beir(str(base / "pairs")).documents()]
+    digits = [" ".join("0123456789")] * 40
+    train_vocabulary([*texts, *digits], 320, base / "spiece.model")
+    train_vocabulary([*texts[:60], *digits], 300, base / "other.model")
+    for name in benchmark_sets.PAPER:
+        if name == benchmark_sets.CQADUPSTACK:
+            for seed, forum in enumerate(benchmark_sets.FORUMS):
+                tiny_sets.write(base / "beir" / name / forum, seed, queries=2)
+        else:
+            tiny_sets.write(base / "beir" / name, len(name))
+    shape = T5Config(330, 1, 2, 8, 16, 8, "1.1", dropout=0.0)
+    model = T5QueryGenerator(shape)
+    for name, vocabulary in (("t5", "spiece.model"), ("other", "other.model")):
+        (base / name).mkdir()
+        model.save_to_preset(base / name, base / vocabulary)
+    return base
+
+
+def _settings(base):
+    """What a user gives to scale "paper", and the smallest numbers of steps."""
+    return {
+        "job.data": str(base / "pairs"),
+        "zero_shot.root": str(base / "beir"),
+        **{f"sizes.{size}.init": str(base / "t5") for size in paper.SIZES},
+        "job.finetune.batch_size": 16,
+        "job.finetune.microbatch_size": 8,
+        "job.finetune.epochs": 0.5,
+        "job.finetune.document_length": 96,
+        "job.finetune.query_length": 64,
+        "job.finetune.accountant": "rdp",
+        "job.synthesize.document_length": 96,
+        "job.synthesize.query_length": 24,
+        "job.retriever.epochs": 0.25,
+        "job.retriever.batch_size": 8,
+        "job.retriever.document_length": 32,
+        "job.retriever.query_length": 12,
+        "job.direct.batch_size": 4,
+        "job.direct.document_length": 32,
+        "job.direct.query_length": 12,
+        "job.direct.accountant": "rdp",
+        "job.canaries.trials": 1,
+        "job.canaries.document_characters": 20,
+        "job.canaries.query_characters": 20,
+        "job.audit.members": 6,
+        "job.audit.samples_per_document": 1,
+        "job.evaluate.resamples": 100,
+        "zero_shot.resamples": 100,
+        "resamples": 100,
+    }
+
+
+def _paper(base, **changes):
+    config = paper.get_config("paper")
+    config.update_from_flattened_dict({**_settings(base), **changes})
+    return config
+
+
+def test_all_that_a_later_stage_would_refuse_is_refused_first(small, tmp_path):
+    """Each in one sentence that names it, and nothing is made."""
+    shutil.copytree(small / "pairs", tmp_path / "no_dev")
+    (tmp_path / "no_dev" / "qrels" / "dev.tsv").unlink()
+    shutil.copytree(small / "beir", tmp_path / "sets")
+    qrels = tmp_path / "sets" / "scifact" / "qrels"
+    (qrels / "test.tsv").rename(qrels / "dev.tsv")
+    refused = [
+        ({"zero_shot.root": str(tmp_path)}, "22 of 22 sets are missing: arguana"),
+        ({"zero_shot.root": str(tmp_path / "sets")}, "split of scifact is 'test'"),
+        ({"sizes.large.init": str(tmp_path / "t5")}, "t5 does not exist. Give a dir"),
+        ({"sizes.xl.init": ""}, "sizes.xl.init and job.init are ''"),
+        ({"sizes.small.init": str(small / "other")}, "sizes.small.init is .* vocabul"),
+        ({"job.data": str(tmp_path / "no_dev")}, "evaluate.split is 'dev'; choose"),
+        ({"job.seed": 3}, "job.seed is 3, which does nothing here"),
+        ({"job.evaluate.fusion.weight": 0.5}, "fusion.weight is 0.5, which does noth"),
+        ({"job.direct.batch_size": 100}, "direct.batch_size 100 is larger than"),
+        ({"job.finetune.document_length": 32}, "a canary's secret has more than docu"),
+        ({"job.canaries.trials": 20}, "settings give 240 canaries"),
+        ({"job.audit.guesses": ((0.9, 0.9),)}, "nothing can be guessed both"),
+        ({"audit.steps": 5}, "in the settings of `audit`: .*epochs"),
+    ]
+    for changes, message in refused:
+        with pytest.raises(validation.InputError, match=message) as raised:
+            reproduce.run(_paper(small, **changes), tmp_path / "work")
+        assert "\n" not in str(raised.value), changes
+    assert not (tmp_path / "work").exists()
+
+
+def test_what_is_given_is_not_refused_and_only_what_the_tables_need(small, tmp_path):
+    config = _paper(small)
+    wanted = {name: table.to_dict() for name, table in config.tables.items()}
+    data = config.job.data
+    reproduce.check(config, wanted, data, {}, fresh=True)
+    # Retrieval alone needs neither zero-shot sets nor the weights of other sizes.
+    config = _paper(small, **{"zero_shot.root": "", "sizes.xl.init": "nowhere"})
+    reproduce.check(config, {"2": wanted["2"]}, data, {}, fresh=True)
+    with pytest.raises(validation.InputError, match="nowhere does not exist"):
+        reproduce.check(config, {"3": wanted["3"]}, data, {}, fresh=True)
+
+
+def test_settings_on_the_command_line_change_the_scales_config():
+    """They come after --config, wherever --scale is."""
+    words = ["reproduce", "--config.seeds=(1,)", "--scale=tiny"]
+    found = reproduce._default_flags(words)
+    places = [
+        next(i for i, word in enumerate(found) if word.startswith(start))
+        for start in ("--config=", "--config.seeds")
+    ]
+    assert found[0] == "reproduce" and places == sorted(places)
+    assert any(word.startswith("--workdir=") for word in found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_papers_scale_runs_every_table_to_its_end(small, tmp_path):
+    """As a user starts it: data and weights on the command line, small T5s."""
+    words = [f"--config.{name}={value}" for name, value in _settings(small).items()]
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdpsq.run.reproduce", "--scale=paper", *words]
+        + [f"--workdir={tmp_path / 'work'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads((tmp_path / "work" / "tables.json").read_text())
+    assert [*results["examples"], *results["tables"]] == list(paper.TABLES)
+    (cell,) = {
+        row["ours"]["mauve"]["note"].partition("; ")[2]
+        for row in results["tables"]["6"]["rows"]
+    }
+    assert cell.startswith("25 points; features of t5 t5_tiny_pydocs;")
+    shown = json.loads((tmp_path / "work" / "private" / "examples.json").read_text())
+    assert len(shown) == 8
+    models = set(paper.TABLES["1"]["paper"])
+    assert all(set(each["synthetic"]) == models for each in shown)
+    columns = results["tables"]["7"]["columns"]
+    assert "leaked, 100" in columns and "rank, 10, our forms" in columns
 
 
 _CONFIG = """
@@ -131,7 +290,8 @@ def get_config():
     config.job.pretrain.update(steps=2, pair_rows=4, text_rows=4, watched_rows=8)
     config.job.pretrain.update(held_out_one_in=8, document_length=32, query_length=12)
     config.job.evaluate.similarity.update(featurizer="")
-    config.job.canaries.repetitions = (10, 100)
+    config.job.canaries.update(repetitions=(10, 100), query_characters=8)
+    config.job.canaries.update(forms=("secret", "paper_query"))
     config.held_out_packages = ()
     config.zero_shot.update(sets=("pairs",), paths={{"pairs": {data!r}}})
     config.audit = {{"steps": 2}}
@@ -168,7 +328,7 @@ def test_a_run_that_is_killed_goes_on_and_makes_every_table(tmp_path):
     """Through the command line, at the smallest size; nothing finished is redone."""
     command, work = _command(tmp_path, (0,)), tmp_path / "work"
     options = {"cwd": ROOT, "env": {**os.environ, "CUDA_VISIBLE_DEVICES": ""}}
-    process = subprocess.Popen([*command, "--table=3"], **options)
+    process = subprocess.Popen([*command, "--table=2"], **options)
     while not list(work.glob("release/seed0_synthetic_*/stage.json")):
         assert process.poll() is None
         time.sleep(0.2)
@@ -183,7 +343,7 @@ def test_a_run_that_is_killed_goes_on_and_makes_every_table(tmp_path):
     for path, content in before.items():
         assert path.read_bytes() == content
     results = json.loads((work / "tables.json").read_text())
-    assert list(results["tables"]) == ["3", "4", "5", "6", "7"]
+    assert list(results["tables"]) == ["2", "3", "4", "5", "5-recall", "6", "7"]
     for name, table in results["tables"].items():
         rows = {row["name"] for row in table["rows"]}
         assert paper.TABLES[name]["paper"].keys() <= rows

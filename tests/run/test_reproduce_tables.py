@@ -3,12 +3,18 @@
 import itertools
 import json
 import math
+import types
 
 import numpy as np
 import pytest
 
-from tfdpsq import validation
-from tfdpsq.run.reproduction import reproduce_report, reproduce_tables
+from tfdpsq import evaluation, validation
+from tfdpsq.run.core import layout
+from tfdpsq.run.reproduction import (
+    reproduce_numbers,
+    reproduce_report,
+    reproduce_tables,
+)
 from tfdpsq.run.reproduction.reproduce_tables import FAILS, HOLDS, OPEN, Cell
 
 
@@ -112,11 +118,20 @@ def test_the_page_and_the_text_show_ours_beside_the_papers(tmp_path):
         "tables": {
             "3": {
                 "title": "Retrieval",
+                "note": "A remark.",
                 "room": {"ndcg@10": 0.0114},
                 "columns": ["ndcg@10", "more"],
                 "rows": [row, {**row, "name": "untrained", "paper": None}],
                 "tau": {"ndcg@10": {"tau": 0.71, "p_value": 0.01, "rows": 8}},
                 "verdicts": [{**vars(verdict), "why": ""}],
+            }
+        },
+        "examples": {
+            "1": {
+                "title": "Examples",
+                "file": "private/examples.html",
+                "rows": ["a", "b"],
+                "documents": 3,
             }
         },
         "seeds": [0],
@@ -127,6 +142,9 @@ def test_the_page_and_the_text_show_ours_beside_the_papers(tmp_path):
     text = reproduce_report.as_text(results)
     assert "direct-eps3   0.2718 (0.0234)  –" in text
     assert "Kendall's τ   0.71" in text
+    where = "query and one of each of 2 models: private/examples.html"
+    assert f"Table 1. Examples\n3 documents with their private {where}" in text
+    assert "Table 3. Retrieval\nA remark." in text
     assert "p above q in x: holds, +0.1000 (+0.0500 to +0.1500)" in text
     reproduce_report.write(tmp_path, results)
     page = (tmp_path / "tables.html").read_text()
@@ -136,3 +154,89 @@ def test_the_page_and_the_text_show_ours_beside_the_papers(tmp_path):
     assert "control, not in the paper" in page
     saved = json.loads((tmp_path / "tables.json").read_text())
     assert saved["tables"]["3"]["rows"][0]["ours"]["more"]["value"] is None
+
+
+def _entry(form, times, ranks, leaked, in_set):
+    return {
+        "form": form,
+        "repetitions": times,
+        "ranks": ranks,
+        "candidates": 100,
+        "mean_rank": float(np.mean(ranks)),
+        "leaked": leaked,
+        "leaked_in_set": in_set,
+    }
+
+
+def test_a_canary_has_leaked_if_the_released_set_shows_it(tmp_path):
+    """By the paper's forms and by ours; other queries of the generator do not count."""
+    entries = [
+        _entry("secret", 10, [50, 60], 1.0, 0.0),
+        _entry("paper_query", 10, [1], 1.0, 1.0),
+        _entry("paper_own_document", 10, [4, 10, 21], 1.0, 0.0),
+        _entry("all", 10, [50, 60, 1, 4, 10, 21], 1.0, 0.25),
+        _entry("paper_query", 100, [1], 1.0, 1.0),
+    ]
+    (tmp_path / layout.AUDIT_FILE).write_text(json.dumps({"canaries": entries}))
+    rows = types.SimpleNamespace(audited=lambda row: tmp_path)
+    columns = ("rank, 10", "leaked, 10")
+    name = "synthetic-base-inf"
+    table = {"paper": {name: (1, 0.67)}, "controls": (), "columns": columns}
+    table["lower"] = ("rank, 10",)
+    cells = reproduce_numbers._canaries((0,), rows, table)[name]
+    assert {column: cell.value for column, cell in cells.items()} == {
+        "rank, 10": 9.0,  # (1 + 4 + 10 + 21) / 4
+        "leaked, 10": 0.25,  # one of four
+        "rank, 100": 1.0,
+        "leaked, 100": 1.0,
+        "rank, 10, our forms": 55.0,
+        "leaked, 10, our forms": 0.0,
+    }
+    p_value = evaluation.rank_test(np.array([1, 4, 10, 21]), 100).p_value
+    assert f"p = {p_value:.2g}" in cells["rank, 10"].note
+    assert "paper_own_document 11.6667" in cells["rank, 10"].note
+    assert "100% when many queries" in cells["leaked, 10, our forms"].note
+
+
+def test_a_table_without_published_numbers_has_ours(tmp_path):
+    """Zero-shot Recall@10: of the metric that the table names, and no agreement."""
+    values = {
+        "ndcg@10": {"one": {"original": [np.array([0.5])]}},
+        "recall@10": {
+            "one": {"original": [np.array([1.0, 0.5])]},
+            "forums": {"original": [np.array([0.0]), np.array([0.5])]},
+        },
+    }
+    rows = types.SimpleNamespace(
+        data="pydocs",
+        sets={},
+        zero_shot=lambda rows, seed, metric: values[metric],
+        examples=lambda rows, seed: {"rows": [row.name for row in rows], "seed": seed},
+    )
+    table = {
+        "title": "Zero-shot Recall@10",
+        "measure": "zero_shot",
+        "metric": "recall@10",
+        "columns": ("mean", "one"),
+        "lower": (),
+        "controls": (),
+        "paper": {"original": ()},
+        "claims": (),
+    }
+    shown = {**table, "measure": "examples", "title": "Examples", "columns": ()}
+    found = reproduce_numbers.compare(rows, {"5-recall": table, "1": shown}, (3,), 10)
+    (row,) = found["tables"]["5-recall"]["rows"]
+    ours = {column: cell["value"] for column, cell in row["ours"].items()}
+    assert ours == {"mean": 0.5, "one": 0.75, "forums": 0.25}
+    assert row["paper"] == {} and found["tables"]["5-recall"]["tau"] == {}
+    assert found["examples"] == {
+        "1": {"title": "Examples", "rows": ["original"], "seed": 3}
+    }
+    html = reproduce_report.as_html(
+        {
+            **found,
+            "examples": {},
+            "seconds": {},
+        }
+    )
+    assert "Kendall" not in html and "not in the paper" not in html

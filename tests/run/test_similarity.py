@@ -221,6 +221,24 @@ def test_gpt2_makes_the_features_where_it_is_asked_for(base, tmp_path, monkeypat
     assert 0 < found["mauve"]["mean"] <= 1
 
 
+def test_mauve_beside_published_figures_is_the_published_discretisation():
+    random = np.random.default_rng(0)
+    ours, theirs = random.normal(size=(60, 4)), random.normal(1.5, size=(60, 4))
+    own = evaluate.default_config().similarity
+    texts = [
+        similarity._Texts(60, [f"{name} {i}" for i in range(60)], features)
+        for name, features in (("a", ours), ("b", theirs))
+    ]
+    found = {}
+    for points in (0, 25):
+        own.points = points
+        found[points] = similarity._as_distributions(own, *texts)["mauve"]
+        assert found[points]["points"] == points
+        expected = evaluation.mauve_of_features(ours, theirs, points=points or None)
+        assert found[points]["scores"] == expected.scores
+    assert found[0]["mean"] < found[25]["mean"]
+
+
 def test_one_query_is_too_few_for_mauve_and_words_may_be_none(base, tmp_path):
     _write_set(tmp_path / "one", ["?"], 0)
     config = _config(base, sets=(), featurizer="t5")

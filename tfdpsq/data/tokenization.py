@@ -25,6 +25,8 @@ PROMPT = "generate_query: "
 
 # The name of T5's vocabulary next to its weights.
 VOCABULARY_FILE = "spiece.model"
+# Published T5s have at most 128 embeddings without a piece.
+_MOST_SPARE = 512
 
 # The trainer drops longer lines silently, so they are cut before.
 _LINE_BYTES = 4000
@@ -91,15 +93,23 @@ class Tokenizer(tf.Module):
         self._model = model
         self._pieces = self._load()
 
-    def require_embeddings(self, embeddings: int) -> None:
+    def require_embeddings(self, embeddings: int, pretrained: bool = False) -> None:
         """Checks that a model has an embedding for every piece.
 
         Args:
           embeddings: how many it has.
+          pretrained: whether the model was trained with a vocabulary. It then has few
+            embeddings without a piece: 100 sentinels, and what rounding up adds.
 
         Raises:
-          InputError: fewer than there are pieces.
+          InputError: fewer than there are pieces; or many more, of a pretrained model.
         """
+        if pretrained and embeddings - self.vocabulary_size > _MOST_SPARE:
+            raise InputError(
+                f"{self._file} has {self.vocabulary_size} pieces, the pretrained model "
+                f"{embeddings} embeddings: it was made with another vocabulary. Give "
+                "that one."
+            )
         if self.vocabulary_size > embeddings:
             raise InputError(
                 f"{self._file} has {self.vocabulary_size} pieces, the model "

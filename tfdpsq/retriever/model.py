@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
@@ -223,16 +224,19 @@ class TwoTower(tfrs.models.Model):
         real = tf.cast(everywhere(inputs["weights"]) > 0, tf.float32)
         return tf.reduce_sum(losses) / tf.maximum(tf.reduce_sum(real), 1)
 
-    def load_encoder_weights_from(self, encoder: tf.keras.Model) -> None:
+    def load_encoder_weights_from(
+        self, encoder: tf.keras.Model, projection: np.ndarray | None = None
+    ) -> None:
         """Copies an encoder's weights into both towers, which get one projection.
 
         With two projections, cosines between the towers would start as noise.
 
         Args:
           encoder: a model made by `layers.build_encoder`, of the same shape.
+          projection: [hidden_dim, embedding_dim], if it has one of its own.
 
         Raises:
-          InputError: the encoder has another shape.
+          InputError: the encoder or the projection has another shape.
         """
         given_weights = ordered_weights(encoder)
         towers = {id(t): t for t in (self.query_tower, self.document_tower)}
@@ -251,6 +255,14 @@ class TwoTower(tfrs.models.Model):
             tower.get_layer("projection").kernel
             for tower in (self.query_tower, self.document_tower)
         )
+        if projection is not None:
+            if projection.shape != tuple(first.shape):
+                raise validation.InputError(
+                    f"the encoder's projection has shape {list(projection.shape)}, the "
+                    f"towers' {list(first.shape)}. Set embedding_dim to "
+                    f"{projection.shape[1]}."
+                )
+            first.assign(projection)
         second.assign(first)
 
     def load_weights_from(self, trained: TwoTower) -> None:

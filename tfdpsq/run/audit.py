@@ -36,7 +36,7 @@ from tfdpsq.data import BeirDirectory
 from tfdpsq.data.files import write_json
 from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
-from tfdpsq.run.attacks import audit_subject, canary_set
+from tfdpsq.run.attacks import audit_subject, canary_set, text_scores
 from tfdpsq.run.core import (
     command,
     layout,
@@ -174,6 +174,14 @@ def _audit(config, made, trained, references) -> dict[str, Any]:
         beir, trained.split, config.other_splits, config.members, config.seed
     )
     subject = audit_subject.load(config, trained, references, made)
+    text_scores.require_whole_canaries(
+        made,
+        subject.documents.values(),
+        subject.tokenizer,
+        trained.query_length,
+        trained.document_length,
+        audit_subject.prompt_of(trained),
+    )
     guarantee = audit_subject.certificate_of(config.generator)["guarantee"]
     # Without a claim (ε = ∞) the bound is on pure DP.
     delta = float(guarantee["delta"] or 0.0)
@@ -192,8 +200,8 @@ def _audit(config, made, trained, references) -> dict[str, Any]:
             "exact, one-sided",
             "exposure": "log2(candidates) - log2(rank), in bits",
             "leaked": f"the secret's digits in one of {config.samples_per_document} "
-            "queries written for each canary's document",
-            "leaked_in_set": "the same in the synthetic set",
+            "queries written for each canary's document, without the secret in it",
+            "leaked_in_set": "the same in the synthetic set, as it would be released",
             "units": "of the guarantee that each secret is: all its queries under unit "
             "query or pair, 1 under unit user. By group privacy the secret has units * "
             "epsilon",
@@ -224,7 +232,8 @@ def _canaries(
         for canary in ranked
         for secret in (canary.secret, *canary.candidates)
     ]
-    scores = subject.likelihood(pairs).reshape(len(ranked), -1)
+    # Secrets are whole, as checked; a query without one is cut as in training.
+    scores = subject.likelihood(pairs, cut=True).reshape(len(ranked), -1)
     candidates = scores.shape[1]
     ranks = evaluation.canary_ranks(scores[:, 0], scores[:, 1:], config.seed)
     bits = evaluation.exposure(ranks, candidates)

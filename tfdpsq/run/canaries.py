@@ -6,13 +6,24 @@ Writes `data/`, a BEIR directory with the private pairs and *canaries* (Carlini 
 2019; the paper, section 6.3), and `canaries.jsonl`, which lists them. Train on `data/`
 as on any pairs, then run `audit`.
 
-A canary's secret, a number of random digits, is always in its **query**: queries are
-what is protected, while a model that learnt nothing could copy a secret from a public
-document. Its three forms, each as (query, document):
+A canary's secret is a number of random digits. By default it is in the **query**:
+queries are what is protected, while a model that learnt nothing could copy a secret
+from a public document. These forms, each as (query, document):
 
     secret           the secret alone, a random document
     own_document     words of a random query and the secret, that query's document
     random_document  words of a random query and the secret, another document
+
+The paper's three forms, for comparison with its figures:
+
+    paper_query            a random query and the secret, that query's document
+    paper_own_document     a random query, its document and the secret
+    paper_random_document  a random query, another document and the secret
+
+In the last two the secret ends a document of its own (id "canary-…"), of which
+`document_characters` are kept before it. A guarantee covers it as it covers the query:
+without the pair, nothing is trained on that document. It does not cover what is written
+*for* such a document, so audits read only queries for the documents of the given data.
 
 Each is repeated in several queries. Further canaries of the form random_document are
 inserted once or not at all, by a fair coin each, for a lower bound on ε.
@@ -34,7 +45,7 @@ import itertools
 import json
 import pathlib
 import secrets as system_randomness
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import ml_collections
@@ -44,6 +55,7 @@ from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.beir_lines import names_user
 from tfdpsq.data.beir_writer import BeirWriter
+from tfdpsq.data.texts import Document
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import acting, command, releases, settings, sources, workdir
 
@@ -58,11 +70,15 @@ SETTINGS: settings.Declaration = {
     "split": settings.Text("train", required=True),
     "most_pairs": settings.Integer(0, 0),
     "user_field": settings.Text("user_id", required=True),
-    "forms": settings.Several(canary_set.FORMS, settings.Text("", canary_set.FORMS)),
+    "forms": settings.Several(
+        canary_set.OUR_FORMS, settings.Text("", canary_set.FORMS)
+    ),
     "repetitions": settings.Several((10, 100), settings.Integer(1, 1, 10**6)),
     "trials": settings.Integer(5, 0, 1000000),
     "candidates": settings.Integer(100, 20, 10000),
     "digits": settings.Integer(10, 8, 18),
+    "query_characters": settings.Integer(0, 0, 10**6),
+    "document_characters": settings.Integer(0, 0, 10**6),
     "coins": settings.Integer(0, _FEWEST_COINS, 10**6, zero=True),
     "seed": settings.Integer(-1, -settings.SEED, settings.SEED),
     "private_directory": settings.Text(""),
@@ -77,9 +93,11 @@ def default_config() -> ml_collections.ConfigDict:
 
     `trials` canaries are made of each form and number of repetitions, `coins` (24 at
     least, or none) with a coin. `most_pairs` of the split's pairs are kept, drawn at
-    random: a secret is learnt sooner among fewer; 0 keeps all. `user_field` names a
-    query's user in queries.jsonl, as in `finetune`. A `seed` below 0 is drawn at
-    random; a known seed gives the secrets away.
+    random: a secret is learnt sooner among fewer; 0 keeps all. The paper's forms keep
+    `query_characters` of a query and `document_characters` of a document before the
+    secret, 0 for all: training cuts longer ones, and the secret with them. `user_field`
+    names a query's user in queries.jsonl, as in `finetune`. A `seed` below 0 is drawn
+    at random; a known seed gives the secrets away.
     """
     return settings.default_config(SETTINGS)
 
@@ -164,30 +182,44 @@ def make_canaries(
     numbers = _numbers(config.digits, random)
     found = []
     for (form, repetitions, coin), pair in zip(kinds, own):
+        in_document = form in canary_set.IN_DOCUMENT
         found.append(
             canary_set.Canary(
                 form=form,
                 repetitions=repetitions,
                 coin=coin,
-                prefix="" if form == "secret" else _first_words(pair.query),
+                prefix=_prefix(form, pair.query, config.query_characters),
                 secret=next(numbers),
                 candidates=()
                 if coin
                 else tuple(itertools.islice(numbers, config.candidates - 1)),
                 document_id=pair.document_id
-                if form == "own_document"
+                if form in ("own_document", "paper_query", "paper_own_document")
                 else next(others),
+                document_characters=config.document_characters if in_document else 0,
             )
         )
     return found
 
 
-def _first_words(query: str) -> str:
+def _prefix(form: str, query: str, most: int) -> str:
+    """Returns what a canary of a form keeps of a random query.
+
+    `most` characters in the paper's forms, 0 for all of them.
+    """
+    if form == "secret":
+        return ""
+    if form not in canary_set.PAPER_FORMS:
+        return _first_words(query, _PREFIX)
+    return _first_words(query, most or len(query))
+
+
+def _first_words(query: str, most: int) -> str:
     """Returns the whole words of a query that fit, or a part of the first."""
     words = query.split()
-    found = words[0][:_PREFIX]
+    found = words[0][:most]
     for word in words[1:]:
-        if len(found) + 1 + len(word) > _PREFIX:
+        if len(found) + 1 + len(word) > most:
             break
         found += f" {word}"
     return found
@@ -220,8 +252,9 @@ def _write_data(
     """
     rows = 0
     fields, users = _with_users(beir, split, user_field)
+    made = list(made)
     with BeirWriter(directory) as writer:
-        for document in beir.documents():
+        for document in _with_secrets(beir, made):
             writer.add_document(document)
         queries = beir.queries()
         for query_id, text in queries.items():
@@ -245,9 +278,38 @@ def _write_data(
                     )
                 whose = {"metadata": {user_field: user}}
                 writer.add_query(query_id, canary.query(), whose)
-                writer.add_judgement(split, query_id, canary.document_id, 1)
+                document_id = user if canary.in_document else canary.document_id
+                writer.add_judgement(split, query_id, document_id, 1)
                 rows += 1
     return rows
+
+
+def _with_secrets(
+    beir: BeirDirectory, made: Sequence[canary_set.Canary]
+) -> Iterator[Document]:
+    """Yields all documents, and then those that end with a secret.
+
+    Raises:
+      InputError: a document has the name of a canary's.
+    """
+    of_canaries = {
+        f"{canary_set.ID_PREFIX}{number}": canary
+        for number, canary in enumerate(made)
+        if canary.in_document
+    }
+    wanted = {canary.document_id for canary in of_canaries.values()}
+    contents = {}
+    for document in beir.documents():
+        if document.id in of_canaries:
+            raise validation.InputError(
+                f"document {document.id!r} of the data has the name of a canary's: "
+                "these pairs already hold canaries. Start from pairs without."
+            )
+        if document.id in wanted:
+            contents[document.id] = document.content
+        yield document
+    for name, canary in of_canaries.items():
+        yield Document(name, "", canary.document(contents[canary.document_id]))
 
 
 def _left_out(
@@ -299,6 +361,16 @@ def _check(
             f"{directory} is not under {private}. It would hold the private pairs: "
             "give a --workdir inside a directory called private."
         )
+    for name, forms in (
+        ("query_characters", canary_set.PAPER_FORMS),
+        ("document_characters", canary_set.IN_DOCUMENT),
+    ):
+        if config[name] and not set(forms) & set(config.forms):
+            raise validation.InputError(
+                f"{name} is {config[name]}, which does nothing here: it acts only on "
+                f"canaries of the forms {', '.join(forms)}. Leave it at 0, or add one "
+                "of these to forms."
+            )
     if config.data != sources.PYDOCS and sources.is_free(config.data):
         raise validation.InputError(
             f"{config.data} is a synthetic or public set. Canaries are put among the "

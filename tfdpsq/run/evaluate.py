@@ -67,6 +67,7 @@ ACTING = (
     ),
     acting.Only("fusion.fit_queries", "fusion.fit"),
     acting.Only("fusion.weight", "fusion.fit", ("",)),
+    acting.Only("similarity.points", "similarity.featurizer"),
 )
 
 

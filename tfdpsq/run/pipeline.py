@@ -26,7 +26,6 @@ import numpy as np
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
-from tfdpsq.data.texts import Pair
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy.proof import reads as privacy_reads
 from tfdpsq.run import (
@@ -334,15 +333,17 @@ class Job:
 
     def _try_canaries(self) -> None:
         """Refuses lengths that cut secrets off; canaries of the same form are drawn."""
+        beir, own = sources.open_beir(self.config.data), self.config.finetune
         made = canaries.make_canaries(
-            sources.open_beir(self.config.data),
-            self.config.canaries,
-            np.random.default_rng(),
+            beir, self.config.canaries, np.random.default_rng()
         )
-        text_scores.require_whole(
-            [Pair("", each.query(), each.document_id, "") for each in made],
+        text_scores.require_whole_canaries(
+            made,
+            beir.documents(),
             Tokenizer(self.vocabulary),
-            self.config.finetune.query_length,
+            own.query_length,
+            own.document_length,
+            own.prompt,
         )
 
     def generators(self) -> dict[float, pathlib.Path]:

@@ -1,20 +1,23 @@
-"""Reproduce the paper's tables 3 to 7: every row, ours next to the published number.
+"""Reproduce the paper's tables 1 to 7: every row, ours next to the published number.
 
-    python -m tfdpsq.run.reproduce --table=3 --scale=tiny
+    python -m tfdpsq.run.reproduce --table=2 --scale=tiny
 
 `--table` takes several, or "all"; rows shared by tables are made once. `--scale` is a
 name in `configs/paper/tables.py`: "tiny" is offline and for two cores, "paper" needs MS
 MARCO, the BEIR sets and machines (`--config.job.data=`, `--config.zero_shot.root=`).
 `--workdir` takes all output; the default is a directory of the scale in the temporary
-one. To resume, start the same command again.
+one. To resume, start the same command again. Whatever shows from settings, data and
+checkpoints alone is checked before the first stage.
 
 Writes `tables.json` and `tables.html`: numbers, Kendall's τ between the two orderings
 of the rows, and for each ordering in the paper whether it holds here, and if not, why.
-They are computed from private queries and must not be released.
+They are computed from private queries and must not be released. A table of examples
+quotes private queries: `private/examples.html` and `examples.json`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import pathlib
 import sys
@@ -27,8 +30,10 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from tfdpsq import validation
+from tfdpsq import privacy, validation
+from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.data.pydocs import PACKAGES
+from tfdpsq.privacy.proof import reads as privacy_reads
 from tfdpsq.privacy.spec import UNITS
 from tfdpsq.run import (
     audit,
@@ -42,8 +47,9 @@ from tfdpsq.run import (
     train_retriever,
     zero_shot,
 )
-from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.attacks import canary_set, text_scores
 from tfdpsq.run.core import (
+    acting,
     command,
     layout,
     pipeline_checks,
@@ -53,7 +59,16 @@ from tfdpsq.run.core import (
     streams,
     workdir,
 )
-from tfdpsq.run.reproduction import reproduce_numbers, reproduce_report, reproduce_rows
+from tfdpsq.run.reporting import content as report_content
+from tfdpsq.run.reporting import page
+from tfdpsq.run.reproduction import (
+    reproduce_models,
+    reproduce_numbers,
+    reproduce_report,
+    reproduce_rows,
+)
+from tfdpsq.run.search import benchmark_sets, hybrid, systems
+from tfdpsq.run.training import private_training
 
 CONFIG = pathlib.Path("configs", "paper", "tables.py")
 
@@ -66,10 +81,17 @@ def _free_form(name: str, tables: Any) -> None:
         )
 
 
+# Settings of `finetune` that a size can have of its own, since memory decides them.
+_OF_SIZES = ("optimizer", "microbatch_size", "rematerialize", "lora")
 SETTINGS: settings.Declaration = {
     "job": pipeline.SETTINGS,
     "sizes": settings.Named(
-        {"base": {}}, {"init": settings.Text(""), **pretrain.RESIZE}
+        {"base": {}},
+        {
+            "init": settings.Text(""),
+            **pretrain.RESIZE,
+            "finetune": {name: finetune.SETTINGS[name] for name in _OF_SIZES},
+        },
     ),
     "retriever_size": settings.Text("base", required=True),
     "seeds": settings.Several((0,), settings.Integer(0, 0, settings.SEED), 1),
@@ -91,11 +113,12 @@ def default_config() -> ml_collections.ConfigDict:
 
     `job` is the pipeline's; `sizes` and the rows replace its `init`, `epsilons` and
     `direct_epsilons`. A size is {"init": T5}, or what `pretrain`'s `resize` takes, made
-    from `job.init` and trained by `job.pretrain`. Retrievers start from
-    `retriever_size`. Every row is made once for each of `seeds`. With
-    `held_out_packages` the data are pydocs without these, and each is a set of the
-    zero-shot table. `audit` has the settings of `job.finetune` that differ for
-    generators trained on canaries, where neither 0 nor "".
+    from `job.init` and trained by `job.pretrain`; its `finetune` holds settings of
+    `job.finetune` that differ for it. Retrievers start from `retriever_size`. Every row
+    is made once for each of `seeds`. With `held_out_packages` the data are pydocs
+    without these, and each is a set of the zero-shot table. `audit` has the settings of
+    `job.finetune` that differ for generators trained on canaries, where neither 0 nor
+    "".
     """
     return settings.default_config(SETTINGS)
 
@@ -122,16 +145,10 @@ def run(
     for name in names:
         validation.one_of("table", name, tuple(config.tables))
     wanted = {name: config.tables[name].to_dict() for name in names}
-    for table in wanted.values():
-        for name in (*table["paper"], *table["controls"]):
-            size = reproduce_rows.row_of(name).size
-            if size:
-                validation.one_of(
-                    f"the size of row {name!r}", size, tuple(config.sizes)
-                )
-    pipeline_checks.check_settings(config.job)
+    data, sets = reproduce_rows.data_of(config)
+    check(config, wanted, data, sets, fresh=not directory.exists())
     directory = workdir.open_workdir(directory, config)
-    rows = Rows(config, directory)
+    rows = Rows(config, directory, data, sets)
     results = reproduce_numbers.compare(rows, wanted, config.seeds, config.resamples)
     results["seconds_now"] = round(time.monotonic() - started, 1)
     results["seconds"] = dict(rows.stages.seconds)
@@ -140,6 +157,136 @@ def run(
         f"\n{reproduce_report.as_text(results)}\n\n{directory / 'tables.html'}\n"
     )
     return results
+
+
+def check(
+    config: ml_collections.ConfigDict,
+    wanted: Mapping[str, Mapping[str, Any]],
+    data: str,
+    sets: Mapping[str, str],
+    fresh: bool,
+) -> None:
+    """Refuses what a later stage would refuse, when others have been paid for.
+
+    Args:
+      config: the settings.
+      wanted: the tables to make.
+      data: the pairs.
+      sets: {name: directory} of the zero-shot sets made from `data`.
+      fresh: whether nothing was made yet. Zero-shot sets are then read whole.
+
+    Raises:
+      InputError: names the setting, the set or the checkpoint.
+      DataError: malformed data.
+    """
+    of_measure: dict[str, list[reproduce_rows.Row]] = {}
+    for table in wanted.values():
+        rows = [*map(reproduce_rows.row_of, (*table["paper"], *table["controls"]))]
+        of_measure.setdefault(table["measure"], []).extend(rows)
+    sizes = {row.size for rows in of_measure.values() for row in rows if row.size}
+    for size in (*sorted(sizes), config.retriever_size):
+        validation.one_of("the size of a row", size, tuple(config.sizes))
+    for name in ("seed", "audit_epsilons", "retriever_init"):
+        acting.require_unfilled(
+            config.job, pipeline.SETTINGS, [name], "job", "this command"
+        )
+    acting.require_unfilled(
+        config.job.evaluate.fusion,
+        settings.with_defaults(hybrid.SETTINGS, base=systems.BM25),
+        hybrid.SETTINGS,
+        "job.evaluate.fusion",
+        "this command",
+    )
+    vocabulary = reproduce_models.check(config, sorted(sizes), pretrain.RESIZE)
+    job = _whole_job(config, of_measure, data)
+    pipeline.require_acting(job)
+    pipeline_checks.check_settings(job)
+    if "zero_shot" in of_measure:
+        stage = _zero_shot_stage(config, sets, {"row": "row"}, vocabulary)
+        zero_shot.check_settings(stage)
+        parts, _ = benchmark_sets.locate(stage)
+    beir = sources.open_beir(data)
+    beir.validate(pipeline_checks.splits_of(job, beir))
+    pipeline_checks.check_sizes(job, len(beir.pairs("train")))
+    pipeline_checks.check_data(job)
+    if "canaries" in of_measure:
+        _check_canaries(job, _of_audit(config), beir, vocabulary)
+    if "zero_shot" in of_measure and fresh:
+        for part in parts:
+            of_part = sources.open_beir(part.path, part.as_published)
+            validation.one_of(f"split of {part.name}", part.split, of_part.splits())
+            of_part.validate([part.split])
+
+
+def _whole_job(
+    config: ml_collections.ConfigDict,
+    of_measure: Mapping[str, Sequence[reproduce_rows.Row]],
+    data: str,
+) -> ml_collections.ConfigDict:
+    """Returns the job of `pipeline` that has all the rows."""
+
+    def epsilons(rows: Sequence[reproduce_rows.Row], kind: str) -> tuple[float, ...]:
+        return tuple(sorted({r.epsilon for r in rows if r.kind == kind and r.epsilon}))
+
+    job = config.job.copy_and_resolve_references()
+    rows = [row for rows in of_measure.values() for row in rows]
+    job.data = data
+    job.init = reproduce_models.start_of(config, config.retriever_size)
+    job.epsilons = epsilons(rows, "synthetic")
+    job.direct_epsilons = epsilons(rows, "direct")
+    job.audit_epsilons = epsilons(of_measure.get("canaries", ()), "synthetic")
+    return job
+
+
+def _check_canaries(
+    job: ml_collections.ConfigDict,
+    changed: Mapping[str, Any],
+    beir: BeirDirectory,
+    vocabulary: str,
+) -> None:
+    """Refuses canaries that do not fit the pairs or the lengths, as audits train."""
+    trained, own = job.finetune.copy_and_resolve_references(), job.audit
+    trained.update(changed)
+    try:
+        private_training.check_steps(trained, trains=True)
+    except validation.InputError as error:
+        raise validation.InputError(f"in the settings of `audit`: {error}") from error
+    audit.check_guesses(own.guesses, job.canaries.coins)
+    audit.members_of(beir, trained.split, own.other_splits, own.members, own.seed)
+    # Tried: these are dropped, and the stage draws its own.
+    made = canaries.make_canaries(beir, job.canaries, np.random.default_rng())
+    text_scores.require_whole_canaries(
+        made,
+        beir.documents(),
+        Tokenizer(vocabulary),
+        trained.query_length,
+        trained.document_length,
+        trained.prompt,
+    )
+
+
+def _of_audit(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """Returns the settings of `finetune` that differ on canaries."""
+    return {name: value for name, value in config.audit.items() if value}
+
+
+def _zero_shot_stage(
+    config: ml_collections.ConfigDict,
+    sets: Mapping[str, str],
+    retrievers: Mapping[str, str],
+    vocabulary: str,
+) -> ml_collections.ConfigDict:
+    """Returns the settings of `zero_shot` for some retrievers."""
+    stage = config.zero_shot.copy_and_resolve_references()
+    stage.vocabulary = vocabulary
+    with stage.unlocked():
+        stage.systems = dict(retrievers)
+        if sets:
+            stage.sets = tuple(sets)
+            stage.paths = dict(sets)
+            # No split was trained on; this is the largest.
+            stage.splits = {name: "train" for name in sets}
+    return stage
 
 
 class Rows:
@@ -154,17 +301,21 @@ class Rows:
       sets: {name: directory} of the zero-shot sets made here.
     """
 
-    def __init__(self, config: ml_collections.ConfigDict, directory: pathlib.Path):
-        """Finds the data; trains nothing yet. The workdir must exist."""
+    def __init__(
+        self,
+        config: ml_collections.ConfigDict,
+        directory: pathlib.Path,
+        data: str,
+        sets: Mapping[str, str],
+    ):
+        """Trains nothing yet. The workdir must exist, and `check` have passed."""
         self.config = config
         self.job = config.job
         self.stages = stages.Stages(directory)
-        self.data, self.sets = reproduce_rows.data_of(config)
+        self.data, self.sets = data, sets
         # Finding a finished stage reads all documents, so once is enough.
         self._models: dict[str, str] = {}
-        beir = sources.open_beir(self.data)
-        beir.validate(pipeline_checks.splits_of(self.job, beir))
-        pipeline_checks.check_sizes(self.job, len(beir.pairs("train")))
+        self._zero_shot: dict[tuple[int, tuple[str, ...]], Any] = {}
 
     def model(self, size: str) -> str:
         """Returns the public T5 of a size."""
@@ -173,23 +324,25 @@ class Rows:
         return self._models[size]
 
     def _made(self, size: str) -> str:
-        own = self.config.sizes[size].to_dict()
-        init = own.pop("init", self.job.init)
+        init = reproduce_models.start_of(self.config, size)
         if not self.job.pretrain.steps:
-            if own:
-                raise validation.InputError(
-                    f"size {size!r} is {own}, which takes training: set "
-                    "job.pretrain.steps, or give the size's own init."
-                )
             return init
         stage = self.job.pretrain.copy_and_resolve_references()
-        stage.resize.update(own)
+        stage.resize.update(
+            reproduce_models.resized(self.config, size, pretrain.RESIZE)
+        )
         # On all public documents, including those of the zero-shot sets.
         return str(
             self.stages.run(
                 pretrain, stage, f"t5_{size}", True, data=self.job.data, init=init
             )
         )
+
+    def _finetune(self, size: str) -> ml_collections.ConfigDict:
+        """Returns the settings of a size's training."""
+        stage = self.job.finetune.copy_and_resolve_references()
+        stage.update(self.config.sizes[size].to_dict().get("finetune", {}))
+        return stage
 
     def vocabulary(self) -> str:
         """Returns the one vocabulary of all sizes."""
@@ -203,7 +356,7 @@ class Rows:
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": seed}
         generator = self.stages.run(
             finetune,
-            self.job.finetune,
+            self._finetune(row.size),
             f"seed{seed}_generator_{name}",
             free,
             pairs=self.data,
@@ -281,6 +434,8 @@ class Rows:
             False,
             data=self.data,
             vocabulary=self.vocabulary(),
+            # The paper's rows are not fused with BM25.
+            fusion=evaluate.default_config().fusion,
             **settings,
         )
 
@@ -292,19 +447,39 @@ class Rows:
         Returns:
           {set: {row: [[queries] values, for each of its parts]}}.
         """
-        stage = self.config.zero_shot.copy_and_resolve_references()
         out = self.stages.private / f"seed{seed}_zero_shot"
-        stage.private_directory = str(self.stages.private)
-        stage.vocabulary = self.vocabulary()
-        with stage.unlocked():
-            stage.systems = {row.name: str(self.retriever(row, seed)) for row in rows}
-            if self.sets:
-                stage.sets = tuple(self.sets)
-                stage.paths = self.sets
-                # No split was trained on; this is the largest.
-                stage.splits = {name: "train" for name in self.sets}
-        zero_shot.run(stage, out)
-        return zero_shot.values_of(stage, out, metric)
+        place = seed, tuple(row.name for row in rows)
+        if place not in self._zero_shot:
+            retrievers = {row.name: str(self.retriever(row, seed)) for row in rows}
+            stage = _zero_shot_stage(
+                self.config, self.sets, retrievers, self.vocabulary()
+            )
+            stage.private_directory = str(self.stages.private)
+            zero_shot.run(stage, out)
+            self._zero_shot[place] = stage
+        return zero_shot.values_of(self._zero_shot[place], out, metric)
+
+    def examples(self, rows: Sequence[reproduce_rows.Row], seed: int) -> dict[str, Any]:
+        """Writes queries of all rows for the same documents, under `private/`.
+
+        Returns:
+          The file, the names of the rows, and how many documents it shows.
+        """
+        made = {row.name: self.synthetic_set(row, seed) for row in rows}
+        path = self.stages.private / "examples.html"
+        reads = privacy.PrivateReads(self.stages.private / privacy_reads.FILE_NAME)
+        reads.record("some private queries as they are", "examples.html, examples.json")
+        shown = report_content.examples(
+            self.data, self.job.evaluate.similarity_split, self.job.examples, made
+        )
+        page.write_file(path.with_suffix(".json"), json.dumps(shown, indent=1) + "\n")
+        view = {
+            "title": "Queries of every generator for the same documents",
+            "examples": shown,
+            "max_document_characters": page.MAX_DOCUMENT_CHARACTERS,
+        }
+        page.write_file(path, page.render("examples.html.j2", view))
+        return {"file": str(path), "rows": list(made), "documents": len(shown)}
 
     def audited(self, row: reproduce_rows.Row) -> pathlib.Path:
         """Returns `audit`'s findings on a generator that was trained on canaries."""
@@ -313,14 +488,14 @@ class Rows:
             canaries, self.job.canaries, "canaries", False, data=self.data
         )
         name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
-        changed = {k: v for k, v in self.config.audit.items() if v}
+        changed = _of_audit(self.config)
         if math.isinf(row.epsilon):
             # Without protection, draw single queries, as usual.
             changed.pop("unit", None)
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": 0}
         generator = self.stages.run(
             finetune,
-            self.job.finetune,
+            self._finetune(row.size),
             f"audited_{name}",
             False,
             pairs=str(made / canary_set.DATA),
@@ -368,7 +543,8 @@ def _default_flags(words: list[str]) -> list[str]:
                 f"{CONFIG} is not there. Run this in a checkout of tfdpsq, or give "
                 "--config=FILE:SCALE."
             )
-        words = [*words, f"--config={path}:{own.scale}"]
+        # Before any --config.NAME, which changes it.
+        words = [words[0], f"--config={path}:{own.scale}", *words[1:]]
     if not own.workdir and own.scale == "tiny":
         out = pathlib.Path(tempfile.gettempdir()) / "tfdpsq-reproduce-tiny"
         words = [*words, f"--workdir={out}"]
@@ -378,7 +554,7 @@ def _default_flags(words: list[str]) -> list[str]:
 def main() -> None:
     """Parses the flags and runs."""
     flags.DEFINE_string("scale", "tiny", "What configs/paper/tables.py holds.")
-    table = flags.DEFINE_list("table", [], "Such as 3, or 3,4; all by default.")
+    table = flags.DEFINE_list("table", [], "Such as 2, or 2,3; all by default.")
     try:
         sys.argv = _default_flags(sys.argv)
     except validation.InputError as error:

@@ -196,7 +196,7 @@ def try_model(
     if init:
         _require_vocabulary(init, vocabulary, tokenizer)
     model = _untrained(config)
-    tokenizer.require_embeddings(model.config.t5.vocabulary_size)
+    tokenizer.require_embeddings(model.config.t5.vocabulary_size, bool(config.init))
     if config.method == "plain":
         plain_training.check_rows(
             config.rows_at_a_time,
@@ -221,7 +221,7 @@ def _make(
         )
     with devices.scope():
         model = _untrained(config)
-    tokenizer.require_embeddings(model.config.t5.vocabulary_size)
+    tokenizer.require_embeddings(model.config.t5.vocabulary_size, bool(config.init))
     outcome = outcomes.Outcome(0)
     certificate = parent
     if config.steps or config.epochs:
@@ -293,11 +293,12 @@ def _untrained(config) -> retriever.TwoTower:
     tf.keras.utils.set_random_seed(config.seed)
     trained = pathlib.Path(config.init) / layout.RETRIEVER_MODEL
     before = retriever.load(trained) if config.init and trained.is_dir() else None
-    encoder = None
+    encoder = projection = None
     if before is not None:
         t5 = before.config.t5
     elif config.init:
         t5, encoder = checkpoints.load_encoder(config.init)
+        projection = _projection_of(config, t5)
     else:
         t5 = T5Config(**config.t5)
     acting.require_shape(config, SETTINGS["t5"], t5)
@@ -317,7 +318,7 @@ def _untrained(config) -> retriever.TwoTower:
     if before is not None:
         model.load_weights_from(before)
     elif encoder is not None:
-        model.load_encoder_weights_from(encoder)
+        model.load_encoder_weights_from(encoder, projection)
     train_only(model, list(config.trained))
     if config.learned_scale and not model.scaled.trainable_weights:
         raise validation.InputError(
@@ -325,6 +326,33 @@ def _untrained(config) -> retriever.TwoTower:
             "the scale. Add 'scale/*', or set learned_scale to False."
         )
     return model
+
+
+def _projection_of(
+    config: ml_collections.ConfigDict, t5: T5Config
+) -> np.ndarray | None:
+    """Returns the projection of the sentence encoder in `init`, if it is one.
+
+    Raises:
+      InputError: the settings make another model of it.
+      DataError: its modules are damaged, or not those of a tower.
+    """
+    found = checkpoints.read_sentence_encoder(checkpoints.locate(config.init))
+    if found is None:
+        return None
+    projection = found.projection
+    if projection is None:  # its embeddings are the pooled states
+        projection = np.eye(t5.hidden_dim, dtype=np.float32)
+    for name, value in (
+        ("pooling", found.pooling),
+        ("embedding_dim", projection.shape[1]),
+    ):
+        if config[name] != value:
+            raise validation.InputError(
+                f"{name} is {config[name]!r}, but the sentence encoder in init "
+                f"{config.init} has {value!r}. Set {name} to that."
+            )
+    return projection
 
 
 def _require_vocabulary(init: str, given: object, tokenizer: Tokenizer) -> None:

@@ -88,7 +88,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     """
     settings.check(config, SETTINGS)
     output, certificate = _output(config, directory)
-    _check(config)
+    check_settings(config)
     parts, missing = benchmark_sets.locate(config)
     searched = systems.Systems.of(config)
     inputs = {**searched.fingerprints(), **searched.require_vocabulary()}
@@ -234,7 +234,7 @@ def _search(
     return workdir.run_stage(out, settings, inputs, make)["result"]
 
 
-def _check(config) -> None:
+def check_settings(config: ml_collections.ConfigDict) -> None:
     """Refuses settings that are wrong, before any data are read."""
     systems.check_search(config.systems, config.k, tuple(config.metrics))
     validation.one_of("compared", config.compared, tuple(config.metrics))

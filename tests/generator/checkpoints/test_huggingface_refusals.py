@@ -107,10 +107,6 @@ _BAD_FILES = {
         "config.json: it holds no JSON object",
     ),
     "no weights": (lambda c: c.weights_file.unlink(), "theirs: it has no weights"),
-    "pickles only": (
-        lambda c: c.weights_file.rename(c.path / "pytorch_model.bin"),
-        "theirs: it has only pytorch_model.bin, a pickle",
-    ),
     "cut in the values": (
         lambda c: _cut(c.weights_file, 20_000),
         "model.safetensors: it is truncated or damaged",

@@ -10,6 +10,7 @@ import pytest
 import t5x_by_hand as hand
 
 from tfdpsq import validation
+from tfdpsq.data import any_files
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.generator.checkpoints import t5x
 from tfdpsq.layers import T5Backbone, T5Config
@@ -51,6 +52,31 @@ def test_a_checkpoint_is_the_network_that_t5x_trained(tmp_path, version):
     assert model.config == config_of(version)
     shifted = np.array([0, *query[:-1]])
     assert hand.error_of(logits[0], hand.network(arrays, document, shifted)) < 1e-5
+
+
+def test_a_checkpoint_elsewhere_is_read_without_its_optimizer(tmp_path):
+    """On TensorFlow's file system in memory, as on gs://; copied once."""
+    arrays = random_arrays("1.1")
+    path = write_checkpoint(tmp_path / "t5x", arrays)
+    slots = tmp_path / "t5x" / "state.param_states.encoder.v"
+    slots.mkdir()
+    (slots / "0.0").write_bytes(b"twice as large")
+    for step in (900, 1000):
+        any_files.copy_tree(str(path), f"ram://t5x/run/checkpoint_{step}")
+    url = "ram://t5x/run/checkpoint_1000/"
+    config, encoder = checkpoints.load_encoder(url)
+    expected, theirs = checkpoints.load_encoder(path)
+    assert config == expected
+    for ours, other in zip(encoder.get_weights(), theirs.get_weights()):
+        np.testing.assert_array_equal(ours, other)
+    copied = checkpoints.locate(url)
+    assert checkpoints.locate(url.rstrip("/")) == copied
+    names = {each.name for each in copied.iterdir()}
+    assert names == {each.name for each in path.iterdir()} - {slots.name}
+    with pytest.raises(validation.InputError, match="holds 2 checkpoints.*_1000[.]$"):
+        checkpoints.open_checkpoint("ram://t5x/run")
+    with pytest.raises(validation.InputError, match="run/none does not exist, or can"):
+        checkpoints.open_checkpoint("ram://t5x/run/none")
 
 
 def test_an_encoder_alone_loads_without_what_is_named_to_be_ignored(tmp_path):

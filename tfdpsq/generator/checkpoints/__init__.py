@@ -8,12 +8,18 @@ from tfdpsq.generator.checkpoints.formats import (
     open_checkpoint,
     vocabulary_in,
 )
+from tfdpsq.generator.checkpoints.sentence_encoder import (
+    SentenceEncoder,
+    read_sentence_encoder,
+)
 
 __all__ = [
     "Checkpoint",
+    "SentenceEncoder",
     "load",
     "load_encoder",
     "locate",
     "open_checkpoint",
+    "read_sentence_encoder",
     "vocabulary_in",
 ]

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.data import any_files
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator.checkpoints import (
     huggingface,
     keras_preset,
     presets,
     prompt_file,
+    remote,
     t5x,
 )
 from tfdpsq.generator.checkpoints.checkpoint import Checkpoint
@@ -27,15 +29,17 @@ _VOCABULARIES = (VOCABULARY_FILE, keras_preset.VOCABULARY_FILE)
 
 
 def locate(path: str | os.PathLike) -> pathlib.Path:
-    """Returns a checkpoint's directory, downloaded if it is a preset's name.
+    """Returns a checkpoint's directory, downloaded if it is a preset or elsewhere.
 
     Args:
       path: see `open_checkpoint`.
 
     Raises:
-      InputError: the directory does not exist, or the preset cannot be downloaded.
+      InputError: the directory does not exist, or cannot be downloaded.
     """
-    text = os.fspath(path)
+    text = any_files.without_scheme(path)
+    if not any_files.is_local(text):
+        return remote.local_copy(text.rstrip("/"))
     if not os.path.exists(text):
         if shipped := presets.directory_of(text):
             return shipped
@@ -46,7 +50,7 @@ def locate(path: str | os.PathLike) -> pathlib.Path:
             f"{text} does not exist. Give a directory with a T5 checkpoint, or the "
             f"name of a preset ({names})."
         )
-    return pathlib.Path(path)
+    return pathlib.Path(text)
 
 
 def vocabulary_in(directory: str | os.PathLike) -> pathlib.Path | None:
@@ -67,7 +71,8 @@ def open_checkpoint(
     Args:
       path: a directory of Hugging Face's, a keras-nlp preset, or a T5X checkpoint;
         or a name: "t5_tiny_pydocs", which comes with this package, or that of a preset
-        for keras-nlp to download, such as "t5_small_multi".
+        for keras-nlp to download, such as "t5_small_multi". Or a URL of such a
+        directory, such as "gs://bucket/checkpoint_1000000".
       encoder_only: whether the decoder and the head are to be left out, or are not
         there at all.
       ignore: see `t5x.open_checkpoint`; empty for the other formats.

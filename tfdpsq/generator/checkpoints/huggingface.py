@@ -1,4 +1,6 @@
-"""T5 in Hugging Face's layout: `config.json` and safetensors, read and written.
+"""T5 in Hugging Face's layout: `config.json` and its weights, read and written.
+
+Weights are safetensors, or PyTorch's pickles where a directory has nothing else.
 
 It is also how this project keeps its own generators, so that one trained here, with
 or without privacy, can be used unchanged in any other stack.
@@ -16,7 +18,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +28,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.data import files
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
-from tfdpsq.generator.checkpoints import prompt_file, weights
+from tfdpsq.generator.checkpoints import pickled, prompt_file, weights
 from tfdpsq.generator.checkpoints import slots as t5_slots
 from tfdpsq.generator.checkpoints.checkpoint import (
     NOT_T5,
@@ -75,7 +77,8 @@ _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 def matches(path: pathlib.Path) -> bool:
     """Returns whether a directory has Hugging Face's layout, complete or not."""
-    known = any((path / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE))
+    files = WEIGHTS_FILE, INDEX_FILE, pickled.WEIGHTS_FILE, pickled.INDEX_FILE
+    known = any((path / name).is_file() for name in files)
     return known or config_has(path / CONFIG_FILE, "model_type")
 
 
@@ -83,19 +86,21 @@ def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Chec
     """Reads a directory's config and the headers of its weights.
 
     Args:
-      path: holds `config.json` and `model.safetensors`, or shards of it with
-        `model.safetensors.index.json`.
+      path: holds `config.json` and `model.safetensors` or `pytorch_model.bin`, or
+        shards of one of them and their index.
       encoder_only: whether only the encoder is wanted.
 
     Returns:
       The checkpoint; everything it needs was found in it.
 
     Raises:
+      InputError: there are pickles alone, and torch is not installed.
       DataError: a file is missing or damaged, the config is not that of a T5 this
         project builds, or tensors and config do not fit together.
     """
     path = pathlib.Path(path)
-    tensors = _read_headers(path)
+    source = _source(path)
+    tensors = source.tensors
     whole = any(name.startswith("decoder.") for name in tensors)
     if not (whole or encoder_only):
         raise validation.DataError(
@@ -117,9 +122,7 @@ def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Chec
     if kept not in (None, "shared.weight"):
         slots[0] = dataclasses.replace(slots[0], stored=kept)
         copies = {name: kept for name in copies if name != kept}
-    return Checkpoint(
-        "huggingface", config, _Safetensors(path, tensors), slots, copies, ignored
-    )
+    return Checkpoint("huggingface", config, source, slots, copies, ignored)
 
 
 def read_config(path: str | os.PathLike, encoder_only: bool = False) -> T5Config:
@@ -254,6 +257,29 @@ class _Safetensors(NamedTuple):
             return file.get_slice(name)[start:stop]
 
 
+class _Pickles(NamedTuple):
+    """A `weights.Source` of files that torch reads.
+
+    Attributes:
+      path: the directory.
+      tensors: header of every tensor.
+      values: the tensors themselves, most of them still on disk.
+    """
+
+    path: pathlib.Path
+    tensors: dict[str, weights.Entry]
+    values: dict[str, Any]
+
+    def header(self, file: pathlib.Path) -> dict[str, weights.Entry]:
+        """Opens one file; returns the headers of its tensors."""
+        found = pickled.tensors_of(file)
+        self.values.update(found)
+        return {name: pickled.entry(tensor, file) for name, tensor in found.items()}
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        return pickled.rows(self.values[name], start, stop)
+
+
 def _slots(config: T5Config, encoder_only: bool) -> list[t5_slots.Slot]:
     turned = (t5_slots.KERNEL, t5_slots.HEAD)  # PyTorch multiplies by the transpose
     return [
@@ -277,20 +303,33 @@ def _check_head(path: str | os.PathLike, values: Mapping[str, Any], version: str
         raise unlike_t5(path, key, values.get(key, "absent"), wanted)
 
 
-def _read_headers(path: pathlib.Path) -> dict[str, weights.Entry]:
-    """The tensors of a directory's safetensors, by name."""
+def _source(path: pathlib.Path) -> weights.Source:
+    """Opens a directory's weights: safetensors, or pickles where there are none."""
     if (path / WEIGHTS_FILE).is_file():
-        return _header(path / WEIGHTS_FILE)
-    index = path / INDEX_FILE
-    if not index.is_file():
-        pickles = sorted(path.glob("pytorch_model*.bin"))
-        what = f"only {pickles[0].name}, a pickle" if pickles else "no weights"
+        return _Safetensors(path, _header(path / WEIGHTS_FILE))
+    if (path / INDEX_FILE).is_file():
+        return _Safetensors(path, _of_shards(path / INDEX_FILE, _header))
+    source = _Pickles(path, {}, {})
+    if (path / pickled.WEIGHTS_FILE).is_file():
+        source.tensors.update(source.header(path / pickled.WEIGHTS_FILE))
+    elif (path / pickled.INDEX_FILE).is_file():
+        source.tensors.update(_of_shards(path / pickled.INDEX_FILE, source.header))
+    else:
         raise validation.DataError(
             path,
-            f"it has {what}",
-            f"Give a directory with {WEIGHTS_FILE} or {INDEX_FILE}; "
-            "save_pretrained of transformers writes one",
+            "it has no weights",
+            f"Give a directory with {WEIGHTS_FILE}, {pickled.WEIGHTS_FILE} or the "
+            "index of their shards; save_pretrained of transformers writes one",
         )
+    return source
+
+
+def _of_shards(
+    index: pathlib.Path,
+    read_header: Callable[[pathlib.Path], Mapping[str, weights.Entry]],
+) -> dict[str, weights.Entry]:
+    """The tensors of all shards that an index names, by their names."""
+    path = index.parent
     places = _read_object(index).get("weight_map")
     if not isinstance(places, dict):
         raise validation.DataError(index, "it has no weight_map", "Copy it again")
@@ -300,7 +339,7 @@ def _read_headers(path: pathlib.Path) -> dict[str, weights.Entry]:
             raise validation.DataError(
                 index, f"the shard it names is not there: {shard}", "Copy it again"
             )
-        header = _header(path / shard)
+        header = read_header(path / shard)
         named = {name for name, place in places.items() if place == shard}
         for name in sorted(named ^ header.keys()):
             has, lacks = (index, shard) if name in named else (shard, index.name)

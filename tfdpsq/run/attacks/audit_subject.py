@@ -56,7 +56,12 @@ class Subject:
     def pair(self, canary: canary_set.Canary, secret: str | None = None) -> Pair:
         """Returns a canary, or one of its candidates, as a pair."""
         document = self.documents[canary.document_id]
-        return Pair("", canary.query(secret), document.id, document.content)
+        return Pair(
+            "",
+            canary.query(secret),
+            document.id,
+            canary.document(document.content, secret),
+        )
 
     def set_scores(self, pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
         """Returns the scores under the synthetic set, if there is one."""
@@ -66,7 +71,10 @@ class Subject:
         return {f"set_{name}": values for name, values in scores.items()}
 
     def written(self, made: Iterable[canary_set.Canary]) -> Iterator[str]:
-        """Yields queries that the generator writes for canaries' documents."""
+        """Yields queries that the generator writes for canaries' documents.
+
+        For the documents without the secret, which would otherwise only be copied.
+        """
         settings = SynthesisConfig(
             samples_per_document=self.config.samples_per_document,
             document_length=self.trained.document_length,
@@ -106,7 +114,12 @@ def load(
         [scorer(T5QueryGenerator.from_preset(path)) for path in references],
         tokenizer,
         {d.id: d for d in data_of(config.canaries).documents() if d.id in wanted},
-        [(row.document_id, row.query) for row in read_synthetic(config.synthetic)]
+        [
+            (row.document_id, row.query)
+            for row in read_synthetic(config.synthetic)
+            # Written with the secret in view.
+            if not row.document_id.startswith(canary_set.ID_PREFIX)
+        ]
         if config.synthetic
         else None,
     )

@@ -9,8 +9,12 @@ from tfdpsq import validation
 
 DATA = "data"
 CANARIES_FILE = "canaries.jsonl"
-FORMS = ("secret", "own_document", "random_document")
-# Prefix of the ids of canaries' queries, and of their users.
+OUR_FORMS = ("secret", "own_document", "random_document")
+# The two of the paper's forms that have the secret in a document of their own.
+IN_DOCUMENT = ("paper_own_document", "paper_random_document")
+PAPER_FORMS = ("paper_query", *IN_DOCUMENT)
+FORMS = (*OUR_FORMS, *PAPER_FORMS)
+# Prefix of the ids of canaries' queries and documents, and of their users.
 ID_PREFIX = "canary-"
 
 
@@ -23,11 +27,15 @@ class Canary:
       repetitions: number of training queries that hold the secret; 1 or 0 for a canary
         with a coin.
       coin: whether a coin decided its presence.
-      prefix: words before the secret; "" for form secret.
+      prefix: words before the secret, or the whole query where the secret is in the
+        document; "" for form secret.
       secret: digits.
-      candidates: digits drawn from the same distribution, in no query; empty for a
-        canary with a coin.
-      document_id: of the document it is paired with.
+      candidates: digits drawn from the same distribution, in no query or document;
+        empty for a canary with a coin.
+      document_id: of the document that it is paired with, or that the secret is
+        appended to.
+      document_characters: most characters of that document before the secret; 0 for
+        all of them, and where the secret is in the query.
     """
 
     form: str
@@ -37,10 +45,32 @@ class Canary:
     secret: str
     candidates: tuple[str, ...]
     document_id: str
+    document_characters: int = 0
+
+    @property
+    def in_document(self) -> bool:
+        """Whether the secret is in the document, and not in the query."""
+        return self.form in IN_DOCUMENT
 
     def query(self, secret: str | None = None) -> str:
-        """Returns the query with the secret, or with a candidate in its place."""
+        """Returns the query, with a candidate in the place of its secret if given."""
+        if self.in_document:
+            return self.prefix
         return f"{self.prefix} {self.secret if secret is None else secret}".strip()
+
+    def document(self, content: str, secret: str | None = None) -> str:
+        """Returns the document that the query is paired with.
+
+        Args:
+          content: text of the document `document_id`.
+          secret: the candidate in the place of the secret.
+        """
+        if not self.in_document:
+            return content
+        kept = (
+            content[: self.document_characters] if self.document_characters else content
+        )
+        return f"{kept.rstrip()} {self.secret if secret is None else secret}"
 
 
 def read_canaries(directory: pathlib.Path) -> list[Canary]:

@@ -10,9 +10,10 @@ from sacrebleu.metrics import CHRF
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import Tokenizer
-from tfdpsq.data.texts import Pair
+from tfdpsq.data.texts import Document, Pair
 from tfdpsq.data.tokenization import PROMPT
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
+from tfdpsq.run.attacks import canary_set
 
 
 class LikelihoodScorer:
@@ -85,18 +86,50 @@ class LikelihoodScorer:
         return batch
 
 
-def require_whole(
-    pairs: Sequence[Pair], tokenizer: Tokenizer, query_length: int
+def require_whole_canaries(
+    made: Sequence[canary_set.Canary],
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    query_length: int,
+    document_length: int,
+    prompt: str = PROMPT,
 ) -> None:
-    """Refuses queries that training would cut.
+    """Refuses lengths with which training would cut off a canary's secret.
+
+    Args:
+      made: the canaries.
+      documents: read once, where a canary's secret is in its document.
+      tokenizer: of the generator.
+      query_length: tokens kept of a query, EOS included.
+      document_length: tokens kept of prompt and document, EOS included.
+      prompt: text before the document.
 
     Raises:
-      InputError: a query with more than `query_length` tokens, its end included.
+      InputError: names the canary's document, the length and the remedy.
     """
+    if not made:
+        return
+    pairs = [Pair("", each.query(), each.document_id, "") for each in made]
     batch = encode_pairs(
         pairs, tokenizer, query_length=query_length + 1, document_length=1
     )
-    _require_whole(pairs, batch, query_length)
+    # The secret is at the end of the query, or of the document.
+    in_query = [row for row, each in enumerate(made) if not each.in_document]
+    if in_query:
+        lengths = {"query_lengths": batch["query_lengths"][in_query]}
+        _require_whole([pairs[row] for row in in_query], lengths, query_length)
+    own = {each.document_id: each for each in made if each.in_document}
+    for document in documents if own else ():
+        if document.id not in own:
+            continue
+        text = prompt + own[document.id].document(document.content)
+        if len(tokenizer.pieces([text])[0]) + 1 > document_length:
+            raise validation.InputError(
+                f"document {document.id!r} with a canary's secret has more than "
+                f"document_length = {document_length} tokens, so that the secret at "
+                "its end is never trained on. Lower document_characters of the "
+                "canaries, or train a generator with a larger document_length."
+            )
 
 
 def _require_whole(

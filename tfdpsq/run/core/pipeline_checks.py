@@ -230,10 +230,13 @@ def check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
             )
 
 
-def require_one_vocabulary(init: str, ours: str) -> None:
-    """Refuses retrievers that start from a T5 with another vocabulary.
+def require_one_vocabulary(
+    init: str, ours: str, setting: str = "retriever_init"
+) -> None:
+    """Refuses a T5 with another vocabulary than the other models of a job.
 
-    `ours` is the SentencePiece file of every other model.
+    `ours` is the SentencePiece file of every other model, and `setting` where `init`
+    comes from.
 
     Raises:
       InputError: the two vocabularies differ.
@@ -243,6 +246,6 @@ def require_one_vocabulary(init: str, ours: str) -> None:
         return
     if Tokenizer(theirs).fingerprint != Tokenizer(ours).fingerprint:
         raise validation.InputError(
-            f"retriever_init is {init}, whose vocabulary {theirs} differs from that of "
+            f"{setting} is {init}, whose vocabulary {theirs} differs from that of "
             f"the other models, {ours}. Give T5s of one vocabulary."
         )

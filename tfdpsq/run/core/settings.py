@@ -319,7 +319,7 @@ def check(
         if isinstance(declared, Setting):
             declared.check(f"{before}{name}", value)
         else:
-            check(value, declared, f"{before}{name}")
+            check(value, declared, f"{before}{name}", partial=partial)
 
 
 def unknown(

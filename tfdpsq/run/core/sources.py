@@ -161,6 +161,11 @@ def fetched(path: str) -> str:
         raise validation.InputError(
             f"{path}: there is no such file or directory. Give another path."
         ) from error
+    except tf.errors.OpError as error:
+        reason = str(error.message).partition("\n")[0][:200]
+        raise validation.InputError(
+            f"{path} cannot be read ({reason}). Give a path that can, or copy it first."
+        ) from error
     return target
 
 
@@ -173,7 +178,7 @@ def vocabulary_file(given: str, model: str = "") -> pathlib.Path:
       InputError: neither exists.
     """
     if given:
-        return pathlib.Path(given)
+        return pathlib.Path(fetched(given))
     found = checkpoints.vocabulary_in(checkpoints.locate(model)) if model else None
     if found is not None:
         return found

@@ -28,6 +28,8 @@ _DESCRIPTIONS = {
 }
 # Points of a run at which ε is shown; each takes a second or two of accounting.
 _EPSILON_POINTS = 6
+# Pairs from which the examples are taken, at least.
+_CONSIDERED = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +81,11 @@ def gather(
             run_label(path.name): _epsilon_curve(certificate)
             for path, certificate in trained.items()
         },
-        "examples": _examples(
-            config.data, config.evaluate.similarity_split, config.examples, sets
+        "examples": examples(
+            config.data,
+            config.evaluate.similarity_split,
+            config.examples,
+            {f"Synthetic, ε = {epsilon_symbol(e)}": path for e, path in sets.items()},
         ),
         "certificates": [
             {"name": run_label(path.name), "certificate": certificate}
@@ -330,24 +335,35 @@ def _duration(stage: ml_collections.ConfigDict) -> str:
     return f"{stage.steps} steps"
 
 
-def _examples(
-    data: str, split: str, most: int, sets: Mapping[float, pathlib.Path]
+def examples(
+    data: str, split: str, most: int, sets: Mapping[str, pathlib.Path]
 ) -> list[dict[str, Any]]:
-    """Returns documents of private pairs with their query and one of each generator."""
-    pairs = sources.open_beir(data).pairs(split)
+    """Shows the same documents of private pairs in several synthetic sets.
+
+    Args:
+      data: the BEIR directory of the pairs.
+      split: of the pairs.
+      most: number of documents.
+      sets: label -> directory.
+
+    Returns:
+      {document_id, document, original_query, synthetic: {label: queries}} of the first
+      documents that are in all sets.
+    """
     # Sets may be large: keep only what can be shown.
+    pairs = sources.open_beir(data).pairs(split)[: max(_CONSIDERED, 20 * most)]
     synthetic: dict[str, dict[str, list[str]]] = {p.document_id: {} for p in pairs}
-    for epsilon, path in sets.items():
-        label = f"Synthetic, ε = {epsilon_symbol(epsilon)}"
+    for label, path in sets.items() if most else ():
         for row in read_synthetic(path):
             if row.document_id in synthetic:
                 of_document = synthetic[row.document_id]
                 of_document.setdefault(label, []).append(row.query)
-    examples = []
-    for pair in pairs:
-        written = synthetic[pair.document_id]
-        if len(written) == len(sets):
-            examples.append(
+    found: list[dict[str, Any]] = []
+    for pair in pairs[: len(pairs) if most else 0]:
+        # A document may answer several queries.
+        written = synthetic.pop(pair.document_id, None)
+        if written is not None and len(written) == len(sets):
+            found.append(
                 {
                     "document_id": pair.document_id,
                     "document": pair.document,
@@ -355,9 +371,9 @@ def _examples(
                     "synthetic": written,
                 }
             )
-        if len(examples) == most:
+        if len(found) == most:
             break
-    return examples
+    return found
 
 
 def results_table(results: Mapping[str, Any]) -> str:

@@ -38,7 +38,9 @@ def declared() -> dict[str, settings.Setting]:
     `featurizer` makes the features for MAUVE and distances: "t5", the encoder of the
     T5 `init` (by default the package's own, so that numbers compare across data) with
     `vocabulary` (by default the one next to its weights); "gpt2", the keras-nlp preset
-    `init`; or "", for neither. k-means runs with `seeds` seeds. At most `samples` texts
+    `init`; or "", for neither. k-means runs with `seeds` seeds. MAUVE is the exact area
+    under the curve, or with `points`, of which 25 is the published number, that of its
+    published discretisation: give it beside published figures. At most `samples` texts
     of a set get features; a public seed draws them. Copies are looked for among the
     queries of `training_split`.
     """
@@ -48,6 +50,7 @@ def declared() -> dict[str, settings.Setting]:
         "vocabulary": settings.Text(""),
         "batch_size": settings.Integer(128),
         "seeds": settings.Integer(5, 2, 10_000, remedy=_TWO_SEEDS),
+        "points": settings.Integer(0, 2, 10_000, zero=True),
         "samples": settings.Integer(5_000, 2, remedy=_TWO_TEXTS),
         "training_split": settings.Text("train", required=True),
     }
@@ -287,9 +290,12 @@ def _as_distributions(
     if texts.features is not None and held_out.features is not None and size > 1:
         seeds = range(_FIRST_SEED, _FIRST_SEED + own.seeds)
         mauve = evaluation.mauve_of_features(
-            texts.features[:size], held_out.features[:size], seeds=seeds
+            texts.features[:size],
+            held_out.features[:size],
+            seeds=seeds,
+            points=own.points or None,
         )
-        found["mauve"] = dataclasses.asdict(mauve)
+        found["mauve"] = {**dataclasses.asdict(mauve), "points": own.points}
     return found
 
 

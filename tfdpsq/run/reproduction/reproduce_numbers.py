@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from tfdpsq import evaluation
+from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import layout, workdir
 from tfdpsq.run.reproduction import reproduce_tables
 from tfdpsq.run.reproduction.reproduce_rows import Row, RowMaker, row_of
 from tfdpsq.run.reproduction.reproduce_tables import Cell
 
 MEAN = "mean"
+EXAMPLES = "examples"
 _Cells = dict[str, dict[str, Cell]]
 
 
@@ -28,14 +30,22 @@ def compare(
     """Makes the rows of the tables and compares them with the paper's.
 
     Returns:
-      JSON values: "tables", each with "rows", "tau" and "verdicts"; "seeds".
+      JSON values: "tables", each with "rows", "tau" and "verdicts"; "examples", by
+      the table's name; "seeds".
     """
-    made = {}
+    made, examples = {}, {}
     for name, table in tables.items():
+        if table["measure"] == EXAMPLES:
+            examples[name] = {
+                "title": table["title"],
+                **rows.examples(_asked(table), seeds[0]),
+            }
+            continue
         ours = _MEASURES[table["measure"]](seeds, rows, table)
         made[name] = _set_beside(table, ours, len(seeds), resamples)
     return {
         "tables": made,
+        "examples": examples,
         "seeds": list(seeds),
         "data": rows.data,
         "zero_shot_sets": dict(rows.sets),
@@ -54,9 +64,14 @@ def _set_beside(
         reproduce_tables.judge(tuple(claim), ours, paper, table["lower"], resamples)
         for claim in table["claims"]
     ]
-    shared = [c for c in table["columns"] if all(c in ours[row] for row in paper)]
+    shared = [
+        c
+        for c in table["columns"]
+        if all(c in ours[r] and c in paper[r] for r in paper)
+    ]
     return {
         "title": table["title"],
+        "note": table.get("note", ""),
         "room": _room(table, ours),
         "columns": list(next(iter(ours.values()))),
         "rows": [
@@ -107,9 +122,11 @@ def _room(table: Mapping[str, Any], ours: _Cells) -> dict[str, float]:
 
 def _asked(table: Mapping[str, Any]) -> list[Row]:
     """Returns the paper's rows, best first by its first column, and the controls."""
-    paper = sorted(table["paper"], key=lambda row: table["paper"][row][0])
-    if table["columns"][0] not in table["lower"]:
-        paper.reverse()
+    paper = list(table["paper"])
+    if all(table["paper"].values()):
+        paper.sort(key=lambda row: table["paper"][row][0])
+        if table["columns"][0] not in table["lower"]:
+            paper.reverse()
     return [row_of(name) for name in (*paper, *table["controls"])]
 
 
@@ -138,9 +155,9 @@ def _retrieval(
 def _zero_shot(
     seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]
 ) -> _Cells:
-    """Returns NDCG@10 of each set and the mean; CQADupStack's forums are one set."""
+    """Returns a metric of each set and the mean; CQADupStack's forums are one set."""
     asked = _asked(table)
-    runs = [rows.zero_shot(asked, seed, "ndcg@10") for seed in seeds]
+    runs = [rows.zero_shot(asked, seed, table["metric"]) for seed in seeds]
     found: _Cells = {}
     for row in asked:
         cells = {
@@ -189,14 +206,21 @@ def _similarity(
             ),
             "mauve": Cell(
                 float(np.mean(mauves)) if mauves else float("nan"),
-                note="± {:.4f} over k-means seeds".format(
-                    measured[0]["mauve"]["deviation"]
-                )
-                if mauves
-                else "",
+                note=_mauve_note(measured[0]) if mauves else "",
             ),
         }
     return found
+
+
+def _mauve_note(measured: Mapping[str, Any]) -> str:
+    """States what a MAUVE was computed with."""
+    mauve, rules = measured["mauve"], measured["rules"]
+    points = mauve["points"]
+    return (
+        f"± {mauve['deviation']:.4f} over k-means seeds; "
+        f"{f'{points} points' if points else 'exact area'}; features of "
+        f"{rules['featurizer']}; {mauve['samples'][0]:,} queries of each"
+    )
 
 
 def _canaries(seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]) -> _Cells:
@@ -204,21 +228,47 @@ def _canaries(seeds: Sequence[int], rows: RowMaker, table: Mapping[str, Any]) ->
     for row in _asked(table):
         entries = _json(rows.audited(row) / layout.AUDIT_FILE)["canaries"]
         cells: dict[str, Cell] = {}
-        for entry in entries:
-            if entry["form"] != "all":
-                continue
-            times = entry["repetitions"]
-            cells[f"rank, {times}"] = Cell(
-                entry["mean_rank"],
-                note=f"mean of {len(entry['ranks'])} secrets; p = "
-                f"{entry['p_value']:.2g} against chance ({entry['chance']:g})",
-            )
-            # As in the paper: in the synthetic output for the canaries' documents.
-            cells[f"leaked, {times}"] = Cell(
-                entry["leaked"], note=f"{entry['leaked_in_set']:.0%} in the whole set"
-            )
+        for forms, suffix in (
+            (canary_set.PAPER_FORMS, ""),
+            (canary_set.OUR_FORMS, ", our forms"),
+        ):
+            for times in sorted({entry["repetitions"] for entry in entries}):
+                of_forms = [
+                    entry
+                    for entry in entries
+                    if entry["form"] in forms and entry["repetitions"] == times
+                ]
+                if of_forms:
+                    rank, leaked = _of_canaries(of_forms)
+                    cells[f"rank, {times}{suffix}"] = rank
+                    cells[f"leaked, {times}{suffix}"] = leaked
         found[row.name] = cells
     return found
+
+
+def _of_canaries(entries: Sequence[Mapping[str, Any]]) -> tuple[Cell, Cell]:
+    """Returns mean rank and share leaked of the secrets of several forms."""
+    ranks = np.concatenate([np.array(entry["ranks"]) for entry in entries])
+    test = evaluation.rank_test(ranks, entries[0]["candidates"])
+    by_form = ", ".join(f"{e['form']} {e['mean_rank']:g}" for e in entries)
+    sizes = [len(entry["ranks"]) for entry in entries]
+    leaked, in_set = (
+        float(np.average([entry[name] for entry in entries], weights=sizes))
+        for name in ("leaked", "leaked_in_set")
+    )
+    return (
+        Cell(
+            test.mean_rank,
+            note=f"mean of {len(ranks)} secrets ({by_form}); p = {test.p_value:.2g} "
+            f"against chance ({test.chance:g})",
+        ),
+        # A secret leaks where it can be read in what is released.
+        Cell(
+            in_set,
+            note=f"in the released set; {leaked:.0%} when many queries are written for "
+            "each canary's document",
+        ),
+    )
 
 
 def _json(path: pathlib.Path) -> Any:

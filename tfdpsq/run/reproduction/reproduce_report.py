@@ -46,6 +46,7 @@ def as_text(results: Mapping[str, Any]) -> str:
             "\n".join(
                 [
                     f"Table {name}. {table['title']}",
+                    *([table["note"]] if table["note"] else []),
                     *(
                         "  ".join(map(str.ljust, line, widths)).rstrip()
                         for line in lines
@@ -55,7 +56,17 @@ def as_text(results: Mapping[str, Any]) -> str:
                 ]
             )
         )
+    for name, each in results["examples"].items():
+        parts.append(f"Table {name}. {each['title']}\n{_of_examples(each)}")
     return "\n\n".join(parts)
+
+
+def _of_examples(summary: Mapping[str, Any]) -> str:
+    """States where the examples are, without showing them."""
+    return (
+        f"{summary['documents']} documents with their private query and one of each "
+        f"of {len(summary['rows'])} models: {summary['file']}"
+    )
 
 
 def as_html(results: Mapping[str, Any]) -> str:
@@ -75,6 +86,10 @@ def as_html(results: Mapping[str, Any]) -> str:
                 "fail": kinds.count(reproduce_tables.FAILS),
             },
             "tables": [_view(name, t) for name, t in results["tables"].items()],
+            "examples": [
+                {"title": f"Table {name}. {e['title']}", "text": _of_examples(e)}
+                for name, e in results["examples"].items()
+            ],
             "data": results["data"],
             "seeds": results["seeds"],
             "versions": [f"{k} {v}" for k, v in results["versions"].items()],
@@ -88,10 +103,11 @@ def _view(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
     columns = table["columns"]
     return {
         "title": f"Table {name}. {table['title']}",
+        "note": table["note"],
         "columns": columns,
         "rows": [
             [
-                (row["name"], "" if row["paper"] else _CONTROL),
+                (row["name"], _CONTROL if row["paper"] is None else ""),
                 *(_html_cell(row, column) for column in columns),
             ]
             for row in table["rows"]

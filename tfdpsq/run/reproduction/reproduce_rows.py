@@ -81,6 +81,9 @@ class RowMaker(Protocol):
     ) -> dict[str, dict[str, list[np.ndarray]]]:
         """Returns {set: {row: [[queries] values, for each of its parts]}}."""
 
+    def examples(self, rows: Sequence[Row], seed: int) -> dict[str, Any]:
+        """Writes queries of several rows for the same documents; returns a summary."""
+
     def audited(self, row: Row) -> pathlib.Path:
         """Returns the directory of `audit`'s findings on a row's generator."""
 

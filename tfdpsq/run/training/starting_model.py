@@ -31,7 +31,7 @@ def load_generator(
         tuned = checkpoints.open_checkpoint(config.init).soft_prompt_length()
     else:
         model = T5QueryGenerator(T5Config(**config.t5), *options)
-    tokenizer.require_embeddings(model.config.vocabulary_size)
+    tokenizer.require_embeddings(model.config.vocabulary_size, bool(config.init))
     choose_trained(model, config.lora, config.soft_prompt.length, tuple(config.trained))
     if config.soft_prompt.length and not tuned:
         words = _first_words(tokenizer, config.soft_prompt.length, config.seed)

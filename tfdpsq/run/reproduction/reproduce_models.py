@@ -1,0 +1,67 @@
+"""The T5s that the paper's sizes start from, checked before the first stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import ml_collections
+
+from tfdpsq import validation
+from tfdpsq.data import Tokenizer
+from tfdpsq.generator import checkpoints
+from tfdpsq.run.core import pipeline_checks, sources
+
+
+def start_of(config: ml_collections.ConfigDict, size: str) -> str:
+    """Returns the T5 that a size is, or is made from; "" where none is given."""
+    return config.sizes[size].get("init", "") or config.job.init
+
+
+def resized(
+    config: ml_collections.ConfigDict, size: str, fields: Iterable[str]
+) -> dict[str, int]:
+    """Returns the `fields` of a size that differ from the T5 that it is made from."""
+    own = config.sizes[size].to_dict()
+    return {name: own[name] for name in fields if own.get(name)}
+
+
+def check(
+    config: ml_collections.ConfigDict, sizes: Sequence[str], fields: Iterable[str]
+) -> str:
+    """Refuses T5s that are missing, private, damaged or of different vocabularies.
+
+    Args:
+      config: of `reproduce`.
+      sizes: names of those that the tables need, besides the retriever's.
+      fields: settings of a size that make another T5 of its `init`.
+
+    Returns:
+      The vocabulary of all of them.
+
+    Raises:
+      InputError: names the size and the setting.
+      DataError: a damaged checkpoint.
+    """
+    vocabulary, fields = "", [*fields]
+    for size in (config.retriever_size, *sizes):
+        init, changed = start_of(config, size), resized(config, size, fields)
+        if changed and not config.job.pretrain.steps:
+            raise validation.InputError(
+                f"size {size!r} is {changed}, which takes training: set "
+                "job.pretrain.steps, or give the size's own init."
+            )
+        if not init:
+            raise validation.InputError(
+                f"sizes.{size}.init and job.init are '': there is no T5 of this size. "
+                f"Give a checkpoint's directory as --config.sizes.{size}.init."
+            )
+        sources.require_public(
+            init,
+            sources.certificate_of_model(init),
+            "rows that are called public would start from it",
+        )
+        opened = checkpoints.open_checkpoint(init)
+        vocabulary = vocabulary or str(sources.vocabulary_file("", init))
+        pipeline_checks.require_one_vocabulary(init, vocabulary, f"sizes.{size}.init")
+        Tokenizer(vocabulary).require_embeddings(opened.config.vocabulary_size, True)
+    return vocabulary
