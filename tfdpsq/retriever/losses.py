@@ -203,7 +203,9 @@ def everywhere(values: tf.Tensor) -> tf.Tensor:
 
 def _words(values: tf.Tensor) -> tf.Tensor:
     """[..., 2] int32 from int64, the upper half first."""
-    halves = tf.stack([tf.bitwise.right_shift(values, _half()), values & _LOWER], axis=-1)
+    halves = tf.stack(
+        [tf.bitwise.right_shift(values, _half()), values & _LOWER], axis=-1
+    )
     return tf.bitcast(tf.cast(halves & _LOWER, tf.uint32), tf.int32)
 
 

@@ -53,6 +53,7 @@ from tfdpsq.run.core import (
     streams,
     workdir,
 )
+from tfdpsq.run.devices import strategy
 from tfdpsq.run.reproduction import reproduce_numbers, reproduce_report, reproduce_rows
 
 CONFIG = pathlib.Path("configs", "paper", "tables.py")
@@ -104,10 +105,12 @@ def run(
     config: ml_collections.ConfigDict,
     directory: pathlib.Path,
     tables: Sequence[str] = (),
+    devices: strategy.Devices = strategy.DEFAULT,
 ) -> dict[str, Any]:
     """Makes the missing inputs of the tables, and compares.
 
-    `tables` are names from `config.tables`; none takes all.
+    `tables` are names from `config.tables`; none takes all. `devices` are those that
+    stages train on, as far as each can use them.
 
     Returns:
       The content of `tables.json`.
@@ -130,8 +133,10 @@ def run(
                     f"the size of row {name!r}", size, tuple(config.sizes)
                 )
     pipeline_checks.check_settings(config.job)
+    for trained in (config.job.finetune, config.job.retriever):
+        devices.require_share(trained.batch_size)
     directory = workdir.open_workdir(directory, config)
-    rows = Rows(config, directory)
+    rows = Rows(config, directory, devices)
     results = reproduce_numbers.compare(rows, wanted, config.seeds, config.resamples)
     results["seconds_now"] = round(time.monotonic() - started, 1)
     results["seconds"] = dict(rows.stages.seconds)
@@ -154,8 +159,14 @@ class Rows:
       sets: {name: directory} of the zero-shot sets made here.
     """
 
-    def __init__(self, config: ml_collections.ConfigDict, directory: pathlib.Path):
+    def __init__(
+        self,
+        config: ml_collections.ConfigDict,
+        directory: pathlib.Path,
+        devices: strategy.Devices = strategy.DEFAULT,
+    ):
         """Finds the data; trains nothing yet. The workdir must exist."""
+        self._devices = devices
         self.config = config
         self.job = config.job
         self.stages = stages.Stages(directory)
@@ -165,6 +176,17 @@ class Rows:
         beir = sources.open_beir(self.data)
         beir.validate(pipeline_checks.splits_of(self.job, beir))
         pipeline_checks.check_sizes(self.job, len(beir.pairs("train")))
+
+    def _run(
+        self,
+        module: Any,
+        config: ml_collections.ConfigDict,
+        name: str,
+        free: bool,
+        **settings: Any,
+    ) -> pathlib.Path:
+        devices = pipeline.devices_of(module, config, self._devices)
+        return self.stages.run(module, config, name, free, *devices, **settings)
 
     def model(self, size: str) -> str:
         """Returns the public T5 of a size."""
@@ -186,7 +208,7 @@ class Rows:
         stage.resize.update(own)
         # On all public documents, including those of the zero-shot sets.
         return str(
-            self.stages.run(
+            self._run(
                 pretrain, stage, f"t5_{size}", True, data=self.job.data, init=init
             )
         )
@@ -201,7 +223,7 @@ class Rows:
         free = math.isfinite(row.epsilon)
         name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": seed}
-        generator = self.stages.run(
+        generator = self._run(
             finetune,
             self.job.finetune,
             f"seed{seed}_generator_{name}",
@@ -211,7 +233,7 @@ class Rows:
             epsilon=row.epsilon,
             **common,
         )
-        written = self.stages.run(
+        written = self._run(
             synthesize,
             self.job.synthesize,
             f"seed{seed}_synthetic_{name}",
@@ -235,7 +257,7 @@ class Rows:
             settings["pairs"] = str(self.synthetic_set(row, seed))
             free = math.isfinite(row.epsilon or 0)
         elif row.kind in reproduce_rows.CONTROLS:
-            prepared = self.stages.run(
+            prepared = self._run(
                 prepare,
                 self.job.prepare,
                 "prepare",
@@ -258,7 +280,7 @@ class Rows:
                     epochs=stage_of_all.epochs,
                 )
         name = f"seed{seed}_retriever_{row.name}"
-        return self.stages.run(train_retriever, stage, name, free, **settings)
+        return self._run(train_retriever, stage, name, free, **settings)
 
     def retrieved(self, row: reproduce_rows.Row, seed: int) -> pathlib.Path:
         """Returns the TREC files of a row on the test queries."""
@@ -274,7 +296,7 @@ class Rows:
     def _evaluated(
         self, row: reproduce_rows.Row, seed: int, what: str, **settings
     ) -> pathlib.Path:
-        return self.stages.run(
+        return self._run(
             evaluate,
             self.job.evaluate,
             f"seed{seed}_{what}_{row.name}",
@@ -309,16 +331,14 @@ class Rows:
     def audited(self, row: reproduce_rows.Row) -> pathlib.Path:
         """Returns `audit`'s findings on a generator that was trained on canaries."""
         assert row.epsilon is not None
-        made = self.stages.run(
-            canaries, self.job.canaries, "canaries", False, data=self.data
-        )
+        made = self._run(canaries, self.job.canaries, "canaries", False, data=self.data)
         name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
         changed = {k: v for k, v in self.config.audit.items() if v}
         if math.isinf(row.epsilon):
             # Without protection, draw single queries, as usual.
             changed.pop("unit", None)
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": 0}
-        generator = self.stages.run(
+        generator = self._run(
             finetune,
             self.job.finetune,
             f"audited_{name}",
@@ -330,7 +350,7 @@ class Rows:
             **changed,
         )
         length = {k: v for k, v in changed.items() if k == "query_length"}
-        written = self.stages.run(
+        written = self._run(
             synthesize,
             self.job.synthesize,
             f"audited_{name}_synthetic",
@@ -341,7 +361,7 @@ class Rows:
             **common,
             **length,
         )
-        return self.stages.run(
+        return self._run(
             audit,
             self.job.audit,
             f"audited_{name}_audit",
@@ -385,11 +405,15 @@ def main() -> None:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
 
-    def asked(config: ml_collections.ConfigDict, directory: pathlib.Path) -> None:
+    def asked(
+        config: ml_collections.ConfigDict,
+        directory: pathlib.Path,
+        devices: strategy.Devices,
+    ) -> None:
         names = [] if table.value == ["all"] else table.value
-        run(config, directory, names)
+        run(config, directory, names, devices)
 
-    command.main(asked)
+    command.main(asked, strategy.ONE_PROCESS)
 
 
 if __name__ == "__main__":
