@@ -83,7 +83,7 @@ def _steps(options, names):
         spec = privacy.PrivacySpec(
             epsilon=math.inf if name == "plain" else 8.0,
             clip_norm=0.1,
-            n=100 * rows,
+            num_units=100 * rows,
             batch_size=rows,
             steps=1,
             secure=name == "secure",

@@ -273,8 +273,8 @@ _SECURE = dataclasses.replace(_SPEC, secure=True)
         ),
         (
             _SPEC,
-            [("randomness.key_bits", {"samples": 128, "noise": 126})],
-            "randomness.key_bits.noise_compiled_by_xla is missing",
+            [("randomness.key_bits", {"samples": 128, "noise": 256})],
+            "randomness.key_bits.noise is 256",
         ),
         # The words of the version before, in a certificate of today's.
         (_SPEC, [("randomness", None)], "randomness"),

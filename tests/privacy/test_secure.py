@@ -29,6 +29,7 @@ from tfdpsq.privacy import (
     verify_certificate,
 )
 from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.privacy.proof import certificate_randomness
 from tfdpsq.privacy.randomness import grid
 from tfdpsq.privacy.randomness.sampling import PoissonSampler, fresh_seed
 from tfdpsq.privacy.randomness.secure import PURPOSES, SecureSource, SecureStream
@@ -445,29 +446,32 @@ def test_the_certificate_says_what_is_secure_and_what_is_not():
     assert certificate["guarantee"] == default["guarantee"]
     assert verify_certificate(default).problems == ()
     assert default["randomness"]["secure"] is False
-    assert default["randomness"]["key_bits"]["noise_compiled_by_xla"] == 64
+    assert default["randomness"]["key_bits"] == {"samples": 128, "noise": 128}
     (line,) = (line for line in default["not_covered"] if "Philox" in line)
-    assert "64 where XLA" in line and "neither is a cryptographic" in line
+    assert "compiled by XLA or not" in line and "neither is a cryptographic" in line
     without = _certificate(epsilon=math.inf)
     assert without["randomness"]["grid_step"] is None
     assert verify_certificate(without).problems == ()
 
 
-def test_what_xla_keeps_of_a_seed_is_what_the_certificate_says():
-    """The low 32 bits of each word; TensorFlow's own kernel keeps all."""
-
-    def draw(seed, jit):
-        run = tf.function(
-            lambda key: tf.random.stateless_normal([8], key), jit_compile=jit
-        )
-        return run(tf.constant(seed, tf.int64)).numpy()
-
-    for jit in (False, True):
-        same = [
-            (draw([5, 7], jit) == draw(seed, jit)).all()
-            for seed in ([5 + (1 << 32), 7], [5, 7 + (1 << 40)], [5 + (1 << 31), 7])
-        ]
-        assert same == [jit, jit, False]
+def test_certificates_of_shortened_seeds_still_verify():
+    """Of the version whose noise was one draw, from 64 bits where XLA compiled."""
+    today = _certificate(secure=False)
+    before = json.loads(json.dumps(today))
+    before["randomness"]["generator"] = certificate_randomness._SHORTENED_ENTRIES[
+        "randomness.generator"
+    ]
+    bits = {"samples": 128, "noise": 126, "noise_compiled_by_xla": 64}
+    before["randomness"]["key_bits"] = bits
+    (place,) = (i for i, line in enumerate(today["not_covered"]) if "Philox" in line)
+    before["not_covered"][place] = certificate_randomness._SHORTENED
+    before["digest"] = certificates.digest_of(before)
+    assert verify_certificate(before).problems == ()
+    # Neither its bits with today's words, nor today's bits with its words.
+    for key in ("randomness", "not_covered"):
+        mixed = {**before, key: today[key]}
+        mixed["digest"] = certificates.digest_of(mixed)
+        assert verify_certificate(mixed).problems
 
 
 def test_certificates_made_before_still_verify():

@@ -27,7 +27,7 @@ from tfdpsq.privacy.optimizers import ENGINES
 from tfdpsq.privacy.randomness.noise import (
     SeededGaussianSumQuery,
     derived_seed,
-    noise_key,
+    draw_key,
 )
 
 _RATE = 0.3
@@ -273,29 +273,62 @@ def test_steps_without_anybody_are_noisy_like_all_others(trained):
         _assert_scale(step, _deviation(plan))
 
 
-def test_noise_keys_keep_all_their_bits_and_never_repeat():
-    """stateless_fold_in with a Python integer gave a 32-bit key for a whole step."""
-    seed = tf.constant([3 << 40, 5 << 50], tf.int64)
-    keys = {
-        tuple(noise_key(seed, tf.constant(step), position).numpy().tolist())
-        for step in range(50)
-        for position in range(40)
-    }
-    assert len(keys) == 50 * 40
-    assert noise_key(seed, tf.constant(1), 1).dtype == tf.int64
-    query = SeededGaussianSumQuery(1.0, 1.0)
-    zeros, step = [tf.zeros([64])], tf.constant(0, tf.int64)
-    draws = [
-        query.noised(zeros, tf.constant(other, tf.int64), step)[0].numpy()
-        for other in (
-            [1, 1],
-            [1 + (1 << 40), 1],
-            [1, 1 + (1 << 40)],
-            [1, 1 + (1 << 61)],
-        )
+def test_no_two_draws_of_a_run_have_one_number_in_common():
+    """Philox answers a value of its counter always with the same four numbers."""
+    seed = tf.constant([3 << 40, -5], tf.int64)
+    keys = [
+        draw_key(seed, tf.constant(step), position)
+        for step in range(20)
+        for position in range(20)
     ]
-    for i, one in enumerate(draws):
-        assert all(np.abs(one - other).max() > 0.1 for other in draws[:i])
+    assert {int(key.key[0]) for key in keys} == {3 << 40}
+    lower, upper = np.array([key.counter.numpy() for key in keys], np.uint64).T
+    assert len(set(zip(lower.tolist(), upper.tolist()))) == 400
+    # Of the same upper half, no draw begins where another one may still be.
+    assert set(np.diff(np.unique(lower)).tolist()) == {1 << 40}
+    assert len(set(upper.tolist())) == 20
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_every_bit_of_the_noise_seed_counts_compiled_or_not(jit):
+    """XLA kept 32 bits of each word, and stateless_fold_in left 32 of a whole key."""
+    query = SeededGaussianSumQuery(1.0, 1.0)
+
+    @tf.function(jit_compile=jit)
+    def noise(seed):
+        zeros, step = [tf.zeros([256])], tf.constant(1, tf.int64)
+        return query.noised(zeros, seed, step)[0]
+
+    def drawn(words):
+        return noise(tf.constant(np.reshape(words, [2, 2]), tf.int64)).numpy()
+
+    words = [0x123456789ABCDEF, 0x3EDCBA987654321, 0x0F1E2D3C4B5A697, 0x1112131415161]
+    before = drawn(words)
+    for place in range(4):
+        for bit in range(63):
+            other = list(words)
+            other[place] ^= 1 << bit
+            assert np.abs(drawn(other) - before).max() > 0.5, (place, bit)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_two_draws_of_a_noise_are_independent_normals(jit):
+    query = SeededGaussianSumQuery(1.0, 2.0)
+
+    @tf.function(jit_compile=jit)
+    def noise(seed):
+        zeros, step = [tf.zeros([40_000])] * 2, tf.constant(1, tf.int64)
+        return query.noised(zeros, seed, step)
+
+    both = noise(tf.constant([[11, 12], [13, 14]], tf.int64))
+    found = np.stack(both).astype(np.float64) / 2
+    assert scipy.stats.kstest(found.ravel(), "norm").pvalue > 1e-4
+    for wrong in (2 / 3, 1 / math.sqrt(2), math.sqrt(2), 3 / 2):
+        assert scipy.stats.kstest(found.ravel() * wrong, "norm").pvalue < 1e-9
+    assert abs(np.corrcoef(found)[0, 1]) < 4.5 / math.sqrt(40_000)
+    # With one draw counted twice the law is the same; with a common key it is not.
+    alone = noise(tf.constant([[11, 12], [11, 12]], tf.int64))[0].numpy() / 2
+    assert np.std(alone) == pytest.approx(math.sqrt(2), rel=0.03)
 
 
 def test_the_dropout_seed_tells_nothing_of_the_noise_seed():
@@ -305,4 +338,5 @@ def test_the_dropout_seed_tells_nothing_of_the_noise_seed():
     assert len(seeds) == 100 and all(seed >= 0 for seed in seeds)
     assert not set(own) & {3, 5 << 37, (5 << 100) + 3}
     # No draw of dropout and no draw of noise have a key in common.
-    assert own != optimizer._noise_words
+    assert own not in optimizer._noise_words
+    assert len(set(optimizer._noise_words)) == 2

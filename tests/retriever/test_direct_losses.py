@@ -1,5 +1,7 @@
 """What the losses of direct DP training read, and what they refuse."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,6 +14,7 @@ from tfdpsq.retriever import (
     LogitTerms,
     NaiveLosses,
     PublicNegatives,
+    direct_losses,
     encode_pairs,
 )
 from tfdpsq.validation import InputError
@@ -47,6 +50,26 @@ def test_public_negatives_are_drawn_by_step_and_kept_between_refreshes(
     np.testing.assert_allclose(third[0], expected, atol=1e-6)
     with pytest.raises(InputError, match="negatives is 31, but there are 30"):
         PublicNegatives(model, corpus, 31, seed=0)
+
+
+def test_two_devices_embed_public_negatives_as_one_does(
+    make_model, make_rows, tokenizer, logical_cpus, monkeypatch
+):
+    monkeypatch.setattr(direct_losses, "_CHUNK", 2)
+    texts = [row.document for row in make_rows(9)]
+    corpus = retriever.encode_documents(texts, tokenizer, 12)
+    held = []
+    for scope in (
+        contextlib.nullcontext(),
+        tf.distribute.MirroredStrategy(logical_cpus[:2]).scope(),
+    ):
+        with scope:
+            losses = PublicNegatives(make_model(), corpus, 5, seed=4)
+            losses.refresh(0)
+        assert losses._embed.at_a_time == 1 + len(held)
+        held.append(losses.state[0].numpy())
+    np.testing.assert_array_equal(*held)
+    assert np.all(np.linalg.norm(held[0], axis=1) > 0.99)
 
 
 def test_what_public_negatives_leave_out_depends_on_the_row_alone(

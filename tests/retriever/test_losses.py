@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from tfdpsq.retriever import in_batch_losses
+from tfdpsq.retriever import in_batch_losses, losses
+from tfdpsq.retriever.losses import everywhere
 
 
 def naive_losses(q, d, key, positive_keys, weights, scale):
@@ -145,3 +146,30 @@ def test_a_batch_of_padding_and_a_batch_of_one_are_finite():
         case["weights"] = np.array([weight], np.float32)
         for array in _losses_and_gradients(case):
             np.testing.assert_allclose(array, 0, atol=1e-6)
+
+
+def test_keys_of_all_replicas_are_gathered_as_words_of_32_bits(
+    logical_cpus, monkeypatch
+):
+    """A TPU gathers no int64; cut to 32 bits, the last two of each row are one key."""
+    strategy = tf.distribute.MirroredStrategy(logical_cpus[:2])
+    keys = [[[-1, 2**31, 2**62 + 5, 5]], [[-(2**63), 2**63 - 1, 2**32 - 7, -7]]]
+    seen = []
+    gather = tf.distribute.ReplicaContext.all_gather
+
+    def gathered(self, value, *args, **kwargs):
+        seen.append(value.dtype)
+        return gather(self, value, *args, **kwargs)
+
+    monkeypatch.setattr(tf.distribute.ReplicaContext, "all_gather", gathered)
+    given = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(keys[context.replica_id_in_sync_group], tf.int64)
+    )
+    found = tf.function(lambda: strategy.run(everywhere, args=(given,)))()
+    for values in strategy.experimental_local_results(found):
+        np.testing.assert_array_equal(values, np.concatenate(keys))
+    assert set(seen) == {tf.int32}
+    # As a compiler for TPUs would have it.
+    whole = tf.constant(keys, tf.int64)
+    again = tf.function(lambda x: losses._joined(losses._words(x)), jit_compile=True)
+    np.testing.assert_array_equal(again(whole), whole)

@@ -1,5 +1,7 @@
 """What several tests of the runs share: one finished job."""
 
+import contextlib
+
 import pytest
 import tiny_job as _tiny_job
 
@@ -8,3 +10,28 @@ import tiny_job as _tiny_job
 def job(tmp_path_factory):
     """A workdir made through the command line, killed on the way and restarted."""
     return _tiny_job.make(tmp_path_factory.mktemp("pipeline"))
+
+
+@pytest.fixture
+def on_two_devices(logical_cpus, monkeypatch):
+    """Runs what is inside as under `--strategy=mirrored --replicas=2`."""
+    import tensorflow as tf
+
+    from tfdpsq.layers import replicated
+    from tfdpsq.run.devices import strategy
+
+    call, sizes = replicated.Replicated.__call__, []
+
+    def counted(self, batches):
+        sizes.append(len(batches))
+        return call(self, batches)
+
+    @contextlib.contextmanager
+    def opened():
+        monkeypatch.setattr(replicated.Replicated, "__call__", counted)
+        devices = strategy.Devices(tf.distribute.MirroredStrategy(logical_cpus[:2]))
+        with strategy.using(devices):
+            yield
+        assert max(sizes) == 2  # both had a batch
+
+    return opened

@@ -324,7 +324,7 @@ def test_what_would_make_an_audit_worthless_is_refused_first(
     assert not (base / "private" / "x").exists()
 
 
-def test_bad_settings_of_the_audit(base, tmp_path):
+def test_bad_settings_of_the_audit(base, tmp_path, logical_cpus):
     """Nothing to compare with, nobody to tell from, a key that is gone, a bad line."""
     with pytest.raises(InputError, match="takes 2 of each"):
         _audit(base, "private/x", other_splits=("train",))
@@ -342,7 +342,14 @@ def test_bad_settings_of_the_audit(base, tmp_path):
     pair = BeirDirectory(base / "pairs").pairs("train")[0]
     with pytest.raises(InputError, match="more than query_length = 6 tokens"):
         scorer([pair])
-    assert np.isfinite(scorer([pair], cut=True)).all()
+    alone = scorer([pair] * 40, cut=True)
+    assert np.isfinite(alone).all()
+    # Two devices score three batches as one does.
+    with tf.distribute.MirroredStrategy(logical_cpus[:2]).scope():
+        copied = T5QueryGenerator.from_preset(base / "public")
+        scorer = text_scores.LikelihoodScorer(copied, tokenizer, 24, 6, 16)
+    assert scorer._losses.at_a_time == 2
+    np.testing.assert_array_equal(scorer([pair] * 40, cut=True), alone)
     copy = tmp_path / "generator"
     shutil.copytree(base / "private" / "generator", copy)
     with pytest.raises(InputError, match="are not known"):

@@ -161,10 +161,20 @@ def _evaluated(base, out, fusion):
     config = _bad(base, systems={"a": str(base / "a"), "words": "bm25"})
     config.vocabulary = str(base / "spiece.model")
     config.baseline = "a"
-    config.k, config.resamples = 20, 100
+    config.k, config.resamples, config.batch_size = 20, 100, 16
     config.fusion.update(fusion)
     evaluate.run(config, base / "private" / out)
     return json.loads((base / "private" / out / layout.METRICS_FILE).read_text())
+
+
+def test_two_devices_find_what_one_does(base, monkeypatch, on_two_devices):
+    monkeypatch.setattr(evaluate.workdir, "stage_fingerprint", str)
+    alone = _evaluated(base, "alone", {})
+    with on_two_devices():
+        found = _evaluated(base, "two", {})
+    assert found["systems"] == alone["systems"]
+    one, two = (base / "private" / out / "runs/a.trec" for out in ("alone", "two"))
+    assert two.read_bytes() == one.read_bytes()
 
 
 @pytest.mark.parametrize("method", ["scores", "ranks"])

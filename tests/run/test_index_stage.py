@@ -175,6 +175,16 @@ def encoded(base):
     return _bytes_of(base / "encoded")
 
 
+def test_two_devices_embed_the_corpus_as_one_does(base, encoded, on_two_devices):
+    """Each a batch at a time; of the last ones, one device has none."""
+    config = _encode_config(base)
+    config.batch_size = 16
+    encode.run(config, base / "alone")
+    with on_two_devices():
+        encode.run(config, base / "together")
+    assert _bytes_of(base / "together") == _bytes_of(base / "alone")
+
+
 @pytest.mark.slow
 def test_commands_that_share_a_corpus_embed_it_as_one_does(base, encoded):
     config = _encode_config(base)

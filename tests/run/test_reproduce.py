@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import tiny
@@ -21,6 +22,7 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.run import reproduce
 from tfdpsq.run.core import pipeline_checks, sources
+from tfdpsq.run.devices import strategy
 from tfdpsq.run.reproduction import reproduce_rows
 from tfdpsq.run.search import benchmark_sets
 
@@ -324,6 +326,23 @@ def _command(base, seeds):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_stages_of_rows_that_train_get_the_devices():
+    rows = object.__new__(reproduce.Rows)
+    rows._devices = strategy.Devices(steps_per_loop=4)
+    rows.stages = types.SimpleNamespace(
+        run=lambda module, config, name, free, *devices: devices
+    )
+    for module, steps in (
+        (reproduce.finetune, [4]),
+        (reproduce.pretrain, [1]),
+        (reproduce.train_retriever, [1]),
+        (reproduce.synthesize, []),
+        (reproduce.evaluate, []),
+    ):
+        given = rows._run(module, module.default_config(), "name", False)
+        assert [devices.steps_per_loop for devices in given] == steps
+
+
 def test_a_run_that_is_killed_goes_on_and_makes_every_table(tmp_path):
     """Through the command line, at the smallest size; nothing finished is redone."""
     command, work = _command(tmp_path, (0,)), tmp_path / "work"

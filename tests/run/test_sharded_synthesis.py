@@ -122,6 +122,12 @@ def test_two_commands_write_the_same_set(base, whole, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"out", "private"}  # logs
 
 
+def test_two_devices_write_the_same_set(base, whole, tmp_path, on_two_devices):
+    with on_two_devices():
+        stage.run(_config(base), tmp_path / "out")
+    assert _sharded.files(tmp_path / "out" / "set") == whole
+
+
 def test_shards_of_a_private_generator_say_what_holds_of_them(
     base, tmp_path, monkeypatch
 ):

@@ -35,6 +35,7 @@ from tfdpsq.generator.decoding import (
     generate,
 )
 from tfdpsq.generator.sampling import SamplingConfig
+from tfdpsq.layers.replicated import Replicated
 
 # Documents are padded to multiples of this part of `document_length`.
 _WIDTHS = 8
@@ -142,6 +143,9 @@ class Synthesizer:
     ):
         """Copies the weights that the model has now.
 
+        In a strategy's scope, which the model was made in, each replica writes the
+        queries of batches of its own.
+
         Args:
           model: a `T5QueryGenerator`.
           tokenizer: the vocabulary that the model was trained with.
@@ -153,7 +157,7 @@ class Synthesizer:
           InputError: the tokenizer does not fit the model.
         """
         self._tokenizer, self._config = tokenizer, config
-        self._write = _writer(model, tokenizer, config, jit_compile)
+        self._write, self._at_a_time = _writer(model, tokenizer, config, jit_compile)
 
     def queries(
         self,
@@ -180,7 +184,7 @@ class Synthesizer:
             tokens = self._write(batch)
             on_batch(sum(len(task.samples) for task in batch), tokens)
 
-        for task in _bucketed(tasks, write, size):
+        for task in _bucketed(tasks, write, size * self._at_a_time):
             for sample, text in zip(task.samples, task.queries):
                 yield SyntheticQuery(
                     query_id=f"genQ{number}",
@@ -266,7 +270,7 @@ def _bucketed(
     Args:
       tasks: the tasks.
       write: fills in the queries of up to `size` tasks of one width.
-      size: tasks in a full batch.
+      size: tasks of the batches that are written at a time.
     """
     waiting: dict[int, list[_Task]] = collections.defaultdict(list)
     order: collections.deque[_Task] = collections.deque()
@@ -294,10 +298,11 @@ def _writer(
     tokenizer: Tokenizer,
     config: SynthesisConfig,
     jit_compile: bool,
-) -> Callable[[list[_Task]], int]:
-    """Makes the function that writes the queries of a batch of tasks into them.
+) -> tuple[Callable[[list[_Task]], int], int]:
+    """Makes the function that writes the queries of tasks of one width into them.
 
-    It returns their number of tokens, without padding.
+    The function returns the number of their tokens, without padding. The other result
+    is the number of batches that it writes at a time, one for each replica.
     """
     mask = decodable_logits_mask(
         model.config.vocabulary_size,
@@ -313,12 +318,6 @@ def _writer(
         tf.TensorSpec([rows, config.query_length], tf.float32),
     ]
 
-    # One graph serves documents of any width; XLA needs a static width.
-    @tf.function(
-        input_signature=None if jit_compile else signature,
-        jit_compile=jit_compile,
-        autograph=False,
-    )
     def generated(ids, lengths, uniforms):
         return generate(
             model,
@@ -331,7 +330,10 @@ def _writer(
             decoder=decoder,
         )[0]
 
-    def write(tasks: list[_Task]) -> int:
+    # One graph serves documents of any width; XLA needs a static width.
+    run = Replicated(generated, None if jit_compile else signature, jit_compile)
+
+    def arguments(tasks: list[_Task]) -> tuple[np.ndarray, ...]:
         # Batch and samples are filled up, so that one shape is compiled.
         filled = tasks + tasks[-1:] * (size - len(tasks))
         uniforms = np.zeros([size, samples, config.query_length], np.float32)
@@ -340,17 +342,21 @@ def _writer(
                 row[:] = row_uniforms(
                     config.seed, task.document.id, sample, config.query_length
                 )
-        ids = generated(
-            tf.constant(np.stack([task.ids for task in filled])),
-            tf.constant([task.length for task in filled], tf.int32),
-            tf.constant(uniforms.reshape(rows, -1)),
+        return (
+            np.stack([task.ids for task in filled]),
+            np.array([task.length for task in filled], np.int32),
+            uniforms.reshape(rows, -1),
         )
-        texts = tokenizer.decode(ids).numpy().reshape(size, samples)
-        written = ids.numpy().reshape(size, samples, -1) != tokenizer.pad_id
+
+    def write(tasks: list[_Task]) -> int:
+        batches = [tasks[at : at + size] for at in range(0, len(tasks), size)]
         tokens = 0
-        for task, found, used in zip(tasks, texts, written):
-            task.queries = tuple(found[: len(task.samples)])
-            tokens += int(used[: len(task.samples)].sum())
+        for batch, ids in zip(batches, run([arguments(batch) for batch in batches])):
+            texts = tokenizer.decode(ids).numpy().reshape(size, samples)
+            written = ids.numpy().reshape(size, samples, -1) != tokenizer.pad_id
+            for task, found, used in zip(batch, texts, written):
+                task.queries = tuple(found[: len(task.samples)])
+                tokens += int(used[: len(task.samples)].sum())
         return tokens
 
-    return write
+    return write, run.at_a_time

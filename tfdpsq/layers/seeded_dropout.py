@@ -55,9 +55,11 @@ def dropout_seed(
     replica = tf.distribute.get_replica_context()
     before = 0 if replica is None else replica.replica_id_in_sync_group
     place = tf.cast(before, tf.int64) * parts + tf.cast(part, tf.int64)
-    first, second = tf.unstack(tf.cast(seed, tf.int64))
+    # Once, not in each call: these are 230 operations where XLA compiles.
+    words = tf.raw_ops.StatelessRandomGetKeyCounter(seed=tf.cast(seed, tf.int64))
+    key = tf.bitcast(words.key[0], tf.int64)
     token = _NEXT.set(
-        lambda: tf.stack([first, second, tf.constant(next(numbers), tf.int64), place])
+        lambda: tf.stack([key, tf.constant(next(numbers), tf.int64), place])
     )
     try:
         yield
@@ -90,7 +92,10 @@ def seed_of_step(seed: int, step: tf.Tensor) -> tf.Tensor:
 
 
 def next_dropout_seed() -> tf.Tensor | None:
-    """Returns [4] int64 for `dropped`, or `None` outside of `dropout_seed`."""
+    """Returns [3] int64 for `dropped`, or `None` outside of `dropout_seed`.
+
+    They are Philox's key, the upper half of its counter, and the number of the part.
+    """
     draw = _NEXT.get()
     return None if draw is None else draw()
 
@@ -117,8 +122,8 @@ def dropped(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
 
 def _bits(size: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Returns [size] uint32: this part's stretch of a dropout's stream(s)."""
-    call, part = seed[2], seed[3]
-    key, _ = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed[:2])
+    call, part = seed[1], seed[2]
+    key = tf.bitcast(seed[:1], tf.uint64)
     kinds = current_kinds()
     each = size // sum(kinds)
     found = []
@@ -127,7 +132,9 @@ def _bits(size: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         start = part * tf.cast(wanted, tf.int64)
         aligned = isinstance(wanted, int) and wanted % _GROUP == 0
         drawn = wanted if aligned else (wanted // _GROUP + 2) * _GROUP
-        counter = tf.cast([start // _GROUP, call + kind * _CALLS], tf.uint64)
+        counter = tf.bitcast(
+            tf.stack([start // _GROUP, call + kind * _CALLS]), tf.uint64
+        )
         bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
             shape=[drawn],
             key=key,

@@ -348,7 +348,10 @@ class T5TransformerLayer(keras_nlp_layer.T5TransformerLayer):
         seeds = [next_dropout_seed() for _ in range(_DROPOUTS)]
         if seeds[0] is not None:
             return tf.stack(seeds)
-        seed = self.dropout_layer._random_generator.make_seed_for_stateless_op()
+        generator = self.dropout_layer._random_generator
+        if hasattr(generator, "dropout_seed"):  # private training's; see `privacy`
+            return tf.stack([generator.dropout_seed() for _ in range(_DROPOUTS)])
+        seed = generator.make_seed_for_stateless_op()
         if seed is None:  # Keras draws from TensorFlow's global generator.
             seed = tf.random.uniform([2], maxval=tf.int64.max, dtype=tf.int64)
         shape = [_DROPOUTS, 2]
@@ -373,13 +376,13 @@ def _dropped(
 ) -> tf.Tensor:
     """Applies a layer's dropout, from a seed if there is one.
 
-    A seed has 2 integers, or 4 that include the place in a batch (`next_dropout_seed`).
+    A seed has 2 integers, or the 3 that `dropped` takes.
     """
     if seed is None and training and layer.rate:
         seed = next_dropout_seed()
     if seed is None:
         return layer(x, training=training)
-    if seed.shape[0] == 4:
+    if seed.shape[0] == 3:
         return dropped(x, layer.rate, seed)
     return tf.nn.experimental.stateless_dropout(x, rate=layer.rate, seed=seed)
 

@@ -84,7 +84,13 @@ def open_secrets(
                 "Restore it from a backup: without it the run cannot go on.",
             ) from error
         for name, value in settings.items():
-            if steps_paid and before.get(name) != value:
+            if steps_paid and name not in before:
+                raise validation.InputError(
+                    f"the run in {directory} began with an older tfdpsq, which has no "
+                    f"{name} {value!r}, so the steps it paid for would be other steps. "
+                    "Go on with that version, or use another directory."
+                )
+            if steps_paid and before[name] != value:
                 raise validation.InputError(
                     f"{name} was {before.get(name)} when the run in {directory} began, "
                     f"and is {value} now, so the steps it paid for would be other "

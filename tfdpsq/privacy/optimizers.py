@@ -30,6 +30,7 @@ from tfdpsq.privacy.jacobian import FiniteTape, require_rows
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness import grid
 from tfdpsq.privacy.randomness.noise import (
+    DRAWS,
     SeededGaussianSumQuery,
     as_words,
     derived_seed,
@@ -114,7 +115,9 @@ class LogicalStep:
             self._dropout_words = as_words(self._source.seed("dropout"))
             return
         # Derived, so that small seeds, which only tests use, share no keys either.
-        self._noise_words = as_words(derived_seed(noise_seed, "noise"))
+        self._noise_words = tuple(
+            as_words(derived_seed(noise_seed, f"noise {draw}")) for draw in range(DRAWS)
+        )
         self._dropout_words = as_words(derived_seed(noise_seed, "dropout"))
 
     def take_chiefs_seeds(self) -> None:
@@ -123,9 +126,10 @@ class LogicalStep:
             own = int.from_bytes(self._source.key, "big")
             self.reseed(workers.chiefs_number(own))
             return
-        own = np.array([self._noise_words, self._dropout_words], np.int64)
+        own = np.array([*self._noise_words, self._dropout_words], np.int64)
         (chiefs,) = workers.from_chief([own])
-        self._noise_words, self._dropout_words = map(tuple, chiefs.tolist())
+        *noise, self._dropout_words = map(tuple, chiefs.tolist())
+        self._noise_words = tuple(noise)
 
     @property
     def dropout_seed(self) -> tf.Tensor:

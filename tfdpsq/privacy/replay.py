@@ -25,7 +25,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.recorder import replaced
-from tfdpsq.privacy.randomness.noise import noise_key
+from tfdpsq.privacy.randomness import noise
 
 # TensorFlow's operations whose random numbers follow from a state of the process or of
 # a `tf.random.Generator`; the stateless ones are none of them.
@@ -34,8 +34,6 @@ _DRAWN_FROM_STATE = re.compile(
     r"|(Parameterized)?TruncatedNormal|Rng(ReadAndSkip|Skip)|\w+CandidateSampler"
     r"|Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial)\w*"
 )
-# Draws in one forward pass; the bits above count microbatches.
-_DRAWS = 1 << 20
 
 
 @contextlib.contextmanager
@@ -55,11 +53,19 @@ def replayable(
       microbatch: scalar integer, unique within the step, over all replicas.
     """
     count = 0
+    # A key of its own for each forward pass: microbatches have too many numbers for the
+    # places of a draw.
+    upper = tf.bitwise.bitwise_xor(seed[1], tf.cast(step, tf.int64))
+    counter = tf.stack([tf.cast(microbatch, tf.int64), upper])
+    pass_key = noise.DrawKey(
+        tf.bitcast(seed[:1], tf.uint64), tf.bitcast(counter, tf.uint64)
+    )
+    words = noise.integers([2], pass_key, tf.int64)
 
     def key() -> tf.Tensor:
         nonlocal count
         count += 1
-        return noise_key(seed, step, tf.cast(microbatch, tf.int64) * _DRAWS + count)
+        return tf.stack([words[0], words[1] + count, 0])
 
     generator = _StatelessGenerator(key)
     with contextlib.ExitStack() as stack:
@@ -119,25 +125,38 @@ class _StatelessGenerator:
 
     def random_normal(self, shape, mean=0.0, stddev=1.0, dtype=None, nonce=None):
         dtype = dtype or tf.keras.backend.floatx()
-        return tf.random.stateless_normal(shape, self._key(), mean, stddev, dtype)
+        return mean + stddev * noise.normal(shape, self._draw_key(), dtype)
 
     def random_uniform(self, shape, minval=0.0, maxval=None, dtype=None, nonce=None):
         dtype = dtype or tf.keras.backend.floatx()
-        return tf.random.stateless_uniform(shape, self._key(), minval, maxval, dtype)
+        seed = self.make_seed_for_stateless_op()
+        return tf.random.stateless_uniform(shape, seed, minval, maxval, dtype)
 
     def truncated_normal(self, shape, mean=0.0, stddev=1.0, dtype=None, nonce=None):
         dtype = dtype or tf.keras.backend.floatx()
-        return tf.random.stateless_truncated_normal(
-            shape, self._key(), mean, stddev, dtype
-        )
+        seed = self.make_seed_for_stateless_op()
+        return tf.random.stateless_truncated_normal(shape, seed, mean, stddev, dtype)
 
     def dropout(self, inputs, rate, noise_shape=None):
-        return tf.nn.experimental.stateless_dropout(
-            inputs, rate=rate, seed=self._key(), noise_shape=noise_shape
-        )
+        shape = tf.shape(inputs)
+        if noise_shape is not None:
+            given = [size if size is not None else -1 for size in noise_shape]
+            shape = tf.where(tf.equal(given, -1), shape, given)
+        bits = noise.integers(shape, self._draw_key(), tf.uint32)
+        kept = bits >= tf.constant(int(rate * 2**32), tf.uint32)
+        return tf.where(kept, inputs / (1 - rate), tf.zeros_like(inputs))
+
+    def dropout_seed(self) -> tf.Tensor:
+        """[3] int64, for layers of this package; see `layers.seeded_dropout`."""
+        return self._key()
 
     def make_seed_for_stateless_op(self):
-        return self._key()
+        """[2] int64, of which XLA keeps 32 bits each: for layers that draw with it."""
+        return noise.integers([2], self._draw_key(), tf.int64)
+
+    def _draw_key(self) -> noise.DrawKey:
+        key, upper, lower = tf.unstack(tf.bitcast(self._key(), tf.uint64))
+        return noise.DrawKey(key[tf.newaxis], tf.stack([lower, upper]))
 
     def make_legacy_seed(self):
         return None

@@ -22,7 +22,7 @@ from tfdpsq.privacy.independence import check_independence, computes_in_16_bits
 from tfdpsq.privacy.loop import Hooks, Loop, Pace, Take, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.randomness.noise import derived_seed
+from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
 from tfdpsq.privacy.randomness.sampling import Groups, fresh_seed
 from tfdpsq.privacy.randomness.secure import SecureSource
 from tfdpsq.privacy.replay import require_repeatable
@@ -270,6 +270,7 @@ def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, s
         "microbatch_size": repr(microbatch_size),
         "jit_compile": repr(_compiled_by_xla(jit_compile)),
         "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
+        "random_numbers": SCHEME,
     }
 
 

@@ -8,12 +8,14 @@ or per score, costs in any case. The other two need no copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpsq.layers import Folded
+from tfdpsq.layers.replicated import Replicated
 from tfdpsq.retriever.losses import NEVER, losses_among, losses_of_scores
 from tfdpsq.retriever.model import Batch, TwoTower, embed
 from tfdpsq.validation import InputError, positive_integer
@@ -223,7 +225,7 @@ class PublicNegatives:
         )
         self._keys = tf.Variable(tf.fill([count], tf.int64.min), trainable=False)
         self.state = [self._embeddings, self._keys]
-        self._embed: Callable = tf.function(model.encode_documents, autograph=False)
+        self._embed = Replicated(model.encode_documents)
 
     def refresh(self, step: int) -> None:
         """Sets the negatives of a step, from the weights as they are before it.
@@ -242,14 +244,15 @@ class PublicNegatives:
         if "document_vectors" in self._corpus:
             self._embeddings.assign(self._corpus["document_vectors"][chosen])
             return
-        parts = [
-            self._embed(
-                tf.constant(self._corpus["document_ids"][at]),
-                tf.constant(self._corpus["document_lengths"][at]),
-            )
-            for at in _parts(chosen)
-        ]
-        self._embeddings.assign(tf.concat(parts, axis=0))
+        embedded: list[np.ndarray] = []
+        parts = iter(_parts(chosen))
+        while together := list(itertools.islice(parts, self._embed.at_a_time)):
+            batches = [
+                [self._corpus[f"document_{what}"][at] for what in ("ids", "lengths")]
+                for at in together
+            ]
+            embedded += [found.numpy() for found in self._embed(batches)]
+        self._embeddings.assign(np.concatenate(embedded))
 
     def __call__(self, batch: Batch) -> tf.Tensor:
         """[B] losses in nats, of a batch as `TwoTower.per_example_losses` takes.

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
+from tfdpsq.layers.replicated import Replicated
 from tfdpsq.retriever.model import TwoTower
 from tfdpsq.validation import InputError, one_of, positive_integer
 
@@ -30,7 +31,8 @@ class Embedder:
 
     Texts of like length share a batch, which is cut to its longest text; padding
     never changes an embedding (beyond rounding, below 1e-6). Under XLA every batch has
-    the full length instead, as each new shape would compile again.
+    the full length instead, as each new shape would compile again. In a strategy's
+    scope, which the model was made in, each replica embeds batches of its own.
     """
 
     def __init__(
@@ -60,18 +62,16 @@ class Embedder:
         self._width = config.embedding_dim
         self._length = config.query_length if is_query else config.document_length
         self._tokenizer = tokenizer
-        self._trim = not jit_compile
-        self._embed = tf.function(
+        length = self._length if jit_compile else None
+        self._embed = Replicated(
             model.encode_queries if is_query else model.encode_documents,
-            input_signature=[
-                tf.TensorSpec(
-                    [batch_size, self._length if jit_compile else None], tf.int32
-                ),
+            [
+                tf.TensorSpec([batch_size, length], tf.int32),
                 tf.TensorSpec([batch_size], tf.int32),
             ],
-            jit_compile=jit_compile,
-            autograph=False,
+            jit_compile,
         )
+        self._trim = not (jit_compile or self._embed.static)
 
     def windows(
         self, texts: Iterable[str], done: Callable[[int], Any] | None = None
@@ -92,14 +92,13 @@ class Embedder:
                 np.asarray(a) for a in self._tokenizer.encode(window, self._length)
             )
             vectors = np.empty([len(window), self._width], np.float32)
-            for rows, batch_ids, batch_lengths in _batches(
-                ids, lengths, self._batch_size, self._trim
-            ):
-                vectors[rows] = self._embed(batch_ids, batch_lengths).numpy()[
-                    : len(rows)
-                ]
-                if done is not None:
-                    done(len(rows))
+            batches = _batches(ids, lengths, self._batch_size, self._trim)
+            while together := list(itertools.islice(batches, self._embed.at_a_time)):
+                found = self._embed([given for _, *given in together])
+                for (rows, *_), embedded in zip(together, found):
+                    vectors[rows] = embedded.numpy()[: len(rows)]
+                    if done is not None:
+                        done(len(rows))
             yield vectors
 
     def chunks(

@@ -15,6 +15,7 @@ import tensorflow as tf
 # Far below any score (|score| ≤ scale), and finite: with -inf a gradient through
 # the softmax could be inf * 0.
 NEVER = -1e30
+_LOWER = 0xFFFFFFFF  # half of an int64
 
 
 def in_batch_losses(
@@ -194,8 +195,27 @@ def everywhere(values: tf.Tensor) -> tf.Tensor:
     alone = replica.num_replicas_in_sync == 1
     if alone:
         return values
+    if values.dtype == tf.int64:  # not gathered on TPUs
+        return _joined(replica.all_gather(_words(values), axis=0))
     # A function's arguments are on no device, where several workers want to know one.
     return replica.all_gather(tf.identity(values), axis=0)
+
+
+def _words(values: tf.Tensor) -> tf.Tensor:
+    """[..., 2] int32 from int64, the upper half first."""
+    halves = tf.stack(
+        [tf.bitwise.right_shift(values, _half()), values & _LOWER], axis=-1
+    )
+    return tf.bitcast(tf.cast(halves & _LOWER, tf.uint32), tf.int32)
+
+
+def _half() -> tf.Tensor:
+    return tf.constant(32, tf.int64)
+
+
+def _joined(words: tf.Tensor) -> tf.Tensor:
+    upper, lower = tf.unstack(tf.cast(words, tf.int64), axis=-1)
+    return tf.bitwise.left_shift(upper, _half()) | (lower & _LOWER)
 
 
 def _softmax_losses(

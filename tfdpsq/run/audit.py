@@ -376,4 +376,4 @@ def members_of(
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, runs_models=True)

@@ -112,4 +112,4 @@ def run(
 
 
 if __name__ == "__main__":
-    command.main(run, sharded=True)
+    command.main(run, sharded=True, runs_models=True)

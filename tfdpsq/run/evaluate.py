@@ -256,4 +256,4 @@ def _summary(
 
 
 if __name__ == "__main__":
-    command.main(run, sharded=True)
+    command.main(run, sharded=True, runs_models=True)

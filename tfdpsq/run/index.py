@@ -114,4 +114,4 @@ def _number_anew() -> None:
 
 
 if __name__ == "__main__":
-    command.main(run, sharded=True)
+    command.main(run, sharded=True, runs_models=True)

@@ -226,6 +226,15 @@ def open_job(
     return Job(config, directory, devices)
 
 
+def devices_of(
+    module: Any, config: ml_collections.ConfigDict, devices: strategy.Devices
+) -> list[strategy.Devices]:
+    """Returns the devices that a stage of a job is given; none unless it trains."""
+    if module in (pretrain, train_retriever):
+        return [module.usable(config, devices)]
+    return [devices] if module is finetune else []
+
+
 def require_acting(config: ml_collections.ConfigDict) -> None:
     """Refuses settings of the stages that would have no effect in this job.
 
@@ -292,9 +301,7 @@ class Job:
         module, config = stage
         if module not in (evaluate, canaries):  # a known seed would reveal secrets
             settings = {"seed": self.config.seed, **settings}
-        devices = [self._devices] if module is finetune else []
-        if module in (pretrain, train_retriever):
-            devices = [module.usable(config, self._devices)]
+        devices = devices_of(module, config, self._devices)
         return self.stages.run(module, config, name, free, *devices, **settings)
 
     def prepare(self) -> None:

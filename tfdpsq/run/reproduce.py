@@ -59,6 +59,7 @@ from tfdpsq.run.core import (
     streams,
     workdir,
 )
+from tfdpsq.run.devices import strategy
 from tfdpsq.run.reporting import content as report_content
 from tfdpsq.run.reporting import page
 from tfdpsq.run.reproduction import (
@@ -127,10 +128,12 @@ def run(
     config: ml_collections.ConfigDict,
     directory: pathlib.Path,
     tables: Sequence[str] = (),
+    devices: strategy.Devices = strategy.DEFAULT,
 ) -> dict[str, Any]:
     """Makes the missing inputs of the tables, and compares.
 
-    `tables` are names from `config.tables`; none takes all.
+    `tables` are names from `config.tables`; none takes all. `devices` are those that
+    stages train on, as far as each can use them.
 
     Returns:
       The content of `tables.json`.
@@ -147,8 +150,10 @@ def run(
     wanted = {name: config.tables[name].to_dict() for name in names}
     data, sets = reproduce_rows.data_of(config)
     check(config, wanted, data, sets, fresh=not directory.exists())
+    for trained in (config.job.finetune, config.job.retriever):
+        devices.require_share(trained.batch_size)
     directory = workdir.open_workdir(directory, config)
-    rows = Rows(config, directory, data, sets)
+    rows = Rows(config, directory, data, sets, devices)
     results = reproduce_numbers.compare(rows, wanted, config.seeds, config.resamples)
     results["seconds_now"] = round(time.monotonic() - started, 1)
     results["seconds"] = dict(rows.stages.seconds)
@@ -307,8 +312,10 @@ class Rows:
         directory: pathlib.Path,
         data: str,
         sets: Mapping[str, str],
+        devices: strategy.Devices = strategy.DEFAULT,
     ):
         """Trains nothing yet. The workdir must exist, and `check` have passed."""
+        self._devices = devices
         self.config = config
         self.job = config.job
         self.stages = stages.Stages(directory)
@@ -316,6 +323,17 @@ class Rows:
         # Finding a finished stage reads all documents, so once is enough.
         self._models: dict[str, str] = {}
         self._zero_shot: dict[tuple[int, tuple[str, ...]], Any] = {}
+
+    def _run(
+        self,
+        module: Any,
+        config: ml_collections.ConfigDict,
+        name: str,
+        free: bool,
+        **settings: Any,
+    ) -> pathlib.Path:
+        devices = pipeline.devices_of(module, config, self._devices)
+        return self.stages.run(module, config, name, free, *devices, **settings)
 
     def model(self, size: str) -> str:
         """Returns the public T5 of a size."""
@@ -333,7 +351,7 @@ class Rows:
         )
         # On all public documents, including those of the zero-shot sets.
         return str(
-            self.stages.run(
+            self._run(
                 pretrain, stage, f"t5_{size}", True, data=self.job.data, init=init
             )
         )
@@ -354,7 +372,7 @@ class Rows:
         free = math.isfinite(row.epsilon)
         name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": seed}
-        generator = self.stages.run(
+        generator = self._run(
             finetune,
             self._finetune(row.size),
             f"seed{seed}_generator_{name}",
@@ -364,7 +382,7 @@ class Rows:
             epsilon=row.epsilon,
             **common,
         )
-        written = self.stages.run(
+        written = self._run(
             synthesize,
             self.job.synthesize,
             f"seed{seed}_synthetic_{name}",
@@ -388,7 +406,7 @@ class Rows:
             settings["pairs"] = str(self.synthetic_set(row, seed))
             free = math.isfinite(row.epsilon or 0)
         elif row.kind in reproduce_rows.CONTROLS:
-            prepared = self.stages.run(
+            prepared = self._run(
                 prepare,
                 self.job.prepare,
                 "prepare",
@@ -411,7 +429,7 @@ class Rows:
                     epochs=stage_of_all.epochs,
                 )
         name = f"seed{seed}_retriever_{row.name}"
-        return self.stages.run(train_retriever, stage, name, free, **settings)
+        return self._run(train_retriever, stage, name, free, **settings)
 
     def retrieved(self, row: reproduce_rows.Row, seed: int) -> pathlib.Path:
         """Returns the TREC files of a row on the test queries."""
@@ -427,7 +445,7 @@ class Rows:
     def _evaluated(
         self, row: reproduce_rows.Row, seed: int, what: str, **settings
     ) -> pathlib.Path:
-        return self.stages.run(
+        return self._run(
             evaluate,
             self.job.evaluate,
             f"seed{seed}_{what}_{row.name}",
@@ -484,16 +502,14 @@ class Rows:
     def audited(self, row: reproduce_rows.Row) -> pathlib.Path:
         """Returns `audit`'s findings on a generator that was trained on canaries."""
         assert row.epsilon is not None
-        made = self.stages.run(
-            canaries, self.job.canaries, "canaries", False, data=self.data
-        )
+        made = self._run(canaries, self.job.canaries, "canaries", False, data=self.data)
         name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
         changed = _of_audit(self.config)
         if math.isinf(row.epsilon):
             # Without protection, draw single queries, as usual.
             changed.pop("unit", None)
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": 0}
-        generator = self.stages.run(
+        generator = self._run(
             finetune,
             self._finetune(row.size),
             f"audited_{name}",
@@ -505,7 +521,7 @@ class Rows:
             **changed,
         )
         length = {k: v for k, v in changed.items() if k == "query_length"}
-        written = self.stages.run(
+        written = self._run(
             synthesize,
             self.job.synthesize,
             f"audited_{name}_synthetic",
@@ -516,7 +532,7 @@ class Rows:
             **common,
             **length,
         )
-        return self.stages.run(
+        return self._run(
             audit,
             self.job.audit,
             f"audited_{name}_audit",
@@ -561,11 +577,15 @@ def main() -> None:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
 
-    def asked(config: ml_collections.ConfigDict, directory: pathlib.Path) -> None:
+    def asked(
+        config: ml_collections.ConfigDict,
+        directory: pathlib.Path,
+        devices: strategy.Devices,
+    ) -> None:
         names = [] if table.value == ["all"] else table.value
-        run(config, directory, names)
+        run(config, directory, names, devices)
 
-    command.main(asked)
+    command.main(asked, strategy.ONE_PROCESS)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ from tfdpsq.run.core import (
     sources,
     workdir,
 )
+from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import corpus_shards, pass_progress, passes, sharded_stages
 from tfdpsq.run.training import training_settings
 
@@ -233,8 +234,9 @@ def start_worker(
       InputError: the vocabulary does not fit the generator.
     """
     path, vocabulary_path = _fetched(generator, vocabulary)
-    model = T5QueryGenerator.from_preset(path, dtype)
-    writer = Synthesizer(model, Tokenizer(vocabulary_path), settings, jit_compile)
+    with strategy.here():
+        model = T5QueryGenerator.from_preset(path, dtype)
+        writer = Synthesizer(model, Tokenizer(vocabulary_path), settings, jit_compile)
 
     def make(index: int, out: ShardWriter) -> None:
         each = settings.samples_per_document
@@ -285,4 +287,4 @@ def _merged(shards: ShardDirectory) -> Iterator[SyntheticQuery]:
 
 
 if __name__ == "__main__":
-    command.main(run, sharded=True)
+    command.main(run, sharded=True, runs_models=True)

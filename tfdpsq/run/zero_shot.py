@@ -394,4 +394,4 @@ def _system(path: str, index: str, settings: Mapping[str, Any]) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    command.main(run)
+    command.main(run, runs_models=True)

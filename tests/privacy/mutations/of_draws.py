@@ -141,11 +141,8 @@ MUTATIONS = (
         "name": "microbatches_share_masks",
         "kind": "keys",
         "file": "tfdpsq/privacy/replay.py",
-        "old": (
-            "return noise_key(seed, step, tf.cast(microbatch, tf.int64) "
-            "* _DRAWS + count)"
-        ),
-        "new": ("return noise_key(seed, step, tf.cast(microbatch, tf.int64) + count)"),
+        "old": "counter = tf.stack([tf.cast(microbatch, tf.int64), upper])",
+        "new": "counter = tf.stack([tf.zeros([], tf.int64), upper])",
         "tests": (
             "tests/privacy/test_randomness.py::"
             "test_no_two_draws_of_a_step_have_one_key",

@@ -84,8 +84,8 @@ MUTATIONS = (
         "name": "noise_key_reused_across_variables",
         "kind": "keys",
         "file": "tfdpsq/privacy/randomness/noise.py",
-        "old": "                noise_key(seed, step, position),\n",
-        "new": "                noise_key(seed, step, 0),\n",
+        "old": "draw_key(own, step, position)",
+        "new": "draw_key(own, step, 0)",
         "tests": (_LAW + "[1-1]",),
         "why": "the difference of two weights of one shape has no noise at all; in "
         "published code",
@@ -94,8 +94,8 @@ MUTATIONS = (
         "name": "noise_key_reused_across_steps",
         "kind": "keys",
         "file": "tfdpsq/privacy/randomness/noise.py",
-        "old": "                noise_key(seed, step, position),\n",
-        "new": "                noise_key(seed, 0, position),\n",
+        "old": "draw_key(own, step, position)",
+        "new": "draw_key(own, 0, position)",
         "tests": (_LAW + "[1-1]",),
         "why": "the difference of two steps has no noise at all",
     },
@@ -103,10 +103,9 @@ MUTATIONS = (
         "name": "noise_of_one_weight_used_again_for_the_next_ones_next_step",
         "kind": "keys",
         "file": "tfdpsq/privacy/randomness/noise.py",
-        "old": "    mixed = tf.stack([tf.cast(step, tf.int64), "
-        "tf.cast(position, tf.int64)])\n",
-        "new": "    mixed = tf.cast(step, tf.int64) + tf.cast(position, tf.int64)\n"
-        "    mixed = tf.stack([mixed, tf.zeros_like(mixed)])\n",
+        "old": "    upper = tf.bitwise.bitwise_xor(second, tf.cast(step, tf.int64))\n",
+        "new": "    upper = second\n"
+        "    lower += tf.cast(step, tf.int64) * (1 << _BLOCK_BITS)\n",
         "tests": (_LAW + "[1-1]",),
         "why": "each draw is used as often as there are weights",
     },
@@ -114,25 +113,62 @@ MUTATIONS = (
         "name": "noise_of_another_law",
         "kind": "noise",
         "file": "tfdpsq/privacy/randomness/noise.py",
-        "old": """\
-            + tf.random.stateless_normal(
-                tf.shape(value),
-                noise_key(seed, step, position),
-                stddev=self._stddev,
-                dtype=value.dtype,
-            )
-""",
+        "old": "    return tf.raw_ops.StatelessRandomNormalV2(\n"
+        "        shape=shape, key=key.key, counter=key.counter, alg=PHILOX, "
+        "dtype=dtype\n    )\n",
         "new": """\
-            + tf.random.stateless_uniform(
-                tf.shape(value),
-                noise_key(seed, step, position),
-                -(3**0.5) * self._stddev,
-                3**0.5 * self._stddev,
-                dtype=value.dtype,
-            )
+    drawn = tf.raw_ops.StatelessRandomUniformV2(
+        shape=shape, key=key.key, counter=key.counter, alg=PHILOX, dtype=dtype
+    )
+    return 12**0.5 * (drawn - 0.5)
 """,
         "tests": (_STATISTICS + "test_the_noise_is_gaussian",),
         "why": "bounded noise of the right variance proves nothing",
+    },
+    {
+        "name": "noise_draws_from_one_seed",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": 'derived_seed(noise_seed, f"noise {draw}")',
+        "new": 'derived_seed(noise_seed, "noise")',
+        "tests": (
+            _STATISTICS + "test_the_dropout_seed_tells_nothing_of_the_noise_seed",
+        ),
+        "why": "one Philox key of 63 bits decides all noise",
+    },
+    {
+        "name": "noise_key_of_32_bits",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/randomness/noise.py",
+        "old": "        tf.bitcast(first[tf.newaxis], tf.uint64),\n",
+        "new": "        tf.cast(tf.cast(first[tf.newaxis], tf.uint32), tf.uint64),\n",
+        "tests": (
+            _STATISTICS + "test_every_bit_of_the_noise_seed_counts_compiled_or_not",
+        ),
+        "why": "as XLA made it: the noise of a year's run is guessed in a day",
+    },
+    {
+        "name": "noise_of_a_seed_that_xla_shortens",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/randomness/noise.py",
+        "old": "draw_key(own, step, position), value.dtype)\n",
+        "new": "DrawKey(*tf.raw_ops.StatelessRandomGetKeyCounter(\n"
+        "                    seed=own ^ tf.stack([step, tf.constant(position, tf.int64)"
+        "])\n                )), value.dtype)\n",
+        "tests": (
+            _STATISTICS
+            + "test_every_bit_of_the_noise_seed_counts_compiled_or_not[True]",
+        ),
+        "why": "of 126 secret bits XLA keeps 64",
+    },
+    {
+        "name": "halves_of_two_draws",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/randomness/noise.py",
+        "old": "        share = self._stddev / DRAWS**0.5\n",
+        "new": "        share = self._stddev / DRAWS\n",
+        "tests": (_LAW + "[1-1]",),
+        "why": "√2 too little noise",
     },
     {
         "name": "noise_from_a_public_seed",

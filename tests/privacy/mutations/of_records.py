@@ -202,7 +202,7 @@ MUTATIONS = (
         "name": "settings_changed_on_resume",
         "kind": "resumes",
         "file": "tfdpsq/privacy/checkpoint.py",
-        "old": "            if steps_paid and before.get(name) != value:\n",
+        "old": "            if steps_paid and before[name] != value:\n",
         "new": "            if steps_paid and False:\n",
         "tests": (
             "tests/privacy/test_resume.py::"

@@ -198,10 +198,10 @@ MUTATIONS = (
     {
         "name": "dropout_of_units_one_by_one_alike_under_xla",
         "kind": "secure",
-        "file": "tfdpsq/privacy/randomness/noise.py",
-        "old": "    mixed = tf.bitwise.bitwise_xor(mixed, tf.stack([upper, "
-        "tf.zeros_like(upper)]))\n",
-        "new": "",
+        "file": "tfdpsq/privacy/replay.py",
+        "old": "counter = tf.stack([tf.cast(microbatch, tf.int64), upper])",
+        "new": "counter = tf.cast(tf.cast(microbatch, tf.int32), tf.int64)\n"
+        "    counter = tf.stack([counter, upper])",
         "tests": (
             _TESTS + "test_randomness.py::"
             "test_units_taken_one_by_one_have_masks_of_their_own_under_xla",

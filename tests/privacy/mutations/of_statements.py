@@ -131,8 +131,8 @@ MUTATIONS = (
         "name": "words_from_before_taken_of_a_secure_run",
         "kind": "secure",
         "file": "tfdpsq/privacy/proof/verification.py",
-        "old": 'if "randomness" not in certificate and not plan.spec.secure:',
-        "new": 'if "randomness" not in certificate:',
+        "old": "if not plan.spec.secure:\n        expected = certificate_random",
+        "new": "if True:\n        expected = certificate_random",
         "tests": (
             "tests/privacy/test_forgeries.py::"
             "test_a_secure_run_was_never_certified_without_its_randomness",

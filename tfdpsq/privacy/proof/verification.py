@@ -133,8 +133,8 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
     except (validation.InputError, ArithmeticError, TypeError, ValueError) as error:
         problems.append(f"what was run cannot be told: {error}")
         return Verification(math.nan, math.nan, tuple(problems))
-    if "randomness" not in certificate and not plan.spec.secure:
-        expected = certificate_randomness.as_before(expected)
+    if not plan.spec.secure:
+        expected = certificate_randomness.as_stated(expected, stated)
     expected = certificate_words.as_stated(expected, stated)
     version = entry_at(certificate, "accounting.library_version")
     for path in sorted(expected.keys() | stated.keys()):

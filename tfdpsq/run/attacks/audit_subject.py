@@ -17,12 +17,13 @@ from tfdpsq.data.tokenization import PROMPT
 from tfdpsq.generator import (
     SamplingConfig,
     SynthesisConfig,
+    Synthesizer,
     T5QueryGenerator,
-    synthesize,
 )
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.attacks import canary_set, text_scores
 from tfdpsq.run.core import releases, sources, workdir
+from tfdpsq.run.devices import strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,9 @@ class Subject:
             sampling=SamplingConfig(top_p=0.8),  # the paper's
         )
         documents = [self.documents[canary.document_id] for canary in made]
-        for row in synthesize(self.model, self.tokenizer, documents, settings):
+        with strategy.here():
+            writer = Synthesizer(self.model, self.tokenizer, settings)
+        for row in writer.queries(documents):
             yield row.query
 
 
@@ -99,19 +102,23 @@ def load(
     tokenizer = Tokenizer(sources.vocabulary_file(trained.vocabulary, config.generator))
     lengths = (trained.document_length, trained.query_length)
 
-    def scorer(model: T5QueryGenerator) -> text_scores.LikelihoodScorer:
-        return text_scores.LikelihoodScorer(
-            model, tokenizer, *lengths, config.batch_size, prompt_of(trained)
-        )
+    def loaded(
+        path: str,
+    ) -> tuple[T5QueryGenerator, text_scores.LikelihoodScorer]:
+        with strategy.here():
+            model = T5QueryGenerator.from_preset(path)
+            return model, text_scores.LikelihoodScorer(
+                model, tokenizer, *lengths, config.batch_size, prompt_of(trained)
+            )
 
     wanted = {canary.document_id for canary in made}
-    model = T5QueryGenerator.from_preset(config.generator)
+    model, scorer = loaded(config.generator)
     return Subject(
         config,
         trained,
         model,
-        scorer(model),
-        [scorer(T5QueryGenerator.from_preset(path)) for path in references],
+        scorer,
+        [loaded(path)[1] for path in references],
         tokenizer,
         {d.id: d for d in data_of(config.canaries).documents() if d.id in wanted},
         [

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import tensorflow as tf
 from sacrebleu.metrics import CHRF
 
 from tfdpsq import evaluation, validation
@@ -13,6 +13,7 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.data.texts import Document, Pair
 from tfdpsq.data.tokenization import PROMPT
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
+from tfdpsq.layers.replicated import Replicated
 from tfdpsq.run.attacks import canary_set
 
 
@@ -30,6 +31,9 @@ class LikelihoodScorer:
     ):
         """Stores the arguments; runs nothing.
 
+        In a strategy's scope, which the model was made in, each replica scores batches
+        of its own.
+
         Args:
           model: the generator.
           tokenizer: its vocabulary.
@@ -42,7 +46,10 @@ class LikelihoodScorer:
         self._lengths = (document_length, query_length)
         self._prompt = prompt
         self._batch_size = batch_size
-        self._losses = tf.function(lambda batch: model.per_example_losses(batch))
+        self._columns: tuple[str, ...] = ()
+        self._losses = Replicated(
+            lambda *values: model.per_example_losses(dict(zip(self._columns, values)))
+        )
 
     def __call__(self, pairs: Sequence[Pair], cut: bool = False) -> np.ndarray:
         """Scores queries with their documents.
@@ -59,14 +66,19 @@ class LikelihoodScorer:
           InputError: a query with too many tokens, unless `cut`.
         """
         found = [np.zeros(0)]
-        for start in range(0, len(pairs), self._batch_size):
-            part = list(pairs[start : start + self._batch_size])
-            real = len(part)
-            part += [part[-1]] * (self._batch_size - real)
-            batch = self._encoded(part, cut)
-            losses = self._losses(batch).numpy().astype(np.float64)
-            found.append((-losses * batch["query_lengths"])[:real])
-        return np.concatenate(found)
+        starts = iter(range(0, len(pairs), self._batch_size))
+        while together := list(itertools.islice(starts, self._losses.at_a_time)):
+            batches = []
+            for start in together:
+                part = list(pairs[start : start + self._batch_size])
+                part += [part[-1]] * (self._batch_size - len(part))
+                batches.append(self._encoded(part, cut))
+            self._columns = tuple(batches[0])
+            results = self._losses([tuple(batch.values()) for batch in batches])
+            for batch, losses in zip(batches, results):
+                nats = losses.numpy().astype(np.float64)
+                found.append(-nats * batch["query_lengths"])
+        return np.concatenate(found)[: len(pairs)]
 
     def _encoded(self, pairs: list[Pair], cut: bool) -> dict[str, np.ndarray]:
         documents, queries = self._lengths

@@ -37,14 +37,16 @@ def main(
     strategies: tuple[str, ...] = (),
     sharded: bool = False,
     spends: bool = False,
+    runs_models: bool = False,
 ) -> None:
     """Parses the flags and calls `run(config, workdir)`.
 
     `strategies` are those that `run` can train under; it then takes `strategy.Devices`
-    as well. `sharded` says that the stage is a pass over shards: flags then choose the
-    shards of this command, and `run` takes a `passes.Launch` as well. `spends` says
-    that the stage can train on private pairs with a guarantee: a flag then limits the
-    ε of all releases from them.
+    as well. `runs_models` says that it trains nothing, but that its models run on the
+    devices of a strategy of one process (`strategy.here`). `sharded` says that the
+    stage is a pass over shards: flags then choose the shards of this command, and `run`
+    takes a `passes.Launch` as well. `spends` says that the stage can train on private
+    pairs with a guarantee: a flag then limits the ε of all releases from them.
     """
     streams.prepare()
     _disable_core_dumps()
@@ -65,9 +67,20 @@ def main(
         with _reported_errors():
             given_config(config)
             into = place_of(directory.value, sharded)
-            offered = strategies or ("default",)
+            offered = strategies or (
+                strategy.ONE_PROCESS if runs_models else ("default",)
+            )
             where = chosen()
-            with limit(into), strategy.opened(**where, offered=offered) as devices:
+            if sharded and flags.FLAGS.beam and where["kind"] != "default":
+                raise validation.InputError(
+                    f"strategy is {where['kind']!r} with --beam, whose workers have "
+                    "one device each. Leave out one of the two."
+                )
+            with (
+                limit(into),
+                strategy.opened(**where, offered=offered) as devices,
+                strategy.using(devices),
+            ):
                 for line in tpus.advice(config.value) if where["kind"] == "tpu" else ():
                     logging.warning("%s", line)
                 devices.notice.listen()

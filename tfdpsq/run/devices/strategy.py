@@ -1,4 +1,4 @@
-"""Devices that a stage trains on: `--strategy` and the flags that go with it.
+"""Devices that a stage runs on: `--strategy` and the flags that go with it.
 
 | --strategy  | replicas                                                             |
 |-------------|----------------------------------------------------------------------|
@@ -9,8 +9,9 @@
 |             | the same command on all                                              |
 | tpu         | the TPU named by `--tpu`: a name, an address, or "local"             |
 
-None of these is a setting of the stage. A run has the same result under any of them,
-except for the order of floating-point sums, and may resume under another. Once steps
+None of these is a setting of the stage. What only runs a model gives each device whole
+batches, and has the same result. Training has it except for the order of floating-point
+sums, and may resume under another. Once steps
 are paid for it may not resume where they would be compiled differently (`jit_compile`,
 a TPU), since XLA can change random draws.
 
@@ -23,6 +24,7 @@ again to resume.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import fcntl
 import os
@@ -125,6 +127,28 @@ class Devices:
 
 
 DEFAULT = Devices()
+_OPENED: contextvars.ContextVar[Devices] = contextvars.ContextVar(
+    "opened_devices", default=DEFAULT
+)
+
+
+@contextlib.contextmanager
+def using(devices: Devices) -> Iterator[None]:
+    """Makes these the devices that models embed, write and score on; see `here`."""
+    token = _OPENED.set(devices)
+    try:
+        yield
+    finally:
+        _OPENED.reset(token)
+
+
+def here() -> contextlib.AbstractContextManager:
+    """Returns the scope to load a model in that only runs: that of `using`.
+
+    Training is given its devices. What runs a model without training it is in many
+    places, some of them in other processes, which have one device.
+    """
+    return _OPENED.get().scope()
 
 
 def define_flags() -> Callable[[], dict[str, Any]]:
@@ -182,7 +206,8 @@ def opened(
             f"{' or '.join(offered)} with it: "
             + (
                 "it does more than train, in one process. Start the stages that train "
-                "(pretrain, finetune, train_retriever) by themselves."
+                "(pretrain, finetune, train_retriever) by themselves; other stages "
+                "share a corpus by --num_shards."
                 if len(offered) > 1
                 else "it trains nothing under a strategy. Leave the flag out."
             )

@@ -19,6 +19,7 @@ from tfdpsq.data.unique_ids import SeenTexts
 from tfdpsq.privacy import read_certificate
 from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.core import layout, releases, settings, sources, workdir
+from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import (
     corpus_shards,
     pass_progress,
@@ -151,10 +152,11 @@ def start_worker(
       DataError: a damaged base.
     """
     texts = DOCUMENTS if asked is None else QUERIES
-    model, tokenizer, maker = load(path, vocabulary, texts)
-    embedder = retriever.Embedder(
-        model, tokenizer, _KINDS[texts], batch_size, jit_compile
-    )
+    with strategy.here():
+        model, tokenizer, maker = load(path, vocabulary, texts)
+        embedder = retriever.Embedder(
+            model, tokenizer, _KINDS[texts], batch_size, jit_compile
+        )
     judged = None if asked is None else query_sets.judged_in(asked)
     known = SeenTexts()
     if base:

@@ -23,6 +23,7 @@ from tfdpsq.retriever.encoding import progress_bar
 from tfdpsq.retriever.nearest import ROWS, BestDocuments, KBest
 from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.core import layout, sources, workdir
+from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import corpus_shards, embedding, passes
 from tfdpsq.run.search import hybrid, systems
 
@@ -137,13 +138,14 @@ class Retrievers:
             model = self._loaded(name)
             maker = encoder_fingerprint(model, self._tokenizer.fingerprint)
             self._makers[name] = maker
-            self._vectors[name] = retriever.encode_texts(
-                model,
-                self._queries.values(),
-                self._tokenizer,
-                "query",
-                self._systems.batch_size,
-            )
+            with strategy.here():
+                self._vectors[name] = retriever.encode_texts(
+                    model,
+                    self._queries.values(),
+                    self._tokenizer,
+                    "query",
+                    self._systems.batch_size,
+                )
 
     def _embedded(
         self, one_tower: list[str], documents: Callable[[], Iterable[Document]]
@@ -160,12 +162,11 @@ class Retrievers:
             return
         if self._embedder is None or self._embedder[0] != one_tower[0]:
             self._embedder = None
-            embedder = retriever.Embedder(
-                self._loaded(one_tower[0]),
-                self._tokenizer,
-                "document",
-                self._systems.batch_size,
-            )
+            model = self._loaded(one_tower[0])
+            with strategy.here():
+                embedder = retriever.Embedder(
+                    model, self._tokenizer, "document", self._systems.batch_size
+                )
             self._embedder = one_tower[0], embedder
         texts = ((d.id, d.content) for d in documents())
         with progress_bar("document") as bar:
@@ -175,7 +176,8 @@ class Retrievers:
         if self._model is None or self._model[0] != name:
             self._model = self._embedder = None
             path = pathlib.Path(self._systems.paths[name])
-            self._model = name, retriever.load(path / layout.RETRIEVER_MODEL)
+            with strategy.here():
+                self._model = name, retriever.load(path / layout.RETRIEVER_MODEL)
         return self._model[1]
 
 
