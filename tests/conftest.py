@@ -1,5 +1,6 @@
 """What every test runs under: no GPU, quiet logs, four logical CPU devices."""
 
+import gc
 import os
 import sys
 
@@ -9,6 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import forking
 import pytest
 from absl import logging
 
@@ -98,6 +100,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     Devices can only be set before the first operation, and importing TensorFlow
     takes seconds, which tests that need none of it should not wait for.
     """
+    gc.collect()
+    forking.spare_the_collector()
     if "tensorflow" in sys.modules:
         _split_the_cpu()
 
