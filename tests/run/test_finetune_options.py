@@ -5,13 +5,11 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tiny as _tiny
 
-from tfdpsq.data import read_manifest, train_vocabulary
+from tfdpsq.data import read_manifest
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.checkpoints import presets
-from tfdpsq.layers import T5Config
 from tfdpsq.run import convert, finetune, synthesize
 from tfdpsq.run.core import layout, sources
 from tfdpsq.run.training import private_training
@@ -22,13 +20,7 @@ from tfdpsq.validation import InputError
 def base(tmp_path_factory):
     """Pairs, and a public T5 with its vocabulary beside its weights."""
     base = tmp_path_factory.mktemp("options")
-    queries = _tiny.write_pairs(base / "pairs")
-    vocabulary = base / "spiece.model"
-    train_vocabulary(queries, 320, vocabulary)  # of a test's made-up queries
-    tf.keras.utils.set_random_seed(3)
-    (base / "public").mkdir()
-    config = T5Config(320, 2, 2, 16, 24, 8, "1.1", dropout=0.1)
-    T5QueryGenerator(config).save_to_preset(base / "public", vocabulary)
+    _tiny.write_start(base, version="1.1", layers=2, vocabulary_size=320)
     return base
 
 

@@ -5,15 +5,12 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tiny as _tiny
 
 from tfdpsq import retriever
-from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary, write_synthetic
+from tfdpsq.data import BeirDirectory, Tokenizer, write_synthetic
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.evaluation import read_trec_run, write_trec_run
-from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.retriever.training import content_key
 from tfdpsq.run import mine, train_retriever
@@ -26,12 +23,7 @@ from tfdpsq.validation import DataError, InputError
 def base(tmp_path_factory):
     """Private and public pairs, a public T5, and what is mined for both."""
     base = tmp_path_factory.mktemp("mine")
-    queries = _tiny.write_pairs(base / "pairs")
-    train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
-    tf.keras.utils.set_random_seed(3)
-    (base / "public").mkdir()
-    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
-    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
+    _tiny.write_start(base)
     documents = list(BeirDirectory(base / "pairs").documents())
     write_synthetic(
         base / "public_pairs",
