@@ -15,7 +15,7 @@ from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.retriever.training import content_key
 from tfdpsq.run import mine, train_retriever
 from tfdpsq.run.core import layout, sources
-from tfdpsq.run.training import hard_negatives
+from tfdpsq.run.training import hard_negatives, plain_training
 from tfdpsq.validation import DataError, InputError
 
 
@@ -239,14 +239,19 @@ def test_other_methods_are_not_derived_for_them(base, method):
     assert not (base / "refused").exists()
 
 
-def test_what_negatives_follow_from_must_be_known(base, tmp_path):
+def test_what_negatives_follow_from_must_be_known(base, tmp_path, monkeypatch):
+    def train(*_, **__):
+        raise InterruptedError
+
+    monkeypatch.setattr(plain_training, "train", train)
     run = tmp_path / "dense.trec"
     write_trec_run(run, {"genQ0": {"d3": 2.0}})
     given = {"run": str(run), "corpus": str(base / "pairs")}
     with pytest.raises(InputError, match="made_from is '', and there is no mining"):
         _train(base, "refused", hard_negatives=given)
     given["made_from"] = hard_negatives.BY_QUERY
-    _train(base, "declared", hard_negatives=given)
+    with pytest.raises(InterruptedError):  # what is declared may be trained with
+        _train(base, "declared", hard_negatives=given)
     private = {"run": str(base / "private" / "mined"), "corpus": str(base / "pairs")}
     with pytest.raises(InputError, match="run is .*, whose guarantee is 'private'"):
         _train(base, "refused", hard_negatives=private)

@@ -99,17 +99,17 @@ def tiny_config(data):
     return config
 
 
-def write_start(base, version="1.0", dropout=0.1, layers=1, vocabulary_size=330):
+def write_start(base, version="1.0", dropout=0.1):
     """Writes "pairs", their vocabulary "spiece.model" and a "public" T5.
 
     Each T5 is made once for all tests of a process, and copied.
     """
-    made = _start(version, dropout, layers, vocabulary_size)
+    made = _start(version, dropout)
     shutil.copytree(made.name, base, dirs_exist_ok=True)
 
 
 @functools.cache
-def _start(version, dropout, layers, vocabulary_size):
+def _start(version, dropout):
     import tensorflow as tf
 
     from tfdpsq.data import train_vocabulary
@@ -122,7 +122,7 @@ def _start(version, dropout, layers, vocabulary_size):
     train_vocabulary(queries, 320, base / "spiece.model")  # of a test's made-up queries
     tf.keras.utils.set_random_seed(3)
     (base / "public").mkdir()
-    config = T5Config(vocabulary_size, layers, 2, 16, 24, 8, version, dropout=dropout)
+    config = T5Config(330, 1, 2, 16, 24, 8, version, dropout=dropout)
     T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
     return made
 
