@@ -92,12 +92,12 @@ def test_layers_beyond_two_are_counted_without_being_built():
     config = _config()
     config.optimizer = "adafactor"
     deep = dataclasses.replace(SHAPE, num_layers=3)
-    whole = step.Sizes(*step._counted(config, deep), 2)
-    assert step.sizes_of(config, deep) == whole
-    # A pattern that names a layer is not extrapolated.
-    config.trained = ("*decoder_layer_2*",)
     found = step.sizes_of(config, deep)
-    assert found.parameters == whole.parameters and 0 < found.trained
+    # A pattern that names a layer is not extrapolated: all are built and counted.
+    config.trained = ("*", "*decoder_layer_2*")
+    assert step.sizes_of(config, deep) == found
+    config.trained = ("*decoder_layer_2*",)
+    assert 0 < step.sizes_of(config, deep).trained < found.trained / 3
 
 
 def test_lora_takes_no_slots_for_what_is_frozen():

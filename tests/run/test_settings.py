@@ -45,16 +45,15 @@ def _with(module, name, value):
 
 
 def _each_with(module, name, values):
-    """The same config again and again, with one value after the other."""
-    config = ml_collections.ConfigDict(module.default_config().to_dict())
+    """The stage's default config, made once, with each of the values in turn."""
+    plain = module.default_config().to_dict()
     *path, last = name.split(".")
-    node = config
+    node = plain
     for part in path:
         node = node[part]
     for value in values:
-        with config.ignore_type():
-            node[last] = value
-        yield config
+        node[last] = value
+        yield ml_collections.ConfigDict(plain)
 
 
 def test_every_stage_with_a_config_declares_it():
