@@ -1,5 +1,6 @@
 """What every test runs under: no GPU, quiet logs, four logical CPU devices."""
 
+import gc
 import os
 import sys
 
@@ -9,6 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import forking
 import pytest
 from absl import logging
 
@@ -22,25 +24,25 @@ _OF_ONE_JOB = (
 # What takes longest, to be begun first: at the end a worker would wait for the other.
 _LONG = (
     "job",
-    "tests/run/test_retriever_init.py",
+    "tests/data/test_pydocs.py",
     "tests/run/test_lineage.py",
-    "tests/retriever/test_model.py",
-    "tests/run/test_finetune_options.py",
-    "tests/privacy/test_fast_layers.py",
-    "tests/generator/test_pretraining_losses.py",
-    "tests/privacy/test_resume.py",
-    "tests/privacy/test_fast_t5.py",
     "tests/privacy/test_replicas.py",
-    "tests/generator/test_decoding.py",
-    "tests/run/test_index_stage.py",
-    "tests/layers/test_trained_part.py",
+    "tests/privacy/test_fast_layers.py",
+    "tests/run/test_kept_budget.py",
+    "tests/run/test_compile.py",
+    "tests/privacy/test_budget.py",
+    "tests/retriever/test_model.py",
+    "tests/privacy/test_fast_t5.py",
+    "tests/run/test_finetune_soft_prompt.py",
     "tests/run/test_direct_training.py",
-    "tests/retriever/test_caching.py",
-    "tests/generator/test_resizing.py",
-    "tests/notebooks/test_notebooks.py",
-    "tests/privacy/test_calibration.py",
-    "tests/run/test_grid.py",
-    "tests/privacy/test_workers.py",
+    "tests/generator/test_synthesis.py",
+    "tests/run/test_audit_stage.py",
+    "tests/run/test_pair_unit.py",
+    "tests/privacy/test_model.py",
+    "tests/retriever/test_serving.py",
+    "tests/run/test_replicas.py",
+    "tests/generator/test_pretraining_losses.py",
+    "tests/run/test_retriever_init.py",
 )
 
 
@@ -98,6 +100,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     Devices can only be set before the first operation, and importing TensorFlow
     takes seconds, which tests that need none of it should not wait for.
     """
+    gc.collect()
+    forking.spare_the_collector()
     if "tensorflow" in sys.modules:
         _split_the_cpu()
 

@@ -13,7 +13,7 @@ ROWS, PAIRS, DOCUMENT, QUERY = 9, 6, 11, 5
 
 def _model(version="1.0", dropout=0.0):
     tf.keras.utils.set_random_seed(1)
-    return T5QueryGenerator(T5Config(50, 2, 2, 16, 24, 8, version, dropout=dropout))
+    return T5QueryGenerator(T5Config(50, 1, 2, 16, 24, 8, version, dropout=dropout))
 
 
 def _rows(rows=ROWS, keys=None, seed=0):
@@ -54,8 +54,10 @@ def _tensors(rows):
     return {name: tf.constant(values) for name, values in rows.items()}
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize(
+    ("version", "mode"),
+    [("1.0", "eager"), ("1.1", "eager"), ("1.1", "graph"), ("1.0", "xla")],
+)
 def test_the_losses_are_those_of_each_task_by_itself(version, mode):
     model, rows = _model(version), _rows()
     rows["document_key"] = rows["document_key"][:PAIRS]

@@ -9,6 +9,7 @@ from tfdpsq.data.texts import Pair
 from tfdpsq.generator import (
     SamplingConfig,
     SynthesisConfig,
+    Synthesizer,
     T5QueryGenerator,
     encode_pairs,
     synthesis,
@@ -62,18 +63,15 @@ def _by_key(rows):
 
 def test_queries_do_not_depend_on_batch_size_order_or_shard(model, tokenizer):
     documents = _documents(9)
-    runs = [
-        _by_key(synthesize(model, tokenizer, docs, _config(batch_size=size)))
-        for docs, size in (
-            (documents, 1),
-            (documents, 24),
-            (documents[::-1], 7),
-        )
-    ]
-    assert len(runs[0]) == 18
-    assert all(run == runs[0] for run in runs[1:])
-    part = _by_key(synthesize(model, tokenizer, documents[4:6], _config()))
-    assert part == {key: runs[0][key] for key in part}
+    one, many = (
+        Synthesizer(model, tokenizer, _config(batch_size=size)) for size in (1, 7)
+    )
+    whole = _by_key(one.queries(documents))
+    assert len(whole) == 18
+    assert _by_key(many.queries(documents)) == whole
+    assert _by_key(many.queries(documents[::-1])) == whole
+    part = _by_key(many.queries(documents[4:6]))
+    assert len(part) == 4 and part == {key: whole[key] for key in part}
 
 
 def _of_many_lengths(count):
@@ -87,10 +85,11 @@ def _of_many_lengths(count):
 def test_batching_by_length_keeps_order_and_queries(model, tokenizer, monkeypatch):
     documents = _of_many_lengths(40)
     config = _config(batch_size=4, samples_per_document=1)
-    bucketed = list(synthesize(model, tokenizer, documents, config))
+    writer = Synthesizer(model, tokenizer, config)
+    bucketed = list(writer.queries(documents))
     assert [row.document_id for row in bucketed] == [d.id for d in documents]
     assert [row.query_id for row in bucketed] == [f"genQ{i}" for i in range(40)]
-    shuffled = _by_key(synthesize(model, tokenizer, documents[::-1], config))
+    shuffled = _by_key(writer.queries(documents[::-1]))
     assert shuffled == _by_key(bucketed)
     # All padded to one length: what is padded is masked, but sums take another order.
     monkeypatch.setattr(synthesis, "_WIDTHS", 1)

@@ -7,6 +7,7 @@ row, ordinary gradients in float64, and norms, clipping and sums in numpy.
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import keras_nlp
 import numpy as np
@@ -235,13 +236,22 @@ MODELS = {
 }
 
 
-def made(name, seed=0):
-    """A model, its float64 twin, and inputs for both."""
+def made(name):
+    """A model, its float64 twin, and inputs for both.
+
+    The models are those of every call: tests differentiate and do not train them.
+    """
+    model, twin, x = _made(name)
+    return model, twin, x.copy()
+
+
+@functools.cache
+def _made(name):
     make, draw = MODELS[name]
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     x = draw(random)
     x = single(x).astype(x.dtype)  # the same numbers in either precision
-    keras.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(0)
     model = make()
     model(single(x))
     for variable in model.trainable_variables:  # biases and scales matter, too

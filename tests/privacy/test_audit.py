@@ -36,6 +36,11 @@ def _with_noise(plan, factor):
     return dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * factor)
 
 
+def _slow(*values):
+    """Another ε by the same attack: the quick cases are of ε = 3."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 # -- One run, many canaries ------------------------------------------------------
 
 
@@ -72,13 +77,13 @@ def _audit_of_one_run(plan, factor, guesses, microbatch_size):
 @pytest.mark.parametrize(
     ("epsilon", "canaries", "delta", "guesses"),
     [
-        (1.0, 400_000, 1e-6, [(500, 500), (1500, 1500)]),
+        _slow(1.0, 400_000, 1e-6, [(500, 500), (1500, 1500)]),
         (3.0, 400_000, 1e-6, [(500, 500), (1500, 1500)]),
         # r right guesses in a row show at most ln(r/3): to show 8 takes 9,000, with
         # 1 wrong in 3,000, and so millions of canaries of which the few with the
         # most extreme scores are guessed. δ must be small against the 2mδ canaries
         # that it gives away.
-        (8.0, 4_000_000, 5e-8, [(8000, 8000), (80_000, 80_000)]),
+        _slow(8.0, 4_000_000, 5e-8, [(8000, 8000), (80_000, 80_000)]),
     ],
 )
 def test_one_run_stays_within_its_certificate_and_half_the_noise_does_not(
@@ -158,9 +163,9 @@ def _audit_of_many_runs(plan, factor, engine, runs):
 @pytest.mark.parametrize(
     ("engine", "epsilon", "runs"),
     [
-        ("fast", 1.0, 40_000),
+        _slow("fast", 1.0, 40_000),
         ("fast", 3.0, 20_000),
-        ("fast", 8.0, 200_000),
+        _slow("fast", 8.0, 200_000),
         ("dpkeras", 3.0, 20_000),
         ("vectorized", 3.0, 20_000),
     ],

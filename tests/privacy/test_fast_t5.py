@@ -296,7 +296,9 @@ def test_lengths_of_other_rows_and_padding_rows_change_nothing():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize(
+    "version", [pytest.param("1.0", marks=pytest.mark.slow), "1.1"]
+)
 def test_with_dropout_a_released_gradient_obeys_the_clip_norm(version):
     """Whatever the masks: those of the norm are those of the gradient."""
     tf.keras.utils.set_random_seed(3)

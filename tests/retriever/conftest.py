@@ -45,7 +45,7 @@ def make_config():
     """Builds the tiny config, with changes."""
 
     def make(**changes):
-        t5 = T5Config(60, 2, 2, 16, 24, 8, "1.1", dropout=0.0)
+        t5 = T5Config(60, 1, 2, 16, 24, 8, "1.1", dropout=0.0)
         values = dict(
             t5=t5, embedding_dim=12, scale=20.0, query_length=6, document_length=12
         )

@@ -12,7 +12,7 @@ from tfdpsq.validation import InputError
 
 def _model(dropout=0.0, **options):
     tf.keras.utils.set_random_seed(1)
-    t5 = T5Config(30, 2, 2, 8, 12, 4, "1.1", dropout=dropout)
+    t5 = T5Config(30, 1, 2, 8, 12, 4, "1.1", dropout=dropout)
     return retriever.TwoTower(retriever.RetrieverConfig(t5, 6, 10.0, 4, 5, **options))
 
 

@@ -16,8 +16,10 @@ def _texts(n, seed=0):
     ]
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize(("n", "batch_size"), [(1, 4), (4, 4), (70, 4), (70, 128)])
+@pytest.mark.parametrize(
+    ("n", "batch_size", "jit_compile"),
+    [(1, 4, False), (4, 4, False), (70, 4, False), (70, 128, False), (70, 4, True)],
+)
 def test_equals_texts_encoded_one_by_one(model, tokenizer, n, batch_size, jit_compile):
     texts = _texts(n)
     got = encode_texts(

@@ -259,7 +259,7 @@ def test_as_wide_as_the_encoder_every_cosine_is_kept(
     "changes",
     [
         {"hidden_dim": 24},
-        {"num_layers": 1},
+        {"num_layers": 2},
         {"version": "1.0"},
         {"vocabulary_size": 61},
         {"num_heads": 4, "key_value_dim": 4},  # as many weights, but for the biases

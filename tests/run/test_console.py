@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import forking
 import pytest
 
 from tfdpsq.run.__main__ import stages
@@ -12,15 +13,16 @@ from tfdpsq.run.__main__ import stages
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def _tfdpsq(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "tfdpsq.run", *words],
+def _run(*words):
+    return forking.run(
+        [sys.executable, *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
+
+
+def _tfdpsq(*words):
+    return _run("-m", "tfdpsq.run", *words)
 
 
 def test_help_lists_every_command_with_one_line():
@@ -53,7 +55,7 @@ def test_a_stage_runs_with_its_own_flags(tmp_path):
     assert str(missing) in shown.stderr
 
 
-def test_a_stage_that_crashes_leaves_no_memory_on_disk():
+def test_a_stage_that_crashes_leaves_no_memory_on_disk(tmp_path):
     """A core dump would hold private queries and seeds."""
     code = (
         "import atexit, resource, sys\n"
@@ -65,14 +67,9 @@ def test_a_stage_that_crashes_leaves_no_memory_on_disk():
         "sys.argv = ['prepare', '--workdir=']\n"
         "command.main(prepare.run)\n"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script = tmp_path / "crashes.py"
+    script.write_text(code)
+    shown = _run(str(script))
     assert shown.returncode == 2, shown.stderr
     assert shown.stdout.splitlines()[-1] == "0"
 

@@ -8,9 +8,6 @@ import tensorflow as tf
 import tiny as _tiny
 
 from tfdpsq import retriever
-from tfdpsq.data import train_vocabulary
-from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
 from tfdpsq.privacy.proof.certificate import digest_of
 from tfdpsq.retriever.training import content_key
@@ -24,12 +21,7 @@ from tfdpsq.validation import InputError
 def base(tmp_path_factory):
     """Private pairs, and a public T5 with its vocabulary."""
     base = tmp_path_factory.mktemp("direct")
-    queries = _tiny.write_pairs(base / "pairs")
-    train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
-    tf.keras.utils.set_random_seed(3)
-    (base / "public").mkdir()
-    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
-    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
+    _tiny.write_start(base)
     return base
 
 

@@ -17,7 +17,7 @@ from tfdpsq.data import (
     train_vocabulary,
     write_synthetic,
 )
-from tfdpsq.run import encode, train_retriever
+from tfdpsq.run import encode
 from tfdpsq.run.core import layout
 from tfdpsq.run.passes import (
     corpus_shards,
@@ -57,25 +57,7 @@ def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("encode_queries")
     queries = _tiny.write_pairs(base / "pairs")
     train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
-    config = train_retriever.default_config()
-    config.t5.update(
-        vocabulary_size=330,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=16,
-        intermediate_dim=24,
-        key_value_dim=8,
-    )
-    config.update(
-        pairs=str(base / "pairs"),
-        vocabulary=str(base / "spiece.model"),
-        document_length=24,
-        query_length=10,
-        embedding_dim=16,
-        steps=0,
-        shared=False,
-    )
-    train_retriever.run(config, base / "retriever")
+    _tiny.write_retriever(base / "retriever", base, shared=False)
     _write_set(base / "set", _certificate(8.0))
     return base
 

@@ -6,6 +6,7 @@ import tiny as _tiny
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import finetune, train_retriever
 from tfdpsq.run.core import workdir
+from tfdpsq.run.training import private_training
 from tfdpsq.validation import InputError
 
 
@@ -13,7 +14,8 @@ from tfdpsq.validation import InputError
 def base(tmp_path_factory):
     """60 training queries in 63 pairs, and a public T5."""
     base = tmp_path_factory.mktemp("epochs")
-    _tiny.write_start(base)
+    _tiny.write_start(base, dropout=0.0)
+    _tiny.add_answers(base)
     return base
 
 
@@ -45,16 +47,34 @@ def _config(stage, base, **options):
     ],
 )
 def test_steps_of_a_generator_follow_from_its_units(
-    base, tmp_path, unit, options, n, steps
+    base, tmp_path, monkeypatch, unit, options, n, steps
 ):
+    """What is trained with; the next test trains."""
+    plans = []
+
+    def train(devices, model, plan, *_, **__):
+        plans.append(plan)
+        raise InterruptedError
+
+    monkeypatch.setattr(private_training, "train", train)
     config = _config(finetune, base, epsilon=8.0, unit=unit, microbatch_size=4)
     config.epochs = 0.5
     config.update(options)
+    with pytest.raises(InterruptedError):
+        finetune.run(config, tmp_path / "generator")
+    (plan,) = plans
+    assert plan.spec.num_units == n and plan.spec.steps == steps
+    assert plan.spec.target_delta == 0.5 / n
+
+
+def test_as_many_steps_are_executed_and_certified(base, tmp_path):
+    config = _config(finetune, base, epsilon=8.0, unit="pair", microbatch_size=4)
+    config.epochs = 0.4
     stage = finetune.run(config, tmp_path / "generator")
-    assert stage["result"]["steps_executed"] == steps
+    assert stage["result"]["steps_executed"] == 3  # 0.4 * 63 / 8 = 3.15
     certificate = read_certificate(tmp_path / "generator")
-    assert certificate["spec"]["n"] == n and certificate["spec"]["steps"] == steps
-    assert certificate["guarantee"]["delta"] == 0.5 / n
+    assert certificate["spec"]["n"] == 63 and certificate["spec"]["steps"] == 3
+    assert certificate["guarantee"]["delta"] == 0.5 / 63
     # The config as it was given, so that the same command finds it finished.
     assert stage["config"]["steps"] == 0
     again = finetune.run(config, tmp_path / "generator")

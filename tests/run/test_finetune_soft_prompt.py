@@ -9,9 +9,8 @@ import pytest
 import tensorflow as tf
 import tiny as _tiny
 
-from tfdpsq.data import Tokenizer, read_manifest, train_vocabulary
+from tfdpsq.data import Tokenizer, read_manifest
 from tfdpsq.generator import T5QueryGenerator, checkpoints
-from tfdpsq.layers import T5Config
 from tfdpsq.run import convert, finetune, synthesize, train_retriever
 from tfdpsq.run.core import layout, workdir
 from tfdpsq.run.estimation import finetuning
@@ -26,13 +25,7 @@ _SIZES = {"document_length": 24, "query_length": 10}
 def base(tmp_path_factory):
     """Pairs, and a public T5 with its vocabulary beside its weights."""
     base = tmp_path_factory.mktemp("prompts")
-    queries = _tiny.write_pairs(base / "pairs")
-    vocabulary = base / "spiece.model"
-    train_vocabulary(queries, 320, vocabulary)  # of a test's made-up queries
-    tf.keras.utils.set_random_seed(3)
-    (base / "public").mkdir()
-    config = T5Config(330, 1, 2, _HIDDEN, 24, 8, "1.1", dropout=0.1)
-    T5QueryGenerator(config).save_to_preset(base / "public", vocabulary)
+    _tiny.write_start(base, version="1.1")
     return base
 
 
@@ -65,7 +58,13 @@ def tuned(base):
     return base / "tuned"
 
 
-def test_the_prompt_alone_is_trained_and_certified(base, tuned):
+@pytest.fixture(scope="module")
+def start(base):
+    """The vectors that training starts from, by the default seed."""
+    return _start(base)
+
+
+def test_the_prompt_alone_is_trained_and_certified(base, tuned, start):
     certificate = json.loads((tuned / "certificate.json").read_text())
     assert certificate["guarantee"]["epsilon"] <= 8.0
     assert certificate["training"]["soft_prompt"] == _P
@@ -83,7 +82,6 @@ def test_the_prompt_alone_is_trained_and_certified(base, tuned):
     ]
     assert configs[1] == {**configs[0], "certificate_digest": certificate["digest"]}
     # Three steps from where it started, words of the vocabulary.
-    start = _start(base)
     vectors = model.backbone.soft_prompt.vectors.numpy()
     assert (np.abs(vectors - start).max(axis=1) > 1e-3).all()
 
@@ -95,8 +93,7 @@ def _start(base, **options):
     return model.backbone.soft_prompt.vectors.numpy()
 
 
-def test_it_starts_as_words_by_the_seed(base):
-    start = _start(base)
+def test_it_starts_as_words_by_the_seed(base, start):
     np.testing.assert_array_equal(_start(base), start)
     assert not np.array_equal(_start(base, seed=1), start)
     public = T5QueryGenerator.from_preset(base / "public")

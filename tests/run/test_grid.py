@@ -9,6 +9,7 @@ from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, Document, keyword_pairs, train_vocabulary
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run import grid
+from tfdpsq.run.training import grid_points
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def _config(base, **changes):
         "lora": {"lora": {"rank": 2, "targets": ("*/query_projector",)}},
         "norms": {"trained": ("*layer_norm*",)},
     }
-    config.axes = (("learning_rate", (1e-3, 1e-2)),)
+    config.axes = (("learning_rate", (1e-2,)),)
     for field, value in changes.items():
         config[field] = value
     return config
@@ -62,15 +63,28 @@ def finished(base):
 
 
 def test_every_point_is_run_and_the_best_comes_first(finished, base):
-    assert [
+    assert {
         (row["settings"]["variant"], row["settings"]["learning_rate"])
-        for row in sorted(finished, key=lambda row: row["name"])
-    ].count(("lora", 1e-3)) == 1
-    assert len(finished) == 4
+        for row in finished
+    } == {("lora", 1e-2), ("norms", 1e-2)}
+    assert len(finished) == 2
     losses = [row["own_loss"] for row in finished]
     assert losses == sorted(losses) and 0 < losses[0] < 10
-    assert len(set(losses)) == 4
+    assert len(set(losses)) == 2
     assert json.loads((base / "work" / grid.RESULTS_FILE).read_text()) == finished
+
+
+def test_every_variant_is_combined_with_every_value_of_every_axis(base):
+    axes = (("learning_rate", (1e-3, 1e-2)), ("steps", (2, 3, 4)))
+    points = list(grid_points.points_of(_config(base, axes=axes)))
+    assert len({name for name, _, _ in points}) == len(points) == 2 * 2 * 3
+    found = set()
+    for _, settings, stage in points:
+        assert stage.learning_rate == settings["learning_rate"]
+        assert stage.steps == settings["steps"]
+        assert stage.lora.rank == (2 if settings["variant"] == "lora" else 0)
+        found.add((settings["variant"], stage.learning_rate, stage.steps))
+    assert len(found) == len(points)
 
 
 def test_each_point_spent_what_was_meant_on_the_weights_that_were_meant(finished, base):
@@ -105,7 +119,7 @@ def test_no_private_query_is_read(finished, base, tmp_path):
 def test_a_finished_grid_is_not_redone(finished, base):
     stages = list((base / "work" / "points").glob("*/stage.json"))
     before = {path: path.read_bytes() for path in stages}
-    assert len(before) == 4
+    assert len(before) == 2
     assert grid.run(_config(base), base / "work") == finished
     assert {path: path.read_bytes() for path in stages} == before
 

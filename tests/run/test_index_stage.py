@@ -13,7 +13,7 @@ import tiny as _tiny
 
 from tfdpsq import retriever
 from tfdpsq.data import Document, Tokenizer, train_vocabulary, write_beir
-from tfdpsq.run import encode, evaluate, index, train_retriever
+from tfdpsq.run import encode, evaluate, index
 from tfdpsq.run.core import layout
 from tfdpsq.run.passes import embedding, passes
 from tfdpsq.run.search import retrieval
@@ -30,27 +30,7 @@ def base(tmp_path_factory):
     queries = _tiny.write_pairs(base / "pairs")
     train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
     for name, seed in (("retriever", 1), ("other", 2)):
-        config = train_retriever.default_config()
-        config.t5.update(
-            vocabulary_size=330,
-            num_layers=1,
-            num_heads=2,
-            hidden_dim=16,
-            intermediate_dim=24,
-            key_value_dim=8,
-        )
-        config.update(
-            {
-                "pairs": str(base / "pairs"),
-                "vocabulary": str(base / "spiece.model"),
-                "document_length": 24,
-                "query_length": 10,
-                "embedding_dim": 16,
-                "steps": 0,
-                "seed": seed,
-            }
-        )
-        train_retriever.run(config, base / name)
+        _tiny.write_retriever(base / name, base, seed=seed)
     return base
 
 

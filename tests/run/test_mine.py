@@ -5,20 +5,17 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tiny as _tiny
 
 from tfdpsq import retriever
-from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary, write_synthetic
+from tfdpsq.data import BeirDirectory, Tokenizer, write_synthetic
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.evaluation import read_trec_run, write_trec_run
-from tfdpsq.generator import T5QueryGenerator
-from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.retriever.training import content_key
 from tfdpsq.run import mine, train_retriever
 from tfdpsq.run.core import layout, sources
-from tfdpsq.run.training import hard_negatives
+from tfdpsq.run.training import hard_negatives, plain_training
 from tfdpsq.validation import DataError, InputError
 
 
@@ -26,12 +23,7 @@ from tfdpsq.validation import DataError, InputError
 def base(tmp_path_factory):
     """Private and public pairs, a public T5, and what is mined for both."""
     base = tmp_path_factory.mktemp("mine")
-    queries = _tiny.write_pairs(base / "pairs")
-    train_vocabulary(queries, 320, base / "spiece.model")  # a test's made-up queries
-    tf.keras.utils.set_random_seed(3)
-    (base / "public").mkdir()
-    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.1)
-    T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
+    _tiny.write_start(base)
     documents = list(BeirDirectory(base / "pairs").documents())
     write_synthetic(
         base / "public_pairs",
@@ -247,14 +239,19 @@ def test_other_methods_are_not_derived_for_them(base, method):
     assert not (base / "refused").exists()
 
 
-def test_what_negatives_follow_from_must_be_known(base, tmp_path):
+def test_what_negatives_follow_from_must_be_known(base, tmp_path, monkeypatch):
+    def train(*_, **__):
+        raise InterruptedError
+
+    monkeypatch.setattr(plain_training, "train", train)
     run = tmp_path / "dense.trec"
     write_trec_run(run, {"genQ0": {"d3": 2.0}})
     given = {"run": str(run), "corpus": str(base / "pairs")}
     with pytest.raises(InputError, match="made_from is '', and there is no mining"):
         _train(base, "refused", hard_negatives=given)
     given["made_from"] = hard_negatives.BY_QUERY
-    _train(base, "declared", hard_negatives=given)
+    with pytest.raises(InterruptedError):  # what is declared may be trained with
+        _train(base, "declared", hard_negatives=given)
     private = {"run": str(base / "private" / "mined"), "corpus": str(base / "pairs")}
     with pytest.raises(InputError, match="run is .*, whose guarantee is 'private'"):
         _train(base, "refused", hard_negatives=private)

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tiny as _tiny
 
+from tfdpsq import retriever
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.privacy import fast, read_certificate, verify_certificate
@@ -22,7 +23,8 @@ _CLIP = 0.05
 def base(tmp_path_factory):
     """60 training queries, two of them with 3 and 2 documents: 63 pairs."""
     base = tmp_path_factory.mktemp("pairs")
-    _tiny.write_start(base)
+    _tiny.write_start(base, dropout=0.0)
+    _tiny.add_answers(base)
     return base
 
 
@@ -146,7 +148,9 @@ def test_n_and_delta_follow_from_the_pairs_and_the_words_are_of_pairs(base, caps
     assert not ended.value.code and "one pair: one query with one of" in said
 
 
-@pytest.mark.parametrize("method", ["naive", "public_negatives"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("naive", marks=pytest.mark.slow), "public_negatives"]
+)
 def test_direct_training_states_the_sensitivity_of_a_pair(base, method):
     config = _config(train_retriever, base, unit="pair", method=method, negatives=20)
     config.embedding_dim = 16
@@ -158,7 +162,14 @@ def test_direct_training_states_the_sensitivity_of_a_pair(base, method):
     words = certificate["mechanism"]["sensitivity_argument"]
     assert "one pair" in words and "one query" not in words and "{" not in words
     assert verify_certificate(certificate).problems == ()
-    assert direct_training.argument_of(method, "query")
+    assert words == direct_training.argument_of(method, "pair")
+
+
+@pytest.mark.parametrize("method", retriever.METHODS)
+def test_every_methods_argument_is_of_its_unit(method):
+    words = direct_training.argument_of(method, "pair").lower()
+    assert "one pair" in words and "one query" not in words and "{" not in words
+    assert "one query" in direct_training.argument_of(method, "query").lower()
 
 
 def test_negatives_that_read_other_pairs_are_refused_for_pairs(base):

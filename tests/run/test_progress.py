@@ -3,10 +3,10 @@
 import json
 import math
 import pathlib
-import subprocess
 import sys
 import time
 
+import forking
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -202,9 +202,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_run_killed_with_kill_9_has_every_step_once(tmp_path):
-    child = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(tmp_path)], cwd=ROOT, capture_output=True
-    )
+    script = tmp_path / "killed.py"
+    script.write_text(_KILLED)
+    child = forking.run([sys.executable, str(script), str(tmp_path)], cwd=ROOT)
     assert child.returncode == -9, child.stderr
     before = point_log.read_points(tmp_path / point_log.FILE_NAME)
     time.sleep(1.1)  # TensorBoard reads files in the order of the second they are of

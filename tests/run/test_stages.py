@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 
+import forking
 import pytest
 import tiny as _tiny
 
@@ -27,13 +28,9 @@ _T5 = {
 }
 
 
-def _stage(name, workdir, most_bytes=None, **options):
-    def limit():
-        if most_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-
+def _stage(name, workdir, run=forking.run, **options):
     config = _ROOT / "configs" / f"{name}.py"
-    done = subprocess.run(
+    done = run(
         [
             sys.executable,
             "-m",
@@ -44,12 +41,19 @@ def _stage(name, workdir, most_bytes=None, **options):
         ],
         cwd=_ROOT,
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=limit,
     )
     return done.returncode, done.stderr
+
+
+def _on_a_full_disk(words, **options):
+    """Runs a command in a process of its own, whose files hold at most 8 kB each."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+
+    return subprocess.run(
+        words, capture_output=True, text=True, preexec_fn=limit, **options
+    )
 
 
 def _passes(name, workdir, **options):
@@ -143,7 +147,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(tmp_path):
     status, errors = _stage(
         "prepare",
         tmp_path / "out" / "prepare",
-        most_bytes=8192,
+        run=_on_a_full_disk,
         data=str(tmp_path / "pairs"),
         vocabulary_size=320,
     )

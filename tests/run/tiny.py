@@ -1,6 +1,10 @@
 """A BEIR directory and a pipeline config small enough for tests."""
 
+import functools
 import math
+import pathlib
+import shutil
+import tempfile
 
 import numpy as np
 
@@ -95,22 +99,88 @@ def tiny_config(data):
     return config
 
 
-def write_start(base):
-    """Writes 60 training queries in 63 pairs, and a public T5 with its vocabulary."""
+def write_start(base, version="1.0", dropout=0.1):
+    """Writes "pairs", their vocabulary "spiece.model" and a "public" T5.
+
+    Each T5 is made once for all tests of a process, and copied.
+    """
+    made = _start(version, dropout)
+    shutil.copytree(made.name, base, dirs_exist_ok=True)
+
+
+@functools.cache
+def _start(version, dropout):
     import tensorflow as tf
 
     from tfdpsq.data import train_vocabulary
     from tfdpsq.generator import T5QueryGenerator
     from tfdpsq.layers import T5Config
 
+    made = tempfile.TemporaryDirectory(prefix="tiny")  # as long as the process
+    base = pathlib.Path(made.name)
     queries = write_pairs(base / "pairs")
-    with open(base / "pairs" / "qrels" / "train.tsv", "a") as qrels:
-        qrels.write("q0\td1\t1\nq0\td2\t1\nq5\td6\t1\n")
     train_vocabulary(queries, 320, base / "spiece.model")  # of a test's made-up queries
     tf.keras.utils.set_random_seed(3)
     (base / "public").mkdir()
-    config = T5Config(330, 1, 2, 16, 24, 8, "1.0", dropout=0.0)
+    config = T5Config(330, 1, 2, 16, 24, 8, version, dropout=dropout)
     T5QueryGenerator(config).save_to_preset(base / "public", base / "spiece.model")
+    return made
+
+
+def add_answers(base):
+    """Adds answers to 60 training queries of `write_start`: they have 63 pairs then."""
+    with open(base / "pairs" / "qrels" / "train.tsv", "a") as qrels:
+        qrels.write("q0\td1\t1\nq0\td2\t1\nq5\td6\t1\n")
+
+
+def write_retriever(directory, base, **options):
+    """Writes an untrained retriever for the pairs and vocabulary in `base`."""
+    from tfdpsq.run import train_retriever
+
+    config = train_retriever.default_config()
+    config.t5.update(vocabulary_size=330, num_layers=1, num_heads=2, hidden_dim=16)
+    config.t5.update(intermediate_dim=24, key_value_dim=8)
+    config.update(
+        pairs=str(base / "pairs"),
+        vocabulary=str(base / "spiece.model"),
+        document_length=24,
+        query_length=10,
+        embedding_dim=16,
+        steps=0,
+        **options,
+    )
+    train_retriever.run(config, directory)
+
+
+def write_private_generator(directory, public, epsilon):
+    """Writes a generator as `finetune` does; its weights are those of a public one.
+
+    For tests of what follows from its certificate.
+    """
+    from tfdpsq import privacy
+    from tfdpsq.run.core import records
+
+    shutil.copytree(public, directory)
+    spec = privacy.PrivacySpec(
+        epsilon=epsilon,
+        clip_norm=0.1,
+        num_units=60,
+        batch_size=8,
+        steps=1,
+        accountant="rdp",
+        n_is_public=True,
+    )
+    certificate = privacy.make_certificate(
+        privacy.make_plan(spec),
+        spec.steps,
+        description="A T5 generator.",
+        sensitivity_argument="Each loss depends on one unit alone.",
+        training={},
+        fingerprints={"pairs": "keyed:1"},
+        private_reads=[],
+        ledger_head=f"head of {epsilon}",
+    )
+    records.write_certificate(directory, certificate)
 
 
 def acting_only(stage, config):

@@ -16,18 +16,26 @@ from tfdpsq.layers import T5Config
 from tfdpsq.validation import InputError
 
 
-@pytest.fixture
-def shipped(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """A folder with one model, "t5_test", and things that are none."""
-    folder = tmp_path / "presets"
+    base = tmp_path_factory.mktemp("shipped")
+    folder = base / "presets"
     for name in ("t5_test", "empty"):
         (folder / name).mkdir(parents=True)
     (folder / "README.md").write_text("no model")
     lines = [f"The number {i} is read and given back." for i in range(40)]
-    train_vocabulary(lines, 290, tmp_path / "spiece.model")
+    train_vocabulary(lines, 290, base / "spiece.model")
     tf.keras.utils.set_random_seed(0)
     model = T5QueryGenerator(T5Config(300, 1, 2, 8, 12, 4, "1.0", dropout=0.0))
-    model.save_to_preset(folder / "t5_test", tmp_path / "spiece.model")
+    model.save_to_preset(folder / "t5_test", base / "spiece.model")
+    return model, folder
+
+
+@pytest.fixture
+def shipped(made, monkeypatch):
+    """The folder in place of the package's own."""
+    model, folder = made
     monkeypatch.setattr(presets, "_FOLDER", folder)
     # Whatever is asked for, nothing is downloaded.
     monkeypatch.setattr(keras_preset, "download", lambda name: pytest.fail(name))
@@ -48,7 +56,8 @@ def test_a_name_that_ships_is_found(shipped, tmp_path, monkeypatch):
         w.shape for w in model.encoder.weights
     ]
     vocabulary = vocabulary_in(locate("t5_test"))
-    assert vocabulary.read_bytes() == (tmp_path / "spiece.model").read_bytes()
+    given = (folder.parent / "spiece.model").read_bytes()
+    assert vocabulary.read_bytes() == given
 
 
 def test_a_directory_of_that_name_comes_first(shipped, tmp_path, monkeypatch):

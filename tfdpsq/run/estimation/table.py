@@ -57,10 +57,7 @@ def rows(
             settings.epsilon = math.inf if engine == "plain" else 8.0
             settings.engine = "fast" if engine == "plain" else engine
 
-            peaks = []
-            for settings.microbatch_size in range(1, _LARGEST + 1):
-                memory = formula.memory_of(settings, shape, sizes, process)
-                peaks.append(memory.peak)
+            peaks = _Peaks(settings, shape, sizes, process)
             yield Row(
                 size=size,
                 engine=engine,
@@ -70,6 +67,24 @@ def rows(
                     limit: bisect.bisect_right(peaks, limit * 10**9) for limit in LIMITS
                 },
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Peaks:
+    """Peaks of microbatches 1 to `_LARGEST`, which grow: computed where looked at."""
+
+    settings: ml_collections.ConfigDict
+    shape: T5Config
+    sizes: step.Sizes
+    process: int
+
+    def __len__(self) -> int:
+        return _LARGEST
+
+    def __getitem__(self, index: int) -> int:
+        self.settings.microbatch_size = index + 1
+        found = formula.memory_of(self.settings, self.shape, self.sizes, self.process)
+        return found.peak
 
 
 def head() -> str:
