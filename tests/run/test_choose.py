@@ -216,7 +216,7 @@ def test_a_point_that_diverged_counts_and_is_not_chosen(base, tmp_path, monkeypa
     monkeypatch.setattr(
         private_training,
         "learning_rate",
-        lambda stage: 3e38 if stage.learning_rate == 1e3 else stage.learning_rate,
+        lambda peak, schedule, steps: 3e38 if peak == 1e3 else peak,
     )
     config.finetune.steps = 3
     out = tmp_path / "generator"

@@ -79,7 +79,7 @@ class Entry:
 
 @dataclasses.dataclass
 class Report:
-    """What became of a log's rows.
+    """Counts of a log's rows, written and dropped.
 
     Attributes:
       rows: how many were read.

@@ -1,28 +1,28 @@
 """Verification of a certificate: all of it is recomputed from the file alone.
 
-A certificate says what was asked for (`spec`), the size of a batch, the noise and
-the steps that ran. Everything else that decides what is guaranteed follows from
-these, and is computed here anew and compared: q = B/n, the sensitivity, the noise's
-deviation, truncation's cost, ε by both accountants for the steps *executed*, δ and
-its warnings, all sentences that explain them, and the plan's fingerprint. Over all
-of it lies the digest. Of a run that was chosen among several, the same is done for
-each of them, and for their composition (see `selection`).
+A certificate states the request (`spec`), the size of a batch, the noise and the steps
+that ran. Everything else that decides the guarantee follows from these, and is
+recomputed here and compared: q = B/n, the sensitivity, the noise's deviation,
+truncation's cost, ε by both accountants for the steps *executed*, δ and its warnings,
+all sentences that explain them, and the plan's fingerprint. The digest covers all of
+it. If a run was chosen among several, each of them and their composition are checked
+in the same way (see `selection`).
 
 | changed in the file                       | found by                            |
 |-------------------------------------------|-------------------------------------|
 | anything at all                           | the digest                          |
 | a number or sentence that follows from    | comparison, even where the digest   |
-| others, or that others follow from        | was made anew                       |
-| description, sensitivity argument,        | the digest only; what they say is   |
+| others, or that others follow from        | was recomputed                      |
+| description, sensitivity argument,        | the digest only; their content is   |
 | training, fingerprints, private reads;    | the maker's word                    |
 | of a selection the score and the runs'    |                                     |
 | settings                                  |                                     |
 | everything, consistently, digest included | nothing in the file; the ledger     |
 
-The last row is what no file can prove of itself. A digest is no signature: whoever
-computes a whole certificate for a run that never was has a certificate that is true
-of itself. The owner of the private data can compare it with the ledger that training
-wrote (`ledger_problems`). Nobody can see from either that the code ran as stated.
+The last row is what no file can prove about itself. A digest is not a signature: a
+certificate computed as a whole for a run that never happened is consistent. The owner
+of the private data can compare it with the ledger that training wrote
+(`ledger_problems`). Neither shows that the code ran as stated.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _HALF = (1 << 63) - 1
 
 
 class DrawKey(NamedTuple):
-    """What a draw starts from, as TensorFlow's `StatelessRandom...V2` take it.
+    """The start of a draw, as TensorFlow's `StatelessRandom...V2` take it.
 
     Attributes:
       key: [1] uint64.

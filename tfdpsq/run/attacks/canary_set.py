@@ -49,7 +49,7 @@ class Canary:
 
     @property
     def in_document(self) -> bool:
-        """Whether the secret is in the document, and not in the query."""
+        """True if the secret is in the document, and not in the query."""
         return self.form in IN_DOCUMENT
 
     def query(self, secret: str | None = None) -> str:
