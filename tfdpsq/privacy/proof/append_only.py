@@ -99,12 +99,12 @@ class AppendOnlyFile:
             written; this one then stays.
           DataError: another program changed the file.
         """
-        descriptor = self._open_descriptor()
+        old = self._open_descriptor()
         with _explained(self.path):
-            self._check_untouched(descriptor)
+            self._check_untouched(old)
             # The lock on the old one keeps others away until the new one is there.
             self._descriptor = _create(self.path, first, os.replace)
-        os.close(descriptor)
+        os.close(old)
         self._size = len(first)
 
     def append(self, line: bytes) -> None:
