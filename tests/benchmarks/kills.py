@@ -21,10 +21,10 @@ Checks after the second run:
 
 Noise is drawn from fresh entropy, so two private runs never have equal bytes. The
 reference of a private stage therefore starts from a run directory that a killed run
-left when its first step was paid for: seeds, first weights, and that payment. Kills of that stage start
-from a copy of it. Kills named `fresh_*` start from nothing; there, weights cannot be
-compared, everything else is. `pipeline` and `choose` draw seeds as they go and count as
-fresh.
+left when its first step was paid for: seeds, first weights, and that payment. Kills of
+that stage start from a copy of it. Kills named `fresh_*` start from nothing; there,
+weights cannot be compared, everything else is. `pipeline` and `choose` draw seeds as
+they go and count as fresh.
 
 With --forked, commands are forked from a process that has imported TensorFlow: a kill
 takes half the time, and never hits an import. Use one way only per DIR.
