@@ -4,6 +4,8 @@
     DIRECTORY/state/secrets.json      seeds of noise, dropout and sampler
     DIRECTORY/state/step-00000025.npz weights and optimizer after 25 steps
 
+Until a step is paid for, seeds and weights are made again every time.
+
 The seeds are as secret as the data: anyone who has them can subtract the noise. So
 none of this is in a directory meant for release, and `discard` removes the state
 once the result is safe. The ledger stays.

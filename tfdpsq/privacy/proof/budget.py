@@ -230,7 +230,7 @@ def compose(
 
     Raises:
       InputError: no release; other pairs, another unit or another adjacency; a run with
-        two costs; or δ above the sum of theirs, or one that truncation uses up.
+        two costs or two trainings; or δ above the sum of theirs, or one that truncation uses up.
     """
     if not releases:
         raise validation.InputError(
@@ -423,7 +423,7 @@ def _runs_of(
 
 
 def _require_one_cost(releases: Mapping[str, Release]) -> None:
-    """Refuses releases that state other costs for the run of one ledger."""
+    """Refuses releases that state other costs or trainings for one ledger's run."""
     seen: dict[str, tuple[str, _Run]] = {}
     for name, release in releases.items():
         for key, run in release.runs.items():

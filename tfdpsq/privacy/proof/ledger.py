@@ -15,6 +15,8 @@ the data's owner keeps, flushed to the device *before* the optimizer moves:
 | after the update              | paid, with its effect   | rerun where its effect  |
 |                               |                         | was not saved, not paid |
 
+Until a step is paid for, every opening begins a new ledger, see `Ledger.open`.
+
 The ledger never holds fewer steps than took effect. Were the line written after
 the update, the middle row would be an update that nobody paid for. A replay is free
 because it is the *same* step: the caller must repeat it with the same rows and the
