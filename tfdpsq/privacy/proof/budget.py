@@ -230,7 +230,8 @@ def compose(
 
     Raises:
       InputError: no release; other pairs, another unit or another adjacency; a run with
-        two costs or two trainings; or δ above the sum of theirs, or one that truncation uses up.
+        two costs or two trainings; or δ above the sum of theirs, or one that truncation
+        uses up.
     """
     if not releases:
         raise validation.InputError(
