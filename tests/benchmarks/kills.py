@@ -21,16 +21,17 @@ Checks after the second run:
 
 Noise is drawn from fresh entropy, so two private runs never have equal bytes. The
 reference of a private stage therefore starts from a run directory that a killed run
-left before its first step: seeds, and a ledger without steps. Kills of that stage start
-from a copy of it. Kills named `fresh_*` start from nothing; there, weights cannot be
-compared, everything else is. `pipeline` and `choose` draw seeds as they go and count as
-fresh.
+left when its first step was paid for: seeds, first weights, and that payment. Kills of
+that stage start from a copy of it. Kills named `fresh_*` start from nothing; there,
+weights cannot be compared, everything else is. `pipeline` and `choose` draw seeds as
+they go and count as fresh.
 
 With --forked, commands are forked from a process that has imported TensorFlow: a kill
 takes half the time, and never hits an import. Use one way only per DIR.
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -153,7 +154,7 @@ class Bench:
             shutil.copy(key, private)
 
     def _seeds(self, stage):
-        """Makes a private directory as left by a run that was killed before step 0."""
+        """Makes a private directory as left by a run that was killed in step 0."""
         kept = self.directory / "seeds" / stage.name
         if kept.is_dir():
             return kept
@@ -163,22 +164,26 @@ class Bench:
         shutil.copy(self.directory / "inputs" / "fingerprint.key", place / PRIVATE)
         run = place / PRIVATE / "runs" / pathlib.Path(stage.out).name
         print(f"seeds: {stage.name}", file=sys.stderr, flush=True)
+        state, ledger = run / "state" / "step-00000000.npz", run / "ledger.jsonl"
+
+        def paid():
+            # Copied at once: later states replace it.
+            with contextlib.suppress(FileNotFoundError):
+                if not (place / state.name).is_file():
+                    shutil.copy(state, place)
+                return ledger.read_bytes().count(b"\n") > 1
+            return False
+
         child = start(self._command(stage, place), place)
-        wait(
-            child,
-            lambda: (
-                (run / "state" / "secrets.json").is_file()
-                and (run / "ledger.jsonl").is_file()
-            ),
-        )
+        wait(child, paid)
         end_group(child)
-        header = (run / "ledger.jsonl").read_bytes().split(b"\n")[0] + b"\n"
-        (run / "ledger.jsonl").write_bytes(header)
+        ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(True)[:2]))
         for path in (run / "state").iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != "secrets.json":
                 path.unlink()
+        shutil.copy(place / state.name, state)
         shutil.rmtree(place / PRIVATE / "logs", ignore_errors=True)
         kept.parent.mkdir(exist_ok=True)
         (place / PRIVATE).rename(kept)

@@ -217,7 +217,7 @@ def test_every_run_draws_two_seeds_of_128_bits(tmp_path):
     for number in range(40):
         directory = tmp_path / f"{number}"
         found = checkpoint.open_secrets(directory, 0, {})
-        assert checkpoint.open_secrets(directory, 0, {}) == found
+        assert checkpoint.open_secrets(directory, 1, {}) == found
         seeds += [found.noise_seed, found.sampler_seed]
     assert len(set(seeds)) == 80
     # Each bit is 0 in some and 1 in others: missed by chance once in 10^21.

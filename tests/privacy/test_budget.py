@@ -38,15 +38,15 @@ _SPECS = (
 _EXECUTED = (20, 60, 20, 20, 31)
 
 
-def _certificate(spec, steps=None, head="0", pairs="keyed:1"):
+def _certificate(spec, steps=None, head="0", pairs="keyed:1", rate=0.1, **inputs):
     plan = make_plan(spec)
     return make_certificate(
         plan,
         spec.steps if steps is None else steps,
         description="A model.",
         sensitivity_argument="Each loss depends on one unit alone.",
-        training={},
-        fingerprints={"pairs": pairs},
+        training={"learning_rate": rate},
+        fingerprints={"pairs": pairs, **inputs},
         ledger_head=head,
     )
 
@@ -223,6 +223,17 @@ def test_a_ledger_head_stands_for_one_run(five):
     copied = dataclasses.replace(releases["4"], runs={"0": releases["4"].runs["4"]})
     with pytest.raises(InputError, match="one of them was forged"):
         budget.compose({"true": releases["0"], "copy": copied})
+
+
+def test_one_head_with_two_trainings_is_not_one_run():
+    """A ledger was copied before step 0, and a setting changed: two runs, one price."""
+    one = budget.release_of(_certificate(_SPEC, code="of version 1"))
+    again = budget.release_of(_certificate(_SPEC, code="of version 2"))
+    assert budget.compose({"one": one, "again": again}).runs == 1
+    for change in ({"rate": 0.2}, {"init": "other weights"}):
+        other = budget.release_of(_certificate(_SPEC, **change))
+        with pytest.raises(InputError, match="one and other state the same ledger hea"):
+            budget.compose({"one": one, "other": other})
 
 
 def test_a_chosen_run_costs_all_runs_or_the_choice(five, chosen):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import stat
 
 import numpy as np
@@ -83,6 +84,41 @@ def test_the_head_tells_nothing_of_the_data(tmp_path):
         }
         assert len(nonces) == 2
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+
+
+def test_a_ledger_without_paid_steps_is_begun_again_and_no_copy_has_its_head(tmp_path):
+    """Copied after a kill before step 0, two runs had one head and counted once."""
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    _open(first).close()
+    shutil.copy(first, copy)
+    heads = set()
+    # The plan, too, may be corrected while nothing is paid.
+    for path, plan, steps in ((first, PLAN, 10), (copy, PLAN, 10), (copy, "x", 3)):
+        with _open(path, plan, steps=steps) as ledger:
+            heads.add(ledger.head)
+            assert (ledger.steps_paid, ledger.steps_allowed) == (0, steps)
+            with pytest.raises(InputError, match="another process uses it"):
+                _open(path, plan, steps=steps)
+            assert ledger.pay(0)
+            paid = path.read_bytes()
+        if path is copy and steps == 10:
+            _open(first.with_name("third")).close()
+            first.with_name("third").replace(copy)
+    assert len(heads) == 3
+    with _open(copy, "x", steps=3) as ledger:  # now it goes on
+        assert ledger.steps_paid == 1 and copy.read_bytes() == paid
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "copy"}
+
+
+def test_a_ledger_behind_a_saved_state_is_damaged_and_kept(paid):
+    before = paid.read_bytes()
+    header = before.splitlines(keepends=True)[0]
+    for content, taken in ((before, 5), (header, 1)):
+        paid.write_bytes(content)
+        with pytest.raises(DataError, match="Lines of the ledger were lost"):
+            Ledger.open(paid, PLAN, DATA, 10, taken)
+        assert paid.read_bytes() == content
 
 
 @pytest.mark.parametrize("step", [4, 5, 9])

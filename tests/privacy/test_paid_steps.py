@@ -106,11 +106,9 @@ def test_a_step_that_cannot_be_paid_for_has_no_effect(tmp_path, monkeypatch):
     assert read_ledger(tmp_path / FILE_NAME).steps_paid == 2
 
 
-def test_steps_taken_again_are_the_same_and_not_paid_for_again(tmp_path, monkeypatch):
+def test_steps_taken_again_are_the_same_and_not_paid_for_again(tmp_path):
     begun, whole = tmp_path / "begun", tmp_path / "whole"
-    with monkeypatch.context() as patch:
-        _cannot_pay(patch, 0)
-        assert _Run(begun).steps == 0  # seeds and first weights, and nothing more
+    assert _Run(begun, stop_at=1).steps == 1  # paid; the state before it is saved
     shutil.copytree(begun, whole)
     uninterrupted = _Run(whole)
     assert uninterrupted.executed == uninterrupted.steps == _STEPS
@@ -130,6 +128,21 @@ def test_steps_taken_again_are_the_same_and_not_paid_for_again(tmp_path, monkeyp
     assert first.losses[2] == second.losses[0]
     # Noise and slots are in these.
     assert second.bytes() == uninterrupted.bytes()
+
+
+def test_copies_of_a_run_that_paid_nothing_share_nothing(tmp_path, monkeypatch):
+    """A correction in one of them would be another run, under the same noise."""
+    begun, copy = tmp_path / "begun", tmp_path / "copy"
+    with monkeypatch.context() as patch:
+        _cannot_pay(patch, 0)
+        assert _Run(begun).steps == 0  # seeds and first weights, and nothing more
+    shutil.copytree(begun, copy)
+    one, other = _Run(begun, stop_at=1), _Run(copy, stop_at=1)
+    assert one.rows[0] != other.rows[0]
+    states = (checkpoint.open_secrets(at, 1, {}) for at in (begun, copy))
+    seeds = {seed for s in states for seed in (s.noise_seed, s.sampler_seed)}
+    assert len(seeds) == 4
+    assert read_ledger(begun / FILE_NAME).head != read_ledger(copy / FILE_NAME).head
 
 
 def test_a_run_stopped_early_counts_and_pays_for_what_it_ran(tmp_path):

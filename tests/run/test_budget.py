@@ -13,7 +13,7 @@ from tfdpsq import privacy
 from tfdpsq.data import train_vocabulary
 from tfdpsq.privacy.proof.certificate import digest_of
 from tfdpsq.run import budget, finetune, pipeline
-from tfdpsq.run.core import spending
+from tfdpsq.run.core import spending, workdir
 from tfdpsq.validation import InputError
 
 _SPEC = privacy.PrivacySpec(
@@ -206,6 +206,29 @@ def test_a_stage_is_refused_before_it_spends_and_runs_within_its_budget(
                     spending.require_within(plans, "keyed:1")
             else:
                 spending.require_within(plans, "keyed:1")
+
+
+def test_a_stage_keeps_others_from_the_budget_that_it_is_about_to_spend(tmp_path):
+    """Two that began together were each within it, and their total was not.
+
+    A lock is of an open file, so one more in this process stands for another's.
+    """
+    release = tmp_path / "work" / "release"
+    release.mkdir(parents=True)
+    plans = {"next": privacy.make_plan(_SPEC)}
+    with spending.limited(1.5, [], release / "a"):
+        spending.require_within(plans, "keyed:1")
+        with pytest.raises(workdir.Held):
+            workdir.held(release, "busy").__enter__()
+        with spending.limited(1.5, [], release / "b"):  # of the same job
+            spending.require_within(plans, "keyed:1")
+        with pytest.raises(workdir.Held):
+            workdir.held(release, "busy").__enter__()
+    with workdir.held(release, "busy"), spending.limited(1.5, [], release / "b"):
+        with pytest.raises(InputError, match="another process trains under a budget"):
+            spending.require_within(plans, "keyed:1")
+    with spending.limited(1.5, [], release / "b"):
+        spending.require_within(plans, "keyed:1")
 
 
 def _runs_counted(monkeypatch, released, place):

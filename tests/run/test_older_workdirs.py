@@ -65,15 +65,22 @@ def test_a_finished_stage_of_the_version_before(tmp_path):
 
 def test_a_run_that_paid_steps_under_the_version_before(tmp_path):
     run = tmp_path / "private" / "runs" / "generator"
-    private_training.open_run(run, _config(_OLD), {"pairs": "p"})
+
+    def begin(config):
+        with private_training.open_run(
+            run, _config(config), {"pairs": "p"}, tmp_path / "generator"
+        ):
+            pass
+
+    begin(_OLD)
     _without_version(run / "run.json")
     # Nothing is paid for: this version takes it over.
-    private_training.open_run(run, _config(_OLD), {"pairs": "p"})
+    begin(_OLD)
     content = _without_version(run / "run.json")
     with Ledger.open(run / FILE_NAME, "plan", "data", 3) as ledger:
         ledger.pay(0)
-    private_training.open_run(run, _config(_OLD), {"pairs": "p"})
+    begin(_OLD)
     with pytest.raises(InputError, match="config.secure: None there") as refused:
-        private_training.open_run(run, _config(_NEW), {"pairs": "p"})
+        begin(_NEW)
     assert _REFUSED in str(refused.value)
     assert json.loads((run / "run.json").read_text()) == content

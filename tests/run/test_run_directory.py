@@ -13,8 +13,18 @@ from tfdpsq.run.training import private_training
 from tfdpsq.validation import InputError
 
 
+def _open(directory, config=None, inputs=None, output="generator"):
+    return private_training.open_run(
+        directory,
+        config or {"steps": 3},
+        inputs or {"pairs": "keyed:a"},
+        directory.parent / output,
+    )
+
+
 def _begun(directory, paid=0):
-    private_training.open_run(directory, {"steps": 3}, {"pairs": "keyed:a"})
+    with _open(directory):
+        pass
     rows = directory / checkpoint.STATE / "rows"
     rows.mkdir(parents=True)
     (rows / "queries.npy").write_text("of the first data")
@@ -33,16 +43,17 @@ def test_a_run_that_paid_goes_on_with_its_own_settings_and_data(
 ):
     rows = _begun(tmp_path, paid=1)
     with pytest.raises(InputError, match="begun with another config or other data"):
-        private_training.open_run(tmp_path, config, inputs)
+        _open(tmp_path, config, inputs).__enter__()
     assert rows.is_dir()
-    private_training.open_run(tmp_path, {"steps": 3}, {"pairs": "keyed:a"})
-    assert rows.is_dir()
+    with _open(tmp_path):
+        assert rows.is_dir()
 
 
 def test_rows_of_other_data_do_not_outlive_a_change_before_the_first_step(tmp_path):
     """The next run would train on them, and its certificate name the new ones."""
     rows = _begun(tmp_path)
-    private_training.open_run(tmp_path, {"steps": 3}, {"pairs": "keyed:b"})
+    with _open(tmp_path, inputs={"pairs": "keyed:b"}):
+        pass
     assert not rows.exists()
     written = json.loads((tmp_path / private_training.RUN_FILE).read_text())
     assert written["inputs"] == {"pairs": "keyed:b"}
@@ -54,10 +65,75 @@ def test_a_closed_run_leaves_its_ledger_and_nothing_to_subtract_noise_with(tmp_p
     own = tmp_path / private_training.ROWS
     own.mkdir()
     (own / "queries.npy").write_text("tokens")
-    private_training.close_run(tmp_path)
+    private_training.close_run(tmp_path, tmp_path.parent / "generator")
     assert not rows.exists() and not own.exists()
     left = {path.name for path in tmp_path.rglob("*")}
     assert left == {FILE_NAME, private_training.RUN_FILE}
+
+
+def _everything(directory):
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path: path.read_bytes() for path in files}
+
+
+def test_a_second_process_is_refused_before_it_reads_or_deletes_anything(tmp_path):
+    """With another config it deleted the first one's seeds, which could not save.
+
+    A lock is of an open file, so a second one in this process stands for the other's.
+    """
+    rows, run = _begun(tmp_path / "run"), tmp_path / "run"
+    with _open(run), Ledger.open(run / FILE_NAME, "plan", "data", 3) as ledger:
+        checkpoint.open_secrets(run, 0, {})
+        before = _everything(run)
+        for config, output in (
+            ({"steps": 4}, "release/generator"),
+            (None, "generator"),
+        ):
+            with pytest.raises(
+                InputError, match="in use by another process.*use anoth"
+            ):
+                _open(run, config, output=output).__enter__()
+        private_training.close_run(run, tmp_path / "generator")
+        assert _everything(run) == before and rows.is_dir()
+        ledger.pay(0)
+    with _open(run):
+        pass
+
+
+def test_a_run_belongs_to_the_output_that_paid_for_it(tmp_path):
+    """X/generator and X/release/generator have one run directory."""
+    run = tmp_path / "work" / "private" / "runs" / "generator"
+    first, second = "../../generator", "../../release/generator"
+    with _open(run, output=second):
+        pass
+    with _open(run, output=first):  # nothing was paid: it may be taken over
+        checkpoint.open_secrets(run, 0, {})
+        with Ledger.open(run / FILE_NAME, "plan", "data", 3) as ledger:
+            ledger.pay(0)
+    before = _everything(run)
+    with pytest.raises(InputError, match="holds the run of .*/work/generator, which"):
+        _open(run, output=second).__enter__()
+    private_training.close_run(run, run.parent / second)
+    assert _everything(run) == before
+    # A moved workdir has its run.
+    (tmp_path / "work").rename(tmp_path / "moved")
+    run = tmp_path / "moved" / "private" / "runs" / "generator"
+    with _open(run, output=first):
+        pass
+    private_training.close_run(run, run.parent / first)
+    assert not checkpoint.is_open(run)
+
+
+def test_a_state_whose_ledger_is_lost_is_not_taken_for_a_run_that_paid_nothing(
+    tmp_path,
+):
+    _begun(tmp_path, paid=1)
+    checkpoint.save(tmp_path, 1, [], checkpoint.Secrets(1, 2))
+    (tmp_path / FILE_NAME).unlink()
+    before = _everything(tmp_path)
+    with pytest.raises(InputError, match="begun with another config"):
+        _open(tmp_path, {"steps": 4}).__enter__()
+    assert _everything(tmp_path) == before
 
 
 def test_what_is_trained_on_canaries_is_never_certified(tmp_path):

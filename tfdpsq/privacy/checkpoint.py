@@ -4,6 +4,8 @@
     DIRECTORY/state/secrets.json      seeds of noise, dropout and sampler
     DIRECTORY/state/step-00000025.npz weights and optimizer after 25 steps
 
+Until a step is paid for, seeds and weights are made again every time.
+
 The seeds are as secret as the data: anyone who has them can subtract the noise. So
 none of this is in a directory meant for release, and `discard` removes the state
 once the result is safe. The ledger stays.
@@ -58,7 +60,10 @@ def open_secrets(
     settings: Mapping[str, str],
     secure: bool = False,
 ) -> Secrets:
-    """The seeds of the run in `directory`, made and written if it is new.
+    """The seeds of the run in `directory`, made and written if no step is paid for.
+
+    Seeds and states found there are then removed: a copy of them may have gone on as
+    another run, and with the same noise both together reveal what it hides.
 
     Args:
       directory: the run's private directory.
@@ -72,49 +77,55 @@ def open_secrets(
       DataError: the file is damaged.
     """
     path = pathlib.Path(directory) / STATE / SECRETS
-    if path.is_file():
-        try:
-            found = validation.parse_json(path.read_text("utf-8"))
-            kept = Secrets(int(found["noise_seed"]), int(found["sampler_seed"]))
-            before = {str(k): str(v) for k, v in found["settings"].items()}
-        except (ValueError, KeyError, TypeError) as error:
-            raise validation.DataError(
-                path,
-                f"it does not hold the run's two seeds ({error})",
-                "Restore it from a backup: without it the run cannot go on.",
-            ) from error
-        for name, value in settings.items():
-            if steps_paid and name not in before:
-                raise validation.InputError(
-                    f"the run in {directory} began with an older tfdpsq, which has no "
-                    f"{name} {value!r}, so the steps it paid for would be other steps. "
-                    "Go on with that version, or use another directory."
-                )
-            if steps_paid and before[name] != value:
-                raise validation.InputError(
-                    f"{name} was {before.get(name)} when the run in {directory} began, "
-                    f"and is {value} now, so the steps it paid for would be other "
-                    "steps. Go on as it began, or use another directory."
-                )
-        if steps_paid and before.get("replicas", "1") != "1":
-            raise validation.InputError(
-                f"the run in {directory} began on {before['replicas']} replicas with "
-                "an older tfdpsq, which dealt them other rows. Go on with that one."
-            )
-        if not steps_paid and before != dict(settings):
-            _write(path, _content(kept, settings))
-        return kept
-    if steps_paid:
+    if not steps_paid:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left in _files(path.parent):
+            left.unlink()
+        made = Secrets(fresh_seed(secure), fresh_seed(secure))
+        _write(path, _content(made, settings))
+        return made
+    if not path.is_file():
         raise spent(directory, steps_paid, f"{path} is not there")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    made = Secrets(fresh_seed(secure), fresh_seed(secure))
-    _write(path, _content(made, settings))
-    return made
+    try:
+        found = validation.parse_json(path.read_text("utf-8"))
+        kept = Secrets(int(found["noise_seed"]), int(found["sampler_seed"]))
+        before = {str(k): str(v) for k, v in found["settings"].items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise validation.DataError(
+            path,
+            f"it does not hold the run's two seeds ({error})",
+            "Restore it from a backup: without it the run cannot go on.",
+        ) from error
+    for name, value in settings.items():
+        if name not in before:
+            raise validation.InputError(
+                f"the run in {directory} began with an older tfdpsq, which has no "
+                f"{name} {value!r}, so the steps it paid for would be other steps. "
+                "Go on with that version, or use another directory."
+            )
+        if before[name] != value:
+            raise validation.InputError(
+                f"{name} was {before[name]} when the run in {directory} began, "
+                f"and is {value} now, so the steps it paid for would be other "
+                "steps. Go on as it began, or use another directory."
+            )
+    if before.get("replicas", "1") != "1":
+        raise validation.InputError(
+            f"the run in {directory} began on {before['replicas']} replicas with "
+            "an older tfdpsq, which dealt them other rows. Go on with that one."
+        )
+    return kept
 
 
 def is_open(directory: str | os.PathLike) -> bool:
     """Returns whether the directory holds the seeds of a run not yet discarded."""
     return (pathlib.Path(directory) / STATE / SECRETS).is_file()
+
+
+def steps_taken(directory: str | os.PathLike) -> int:
+    """Returns the steps executed in the last saved state; 0 where there is none."""
+    files = _files(pathlib.Path(directory) / STATE)
+    return _step(files[-1]) if files else 0
 
 
 def save(
@@ -176,8 +187,8 @@ def restore(
       Steps executed in that state; `None` where the run is new.
 
     Raises:
-      InputError: the state is of other variables; the ledger has fewer steps than
-        the state; or steps were paid for and there is no state.
+      InputError: the state is of other variables; or steps were paid for and there
+        is no state.
       DataError: the file is damaged.
     """
     files = _files(pathlib.Path(directory) / STATE)
@@ -186,13 +197,6 @@ def restore(
             raise spent(directory, steps_paid, "there is no saved state")
         return None
     path = files[-1]
-    step = int(path.stem.split("-")[1])
-    if step > steps_paid:
-        raise validation.DataError(
-            path,
-            f"it is the state after {step} steps, but the ledger has {steps_paid}",
-            "Lines of the ledger were lost: restore it from a backup.",
-        )
     try:
         with np.load(path) as saved:
             digest = str(saved["secrets"])
@@ -221,7 +225,7 @@ def restore(
         )
     for variable, value in zip(variables, values):
         variable.assign(value.view(variable.dtype.as_numpy_dtype))
-    return step
+    return _step(path)
 
 
 def discard(directory: str | os.PathLike) -> None:
@@ -259,6 +263,10 @@ def _plain(variable: tf.Variable) -> np.ndarray:
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(folder.glob("step-*.npz"))
+
+
+def _step(path: pathlib.Path) -> int:
+    return int(path.stem.split("-")[1])
 
 
 def _content(secrets: Secrets, settings: Mapping[str, str]) -> bytes:

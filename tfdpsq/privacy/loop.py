@@ -24,7 +24,7 @@ from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.endings import Diverged, Preempted, finite_check
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
-from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
+from tfdpsq.privacy.proof.ledger import Ledger
 from tfdpsq.privacy.randomness.sampling import Sampler
 
 Take = Callable[[np.ndarray], Mapping[str, np.ndarray]]
@@ -186,6 +186,9 @@ def kept_in(
 ) -> Iterator[Kept | None]:
     """Opens the ledger and the seeds in a directory; gives `None` without one.
 
+    Until a step is paid for, both are made again each time. So a ledger's head and its
+    seeds belong to one run, even if somebody copied the directory before.
+
     Raises:
       InputError: they are of another plan, other data or settings, or damaged.
     """
@@ -194,15 +197,16 @@ def kept_in(
         return
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, LEDGER)
-    if (
-        not plan.spec.private
-        and not checkpoint.is_open(directory)
-        and os.path.exists(path)
-        and read_ledger(path).plan == plan.fingerprint
-    ):
-        # Without a guarantee nothing is spent: a run may simply be done again.
-        os.remove(path)
-    ledger = Ledger.open(path, plan.fingerprint, data_fingerprint, plan.spec.steps)
+    # Without a guarantee nothing is spent: a finished run may simply be done again.
+    repeats = not plan.spec.private and not checkpoint.is_open(directory)
+    ledger = Ledger.open(
+        path,
+        plan.fingerprint,
+        data_fingerprint,
+        plan.spec.steps,
+        checkpoint.steps_taken(directory),
+        repeats,
+    )
     try:
         secrets = checkpoint.open_secrets(
             directory, ledger.steps_paid, settings, plan.spec.secure

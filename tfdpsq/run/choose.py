@@ -265,7 +265,7 @@ class _Choice:
                 atomic_write(failed, json.dumps(error.certificate))
             tf.keras.backend.clear_session()
         if failed.is_file():
-            training.close_run(self._run(point.name))
+            training.close_run(self._run(point.name), out)
             return {
                 "certificate": certificates.load_certificate(failed),
                 "diverged": True,

@@ -151,7 +151,7 @@ def run(
         context.output, config, context.inputs, lambda out: _make(config, context, out)
     )
     # Only now is the result safe, and the seeds of its noise have no further use.
-    private_training.close_run(context.run_dir)
+    private_training.close_run(context.run_dir, directory)
     outcomes.require_converged(stage, directory, config.learning_rate)
     return stage
 
@@ -178,39 +178,41 @@ def _make(
             config.learning_rate, config.schedule, config.steps
         )
         optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
-    private_training.open_run(context.run_dir, written, context.inputs)
-    options = {
-        name: config[name] for name in ("query_length", "document_length", "prompt")
-    }
-    rows = _tokenised(context.run_dir, source, context.tokenizer, options)
-    reads = private_training.record_losses(context, source, config.strict)
-    with private_training.progress_of(
-        context,
-        steps=config.steps,
-        batch_size=config.batch_size,
-        tokens=config.query_length + config.document_length,
-        save_every=config.save_every,
-        strict=config.strict,
-    ) as progress:
-        if source.private:
-            progress.epsilon = plan.epsilon_so_far
-        outcome = private_training.train(
-            devices,
-            model,
-            plan,
-            lambda batch: model.per_example_losses(batch, training=True),
-            optimizer,
-            rows.take,
-            config.microbatch_size,
-            layers=[model],
-            units=units.count,
-            groups=units.groups,
-            directory=context.run_dir,
-            data_fingerprint=context.inputs["pairs"],
+    with private_training.open_run(
+        context.run_dir, written, context.inputs, context.output.directory
+    ):
+        options = {
+            name: config[name] for name in ("query_length", "document_length", "prompt")
+        }
+        rows = _tokenised(context.run_dir, source, context.tokenizer, options)
+        reads = private_training.record_losses(context, source, config.strict)
+        with private_training.progress_of(
+            context,
+            steps=config.steps,
+            batch_size=config.batch_size,
+            tokens=config.query_length + config.document_length,
             save_every=config.save_every,
-            on_step=progress,
-            jit_compile=config.jit_compile,
-        )
+            strict=config.strict,
+        ) as progress:
+            if source.private:
+                progress.epsilon = plan.epsilon_so_far
+            outcome = private_training.train(
+                devices,
+                model,
+                plan,
+                lambda batch: model.per_example_losses(batch, training=True),
+                optimizer,
+                rows.take,
+                config.microbatch_size,
+                layers=[model],
+                units=units.count,
+                groups=units.groups,
+                directory=context.run_dir,
+                data_fingerprint=context.inputs["pairs"],
+                save_every=config.save_every,
+                on_step=progress,
+                jit_compile=config.jit_compile,
+            )
     if not devices.chief:
         return {}
     certificate = certificates.inherited_certificate(source.certificate, context.parent)

@@ -15,6 +15,7 @@ any size. With hard negatives, and by the other methods, the pairs are in memory
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -159,7 +160,7 @@ def run(
         context.inputs,
         lambda out: _make(config, context, negatives, out),
     )
-    private_training.close_run(context.run_dir)
+    private_training.close_run(context.run_dir, directory)
     outcomes.require_converged(stage, directory, config.learning_rate)
     return stage
 
@@ -253,15 +254,22 @@ def _make(
                 # Tokenised private queries are private.
                 scratch = context.run_dir if source.private else out
                 rows = scratch / private_training.ROWS
-                plain_training.train(
-                    config, context, model, source, negatives, progress, rows
-                )
+                with (
+                    private_training.locked(context.run_dir)
+                    if source.private
+                    else contextlib.nullcontext()
+                ):
+                    plain_training.train(
+                        config, context, model, source, negatives, progress, rows
+                    )
                 outcome = outcomes.Outcome(config.steps)
             else:
-                private_training.open_run(context.run_dir, config, context.inputs)
-                plan, outcome = direct_training.train(
-                    config, context, model, source, negatives, progress
-                )
+                with private_training.open_run(
+                    context.run_dir, config, context.inputs, context.output.directory
+                ):
+                    plan, outcome = direct_training.train(
+                        config, context, model, source, negatives, progress
+                    )
         if config.method != "plain":
             if not devices.chief:
                 return {}

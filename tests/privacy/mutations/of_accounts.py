@@ -34,11 +34,8 @@ MUTATIONS = (
         "name": "ledger_of_a_private_run_wiped",
         "kind": "ledger",
         "file": "tfdpsq/privacy/loop.py",
-        "old": (
-            "        not plan.spec.private\n"
-            "        and not checkpoint.is_open(directory)"
-        ),
-        "new": "        not checkpoint.is_open(directory)",
+        "old": "repeats = not plan.spec.private and not",
+        "new": "repeats = not",
         "tests": (
             "tests/privacy/test_before_spending.py::"
             "test_a_finished_run_is_not_paid_for_by_its_own_ledger_again",

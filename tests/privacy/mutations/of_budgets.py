@@ -322,4 +322,88 @@ MUTATIONS = (
         ),
         "why": "the generator is paid for, and the rest of its job refused",
     },
+    {
+        "name": "ledger_kept_though_nothing_is_paid",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/proof/ledger.py",
+        "old": "            elif summary.head != head:\n",
+        "new": "            elif summary.plan != plan_fingerprint:\n",
+        "tests": (
+            "tests/privacy/test_ledger.py::"
+            "test_a_ledger_without_paid_steps_is_begun_again_and_no_copy_has_its_head",
+        ),
+        "why": "two runs from a copied directory have one head, and count once",
+    },
+    {
+        "name": "ledger_behind_its_state_begun_again",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/proof/ledger.py",
+        "old": "            if summary.steps_paid < steps_taken:\n",
+        "new": "            if summary.steps_paid < 0:\n",
+        "tests": (
+            "tests/privacy/test_ledger.py::"
+            "test_a_ledger_behind_a_saved_state_is_damaged_and_kept",
+        ),
+        "why": "a run that lost its ledger spends its budget again, uncounted",
+    },
+    {
+        "name": "seeds_kept_though_nothing_is_paid",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "    if not steps_paid:\n        path.parent",
+        "new": "    if not steps_paid and not path.is_file():\n        path.parent",
+        "tests": (
+            "tests/privacy/test_paid_steps.py::"
+            "test_copies_of_a_run_that_paid_nothing_share_nothing",
+        ),
+        "why": "two releases have the same noise, which their difference reveals",
+    },
+    {
+        "name": "run_directory_not_locked",
+        "kind": "resumes",
+        "file": "tfdpsq/run/training/private_training.py",
+        "old": "    with locked(directory):\n        _begin",
+        "new": "    with contextlib.nullcontext():\n        _begin",
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_a_second_process_is_refused_before_it_reads_or_deletes_anything",
+        ),
+        "why": "a second process deletes the seeds of steps that the first one pays",
+    },
+    {
+        "name": "run_of_another_output_closed",
+        "kind": "resumes",
+        "file": "tfdpsq/run/training/private_training.py",
+        "old": "        if _is_of(directory, output):\n",
+        "new": "        if directory.is_dir():\n",
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_a_run_belongs_to_the_output_that_paid_for_it",
+        ),
+        "why": "steps that a killed run paid for can never be finished",
+    },
+    {
+        "name": "one_head_with_two_trainings_counted_once",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/budget.py",
+        "old": "            if digest != before_digest:\n",
+        "new": "            if name == before_name and digest != before_digest:\n",
+        "tests": (
+            "tests/privacy/test_budget.py::"
+            "test_one_head_with_two_trainings_is_not_one_run",
+        ),
+        "why": "two releases from a copied ledger cost as much as one",
+    },
+    {
+        "name": "limit_reserves_nothing",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "        _reserve(limit.folders)\n",
+        "new": "        _reserve(())\n",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_a_stage_keeps_others_from_the_budget_that_it_is_about_to_spend",
+        ),
+        "why": "two stages that begin together are each within a budget for one",
+    },
 )

@@ -202,8 +202,8 @@ MUTATIONS = (
         "name": "settings_changed_on_resume",
         "kind": "resumes",
         "file": "tfdpsq/privacy/checkpoint.py",
-        "old": "            if steps_paid and before[name] != value:\n",
-        "new": "            if steps_paid and False:\n",
+        "old": "        if before[name] != value:\n",
+        "new": "        if False:\n",
         "tests": (
             "tests/privacy/test_resume.py::"
             "test_what_changed_is_named_once_a_step_is_paid_for",

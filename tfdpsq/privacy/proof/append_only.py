@@ -13,7 +13,7 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -88,6 +88,25 @@ class AppendOnlyFile:
             os.fsync(self._open_descriptor())
         self._size = size
 
+    def replace(self, first: bytes) -> None:
+        """Puts a new file, locked as well, in this one's place.
+
+        Args:
+          first: what the new file begins with.
+
+        Raises:
+          InputError: the file is closed, was deleted, or the new one cannot be
+            written; this one then stays.
+          DataError: another program changed the file.
+        """
+        old = self._open_descriptor()
+        with _explained(self.path):
+            self._check_untouched(old)
+            # The lock on the old one keeps others away until the new one is there.
+            self._descriptor = _create(self.path, first, os.replace)
+        os.close(old)
+        self._size = len(first)
+
     def append(self, line: bytes) -> None:
         """Adds a line, which is on the device when this returns.
 
@@ -145,10 +164,11 @@ class AppendOnlyFile:
             )
 
 
-def _create(path: Path, first: bytes) -> int | None:
+def _create(path: Path, first: bytes, place: Callable = os.link) -> int | None:
     """Makes a file and locks it; None where another process made it meanwhile.
 
-    It is locked before it has its name, so nobody comes in between.
+    It is locked before it has its name, so nobody comes in between. `place` gives it
+    the name; a link, unlike a rename, never replaces another's file.
     """
     _make_folder(path.parent, 0o700)  # what else comes there is private, too
     partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
@@ -159,7 +179,7 @@ def _create(path: Path, first: bytes) -> int | None:
         if os.write(descriptor, first) != len(first):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(descriptor)
-        os.link(partial, path)  # Unlike a rename, never over another's file.
+        place(partial, path)
     except FileExistsError:
         os.close(descriptor)
         return None
@@ -167,7 +187,8 @@ def _create(path: Path, first: bytes) -> int | None:
         os.close(descriptor)
         raise
     finally:
-        os.unlink(partial)
+        with contextlib.suppress(FileNotFoundError):  # renamed
+            os.unlink(partial)
     _flush(path.parent)
     return descriptor
 

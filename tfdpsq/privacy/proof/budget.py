@@ -38,7 +38,9 @@ composition as a privacy filter: Rogers et al. 2016). So both are given.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -69,6 +71,8 @@ class Release:
       delta: δ of the certificate.
       open_choice: whether units that were held out chose among the runs without noise,
         so that nothing is guaranteed for them.
+      trained: ledger head -> digest of what the certificate states of that run's
+        training and data, where it does.
       nameless: whether a run has no ledger head, so that a second run of the same
         settings has an equal certificate.
     """
@@ -79,6 +83,7 @@ class Release:
     delta: float
     open_choice: bool = False
     nameless: bool = False
+    trained: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +155,8 @@ def release_of(
     pairs = entry_at(certificate, "fingerprints.pairs")
     pairs = pairs if isinstance(pairs, str) else None
     delta = float(certificate["guarantee"]["delta"])
+    head = certificate["ledger_head"]
+    trained = {head: _trained(certificate)} if head else {}
     if "selection" in certificate:
         selection = selection_of(certificate)
         runs = {
@@ -162,11 +169,16 @@ def release_of(
         open_choice = bool(selection.choice_epsilon is None)
         nameless = not all(run.ledger_head for run in selection.runs.values())
         return Release(
-            runs, selection.choice_epsilon, pairs, delta, open_choice, nameless
+            runs,
+            selection.choice_epsilon,
+            pairs,
+            delta,
+            open_choice,
+            nameless,
+            trained,
         )
-    head = certificate["ledger_head"]
     runs = {head or digest_of(certificate): plan_of(certificate)}
-    return Release(runs, None, pairs, delta, nameless=not head)
+    return Release(runs, None, pairs, delta, nameless=not head, trained=trained)
 
 
 def require_one_run(release: Release, places: Sequence[str]) -> None:
@@ -218,7 +230,8 @@ def compose(
 
     Raises:
       InputError: no release; other pairs, another unit or another adjacency; a run with
-        two costs; or δ above the sum of theirs, or one that truncation uses up.
+        two costs or two trainings; or δ above the sum of theirs, or one that truncation
+        uses up.
     """
     if not releases:
         raise validation.InputError(
@@ -411,7 +424,7 @@ def _runs_of(
 
 
 def _require_one_cost(releases: Mapping[str, Release]) -> None:
-    """Refuses releases that state other costs for the run of one ledger."""
+    """Refuses releases that state other costs or trainings for one ledger's run."""
     seen: dict[str, tuple[str, _Run]] = {}
     for name, release in releases.items():
         for key, run in release.runs.items():
@@ -424,6 +437,24 @@ def _require_one_cost(releases: Mapping[str, Release]) -> None:
                     "runs, so one of them was forged. Compare both with the ledger: "
                     "tfdpsq verify CERTIFICATE --ledger=LEDGER."
                 )
+    stated: dict[str, tuple[str, str]] = {}
+    for name, release in releases.items():
+        for head, digest in release.trained.items():
+            before_name, before_digest = stated.setdefault(head, (name, digest))
+            if digest != before_digest:
+                raise validation.InputError(
+                    f"{before_name} and {name} state the same ledger head and another "
+                    "training or other inputs: two runs from a copied ledger, which "
+                    "may share their noise, so that no total holds for both, or one "
+                    "was edited. Compare both with what they were made with."
+                )
+
+
+def _trained(certificate: Mapping[str, Any]) -> str:
+    """Returns a digest of what a run's certificate states of training and inputs."""
+    inputs = {**certificate["fingerprints"], "code": None}  # a newer one may go on
+    stated = json.dumps([certificate["training"], inputs], sort_keys=True)
+    return hashlib.sha256(stated.encode()).hexdigest()
 
 
 def _keys(log: Composition) -> set[str]:

@@ -15,6 +15,8 @@ the data's owner keeps, flushed to the device *before* the optimizer moves:
 | after the update              | paid, with its effect   | rerun where its effect  |
 |                               |                         | was not saved, not paid |
 
+Until a step is paid for, every opening begins a new ledger, see `Ledger.open`.
+
 The ledger never holds fewer steps than took effect. Were the line written after
 the update, the middle row would be an update that nobody paid for. A replay is free
 because it is the *same* step: the caller must repeat it with the same rows and the
@@ -103,8 +105,14 @@ class Ledger:
         plan_fingerprint: str,
         data_fingerprint: str,
         steps: int,
+        steps_taken: int = 0,
+        repeats: bool = False,
     ) -> Ledger:
         """Makes a ledger, or reopens the one of the same plan and data.
+
+        A ledger without paid steps is replaced by a new one, of any plan and data: no
+        step ran, and a copy of it may have gone on as another run, whose head must
+        not be this one's.
 
         A new ledger appears with its header whole or not at all. On reopening, all
         lines are checked, and a torn last line is cut off. That is safe: a line
@@ -119,11 +127,14 @@ class Ledger:
           plan_fingerprint: `PrivacyPlan.fingerprint`.
           data_fingerprint: identifies the private data.
           steps: logical steps the plan allows.
+          steps_taken: logical steps that are known to have run, by a saved state.
+          repeats: a ledger of the same plan is replaced whatever was paid; for runs
+            without a guarantee, which spend nothing.
 
         Raises:
-          InputError: the file is in use, was made for another plan, data or number
-            of steps, or cannot be read or written.
-          DataError: a line is damaged.
+          InputError: the file is in use, has paid steps of another plan, data or
+            number of steps, or cannot be read or written.
+          DataError: a line is damaged, or fewer steps are paid than ran.
         """
         header = {
             "format": FORMAT,
@@ -132,11 +143,26 @@ class Ledger:
             "steps": int(positive_integer("steps", steps)),
             "nonce": secrets.token_hex(32),
         }
-        file = AppendOnlyFile.open(path, _line(header, "")[0])
+        first, head = _line(header, "")
+        file = AppendOnlyFile.open(path, first)
         try:
             with file.reader() as lines:
                 summary, size, torn = _read(file.path, lines)
-            _check_same(file.path, summary, header)
+            if summary.steps_paid < steps_taken:
+                raise DataError(
+                    file.path,
+                    f"it pays for {summary.steps_paid} steps, and a saved state is "
+                    f"that after {steps_taken}",
+                    "Lines of the ledger were lost: restore it from a backup",
+                )
+            begun = summary.steps_paid and not (
+                repeats and summary.plan == plan_fingerprint
+            )
+            if begun:
+                _check_same(file.path, summary, header)
+            elif summary.head != head:
+                file.replace(first)
+                summary, torn = _summary(header, 0, head), 0
             if torn:
                 logging.warning(
                     "%s: cut off %d bytes of a line that was being written when its "

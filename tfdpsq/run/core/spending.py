@@ -2,7 +2,11 @@
 
 A stage under a limit composes its plan with every certificate in the `release/` folder
 of its workdir and in each directory given with `--released`, before its first step, and
-refuses to run if their total would exceed the limit. Without `--budget` nothing is
+refuses to run if their total would exceed the limit. Until it ends, no other stage can
+begin under a limit that counts the same `release/`: what it will release is not there
+yet. This holds among processes of one machine and for that folder alone; stages with
+other workdirs that name each other in `--released` must run one after the other.
+Without `--budget` nothing is
 checked: a workdir cannot know what was released elsewhere. A run that was killed before
 it was finished does not count: nothing of it was released, and the command that resumes
 it is checked with all of its steps.
@@ -20,7 +24,7 @@ from typing import Any
 from tfdpsq import privacy, validation
 from tfdpsq.privacy.proof import budget, certificate_files
 from tfdpsq.privacy.proof.certificate import FILE_NAME
-from tfdpsq.run.core import releases
+from tfdpsq.run.core import releases, workdir
 
 # Files that state a certificate's digest, which is then missing if there is none.
 _MARKED = (FILE_NAME, releases.STAGE_FILE, *certificate_files.CONFIGS)
@@ -52,6 +56,8 @@ class _Limit:
 
 
 _limits: list[_Limit] = []
+# Folders of releases that this process has locked, until its outermost limit ends.
+_reserved: dict[str, contextlib.ExitStack] = {}
 
 
 def find_certificates(directory: str | os.PathLike) -> Found:
@@ -162,6 +168,8 @@ def limited(
         yield
     finally:
         _limits.pop()
+        while _reserved and not _limits:
+            _reserved.popitem()[1].close()
 
 
 def is_limited() -> bool:
@@ -182,7 +190,8 @@ def require_within(
       choice_epsilon: ε of a private choice among the runs.
 
     Raises:
-      InputError: the total would exceed the limit, or cannot be computed.
+      InputError: the total would exceed the limit, or cannot be computed; or another
+        process spends under a limit that counts the same releases.
     """
     if not _limits or not all(plan.spec.private for plan in plans.values()):
         return
@@ -212,6 +221,7 @@ def require_job_within(plans: Mapping[str, privacy.PrivacyPlan]) -> None:
 
 def _require_within(planned: Mapping[str, budget.Release]) -> None:
     for limit in _limits:
+        _reserve(limit.folders)
         released: dict[str, budget.Release] = {}
         for folder in limit.folders:
             if os.path.isdir(folder):
@@ -219,6 +229,22 @@ def _require_within(planned: Mapping[str, budget.Release]) -> None:
         for folder in limit.released:
             released.update(_releases_in(folder, may_be_empty=False))
         budget.require_within(limit.epsilon, released, planned)
+
+
+def _reserve(folders: Sequence[str]) -> None:
+    """Keeps others from spending what is about to be spent, and not yet released."""
+    for folder in folders:
+        if folder not in _reserved and os.path.isdir(folder):
+            lock = contextlib.ExitStack()
+            lock.enter_context(
+                workdir.held(
+                    folder,
+                    f"another process trains under a budget that counts {folder}, "
+                    "where its release is missing yet. Nothing was spent: wait until "
+                    "it ends, or stop it.",
+                )
+            )
+            _reserved[folder] = lock
 
 
 def _releases_in(folder: str, may_be_empty: bool) -> dict[str, budget.Release]:

@@ -225,18 +225,23 @@ def _fingerprint(wanted: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
 
 
+class Held(validation.InputError):
+    """Another process holds a directory's lock."""
+
+
 @contextlib.contextmanager
-def _held(partial: pathlib.Path, directory: pathlib.Path) -> Iterator[None]:
-    """Locks an unfinished directory, so that no process takes it for abandoned."""
-    descriptor = os.open(partial, os.O_RDONLY)
+def held(directory: str | os.PathLike, message: str) -> Iterator[None]:
+    """Locks a directory against other processes, until the block or the process ends.
+
+    Raises:
+      Held: with `message`.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise validation.InputError(
-                f"{directory} is being made by another process. Wait until it is "
-                "finished, stop it, or use another directory."
-            ) from error
+            raise Held(message) from error
         yield
     finally:
         os.close(descriptor)
@@ -252,10 +257,15 @@ def new_directory(output: releases.Output) -> Iterator[pathlib.Path]:
       InputError: the output exists, or is being made by another process.
     """
     directory = output.directory
+    busy = (
+        f"{directory} is being made by another process. Wait until it is finished, "
+        "stop it, or use another directory."
+    )
+    # Locked, so that no process takes it for abandoned.
     for left in directory.parent.glob(files.partial_pattern(directory.name)):
-        with _held(left, directory):
+        with held(left, busy):
             shutil.rmtree(left)  # of a run that was killed; it was never released
-    with outputs.filled(output) as temporary, _held(temporary, directory):
+    with outputs.filled(output) as temporary, held(temporary, busy):
         yield temporary
 
 

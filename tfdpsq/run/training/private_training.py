@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -25,6 +27,8 @@ from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import outcomes
 
 RUN_FILE = "run.json"
+# In it: the output, from the run's directory.
+_OUTPUT = "output"
 # In a run's directory: the tokenised pairs, without protection while it trains.
 ROWS = "rows"
 LOSS_READ = {
@@ -174,20 +178,50 @@ def declared_n(
     return n_bound, False
 
 
-def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) -> None:
-    """Opens the directory of a run's secrets, states and ledger.
+@contextlib.contextmanager
+def open_run(
+    directory: pathlib.Path,
+    config: Any,
+    inputs: Mapping[str, str],
+    output: pathlib.Path,
+) -> Iterator[None]:
+    """Opens the directory of a run's secrets, states and ledger, and keeps it locked.
 
     Creates it if it is missing. `config` and `inputs` are what the result depends on.
+    Outputs with one name can share the directory (`release/NAME` and `NAME`), so it
+    belongs to the `output` whose run paid for a step.
 
     Raises:
-      InputError: a run with other settings or data was begun there.
+      InputError: another process uses it; or a run with other settings or data, or of
+        another output, was begun there.
     """
+    with locked(directory):
+        _begin(directory, config, inputs, output)
+        yield
+
+
+def _begin(
+    directory: pathlib.Path,
+    config: Any,
+    inputs: Mapping[str, str],
+    output: pathlib.Path,
+) -> None:
     wanted = {"config": workdir.plain(config), "inputs": dict(inputs)}
     path = directory / RUN_FILE
     paid = directory / ledger.FILE_NAME
     found = workdir.read_json(path) if path.is_file() else {}
-    differences = workdir.differences({**found, workdir.MADE_BY: None}, wanted)
-    if found and paid.is_file() and ledger.read_ledger(paid).steps_paid:
+    not_compared = {workdir.MADE_BY: None, _OUTPUT: None}
+    differences = workdir.differences({**found, **not_compared}, wanted)
+    # A state after some steps: then the ledger is damaged, and nothing is deleted.
+    begun = paid.is_file() and ledger.read_ledger(paid).steps_paid
+    if found and (begun or checkpoint.steps_taken(directory)):
+        if not _is_of(directory, output):
+            of = os.path.normpath(os.path.join(directory, found[_OUTPUT]))
+            raise validation.InputError(
+                f"{directory} holds the run of {of}, which was begun and has the same "
+                f"name as {output}. Go on with {of}, or use another name for the new "
+                "output."
+            )
         if differences:
             raise validation.InputError(
                 f"{directory} holds a run that was begun with another config or other "
@@ -200,9 +234,33 @@ def open_run(directory: pathlib.Path, config: Any, inputs: Mapping[str, str]) ->
         if found and differences:
             checkpoint.discard(directory)
         wanted.update(workdir.made_by())
-        outputs.open_private(directory)
         with outputs.owner_only():
-            write_json(path, wanted)
+            write_json(path, {**wanted, _OUTPUT: _relative(directory, output)})
+
+
+def locked(directory: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    """Opens a run's directory, and locks it against other processes.
+
+    Raises:
+      Held: another process uses it.
+    """
+    return workdir.held(
+        outputs.open_private(directory),
+        f"{directory} is in use by another process, for this output or for one of the "
+        "same name. Wait until it ends, stop it, or use another name.",
+    )
+
+
+def _is_of(directory: pathlib.Path, output: pathlib.Path) -> bool:
+    """Returns whether a run is of an output; also where an older version began it."""
+    path = directory / RUN_FILE
+    of = workdir.read_json(path).get(_OUTPUT) if path.is_file() else None
+    return of in (None, _relative(directory, output))
+
+
+def _relative(directory: pathlib.Path, output: pathlib.Path) -> str:
+    # Still true where the workdir is moved or copied.
+    return os.path.relpath(os.path.realpath(output), os.path.realpath(directory))
 
 
 def train(
@@ -244,10 +302,17 @@ def train(
         return outcomes.Outcome(paid)
 
 
-def close_run(directory: pathlib.Path) -> None:
-    """Removes a finished run's seeds, states and rows; its ledger stays."""
-    checkpoint.discard(directory)
-    shutil.rmtree(directory / ROWS, ignore_errors=True)
+def close_run(directory: pathlib.Path, output: pathlib.Path) -> None:
+    """Removes a finished run's seeds, states and rows; its ledger stays.
+
+    A run of another output that has the directory is left as it is.
+    """
+    if not directory.is_dir():
+        return
+    with contextlib.suppress(workdir.Held), locked(directory):
+        if _is_of(directory, output):
+            checkpoint.discard(directory)
+        shutil.rmtree(directory / ROWS, ignore_errors=True)
 
 
 def ledger_head(directory: pathlib.Path) -> str:
