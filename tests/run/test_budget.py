@@ -54,7 +54,7 @@ def job(tmp_path):
     _write(work / "release" / "synthetic" / "set", _certificate(head="a"))
     _write(work / "release" / "retriever", _certificate(3, head="b"))
     _write(work / "private" / "audited", _certificate(head="c"))
-    _write(work / "release" / ".partial", _certificate(head="d"))
+    _write(work / "release" / ".next.0123456789ab.partial", _certificate(head="d"))
     _write(work / "evaluation", _certificate(head="e"), guarantee="private")
     return work
 
@@ -100,6 +100,24 @@ def test_links_are_followed_once(job, tmp_path, capsys):
     (other / "again").symlink_to(other)
     code, out, _ = _exit(capsys, other, "--json")
     assert code == 0 and json.loads(out)["logs"][0]["runs"] == 1
+
+
+def test_everything_finished_below_release_is_counted(job, tmp_path):
+    before = len(spending.find_certificates(job).certificates)
+    release = job / "release"
+    _write(release / "private" / "b", _certificate(head="f"))
+    _write(release / ".c", _certificate(head="g"))
+    _write(release / "audited", _certificate(head="h"), guarantee="private")
+    _write(job / "private" / "release" / "d", _certificate(head="i"))
+    (job / "private" / "e").symlink_to(release / "retriever")
+    _write(tmp_path / "elsewhere", _certificate(head="j"))
+    (release / "private" / "f").symlink_to(tmp_path / "elsewhere")
+    found = spending.find_certificates(job)
+    assert len(found.certificates) == before + 5 and not found.refused
+    places = sum(found.places.values(), [])
+    assert str(release / "private" / "f") in places
+    private = [str(job / "evaluation"), str(job / "private")]
+    assert sorted(found.unreleased) == private
 
 
 def test_a_forged_or_missing_certificate_is_not_composed(job, capsys):

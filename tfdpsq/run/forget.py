@@ -51,8 +51,6 @@ from tfdpsq.privacy.proof import certificate_files, ledger, reads  # noqa: E402
 from tfdpsq.run.core import command, locks, outputs, releases, workdir  # noqa: E402
 
 _USAGE = "usage: python -m tfdpsq.run.forget WORKDIR [--delete] [--private=DIR]\n"
-# Left by commands that were killed: never finished, never released.
-_UNFINISHED = re.compile(r"\.(.+)\.([0-9a-f]{12}\.partial|state|shards)")
 _KEY = "fingerprint.key"
 # In every directory of a run that was begun.
 _OF_RUNS = (ledger.FILE_NAME, "run.json")
@@ -227,7 +225,7 @@ def _plan_private(made: Plan, own: pathlib.Path) -> None:
                 made.left.append(path)
         elif name in outputs.PRIVATE_FOLDERS:
             _plan_tree(made, path, None, _WRITTEN[name])
-        elif _UNFINISHED.fullmatch(name):
+        elif releases.UNFINISHED.fullmatch(name):
             _plan_tree(made, path, None)
         elif _stated(path):
             _plan_tree(made, path, path / releases.STAGE_FILE)
@@ -241,7 +239,7 @@ def _plan_outputs(made: Plan, folder: pathlib.Path, own: pathlib.Path) -> None:
         stage = path / releases.STAGE_FILE
         if path.name == own.name and path.samefile(own):
             continue
-        if _UNFINISHED.fullmatch(path.name):
+        if releases.UNFINISHED.fullmatch(path.name):
             _plan_tree(made, path, None)
         elif (
             certificate_files.stated(stage, certificate_files.GUARANTEE)
