@@ -5,15 +5,18 @@ import json
 import pathlib
 import re
 import shutil
+import types
 
 import pytest
 import tiny
 
-from tfdpsq import privacy
+from tfdpsq import privacy, retriever
 from tfdpsq.data import train_vocabulary
 from tfdpsq.privacy.proof.certificate import digest_of
-from tfdpsq.run import budget, finetune, pipeline
-from tfdpsq.run.core import spending
+from tfdpsq.run import budget, finetune, pipeline, train_retriever
+from tfdpsq.run.core import sources, spending
+from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import direct_training
 from tfdpsq.validation import InputError
 
 _SPEC = privacy.PrivacySpec(
@@ -224,6 +227,31 @@ def test_a_stage_is_refused_before_it_spends_and_runs_within_its_budget(
                     spending.require_within(plans, "keyed:1")
             else:
                 spending.require_within(plans, "keyed:1")
+
+
+class _Reached(InputError):
+    """The pairs were tokenised: the budget was not checked before."""
+
+
+def test_direct_training_is_refused_before_it_reads_its_pairs(
+    pairs, tmp_path, monkeypatch
+):
+    def reached(*_, **__):
+        raise _Reached("reached")
+
+    monkeypatch.setattr(retriever, "encode_pairs", reached)
+    config = train_retriever.default_config()
+    config.update(pairs=pairs.pairs, method="microbatch", epsilon=3.0, steps=2)
+    config.update(n_is_public=True, accountant="rdp", batch_size=8)
+    context = types.SimpleNamespace(
+        devices=strategy.DEFAULT, run_dir=tmp_path, inputs={"pairs": "keyed:1"}
+    )
+    given = (config, context, None, sources.load_source(pairs.pairs, "train"))
+    negatives = types.SimpleNamespace(run="")
+    for limit, message in ((1.0, "budget is epsilon 1, of which"), (4.0, "reached")):
+        with spending.limited(limit, [], tmp_path / "release" / "next"):
+            with pytest.raises(InputError, match=message):
+                direct_training.train(*given, negatives, None)
 
 
 def _runs_counted(monkeypatch, released, place):
