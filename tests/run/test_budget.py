@@ -244,7 +244,10 @@ def test_direct_training_is_refused_before_it_reads_its_pairs(
     config.update(pairs=pairs.pairs, method="microbatch", epsilon=3.0, steps=2)
     config.update(n_is_public=True, accountant="rdp", batch_size=8)
     context = types.SimpleNamespace(
-        devices=strategy.DEFAULT, run_dir=tmp_path, inputs={"pairs": "keyed:1"}
+        devices=strategy.DEFAULT,
+        run_dir=tmp_path,
+        inputs={"pairs": "keyed:1"},
+        tokenizer=None,
     )
     given = (config, context, None, sources.load_source(pairs.pairs, "train"))
     negatives = types.SimpleNamespace(run="")

@@ -251,7 +251,10 @@ def test_all_that_killed_stages_write_in_private_is_known(tmp_path, capsys):
     private_training.open_run(run, {"steps": 3}, {"pairs": "keyed:1"})
     secrets = checkpoint.open_secrets(run, 0, {})
     checkpoint.save(run, 0, [tf.Variable([1.0])], secrets)
-    for rows in (run / private_training.ROWS / "pairs", run / checkpoint.STATE / "rows"):
+    for rows in (
+        run / private_training.ROWS / "pairs",
+        run / checkpoint.STATE / "rows",
+    ):
         write_rows(rows, iter([{"ids": np.zeros([4, 3], np.int32)}]))
     log = progress.log_directory(work / "retriever")
     with progress.Progress(log, 1) as bar:

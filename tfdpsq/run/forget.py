@@ -49,7 +49,15 @@ from absl import app, flags  # noqa: E402
 from tfdpsq import validation  # noqa: E402
 from tfdpsq.privacy import checkpoint  # noqa: E402
 from tfdpsq.privacy.proof import certificate_files, ledger, reads  # noqa: E402
-from tfdpsq.run.core import command, layout, locks, outputs, point_log, releases, workdir  # noqa: E402
+from tfdpsq.run.core import (  # noqa: E402
+    command,
+    layout,
+    locks,
+    outputs,
+    point_log,
+    releases,
+    workdir,
+)
 
 _USAGE = "usage: python -m tfdpsq.run.forget WORKDIR [--delete] [--private=DIR]\n"
 _KEY = "fingerprint.key"
@@ -63,13 +71,12 @@ _TEMPORARY = re.compile(
 _JOB_FILES = ("report.html", "results.json")
 # Folders of a workdir that hold outputs, besides the private one.
 _FOLDERS = (".", releases.RELEASE_FOLDER, "points")
+
+
 def _names(files: Sequence[str], folders: Sequence[str]) -> str:
     """Returns a pattern of files, finished or not, and of all that is in folders."""
-    file, folder = (
-        "|".join(map(re.escape, names)) for names in (files, folders)
-    )
-    unfinished = rf"\.({file})\.[0-9a-f]{{12}}\.partial"
-    return rf"({file})|{unfinished}|({folder})/.*" if folders else rf"({file})|{unfinished}"
+    file, folder = ("|".join(map(re.escape, names)) for names in (files, folders))
+    return rf"({file})|\.({file})\.[0-9a-f]{{12}}\.partial|({folder})/.*"
 
 
 # In `outputs.PRIVATE_FOLDERS`, paths below one run's directory that stages write.
@@ -299,9 +306,7 @@ def _plan_tree(
                 made.delete.append(path)
 
 
-def _is_written(
-    path: pathlib.Path, folder: pathlib.Path, written: str
-) -> bool:
+def _is_written(path: pathlib.Path, folder: pathlib.Path, written: str) -> bool:
     """Returns whether a file of a folder's runs has a name that stages write."""
     _, _, below = path.relative_to(folder).as_posix().partition("/")
     return bool(re.fullmatch(written, below))

@@ -148,7 +148,9 @@ def hidden_in_release(place: Place) -> str:
     """
     for path in spellings(place):
         names = path.split("/")
-        below = names[names.index(RELEASE_FOLDER) + 1 :] if RELEASE_FOLDER in names else ()
+        below = (
+            names[names.index(RELEASE_FOLDER) + 1 :] if RELEASE_FOLDER in names else ()
+        )
         for name in below:
             if name == PRIVATE_FOLDER or name.startswith("."):
                 return name
