@@ -105,7 +105,7 @@ def test_no_point_has_pairs_units_or_a_guarantee_of_its_own(base):
     for field in (
         *("pairs", "split", "epsilon", "delta", "accountant", "sampler", "unit"),
         *("user_field", "rows_per_unit", "n_is_public", "n_bound", "strict"),
-        "private_directory",
+        *("secure", "private_directory"),
     ):
         config = _config(base)
         value = config.finetune[field]

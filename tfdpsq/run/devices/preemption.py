@@ -1,6 +1,7 @@
 """Graceful preemption: training polls for SIGTERM and SIGINT between steps.
 
-This imports nothing heavy: `tfdpsq.run` imports it first, see `while_importing`.
+`tfdpsq.run` imports this first: it imports nothing heavy, and handles SIGINT from then
+on, if the process is a command.
 
 | when                | SIGTERM                            | SIGINT (Ctrl-C)      |
 |---------------------|------------------------------------|----------------------|
@@ -36,7 +37,7 @@ AGAIN = "Start the same command again to go on."
 ASKED = f"\nthe command was asked to end. {AGAIN}\n"
 
 
-def while_importing() -> None:
+def _while_importing() -> None:
     """Ends with status 75 on SIGINT until `imported`, if this process is a command.
 
     Importing TensorFlow takes seconds, in which the default is a long traceback. A
@@ -51,7 +52,7 @@ def while_importing() -> None:
 
 
 def imported() -> None:
-    """Ends what `while_importing` began, where `KeyboardInterrupt` is handled."""
+    """Ends what `_while_importing` began, where `KeyboardInterrupt` is handled."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -106,3 +107,6 @@ class Notice:
             signal.signal(each, handler)
         # Not through a logger: this very thread may hold its lock.
         os.write(2, b"\nasked to end: after this step (once more to end at once)\n")
+
+
+_while_importing()
