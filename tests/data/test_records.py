@@ -169,6 +169,31 @@ def test_a_broken_manifest_is_named(path, content, message):
         read_manifest(path)
 
 
+@pytest.mark.parametrize(
+    "where, value, message",
+    [
+        (("shards", 0, "count"), "9" * 500, r"shards\[0\] is "),
+        (("shards", 0, "count"), True, r"shards\[0\] is "),
+        (("shards", 0, "file"), 0, r"shards\[0\] is "),
+        (("shards", 0, "file"), [], r"shards\[0\] is "),
+        (("shards", 0, "file"), "../elsewhere", r"shards\[0\] is "),
+        (("shards", 0), None, r"shards\[0\] is None"),
+        (("files", "records/x"), 0, r"files\['records/x'\] is 0"),
+        (("count",), 10**30, "count is 1000"),
+    ],
+)
+def test_a_damaged_entry_of_a_manifest_is_named(path, where, value, message):
+    manifest = json.loads((path / "manifest.json").read_text())
+    *above, last = where
+    node = manifest
+    for part in above:
+        node = node[part]
+    node[last] = value
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=f"manifest.json: {message}"):
+        list(read_synthetic(path))
+
+
 def test_a_count_that_its_shards_do_not_have_is_named(path):
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "count": 3}))

@@ -1,6 +1,7 @@
 """Tokens are those of SentencePiece itself, and every row ends with EOS."""
 
 import hashlib
+import pathlib
 
 import numpy as np
 import pytest
@@ -37,6 +38,17 @@ def test_special_ids_are_t5s(tokenizer, model_file):
     assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id) == (0, 1, 2)
     assert tokenizer.vocabulary_size == 300
     assert tokenizer.fingerprint == hashlib.sha256(model_file.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "old, new", [(b"<0x4B>", b"<0x\xffB>"), ("\u2581".encode(), b"\xe2\xff\x81")]
+)
+def test_a_model_with_a_flipped_byte_is_named(model_file, tmp_path, old, new):
+    """SentencePiece's own message repeated the byte, which is not UTF-8."""
+    damaged = tmp_path / "spiece.model"
+    damaged.write_bytes(pathlib.Path(model_file).read_bytes().replace(old, new, 1))
+    with pytest.raises(DataError, match="spiece.model: is no SentencePiece model"):
+        Tokenizer(damaged)
 
 
 def test_ids_are_sentencepieces_own_with_eos_after_truncation(tokenizer, model_file):

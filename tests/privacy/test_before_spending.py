@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import operator
 
 import numpy as np
@@ -19,6 +20,7 @@ from tfdpsq.privacy import (
     replay,
     train,
 )
+from tfdpsq.validation import DataError, InputError
 
 
 def _spec(**changes):
@@ -227,6 +229,46 @@ def test_every_run_draws_two_seeds_of_128_bits(tmp_path):
     # Between any two, about half of the bits differ: 11 deviations would be 2 or 126.
     for one, other in itertools.combinations(seeds, 2):
         assert 20 < bin(one ^ other).count("1") < 108
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_seed": -1},
+        {"sampler_seed": 1 << 128},
+        {"noise_seed": float("inf")},
+        {"noise_seed": True},
+        {"sampler_seed": "5"},
+        {"settings": []},
+    ],
+)
+def test_damaged_seeds_are_named(tmp_path, changes):
+    kept = {"noise_seed": 1, "sampler_seed": (1 << 128) - 1, "settings": {}}
+    path = tmp_path / checkpoint.STATE / checkpoint.SECRETS
+    path.parent.mkdir()
+    path.write_text(json.dumps(kept))
+    assert checkpoint.open_secrets(tmp_path, 1, {}).noise_seed == 1
+    path.write_text(json.dumps({**kept, **changes}))
+    with pytest.raises(DataError, match="does not hold the run's two seeds"):
+        checkpoint.open_secrets(tmp_path, 1, {})
+    if changes.get("sampler_seed") == 1 << 128:
+        assert checkpoint.open_secrets(tmp_path, 1, {}, secure=True)
+
+
+def test_a_flipped_byte_of_a_state_is_named_or_harmless(tmp_path):
+    """One in 332 was a NotImplementedError of zip."""
+    secrets = checkpoint.open_secrets(tmp_path, 0, {})
+    variables = [tf.Variable([[1.0, 2.0]]), tf.Variable(3, dtype=tf.int64)]
+    checkpoint.save(tmp_path, 3, variables, secrets)
+    (path,) = (tmp_path / checkpoint.STATE).glob("*.npz")
+    whole, refused = path.read_bytes(), 0
+    for at in range(0, len(whole), 2):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+        try:
+            checkpoint.restore(tmp_path, variables, 5, secrets)
+        except InputError:
+            refused += 1
+    assert refused > len(whole) / 5  # of values, names and lengths
 
 
 def test_random_numbers_that_cannot_be_repeated_are_refused(tmp_path):

@@ -284,6 +284,8 @@ def test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time(five):
         total = budget.in_parallel(logs, disjoint)
         assert total.epsilon_pld == max(january.epsilon_pld, february.epsilon_pld)
         assert total.delta == january.delta == 2.5e-4 > february.delta
+        assert total.delta_sum == january.delta_sum > february.delta_sum
+        assert total.epsilon_rdp == february.epsilon_rdp > january.epsilon_rdp
     users = {}
     for name in ("january", "february"):
         certificate = _certificate(

@@ -5,10 +5,19 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
+from tfdpsq.privacy.randomness import noise
 from tfdpsq.privacy.replay import replayable
 
 # No tensor: that would start TensorFlow before conftest.py can split the CPU.
 _SEED = (11, 12)
+
+
+def test_both_words_of_a_seed_reach_the_generator():
+    """With one word twice, a key of 126 bits would have 63."""
+    low, high = 0x1234_5678_9ABC_DEF0, 0x0FED_CBA9_8765_4321
+    assert noise.as_words(low | high << 63) == (low, high)
+    # Bits that do not fit are left out, and change nothing else.
+    assert noise.as_words(low | high << 63 | 3 << 126) == (low, high)
 
 
 def _open(layer, seed=_SEED, step=0, microbatch=0):

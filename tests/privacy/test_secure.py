@@ -16,6 +16,7 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 import tensorflow as tf
 
@@ -199,6 +200,18 @@ def test_the_rounded_gaussian_has_its_law_and_no_other(deviation):
     beyond = scipy.stats.binom(300_000, 2 * scipy.stats.norm.sf(4))
     assert beyond.ppf(1e-5) <= (np.abs(values) > 4 * deviation).sum()
     assert (np.abs(values) > 4 * deviation).sum() <= beyond.ppf(1 - 1e-5)
+
+
+@pytest.mark.parametrize("deviation", [64.0, 100.3, 2.0**57])
+def test_what_is_cut_off_is_what_the_docstring_says(deviation):
+    """No sample shows a tail that is too short: 6 deviations cut off 2^-29."""
+    law = grid.RoundedGaussian(deviation)
+    pieces = len(law._ends) + 1
+    beyond = math.ldexp(pieces, law._shift) / deviation  # in deviations
+    assert scipy.special.erfc(beyond / math.sqrt(2)) < 2.0**-125
+    # The largest number picks the last piece.
+    top = (1 << 64) - 1
+    assert law._decided(top, 0, 0, _Words(top, 0, 0)) == (pieces - 1, True)
 
 
 def test_every_integer_has_its_own_probability():

@@ -267,6 +267,9 @@ _CONFIGS = {
 # (arguments, what the message says) of commands whose flags are wrong.
 COMMANDS = [
     ("finetune --flagfile=/no/such/file", "Unable to open flagfile"),
+    ("reproduce --scale", "Missing value for flag --scale"),
+    ("reproduce --workdir", "Missing value for flag --workdir"),
+    ("reproduce --flagfile=/no/such/file", "Unable to open flagfile"),
     ("estimate", "no config was given. Pass --config=FILE"),
     ("estimate --config=configs/finetune.py extra", "unexpected arguments: extra"),
     ("estimate --config=configs/finetune.py --wrokdir=x", "there is no flag --wrok"),

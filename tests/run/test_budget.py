@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import shutil
+import types
 
 import pytest
 import tiny
@@ -12,8 +13,10 @@ import tiny
 from tfdpsq import privacy
 from tfdpsq.data import train_vocabulary
 from tfdpsq.privacy.proof.certificate import digest_of
-from tfdpsq.run import budget, finetune, pipeline
-from tfdpsq.run.core import spending, workdir
+from tfdpsq.run import budget, finetune, pipeline, train_retriever
+from tfdpsq.run.core import sources, spending, workdir
+from tfdpsq.run.devices import strategy
+from tfdpsq.run.training import direct_training
 from tfdpsq.validation import InputError
 
 _SPEC = privacy.PrivacySpec(
@@ -54,7 +57,7 @@ def job(tmp_path):
     _write(work / "release" / "synthetic" / "set", _certificate(head="a"))
     _write(work / "release" / "retriever", _certificate(3, head="b"))
     _write(work / "private" / "audited", _certificate(head="c"))
-    _write(work / "release" / ".partial", _certificate(head="d"))
+    _write(work / "release" / ".next.0123456789ab.partial", _certificate(head="d"))
     _write(work / "evaluation", _certificate(head="e"), guarantee="private")
     return work
 
@@ -100,6 +103,24 @@ def test_links_are_followed_once(job, tmp_path, capsys):
     (other / "again").symlink_to(other)
     code, out, _ = _exit(capsys, other, "--json")
     assert code == 0 and json.loads(out)["logs"][0]["runs"] == 1
+
+
+def test_everything_finished_below_release_is_counted(job, tmp_path):
+    before = len(spending.find_certificates(job).certificates)
+    release = job / "release"
+    _write(release / "private" / "b", _certificate(head="f"))
+    _write(release / ".c", _certificate(head="g"))
+    _write(release / "audited", _certificate(head="h"), guarantee="private")
+    _write(job / "private" / "release" / "d", _certificate(head="i"))
+    (job / "private" / "e").symlink_to(release / "retriever")
+    _write(tmp_path / "elsewhere", _certificate(head="j"))
+    (release / "private" / "f").symlink_to(tmp_path / "elsewhere")
+    found = spending.find_certificates(job)
+    assert len(found.certificates) == before + 5 and not found.refused
+    places = sum(found.places.values(), [])
+    assert str(release / "private" / "f") in places
+    private = [str(job / "evaluation"), str(job / "private")]
+    assert sorted(found.unreleased) == private
 
 
 def test_a_forged_or_missing_certificate_is_not_composed(job, capsys):
@@ -229,6 +250,34 @@ def test_a_stage_keeps_others_from_the_budget_that_it_is_about_to_spend(tmp_path
             spending.require_within(plans, "keyed:1")
     with spending.limited(1.5, [], release / "b"):
         spending.require_within(plans, "keyed:1")
+
+
+class _Reached(InputError):
+    """The pairs were tokenised: the budget was not checked before."""
+
+
+def test_direct_training_is_refused_before_it_reads_its_pairs(
+    pairs, tmp_path, monkeypatch
+):
+    def reached(*_, **__):
+        raise _Reached("reached")
+
+    monkeypatch.setattr(direct_training, "rows_of", reached)
+    config = train_retriever.default_config()
+    config.update(pairs=pairs.pairs, method="microbatch", epsilon=3.0, steps=2)
+    config.update(n_is_public=True, accountant="rdp", batch_size=8)
+    context = types.SimpleNamespace(
+        devices=strategy.DEFAULT,
+        run_dir=tmp_path,
+        inputs={"pairs": "keyed:1"},
+        tokenizer=None,
+    )
+    given = (config, context, None, sources.load_source(pairs.pairs, "train"))
+    negatives = types.SimpleNamespace(run="")
+    for limit, message in ((1.0, "budget is epsilon 1, of which"), (4.0, "reached")):
+        with spending.limited(limit, [], tmp_path / "release" / "next"):
+            with pytest.raises(InputError, match=message):
+                direct_training.train(*given, negatives, None)
 
 
 def _runs_counted(monkeypatch, released, place):

@@ -14,7 +14,7 @@ from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy.proof import choice
 from tfdpsq.privacy.proof.ledger import Ledger
 from tfdpsq.run import choose
-from tfdpsq.run.core import sources
+from tfdpsq.run.core import sources, spending
 from tfdpsq.run.training import choice_points
 
 _config = _grid.config
@@ -98,6 +98,52 @@ def test_a_selection_that_cannot_be_certified_is_found_before_payment(
         choose.run(config, tmp_path / "chosen")
     assert not list(tmp_path.glob("private/choices/*/plan.json"))
     assert not list(tmp_path.rglob("ledger.jsonl"))
+
+
+def test_no_point_has_pairs_units_or_a_guarantee_of_its_own(base):
+    """Points on different splits are not runs on the same units."""
+    for field in (
+        *("pairs", "split", "epsilon", "delta", "accountant", "sampler", "unit"),
+        *("user_field", "rows_per_unit", "n_is_public", "n_bound", "strict"),
+        *("secure", "private_directory"),
+    ):
+        config = _config(base)
+        value = config.finetune[field]
+        other = value + "x" if isinstance(value, str) else not value
+        config.axes = ((field, (value, type(value)(other))),)
+        with pytest.raises(validation.InputError, match=f"the grid varies '{field}'"):
+            choice_points.check(config)
+
+
+def test_a_grid_above_the_limit_trains_no_point(base, tmp_path, monkeypatch):
+    """All points count, and the draw among them: eight for them, and eight for it."""
+    given = []
+
+    def trains(*_):
+        raise validation.InputError("a point is trained")
+
+    def require(plans, pairs, choice_epsilon):
+        given.append((plans, pairs, choice_epsilon))
+
+    monkeypatch.setattr(choice_points, "_try", lambda *_: None)  # makes no models
+    monkeypatch.setattr(choose._Choice, "_train", trains)
+    stages = {}
+    for mode in choice_points.MODES:
+        (tmp_path / mode).mkdir()
+        changes = dict(choice=mode, finetune__strict=mode == "accounted")
+        stages[mode] = _stage(base, tmp_path / mode, **changes)
+        stages[mode]._inputs["pairs"] = "keyed:1"
+    with spending.limited(1.0, [], tmp_path / "release" / "next"):
+        with pytest.raises(validation.InputError, match="budget is epsilon 1"):
+            stages["accounted"].make(tmp_path / "out")
+        monkeypatch.setattr(spending, "require_within", require)
+        for stage in stages.values():
+            with pytest.raises(validation.InputError, match="a point is trained"):
+                stage.make(tmp_path / "out")
+    assert [pairs for _, pairs, _ in given] == ["keyed:1"] * 2
+    assert all(len(plans) == 2 for plans, _, _ in given)
+    by_mode = dict(zip(stages, (epsilon for _, _, epsilon in given)))
+    assert by_mode == {"accounted": 8.0, "declared": None}
 
 
 def test_a_query_in_both_splits_is_refused(base, tmp_path):

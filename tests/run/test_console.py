@@ -2,13 +2,17 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import forking
 import pytest
+from absl import flags
 
 from tfdpsq.run.__main__ import stages
+from tfdpsq.run.core import command
+from tfdpsq.run.devices import preemption
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -53,6 +57,42 @@ def test_a_stage_runs_with_its_own_flags(tmp_path):
     assert shown.returncode == 2
     assert shown.stderr.splitlines()[-1].startswith("error: ")
     assert str(missing) in shown.stderr
+
+
+@pytest.mark.parametrize("stage", ["finetune", "budget", "verify", "forget", "status"])
+def test_ctrl_c_while_a_command_is_imported_is_75(stage, tmp_path):
+    """It was a traceback and status -2 in the seconds that TensorFlow takes."""
+    (tmp_path / "absl.py").write_text(  # what every command imports early
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
+        "except BaseException:\n    pass\n"
+    )
+    path = os.pathsep.join((str(tmp_path), str(ROOT)))
+    for words in (("-m", f"tfdpsq.run.{stage}"), ("-m", "tfdpsq.run", stage)):
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 75, done.stderr
+        assert done.stderr.split("\n", 1)[1] == (
+            "the command was asked to end. Start the same command again to go on.\n"
+        )
+
+
+def test_ctrl_c_is_75_in_a_script_and_a_program_keeps_its_own_handler(capsys):
+    assert signal.getsignal(signal.SIGINT) is not preemption._end
+
+    def interrupted(words):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        command.script(interrupted, flags.FlagValues(), ["verify"], "", "")
+    assert ended.value.code == preemption.RESTART
+    assert "Start the same command again" in capsys.readouterr().err
 
 
 def test_a_stage_that_crashes_leaves_no_memory_on_disk(tmp_path):

@@ -4,6 +4,7 @@ import filecmp
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -20,7 +21,8 @@ from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run import convert as command
 from tfdpsq.run.convert import convert
-from tfdpsq.run.core import records
+from tfdpsq.run.core import records, releases, workdir
+from tfdpsq.validation import InputError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PIECES = 290
@@ -80,6 +82,24 @@ def test_round_all_formats_everything_comes_back(generator, tmp_path):
     for name in files:
         assert (before / name).read_bytes() == (directory / name).read_bytes()
     assert sorted(path.name for path in before.iterdir()) == sorted(files)
+
+
+def test_what_is_private_stays_so_in_every_format(one, tmp_path):
+    """A finite epsilon was all that was left of a generator trained on canaries."""
+    before = tmp_path / "audited"
+    shutil.copytree(one, before)
+    write_certificate(before)
+    workdir.write_stage(before, releases.PRIVATE, {"config": {}, "inputs": {}})
+    for form in ("t5x", "keras", "huggingface"):
+        with pytest.raises(InputError, match="must stay private"):
+            convert(before, tmp_path / "release" / form, form)
+        convert(before, tmp_path / form, form)
+        before = tmp_path / form
+        assert releases.stated(before) == releases.PRIVATE
+        assert before.stat().st_mode & 0o077 == 0
+    with pytest.raises(InputError, match="must stay private"):
+        convert(before, tmp_path / "release" / "out", "keras")
+    assert not (tmp_path / "release").exists()
 
 
 def test_what_a_killed_command_left_is_removed(one, tmp_path):

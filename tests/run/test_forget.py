@@ -6,11 +6,17 @@ import os
 import shutil
 import time
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdpsq import privacy
-from tfdpsq.run import budget, forget, verify
-from tfdpsq.run.core import outputs, sources, workdir
+from tfdpsq.data import write_rows
+from tfdpsq.privacy import checkpoint
+from tfdpsq.run import budget, choose, forget, verify
+from tfdpsq.run.core import layout, outputs, progress, sources, workdir
+from tfdpsq.run.passes import pass_progress
+from tfdpsq.run.training import choice_points, private_training
 from tfdpsq.validation import InputError
 
 _STAGE = {"config": {}, "inputs": {}, "fingerprint": "f", "run": "r"}
@@ -68,6 +74,7 @@ def job(tmp_path):
     _write(run / "run.json")
     _write(run / "state" / "secrets.json")
     _write(run / "state" / "rows" / "rows-00000")
+    _write(run / "rows" / "pairs" / "rows-00000")
     _write(private / "logs" / "generator" / "log.jsonl")
     _write(private / "choices" / "grid" / "points" / "a" / "stage.json")
     _stage(private / "generator_inf", "private", weights=_SECRET)
@@ -223,6 +230,7 @@ def test_what_is_no_workdir_is_refused(job, tmp_path, capsys):
         (["gs://bucket/job"], "is not a directory of this machine"),
         ([job], "which is not followed. Give the directory itself"),
         ([job, f"--private={tmp_path / 'none'}"], "does not exist"),
+        ([job, "--private="], "--private is '', an empty value"),
         ([job, "--yes"], "Unknown command line flag 'yes'"),
     ):
         code, out, err = _exit(capsys, forget, *words, "--delete")
@@ -232,6 +240,42 @@ def test_what_is_no_workdir_is_refused(job, tmp_path, capsys):
     )
     assert code == 1
     assert not (tmp_path / "elsewhere" / "fingerprint.key").exists()
+
+
+def test_all_that_killed_stages_write_in_private_is_known(tmp_path, capsys):
+    """Tokenised pairs of a plain training were left, as of a name that none writes."""
+    work = tmp_path / "work"
+    private = work / "private"
+    run = private / workdir.RUNS / "retriever"
+    outputs.open_private(private)
+    inputs = {"pairs": "keyed:1"}
+    with private_training.open_run(run, {"steps": 3}, inputs, work / "retriever"):
+        pass
+    secrets = checkpoint.open_secrets(run, 0, {})
+    checkpoint.save(run, 0, [tf.Variable([1.0])], secrets)
+    for rows in (
+        run / private_training.ROWS / "pairs",
+        run / checkpoint.STATE / "rows",
+    ):
+        write_rows(rows, iter([{"ids": np.zeros([4, 3], np.int32)}]))
+    log = progress.log_directory(work / "retriever")
+    with progress.Progress(log, 1) as bar:
+        bar(1, 2.0)
+    pass_progress._say(log, 0, 1, 1, {"rows": 1, "rows_per_second": 2.0})
+    for path in (
+        run / f".{private_training.RUN_FILE}.0123456789ab.partial",
+        log / f".{layout.CURVE_FILE}.0123456789ab.partial",
+        private / ".seconds.json.0123456789ab.partial",
+        private / choose.CHOICES / "grid" / choice_points.PLAN_FILE,
+        private / choose.CHOICES / "grid" / choose.CHOICE_FILE,
+        private / choose.CHOICES / "grid" / choose.SCORES / "a.json",
+    ):
+        _write(path)
+    made = forget.plan(work)
+    assert (made.unsure, made.left) == ([], [])
+    assert set(made.delete) == {path for path in private.rglob("*") if path.is_file()}
+    code, _, _ = _exit(capsys, forget, work, "--delete")
+    assert code == 0 and _files(work) == {"private/forgotten.json"}
 
 
 def test_an_output_next_to_its_private_directory_is_known(tmp_path, capsys):

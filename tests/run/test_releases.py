@@ -160,6 +160,22 @@ def test_a_private_directory_that_would_be_released_is_refused(tmp_path):
         releases.private_directory("gs://bucket/out")
 
 
+@pytest.mark.parametrize("guarantee", [PUBLIC, CERTIFIED])
+def test_nothing_in_a_release_is_where_who_lists_it_does_not_look(tmp_path, guarantee):
+    (tmp_path / "release" / ".deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "release" / ".deep")
+    for place, name in (
+        (tmp_path / "release" / "private" / "b", "private"),
+        (tmp_path / "release" / ".c", ".c"),
+        (tmp_path / "link" / "out", ".deep"),
+        ("gs://bucket/release/.d/out", ".d"),
+    ):
+        with pytest.raises(InputError, match=f"Leave '{name}' out of its path"):
+            Output(place, guarantee, "a model")
+    for place in ("private/release/out", ".hidden/release/out", "private/out"):
+        Output(tmp_path / place, guarantee, "a model")
+
+
 def test_the_error_names_a_place_that_is_allowed(tmp_path):
     with pytest.raises(InputError) as caught:
         Output(tmp_path / "job" / "release" / "out", PRIVATE, "private queries")

@@ -6,10 +6,11 @@ import pytest
 
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger
+from tfdpsq.run import finetune, train_retriever
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import releases
 from tfdpsq.run.training import context as contexts
-from tfdpsq.run.training import private_training
+from tfdpsq.run.training import direct_training, private_training
 from tfdpsq.validation import InputError
 
 
@@ -134,6 +135,34 @@ def test_a_state_whose_ledger_is_lost_is_not_taken_for_a_run_that_paid_nothing(
     with pytest.raises(InputError, match="begun with another config"):
         _open(tmp_path, {"steps": 4}).__enter__()
     assert _everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("stage", [finetune, train_retriever])
+def test_what_is_set_is_what_is_accounted_and_drawn(stage):
+    """One setting forgotten: secure=True would train with the ordinary generator."""
+    config = stage.default_config()
+    changed = {
+        "epsilon": 3.0,
+        "delta": 1e-5,
+        "clip_norm": 0.25,
+        "batch_size": 7,
+        "steps": 5,
+        "accountant": "rdp" if config.accountant == "pld" else "pld",
+        "secure": True,
+    }
+    config.update(changed, epochs=0.0, n_is_public=True)
+    units = private_training.Units(300, None, True)
+    spec = private_training.spec_of(config, units)
+    assert {name: getattr(spec, name) for name in changed} == changed
+    assert (spec.num_units, spec.n_is_public) == (300, True)
+    config.update(unit="user", rows_per_unit=3, n_is_public=False, n_bound=400)
+    spec = private_training.spec_of(config, units)
+    assert (spec.unit, spec.rows_per_unit) == ("user", 3)
+    assert (spec.num_units, spec.n_is_public) == (400, False)
+    if stage is train_retriever:
+        config.update(method="naive", unit="query", rows_per_unit=1)
+        spec = direct_training.make_plan(config, units).spec
+    assert spec.secure is True and spec.batch_size == 7
 
 
 def test_what_is_trained_on_canaries_is_never_certified(tmp_path):

@@ -15,9 +15,11 @@ from tfdpsq.data import Tokenizer, train_vocabulary, write_synthetic
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.layers import T5Config
+from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.run import convert as command
 from tfdpsq.run import train_retriever
 from tfdpsq.run.convert import RETRIEVERS, convert
-from tfdpsq.run.core import layout
+from tfdpsq.run.core import layout, releases
 from tfdpsq.validation import DataError, InputError
 
 TEXTS = ["who sorts it 3", "", "It reads the matrix twice and gives back a list " * 4]
@@ -127,6 +129,27 @@ def test_a_converted_retriever_has_the_same_embeddings(base):
     kinds = [each["type"].rpartition(".")[2] for each in modules]
     assert kinds == ["Transformer", "Pooling", "Dense", "Normalize"]
     assert json.loads((base / "again" / "stage.json").read_text())["inputs"]["init"]
+
+
+def test_what_is_private_stays_so(base, tmp_path):
+    """A finite epsilon was all that was left of a retriever trained on canaries."""
+    audited = tmp_path / "audited"
+    shutil.copytree(base / "trained", audited)
+    certificate = {
+        "format": certificates.FORMAT,
+        "private": True,
+        "guarantee": {"epsilon": 7.5},
+    }
+    certificate["digest"] = certificates.digest_of(certificate)
+    (audited / "certificate.json").write_text(json.dumps(certificate))
+    stage = json.loads((audited / "stage.json").read_text())
+    (audited / "stage.json").write_text(json.dumps({**stage, "guarantee": "private"}))
+    convert(audited, tmp_path / "out", RETRIEVERS)
+    assert releases.stated(tmp_path / "out") == releases.PRIVATE
+    with pytest.raises(InputError, match="must stay private"):
+        convert(audited, tmp_path / "release" / "out", RETRIEVERS)
+    _, output = command._output(tmp_path / "out", tmp_path / "again")
+    assert output.guarantee == releases.PRIVATE
 
 
 def test_newer_configs_and_an_encoder_without_projection_are_read(base, tmp_path):

@@ -26,7 +26,13 @@ from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.data.files import atomic_directory, sha256_of_file, write_json
 from tfdpsq.data.texts import Document
 from tfdpsq.data.unique_ids import SeenTexts
-from tfdpsq.validation import DataError, InputError, parse_json, positive_integer
+from tfdpsq.validation import (
+    DataError,
+    InputError,
+    parse_json,
+    positive_integer,
+    shown,
+)
 
 VERSION = 1
 
@@ -138,11 +144,25 @@ def read_manifest(path: str | os.PathLike) -> dict:
         ("provenance", dict),
     ):
         if not isinstance(manifest.get(key), kind):
-            raise DataError(file, f"{key} is {manifest.get(key)!r}", _REWRITE)
+            raise DataError(file, f"{key} is {shown(manifest.get(key))}", _REWRITE)
+    for key, value in manifest["files"].items():
+        if not isinstance(value, str):
+            raise DataError(file, f"files[{key!r}] is {shown(value)}", _REWRITE)
+    for number, shard in enumerate(manifest["shards"]):
+        sound = (
+            isinstance(shard, dict)
+            and isinstance(shard.get("file"), str)
+            and type(shard.get("count")) is int
+            and shard["file"] in manifest["files"]
+        )
+        if not sound:
+            raise DataError(file, f"shards[{number}] is {shown(shard)}", _REWRITE)
     counted = sum(shard["count"] for shard in manifest["shards"])
     if counted != manifest["count"]:
         raise DataError(
-            file, f"count is {manifest['count']}, its shards hold {counted}", _REWRITE
+            file,
+            f"count is {shown(manifest['count'])}, its shards hold {shown(counted)}",
+            _REWRITE,
         )
     certificate_file = Path(path) / "certificate.json"
     held = manifest.get("certificate")

@@ -71,7 +71,9 @@ class Tokenizer(tf.Module):
             if not model:  # SentencePiece takes no bytes for no request.
                 raise RuntimeError("the file is empty")
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
+            # Raises where a piece of a damaged file is not UTF-8.
+            processor.id_to_piece(list(range(processor.get_piece_size())))
+        except (RuntimeError, UnicodeDecodeError) as error:  # also in its own message
             raise DataError(
                 model_file,
                 f"is no SentencePiece model ({error})",

@@ -21,7 +21,6 @@ import os
 import pathlib
 import secrets as system_secrets
 import shutil
-import zipfile
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -29,10 +28,12 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy.randomness.sampling import fresh_seed
+from tfdpsq.privacy.randomness.secure import KEY_BITS
 
 STATE = "state"
 SECRETS = "secrets.json"
 _KEPT = 2
+_SEEDS = ("noise_seed", "sampler_seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +89,9 @@ def open_secrets(
         raise spent(directory, steps_paid, f"{path} is not there")
     try:
         found = validation.parse_json(path.read_text("utf-8"))
-        kept = Secrets(int(found["noise_seed"]), int(found["sampler_seed"]))
+        kept = Secrets(*(_seed(found[name], secure) for name in _SEEDS))
         before = {str(k): str(v) for k, v in found["settings"].items()}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise validation.DataError(
             path,
             f"it does not hold the run's two seeds ({error})",
@@ -115,6 +116,14 @@ def open_secrets(
             "an older tfdpsq, which dealt them other rows. Go on with that one."
         )
     return kept
+
+
+def _seed(value: object, secure: bool) -> int:
+    """Checks a seed that was read; raises `ValueError`."""
+    bits = KEY_BITS if secure else 128  # as `fresh_seed` draws them
+    if type(value) is not int or not 0 <= value < 1 << bits:
+        raise ValueError(f"a seed is not a number of at most {bits} bits")
+    return value
 
 
 def is_open(directory: str | os.PathLike) -> bool:
@@ -202,7 +211,7 @@ def restore(
             digest = str(saved["secrets"])
             names = sorted(name for name in saved.files if name != "secrets")
             values = [saved[name] for name in names]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+    except Exception as error:  # of a flipped byte NumPy and zip make any kind
         raise validation.DataError(
             path,
             f"it cannot be read ({error})",

@@ -7,8 +7,8 @@ Every certificate below the directories is verified, and the runs behind them ar
 composed by PLD over their executed steps, each run once, for each privacy unit. That
 holds for runs whose settings were fixed without looking at earlier releases; for others
 the sum of their epsilon does, which is printed too. `privacy.proof.budget` says why.
-What is in directories called `private` was not released and is not counted; give such
-a directory itself to count it.
+Everything finished below a directory called `release` is counted. Elsewhere, what is in
+directories called `private` was not released and is not; give one itself to count it.
 
 Directories with one NAME are of one log, whatever the fingerprints of their pairs:
 the same pairs have another fingerprint in every private directory. Without names, equal

@@ -55,6 +55,7 @@ from tfdpsq.run import finetune
 from tfdpsq.run.core import (
     acting,
     command,
+    layout,
     records,
     releases,
     settings,
@@ -68,8 +69,8 @@ from tfdpsq.run.training import choice_points, grid_points
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import private_training as training
 
-CHOICES, SCORES = "choices", "scores"
-CHOICE_FILE = "choice.json"
+CHOICES, SCORES = "choices", layout.SCORES
+CHOICE_FILE = layout.CHOICE_FILE
 
 
 SETTINGS: settings.Declaration = {
@@ -245,7 +246,7 @@ class _Choice:
 
     def _point(self, name: str) -> pathlib.Path:
         """Returns the directory of a point's generator."""
-        return self._own / "points" / f"{self._name}-{name}"
+        return self._own / layout.POINTS / f"{self._name}-{name}"
 
     def _run(self, name: str) -> pathlib.Path:
         """Returns the directory of the secrets, states and ledger of a point's run."""
@@ -256,7 +257,7 @@ class _Choice:
         stage, out = point.stage, self._point(point.name)
         with stage.unlocked():
             stage.private_directory = str(self._private)
-        failed = self._own / "diverged" / f"{point.name}.json"
+        failed = self._own / layout.DIVERGED / f"{point.name}.json"
         if not failed.is_file():
             try:
                 finetune.run(stage, out, self._devices)

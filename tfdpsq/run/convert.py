@@ -126,7 +126,7 @@ def convert(
         # From file to file, one weight at a time: no model is in memory.
         writer.save(partial, config, checkpoint, dtype, vocabulary, encoder_only)
         checkpoint.check_copies()
-        records.write_certificate(partial, certificate)
+        _write_records(partial, certificate, output, directory, form)
     count = sum(math.prod(slot.shape) for slot in checkpoint.slots)
     prompt = checkpoint.soft_prompt_length()
     epsilon = (certificate or {}).get("guarantee", {}).get("epsilon")
@@ -163,6 +163,27 @@ def _output(
         releases.guarantee_of(certificate, os.fspath(directory)),
         "a model that private queries had an unprotected part in",
     )
+
+
+def _write_records(
+    partial: pathlib.Path,
+    certificate: dict[str, Any] | None,
+    output: releases.Output,
+    source: pathlib.Path,
+    form: str,
+) -> None:
+    """Writes the certificate, and a `stage.json` for what must stay private.
+
+    A finite epsilon alone would pass for one that may be released, where the source
+    says that it may not: a model that was trained on canaries, say.
+    """
+    records.write_certificate(partial, certificate)
+    if output.guarantee == releases.PRIVATE:
+        config = {"input": os.path.abspath(source), "format": form}
+        inputs = {"input": workdir.model_fingerprint(source)}
+        workdir.write_stage(
+            partial, output.guarantee, {"config": config, "inputs": inputs}
+        )
 
 
 def _convert_retriever(
@@ -205,7 +226,7 @@ def _convert_retriever(
             tower.get_layer("projection").kernel.numpy(),
             max(shape.query_length, shape.document_length),
         )
-        records.write_certificate(partial, certificate)
+        _write_records(partial, certificate, output, directory, RETRIEVERS)
     count = sum(weight.shape.num_elements() for weight in tower.weights)
     epsilon = (certificate or {}).get("guarantee", {}).get("epsilon")
     return "\n".join(

@@ -47,28 +47,49 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import app, flags  # noqa: E402
 
 from tfdpsq import validation  # noqa: E402
+from tfdpsq.privacy import checkpoint  # noqa: E402
 from tfdpsq.privacy.proof import certificate_files, ledger, reads  # noqa: E402
-from tfdpsq.run.core import command, locks, outputs, releases, workdir  # noqa: E402
+from tfdpsq.run.core import (  # noqa: E402
+    command,
+    layout,
+    locks,
+    outputs,
+    point_log,
+    releases,
+    workdir,
+)
 
 _USAGE = "usage: python -m tfdpsq.run.forget WORKDIR [--delete] [--private=DIR]\n"
-# Left by commands that were killed: never finished, never released.
-_UNFINISHED = re.compile(r"\.(.+)\.([0-9a-f]{12}\.partial|state|shards)")
 _KEY = "fingerprint.key"
 # In every directory of a run that was begun.
-_OF_RUNS = (ledger.FILE_NAME, "run.json")
-_TEMPORARY = re.compile(r"\.fingerprint\.key\.[0-9a-f]{12}")
+_OF_RUNS = (ledger.FILE_NAME, layout.RUN_FILE)
+# Of files in a private directory.
+_TEMPORARY = re.compile(
+    rf"\.({'|'.join(map(re.escape, (*outputs.PRIVATE_FILES, outputs.FORGOTTEN)))})"
+    r"\.[0-9a-f]{12}(\.partial)?"
+)
 _JOB_FILES = ("report.html", "results.json")
 # Folders of a workdir that hold outputs, besides the private one.
 _FOLDERS = (".", releases.RELEASE_FOLDER, "points")
-# In `outputs.PRIVATE_FOLDERS`, paths below one run's directory that stages write. A
-# temporary file has a dot before its name and a random number after it.
+
+
+def _names(files: Sequence[str], folders: Sequence[str]) -> str:
+    """Returns a pattern of files, finished or not, and of all that is in folders."""
+    file, folder = ("|".join(map(re.escape, names)) for names in (files, folders))
+    return rf"({file})|\.({file})\.[0-9a-f]{{12}}\.partial|({folder})/.*"
+
+
+# In `outputs.PRIVATE_FOLDERS`, paths below one run's directory that stages write.
 _WRITTEN = {
-    "runs": re.compile(r"(\.?run\.json|\.?ledger\.jsonl|state/).*"),
-    "logs": re.compile(
-        r"(process-\d+/)?(\.?log\.jsonl|\.?curve\.json|events\.out\.tfevents\.).*"
+    "runs": _names(
+        [layout.RUN_FILE, ledger.FILE_NAME], [checkpoint.STATE, layout.ROWS]
     ),
-    "choices": re.compile(
-        r"(\.?plan\.json|\.?choice\.json|(diverged|scores|points)/).*"
+    "logs": rf"({layout.PROCESS}\d+/)?("
+    + _names([point_log.FILE_NAME, layout.CURVE_FILE], [])
+    + rf"|{re.escape(layout.EVENTS)}.*)",
+    "choices": _names(
+        [layout.PLAN_FILE, layout.CHOICE_FILE],
+        [layout.DIVERGED, layout.SCORES, layout.POINTS],
     ),
 }
 # In private/, besides what `outputs` names: files that prove something.
@@ -117,6 +138,11 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
     if root.resolve().name in (releases.PRIVATE_FOLDER, releases.RELEASE_FOLDER):
         raise validation.InputError(
             f"{root} is a part of a workdir. Give the workdir that it is in."
+        )
+    if private is not None and not private.strip():  # the current directory, else
+        raise validation.InputError(
+            f"--private is {private!r}, an empty value. Give the directory that stages "
+            "had as private_directory, or leave --private out."
         )
     own = root / releases.PRIVATE_FOLDER if private is None else pathlib.Path(private)
     if own.is_symlink():
@@ -227,7 +253,7 @@ def _plan_private(made: Plan, own: pathlib.Path) -> None:
                 made.left.append(path)
         elif name in outputs.PRIVATE_FOLDERS:
             _plan_tree(made, path, None, _WRITTEN[name])
-        elif _UNFINISHED.fullmatch(name):
+        elif releases.UNFINISHED.fullmatch(name):
             _plan_tree(made, path, None)
         elif _stated(path):
             _plan_tree(made, path, path / releases.STAGE_FILE)
@@ -241,7 +267,7 @@ def _plan_outputs(made: Plan, folder: pathlib.Path, own: pathlib.Path) -> None:
         stage = path / releases.STAGE_FILE
         if path.name == own.name and path.samefile(own):
             continue
-        if _UNFINISHED.fullmatch(path.name):
+        if releases.UNFINISHED.fullmatch(path.name):
             _plan_tree(made, path, None)
         elif (
             certificate_files.stated(stage, certificate_files.GUARANTEE)
@@ -254,7 +280,7 @@ def _plan_tree(
     made: Plan,
     folder: pathlib.Path,
     stage: pathlib.Path | None,
-    written: re.Pattern[str] | None = None,
+    written: str | None = None,
 ) -> None:
     """Plans to delete a tree, but for proofs, links, and what somebody else may own.
 
@@ -280,12 +306,10 @@ def _plan_tree(
                 made.delete.append(path)
 
 
-def _is_written(
-    path: pathlib.Path, folder: pathlib.Path, written: re.Pattern[str]
-) -> bool:
+def _is_written(path: pathlib.Path, folder: pathlib.Path, written: str) -> bool:
     """Returns whether a file of a folder's runs has a name that stages write."""
     _, _, below = path.relative_to(folder).as_posix().partition("/")
-    return bool(written.fullmatch(below))
+    return bool(re.fullmatch(written, below))
 
 
 def _folders(folder: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -571,11 +571,8 @@ def main() -> None:
     """Parses the flags and runs."""
     flags.DEFINE_string("scale", "tiny", "What configs/paper/tables.py holds.")
     table = flags.DEFINE_list("table", [], "Such as 2, or 2,3; all by default.")
-    try:
+    with command.refused_flags():
         sys.argv = _default_flags(sys.argv)
-    except validation.InputError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
 
     def asked(
         config: ml_collections.ConfigDict,

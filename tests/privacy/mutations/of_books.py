@@ -528,4 +528,27 @@ MUTATIONS = (
         ),
         "why": "weights that are not finite are given out as those from before",
     },
+    {
+        "name": "seeds_of_any_size_taken",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "not 0 <= value < 1 << bits",
+        "new": "value < 0",
+        "tests": (
+            "tests/privacy/test_before_spending.py::test_damaged_seeds_are_named",
+        ),
+        "why": "a damaged seed is cut to the bits that fit: the steps are other ones",
+    },
+    {
+        "name": "forget_leaves_the_rows_of_a_killed_training",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "[checkpoint.STATE, layout.ROWS]",
+        "new": "[checkpoint.STATE]",
+        "tests": (
+            "tests/run/test_forget.py::"
+            "test_all_that_killed_stages_write_in_private_is_known",
+        ),
+        "why": "tokenised private queries outlive what was to delete them",
+    },
 )

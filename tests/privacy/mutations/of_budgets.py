@@ -406,4 +406,81 @@ MUTATIONS = (
         ),
         "why": "two stages that begin together are each within a budget for one",
     },
+    {
+        "name": "disjoint_logs_of_the_smallest_delta",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/budget.py",
+        "old": "        max(log.delta_sum for",
+        "new": "        min(log.delta_sum for",
+        "tests": (
+            _TESTS
+            + "test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time",
+        ),
+        "why": "the sum of epsilons is stated at a delta that it does not hold at",
+    },
+    {
+        "name": "disjoint_logs_of_the_smallest_epsilon_by_rdp",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/budget.py",
+        "old": "        max(log.epsilon_rdp for",
+        "new": "        min(log.epsilon_rdp for",
+        "tests": (
+            _TESTS
+            + "test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time",
+        ),
+        "why": "a unit of the other log is less protected than is said",
+    },
+    {
+        "name": "direct_training_outside_the_budget",
+        "kind": "composition",
+        "file": "tfdpsq/run/training/direct_training.py",
+        "old": """\
+    if devices.chief and not canary_set.holds_canaries(config.pairs):
+        spending.require_within({context.run_dir.name: plan}, context.inputs["pairs"])
+""",
+        "new": "",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_direct_training_is_refused_before_it_reads_its_pairs",
+        ),
+        "why": "--budget of train_retriever does nothing",
+    },
+    {
+        "name": "points_on_splits_of_their_own",
+        "kind": "composition",
+        "file": "tfdpsq/run/training/choice_points.py",
+        "old": '    "pairs split epsilon',
+        "new": '    "pairs epsilon',
+        "tests": (
+            "tests/run/test_choose_inside.py::"
+            "test_no_point_has_pairs_units_or_a_guarantee_of_its_own",
+        ),
+        "why": "points are planned for the units of one split and trained on others",
+    },
+    {
+        "name": "grid_outside_the_budget",
+        "kind": "composition",
+        "file": "tfdpsq/run/choose.py",
+        "old": "            self._require_within_budget(points, train)\n",
+        "new": "            pass\n",
+        "tests": (
+            "tests/run/test_choose_inside.py::"
+            "test_a_grid_above_the_limit_trains_no_point",
+        ),
+        "why": "--budget of choose does nothing until a point's own check",
+    },
+    {
+        "name": "draw_among_points_outside_the_budget",
+        "kind": "composition",
+        "file": "tfdpsq/run/choose.py",
+        "old": """\
+            self._choice_epsilon if self._config.choice == "accounted" else None,
+""",
+        "new": "            None,\n",
+        "tests": (
+            "tests/run/test_choose_inside.py::"
+            "test_a_grid_above_the_limit_trains_no_point",
+        ),
+        "why": "the choice is paid for by the held-out queries, and not counted",
+    },
 )

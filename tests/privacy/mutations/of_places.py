@@ -173,4 +173,61 @@ MUTATIONS = (
         ),
         "why": "at a clip norm of 2e-38 all noise is 0, and the gradients are not",
     },
+    {
+        "name": "convert_not_asking_the_source_what_it_states",
+        "kind": "release",
+        "file": "tfdpsq/run/convert.py",
+        "old": "releases.guarantee_of(certificate, os.fspath(directory))",
+        "new": "releases.guarantee_of(certificate)",
+        "tests": (
+            "tests/run/test_convert.py::test_what_is_private_stays_so_in_every_format",
+        ),
+        "why": "a generator trained on canaries is published under a finite epsilon",
+    },
+    {
+        "name": "convert_drops_the_mark_private",
+        "kind": "release",
+        "file": "tfdpsq/run/convert.py",
+        "old": "    if output.guarantee == releases.PRIVATE:\n",
+        "new": "    if certificate is None:\n",
+        "tests": (
+            "tests/run/test_convert.py::test_what_is_private_stays_so_in_every_format",
+        ),
+        "why": "converted twice, it is released after all",
+    },
+    {
+        "name": "outputs_hidden_in_a_release",
+        "kind": "release",
+        "file": _FILE,
+        "old": "        if hidden:\n",
+        "new": "        if False:\n",
+        "tests": (
+            _RULE + "test_nothing_in_a_release_is_where_who_lists_it_does_not_look",
+        ),
+        "why": "who lists a release does not see what was spent for it",
+    },
+    {
+        "name": "private_in_a_release_not_counted",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "    counts = released or not private\n",
+        "new": "    counts = not private\n",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_everything_finished_below_release_is_counted",
+        ),
+        "why": "what is released costs nothing if a folder of it is called private",
+    },
+    {
+        "name": "hidden_in_a_release_not_counted",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "releases.UNFINISHED.fullmatch(inside.name)",
+        "new": 'inside.name.startswith(".")',
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_everything_finished_below_release_is_counted",
+        ),
+        "why": "the same, with a dot before its name",
+    },
 )

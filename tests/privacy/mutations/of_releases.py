@@ -69,12 +69,12 @@ MUTATIONS = (
         "name": "durations_in_the_release",
         "kind": "release",
         "file": "tfdpsq/run/core/workdir.py",
-        "old": """\
-            **certificate_files.digest_beside(temporary),
-""",
+        "old": (
+            "        stage = write_stage(temporary, output.guarantee, wanted, result)\n"
+        ),
         "new": """\
-            **certificate_files.digest_beside(temporary),
-            "seconds": round(time.monotonic() - started, 2),
+        result = {**(result or {}), "seconds": round(time.monotonic() - started, 2)}
+        stage = write_stage(temporary, output.guarantee, wanted, result)
 """,
         "tests": (
             "tests/run/test_release_secrets.py::"

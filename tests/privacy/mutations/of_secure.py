@@ -208,4 +208,37 @@ MUTATIONS = (
         ),
         "why": "whoever spoils a batch has its other units dropped out alike",
     },
+    {
+        "name": "tails_of_secure_noise_cut_at_six_deviations",
+        "kind": "secure",
+        "file": "tfdpsq/privacy/randomness/grid.py",
+        "old": "_DEVIATIONS = 13\n",
+        "new": "_DEVIATIONS = 6\n",
+        "tests": (_SECURE + "test_what_is_cut_off_is_what_the_docstring_says",),
+        "why": "noise that cannot be large rules out sums: 2^-29 of delta a coordinate",
+    },
+    {
+        "name": "secure_not_passed_on_by_the_stages",
+        "kind": "secure",
+        "file": "tfdpsq/run/training/private_training.py",
+        "old": '        "secure": config.secure,\n',
+        "new": "",
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_what_is_set_is_what_is_accounted_and_drawn",
+        ),
+        "why": "who sets secure=True trains with the ordinary generator",
+    },
+    {
+        "name": "one_word_of_a_seed_used_twice",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/randomness/noise.py",
+        "old": "    return seed & _HALF, (seed >> 63) & _HALF\n",
+        "new": "    return seed & _HALF, seed & _HALF\n",
+        "tests": (
+            "tests/privacy/test_randomness.py::"
+            "test_both_words_of_a_seed_reach_the_generator",
+        ),
+        "why": "half of the key's bits can be guessed",
+    },
 )

@@ -10,6 +10,7 @@ Source: zarr-specs.readthedocs.io, version 2.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
 import json
@@ -25,8 +26,9 @@ import numpy as np
 from tfdpsq import validation
 
 _COPY = "Copy the whole checkpoint directory again"
-# Bytes of unpacked chunks kept, so that reading by rows unpacks most only once.
-_CACHE = 64 << 20
+# Bytes of unpacked chunks kept of all arrays together, so that reading by rows unpacks
+# most only once.
+_CACHE = 16 << 20
 
 
 class Array:
@@ -57,10 +59,11 @@ class Array:
         header = directory / ".zarray"
         place = {"driver": "file", "path": os.path.abspath(directory)}
         spec = {"driver": "zarr", "kvstore": place}
-        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": _CACHE}})
         try:
             validation.parse_json(header.read_text("utf-8"))
-            self._store = tensorstore.open(spec, open=True, context=context).result()
+            self._store = tensorstore.open(
+                spec, open=True, context=_context(tensorstore)
+            ).result()
         except OSError as error:
             raise validation.DataError(
                 header, f"weight {name} cannot be read ({error.strerror})", _COPY
@@ -97,6 +100,12 @@ class Array:
                 f"weight {self.name} is truncated or damaged ({_reason(error)})",
                 _COPY,
             ) from error
+
+
+@functools.cache
+def _context(tensorstore: Any) -> Any:
+    """Returns the one cache: one for each array would in the end hold all of them."""
+    return tensorstore.Context({"cache_pool": {"total_bytes_limit": _CACHE}})
 
 
 def write(

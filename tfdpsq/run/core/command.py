@@ -26,7 +26,6 @@ from tfdpsq import privacy, validation
 from tfdpsq.run.core import config_file, settings, streams
 from tfdpsq.run.devices import preemption, strategy, tpus
 
-_AGAIN = "Start the same command again to go on."
 _NO_DIRECTORY = (
     "There is a file where a directory is needed: move it, or use another directory."
 )
@@ -120,10 +119,20 @@ def program(started: Callable[[], None]) -> None:
 
 def config_flag(stage: str, declaration: settings.Declaration | None = None) -> Any:
     """`config_file.define_flag`, which reads the command line; ends where it cannot."""
-    try:
+    with refused_flags():
         return config_file.define_flag(stage, declaration)
-    except flags.Error as error:  # of a --flagfile that is not there
-        _refuse(error)
+
+
+@contextlib.contextmanager
+def refused_flags() -> Iterator[None]:
+    """Ends the program with one line where the block cannot read the command line.
+
+    Such as a flag without its value, or a --flagfile that is not there.
+    """
+    try:
+        yield
+    except (flags.Error, validation.InputError, OSError) as error:
+        _refuse(_of_system(error))
 
 
 def given_config(holder: Any) -> Any:
@@ -143,18 +152,19 @@ def given_config(holder: Any) -> Any:
 def _reported_errors() -> Iterator[None]:
     """Ends the program with one line and an exit status when the block fails."""
     try:
+        preemption.imported()
         yield
     except (validation.InputError, OSError) as error:
         _refuse(_of_system(error))
     except (privacy.Preempted, strategy.LostWorker) as stopped:
-        sys.stderr.write(f"{stopped}. {_AGAIN}\n")
+        sys.stderr.write(f"{stopped}. {preemption.AGAIN}\n")
         sys.exit(preemption.RESTART)
     except KeyboardInterrupt:
-        sys.stderr.write(f"\nthe command was asked to end. {_AGAIN}\n")
+        sys.stderr.write(preemption.ASKED)
         sys.exit(preemption.RESTART)
     except SystemExit as ended:
         if ended.code == preemption.RESTART:
-            sys.stderr.write(f"\nthe command was asked to end. {_AGAIN}\n")
+            sys.stderr.write(preemption.ASKED)
         raise
 
 
@@ -327,6 +337,7 @@ def script(
     if "--help" in words:
         sys.exit(0 if streams.say(help_text or usage) else 2)
     try:
+        preemption.imported()
         status, text = run(own(words)[1:])
     except (flags.Error, app.UsageError) as error:
         reason = f"error: {validation.one_line(error)}\n" if str(error) else ""
@@ -334,5 +345,8 @@ def script(
         sys.exit(2)
     except (validation.InputError, OSError) as error:
         _refuse(_of_system(error))
+    except KeyboardInterrupt:
+        sys.stderr.write(preemption.ASKED)
+        sys.exit(preemption.RESTART)
     # Nobody has read the answer, so the status must not say that it is a good one.
     sys.exit(status if streams.say(text) else 2)

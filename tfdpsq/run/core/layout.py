@@ -1,4 +1,4 @@
-"""Names of files and directories that one stage writes and another reads."""
+"""Names of files and directories that one command writes and another reads."""
 
 # `train_retriever`: the directory of the model.
 RETRIEVER_MODEL = "model"
@@ -11,3 +11,16 @@ METRICS_FILE = "metrics.json"
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
 # `audit`: the findings.
 AUDIT_FILE = "audit.json"
+# Below a private directory; `forget` deletes no file of a name that is not here.
+# Of a training run, besides its ledger and `checkpoint.STATE`: its settings, and the
+# tokenised pairs of a training that is killed.
+RUN_FILE = "run.json"
+ROWS = "rows"
+# Of a log, besides `point_log.FILE_NAME`, by any stage or by a process of a pass.
+CURVE_FILE = "curve.json"
+EVENTS = "events.out.tfevents."  # as TensorFlow calls them
+PROCESS = "process-"
+# Of a private choice among the points of a grid.
+PLAN_FILE = "plan.json"
+CHOICE_FILE = "choice.json"
+SCORES, POINTS, DIVERGED = "scores", "points", "diverged"

@@ -25,7 +25,7 @@ import numpy as np
 import tqdm
 
 from tfdpsq.data import files
-from tfdpsq.run.core import point_log, releases
+from tfdpsq.run.core import layout, point_log, releases
 
 LOGS = "logs"
 PERCENTILES = (50, 90, 99)
@@ -186,7 +186,8 @@ class Progress:
         whole = [point for point in points if set(keys) <= set(point)]
         curve = {key: [float(point[key]) for point in whole] for key in keys}
         self._log.directory.mkdir(parents=True, exist_ok=True)
-        files.atomic_write(self._log.directory / "curve.json", json.dumps(curve))
+        path = self._log.directory / layout.CURVE_FILE
+        files.atomic_write(path, json.dumps(curve))
         return curve
 
     def __enter__(self) -> Progress:

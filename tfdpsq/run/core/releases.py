@@ -7,7 +7,9 @@
 | "private"   | all else that depends on private queries | refused          | 0600  |
 
 A path is *released* if it has a directory called `release` in it, under any spelling:
-symbolic links are followed, also those in a `file://` URL. A stage states its guarantee
+symbolic links are followed, also those in a `file://` URL. Below it, no output is in a
+directory called `private` or one with a dot before its name: whoever lists a release
+passes over both. A stage states its guarantee
 in an `Output` before it reads or spends anything, and can write nowhere else (see
 `outputs`). Its result is compared with the statement and appears only if the two agree.
 """
@@ -19,6 +21,7 @@ import dataclasses
 import math
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Union
 
@@ -36,6 +39,8 @@ RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
 # Bytes: a temporary file has 22 more, and a file name at most 255.
 _LONGEST_NAME = 200
 STAGE_FILE = "stage.json"
+# Directories that a command which was killed did not finish: never released.
+UNFINISHED = re.compile(r"\.(.+)\.([0-9a-f]{12}\.partial|state|shards)")
 # As many links as Linux follows.
 _MOST_LINKS = 40
 
@@ -55,7 +60,8 @@ class Output:
       unused: settings that name something private that the output does not use.
 
     Raises:
-      InputError: a private output in a released place, or a private directory in one.
+      InputError: a private output in a released place, or a private directory in one;
+        or another one in a place of a release that looks private or hidden.
     """
 
     place: Place
@@ -75,6 +81,12 @@ class Output:
                 f"{self.place} is under {RELEASE_FOLDER}/, but would hold "
                 f"{self.holds}, which must stay private. Write it to "
                 f"{_remedy(self.place)} instead."
+            )
+        hidden = hidden_in_release(self.place)
+        if hidden:
+            raise validation.InputError(
+                f"{self.place} is under {RELEASE_FOLDER}/, in {hidden!r}, which says "
+                f"that it is private or hidden. Leave {hidden!r} out of its path."
             )
 
     @property
@@ -127,6 +139,22 @@ def local_path(place: Place) -> pathlib.Path:
 def is_released(place: Place) -> bool:
     """Returns whether a path, links followed, has a directory called `release`."""
     return any(RELEASE_FOLDER in name.split("/") for name in spellings(place))
+
+
+def hidden_in_release(place: Place) -> str:
+    """Returns the first name below `release` that is `private` or has a dot before it.
+
+    Links are followed; it is "" where there is none.
+    """
+    for path in spellings(place):
+        names = path.split("/")
+        below = (
+            names[names.index(RELEASE_FOLDER) + 1 :] if RELEASE_FOLDER in names else ()
+        )
+        for name in below:
+            if name == PRIVATE_FOLDER or name.startswith("."):
+                return name
+    return ""
 
 
 def private_directory(place: Place, given: str = "") -> pathlib.Path:

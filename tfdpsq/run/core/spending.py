@@ -63,9 +63,10 @@ _reserved: dict[str, contextlib.ExitStack] = {}
 def find_certificates(directory: str | os.PathLike) -> Found:
     """Finds the certificates of all artefacts in a directory, or that in a file.
 
-    Directories called `private`, those whose `stage.json` states the guarantee
-    "private" and unfinished ones (their names begin with a dot) are passed over, unless
-    one is given itself. Symbolic links are followed, each real directory once.
+    Under a directory called `release`, everything that is finished counts. Elsewhere,
+    directories called `private` and those whose `stage.json` states the guarantee
+    "private" are passed over, unless one is given itself. What a command has not
+    finished never counts. Symbolic links are followed, each real directory once.
 
     Raises:
       InputError: there is no such directory, or no artefact in it was released.
@@ -93,25 +94,30 @@ def find_certificates(directory: str | os.PathLike) -> Found:
     return found
 
 
-def _walk(found: Found, folder: pathlib.Path, seen: set[str]) -> None:
+def _walk(
+    found: Found, folder: pathlib.Path, seen: set[str], private: bool = False
+) -> None:
+    """Adds what is in a folder; of one in `private`, only what is released."""
     real, first = os.path.realpath(folder), not seen
     if real in seen:
         return
     seen.add(real)
-    if any((folder / name).is_file() for name in _MARKED):
+    released = releases.is_released(folder)
+    counts = released or not private
+    if counts and any((folder / name).is_file() for name in _MARKED):
         stage = folder / releases.STAGE_FILE
         stated = certificate_files.stated(stage, certificate_files.GUARANTEE)
-        if stated == releases.PRIVATE and not first:
+        if stated == releases.PRIVATE and not first and not released:
             found.unreleased.append(os.fspath(folder))
             return
         _add(found, folder, folder / FILE_NAME)
     for inside in sorted(folder.iterdir()):
-        if not inside.is_dir() or inside.name.startswith("."):
+        if not inside.is_dir() or releases.UNFINISHED.fullmatch(inside.name):
             continue
-        if inside.name == releases.PRIVATE_FOLDER:
+        hides = inside.name == releases.PRIVATE_FOLDER
+        if hides and counts and not releases.is_released(inside):
             found.unreleased.append(os.fspath(inside))
-        else:
-            _walk(found, inside, seen)
+        _walk(found, inside, seen, private or hides)
 
 
 def _add(found: Found, folder: pathlib.Path, path: pathlib.Path) -> None:

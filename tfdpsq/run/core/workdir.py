@@ -179,19 +179,33 @@ def run_stage(
         started = time.monotonic()
     with new_directory(output) as temporary:
         result = make(temporary)
-        stage = {
-            **wanted,
-            "fingerprint": _fingerprint(wanted),
-            certificate_files.GUARANTEE: output.guarantee,
-            "run": secrets.token_hex(8),
-            "result": plain(result or {}),
-            **made_by(),
-            **certificate_files.digest_beside(temporary),
-        }
-        files.write_json(temporary / STAGE_FILE, stage)
+        stage = write_stage(temporary, output.guarantee, wanted, result)
     seconds = round(time.monotonic() - started, 2)
     logging.info("%s: finished in %.0f s", directory.name, seconds)
     return {**stage, "seconds": seconds}
+
+
+def write_stage(
+    directory: pathlib.Path,
+    guarantee: str,
+    wanted: Mapping[str, Any],
+    result: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Writes `stage.json`, last, into an output that is complete; returns its content.
+
+    `wanted` has the config and the fingerprints of the inputs, as JSON values.
+    """
+    stage = {
+        **wanted,
+        "fingerprint": _fingerprint(wanted),
+        certificate_files.GUARANTEE: guarantee,
+        "run": secrets.token_hex(8),
+        "result": plain(result or {}),
+        **made_by(),
+        **certificate_files.digest_beside(directory),
+    }
+    files.write_json(directory / STAGE_FILE, stage)
+    return stage
 
 
 def finished_stage(
@@ -221,7 +235,7 @@ def finished_stage(
     return found
 
 
-def _fingerprint(wanted: dict[str, Any]) -> str:
+def _fingerprint(wanted: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,5 +1,8 @@
 """Graceful preemption: training polls for SIGTERM and SIGINT between steps.
 
+`tfdpsq.run` imports this first: it imports nothing heavy, and handles SIGINT from then
+on, if the process is a command.
+
 | when                | SIGTERM                            | SIGINT (Ctrl-C)      |
 |---------------------|------------------------------------|----------------------|
 | training            | finishes the step, or the loop of steps, saves its state and   |
@@ -18,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -27,6 +31,36 @@ _DEFAULTS: dict[int, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGINT: signal.default_int_handler,
 }
+
+
+AGAIN = "Start the same command again to go on."
+ASKED = f"\nthe command was asked to end. {AGAIN}\n"
+
+
+def _while_importing() -> None:
+    """Ends with status 75 on SIGINT until `imported`, if this process is a command.
+
+    Importing TensorFlow takes seconds, in which the default is a long traceback. A
+    program that imports a stage keeps its own handler, as does one started with `&`.
+    """
+    # What `python -m` has there until it has found the module.
+    started = sys.argv[0] if sys.argv else ""
+    if started != "-m" and os.path.basename(started) != "tfdpsq":
+        return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def imported() -> None:
+    """Ends what `_while_importing` began, where `KeyboardInterrupt` is handled."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    # No exception: a module that is half imported may catch it. Nothing has begun.
+    os.write(2, ASKED.encode())
+    os._exit(RESTART)
 
 
 class Notice:
@@ -73,3 +107,6 @@ class Notice:
             signal.signal(each, handler)
         # Not through a logger: this very thread may hold its lock.
         os.write(2, b"\nasked to end: after this step (once more to end at once)\n")
+
+
+_while_importing()

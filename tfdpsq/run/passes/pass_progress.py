@@ -26,7 +26,7 @@ import tqdm
 from absl import logging
 
 from tfdpsq.data import any_files
-from tfdpsq.run.core import point_log
+from tfdpsq.run.core import layout, point_log
 from tfdpsq.run.core.progress import SECONDS, log_directory
 
 
@@ -145,7 +145,7 @@ def _say(
     }
     try:
         point_log.append(logs / point_log.FILE_NAME, point)
-        point_log.show(_writer(logs / f"process-{process}"), at, values)
+        point_log.show(_writer(logs / f"{layout.PROCESS}{process}"), at, values)
     except (OSError, tf.errors.OpError) as error:
         _warn_once(str(logs), str(error))
 

@@ -298,7 +298,7 @@ def _best(judgements: Mapping[str, int]) -> str:
 
 def _curves(logs: pathlib.Path) -> dict[str, Any]:
     curves = {}
-    for path in sorted(logs.glob("*/curve.json")):
+    for path in sorted(logs.glob(f"*/{layout.CURVE_FILE}")):
         name = path.parent.name
         generator = name.startswith(("generator", "audited"))
         if not generator and not name.startswith("retriever"):

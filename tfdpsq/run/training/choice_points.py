@@ -19,11 +19,11 @@ import tensorflow as tf
 from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer, atomic_write
 from tfdpsq.privacy.proof import ledger, selection
-from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.training import grid_points, private_training, starting_model
 
 MODES = ("declared", "accounted")
-PLAN_FILE = "plan.json"
+PLAN_FILE = layout.PLAN_FILE
 # What it must hold: points that were paid for are read from it.
 _PLAN = {
     "of": dict,

@@ -20,17 +20,15 @@ from tfdpsq.data.files import write_json
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import checkpoint, workers
 from tfdpsq.privacy.proof import ledger
-from tfdpsq.run.core import outputs, records, sources, workdir
+from tfdpsq.run.core import layout, outputs, records, sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import outcomes
 
-RUN_FILE = "run.json"
+RUN_FILE, ROWS = layout.RUN_FILE, layout.ROWS
 # In it: the output, from the run's directory.
 _OUTPUT = "output"
-# In a run's directory: the tokenised pairs, without protection while it trains.
-ROWS = "rows"
 LOSS_READ = {
     "what": "the training loss of every step, averaged over its batch, and how long "
     "the step took",
