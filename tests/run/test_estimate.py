@@ -193,5 +193,7 @@ def test_formula_is_near_what_a_process_takes(engine):
         capture_output=True,
         text=True,
     )
-    (result,) = (json.loads(line) for line in done.stdout.splitlines())
+    # keras-nlp announces its backend, too.
+    lines = (line for line in done.stdout.splitlines() if line.startswith("{"))
+    (result,) = map(json.loads, lines)
     assert 0.75 <= result["ratio"] <= 1.25, result

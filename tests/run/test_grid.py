@@ -147,6 +147,7 @@ def test_a_retrievers_points_are_ranked_by_where_it_ranks(base, tmp_path):
     for field in ("vocabulary", "document_length", "query_length", "epsilon"):
         stage[field] = config.finetune[field]
     stage.t5.update(config.finetune.t5)
+    config.finetune = grid.default_config().finetune
     stage.update(method="public_negatives", n_is_public=True, accountant="rdp")
     stage.update(embedding_dim=16, batch_size=8, negatives=8, steps=2)
     config.variants = {"fast": {"learning_rate": 1e-2}, "untrained": {"steps": 0}}
@@ -155,8 +156,10 @@ def test_a_retrievers_points_are_ranked_by_where_it_ranks(base, tmp_path):
     assert found[0]["ndcg@10"] >= found[1]["ndcg@10"] > 0
     parameters = {r["settings"]["variant"]: r["trained_parameters"] for r in found}
     assert parameters["untrained"] is None and parameters["fast"] > 320 * 16
+    other = _config(base, stage="train_retriever")
+    other.finetune = grid.default_config().finetune
     with pytest.raises(validation.InputError, match="which train_retriever does not"):
-        grid.run(_config(base, stage="train_retriever"), tmp_path / "other")
+        grid.run(other, tmp_path / "other")
     with pytest.raises(validation.InputError, match="stage is 'synthesize'"):
         grid.run(_config(base, stage="synthesize"), tmp_path / "other")
 

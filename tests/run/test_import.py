@@ -212,7 +212,7 @@ def test_times_are_read_as_they_come():
     ("changes", "message"),
     [
         ({"columns__query": "question"}, "has no column 'question'; it has 'asked'"),
-        ({"logs__train": "@/none.csv"}, "none.csv' is not a table"),
+        ({"logs__train": "@/none.csv"}, "none.csv is not a table"),
         ({"logs__train": "@/latin.csv"}, r"latin.csv:2: byte 2 of the line is 0xe9"),
         ({"logs__train": "@/ragged.tsv"}, "ragged.tsv:2: 3 columns, and the first"),
         ({"logs__train": "@/open.csv"}, "open.csv:2: malformed"),

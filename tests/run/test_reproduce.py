@@ -282,7 +282,7 @@ def get_config():
     config.job.canaries.update(forms=("secret", "paper_query"))
     config.held_out_packages = ()
     config.zero_shot.update(sets=("pairs",), paths={{"pairs": {data!r}}})
-    config.audit = {{"steps": 2}}
+    config.audit.update(unit="", steps=2, batch_size=0, query_length=0)
     config.resamples = 200
     config.seeds = {seeds!r}
     return config
@@ -310,8 +310,6 @@ def _command(base, seeds):
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_stages_of_rows_that_train_get_the_devices():
     rows = object.__new__(reproduce.Rows)
     rows._devices = strategy.Devices(steps_per_loop=4)
@@ -329,6 +327,8 @@ def test_stages_of_rows_that_train_get_the_devices():
         assert [devices.steps_per_loop for devices in given] == steps
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_run_that_is_killed_goes_on_and_makes_every_table(tmp_path):
     """Through the command line, at the smallest size; nothing finished is redone."""
     command, work = _command(tmp_path, (0,)), tmp_path / "work"

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpsq.data import any_files
-from tfdpsq.validation import DataError, InputError, parse_json, shown
+from tfdpsq.validation import DataError, InputError, parse_json
 
 IR_DATASETS = "ir_datasets:"
 # The parts of a table that `ir_datasets` names.
@@ -85,13 +85,13 @@ def files_of(table: str) -> list[str]:
     formats = {_format_of(path) or "" for path in found}
     if not found or "" in formats:
         raise InputError(
-            f"{shown(table)} is not a table. Give a file, a directory or a pattern of "
+            f"{table} is not a table. Give a file, a directory or a pattern of "
             f"files that end in {', '.join(_READERS)} (text also with .gz), or "
             f"{IR_DATASETS}NAME."
         )
     if len(formats) > 1:
         raise InputError(
-            f"{shown(table)} has files of several formats, {', '.join(sorted(formats))}"
+            f"{table} has files of several formats, {', '.join(sorted(formats))}"
             ". Give a pattern of one, such as DIRECTORY/*.parquet."
         )
     return sorted(found)
