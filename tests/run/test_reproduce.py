@@ -264,6 +264,8 @@ sys.path.insert(0, {here!r})
 
 from tiny import tiny_config
 
+from tfdpsq.run import finetune, train_retriever
+
 def get_config():
     config = runpy.run_path({tables!r})["get_config"]("tiny")
     tiny = tiny_config({data!r})
@@ -274,6 +276,9 @@ def get_config():
     # Weights and vocabulary of the package: a step or two of each.
     for stage in (config.job.finetune, config.job.retriever, config.job.direct):
         stage.steps = 2
+    config.job.finetune.t5 = finetune.default_config().t5
+    config.job.retriever.t5 = train_retriever.default_config().t5
+    config.job.direct.t5 = train_retriever.default_config().t5
     config.job.retriever.embedding_dim = config.job.direct.embedding_dim = 192
     config.job.pretrain.update(steps=2, pair_rows=4, text_rows=4, watched_rows=8)
     config.job.pretrain.update(held_out_one_in=8, document_length=32, query_length=12)

@@ -1,6 +1,8 @@
 """The commands: one module per stage, `pipeline` for all of them, and tools."""
 
+import tfdpsq.stack  # noqa: F401  checks the environment first
+
+# isort: split
 import tfdpsq.run.devices.preemption  # noqa: F401  handles Ctrl-C from here on
-import tfdpsq.stack  # noqa: F401  checks the environment before other modules
 
 __all__ = []
