@@ -62,6 +62,9 @@ def _set(config, name, value):
 def _with_value(module, rule, acts):
     """The stage's config, in which a rule's settings act or do not."""
     config = module.default_config()
+    for other in module.ACTING:  # or the other setting would be refused itself
+        if other.covers(rule.setting) and other.values:
+            _set(config, other.setting, other.values[0])
     declared = dict(_declared(module.SETTINGS))[rule.setting]
     if acts:
         value = rule.values[0] if rule.values else declared.default
