@@ -26,10 +26,11 @@ from tfdpsq.privacy.proof.verification import Verification, verify_certificate
 from tfdpsq.privacy.randomness.sampling import Groups, PoissonSampler
 from tfdpsq.privacy.spec import PrivacySpec
 from tfdpsq.privacy.step import make_logical_step
-from tfdpsq.privacy.terms import Terms
+from tfdpsq.privacy.terms import Coupled, Terms
 from tfdpsq.privacy.training import train
 
 __all__ = [
+    "Coupled",
     "Diverged",
     "ENGINES",
     "Groups",

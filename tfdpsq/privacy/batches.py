@@ -16,7 +16,12 @@ from tfdpsq.privacy.randomness.sampling import Draw
 _COUPLED_MULTIPLE = 8
 
 
-def padded_rows(plan: PrivacyPlan, count: int, microbatch_size: int | None) -> int:
+def padded_rows(
+    plan: PrivacyPlan,
+    count: int,
+    microbatch_size: int | None,
+    coupled: bool = False,
+) -> int:
     """The static number of rows a batch of `count` is padded to.
 
     Args:
@@ -24,16 +29,21 @@ def padded_rows(plan: PrivacyPlan, count: int, microbatch_size: int | None) -> i
       count: rows drawn.
       microbatch_size: rows differentiated at a time on one replica, or `None` for
         coupled rows.
+      coupled: whether every replica takes the whole batch; see `coupled`.
 
     Returns:
       For independent rows always the same: the maximum, rounded up to a multiple
-      of `microbatch_size` times the replicas in sync. For coupled rows, whose cost
-      grows with the square of the batch, the count rounded up to a multiple of 8.
+      of `microbatch_size` times the replicas in sync. For coupled rows in one
+      microbatch, whose cost grows with the square of the batch, the count rounded up to
+      a multiple of 8; for those taken one by one, the maximum again: padding costs them
+      nothing.
 
     Raises:
       InputError: coupled rows on several replicas; more replicas than microbatches.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if coupled and microbatch_size is not None:
+        return -(-plan.max_rows // microbatch_size) * microbatch_size
     if microbatch_size is not None:
         microbatches = -(-plan.max_rows // microbatch_size)
         if replicas > microbatches:

@@ -40,6 +40,7 @@ class CompiledSteps:
         layers: Iterable[tf.Module],
         jit_compile: bool,
         most: int = 1,
+        coupled: bool = False,
     ):
         """Takes what `train` was given; nothing is traced yet.
 
@@ -52,6 +53,7 @@ class CompiledSteps:
           layers: that hold the variables.
           jit_compile: compile with XLA; on several replicas left to the strategy.
           most: steps in one call at most.
+          coupled: the loss differentiates itself, on the whole batch.
 
         Raises:
           InputError: `most` below one; or above it, for coupled rows; more replicas
@@ -64,6 +66,7 @@ class CompiledSteps:
                 "each other differ in size from step to step. Set it to 1."
             )
         self._plan = plan
+        self._coupled = coupled
         self._optimizer = optimizer
         self.variables = list(variables)
         self._microbatch_size = microbatch_size
@@ -81,10 +84,11 @@ class CompiledSteps:
                 of_caller,
                 variables,
                 optimizer,
-                microbatch_size or rows,
+                rows if coupled else microbatch_size or rows,
                 layers=layers,
-                rows_are_independent=microbatch_size is not None,
+                rows_are_independent=microbatch_size is not None and not coupled,
                 copies_are_separate=True,  # `train` has looked
+                coupled=coupled,
             )
             return tf.function(
                 self._on_one(step) if self._replicas == 1 else self._on_all(step),
@@ -97,7 +101,7 @@ class CompiledSteps:
 
     def padded(self, count: int) -> int:
         """Returns the number of rows that a batch of `count` is padded to."""
-        return padded_rows(self._plan, count, self._microbatch_size)
+        return padded_rows(self._plan, count, self._microbatch_size, self._coupled)
 
     def build(self, batch: Arrays) -> None:
         """Traces the step for batches like this one.
@@ -167,7 +171,7 @@ class CompiledSteps:
         """
         dealt = [
             (lambda _, batch=batch: batch, lambda _, count=count: count)
-            if self._microbatch_size is None
+            if self._microbatch_size is None or self._coupled
             else split_over_replicas(
                 batch, count, self._replicas, self._microbatch_size
             )

@@ -16,9 +16,8 @@ from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.privacy.fast.capture import flatten
-from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.replay import replayable
-from tfdpsq.privacy.terms import Terms
+from tfdpsq.privacy.terms import Terms, require_losses
 
 
 def check_independence(
@@ -58,7 +57,7 @@ def check_independence(
                 "they depend on. Declare their sensitivity (sensitivity_multiplier in "
                 "the spec, above 1) and set microbatch_size to None."
             )
-        require_rows(found)
+        require_losses(found)
         if found.shape[0] != rows:
             raise validation.InputError(
                 f"there are {found.shape[0]} losses for {rows} rows. Return exactly "

@@ -25,7 +25,7 @@ from tensorflow_privacy.privacy.optimizers import (
 )
 
 from tfdpsq import validation
-from tfdpsq.privacy import fast, workers
+from tfdpsq.privacy import coupled, fast, workers
 from tfdpsq.privacy.jacobian import FiniteTape, require_rows
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness import grid
@@ -37,7 +37,7 @@ from tfdpsq.privacy.randomness.noise import (
 )
 from tfdpsq.privacy.randomness.sampling import fresh_seed
 from tfdpsq.privacy.randomness.secure import SecureSource
-from tfdpsq.privacy.terms import Losses, Terms, require_losses, total_of
+from tfdpsq.privacy.terms import Coupled, Losses, Terms, require_losses, total_of
 
 ENGINES = ("fast", "dpkeras", "vectorized")
 OPTIMIZERS = {
@@ -153,6 +153,24 @@ class LogicalStep:
           weights: [rows], 0 for padding rows, which contribute nothing.
         """
         raise NotImplementedError  # each class below has its own
+
+    def coupled_sum(
+        self, found: Coupled, variables: Sequence[tf.Variable], weights: tf.Tensor
+    ) -> Clipped:
+        """The same for rows that read each other, whatever the engine; see `coupled`.
+
+        Args:
+          found: the losses of the whole batch.
+          variables: what to differentiate by.
+          weights: [rows] of the whole batch, 0 for padding.
+        """
+        if self.plan.spec.private:
+            clip_norm = self.plan.spec.clip_norm
+            sums = coupled.clipped_sum(found, variables, clip_norm, weights)
+        else:
+            counted = tf.cast(coupled.own_rows(weights), found.losses.dtype)
+            sums = list(found.gradient(counted, variables))
+        return Clipped(sums, found.losses, True)
 
     def secure_noise(
         self, step: int, variables: Sequence[tf.Variable]

@@ -26,6 +26,7 @@ from tfdpsq import validation
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.recorder import replaced
 from tfdpsq.privacy.randomness import noise
+from tfdpsq.privacy.terms import Coupled
 
 # TensorFlow's operations whose random numbers follow from a state of the process or of
 # a `tf.random.Generator`; the stateless ones are none of them.
@@ -96,7 +97,8 @@ def require_repeatable(
     @tf.function
     def losses(tensors: Mapping[str, tf.Tensor]) -> object:
         with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
-            return per_example_losses(tensors)
+            found = per_example_losses(tensors)
+            return found.losses if isinstance(found, Coupled) else found
 
     tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
     graph = losses.get_concrete_function(tensors).graph.as_graph_def()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.optimizers import Clipped, LogicalStep
 from tfdpsq.privacy.replay import replayable
 from tfdpsq.privacy.terms import Losses, require_losses
@@ -23,6 +24,7 @@ def make_logical_step(
     layers: Iterable[tf.Module] = (),
     rows_are_independent: bool = True,
     copies_are_separate: bool = False,
+    coupled: bool = False,
 ) -> Callable[..., tf.Tensor]:
     """Builds the step: accumulate clipped sums, noise once, update once.
 
@@ -44,6 +46,9 @@ def make_logical_step(
         tells gradients apart by what a layer ran on: declares that every loss, or
         value of `Terms`, runs the layers on copies of its own of all rows that it
         reads. `fast.check` tests that, and `train` calls it.
+      coupled: the loss returns `Coupled`, and its rows are differentiated one by one
+        with every engine. `microbatch_size` is then M, every replica takes the whole
+        batch, and the rows are dealt to them (see `coupled`).
 
     Returns:
       A function of (batch, count): a dict of tensors with M leading rows, M a
@@ -61,7 +66,7 @@ def make_logical_step(
     Raises:
       InputError: `microbatch_size` below one, or it does not divide M, or parts
         rows that are clipped together; rows that are not independent, nor separate
-        copies, with engine "fast".
+        copies, with engine "fast"; coupled rows that the plan does not cover.
     """
     validation.positive_integer("microbatch_size", microbatch_size)
     private = optimizer.plan.spec.private
@@ -71,7 +76,9 @@ def make_logical_step(
             f"microbatch_size {microbatch_size} parts the {together} rows that are "
             "clipped together (rows_per_unit, or a clip group's). Use a multiple of it."
         )
-    separate = rows_are_independent or copies_are_separate
+    if coupled:
+        coupled_rows.require_covered(optimizer.plan)
+    separate = rows_are_independent or copies_are_separate or coupled
     if not separate and private and optimizer.engine == "fast":
         raise validation.InputError(
             'engine "fast" tells gradients apart by row, but here each loss depends '
@@ -86,8 +93,9 @@ def make_logical_step(
         optimizer,
         microbatch_size,
         list(layers),
-        rows_are_independent and private,
+        rows_are_independent and private and not coupled,
         together,
+        coupled,
     )
     return step.run
 
@@ -101,6 +109,7 @@ class _Step:
     layers: list[tf.Module]
     spares_others: bool  # a row without a finite gradient costs nobody else
     together: int
+    coupled: bool
 
     def run(
         self, batch: Batch, count: tf.Tensor, noise: Sequence[tf.Tensor] = ()
@@ -112,9 +121,14 @@ class _Step:
                 f"the batch has {rows} rows, which microbatch_size {size} does not "
                 "divide. Pad it to a multiple."
             )
+        if self.coupled and rows != size:
+            raise validation.InputError(
+                f"the batch has {rows} coupled rows, and microbatch_size is {size}: they "
+                "read each other and must form one microbatch. Set it to all rows."
+            )
         replica = tf.distribute.get_replica_context()
         first, every = 0, 1
-        if replica is not None:
+        if replica is not None and not self.coupled:  # those have the same batch
             first = replica.replica_id_in_sync_group
             every = replica.num_replicas_in_sync
         first = tf.cast(first, tf.int64)
@@ -173,6 +187,11 @@ class _Step:
             with replayable(self.layers, seed, optimizer.iterations, number):
                 return require_losses(self.per_example_losses(part))
 
+        if self.coupled:
+            seed = optimizer.dropout_seed
+            with replayable(self.layers, seed, optimizer.iterations, number):
+                found = coupled_rows.require_coupled(self.per_example_losses(part))
+                return optimizer.coupled_sum(found, self.variables, part["weights"])
         return optimizer.clipped_sum(
             losses, self.variables, self.layers, part["weights"]
         )

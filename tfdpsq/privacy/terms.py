@@ -1,17 +1,19 @@
-"""A gradient made of several that are clipped each by itself, then weighted.
+"""What a loss function may return: losses by row, terms of them, or coupled losses.
 
 DP-SGD clips one gradient per row. A loss that reads several rows at once may be
 taken apart otherwise: into values v_r whose gradients are clipped one by one, and
-coefficients c_r that say how much each counts,
+coefficients c_r that say how much each counts (`Terms`),
 
     Σ_r c_r · clip(∇v_r, C).
 
-What one row can move in such a sum is for those who choose values and coefficients to
-derive, and to declare as `sensitivity_multiplier`.
+Or it differentiates itself, a row at a time (`Coupled`; see `coupled`). What one row
+can move in such a sum is for those who choose the loss to derive, and to declare as
+`sensitivity_multiplier`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Union
 
 import tensorflow as tf
@@ -35,8 +37,21 @@ class Terms(NamedTuple):
     losses: tf.Tensor
 
 
+class Coupled(NamedTuple):
+    """Losses of rows that read each other, which know how to differentiate themselves.
+
+    Attributes:
+      losses: [rows] float, rows static.
+      gradient: maps coefficients [rows], constants, and variables to the gradient of
+        Σ_r coefficients[r] · losses[r] by each of them, dense.
+    """
+
+    losses: tf.Tensor
+    gradient: Callable[[tf.Tensor, Sequence[tf.Variable]], Sequence[tf.Tensor]]
+
+
 # What `per_example_losses` functions return.
-Losses = Union[tf.Tensor, Terms]
+Losses = Union[tf.Tensor, Terms, Coupled]
 
 
 def require_losses(found: Losses) -> Losses:
@@ -46,6 +61,11 @@ def require_losses(found: Losses) -> Losses:
       InputError: losses or values that are no vector of static length, or
         coefficients of another.
     """
+    if isinstance(found, Coupled):
+        raise validation.InputError(
+            "the loss is coupled and differentiates itself, but was not declared to. "
+            "Set coupled to True, in train or make_logical_step."
+        )
     if not isinstance(found, Terms):
         return require_rows(found)
     values, coefficients, losses = found

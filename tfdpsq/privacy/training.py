@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy import fast, workers
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.independence import check_independence, computes_in_16_bits
@@ -54,6 +55,7 @@ def train(
     steps_per_loop: int = 1,
     preempted: Callable[[], bool] | None = None,
     pause_every: int | None = None,
+    coupled: bool = False,
 ) -> int:
     """Runs every step of `plan`.
 
@@ -106,6 +108,9 @@ def train(
         then saved, and `Preempted` raised.
       pause_every: steps between two that no loop goes past, besides those whose state
         is saved: what is called after such a step finds its weights.
+      coupled: the loss returns `Coupled`: rows that read each other, clipped one by
+        one. It decides itself how many rows it runs at a time; batches are padded to a
+        multiple of `microbatch_size`, and every replica takes the whole batch.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient
     would depend on its place in the batch, and so on who else was drawn. Where ε is
@@ -134,11 +139,16 @@ def train(
     hooks = Hooks(before_step, on_step, preempted)
     hooks.require_pace(pace)
     rows = len(groups.rows) if groups is not None else units or plan.spec.num_units
+    if coupled:
+        coupled_rows.require_covered(plan)
+        validation.positive_integer("microbatch_size", microbatch_size)
     together, declared = _rows_together(plan, microbatch_size)
     batch = _first_rows(take, rows, together)
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
-    if plan.spec.private and rows > 1:
+    # Coupled rows are differentiated without an engine, and their bound needs nothing
+    # of the loss.
+    if plan.spec.private and rows > 1 and not coupled:
         _try_out(
             per_example_losses,
             batch,
@@ -176,6 +186,7 @@ def train(
             layers,
             jit_compile,
             steps_per_loop,
+            coupled,
         )
         take_steps.build(batch)  # what cannot be built must fail before it is paid for
         state = [*variables, *optimizer.state(), *state]

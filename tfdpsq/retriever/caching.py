@@ -9,7 +9,7 @@ time, and pull their gradients back. One more forward pass, activations of few r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -79,13 +79,7 @@ def cached_gradients(
     shapes = [[rows, width]] * 2
     if "negative_ids" in batch:
         shapes.append([rows, batch["negative_ids"].shape[1], width])
-    # One part at a time: in parallel they would all be in memory.
-    vectors = tf.map_fn(
-        encode,
-        tf.range(total // rows),
-        parallel_iterations=1,
-        fn_output_signature=[tf.TensorSpec(shape) for shape in shapes],
-    )
+    vectors = embed_in_parts(encode, total // rows, shapes)
     with tf.GradientTape() as tape:
         tape.watch(vectors)
         whole = [tf.reshape(v, [total, *v.shape[2:]]) for v in vectors]
@@ -93,33 +87,81 @@ def cached_gradients(
         loss = tf.reduce_sum(losses)
     # Of the variables a learned scale alone has a part in it here.
     cached, direct = tape.gradient(loss, (vectors, list(variables)))
-    direct = [_dense(g, v) for g, v in zip(direct, variables)]
+    direct = [dense(g, v) for g, v in zip(direct, variables)]
+    return loss, pull_back(encode, cached, variables, direct)
 
-    def pull_back(number: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
+
+def embed_in_parts(
+    encode: Callable[[tf.Tensor], Sequence[tf.Tensor]],
+    parts: int,
+    shapes: Sequence[Sequence[int]],
+) -> list[tf.Tensor]:
+    """Embeds parts one after the other: in parallel all would be in memory.
+
+    Args:
+      encode: maps a part's number to its embeddings, one tensor for each kind of text.
+      parts: how many there are.
+      shapes: of those tensors.
+
+    Returns:
+      [parts, *shape] for each shape.
+    """
+    return tf.map_fn(
+        encode,
+        tf.range(parts),
+        parallel_iterations=1,
+        fn_output_signature=[tf.TensorSpec(shape) for shape in shapes],
+    )
+
+
+def pull_back(
+    encode: Callable[[tf.Tensor], Sequence[tf.Tensor]],
+    wanted: Sequence[tf.Tensor],
+    variables: Sequence[tf.Variable],
+    direct: Sequence[tf.Tensor],
+    first: tf.Tensor | int = 0,
+    end: tf.Tensor | None = None,
+) -> list[tf.Tensor]:
+    """Adds what comes back through embeddings, embedding the parts again.
+
+    Args:
+      encode: as for `embed_in_parts`, under the same dropout.
+      wanted: the gradient by each result of that, of its shape.
+      variables: to differentiate by.
+      direct: for each variable, what to add to.
+      first: the first part that matters.
+      end: the part after the last one that does; `None` for all.
+
+    Returns:
+      For each variable its gradient, dense.
+    """
+    parts = wanted[0].shape[0]
+
+    def add(number: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with tf.GradientTape() as tape:
             product = tf.add_n(
                 [
-                    tf.reduce_sum(values * wanted[number])
-                    for values, wanted in zip(encode(number), cached)
+                    tf.reduce_sum(values * gradient[number])
+                    for values, gradient in zip(encode(number), wanted)
                 ]
             )
         found = tape.gradient(product, variables)
         return (
             number + 1,
-            *(s + _dense(g, v) for s, g, v in zip(sums, found, variables)),
+            *(s + dense(g, v) for s, g, v in zip(sums, found, variables)),
         )
 
     _, *gradients = tf.while_loop(
-        lambda number, *_: number < total // rows,
-        pull_back,
-        [tf.constant(0), *direct],
+        lambda number, *_: number < (parts if end is None else end),
+        add,
+        (tf.convert_to_tensor(first), *direct),
         parallel_iterations=1,
-        maximum_iterations=total // rows,
+        maximum_iterations=parts,
     )
-    return loss, gradients
+    return gradients
 
 
-def _dense(gradient, variable: tf.Variable) -> tf.Tensor:
+def dense(gradient, variable: tf.Variable) -> tf.Tensor:
     """A gradient as a tensor: zeros where there is none, and no slices."""
     if gradient is None:
         return tf.zeros(variable.shape, variable.dtype)

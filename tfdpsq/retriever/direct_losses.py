@@ -1,68 +1,169 @@
 """The losses of direct DP training, each clipped as `direct_dp` presumes.
 
 An engine that clips by row tells gradients apart by what a layer ran on. Where one
-loss reads several rows, it therefore gets copies of its own of all of them (`naive`,
-`logit_dp`): n² texts to encode for a batch of n, which is what one gradient per row,
-or per score, costs in any case. The other two need no copies.
+score reads two rows, it therefore gets copies of its own of both (`logit_dp`): n² texts
+to encode for a batch of n, which is what one gradient per score costs in any case.
+`naive` takes as many, a row after the other, and differentiates itself, some documents
+at a time. The other two need no copies.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from tfdpsq.layers import Folded
+from tfdpsq.layers import Folded, dropout_seed
 from tfdpsq.layers.replicated import Replicated
+from tfdpsq.retriever.caching import dense, embed_in_parts, pull_back
 from tfdpsq.retriever.losses import NEVER, losses_among, losses_of_scores
 from tfdpsq.retriever.model import Batch, TwoTower, embed
 from tfdpsq.validation import InputError, positive_integer
 
 
+# Maps coefficients [B] of losses, and variables, to the gradient of their sum.
+Gradient = Callable[[tf.Tensor, Sequence[tf.Variable]], list[tf.Tensor]]
+
+
 class NaiveLosses:
-    """Each row's in-batch softmax loss, over copies of its own of all documents.
+    """Each row's in-batch softmax loss, which differentiates itself.
+
+    With embeddings q_i and d_j, row i's gradient is
+
+        ∂ℓ_i = Σ_j (∂ℓ_i/∂d_j) ∂d_j + (∂ℓ_i/∂q_i) ∂q_i   (and by a learned scale).
+
+    So all texts are embedded once, a few at a time; then, for each row, documents are
+    embedded again, a few at a time, and what the row's loss wants of them is pulled
+    back. In memory are the activations of a few texts and one gradient of the weights'
+    size, however large the batch. Both passes apply the same dropout.
 
     Attributes:
-      layers: what runs, for an engine that wants to know.
+      layers: what runs, and what dropout is drawn by.
     """
 
-    def __init__(self, model: TwoTower):
+    def __init__(self, model: TwoTower, rows: int):
         """Takes the model to be trained.
 
+        Args:
+          model: the model.
+          rows: texts embedded at a time; it divides every batch.
+
         Raises:
-          InputError: a bidirectional model, whose losses read more than copies hold.
+          InputError: a bidirectional model, for which the sensitivity is not derived;
+            rows below 1.
         """
         _one_direction(model, "naive")
-        self._model = model
-        self._documents = Folded(model.document_tower)
-        self.layers = [model, self._documents]
+        self._model, self._rows = model, positive_integer("rows", rows)
+        # Draws nothing: private training gives it keys that a resumed run repeats.
+        self._draws = tf.keras.layers.Dropout(0.0)
+        self.layers = [model, self._draws]
 
-    def __call__(self, batch: Batch) -> tf.Tensor:
-        """[B] losses in nats, of a batch as `TwoTower.per_example_losses` takes."""
-        model = self._model
-        queries = model.encode_queries(
-            batch["query_ids"], batch["query_lengths"], training=True
-        )
-        if "document_vectors" in batch:  # constants, which no gradient goes into
-            vectors = batch["document_vectors"]
-            rows, width = vectors.shape
-            documents = tf.broadcast_to(vectors, [rows, rows, width])
-        else:
-            rows, length = batch["document_ids"].shape
-            documents = embed(
-                self._documents,
-                tf.broadcast_to(batch["document_ids"], [rows, rows, length]),
-                tf.broadcast_to(batch["document_lengths"], [rows, rows]),
-                training=True,
+    def __call__(self, batch: Batch) -> tuple[tf.Tensor, Gradient]:
+        """The losses of a batch, and how to differentiate them.
+
+        Args:
+          batch: B rows, as `TwoTower.per_example_losses` takes, B static.
+
+        Returns:
+          [B] losses in nats, and the function that differentiates them. It embeds
+          texts up to the last real row's alone.
+
+        Raises:
+          InputError: `rows` does not divide the batch.
+        """
+        model, size = self._model, batch["weights"].shape[0]
+        if size is None or size % self._rows:
+            raise InputError(
+                f"{self._rows} rows at a time do not divide a batch of {size}. Pad it "
+                "to a multiple."
             )
-        return losses_of_scores(
-            model.scaled(tf.einsum("id,ijd->ij", queries, documents)),
-            batch["document_key"],
-            batch["positive_keys"],
-            batch["weights"],
-        )
+        sides = ["query"]
+        fixed = batch.get("document_vectors")  # no gradient goes into these
+        if fixed is None:
+            sides.append("document")
+        seeds = dict(zip(sides, tf.unstack(self._seeds())))
+        width = model.config.embedding_dim
+        found = {}
+        for side, seed in seeds.items():
+            encode = _encoder_of_parts(model, batch, side, seed, self._rows)
+            shapes = [[self._rows, width]]
+            (vectors,) = embed_in_parts(encode, size // self._rows, shapes)
+            found[side] = tf.reshape(vectors, [size, width])
+
+        real = batch["weights"] > 0
+
+        def losses_of(vectors: dict[str, tf.Tensor], counted: tf.Tensor) -> tf.Tensor:
+            queries, documents = vectors["query"], vectors.get("document", fixed)
+            # In the products of the backward pass 0 · NaN would be NaN: another row's
+            # query, or padding, would cost a row its gradient.
+            queries = tf.where(counted[:, tf.newaxis], queries, 0.0)
+            documents = tf.where(real[:, tf.newaxis], documents, 0.0)
+            cosines = tf.matmul(queries, documents, transpose_b=True)
+            return losses_of_scores(
+                model.scaled(cosines),
+                batch["document_key"],
+                batch["positive_keys"],
+                batch["weights"],
+            )
+
+        def gradient(coefficients, variables):
+            with tf.GradientTape() as tape:
+                tape.watch(found)
+                losses = losses_of(found, coefficients != 0)
+                losses = tf.where(coefficients != 0, losses, 0.0)
+                total = tf.reduce_sum(coefficients * losses)
+            wanted, direct = tape.gradient(total, (found, list(variables)))
+            sums = [dense(g, v) for g, v in zip(direct, variables)]
+            for side, seed in seeds.items():
+                # A row's loss reads every real document, and one query: alone, since
+                # in a part of several 0 · NaN would be NaN, again.
+                rows, counts = self._rows, real
+                if side == "query":
+                    rows, counts = 1, coefficients != 0
+                encode = _encoder_of_parts(model, batch, side, seed, rows)
+                parts = tf.reshape(wanted[side], [-1, rows, width])
+                first, end = _range_of(tf.reshape(counts, [-1, rows]))
+                sums = pull_back(encode, [parts], variables, sums, first, end)
+            return sums
+
+        return losses_of(found, real), gradient
+
+    def _seeds(self) -> tf.Tensor:
+        """[2, 2] int64: of the queries' and of the documents' dropout."""
+        seed = self._draws._random_generator.make_seed_for_stateless_op()
+        if seed is None:  # Keras draws from TensorFlow's global generator
+            seed = tf.random.uniform([2], maxval=tf.int64.max, dtype=tf.int64)
+        return tf.stack([seed, seed + tf.constant([0, 1], tf.int64)])
+
+
+def _encoder_of_parts(
+    model: TwoTower, batch: Batch, side: str, seed: tf.Tensor, rows: int
+) -> Callable[[tf.Tensor], list[tf.Tensor]]:
+    """Returns a function that embeds queries or documents, `rows` of them, by number.
+
+    It applies the same dropout to the same rows, in any call and on any replica.
+    """
+    encode = model.encode_queries if side == "query" else model.encode_documents
+
+    def embedded(number: tf.Tensor) -> list[tf.Tensor]:
+        ids, lengths = (batch[f"{side}_{what}"] for what in ("ids", "lengths"))
+        # tf.slice, not [a:b]: its size is static, which XLA insists on.
+        ids = tf.slice(ids, [number * rows, 0], [rows, ids.shape[1]])
+        lengths = tf.slice(lengths, [number * rows], [rows])
+        with dropout_seed(seed, number, parts=0):  # replicas have the same rows
+            return [encode(ids, lengths, training=True)]
+
+    return embedded
+
+
+def _range_of(counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The first row of [parts, rows] bool with a True in it, and one past the last."""
+    parts = counts.shape[0]
+    some, numbers = tf.reduce_any(counts, axis=1), tf.range(parts)
+    first = tf.reduce_min(tf.where(some, numbers, parts))
+    return first, tf.reduce_max(tf.where(some, numbers + 1, 0))
 
 
 class GroupLosses:

@@ -24,6 +24,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
@@ -91,16 +92,16 @@ SETTINGS: settings.Declaration = {
 
 
 _UNITS_AND_NOISE = (
-    "delta clip_norm accountant sampler n_bound engine secure rows_per_unit user_field"
+    "delta clip_norm accountant sampler n_bound secure rows_per_unit user_field"
 )
+_NEGATIVES = ("public_negatives",)
 ACTING = (
     acting.Only("rows_at_a_time", "method", ("plain",)),
     acting.Only("clip_groups", "method", ("microbatch",)),
-    acting.Only(
-        "negatives refresh_every most_documents microbatch_size",
-        "method",
-        ("public_negatives",),
-    ),
+    acting.Only("negatives refresh_every most_documents", "method", _NEGATIVES),
+    acting.Only("microbatch_size", "method", ("naive", "microbatch", *_NEGATIVES)),
+    # "naive" differentiates itself, and "logit_dp" is clipped by "fast" alone.
+    acting.Only("engine", "method", ("microbatch", "logit_dp", *_NEGATIVES)),
     acting.Only("hard_negatives.*", "hard_negatives.run"),
     acting.Only(_UNITS_AND_NOISE, "method", retriever.METHODS),
     # No method's sensitivity is derived for users.
@@ -171,12 +172,20 @@ def usable(
     """Returns the part of a job's devices that the method can use.
 
     Returns:
-      The same with one step per loop; one device for methods whose rows must stay
-      together.
+      The same, with one step per loop where the method takes no loops. For
+      "logit_dp", whose rows must stay together, one device, with a warning.
     """
+    if config.method in ("naive", "microbatch"):
+        return devices
     one = dataclasses.replace(devices, steps_per_loop=1)
-    if config.method in ("plain", "public_negatives"):
+    if not direct_training.on_one_device(config.method) or devices.replicas == 1:
         return one
+    logging.warning(
+        "method %r needs its rows on one device: it trains on the default device, not "
+        "on the job's %d replicas (under a TPU: on the host)",
+        config.method,
+        devices.replicas,
+    )
     return dataclasses.replace(one, strategy=None)
 
 

@@ -63,8 +63,9 @@ def declared() -> dict[str, settings.Setting]:
     `clip_groups`: groups of a step ("microbatch"). `negatives`, `refresh_every`,
     `most_documents`: public negatives of a step, the steps they are kept for, and the
     number of documents, evenly spread over the corpus, that they are drawn from
-    ("public_negatives"). `microbatch_size`: rows differentiated at a time, which
-    affects memory only ("public_negatives"; other methods set their own).
+    ("public_negatives"). `microbatch_size`: what is in memory at a time, without effect
+    on the loss: rows ("public_negatives"), rows of whole groups ("microbatch"), or
+    documents, and one gradient ("naive"); "logit_dp" takes the whole batch.
     """
     return {
         "clip_groups": settings.Integer(8),
@@ -103,19 +104,26 @@ def _require_derived(method: str, unit: str, sampler: str, mined: str) -> None:
         )
 
 
+def on_one_device(method: str) -> bool:
+    """Returns whether the method's rows must stay together on one device."""
+    return method == "logit_dp"
+
+
 def _require_devices(method: str, batch_size: int, devices: strategy.Devices) -> None:
     """Refuses several devices for a method whose rows must stay together."""
-    if method != "public_negatives" and devices.replicas > 1:
+    if on_one_device(method) and devices.replicas > 1:
         raise validation.InputError(
             f"method is {method!r}, which clips within the whole batch, so "
             f"its rows must stay on one replica, but there are {devices.replicas}. "
             "Train it with --strategy=default, or set method to 'public_negatives'."
         )
-    devices.require_single_steps(
-        "training directly takes one step at a time: negatives, or the size of the "
-        "batch, are new in each"
-    )
-    devices.require_share(batch_size)
+    if method in ("public_negatives", "logit_dp"):
+        devices.require_single_steps(
+            f"method {method!r} takes one step at a time: negatives, or the size of "
+            "the batch, are new in each"
+        )
+    if method != "naive":  # its rows are dealt one by one, whatever their number
+        devices.require_share(batch_size)
 
 
 def argument_of(method: str, unit: str) -> str:
@@ -226,7 +234,7 @@ def train(
         if config.method != "logit_dp" and model.documents_frozen:
             arrays = retriever.with_vectors(model, arrays, known=corpus)
         if corpus is None:
-            loss, options = _in_batch_loss(config.method, config.engine, model, plan)
+            loss, options = _in_batch_loss(config, model, plan)
         else:
             loss = retriever.PublicNegatives(
                 model, corpus, config.negatives, config.seed, config.refresh_every
@@ -296,30 +304,33 @@ def _corpus(
 
 
 def _in_batch_loss(
-    method: str, engine: str, model: retriever.TwoTower, plan: privacy.PrivacyPlan
+    config: ml_collections.ConfigDict,
+    model: retriever.TwoTower,
+    plan: privacy.PrivacyPlan,
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the loss of a method whose rows are each other's negatives.
 
     Returns:
       The loss, and further arguments for `privacy.train`.
     """
-    if method == "naive":
-        if engine != "fast" or not plan.spec.private:
-            # One gradient per row, or one for all rows, needs no copies.
-            return (
-                lambda batch: model.per_example_losses(batch, training=True),
-                {"microbatch_size": None, "layers": [model]},
-            )
-        loss: Any = retriever.NaiveLosses(model)
-        return loss, {"microbatch_size": None, "layers": loss.layers}
-    if method == "logit_dp":
+    if config.method == "naive":
+        texts = min(config.microbatch_size, plan.max_rows)
+        losses = retriever.NaiveLosses(model, texts)
+        return (
+            lambda batch: privacy.Coupled(*losses(batch)),
+            {"microbatch_size": texts, "layers": losses.layers, "coupled": True},
+        )
+    if config.method == "logit_dp":
         terms = retriever.LogitTerms(model)
         return (
             lambda batch: privacy.Terms(*terms(batch)),
             {"microbatch_size": None, "layers": terms.layers},
         )
-    loss = retriever.GroupLosses(model, plan.group_capacity)
-    return loss, {"microbatch_size": plan.max_rows, "layers": loss.layers}
+    capacity = plan.group_capacity
+    loss = retriever.GroupLosses(model, capacity)
+    rows = min(max(config.microbatch_size, capacity), plan.max_rows)
+    whole_groups = rows // capacity * capacity
+    return loss, {"microbatch_size": whole_groups, "layers": loss.layers}
 
 
 def facts(
@@ -335,8 +346,12 @@ def facts(
         if model.documents_frozen
         else "embedded by weights that are trained"
     )
+    if config.method == "naive":
+        found["engine"] = "none: each row's gradient is formed and clipped by itself"
+    if config.method == "logit_dp":
+        found["microbatch_size"] = "the whole batch"
     if config.method != "public_negatives":
-        return {**found, "microbatch_size": "the whole batch"}
+        return found
     found["negatives"] = config.negatives
     found["negatives_drawn_from"] = (
         f"the public corpus (at most {config.most_documents} documents, evenly spread "
