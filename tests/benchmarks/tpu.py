@@ -127,7 +127,17 @@ def _optimizer(plan, given, engine):
     return privacy.make_optimizer(plan, 1e-3, given["optimizer"], engine, noise_seed=1)
 
 
-def _step_of(losses, variables, optimizer, microbatch, layers, rows, columns, alone):
+def _step_of(
+    losses,
+    variables,
+    optimizer,
+    microbatch,
+    layers,
+    rows,
+    columns,
+    alone,
+    coupled=False,
+):
     """Returns a logical step that takes all its rows, as a function of a batch."""
     import tensorflow as tf
 
@@ -141,6 +151,7 @@ def _step_of(losses, variables, optimizer, microbatch, layers, rows, columns, al
         layers=layers,
         rows_are_independent=alone,
         copies_are_separate=True,
+        coupled=coupled,
     )
     return lambda batch: step(batch, tf.constant(rows)), columns
 
@@ -191,7 +202,15 @@ def _retriever_step(given):
         return step, columns
     plan = _plan(rows, True)
     if method == "naive":
-        loss = losses = retriever.NaiveLosses(model)
+        # Rows one by one, and a microbatch of documents at a time.
+        plan = _plan(2 * rows, True, sensitivity_multiplier=4.0 * rows - 1)
+        losses = retriever.NaiveLosses(model, rows)
+        rows = 2 * rows
+        columns = {n: ([rows, *s[1:]], d) for n, (s, d) in columns.items()}
+
+        def loss(batch):
+            return privacy.Coupled(*losses(batch))
+
     elif method == "logit_dp":
         losses = retriever.LogitTerms(model)
 
@@ -221,6 +240,7 @@ def _retriever_step(given):
         rows,
         columns,
         method in ("public_negatives", "microbatch"),
+        method == "naive",
     )
 
 

@@ -162,9 +162,15 @@ def test_every_method_of_direct_training_compiles(method):
         changes = {"clip_groups": 2, "sensitivity_multiplier": 2.0}
     elif method != "public_negatives":
         changes = {"sensitivity_multiplier": 2.0 * maximum, "max_batch_size": maximum}
+    if method == "naive":
+        options = {"microbatch": 4, "coupled": True}
     plan = _plan(8.0, **changes)
     if method == "naive":
-        loss = losses = retriever.NaiveLosses(model)
+        losses = retriever.NaiveLosses(model, 4)
+
+        def loss(batch):
+            return privacy.Coupled(*losses(batch))
+
     elif method == "logit_dp":
         losses = retriever.LogitTerms(model)
 

@@ -95,30 +95,33 @@ def test_seed_and_step_decide_what_is_dropped(alone):
     assert min(np.diff(found)) > 1e-4
 
 
-def _trained_directly(strategy, noise_seed=7):
-    """Weights and negatives after some private steps, by public negatives."""
+def _trained_directly(strategy, method="public_negatives", noise_seed=7):
+    """Weights (and negatives) after some private steps."""
     n, rows = 40, 8
     pairs = {
         name: values
         for name, values in _batch(n, 1).items()
         if not name.startswith("negative")
     }
-    plan = privacy.make_plan(
-        privacy.PrivacySpec(
-            epsilon=8.0,
-            clip_norm=0.5,
-            num_units=n,
-            batch_size=rows,
-            steps=4,
-            accountant="rdp",
-        )
-    )
+    values = dict(epsilon=8.0, clip_norm=0.5, num_units=n, batch_size=rows, steps=4)
+    if method == "naive":
+        values.update(max_batch_size=25, sensitivity_multiplier=49)
+    plan = privacy.make_plan(privacy.PrivacySpec(**values, accountant="rdp"))
     with strategy.scope():
         model = _two_tower()
         corpus = {
             name: values for name, values in pairs.items() if name.startswith("doc")
         }
-        loss = retriever.PublicNegatives(model, corpus, 12, seed=5, refresh_every=2)
+        if method == "naive":
+            made = retriever.NaiveLosses(model, 4)
+            layers, state, options = made.layers, [], {"coupled": True}
+
+            def loss(batch):
+                return privacy.Coupled(*made(batch))
+        else:
+            loss = retriever.PublicNegatives(model, corpus, 12, seed=5, refresh_every=2)
+            layers, state = loss.layers, loss.state
+            options = {"before_step": loss.refresh, "state": state}
         executed = privacy.train(
             plan,
             loss,
@@ -126,20 +129,20 @@ def _trained_directly(strategy, noise_seed=7):
             privacy.make_optimizer(plan, 1e-3, "adam", noise_seed=noise_seed),
             lambda at: {name: values[at] for name, values in pairs.items()},
             4,
-            layers=loss.layers,
+            layers=layers,
             sampler_seed=3,
-            before_step=loss.refresh,
-            state=loss.state,
+            **options,
         )
     assert executed == 4
-    return [v.numpy() for v in (*model.trainable_variables, *loss.state)]
+    return [v.numpy() for v in (*model.trainable_variables, *state)]
 
 
 @pytest.mark.slow
-def test_direct_private_training_takes_the_steps_of_one_replica(logical_cpus):
+@pytest.mark.parametrize("method", ["naive", "public_negatives"])
+def test_direct_private_training_takes_the_steps_of_one_replica(logical_cpus, method):
     """Which negatives are drawn, what they are embedded as, noise, dropout."""
-    alone = _trained_directly(tf.distribute.get_strategy())
-    shared = _trained_directly(_strategy(2, logical_cpus))
+    alone = _trained_directly(tf.distribute.get_strategy(), method)
+    shared = _trained_directly(_strategy(2, logical_cpus), method)
     for one, other in zip(shared, alone):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
     # Noise of its own would be seen: each step of Adam moves a weight by 1e-3.

@@ -355,7 +355,7 @@ def test_ordinary_training_of_the_retriever_is_the_same_on_two_workers(
             "train_retriever",
             ["--strategy=mirrored", "--replicas=2"],
             # Its default, since the method takes the whole batch.
-            {"method": "naive", "epsilon": 8.0, "microbatch_size": 32},
+            {"method": "logit_dp", "epsilon": 8.0, "microbatch_size": 32},
             "must stay on one replica",
         ),
         (

@@ -178,7 +178,11 @@ def test_training_the_retriever_directly(method):
         changes = {"sensitivity_multiplier": 2.0 * maximum, "max_batch_size": maximum}
     plan = _plan(**changes)
     if method == "naive":
-        loss = losses = retriever.NaiveLosses(model)
+        losses = retriever.NaiveLosses(model, 4)
+
+        def loss(batch):
+            return privacy.Coupled(*losses(batch))
+
     elif method == "logit_dp":
         losses = retriever.LogitTerms(model)
 
@@ -204,6 +208,7 @@ def test_training_the_retriever_directly(method):
         layers=losses.layers,
         rows_are_independent=method in ("public_negatives", "microbatch"),
         copies_are_separate=True,
+        coupled=method == "naive",
     )
     assert refusals(step, batch, tf.constant(len(batch["weights"]))) == []
 

@@ -95,7 +95,6 @@ def clipped_sum(
       For each variable the sum, float32 (float64 for float64 variables).
     """
     rows = weights.shape[0]
-    mine = own_rows(weights)
     first, every = _dealt()
     used = tf.reduce_max(tf.where(weights > 0, tf.range(rows) + 1, 0))
 
@@ -109,7 +108,7 @@ def clipped_sum(
             for gradient in gradients
         ]
         _, (bound,) = map(tf.unstack, gradient_norms.norm_and_bound(squares))
-        counts = tf.math.is_finite(bound) & mine[row]
+        counts = tf.math.is_finite(bound) & (weights[row] > 0)
         factor = tf.minimum(tf.constant(clip_norm, bound.dtype) / bound, 1.0)
         return row + every, *(
             # Not a product alone: 0 · NaN would not be 0.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -123,8 +124,8 @@ class _Step:
             )
         if self.coupled and rows != size:
             raise validation.InputError(
-                f"the batch has {rows} coupled rows, and microbatch_size is {size}: they "
-                "read each other and must form one microbatch. Set it to all rows."
+                f"the batch has {rows} coupled rows and microbatch_size is {size}, but "
+                "rows that read each other must form one microbatch. Set it to all."
             )
         replica = tf.distribute.get_replica_context()
         first, every = 0, 1
@@ -182,14 +183,16 @@ class _Step:
     def _differentiated(self, part: Batch, number: tf.Tensor) -> Clipped:
         optimizer = self.optimizer
 
-        def losses() -> Losses:
+        def replayed() -> contextlib.AbstractContextManager[None]:
             seed = optimizer.dropout_seed
-            with replayable(self.layers, seed, optimizer.iterations, number):
+            return replayable(self.layers, seed, optimizer.iterations, number)
+
+        def losses() -> Losses:
+            with replayed():
                 return require_losses(self.per_example_losses(part))
 
         if self.coupled:
-            seed = optimizer.dropout_seed
-            with replayable(self.layers, seed, optimizer.iterations, number):
+            with replayed():
                 found = coupled_rows.require_coupled(self.per_example_losses(part))
                 return optimizer.coupled_sum(found, self.variables, part["weights"])
         return optimizer.clipped_sum(

@@ -54,7 +54,7 @@ class Coupled(NamedTuple):
 Losses = Union[tf.Tensor, Terms, Coupled]
 
 
-def require_losses(found: Losses) -> Losses:
+def require_losses(found: Losses) -> tf.Tensor | Terms:
     """Returns a loss function's result, if it has the shapes that are needed.
 
     Raises:

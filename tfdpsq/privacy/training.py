@@ -141,7 +141,7 @@ def train(
     rows = len(groups.rows) if groups is not None else units or plan.spec.num_units
     if coupled:
         coupled_rows.require_covered(plan)
-        validation.positive_integer("microbatch_size", microbatch_size)
+        validation.positive_integer("microbatch_size", microbatch_size or 0)
     together, declared = _rows_together(plan, microbatch_size)
     batch = _first_rows(take, rows, together)
     if before_step is not None:

@@ -22,7 +22,6 @@ from tfdpsq.retriever.losses import NEVER, losses_among, losses_of_scores
 from tfdpsq.retriever.model import Batch, TwoTower, embed
 from tfdpsq.validation import InputError, positive_integer
 
-
 # Maps coefficients [B] of losses, and variables, to the gradient of their sum.
 Gradient = Callable[[tf.Tensor, Sequence[tf.Variable]], list[tf.Tensor]]
 

@@ -336,4 +336,50 @@ MUTATIONS = (
         "tests": (_TESTS + "test_terms.py::test_groups_must_be_told_from_one_another",),
         "why": "a softmax over all groups would be noised for one of them",
     },
+    {
+        "name": "coupled_rows_at_sensitivity_c",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/coupled.py",
+        "old": "    least = 2 * plan.max_batch_size - 1\n",
+        "new": "    least = 1\n",
+        "tests": (
+            _TESTS + "test_coupled.py::"
+            "test_what_is_not_covered_is_refused_before_anything_is_spent",
+        ),
+        "why": "one row can turn all others around, at noise for itself alone",
+    },
+    {
+        "name": "coupled_rows_unclipped",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/coupled.py",
+        "old": "tf.minimum(tf.constant(clip_norm, bound.dtype) / bound, 1.0)",
+        "new": "tf.minimum(tf.constant(1e9, bound.dtype) / bound, 1.0)",
+        "tests": (
+            _TESTS + "test_coupled.py::test_any_gradients_stay_within_the_sensitivity",
+        ),
+        "why": "nothing would bound what a row adds",
+    },
+    {
+        "name": "coupled_rows_dealt_to_every_replica",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/coupled.py",
+        "old": "        return row + every, *(",
+        "new": "        return row + 1, *(",
+        "tests": (
+            _TESTS + "test_coupled.py::test_two_replicas_take_the_step_of_one[2.0]",
+        ),
+        "why": "a row would count once for each replica, the noise only once",
+    },
+    {
+        "name": "coupled_row_without_a_norm_added",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/coupled.py",
+        "old": "        counts = tf.math.is_finite(bound) & (weights[row] > 0)\n",
+        "new": "        counts = weights[row] > 0\n",
+        "tests": (
+            _TESTS + "test_coupled.py::"
+            "test_a_row_without_a_finite_norm_adds_exactly_nothing[nan]",
+        ),
+        "why": "one row's NaN would spoil the sum, and show that it was drawn",
+    },
 )

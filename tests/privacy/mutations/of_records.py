@@ -124,9 +124,8 @@ MUTATIONS = (
         "name": "dropout_not_replayed",
         "kind": "resumes",
         "file": "tfdpsq/privacy/step.py",
-        "old": "            with replayable(self.layers, seed, optimizer.iterations, "
-        "number):\n",
-        "new": "            if seed is not None:\n",
+        "old": "            return replayable(self.layers, seed,",
+        "new": "            return replayable([], seed,",
         "tests": (_AGAIN,),
         "why": "a replayed step has other masks, and so other gradients",
     },
