@@ -161,7 +161,9 @@ def pull_back(
     return gradients
 
 
-def dense(gradient, variable: tf.Variable) -> tf.Tensor:
+def dense(
+    gradient: tf.Tensor | tf.IndexedSlices | None, variable: tf.Variable
+) -> tf.Tensor:
     """A gradient as a tensor: zeros where there is none, and no slices."""
     if gradient is None:
         return tf.zeros(variable.shape, variable.dtype)
