@@ -127,9 +127,13 @@ def _units(out, by_user):
     return found
 
 
+# As in MS MARCO, an id can name a text, in the log or in a table of queries.
+@pytest.mark.parametrize("ids", ["none", "of texts", "in a table"])
 @pytest.mark.parametrize("split_by", ["query", "user", "time"])
-def test_a_user_more_changes_no_other_users_rows(split_by, tmp_path):
+def test_a_user_more_changes_no_other_users_rows(split_by, ids, tmp_path):
     changes = {"columns__user": "who", "split_by": split_by}
+    if ids != "none":
+        changes.update(columns__query_id="text_id")
     if split_by == "time":
         times = {"dev_from": "2026-02-01", "test_from": "2026-04-01"}
         changes.update(columns__time="when", **times)
@@ -138,9 +142,19 @@ def test_a_user_more_changes_no_other_users_rows(split_by, tmp_path):
     words = [(f"query {i % 7}", f"text {i % 5}", f"user{i % 6}") for i in range(60)]
     rows = [(*row, f"2026-0{1 + i % 6}-01") for i, row in enumerate(words)] + ROWS
 
+    texts = sorted({row[0] for row in rows})
+    if ids == "in a table":
+        table = [{"text_id": str(i), "text": text} for i, text in enumerate(texts)]
+        table = [row for row in table if row["text"].strip()]
+        path = tmp_path / "texts.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in table))
+        changes.update(queries__path=str(path), queries__columns__query="text")
+        changes.update(queries__columns__query_id="text_id", columns__query="")
+
     def imported(name, rows):
         log = tmp_path / f"{name}.jsonl"
-        log.write_text("".join(json.dumps(row) + "\n" for row in _dicts(rows)))
+        dicts = [{**row, "text_id": str(texts.index(row["asked"]))} for row in _dicts(rows)]
+        log.write_text("".join(json.dumps(row) + "\n" for row in dicts))
         command.run(_config(log, **changes), tmp_path / name)
         return _units(tmp_path / name, by_user=True)
 

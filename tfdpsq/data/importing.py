@@ -7,7 +7,7 @@ same query or user, and on public tables, never on rows of somebody else: one qu
 user, where there are users) more or less in the log is one more or less in the output.
 So splits are drawn by a hash of the query or user, or cut at given times, not at
 quantiles of the log; ids are hashes, not numbers; and equal queries of two users are
-two queries.
+two queries, even if they have one id: a user's hash is appended to it.
 """
 
 from __future__ import annotations
@@ -298,7 +298,11 @@ def _add(
     document = _document_of(store, row, corpus, path, number)
     if isinstance(document, str):
         return document
-    if not query_id:
+    if query_id and has_users:
+        # An id may name a text that many asked. One query of them all would be its
+        # first user's, and without that user the next one's.
+        query_id = f"{query_id}-{_hash(query_id, user)}"
+    elif not query_id:
         # A person's query is one, however often it was asked; without users or ids
         # nobody knows whose a row is, so every distinct row is a query of its own.
         query_id = "q" + (_hash(text, user) if has_users else _hash(text, document.id))

@@ -78,7 +78,7 @@ MUTATIONS = (
         "kind": "keys",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": 'as_words(derived_seed(noise_seed, "dropout"))',
-        "new": 'as_words(derived_seed(noise_seed, "noise"))',
+        "new": 'as_words(derived_seed(noise_seed, "noise 0"))',
         "tests": (
             "tests/privacy/test_optimizers.py::"
             "test_dropout_draws_from_other_bits_than_the_noise",
