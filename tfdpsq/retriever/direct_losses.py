@@ -47,7 +47,8 @@ class NaiveLosses:
 
         Args:
           model: the model.
-          rows: texts embedded at a time; it divides every batch.
+          rows: texts embedded at a time; in a batch that it does not divide, the
+            largest number below it that does.
 
         Raises:
           InputError: a bidirectional model, for which the sensitivity is not derived;
@@ -70,14 +71,15 @@ class NaiveLosses:
           texts up to the last real row's alone.
 
         Raises:
-          InputError: `rows` does not divide the batch.
+          InputError: the batch has no static number of rows.
         """
         model, size = self._model, batch["weights"].shape[0]
-        if size is None or size % self._rows:
+        if size is None:
             raise InputError(
-                f"{self._rows} rows at a time do not divide a batch of {size}. Pad it "
-                "to a multiple."
+                "the batch has no static number of rows. Give the step batches of one "
+                "size."
             )
+        at_a_time = max(n for n in range(1, self._rows + 1) if size % n == 0)
         sides = ["query"]
         fixed = batch.get("document_vectors")  # no gradient goes into these
         if fixed is None:
@@ -86,9 +88,9 @@ class NaiveLosses:
         width = model.config.embedding_dim
         found = {}
         for side, seed in seeds.items():
-            encode = _encoder_of_parts(model, batch, side, seed, self._rows)
-            shapes = [[self._rows, width]]
-            (vectors,) = embed_in_parts(encode, size // self._rows, shapes)
+            encode = _encoder_of_parts(model, batch, side, seed, at_a_time)
+            shapes = [[at_a_time, width]]
+            (vectors,) = embed_in_parts(encode, size // at_a_time, shapes)
             found[side] = tf.reshape(vectors, [size, width])
 
         real = batch["weights"] > 0
@@ -118,7 +120,7 @@ class NaiveLosses:
             for side, seed in seeds.items():
                 # A row's loss reads every real document, and one query: alone, since
                 # in a part of several 0 · NaN would be NaN, again.
-                rows, counts = self._rows, real
+                rows, counts = at_a_time, real
                 if side == "query":
                     rows, counts = 1, coefficients != 0
                 encode = _encoder_of_parts(model, batch, side, seed, rows)
