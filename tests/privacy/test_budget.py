@@ -51,12 +51,12 @@ def _certificate(spec, steps=None, head="0", pairs="keyed:1", rate=0.1, **inputs
     )
 
 
-def _chosen(specs, choice_epsilon, pairs="keyed:1"):
+def _chosen(specs, choice_epsilon, pairs="keyed:1", draw=None):
     runs = {
         f"run{i}": TrainedRun(make_plan(spec), {}, f"head{i}")
         for i, spec in enumerate(specs)
     }
-    selection = Selection(runs, "run1", 2.0, 2e-4, choice_epsilon, "BLEU")
+    selection = Selection(runs, "run1", 2.0, 2e-4, choice_epsilon, "BLEU", draw)
     own = _certificate(specs[1], head="head1", pairs=pairs)
     return make_selection_certificate(selection, own, [])
 
@@ -257,6 +257,19 @@ def test_a_chosen_run_costs_all_runs_or_the_choice(five, chosen):
     first = budget.compose({"first": five[1]["0"]}, delta=2e-4)
     total = budget.compose({"first": five[1]["0"], "chosen": dear}, delta=2e-4)
     assert total.epsilon_pld == pytest.approx(first.epsilon_pld + 7.0, rel=1e-12)
+
+
+def test_two_draws_among_the_same_runs_cost_two_choices(chosen):
+    """Who was held out had a part in both; the runs were paid for once."""
+    specs, _ = chosen
+    made = [_chosen(specs, 2.0, draw=f"{number}" * 32) for number in (1, 2)]
+    assert made[0]["digest"] != made[1]["digest"]
+    assert made[0]["selection"]["draw"] == "1" * 32
+    releases = {str(i): budget.release_of(each) for i, each in enumerate(made)}
+    one = budget.compose({"0": releases["0"]})
+    both = budget.compose(releases)
+    assert one.epsilon_pld == pytest.approx(2.0, rel=0.02)
+    assert both.epsilon_pld == pytest.approx(4.0, rel=1e-12) and both.runs == 2
 
 
 def test_a_choice_without_noise_is_told_with_every_total(five, chosen):

@@ -450,3 +450,25 @@ def test_the_truncation_of_every_run_is_taken_off_delta(plans):
     found = selection.epsilon_of_training()
     assert found == pytest.approx(spent(_DELTA - 2 * tau), rel=1e-9)
     assert spent(_DELTA) < spent(_DELTA - tau) < 0.99 * found
+
+
+def test_two_runs_of_one_ledger_are_no_selection(plans, certificate):
+    """Composition counts a ledger's run once, so that ε would look smaller."""
+    runs = _selection(plans).runs
+    runs["a"] = dataclasses.replace(runs["a"], ledger_head=runs["b"].ledger_head)
+    with pytest.raises(InputError, match="'a' and 'b' .* one ledger head"):
+        _selection(plans, runs=runs)
+    forged = copy.deepcopy(certificate)
+    for entry in forged["selection"]["runs"].values():
+        entry["ledger_head"] = forged["ledger_head"]
+    forged["digest"] = digest_of(forged)
+    assert any("one ledger head" in p for p in verify_certificate(forged).problems)
+
+
+@pytest.mark.parametrize("draw", ["", "0", "g" * 32, 7])
+def test_a_draw_that_is_no_name_is_refused(plans, draw):
+    forged = _certificate(_selection(plans, draw="0" * 32))
+    assert verify_certificate(forged).problems == ()
+    forged["selection"]["draw"] = draw
+    forged["digest"] = digest_of(forged)
+    assert any("draw is" in p for p in verify_certificate(forged).problems)

@@ -270,6 +270,27 @@ def test_what_is_chosen_on_canaries_is_not_for_release(base, tmp_path, monkeypat
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
+def test_every_draw_has_a_name_of_its_own(base, tmp_path, monkeypatch):
+    """Copies of a workdir that each draw are two releases, also of the same run."""
+    stage = _stage(base, tmp_path)
+    monkeypatch.setattr(stage, "_scores", lambda *_: {"sum": 0.0})
+    first, second = (stage._choice(["a"], 1, []) for _ in range(2))
+    assert first["chosen"] == second["chosen"] and first["draw"] != second["draw"]
+
+
+def test_too_little_memory_to_write_queries_is_told_with_its_remedy(
+    base, tmp_path, monkeypatch
+):
+    stage = _stage(base, tmp_path)
+
+    def written(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(stage, "_written", written)
+    with pytest.raises(validation.InputError, match=r"synthesize\.batch_size .* kept"):
+        stage._scores("a", BeirDirectory(base / "pairs").pairs("dev"))
+
+
 def test_what_was_drawn_once_is_never_drawn_again(base, tmp_path, monkeypatch):
     """A second draw is a second release, which the certificate does not count."""
     stage = _stage(base, tmp_path)
@@ -297,6 +318,17 @@ def test_a_grid_that_paid_for_a_step_is_not_begun_again_with_others(
 
     def run_of(name):
         return tmp_path / "runs" / name
+
+    # How many queries are written at a time follows from the memory there is.
+    planned = choice_points.planned(config, source, own, run_of, {"pairs": "f00"})
+    run_of(planned[0][0].name).mkdir(parents=True)
+    ledger_file = run_of(planned[0][0].name) / "ledger.jsonl"
+    with Ledger.open(ledger_file, "plan", "data", 3) as ledger:
+        ledger.pay(0)
+    smaller = _config(base, synthesize__batch_size=2)
+    again = choice_points.planned(smaller, source, own, run_of, {"pairs": "f00"})
+    assert [point.name for point in again[0]] == [p.name for p in planned[0]]
+    ledger_file.unlink()
 
     plan = {"of": {"config": "another"}, "points": ["x", "y"], "epsilon": 8.0}
     (own / choice_points.PLAN_FILE).write_text(json.dumps({**plan, "delta": 0.1}))

@@ -153,7 +153,9 @@ def test_a_user_more_changes_no_other_users_rows(split_by, ids, tmp_path):
 
     def imported(name, rows):
         log = tmp_path / f"{name}.jsonl"
-        dicts = [{**row, "text_id": str(texts.index(row["asked"]))} for row in _dicts(rows)]
+        dicts = [
+            {**row, "text_id": str(texts.index(row["asked"]))} for row in _dicts(rows)
+        ]
         log.write_text("".join(json.dumps(row) + "\n" for row in dicts))
         command.run(_config(log, **changes), tmp_path / name)
         return _units(tmp_path / name, by_user=True)

@@ -20,10 +20,11 @@ import recorder
 import secret_search as _search
 
 from tfdpsq.data import BeirDirectory, Tokenizer
-from tfdpsq.privacy.randomness.noise import derived_seed
+from tfdpsq.privacy.randomness.noise import DRAWS, derived_seed
 from tfdpsq.run.core import releases, sources, workdir
 from tfdpsq.run.passes import passes, sharded_stages
 
+_PURPOSES = (*(f"noise {draw}" for draw in range(DRAWS)), "dropout", "global")
 _TIMES = re.compile("second|elapsed|duration|took|minute|clock|started|finished")
 
 
@@ -48,7 +49,7 @@ def _seeds(job):
             if isinstance(value, int):
                 name = f"{key} of {pathlib.Path(entry['run']).name}"
                 found.add(Secret(name, value))
-                for purpose in ("noise", "dropout"):
+                for purpose in _PURPOSES:
                     words = derived_seed(value, purpose)
                     found.add(Secret(f"{name}, for {purpose}", words))
     return found

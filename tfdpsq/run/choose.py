@@ -34,6 +34,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import secrets
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -190,6 +191,7 @@ class _Choice:
             delta,
             chosen["epsilon"],
             chosen["score"],
+            chosen.get("draw"),
         )
         certificate = privacy.make_selection_certificate(
             selection,
@@ -292,6 +294,7 @@ class _Choice:
             return {
                 "chosen": names[choice.choose(sums, epsilon)],
                 "epsilon": epsilon,
+                "draw": secrets.token_hex(16),
                 "score": "sentence BLEU of the query written for the same document, "
                 f"from 0 to 1: {evaluation.sentence_bleu_signature()}",
             }
@@ -316,7 +319,15 @@ class _Choice:
             # could change what is written for another one; see the module.
             private = self._config.choice == "accounted"
             with tf.device("CPU:0") if private else contextlib.nullcontext():
-                written = self._written(name, held_out)
+                try:
+                    written = self._written(name, held_out)
+                except (MemoryError, tf.errors.ResourceExhaustedError) as error:
+                    raise validation.InputError(
+                        "there is not enough memory to write queries with "
+                        "synthesize.batch_size "
+                        f"{self._config.synthesize.batch_size}. All points are paid "
+                        "for and kept: run the same with a smaller one."
+                    ) from error
             queries = [written[pair.document_id] for pair in held_out]
             found: dict[str, Any]
             if self._config.choice == "declared":

@@ -57,7 +57,7 @@ KINDS = (
     "secure",
 )
 
-# Those that issue 3 names.
+# The classic ones, which must always be there.
 ASKED_FOR = (
     "clip_without_cross_terms",
     "second_forward_for_norms",

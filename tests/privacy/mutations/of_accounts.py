@@ -188,4 +188,51 @@ MUTATIONS = (
         ),
         "why": ("δ adds up as ε does"),
     },
+    {
+        "name": "every_draw_has_one_name",
+        "kind": "composition",
+        "file": "tfdpsq/run/choose.py",
+        "old": '"draw": secrets.token_hex(16),',
+        "new": '"draw": "0" * 32,',
+        "tests": (
+            "tests/run/test_choose_inside.py::test_every_draw_has_a_name_of_its_own",
+        ),
+        "why": "copies of a workdir draw twice, and `budget` counts one choice",
+    },
+    {
+        "name": "draws_name_left_out_of_the_certificate",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/selection.py",
+        "old": '**({"draw": selection.draw} if selection.draw else {}),',
+        "new": "",
+        "tests": (
+            "tests/privacy/test_budget.py::"
+            "test_two_draws_among_the_same_runs_cost_two_choices",
+        ),
+        "why": "two draws of the same run have equal certificates, and count as one",
+    },
+    {
+        "name": "runs_of_one_ledger_in_a_selection",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/selection.py",
+        "old": "        self._require_ledgers_of_their_own()\n",
+        "new": "        pass\n",
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_two_runs_of_one_ledger_are_no_selection",
+        ),
+        "why": "a forger states one head for all runs, and composition counts one",
+    },
+    {
+        "name": "an_id_of_several_users_is_the_firsts",
+        "kind": "reads",
+        "file": "tfdpsq/data/importing.py",
+        "old": 'query_id = f"{query_id}-{_hash(query_id, user)}"',
+        "new": "pass",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_a_user_more_changes_no_other_users_rows[query-of texts]",
+        ),
+        "why": "without the first user, the next one's rows are there: two users move",
+    },
 )

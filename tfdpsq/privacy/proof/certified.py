@@ -68,11 +68,16 @@ def selection_of(certificate: Mapping[str, Any]) -> Selection:
     choice_epsilon = entry_at(certificate, "selection.epsilon_of_choice")
     score = entry_at(certificate, "selection.score")
     chosen = entry_at(certificate, "selection.chosen")
+    draw = entry_at(certificate, "selection.draw")  # none before it was named
     if not isinstance(score, str) or not isinstance(chosen, str):
         raise validation.InputError(
             f"selection.score is {validation.shown(score)} and selection.chosen "
             f"{validation.shown(chosen)}; both must "
             "be texts"
+        )
+    if not isinstance(draw, (str, type(None))):
+        raise validation.InputError(
+            f"selection.draw is {validation.shown(draw)}; it must be a text"
         )
     return Selection(
         runs={name: _run(name, entry) for name, entry in entries.items()},
@@ -85,6 +90,7 @@ def selection_of(certificate: Mapping[str, Any]) -> Selection:
         ),
         choice_epsilon=choice_epsilon,
         score=score,
+        draw=draw,
     )
 
 

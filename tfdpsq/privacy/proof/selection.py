@@ -30,6 +30,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,8 @@ class Selection:
       choice_epsilon: ε of the choice by the exponential mechanism; `None`: the highest
         score was taken as it is.
       score: what a held-out query gives a run in [0, 1], in words.
+      draw: the name of an accounted choice, new for every draw. Equal certificates are
+        one release; two draws cost twice, also where they chose the same run.
 
     Raises:
       InputError: what no selection is.
@@ -87,6 +90,7 @@ class Selection:
     delta: float
     choice_epsilon: float | None
     score: str
+    draw: str | None = None
 
     def __post_init__(self):
         """Checks that the runs belong together."""
@@ -102,9 +106,27 @@ class Selection:
             )
         if self.choice_epsilon is not None:
             validation.positive("the epsilon of the choice", self.choice_epsilon)
+        if self.draw is not None and (
+            self.choice_epsilon is None or not re.fullmatch("[0-9a-f]{32}", self.draw)
+        ):
+            raise validation.InputError(
+                f"draw is {validation.shown(self.draw)}; it must be 32 hexadecimal "
+                "digits, for a choice by the exponential mechanism alone."
+            )
+        self._require_ledgers_of_their_own()
         for name, run in self.runs.items():
             for problem in self._problems(run.plan.spec):
                 raise validation.InputError(f"run {name!r} of the selection {problem}.")
+
+    def _require_ledgers_of_their_own(self) -> None:
+        """Refuses two runs of one ledger, which composition would count once."""
+        owner: dict[str, str] = {}
+        for name, run in self.runs.items():
+            if run.ledger_head and owner.setdefault(run.ledger_head, name) != name:
+                raise validation.InputError(
+                    f"runs {owner[run.ledger_head]!r} and {name!r} of the selection "
+                    "have one ledger head, but every run has a ledger of its own."
+                )
 
     def _problems(self, spec: PrivacySpec):
         yield from requirements(spec)
@@ -347,6 +369,7 @@ def computed_selection(selection: Selection) -> dict[str, Any]:
         "runs_counted": len(selection.runs),
         "candidates": sum(not run.diverged for run in selection.runs.values()),
         "chosen": selection.chosen,
+        **({"draw": selection.draw} if selection.draw else {}),
         "runs": {name: _entry(run) for name, run in selection.runs.items()},
     }
     return found

@@ -50,8 +50,24 @@ MADE_BY = "made_by"
 _BEFORE_IT_WAS_WRITTEN = "tfdpsq 0.1.0"
 # Folder of a private directory: ledgers, secrets and states of training runs.
 RUNS = "runs"
-# Compares two recorded configurations.
-differences = validation.differences
+# A setting that says where something is kept, and nothing of the result.
+_PLACE = "private_directory"
+
+
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Returns what differs, in words, of configs and inputs that results depend on.
+
+    Where private things are kept is left out: a workdir may be moved.
+    """
+    return validation.differences(_placeless(found), _placeless(wanted))
+
+
+def _placeless(values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        return values
+    return {name: _placeless(v) for name, v in values.items() if name != _PLACE}
+
+
 _PACKAGES = (
     "tensorflow",
     "tensorflow-text",
@@ -224,9 +240,10 @@ def finished_stage(
     wanted = {"config": plain(config), "inputs": dict(inputs)}
     found = read_json(path)
     if found["fingerprint"] != _fingerprint(wanted):
-        changed = differences(
-            {"config": found["config"], "inputs": found["inputs"]}, wanted
-        )
+        of = {"config": found["config"], "inputs": found["inputs"]}
+        changed = differences(of, wanted)
+        if not changed and found["fingerprint"] == _fingerprint(of):
+            return found
         raise validation.InputError(
             f"{directory} is finished, but was made with another config or "
             f"from other inputs ({'; '.join(changed)}).{other_version(found)} Use "

@@ -152,7 +152,8 @@ def planned(
     wanted = {"config": workdir.plain(config), "inputs": dict(inputs)}
     found = workdir.read_json(path, **_PLAN) if path.is_file() else None
     if found is not None:
-        changed = workdir.differences(found["of"], wanted)
+        # Exactly: points are named by their settings, a private directory included.
+        changed = validation.differences(_paid_for(found["of"]), _paid_for(wanted))
         if changed and any(_paid(run_of(name)) for name in found["points"]):
             raise validation.InputError(
                 f"{own} holds a grid that was begun with another config or other data "
@@ -179,6 +180,17 @@ def planned(
         point.stage.epsilon = float(found["epsilon"])
         point.stage.delta = found["delta"]
     return points, delta
+
+
+def _paid_for(of: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leaves out what no point is trained with, and no score follows from."""
+    config = of.get("config")
+    if not isinstance(config, Mapping):
+        return of
+    writing = config.get("synthesize")
+    if not isinstance(writing, Mapping):
+        return of
+    return {**of, "config": {**config, "synthesize": {**writing, "batch_size": None}}}
 
 
 def _points(config) -> Iterator[Point]:
