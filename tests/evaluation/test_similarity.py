@@ -4,7 +4,7 @@ import collections
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdpsq.evaluation import corpus_bleu, sentence_bleu, sentence_bleu_signature
@@ -81,6 +81,7 @@ def test_bad_input_is_refused(hypotheses, references, message):
         corpus_bleu(hypotheses, references)
 
 
+@settings(max_examples=30)
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_a_sentence_score_is_a_share_whatever_the_texts(hypothesis, reference):
     assert 0.0 <= sentence_bleu(hypothesis, reference) <= 1.0

@@ -42,7 +42,12 @@ def _model(**changes):
 
 
 @pytest.mark.parametrize(
-    ("version", "size"), [("1.0", (7, 0)), ("1.0", (5, 13)), ("1.1", (4, 20))]
+    ("version", "size"),
+    [
+        pytest.param("1.0", (7, 0), marks=pytest.mark.slow),
+        pytest.param("1.0", (5, 13), marks=pytest.mark.slow),
+        ("1.1", (4, 20)),
+    ],
 )
 def test_a_larger_one_is_the_same_function(version, size):
     model = _model(version=version)

@@ -220,7 +220,12 @@ _PARTS = {
 
 
 @pytest.mark.parametrize(
-    "part, version", [("norms", "1.0"), ("decoder", "1.1"), ("head", "1.1")]
+    "part, version",
+    [
+        ("norms", "1.0"),
+        pytest.param("decoder", "1.1", marks=pytest.mark.slow),
+        pytest.param("head", "1.1", marks=pytest.mark.slow),
+    ],
 )
 def test_the_fast_clipped_sum_of_a_part_equals_a_naive_loop(part, version):
     model, batch = _generator(version), _batch()

@@ -167,7 +167,7 @@ def _audit_of_many_runs(plan, factor, engine, runs):
         ("fast", 3.0, 20_000),
         _slow("fast", 8.0, 200_000),
         ("dpkeras", 3.0, 20_000),
-        ("vectorized", 3.0, 20_000),
+        _slow("vectorized", 3.0, 20_000),
     ],
 )
 def test_many_runs_stay_within_their_certificate_and_half_the_noise_does_not(

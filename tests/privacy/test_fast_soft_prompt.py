@@ -67,7 +67,7 @@ def _naive(twin, batch):
     "version, alone, rematerialize, mode",
     [
         ("1.1", True, False, "eager"),
-        ("1.0", True, True, "eager"),
+        pytest.param("1.0", True, True, "eager", marks=pytest.mark.slow),
         ("1.0", False, False, "eager"),
         ("1.1", True, False, "xla"),
         pytest.param("1.1", False, True, "eager", marks=pytest.mark.slow),

@@ -48,8 +48,8 @@ def _plain(model, batch, training=False):
 @pytest.mark.parametrize(
     "rows, hard, options",
     [
-        (1, True, {}),
-        (2, False, {}),
+        pytest.param(1, True, {}, marks=pytest.mark.slow),
+        pytest.param(2, False, {}, marks=pytest.mark.slow),
         (8, False, {"bidirectional": True}),
         (2, True, {"shared": False, "learned_scale": True, "bidirectional": True}),
     ],
