@@ -28,7 +28,7 @@ from tfdpsq import validation
 _COPY = "Copy the whole checkpoint directory again"
 # Bytes of unpacked chunks kept of all arrays together, so that reading by rows unpacks
 # most only once.
-_CACHE = 16 << 20
+_CACHE = 4 << 20
 
 
 class Array:
@@ -104,8 +104,15 @@ class Array:
 
 @functools.cache
 def _context(tensorstore: Any) -> Any:
-    """Returns the one cache: one for each array would in the end hold all of them."""
-    return tensorstore.Context({"cache_pool": {"total_bytes_limit": _CACHE}})
+    """Returns what arrays share: a cache for each would in the end hold all of them."""
+    one = {"limit": 1}  # chunks unpacked at a time: each is in memory beside the cache
+    return tensorstore.Context(
+        {
+            "cache_pool": {"total_bytes_limit": _CACHE},
+            "data_copy_concurrency": one,
+            "file_io_concurrency": one,
+        }
+    )
 
 
 def write(
