@@ -249,6 +249,30 @@ MUTATIONS = (
         "why": "a directory of links to a private set's files passes for public",
     },
     {
+        "name": "filtered_set_without_its_guarantee",
+        "kind": "release",
+        "file": "tfdpsq/run/filter.py",
+        "old": "                guarantee=output.guarantee,\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_filter.py::"
+            "test_a_private_set_stays_private_wherever_it_is_copied",
+        ),
+        "why": "a copy of a private set is released under the certificate in it",
+    },
+    {
+        "name": "guarantee_of_a_set_asked_of_its_stage_alone",
+        "kind": "release",
+        "file": _FILE,
+        "old": '_STATING = (STAGE_FILE, "manifest.json", MARK_FILE)',
+        "new": "_STATING = (STAGE_FILE, MARK_FILE)",
+        "tests": (
+            "tests/run/test_filter.py::"
+            "test_a_private_set_stays_private_wherever_it_is_copied",
+        ),
+        "why": "the stage.json is next to the set, and a copy leaves it behind",
+    },
+    {
         "name": "canaries_looked_for_next_to_a_link",
         "kind": "release",
         "file": "tfdpsq/run/attacks/canary_set.py",
