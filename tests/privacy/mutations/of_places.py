@@ -294,4 +294,28 @@ MUTATIONS = (
         ),
         "why": "so does a copy of them",
     },
+    {
+        "name": "whatever_a_stage_made_taken_for_imported_pairs",
+        "kind": "release",
+        "file": _FILE,
+        "old": "        and config.keys() >= _OF_IMPORT\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_imported_pairs_are_an_input_as_any_private_pairs",
+        ),
+        "why": "what is made of unprotected outputs would be released",
+    },
+    {
+        "name": "marks_in_imported_pairs_ignored",
+        "kind": "release",
+        "file": _FILE,
+        "old": "        and not any((folder / name).exists() for name in marks)\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_imported_pairs_are_an_input_as_any_private_pairs",
+        ),
+        "why": "canaries or a private set in that place pass for raw pairs",
+    },
 )
