@@ -55,6 +55,7 @@ from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.beir_lines import names_user
 from tfdpsq.data.beir_writer import BeirWriter
+from tfdpsq.data.files import write_json
 from tfdpsq.data.texts import Document
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import acting, command, releases, settings, sources, workdir
@@ -134,7 +135,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         rows = _write_data(
             out / canary_set.DATA, beir, config.split, config.user_field, made, left_out
         )
-        canary_set.write_mark(out / canary_set.DATA)
+        write_json(out / canary_set.DATA / releases.MARK_FILE, canary_set.MARK)
         lines = [json.dumps(dataclasses.asdict(canary)) for canary in made]
         atomic_write(
             out / canary_set.CANARIES_FILE, "".join(line + "\n" for line in lines)

@@ -287,7 +287,8 @@ MUTATIONS = (
         "name": "canaries_without_a_mark",
         "kind": "release",
         "file": "tfdpsq/run/canaries.py",
-        "old": "        canary_set.write_mark(out / canary_set.DATA)\n",
+        "old": "        write_json(out / canary_set.DATA / releases.MARK_FILE, "
+        "canary_set.MARK)\n",
         "new": "",
         "tests": (
             "tests/run/test_canary_pairs.py::test_canaries_are_known_wherever_they_are",

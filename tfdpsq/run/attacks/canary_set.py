@@ -7,14 +7,14 @@ import os
 import pathlib
 
 from tfdpsq import validation
-from tfdpsq.data import files
 from tfdpsq.privacy.proof import certificate_files
 from tfdpsq.run.core import releases
 
 DATA = "data"
 CANARIES_FILE = "canaries.jsonl"
-# Entry of the mark in `DATA`, and its value.
+# Content of `releases.MARK_FILE` in `DATA`, by which a copy of the pairs is known.
 _HOLDS, _CANARIES = "holds", "canaries"
+MARK = {certificate_files.GUARANTEE: releases.PRIVATE, _HOLDS: _CANARIES}
 OUR_FORMS = ("secret", "own_document", "random_document")
 # The two of the paper's forms that have the secret in a document of their own.
 IN_DOCUMENT = ("paper_own_document", "paper_random_document")
@@ -104,12 +104,6 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
                 path, f"not a canary ({error})", "Make the canaries again.", number
             ) from error
     return found
-
-
-def write_mark(data: pathlib.Path) -> None:
-    """Marks pairs with canaries, so that a copy or a link of them is known as such."""
-    mark = {certificate_files.GUARANTEE: releases.PRIVATE, _HOLDS: _CANARIES}
-    files.write_json(data / releases.MARK_FILE, mark)
 
 
 def holds_canaries(pairs: str) -> bool:
