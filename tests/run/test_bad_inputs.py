@@ -266,6 +266,10 @@ _CONFIGS = {
 
 # (arguments, what the message says) of commands whose flags are wrong.
 COMMANDS = [
+    # As Python takes bytes that are not UTF-8 from the command line.
+    ("finetune --workdir=@/a\udcff", "--workdir is given "),
+    ("synthesize --workdir @/a\udcff", "--workdir is given "),
+    ("finetune --workdir=@/out --config.prompt=\udcff", "--config.prompt is given "),
     ("finetune --flagfile=/no/such/file", "Unable to open flagfile"),
     ("reproduce --scale", "Missing value for flag --scale"),
     ("reproduce --workdir", "Missing value for flag --workdir"),

@@ -140,6 +140,43 @@ def test_a_forged_or_missing_certificate_is_not_composed(job, capsys):
     assert code == 1 and "missing, while stage.json says" in out
 
 
+def _lost(path):
+    path.unlink()
+
+
+def _exchanged(path):
+    path.write_text(json.dumps(_certificate(2, head="z")))
+
+
+@pytest.mark.parametrize("damage", [_lost, _exchanged])
+def test_a_set_whose_certificate_was_lost_is_named(job, capsys, damage):
+    """Its run was left out of the total, and nothing was said of it."""
+    certificate = _certificate(head="s")
+    out = job / "release" / "other"
+    folder = _write(out / "set", certificate)
+    manifest = {"certificate": certificate, "guarantee": "certified"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (out / "stage.json").write_text('{"guarantee": "certified"}')
+    assert not spending.find_certificates(job).refused
+    damage(folder / "certificate.json")
+    code, out_text, _ = _exit(capsys, job, "--budget=5")
+    assert code == 1 and "what is left is unknown" in out_text
+    assert f"{folder / 'certificate.json'}" in out_text.split("NOT COMPOSED")[1]
+    with spending.limited(50.0, [], job / "release" / "new"):
+        with pytest.raises(InputError, match="while manifest.json says that private"):
+            plan = privacy.make_plan(_SPEC)
+            spending.require_within({"new": plan}, "keyed:1")
+    # Nor is the whole set left out once it is gone.
+    shutil.rmtree(folder)
+    refused = spending.find_certificates(job).refused
+    assert [*refused] == [str(out / "stage.json")]
+    assert 'states the guarantee "certified", but there is no' in [*refused.values()][0]
+    # A copy of a private one, which states so itself, is passed over.
+    kept = _write(job / "copy", _certificate(head="t"))
+    (kept / "manifest.json").write_text('{"guarantee": "private"}')
+    assert str(kept) in spending.find_certificates(job).unreleased
+
+
 def test_other_pairs_are_composed_only_as_declared(job, tmp_path, capsys):
     other = _write(tmp_path / "next", _certificate(head="n", pairs="keyed:2"))
     code, out, _ = _exit(capsys, job, other)

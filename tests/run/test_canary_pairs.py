@@ -10,6 +10,8 @@ import tiny as _tiny
 from tfdpsq.data import BeirDirectory
 from tfdpsq.run import canaries
 from tfdpsq.run.attacks import canary_set
+from tfdpsq.run.core import releases
+from tfdpsq.run.training import context
 from tfdpsq.validation import DataError, InputError
 
 
@@ -180,3 +182,44 @@ def test_a_number_of_pairs_that_is_none_is_refused(tmp_path):
     with pytest.raises(InputError, match="most_pairs is -3"):
         _insert(tmp_path, "private/fewer", most_pairs=-3)
     assert not (tmp_path / "private" / "fewer").exists()
+
+
+def _require_known(pairs, base):
+    """Nothing made of these may be released, whatever its ε."""
+    assert canary_set.holds_canaries(str(pairs))
+    assert releases.PRIVATE == context.guarantee_of_training(
+        str(pairs), "", None, True, True
+    )
+    with pytest.raises(InputError, match="holds canaries"):
+        canary_set.require_private_output(
+            str(pairs), base / "private", base / "release" / "generator"
+        )
+    for guarantee in (releases.PUBLIC, releases.CERTIFIED):
+        output = releases.Output(base / "release" / "set", guarantee, "a set")
+        with pytest.raises(InputError, match="corpus is .*, whose guarantee is 'priva"):
+            releases.check_lineage(output, {"corpus": str(pairs)})
+
+
+def test_canaries_are_known_wherever_they_are(base, tmp_path, monkeypatch):
+    """A link to them made their generator "certified", and so did a copy."""
+    kept = tmp_path / "private" / "canaries"
+    shutil.copytree(base / "private" / "canaries", kept)
+    data = kept / "data"
+    (tmp_path / "link").symlink_to(data)
+    (tmp_path / "again").symlink_to(tmp_path / "link")
+    (tmp_path / "of_files").mkdir()
+    for path in data.iterdir():
+        if path.name != releases.MARK_FILE:
+            (tmp_path / "of_files" / path.name).symlink_to(path)
+    links = [tmp_path / name for name in ("link", "again", "of_files")]
+    for pairs in (data, *links):
+        _require_known(pairs, tmp_path)
+    shutil.copytree(data, tmp_path / "copy")
+    _require_known(tmp_path / "copy", tmp_path)
+    monkeypatch.chdir(data)
+    _require_known(".", tmp_path)
+    # Of a version without marks: links lead there.
+    (data / releases.MARK_FILE).unlink()
+    for pairs in (data, *links):
+        _require_known(pairs, tmp_path)
+    assert not canary_set.holds_canaries(str(base / "pairs"))

@@ -140,6 +140,24 @@ def test_what_passes_keeps_its_guarantee_and_its_origin(base, tmp_path, monkeypa
     assert counts["read"] == 7 and counts["kept"] == 4
 
 
+def test_a_private_set_stays_private_wherever_it_is_copied(base, tmp_path):
+    """Its epsilon is finite, as of a generator trained on canaries: by its own mark."""
+    kept = tmp_path / "private" / "syn"
+    shutil.copytree(base / "set", kept / "set")
+    stage = {**tiny.STAGE, "guarantee": "private"}
+    (kept / "stage.json").write_text(json.dumps(stage))  # of a version without marks
+    (tmp_path / "link").symlink_to(kept / "set")
+    _filter(base, tmp_path / "again", synthetic=str(kept / "set"), duplicates=True)
+    made = tmp_path / "again" / "set"
+    assert read_manifest(made).get("guarantee") == "private"
+    shutil.copytree(made, tmp_path / "copy")
+    for path in (kept / "set", tmp_path / "link", made, tmp_path / "copy"):
+        with pytest.raises(InputError, match="would hold a set that private queries"):
+            _filter(base, tmp_path / "release" / "out", synthetic=str(path))
+    _filter(base, tmp_path / "release" / "out")
+    assert read_manifest(tmp_path / "release/out/set")["guarantee"] == "certified"
+
+
 def test_secrets_of_canaries_are_dropped(base, tmp_path):
     """Rows with a secret never reach what is released."""
     made = tmp_path / "private" / "canaries"

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq import privacy
-from tfdpsq.data import write_rows
+from tfdpsq.data import shards, write_rows
 from tfdpsq.privacy import checkpoint
-from tfdpsq.run import budget, choose, forget, verify
+from tfdpsq.run import budget, choose, forget, pretrain, verify
 from tfdpsq.run.core import layout, outputs, progress, sources, workdir
 from tfdpsq.run.passes import pass_progress
 from tfdpsq.run.training import choice_points, private_training
@@ -145,8 +145,8 @@ def test_what_is_private_goes_and_what_proves_the_release_stays(job, tmp_path, c
     assert code == 1 and _files(job) == _LEFT  # for later.txt
     later = job / "private" / "generator_inf" / "later.txt"
     assert (
-        "LEFT, newer than its stage or of a name that no stage writes; delete what is "
-        f"private:\n  {later}" in out
+        "LEFT, newer than its stage, or of a name that no stage writes; delete what "
+        f"is private:\n  {later}" in out
     )
     assert "left, as tfdpsq did not make it" in out
     assert f"  {job / 'private' / 'link'}\n" in out
@@ -276,6 +276,36 @@ def test_all_that_killed_stages_write_in_private_is_known(tmp_path, capsys):
     assert set(made.delete) == {path for path in private.rglob("*") if path.is_file()}
     code, _, _ = _exit(capsys, forget, work, "--delete")
     assert code == 0 and _files(work) == {"private/forgotten.json"}
+
+
+def test_unfinished_directories_are_ours_by_their_records(tmp_path, capsys):
+    """`.my-thesis.state` was deleted, whose name is all that it shares with ours."""
+    work = tmp_path / "work"
+    _write(work / "private" / "fingerprint.key")
+    ours = work / "private" / ".set.shards", work / ".generator.state"
+    shards.ShardDirectory(ours[0], shards.PassSpec("a", 2, {}, {})).open()
+    pretrain._open_state(ours[1], {"steps": 3}, {"documents": "d"})
+    for folder in ours:
+        _write(folder / "deep" / "part-00000")
+    theirs = [
+        work / "private" / ".keys.shards" / "ssh",
+        work / ".my-thesis.state" / "chapter.txt",
+        work / ".my-thesis.state" / "deep" / "notes.txt",
+        work / "release" / ".notes.state" / "run.json",
+    ]
+    for path in theirs:
+        _write(path, "[]")
+    made = forget.plan(work)
+    assert sorted(made.unsure) == sorted(theirs)
+    records = [ours[1] / "run.json", ours[0] / "pass.json"]
+    assert sorted(made.delete[-2:]) == sorted(records)  # last, if it is killed
+    code, out, _ = _exit(capsys, forget, work, "--delete")
+    assert code == 1 and all(f"  {path}\n" in out.split("LEFT,")[1] for path in theirs)
+    assert _files(work) == {
+        "private/forgotten.json",
+        *(path.relative_to(work).as_posix() for path in theirs),
+    }
+    assert not any(folder.exists() for folder in ours)
 
 
 def test_an_output_next_to_its_private_directory_is_known(tmp_path, capsys):

@@ -13,6 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from tfdpsq.data import BeirDirectory, importing, tables
+from tfdpsq.run import prepare
+from tfdpsq.run.core import releases, sources
 from tfdpsq.validation import InputError
 
 command = importlib.import_module("tfdpsq.run.import")
@@ -280,3 +282,39 @@ def test_private_pairs_are_refused_where_things_are_released(tmp_path):
     with pytest.raises(InputError, match="release"):
         command.run(_config(log), tmp_path / "release" / "pairs")
     assert not (tmp_path / "release").exists() and not (tmp_path / "private").exists()
+
+
+def _may_be_released(guarantee, pairs, tmp_path):
+    output = releases.Output(tmp_path / "release" / "out", guarantee, "a model")
+    try:
+        releases.check_lineage(output, {"pairs": str(pairs)})
+    except InputError as error:
+        assert "whose guarantee is 'private'" in str(error)
+        return False
+    return True
+
+
+def test_imported_pairs_are_an_input_as_any_private_pairs(tmp_path):
+    """They were refused as if a stage had made them from private queries."""
+    log, pairs = _write_log(tmp_path, "jsonl"), tmp_path / "private" / "pairs"
+    command.run(_config(log, dev_share=0.0, test_share=0.0), pairs)
+    (tmp_path / "link").symlink_to(pairs)
+    for guarantee in (releases.PUBLIC, releases.CERTIFIED):
+        for path in (pairs, tmp_path / "link"):
+            assert _may_be_released(guarantee, path, tmp_path)
+    config = prepare.default_config()
+    config.update(data=str(pairs), splits=("train",), vocabulary_size=0)
+    prepare.run(config, tmp_path / "release" / "prepare")
+    # What is made of them without an epsilon is private, and so are their queries.
+    assert sources.guarantee_of_pairs(str(pairs)) == releases.PRIVATE
+    assert releases.stated(pairs / "queries.jsonl") == releases.PRIVATE
+    # Nothing else passes for them.
+    assert not _may_be_released(releases.PUBLIC, pairs / "qrels", tmp_path)
+    for name in (releases.MARK_FILE, "manifest.json", "certificate.json"):
+        (pairs / name).write_text("{}")
+        assert not _may_be_released(releases.PUBLIC, pairs, tmp_path)
+        (pairs / name).unlink()
+    stage = json.loads((pairs / "stage.json").read_text())
+    del stage["config"]["logs"]
+    (pairs / "stage.json").write_text(json.dumps(stage))
+    assert not _may_be_released(releases.PUBLIC, pairs, tmp_path)

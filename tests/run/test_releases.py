@@ -268,6 +268,36 @@ def test_no_stage_can_claim_more_than_what_it_is_made_from(tmp_path, finite, inf
         _stage(tmp_path / f"of {name}".replace("/", " "), PRIVATE, config=config)
 
 
+def test_links_do_not_hide_what_an_artefact_states(tmp_path, finite):
+    """A link to a private set was released, under the certificate in it."""
+    _stage(tmp_path / "job" / "private" / "set", PRIVATE, finite)
+    part = tmp_path / "job" / "private" / "set" / "part"
+    (part / "certificate.json").write_text(json.dumps(finite))
+    (part / "deep").mkdir()
+    (tmp_path / "link").symlink_to(part)
+    (tmp_path / "again").symlink_to("link")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "file").symlink_to(part / "file")
+    # The set is elsewhere, and what says so where it was.
+    _stage(tmp_path / "moved", PRIVATE, finite)
+    (tmp_path / "moved" / "part").rename(tmp_path / "away")
+    (tmp_path / "moved" / "part").symlink_to(tmp_path / "away")
+    for name in ("link", "again", "link/deep", "files", "moved/part"):
+        path = str(tmp_path / name)
+        assert releases.guarantee_of(finite, path) == PRIVATE
+        with pytest.raises(
+            InputError, match="pairs is .*, whose guarantee is 'private"
+        ):
+            _stage(tmp_path / "out", CERTIFIED, finite, config={"pairs": path})
+    # Those that are stated closer win, and of several the strictest.
+    _stage(part / "own", CERTIFIED, finite)
+    assert releases.stated(part / "own") == CERTIFIED
+    (part / "own" / releases.MARK_FILE).write_text('{"guarantee": "private"}')
+    assert releases.stated(part / "own") == PRIVATE
+    (part / "own" / releases.MARK_FILE).write_text('{"guarantee": ["x"]}')
+    assert releases.stated(part / "own") == CERTIFIED
+
+
 def test_what_is_private_without_a_certificate_is_not_taken_for_public(tmp_path):
     """Embeddings of private queries have none, and looked like public ones."""
     _stage(tmp_path / "embeddings", PRIVATE)

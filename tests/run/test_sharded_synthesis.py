@@ -73,7 +73,7 @@ def _config(base, **changes):
     return config
 
 
-def _by_one_call(config, directory, provenance):
+def _by_one_call(config, directory, manifest):
     """The set as it is written without shards: the library's two functions alone."""
     settings = SynthesisConfig(
         samples_per_document=config.samples_per_document,
@@ -91,9 +91,10 @@ def _by_one_call(config, directory, provenance):
             sources.sampled_documents(config.corpus, config.max_documents or None),
             settings,
         ),
-        provenance,
+        manifest["provenance"],
         None,
         config.shards,
+        manifest["guarantee"],
     )
     return _sharded.files(directory)
 
@@ -108,8 +109,9 @@ def whole(base):
 
 
 def test_the_set_is_what_is_written_without_shards(base, whole, tmp_path):
-    provenance = read_manifest(base / "whole" / "set")["provenance"]
-    assert _by_one_call(_config(base), tmp_path / "set", provenance) == whole
+    manifest = read_manifest(base / "whole" / "set")
+    assert manifest["guarantee"] == "public"
+    assert _by_one_call(_config(base), tmp_path / "set", manifest) == whole
     assert len({row for row in whole["beir/queries.jsonl"].splitlines()}) > 150
 
 
@@ -139,7 +141,9 @@ def test_shards_of_a_private_generator_say_what_holds_of_them(
     assert found["certificate"] == certificate
     # It is the set's in the end, and the shards are gone with what they said.
     assert stage.run(_config(base), tmp_path / "out", passes.Launch(2, 0))
-    assert read_manifest(tmp_path / "out" / "set")["certificate"] == certificate
+    manifest = read_manifest(tmp_path / "out" / "set")
+    assert manifest["certificate"] == certificate
+    assert manifest.get("guarantee") == "private"  # as it is of no private run
     assert not shards.exists()
 
 

@@ -73,6 +73,7 @@ def write_synthetic(
     provenance: dict,
     certificate: dict | None,
     shards: int = 1,
+    guarantee: str | None = None,
 ) -> dict:
     """Writes a set of synthetic queries, all of it or nothing, in flat memory.
 
@@ -86,6 +87,7 @@ def write_synthetic(
       provenance: how they came about (model, settings, fingerprints); JSON.
       certificate: the privacy certificate; None without a guarantee.
       shards: number of TFRecord files.
+      guarantee: entry of the manifest that says where the set may go; None for none.
 
     Returns:
       The manifest.
@@ -105,6 +107,8 @@ def write_synthetic(
         manifest = _write(partial, rows, shards)
         manifest["provenance"] = provenance
         manifest["certificate"] = certificate
+        if guarantee is not None:
+            manifest["guarantee"] = guarantee
         if certificate is not None:
             write_json(partial / "certificate.json", certificate)
         write_json(partial / "manifest.json", manifest)

@@ -4,7 +4,7 @@
 
 Writes `data/`, a BEIR directory with the private pairs and *canaries* (Carlini et al.
 2019; the paper, section 6.3), and `canaries.jsonl`, which lists them. Train on `data/`
-as on any pairs, then run `audit`.
+as on any pairs, then run `audit`. A copy of `data/` is known by its `private.json`.
 
 A canary's secret is a number of random digits. By default it is in the **query**:
 queries are what is protected, while a model that learnt nothing could copy a secret
@@ -55,6 +55,7 @@ from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, atomic_write
 from tfdpsq.data.beir_lines import names_user
 from tfdpsq.data.beir_writer import BeirWriter
+from tfdpsq.data.files import write_json
 from tfdpsq.data.texts import Document
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import acting, command, releases, settings, sources, workdir
@@ -134,6 +135,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         rows = _write_data(
             out / canary_set.DATA, beir, config.split, config.user_field, made, left_out
         )
+        write_json(out / canary_set.DATA / releases.MARK_FILE, canary_set.MARK)
         lines = [json.dumps(dataclasses.asdict(canary)) for canary in made]
         atomic_write(
             out / canary_set.CANARIES_FILE, "".join(line + "\n" for line in lines)

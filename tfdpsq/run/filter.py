@@ -152,6 +152,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
                 },
                 certificate=manifest["certificate"],
                 shards=config.shards,
+                guarantee=output.guarantee,
             )
         found = {"read": manifest["count"], "kept": written["count"], "dropped": counts}
         write_json(out / COUNTS_FILE, found)

@@ -22,7 +22,8 @@ elsewhere are yours to delete.
 Links are never followed, and neither they nor files that tfdpsq does not write are
 deleted: they are listed as left. A file in a stage's directory that is newer than its
 `stage.json` counts as yours, and so does one among runs and logs whose name no stage
-writes. A workdir that was forgotten takes no further stage; one
+writes, and what is in a `.NAME.state` or `.NAME.shards` without the record of a run or
+pass. A workdir that was forgotten takes no further stage; one
 that was forgotten by half is finished by the same command.
 
     --private=DIR    the private directory, if not the default one
@@ -47,6 +48,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import app, flags  # noqa: E402
 
 from tfdpsq import validation  # noqa: E402
+from tfdpsq.data.shards import PASS_FILE  # noqa: E402
 from tfdpsq.privacy import checkpoint  # noqa: E402
 from tfdpsq.privacy.proof import certificate_files, ledger, reads  # noqa: E402
 from tfdpsq.run.core import (  # noqa: E402
@@ -92,6 +94,12 @@ _WRITTEN = {
         [layout.DIVERGED, layout.SCORES, layout.POINTS],
     ),
 }
+# Of unfinished directories with names that others use, too: the record that is written
+# first in it, and two of its entries.
+_RECORDS = {
+    "state": (layout.RUN_FILE, ("config", "inputs")),
+    "shards": (PASS_FILE, ("settings", "inputs")),
+}
 # In private/, besides what `outputs` names: files that prove something.
 _PROOFS = (reads.FILE_NAME, ledger.FILE_NAME, outputs.FORGOTTEN)
 
@@ -106,9 +114,10 @@ class Plan:
       folders: directories that are removed where they are empty, innermost first.
       kept: files in the private directory that prove the releases.
       left: what tfdpsq did not make, in or among what is deleted.
-      unsure: files in a stage's output that are newer than its `stage.json`, or among
-        runs and logs with names that no stage writes: somebody's own, or of a workdir
-        whose copy did not keep file times.
+      unsure: files in a stage's output that are newer than its `stage.json`, among
+        runs and logs with names that no stage writes, or in an unfinished directory
+        without a record: somebody's own, or of a workdir whose copy did not keep file
+        times.
     """
 
     private: pathlib.Path
@@ -175,7 +184,8 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
             "wait until it is finished."
         )
     # Last, so that what was forgotten by half is known for what it is.
-    made.delete.sort(key=lambda path: path.name == releases.STAGE_FILE)
+    known_by = (releases.STAGE_FILE, *(name for name, _ in _RECORDS.values()))
+    made.delete.sort(key=lambda path: path.name in known_by)
     made.folders.sort(key=lambda path: len(path.parts), reverse=True)
     return made
 
@@ -254,7 +264,7 @@ def _plan_private(made: Plan, own: pathlib.Path) -> None:
         elif name in outputs.PRIVATE_FOLDERS:
             _plan_tree(made, path, None, _WRITTEN[name])
         elif releases.UNFINISHED.fullmatch(name):
-            _plan_tree(made, path, None)
+            _plan_unfinished(made, path)
         elif _stated(path):
             _plan_tree(made, path, path / releases.STAGE_FILE)
         else:
@@ -268,12 +278,25 @@ def _plan_outputs(made: Plan, folder: pathlib.Path, own: pathlib.Path) -> None:
         if path.name == own.name and path.samefile(own):
             continue
         if releases.UNFINISHED.fullmatch(path.name):
-            _plan_tree(made, path, None)
+            _plan_unfinished(made, path)
         elif (
             certificate_files.stated(stage, certificate_files.GUARANTEE)
             == releases.PRIVATE
         ):
             _plan_tree(made, path, stage)
+
+
+def _plan_unfinished(made: Plan, folder: pathlib.Path) -> None:
+    """Plans to delete what a command left unfinished, if a record shows that one did.
+
+    A partial output has none; nobody else ends a name in twelve digits and `.partial`.
+    """
+    name, entries = _RECORDS.get(folder.name.rpartition(".")[2], ("", ()))
+    record = folder / name
+    if all(isinstance(certificate_files.stated(record, e), dict) for e in entries):
+        _plan_tree(made, folder, None)
+    else:
+        made.unsure += sorted(path for path in folder.rglob("*") if _is_file(path))
 
 
 def _plan_tree(
@@ -343,8 +366,8 @@ def as_text(made: Plan, deleted: bool, failed: Sequence[pathlib.Path] = ()) -> s
         ("kept, as it proves what was released:", made.kept),
         ("left, as tfdpsq did not make it:", made.left),
         (
-            "LEFT, newer than its stage or of a name that no stage writes; delete what "
-            "is private:",
+            "LEFT, newer than its stage, or of a name that no stage writes; delete "
+            "what is private:",
             made.unsure,
         ),
         ("NOT deleted, check its permissions:", failed),

@@ -77,6 +77,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             rows,
             provenance={"made_from": "public documents only", "corpus": corpus},
             certificate=None,
+            guarantee=output.guarantee,
         )
         # Excludes all counts of private queries: this is released.
         return {"documents": counts.documents, "public_pairs": manifest["count"]}

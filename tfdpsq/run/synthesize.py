@@ -163,6 +163,7 @@ def run(
             provenance=provenance,
             certificate=certificate,
             shards=config.shards,
+            guarantee=output.guarantee,
         )
         return {
             "queries": manifest["count"],

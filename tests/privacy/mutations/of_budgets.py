@@ -483,4 +483,47 @@ MUTATIONS = (
         ),
         "why": "the choice is paid for by the held-out queries, and not counted",
     },
+    {
+        "name": "budget_without_the_sets_that_lost_their_certificate",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "_MARKED = (FILE_NAME, *certificate_files.MARKED)\n",
+        "new": "_MARKED = (FILE_NAME, *certificate_files.MARKED[:-1])\n",
+        "tests": (
+            "tests/run/test_budget.py::test_a_set_whose_certificate_was_lost_is_named",
+        ),
+        "why": "the total of what is left is said to be that of all",
+    },
+    {
+        "name": "certificate_of_a_set_not_compared_with_its_manifest",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate_files.py",
+        "old": "        digest = _digest_in(marked)\n",
+        "new": "        digest = stated(marked, MARK)\n",
+        "tests": (
+            "tests/run/test_budget.py::test_a_set_whose_certificate_was_lost_is_named",
+        ),
+        "why": "a set passes for public without it, or for that of a cheaper run",
+    },
+    {
+        "name": "certified_output_whose_set_is_gone_costs_nothing",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "        _require_certificate(found, folder)\n",
+        "new": "        pass\n",
+        "tests": (
+            "tests/run/test_budget.py::test_a_set_whose_certificate_was_lost_is_named",
+        ),
+        "why": "it was released, and its run is in no total any more",
+    },
+    {
+        "name": "forget_takes_unfinished_directories_by_their_names",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "    if all(isinstance(certificate_files.stated(record, e), dict) "
+        "for e in entries):\n",
+        "new": "    if True:\n",
+        "tests": (_FORGET + "test_unfinished_directories_are_ours_by_their_records",),
+        "why": "somebody's own files are deleted",
+    },
 )

@@ -41,11 +41,8 @@ MUTATIONS = (
         "name": "guarantee_of_a_file_not_asked_of_its_stage",
         "kind": "release",
         "file": "tfdpsq/run/core/releases.py",
-        "old": (
-            "for folder in (pathlib.Path(path), "
-            "pathlib.Path(os.path.abspath(path)).parent):"
-        ),
-        "new": "for folder in (pathlib.Path(path),):",
+        "old": "        for folder in (place, *place.parents):\n            states",
+        "new": "        for folder in (place,):\n            states",
         "tests": (
             "tests/run/test_releases.py::"
             "test_no_stage_can_claim_more_than_what_it_is_made_from",

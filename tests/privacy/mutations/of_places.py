@@ -230,4 +230,93 @@ MUTATIONS = (
         ),
         "why": "the same, with a dot before its name",
     },
+    {
+        "name": "release_links_to_artefacts_not_followed",
+        "kind": "release",
+        "file": _FILE,
+        "old": "    for name in spellings(os.fspath(path)):\n",
+        "new": "    for name in (os.path.abspath(path),):\n",
+        "tests": (_RULE + "test_links_do_not_hide_what_an_artefact_states",),
+        "why": "a link to a private set is released under the certificate in it",
+    },
+    {
+        "name": "release_files_of_artefacts_linked_one_by_one",
+        "kind": "release",
+        "file": _FILE,
+        "old": "            if entry.is_symlink():\n",
+        "new": "            if False:\n",
+        "tests": (_RULE + "test_links_do_not_hide_what_an_artefact_states",),
+        "why": "a directory of links to a private set's files passes for public",
+    },
+    {
+        "name": "filtered_set_without_its_guarantee",
+        "kind": "release",
+        "file": "tfdpsq/run/filter.py",
+        "old": "                guarantee=output.guarantee,\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_filter.py::"
+            "test_a_private_set_stays_private_wherever_it_is_copied",
+        ),
+        "why": "a copy of a private set is released under the certificate in it",
+    },
+    {
+        "name": "guarantee_of_a_set_asked_of_its_stage_alone",
+        "kind": "release",
+        "file": _FILE,
+        "old": '_STATING = (STAGE_FILE, "manifest.json", MARK_FILE)',
+        "new": "_STATING = (STAGE_FILE, MARK_FILE)",
+        "tests": (
+            "tests/run/test_filter.py::"
+            "test_a_private_set_stays_private_wherever_it_is_copied",
+        ),
+        "why": "the stage.json is next to the set, and a copy leaves it behind",
+    },
+    {
+        "name": "canaries_looked_for_next_to_a_link",
+        "kind": "release",
+        "file": "tfdpsq/run/attacks/canary_set.py",
+        "old": "    for place in releases.places_of(pairs):\n",
+        "new": "    for place in (pathlib.Path(os.path.abspath(pairs)),):\n",
+        "tests": (
+            "tests/run/test_canary_pairs.py::test_canaries_are_known_wherever_they_are",
+        ),
+        "why": "a link to canaries certifies a generator that knows their secrets",
+    },
+    {
+        "name": "canaries_without_a_mark",
+        "kind": "release",
+        "file": "tfdpsq/run/canaries.py",
+        "old": "        write_json(out / canary_set.DATA / releases.MARK_FILE, "
+        "canary_set.MARK)\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_canary_pairs.py::test_canaries_are_known_wherever_they_are",
+        ),
+        "why": "so does a copy of them",
+    },
+    {
+        "name": "whatever_a_stage_made_taken_for_imported_pairs",
+        "kind": "release",
+        "file": _FILE,
+        "old": "        and config.keys() >= _OF_IMPORT\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_imported_pairs_are_an_input_as_any_private_pairs",
+        ),
+        "why": "what is made of unprotected outputs would be released",
+    },
+    {
+        "name": "marks_in_imported_pairs_ignored",
+        "kind": "release",
+        "file": _FILE,
+        "old": "        and not any((folder / name).exists() for name in marks)\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_imported_pairs_are_an_input_as_any_private_pairs",
+        ),
+        "why": "canaries or a private set in that place pass for raw pairs",
+    },
 )

@@ -3,7 +3,8 @@
 Weights that were copied without their `certificate.json` would look like public ones,
 and what is made from them like something that private queries had no part in. So the
 files that no model is used without, its `config.json` and the stage's `stage.json`,
-state the digest of the certificate: where one is stated, it has to be there. And what
+state the digest of the certificate, and a set's `manifest.json` holds the certificate
+itself: where one is stated, it has to be there. And what
 depends on private queries without any certificate, such as their embeddings, says so in
 its `stage.json`: it is not to be taken for public.
 """
@@ -21,7 +22,9 @@ MARK = "certificate_digest"
 # A T5's and a retriever's, which `run` marks with the certificate that it writes.
 CONFIGS = ("config.json", "model/config.json")
 _STAGE_FILE = "stage.json"
-_MARKED = (*CONFIGS, _STAGE_FILE)
+_MANIFEST = "manifest.json"
+# All files that say that a certificate belongs next to them.
+MARKED = (*CONFIGS, _STAGE_FILE, _MANIFEST)
 # What a `stage.json` states, and its value where no certificate covers all of it.
 GUARANTEE, PRIVATE = "guarantee", "private"
 
@@ -47,8 +50,8 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
                 "its digest is not that of its content: it was changed",
                 "Make the artefact again; a certificate must not be edited.",
             )
-    for marked in (pathlib.Path(directory) / name for name in _MARKED):
-        digest = stated(marked, MARK)
+    for marked in (pathlib.Path(directory) / name for name in MARKED):
+        digest = _digest_in(marked)
         if digest is not None and (certificate or {}).get("digest") != digest:
             raise validation.DataError(
                 path,
@@ -66,6 +69,14 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
             "Make nothing of it that is not private itself.",
         )
     return certificate
+
+
+def _digest_in(marked: pathlib.Path) -> Any:
+    """Returns the digest of the certificate that belongs to a file, or `None`."""
+    if marked.name != _MANIFEST:
+        return stated(marked, MARK)
+    certificate = stated(marked, "certificate")
+    return certificate.get("digest") if isinstance(certificate, dict) else None
 
 
 def digest_beside(directory: str | os.PathLike) -> dict[str, str]:

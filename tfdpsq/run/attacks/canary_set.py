@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 
 from tfdpsq import validation
+from tfdpsq.privacy.proof import certificate_files
+from tfdpsq.run.core import releases
 
 DATA = "data"
 CANARIES_FILE = "canaries.jsonl"
+# Content of `releases.MARK_FILE` in `DATA`, by which a copy of the pairs is known.
+_HOLDS, _CANARIES = "holds", "canaries"
+MARK = {certificate_files.GUARANTEE: releases.PRIVATE, _HOLDS: _CANARIES}
 OUR_FORMS = ("secret", "own_document", "random_document")
 # The two of the paper's forms that have the secret in a document of their own.
 IN_DOCUMENT = ("paper_own_document", "paper_random_document")
@@ -101,8 +107,22 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
 
 
 def holds_canaries(pairs: str) -> bool:
-    """Returns whether the stage `canaries` wrote these pairs."""
-    return (pathlib.Path(pairs).parent / CANARIES_FILE).is_file()
+    """Returns whether the stage `canaries` wrote these pairs, wherever they are now."""
+    return _found_in(pairs) is not None
+
+
+def _found_in(pairs: str) -> pathlib.Path | None:
+    """Returns the file that says that pairs hold canaries; `None` if none does."""
+    if not os.path.isdir(pairs):  # an embedded corpus, or missing
+        return None
+    for place in releases.places_of(pairs):
+        for folder in (place, *place.parents):
+            mark = folder / releases.MARK_FILE
+            if certificate_files.stated(mark, _HOLDS) == _CANARIES:
+                return mark
+            if (folder / CANARIES_FILE).is_file():  # also of a version without marks
+                return folder / CANARIES_FILE
+    return None
 
 
 def require_private_output(
@@ -113,8 +133,8 @@ def require_private_output(
     Raises:
       InputError: the pairs hold canaries, and the directory is not a private one.
     """
-    made = pathlib.Path(pairs).parent / CANARIES_FILE
-    if holds_canaries(pairs) and private.resolve() not in directory.resolve().parents:
+    made = _found_in(pairs)
+    if made is not None and private.resolve() not in directory.resolve().parents:
         raise validation.InputError(
             f"{pairs} holds canaries ({made}): a model trained on it knows secrets to "
             f"be audited, and must not be released. Write it under {private} "

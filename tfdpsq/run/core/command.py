@@ -290,6 +290,7 @@ def _parse(argv: list[str], sharded: bool, has_default: bool) -> list[str]:
     """Parses the flags; with --beam, returns the words that are not our flags."""
     by_beam = any(word in ("--beam", "-beam", "--beam=true") for word in argv)
     try:
+        _require_text(argv[1:])
         words = config_file.with_config(argv) if has_default else argv
         rest = flags.FLAGS(words, known_only=sharded and by_beam)
     except SystemExit:  # --help was given, and answered
@@ -302,6 +303,27 @@ def _parse(argv: list[str], sharded: bool, has_default: bool) -> list[str]:
             "with --, such as --config=FILE."
         )
     return rest
+
+
+def _require_text(words: Sequence[str]) -> None:
+    """Refuses bytes that are not UTF-8, which no record of a setting can hold.
+
+    Raises:
+      InputError: names the flag.
+    """
+    flag = "the command line"
+    for word in words:
+        value = word
+        if word.startswith("-"):
+            flag, _, value = word.partition("=")
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise validation.InputError(
+                f"{flag} is given {validation.shown(value)}, which holds bytes that "
+                "are not UTF-8. Give a text or path in UTF-8; rename the file if need "
+                "be."
+            ) from error
 
 
 def _under_its_name(run: Callable[..., Any]) -> Callable[..., Any]:

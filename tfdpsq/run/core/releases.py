@@ -39,6 +39,12 @@ RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
 # Bytes: a temporary file has 22 more, and a file name at most 255.
 _LONGEST_NAME = 200
 STAGE_FILE = "stage.json"
+# States the guarantee of a directory that is used, and copied, without its stage's.
+MARK_FILE = "private.json"
+# Files of a directory that state its guarantee; a set's own manifest is one.
+_STATING = (STAGE_FILE, "manifest.json", MARK_FILE)
+# Settings that only `import` has.
+_OF_IMPORT = {"logs", "columns", "log_documents_are_public"}
 # Directories that a command which was killed did not finish: never released.
 UNFINISHED = re.compile(r"\.(.+)\.([0-9a-f]{12}\.partial|state|shards)")
 # As many links as Linux follows.
@@ -268,18 +274,64 @@ def guarantee_of(certificate: Mapping[str, Any] | None, *made_from: str) -> str:
     return CERTIFIED if _is_finite(certificate) else PRIVATE
 
 
-def stated(path: str | os.PathLike) -> str | None:
-    """Returns the guarantee that `stage.json` states; `None` where it states none.
+def stated(path: str | os.PathLike, raw_pairs: bool = True) -> str | None:
+    """Returns the guarantee that is stated for a path; `None` where none is.
 
-    `path` is a stage's directory, or something directly in it.
+    Of each place that its links lead to, by the nearest directory that states one: a
+    stage's output or a set that the place is, or is in. If they differ, the strictest.
+
+    `raw_pairs=False` passes over private pairs as `import` wrote them: like those of
+    any BEIR directory, they are what an epsilon protects.
     """
-    for folder in (pathlib.Path(path), pathlib.Path(os.path.abspath(path)).parent):
-        found = certificate_files.stated(
-            folder / STAGE_FILE, certificate_files.GUARANTEE
-        )
-        if found is not None:
-            return found
-    return None
+    found = set()
+    for place in places_of(path):
+        for folder in (place, *place.parents):
+            states = marked(folder)
+            if states is not None:
+                if raw_pairs or folder != _folder(place) or not _is_imported(folder):
+                    found.add(states)
+                break
+    return max(found, key=GUARANTEES.index, default=None)
+
+
+def marked(folder: pathlib.Path) -> str | None:
+    """Returns the strictest guarantee that files directly in a directory state."""
+    found = (
+        certificate_files.stated(folder / name, certificate_files.GUARANTEE)
+        for name in _STATING
+    )
+    known = [each for each in found if each in GUARANTEES]
+    return max(known, key=GUARANTEES.index, default=None)
+
+
+def places_of(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """Yields all places of a local path, links followed, and of links directly in it.
+
+    A directory of links to another one's files is the other one.
+    """
+    if not any_files.is_local(any_files.without_scheme(path)):
+        return
+    for name in spellings(os.fspath(path)):
+        yield pathlib.Path(name)
+    with contextlib.suppress(OSError):  # a file, or missing
+        for entry in sorted(pathlib.Path(path).iterdir()):
+            if entry.is_symlink():
+                yield pathlib.Path(os.path.realpath(entry))
+
+
+def _folder(place: pathlib.Path) -> pathlib.Path:
+    return place if place.is_dir() else place.parent
+
+
+def _is_imported(folder: pathlib.Path) -> bool:
+    """Returns whether a directory holds private pairs as `import` wrote them."""
+    config = certificate_files.stated(folder / STAGE_FILE, "config")
+    marks = (*_STATING[1:], certificates.FILE_NAME)
+    return (
+        isinstance(config, dict)
+        and config.keys() >= _OF_IMPORT
+        and not any((folder / name).exists() for name in marks)
+    )
 
 
 def check_lineage(output: Output, config: Any) -> None:
@@ -293,10 +345,10 @@ def check_lineage(output: Output, config: Any) -> None:
     for key, path in _named(config):
         if key in (*output.unused, "private_directory") or not os.path.isdir(path):
             continue
-        found = stated(path)
+        found = stated(path, raw_pairs=False)
         if found != PRIVATE and (pathlib.Path(path) / certificates.FILE_NAME).is_file():
             found = guarantee_of(read_certificate(path))
-        if found not in GUARANTEES:
+        if found is None:
             continue
         if GUARANTEES.index(found) > GUARANTEES.index(output.guarantee):
             raise validation.InputError(

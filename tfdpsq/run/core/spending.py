@@ -26,8 +26,8 @@ from tfdpsq.privacy.proof import budget, certificate_files
 from tfdpsq.privacy.proof.certificate import FILE_NAME
 from tfdpsq.run.core import releases, workdir
 
-# Files that state a certificate's digest, which is then missing if there is none.
-_MARKED = (FILE_NAME, releases.STAGE_FILE, *certificate_files.CONFIGS)
+# The certificate itself, and what says that one is missing if there is none.
+_MARKED = (FILE_NAME, *certificate_files.MARKED)
 
 
 @dataclasses.dataclass
@@ -64,8 +64,8 @@ def find_certificates(directory: str | os.PathLike) -> Found:
     """Finds the certificates of all artefacts in a directory, or that in a file.
 
     Under a directory called `release`, everything that is finished counts. Elsewhere,
-    directories called `private` and those whose `stage.json` states the guarantee
-    "private" are passed over, unless one is given itself. What a command has not
+    directories called `private` and those that state the guarantee "private" are
+    passed over, unless one is given itself. What a command has not
     finished never counts. Symbolic links are followed, each real directory once.
 
     Raises:
@@ -105,9 +105,8 @@ def _walk(
     released = releases.is_released(folder)
     counts = released or not private
     if counts and any((folder / name).is_file() for name in _MARKED):
-        stage = folder / releases.STAGE_FILE
-        stated = certificate_files.stated(stage, certificate_files.GUARANTEE)
-        if stated == releases.PRIVATE and not first and not released:
+        private_itself = releases.marked(folder) == releases.PRIVATE
+        if private_itself and not first and not released:
             found.unreleased.append(os.fspath(folder))
             return
         _add(found, folder, folder / FILE_NAME)
@@ -118,6 +117,23 @@ def _walk(
         if hides and counts and not releases.is_released(inside):
             found.unreleased.append(os.fspath(inside))
         _walk(found, inside, seen, private or hides)
+    if counts:
+        _require_certificate(found, folder)
+
+
+def _require_certificate(found: Found, folder: pathlib.Path) -> None:
+    """Refuses a stage's output that was certified, and has no certificate left."""
+    stage = folder / releases.STAGE_FILE
+    stated = certificate_files.stated(stage, certificate_files.GUARANTEE)
+    if stated != releases.CERTIFIED or any(folder.rglob(FILE_NAME)):
+        return
+    if any((inside / FILE_NAME).is_file() for inside in folder.iterdir()):
+        return  # through a link
+    if not any(folder in pathlib.Path(path).parents for path in found.refused):
+        found.refused[os.fspath(stage)] = (
+            f'states the guarantee "{stated}", but there is no {FILE_NAME} in '
+            f"{folder}. Copy what is missing from where this was made."
+        )
 
 
 def _add(found: Found, folder: pathlib.Path, path: pathlib.Path) -> None:
