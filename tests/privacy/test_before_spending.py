@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import (
+    Coupled,
     Groups,
     PrivacySpec,
     checkpoint,
@@ -21,6 +22,8 @@ from tfdpsq.privacy import (
     train,
 )
 from tfdpsq.validation import DataError, InputError
+
+_FOUR = {"x": np.ones([4, 3], np.float32), "weights": np.ones(4, np.float32)}
 
 
 def _spec(**changes):
@@ -307,13 +310,37 @@ def test_random_numbers_that_cannot_be_repeated_are_refused(tmp_path):
 def test_every_way_to_draw_from_a_state_is_known(draw):
     if isinstance(draw, str):  # of a generator, which is made by an operation
         draw = getattr(tf.random.Generator.from_seed(7), draw)
-    batch = {"x": np.ones([4, 3], np.float32)}
 
     def losses(tensors):
         return tf.reduce_sum(tensors["x"] * draw([4, 3]), 1)
 
     with pytest.raises(ValueError, match="cannot repeat"):
-        replay.require_repeatable(losses, batch, [])
+        replay.require_repeatable(replay.traced(losses, _FOUR, []))
+
+
+def _in_a_gradient_of_its_own(tensors, scale):
+    def gradient(coefficients, variables):
+        return [tf.random.uniform([]) * tf.reduce_sum(coefficients)]
+
+    return Coupled(tensors["x"][:, 0] * scale, gradient)
+
+
+def _in_a_gradient_written_by_hand(tensors, scale):
+    @tf.custom_gradient
+    def as_it_is(values):
+        return tf.identity(values), lambda above: above * tf.random.uniform([4])
+
+    return as_it_is(tensors["x"][:, 0] * scale)
+
+
+@pytest.mark.parametrize(
+    "losses", [_in_a_gradient_of_its_own, _in_a_gradient_written_by_hand]
+)
+def test_what_only_the_gradient_draws_is_found(losses):
+    scale = tf.Variable(1.0)
+    nodes = replay.traced(lambda tensors: losses(tensors, scale), _FOUR, [], [scale])
+    with pytest.raises(ValueError, match="cannot repeat"):
+        replay.require_repeatable(nodes)
 
 
 def test_random_layers_of_keras_can_be_repeated():
@@ -325,7 +352,5 @@ def test_random_layers_of_keras_can_be_repeated():
         ]
     )
     replay.require_repeatable(
-        lambda batch: model(batch["x"], training=True)[:, 0],
-        {"x": np.ones([4, 3], np.float32)},
-        [model],
+        replay.traced(lambda b: model(b["x"], training=True)[:, 0], _FOUR, [model])
     )

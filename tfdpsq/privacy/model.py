@@ -193,8 +193,10 @@ class PrivateModel(tf.keras.Model):
             steps=per_epoch,
         )
         epoch = _Epochs(self, watch, per_epoch, steps, validation_data)
-        # A subclassed model has its weights only once it has been called.
-        self.model(tf.nest.map_structure(lambda v: v[:1], data["x"]), training=False)
+        # A subclassed model has its weights only once it has been called: on no row of
+        # the data, of which it might keep something.
+        empty = tf.nest.map_structure(lambda v: np.zeros_like(v[:1]), data["x"])
+        self.model(empty, training=False)
         self.stop_training = False
         watch.on_train_begin()
 

@@ -17,16 +17,19 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy import coupled as coupled_rows
-from tfdpsq.privacy import fast, workers
+from tfdpsq.privacy import fast, replay, workers
 from tfdpsq.privacy.compiled import CompiledSteps
-from tfdpsq.privacy.independence import check_independence, computes_in_16_bits
+from tfdpsq.privacy.independence import (
+    check_independence,
+    computes_in_16_bits,
+    require_nothing_kept,
+)
 from tfdpsq.privacy.loop import Hooks, Loop, Pace, Take, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
 from tfdpsq.privacy.randomness.sampling import Groups, fresh_seed
 from tfdpsq.privacy.randomness.secure import SecureSource
-from tfdpsq.privacy.replay import require_repeatable
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.terms import Losses
 
@@ -128,10 +131,9 @@ def train(
       Diverged: weights were not finite, and there is a `directory`; see `endings`.
       InputError: the optimizer was made for another plan, or has run before (its
         steps would be paid for once and taken twice); `take` returns too few rows;
-        a loss that depends on other rows, or draws random numbers that cannot be
-        repeated; a weight that no rule covers; other data
-        or another plan than the directory's; a damaged ledger or state. All before
-        a step is paid for.
+        a loss that writes a state, depends on other rows, or draws random numbers that
+        cannot be repeated; a weight that no rule covers; other data or another plan
+        than the directory's; a damaged ledger or state. All before a step is paid for.
     """
     layers, variables = list(layers), list(variables)
     _require_unused(optimizer, plan, variables)
@@ -146,6 +148,12 @@ def train(
     batch = _first_rows(take, rows, together)
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
+    if plan.spec.private:
+        # First of all, and whatever is declared: nothing runs, so nothing is kept.
+        nodes = replay.traced(per_example_losses, batch, layers, variables)
+        require_nothing_kept(nodes)
+        if directory is not None:
+            replay.require_repeatable(nodes)
     # Coupled rows are differentiated without an engine, and their bound needs nothing
     # of the loss.
     if plan.spec.private and rows > 1 and not coupled:
@@ -158,8 +166,6 @@ def train(
             together,
             declared,
         )
-    if plan.spec.private and directory is not None:
-        require_repeatable(per_example_losses, batch, layers)
     if units is not None or groups is not None:
         data_fingerprint = _with_units(data_fingerprint, units, groups)
     settings = _settings(optimizer, variables, microbatch_size, jit_compile)

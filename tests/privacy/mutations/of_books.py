@@ -342,8 +342,8 @@ MUTATIONS = (
         "name": "step_that_cannot_be_repeated_accepted",
         "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
-        "old": "if plan.spec.private and directory is not None:",
-        "new": "if not plan.spec.private and directory is not None:",
+        "old": "            replay.require_repeatable(nodes)\n",
+        "new": "            pass\n",
         "tests": (
             "tests/privacy/test_before_spending.py::"
             "test_random_numbers_that_cannot_be_repeated_are_refused",
@@ -354,13 +354,37 @@ MUTATIONS = (
         "name": "random_numbers_inside_loops_not_looked_for",
         "kind": "resumes",
         "file": "tfdpsq/privacy/replay.py",
-        "old": "*(n for f in graph.library.function for n in f.node_def)]",
+        "old": "*(n for f in made.library.function for n in f.node_def)]",
         "new": "]",
         "tests": (
             "tests/privacy/test_before_spending.py::"
             "test_every_way_to_draw_from_a_state_is_known",
         ),
         "why": "a model that draws in a loop is another one when a step is repeated",
+    },
+    {
+        "name": "gradient_of_coupled_rows_not_looked_into",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/replay.py",
+        "old": "                found.gradient(first, variables)\n",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_what_only_the_gradient_draws_is_found",
+        ),
+        "why": "a gradient that draws is another one when its step is repeated",
+    },
+    {
+        "name": "gradients_written_by_hand_not_looked_into",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/replay.py",
+        "old": "                tape.gradient(values, variables)\n",
+        "new": "                pass\n",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_what_only_the_gradient_draws_is_found",
+        ),
+        "why": "a gradient that draws is another one when its step is repeated",
     },
     {
         "name": "generators_with_a_state_not_looked_for",
