@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy import checkpoint, fast, replay, workers
 from tfdpsq.privacy import coupled as coupled_rows
-from tfdpsq.privacy import fast, replay, workers
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.independence import (
     check_independence,
@@ -89,7 +89,8 @@ def train(
       units: how many units the data have; `None` takes the spec's n.
       groups: for unit "user", which rows are whose.
       directory: where secrets, states and ledger are kept (see `checkpoint`); never
-        one that is meant for release.
+        one that is meant for release. Weights of `layers` that are not trained are not
+        kept: a run refuses to go on with others.
       data_fingerprint: any text that identifies the data, needed with `directory`; a
         run refuses to go on with other data.
       save_every: steps between two saved states; what is lost by a kill is redone.
@@ -169,6 +170,8 @@ def train(
     if units is not None or groups is not None:
         data_fingerprint = _with_units(data_fingerprint, units, groups)
     settings = _settings(optimizer, variables, microbatch_size, jit_compile)
+    if directory is not None:
+        settings[checkpoint.NOT_TRAINED] = _not_trained(layers, [*variables, *state])
     _require_same_settings(plan, settings, units, groups)
     # Only the chief has a directory and pays.
     chiefs = directory if workers.is_chief() else None
@@ -289,6 +292,27 @@ def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, s
         "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
         "random_numbers": SCHEME,
     }
+
+
+def _not_trained(layers, restored) -> str:
+    """A digest of what the layers hold besides the variables that a state restores.
+
+    A step that is repeated reads them, too. Metrics are left out: a loss does not.
+    """
+    seen = {id(variable) for variable in restored}
+    modules = [m for root in layers for m in (root, *root.submodules)]
+    for module in modules:
+        if isinstance(module, tf.keras.metrics.Metric):
+            seen.update(id(variable) for variable in module.variables)
+    digest = hashlib.sha256()
+    for module in modules:
+        for variable in module.variables:
+            if id(variable) not in seen:
+                seen.add(id(variable))
+                values = np.array(variable)
+                digest.update(f"{values.dtype} {values.shape} ".encode())
+                digest.update(values.tobytes())
+    return digest.hexdigest()
 
 
 def _compiled_by_xla(jit_compile: bool) -> bool | str:

@@ -1,5 +1,7 @@
 """Mistakes in what is counted, paid for, drawn and kept while a run lasts."""
 
+_PAID = "tests/privacy/test_paid_steps.py::"
+
 MUTATIONS = (
     {
         "name": "spec_takes_groups_at_one_clip_norm",
@@ -385,6 +387,24 @@ MUTATIONS = (
             "test_what_only_the_gradient_draws_is_found",
         ),
         "why": "a gradient that draws is another one when its step is repeated",
+    },
+    {
+        "name": "weights_not_trained_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "if before.get(name, value) != value:",
+        "new": "if not before.get(name, value):",
+        "tests": (_PAID + "test_weights_that_no_state_has_must_be_as_they_were",),
+        "why": "a killed run goes on with other frozen weights under the same noise",
+    },
+    {
+        "name": "weights_not_trained_told_by_shape_alone",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "                digest.update(values.tobytes())\n",
+        "new": "",
+        "tests": (_PAID + "test_weights_that_no_state_has_must_be_as_they_were",),
+        "why": "a killed run goes on with other frozen weights under the same noise",
     },
     {
         "name": "generators_with_a_state_not_looked_for",
