@@ -59,6 +59,7 @@ def train(
     preempted: Callable[[], bool] | None = None,
     pause_every: int | None = None,
     coupled: bool = False,
+    before_call: Callable[[range], None] | None = None,
 ) -> int:
     """Runs every step of `plan`.
 
@@ -115,6 +116,9 @@ def train(
       coupled: the loss returns `Coupled`: rows that read each other, clipped one by
         one. It decides itself how many rows it runs at a time; batches are padded to a
         multiple of `microbatch_size`, and every replica takes the whole batch.
+      before_call: called before each compiled call with the numbers of its steps, from
+        0. With a `directory` neither it nor `on_step` may change the optimizer's
+        settings, which no state holds.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient
     would depend on its place in the batch, and so on who else was drawn. Where ε is
@@ -139,7 +143,7 @@ def train(
     layers, variables = list(layers), list(variables)
     _require_unused(optimizer, plan, variables)
     pace = Pace(save_every, pause_every or save_every, steps_per_loop)
-    hooks = Hooks(before_step, on_step, preempted)
+    hooks = Hooks(before_step, before_call, on_step, preempted)
     hooks.require_pace(pace)
     rows = len(groups.rows) if groups is not None else units or plan.spec.num_units
     if coupled:
@@ -199,8 +203,19 @@ def train(
         )
         take_steps.build(batch)  # what cannot be built must fail before it is paid for
         state = [*variables, *optimizer.state(), *state]
-        loop = Loop(plan, sampler, take, take_steps, state, pace, hooks, kept)
-        return loop.run(ends_if_diverged=directory is not None)
+        repeats = directory is not None
+        loop = Loop(
+            plan,
+            sampler,
+            take,
+            take_steps,
+            state,
+            pace,
+            hooks,
+            kept,
+            _unchanging(optimizer) if repeats else lambda: None,
+        )
+        return loop.run(ends_if_diverged=repeats)
 
 
 def _require_unused(optimizer, plan, variables) -> None:
@@ -292,6 +307,24 @@ def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, s
         "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
         "random_numbers": SCHEME,
     }
+
+
+def _unchanging(optimizer) -> Callable[[], None]:
+    """Returns a check that the optimizer's settings are what they are now."""
+    began = {name: repr(value) for name, value in optimizer.get_config().items()}
+
+    def require_same() -> None:
+        for name, value in optimizer.get_config().items():
+            if repr(value) != began[name]:
+                raise validation.InputError(
+                    f"{name} of the optimizer was {began[name]} and was set to "
+                    f"{value!r} during the run, which a killed run could not repeat: "
+                    "its noise would be used twice, on two different sums. Give a "
+                    "tf.keras.optimizers.schedules.LearningRateSchedule instead, or "
+                    "train without a directory."
+                )
+
+    return require_same
 
 
 def _not_trained(layers, restored) -> str:

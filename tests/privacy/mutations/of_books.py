@@ -1,6 +1,10 @@
 """Mistakes in what is counted, paid for, drawn and kept while a run lasts."""
 
 _PAID = "tests/privacy/test_paid_steps.py::"
+_RATES = (
+    "tests/privacy/test_model.py::"
+    "test_rates_that_a_killed_fit_would_not_set_are_refused"
+)
 
 MUTATIONS = (
     {
@@ -405,6 +409,24 @@ MUTATIONS = (
         "new": "",
         "tests": (_PAID + "test_weights_that_no_state_has_must_be_as_they_were",),
         "why": "a killed run goes on with other frozen weights under the same noise",
+    },
+    {
+        "name": "settings_of_the_optimizer_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "        self.require_same()\n",
+        "new": "",
+        "tests": (_RATES,),
+        "why": "a killed run repeats its steps with other rates and the same noise",
+    },
+    {
+        "name": "callbacks_that_set_rates_accepted",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "        if here is not None:\n            _require_rep",
+        "new": "        if here is None:\n            _require_rep",
+        "tests": (_RATES,),
+        "why": "a killed run repeats its steps with other rates and the same noise",
     },
     {
         "name": "generators_with_a_state_not_looked_for",
