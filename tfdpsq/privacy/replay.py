@@ -82,6 +82,7 @@ def traced(
     batch: Mapping[str, np.ndarray],
     layers: Iterable[tf.Module],
     variables: Sequence[tf.Variable] = (),
+    rows: int | None = None,
 ) -> list[Node]:
     """Returns all operations of a loss, and of its gradient where that has its own.
 
@@ -92,7 +93,9 @@ def traced(
       batch: a few rows, "weights" included.
       layers: the model, for its random layers.
       variables: what is differentiated by.
+      rows: of the batches to be, where a loss may count on their number.
     """
+    rows = rows or len(next(iter(batch.values())))
     variables = list(variables)
     of_caller = tf.__internal__.autograph.tf_convert(
         per_example_losses, tf.__internal__.autograph.control_status_ctx()
@@ -103,8 +106,7 @@ def traced(
             with tf.GradientTape() as tape:
                 found = of_caller(tensors)
             if isinstance(found, Coupled):
-                first = tf.one_hot(0, len(batch["weights"]))
-                found.gradient(first, variables)
+                found.gradient(tf.one_hot(0, rows), variables)
                 return
             values = found.values if isinstance(found, Terms) else found
             # Other gradients are made of operations that neither draw nor write.
@@ -112,9 +114,13 @@ def traced(
                 tape.gradient(values, variables)
 
     tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
+    given = {
+        name: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
+        for name, tensor in tensors.items()
+    }
     made = tf.function(losses, autograph=False)
     try:
-        return _nodes_of(made.get_concrete_function(tensors).graph)
+        return _nodes_of(made.get_concrete_function(given).graph)
     except validation.InputError as error:
         # Autograph raises it again with a whole traceback for a message.
         while isinstance(error.__context__, validation.InputError):

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.privacy import checkpoint, fast, replay, workers
 from tfdpsq.privacy import coupled as coupled_rows
+from tfdpsq.privacy.batches import padded_rows
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.independence import (
     check_independence,
@@ -155,7 +156,8 @@ def train(
         before_step(0)  # or what is tried would read what was never set
     if plan.spec.private:
         # First of all, and whatever is declared: nothing runs, so nothing is kept.
-        nodes = replay.traced(per_example_losses, batch, layers, variables)
+        size = padded_rows(plan, 1, microbatch_size, coupled) if coupled else None
+        nodes = replay.traced(per_example_losses, batch, layers, variables, size)
         require_nothing_kept(nodes)
         if directory is not None:
             replay.require_repeatable(nodes)

@@ -372,7 +372,7 @@ MUTATIONS = (
         "name": "gradient_of_coupled_rows_not_looked_into",
         "kind": "resumes",
         "file": "tfdpsq/privacy/replay.py",
-        "old": "                found.gradient(first, variables)\n",
+        "old": "                found.gradient(tf.one_hot(0, rows), variables)\n",
         "new": "",
         "tests": (
             "tests/privacy/test_before_spending.py::"
