@@ -21,6 +21,7 @@ from tfdpsq.privacy import (
     replay,
     train,
 )
+from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.validation import DataError, InputError
 
 _FOUR = {"x": np.ones([4, 3], np.float32), "weights": np.ones(4, np.float32)}
@@ -286,6 +287,27 @@ def test_random_numbers_that_cannot_be_repeated_are_refused(tmp_path):
     # Where there is no noise it cannot be used twice.
     public = _spec(epsilon=float("inf"), steps=1)
     assert _train(tmp_path / "public", public, losses=losses) == 1
+
+
+def test_a_microbatch_larger_than_any_batch_is_the_batch(tmp_path, monkeypatch):
+    """It was padding, in memory all the same; and no memory is no traceback."""
+    call, sizes = CompiledSteps.__call__, []
+
+    def take(self, batches, counts, noise):
+        sizes.append(len(batches[0]["weights"]))
+        if len(sizes) > 1:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+        return call(self, batches, counts, noise)
+
+    monkeypatch.setattr(CompiledSteps, "__call__", take)
+    rows = make_plan(_spec()).max_rows
+    message = rf"step 2 .*nothing was released .*microbatch_size \(now {rows}\)"
+    with pytest.raises(InputError, match=message):
+        _train(tmp_path, _spec(), microbatch=10**9)
+    # The same run, by whichever of the two sizes.
+    with pytest.raises(InputError, match="step 1 found too little memory"):
+        _train(tmp_path, _spec(), microbatch=rows)
+    assert sizes == [rows] * 3
 
 
 @pytest.mark.parametrize(

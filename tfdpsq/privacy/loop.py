@@ -152,7 +152,21 @@ class Loop:
         if self.kept is not None:
             for number in now:
                 self.kept.ledger.pay(number)
-        return self.take_steps(drawn, [draw.count for draw in draws], noise)
+        try:
+            return self.take_steps(drawn, [draw.count for draw in draws], noise)
+        except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+            raise self._without_memory(now.start) from error
+
+    def _without_memory(self, step: int) -> validation.InputError:
+        size = self.take_steps.microbatch_size
+        given = "batch_size" if size is None else f"microbatch_size (now {size})"
+        return validation.InputError(
+            f"step {step + 1} found too little memory. Where it was paid for, nothing "
+            f"was released of it, as it was never computed. Set a smaller {given} in a "
+            "new workdir or directory"
+            + (f", to whose budget the {step} steps before add" if step else "")
+            + "; or go on here where more memory is free."
+        )
 
     def _restored(self) -> int:
         """The step to go on from, with the state set to what it was before it."""

@@ -86,6 +86,7 @@ def train(
         rows depend on each other (an in-batch softmax) and must stay together. The
         plan's sensitivity must then say so. Where rows depend only on those that
         they are clipped together with (the spec's clip_groups), a multiple of a group.
+        More than the largest batch has counts as all of it.
       layers: the model, or the layers that hold `variables`; engine "fast" needs
         them, and so does dropout that a resumed run repeats.
       units: how many units the data have; `None` takes the spec's n.
@@ -139,7 +140,8 @@ def train(
         steps would be paid for once and taken twice); `take` returns too few rows;
         a loss that writes a state, depends on other rows, or draws random numbers that
         cannot be repeated; a weight that no rule covers; other data or another plan
-        than the directory's; a damaged ledger or state. All before a step is paid for.
+        than the directory's; a damaged ledger or state. All before a step is paid for;
+        and a step that finds no memory, after it.
     """
     layers, variables = list(layers), list(variables)
     _require_unused(optimizer, plan, variables)
@@ -150,6 +152,10 @@ def train(
     if coupled:
         coupled_rows.require_covered(plan)
         validation.positive_integer("microbatch_size", microbatch_size or 0)
+    elif microbatch_size is not None:
+        # More rows than a batch can have would be padding, in memory all the same.
+        validation.positive_integer("microbatch_size", microbatch_size)
+        microbatch_size = min(microbatch_size, plan.max_rows)
     together, declared = _rows_together(plan, microbatch_size)
     batch = _first_rows(take, rows, together)
     if before_step is not None:

@@ -429,6 +429,18 @@ MUTATIONS = (
         "why": "a killed run repeats its steps with other rates and the same noise",
     },
     {
+        "name": "microbatches_of_padding_alone",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        microbatch_size = min(microbatch_size, plan.max_rows)\n",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_a_microbatch_larger_than_any_batch_is_the_batch",
+        ),
+        "why": "a step is paid for that cannot run, for want of memory for padding",
+    },
+    {
         "name": "generators_with_a_state_not_looked_for",
         "kind": "resumes",
         "file": "tfdpsq/privacy/replay.py",
