@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import (
+    Coupled,
     Groups,
     PrivacySpec,
     checkpoint,
@@ -20,7 +21,10 @@ from tfdpsq.privacy import (
     replay,
     train,
 )
+from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.validation import DataError, InputError
+
+_FOUR = {"x": np.ones([4, 3], np.float32), "weights": np.ones(4, np.float32)}
 
 
 def _spec(**changes):
@@ -285,6 +289,27 @@ def test_random_numbers_that_cannot_be_repeated_are_refused(tmp_path):
     assert _train(tmp_path / "public", public, losses=losses) == 1
 
 
+def test_a_microbatch_larger_than_any_batch_is_the_batch(tmp_path, monkeypatch):
+    """It was padding, in memory all the same; and no memory is no traceback."""
+    call, sizes = CompiledSteps.__call__, []
+
+    def take(self, batches, counts, noise):
+        sizes.append(len(batches[0]["weights"]))
+        if len(sizes) > 1:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
+        return call(self, batches, counts, noise)
+
+    monkeypatch.setattr(CompiledSteps, "__call__", take)
+    rows = make_plan(_spec()).max_rows
+    message = rf"step 2 .*nothing was released .*microbatch_size \(now {rows}\)"
+    with pytest.raises(InputError, match=message):
+        _train(tmp_path, _spec(), microbatch=1000)
+    # The same run, by whichever of the two sizes.
+    with pytest.raises(InputError, match="step 1 found too little memory"):
+        _train(tmp_path, _spec(), microbatch=rows)
+    assert sizes == [rows] * 3
+
+
 @pytest.mark.parametrize(
     "draw",
     [
@@ -307,13 +332,37 @@ def test_random_numbers_that_cannot_be_repeated_are_refused(tmp_path):
 def test_every_way_to_draw_from_a_state_is_known(draw):
     if isinstance(draw, str):  # of a generator, which is made by an operation
         draw = getattr(tf.random.Generator.from_seed(7), draw)
-    batch = {"x": np.ones([4, 3], np.float32)}
 
     def losses(tensors):
         return tf.reduce_sum(tensors["x"] * draw([4, 3]), 1)
 
     with pytest.raises(ValueError, match="cannot repeat"):
-        replay.require_repeatable(losses, batch, [])
+        replay.require_repeatable(replay.traced(losses, _FOUR, []))
+
+
+def _in_a_gradient_of_its_own(tensors, scale):
+    def gradient(coefficients, variables):
+        return [tf.random.uniform([]) * tf.reduce_sum(coefficients)]
+
+    return Coupled(tensors["x"][:, 0] * scale, gradient)
+
+
+def _in_a_gradient_written_by_hand(tensors, scale):
+    @tf.custom_gradient
+    def as_it_is(values):
+        return tf.identity(values), lambda above: above * tf.random.uniform([4])
+
+    return as_it_is(tensors["x"][:, 0] * scale)
+
+
+@pytest.mark.parametrize(
+    "losses", [_in_a_gradient_of_its_own, _in_a_gradient_written_by_hand]
+)
+def test_what_only_the_gradient_draws_is_found(losses):
+    scale = tf.Variable(1.0)
+    nodes = replay.traced(lambda tensors: losses(tensors, scale), _FOUR, [], [scale])
+    with pytest.raises(ValueError, match="cannot repeat"):
+        replay.require_repeatable(nodes)
 
 
 def test_random_layers_of_keras_can_be_repeated():
@@ -325,7 +374,5 @@ def test_random_layers_of_keras_can_be_repeated():
         ]
     )
     replay.require_repeatable(
-        lambda batch: model(batch["x"], training=True)[:, 0],
-        {"x": np.ones([4, 3], np.float32)},
-        [model],
+        replay.traced(lambda b: model(b["x"], training=True)[:, 0], _FOUR, [model])
     )

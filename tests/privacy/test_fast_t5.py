@@ -12,6 +12,7 @@ from tfdpsq.layers import lora, t5, t5_layers
 from tfdpsq.privacy import fast
 from tfdpsq.privacy import replay as randomness
 from tfdpsq.privacy.fast import factored, gradient_norms
+from tfdpsq.privacy.independence import require_nothing_kept
 
 ROWS, DOCUMENT, QUERY = 5, 9, 4
 
@@ -394,6 +395,12 @@ def test_nothing_in_a_generator_draws_what_cannot_be_repeated():
     def losses(tensors):
         return _generator_losses(model, tensors)
 
-    randomness.require_repeatable(losses, batch, [model])
+    def require(layers):
+        given = (losses, batch, layers, model.trainable_variables)
+        nodes = randomness.traced(*given)
+        randomness.require_repeatable(nodes)
+        return nodes
+
+    require_nothing_kept(require([model]))
     with pytest.raises(ValueError, match="cannot repeat"):  # dropout was on
-        randomness.require_repeatable(losses, batch, [])
+        require([])

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
-from tfdpsq.privacy.independence import check_independence
+from tfdpsq.privacy import (
+    Coupled,
+    PrivacySpec,
+    make_optimizer,
+    make_plan,
+    replay,
+    train,
+)
+from tfdpsq.privacy.independence import check_independence, require_nothing_kept
 
 
 def _batch(rows=4):
@@ -117,6 +124,109 @@ def test_a_weight_that_the_forward_pass_writes_is_refused():
     model = _dense(_RunningMean())
     with pytest.raises(ValueError, match="changes its weight.*mean.*without noise"):
         check_independence(_squared(model), _batch(), [model])
+
+
+class _Keeps(tf.keras.layers.Layer):
+    """Passes its inputs on and keeps of them where values do not always show it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.box = how, tf.Module()
+        self.box.kept = tf.Variable(tf.zeros([5]), trainable=False)
+        self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+        self.mean = tf.keras.metrics.Mean()
+
+    def call(self, inputs):
+        getattr(self, self.how)(tf.reduce_max(inputs, 0))
+        return inputs
+
+    def in_a_graph_alone(self, found):
+        if not tf.executing_eagerly():
+            self.box.kept.assign(found)
+
+    def outliers_alone(self, found):
+        if tf.reduce_max(found) > 1e6:
+            self.box.kept.assign_add(found)
+
+    def in_places(self, found):
+        self.box.kept.scatter_nd_update([[1]], found[:1])
+
+    def in_a_table(self, found):
+        self.table.insert(tf.constant([1], tf.int64), found[:1])
+
+    def in_a_metric(self, found):
+        self.mean.update_state(found)
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["in_a_graph_alone", "outliers_alone", "in_places", "in_a_table", "in_a_metric"],
+)
+def test_whatever_writes_is_found_before_it_does(how):
+    layer = _Keeps(how)
+    model = _dense(layer)
+    before = layer.table.export()[0].shape, [v.numpy() for v in layer.box.variables]
+    nodes = replay.traced(_squared(model), _batch(), [model])
+    with pytest.raises(ValueError, match="changes a state .*unclipped"):
+        require_nothing_kept(nodes)
+    assert before[0] == layer.table.export()[0].shape
+    np.testing.assert_array_equal(before[1], [v.numpy() for v in layer.box.variables])
+
+
+def test_what_only_reads_is_let_through():
+    class Reads(tf.keras.layers.Layer):
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+        vectors = tf.Variable(tf.ones([3, 5]))
+
+        def call(self, inputs):
+            found = self.table.lookup(tf.constant([1], tf.int64))
+            rows = tf.TensorArray(tf.float32, 2)
+            for i in tf.range(2):
+                rows = rows.write(i, inputs[i])
+            return inputs + found + tf.gather(self.vectors, 1) + rows.stack()[0]
+
+    model = _dense(Reads(), tf.keras.layers.Dropout(0.5))
+    require_nothing_kept(replay.traced(_squared(model), _batch(), [model]))
+
+
+@pytest.mark.parametrize("how", ["coupled", "declared", "no layers"])
+def test_what_is_declared_does_not_allow_to_keep_rows(how):
+    plan = make_plan(
+        PrivacySpec(
+            epsilon=2.0,
+            clip_norm=1.0,
+            num_units=12,
+            batch_size=4,
+            steps=2,
+            accountant="rdp",
+            max_batch_size=8,
+            sensitivity_multiplier=1.0 if how == "no layers" else 15.0,
+        )
+    )
+    norm = tf.keras.layers.BatchNormalization()
+    model, data = _dense(norm), _batch(12)
+    before, losses = norm.moving_mean.numpy(), _squared(model)
+
+    def coupled(batch):
+        def gradient(coefficients, variables):
+            with tf.GradientTape() as tape:
+                total = tf.reduce_sum(coefficients * losses(batch))
+            return tape.gradient(total, variables)
+
+        return Coupled(tf.zeros([batch["x"].shape[0]]), gradient)
+
+    with pytest.raises(ValueError, match="changes a state .*batch_norm"):
+        train(
+            plan,
+            coupled if how == "coupled" else losses,
+            model.trainable_variables,
+            make_optimizer(plan, 0.1, "sgd", "vectorized"),
+            lambda at: {"x": data["x"][at], "y": data["y"][at]},
+            None if how == "declared" else 4,
+            layers=() if how == "no layers" else [model],
+            coupled=how == "coupled",
+        )
+    np.testing.assert_array_equal(norm.moving_mean.numpy(), before)
 
 
 def test_a_layer_that_remembers_the_last_batch_is_refused():

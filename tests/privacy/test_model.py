@@ -15,7 +15,7 @@ from tfdpsq.privacy import (
     make_optimizer,
     make_plan,
 )
-from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger
+from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger, read_ledger
 
 _NONE = tf.keras.losses.Reduction.NONE
 
@@ -327,6 +327,42 @@ def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):
     assert private.epsilon() == plan.epsilon(8) > plan.epsilon(7)
     for values in private.model.get_weights():
         assert np.isfinite(values).all()
+
+
+class _SetsRate(tf.keras.callbacks.Callback):
+    """Sets the learning rate, and says whether it was asked to before the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen.append(("epoch", epoch))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        steps = int(tf.convert_to_tensor(self.model.optimizer.iterations))
+        self.seen.append((batch, steps))
+        if steps == 2:
+            self.model.optimizer.learning_rate = 0.01
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])
+def test_rates_that_a_killed_fit_would_not_set_are_refused(tmp_path, optimizer):
+    """It would take paid steps again under the same noise from other weights."""
+    x, y = _data()
+    for callback in (
+        tf.keras.callbacks.LearningRateScheduler(lambda epoch: 0.5**epoch),
+        tf.keras.callbacks.ReduceLROnPlateau(monitor="loss"),
+    ):
+        private = _compiled(_functional(), _plan(), optimizer)
+        with pytest.raises(ValueError, match="killed run .*LearningRateSchedule"):
+            private.fit(x, y, directory=tmp_path, callbacks=[callback])
+        assert not list(tmp_path.iterdir())
+    private, own = _compiled(_functional(), _plan(), optimizer), _SetsRate()
+    with pytest.raises(ValueError, match=r"learning_rate .* was 0\.05 and .* 0\.01"):
+        private.fit(x, y, directory=tmp_path, callbacks=[own])
+    assert own.seen == [("epoch", 0), (0, 0), (1, 1), (2, 2)]
+    assert private.steps_executed == read_ledger(tmp_path / FILE_NAME).steps_paid == 2
 
 
 class _Watch(tf.keras.callbacks.Callback):

@@ -3,6 +3,7 @@
 In one process, by raising where test_resume.py kills.
 """
 
+import json
 import shutil
 
 import numpy as np
@@ -23,6 +24,10 @@ _STEPS = 6
 
 class _Stop(Exception):
     """Ends a run at a chosen point."""
+
+
+def _stop():
+    raise _Stop
 
 
 def _plan(**changes):
@@ -149,6 +154,51 @@ def test_a_run_stopped_early_counts_and_pays_for_what_it_ran(tmp_path):
     run = _Run(tmp_path, stop=4)
     assert run.executed == run.steps == 4
     assert read_ledger(tmp_path / FILE_NAME).steps_paid == 4
+
+
+def test_weights_that_no_state_has_must_be_as_they_were(tmp_path):
+    """Under the same noise a paid step would be another sum: frozen random features."""
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Dense(4, input_shape=[5], trainable=False),
+            tf.keras.layers.Dense(1),
+        ]
+    )
+
+    def run():
+        ran = []
+        optimizer = make_optimizer(_plan(), 0.1, "sgd")
+        with pytest.raises(_Stop):
+            train(
+                _plan(),
+                lambda batch: tf.square(model(batch["x"])[:, 0]),
+                model.trainable_variables,
+                optimizer,
+                lambda rows: {"x": np.ones([len(rows), 5], np.float32)},
+                4,
+                layers=[model],
+                directory=tmp_path,
+                data_fingerprint="ones",
+                on_step=lambda executed, loss: ran.append(executed) or _stop(),
+            )
+        return ran
+
+    assert run() == [1]
+    frozen = model.layers[0].kernel
+    was = frozen.numpy()
+    frozen.assign_add(1e-3 * np.eye(5, 4))
+    with pytest.raises(ValueError, match="not trained are others.*same seed"):
+        run()
+    assert read_ledger(tmp_path / FILE_NAME).steps_paid == 1
+    frozen.assign(was)
+    assert run() == [1]
+    # Begun before such weights were told apart: goes on as it did.
+    path = tmp_path / checkpoint.STATE / checkpoint.SECRETS
+    kept = json.loads(path.read_text())
+    del kept["settings"][checkpoint.NOT_TRAINED]
+    path.write_text(json.dumps(kept))
+    frozen.assign_add(np.eye(5, 4))
+    assert run() == [1]
 
 
 def test_two_runs_share_nothing(tmp_path):

@@ -296,3 +296,18 @@ def test_a_computed_norm_below_zero_is_bounded_as_well():
     below = squared.norm.numpy() == 0
     assert np.sum(below) > 5 and np.all(exact > 0)
     assert np.all(exact**2 <= squared.norm + squared.error)
+
+
+def test_weights_of_two_types_are_bounded_as_the_coarser_one():
+    """The factor is float64, and converted to float32 before it scales a gradient."""
+    gradients = np.random.default_rng(0).uniform(1, 2, [4096, 1]).astype(np.float32)
+    squares = [
+        gradient_norms.squared_norms([factored.Direct(tf.constant(values))])
+        for values in (gradients, np.full([4096, 1], 1e-9))
+    ]
+    _, bounds = gradient_norms.norm_and_bound(squares)
+    assert bounds.dtype == tf.float64
+    factors = tf.cast(tf.constant(C, tf.float64) / bounds, tf.float32).numpy()
+    added = (factors[:, np.newaxis] * gradients).astype(np.float64)
+    assert added.max() <= C
+    assert added.min() == pytest.approx(C, rel=1e-5)

@@ -8,7 +8,7 @@ from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger
 from tfdpsq.run import finetune, train_retriever
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import releases
+from tfdpsq.run.core import releases, sources
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import direct_training, private_training
 from tfdpsq.validation import InputError
@@ -48,6 +48,37 @@ def test_a_run_that_paid_goes_on_with_its_own_settings_and_data(
     assert rows.is_dir()
     with _open(tmp_path):
         assert rows.is_dir()
+
+
+@pytest.mark.parametrize("left", [None, "{}"])
+def test_a_run_that_paid_is_not_taken_for_none_without_its_settings(tmp_path, left):
+    """Its rows were tokenised with those it began with."""
+    rows = _begun(tmp_path, paid=1)
+    path = tmp_path / private_training.RUN_FILE
+    path.unlink() if left is None else path.write_text(left)
+    with pytest.raises(InputError, match="missing or empty, but steps .* Restore it"):
+        _open(tmp_path).__enter__()
+    assert rows.is_dir() and path.is_file() == (left is not None)
+
+
+def test_a_lost_key_is_not_replaced_where_steps_are_paid(tmp_path):
+    """With another one the same data would be called others, and the run be lost."""
+    private = tmp_path / "private"
+    run = private / "runs" / "generator"
+    key = private / sources.KEY_FILE
+    run.mkdir(parents=True)
+    with Ledger.open(run / FILE_NAME, "plan", "keyed:ab 3", 3) as ledger:
+        sources.keyed_fingerprint("f", private)  # nothing is paid for yet
+        key.unlink()
+        ledger.pay(0)
+    with pytest.raises(InputError, match="fingerprint.key: it is missing, but 1 steps"):
+        sources.keyed_fingerprint("f", private)
+    assert not key.exists()
+    # Of a set, whose fingerprint anybody may compare, there was no key to lose.
+    (run / FILE_NAME).unlink()
+    with Ledger.open(run / FILE_NAME, "plan", "ab", 3) as ledger:
+        ledger.pay(0)
+    assert sources.keyed_fingerprint("f", private).startswith("keyed:")
 
 
 def test_rows_of_other_data_do_not_outlive_a_change_before_the_first_step(tmp_path):

@@ -357,7 +357,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise DataError(
             path,
             f"cannot be read ({error.strerror})",
-            "Give the directory that write_rows made",
+            "If a run left the directory, delete it: the same command makes it again. "
+            "Otherwise give one that write_rows made",
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(path, "is not a manifest of rows", _REWRITE) from error

@@ -32,6 +32,8 @@ from tfdpsq.privacy.randomness.secure import KEY_BITS
 
 STATE = "state"
 SECRETS = "secrets.json"
+# The setting that tells of weights which are not trained, and so in no state.
+NOT_TRAINED = "weights_not_trained"
 _KEPT = 2
 _SEEDS = ("noise_seed", "sampler_seed")
 
@@ -98,6 +100,15 @@ def open_secrets(
             "Restore it from a backup: without it the run cannot go on.",
         ) from error
     for name, value in settings.items():
+        if name == NOT_TRAINED:
+            if before.get(name, value) != value:  # older versions did not keep it
+                raise validation.InputError(
+                    f"weights that are not trained are others than when the run in "
+                    f"{directory} began, so the steps it paid for would be other "
+                    "steps. Load the same weights, or set the same seed before the "
+                    "model is made, or use another directory."
+                )
+            continue
         if name not in before:
             raise validation.InputError(
                 f"the run in {directory} began with an older tfdpsq, which has no "

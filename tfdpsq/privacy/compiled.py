@@ -69,7 +69,7 @@ class CompiledSteps:
         self._coupled = coupled
         self._optimizer = optimizer
         self.variables = list(variables)
-        self._microbatch_size = microbatch_size
+        self.microbatch_size = microbatch_size
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         self._functions: dict[int, Any] = {}
@@ -101,7 +101,7 @@ class CompiledSteps:
 
     def padded(self, count: int) -> int:
         """Returns the number of rows that a batch of `count` is padded to."""
-        return padded_rows(self._plan, count, self._microbatch_size, self._coupled)
+        return padded_rows(self._plan, count, self.microbatch_size, self._coupled)
 
     def build(self, batch: Arrays) -> None:
         """Traces the step for batches like this one.
@@ -171,10 +171,8 @@ class CompiledSteps:
         """
         dealt = [
             (lambda _, batch=batch: batch, lambda _, count=count: count)
-            if self._microbatch_size is None or self._coupled
-            else split_over_replicas(
-                batch, count, self._replicas, self._microbatch_size
-            )
+            if self.microbatch_size is None or self._coupled
+            else split_over_replicas(batch, count, self._replicas, self.microbatch_size)
             for batch, count in zip(batches, counts)
         ]
         more = self._most - len(batches)

@@ -8,16 +8,62 @@ Nothing in a vector of losses shows it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
+from tensorflow.python.framework import op_def_registry
 
 from tfdpsq import validation
 from tfdpsq.privacy.fast.capture import flatten
-from tfdpsq.privacy.replay import replayable
+from tfdpsq.privacy.replay import Node, draws_from_state, replayable
 from tfdpsq.privacy.terms import Terms, require_losses
+
+# Operations on a resource that only read it, and those on containers that live no
+# longer than the step. All others write: also such as are not known here.
+_READS = re.compile(
+    r"ReadVariable\w+|DisableCopyOnRead|ResourceGather(Nd)?|VariableShape"
+    r"|(VarIs|IsVariable)Initialized(Op)?|LookupTable(Find|Size|Export)(V2)?"
+    r"|Collective\w+|TensorArray\w+|Stack(Push|Pop|Close)(V2)?"
+)
+# Operations that keep what they get outside any resource.
+_KEEPS = re.compile(
+    r"Stage|(Ordered)?MapStage|Add(Many)?SparseToTensorsMap|GetSessionHandle(V2)?"
+    r"|WriteFile|Save\w*|(Experimental)?DatasetToTFRecord"
+)
+
+
+def require_nothing_kept(nodes: Iterable[Node]) -> None:
+    """Refuses a loss that writes anything, whoever holds it and whenever it would.
+
+    Args:
+      nodes: what `replay.traced` returned.
+
+    Raises:
+      InputError: it writes a variable, a table, a queue, a file or the like.
+    """
+    found = sorted({node.name for node in nodes if _writes(node.op)})
+    if found:
+        raise validation.InputError(
+            f"running the model changes a state ({found[0]}), which would keep what it "
+            "saw of private rows, unclipped and without noise. Freeze the layer "
+            "(trainable = False; batch normalisation then stops), or remove what "
+            "writes: a running mean, a metric, a table."
+        )
+
+
+def _writes(operation: str) -> bool:
+    if _KEEPS.fullmatch(operation):
+        return True
+    if _READS.fullmatch(operation) or draws_from_state(operation):
+        return False
+    known = op_def_registry.get(operation)  # of functions there is none: looked into
+    return known is not None and any(
+        given.type == tf.resource.as_datatype_enum or given.is_ref
+        for given in known.input_arg
+    )
 
 
 def check_independence(

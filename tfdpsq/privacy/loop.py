@@ -62,6 +62,7 @@ class Hooks:
     """Functions that the loop calls; see `train`."""
 
     before_step: Callable[[int], None] | None
+    before_call: Callable[[range], None] | None
     on_step: Callable[[int, float], bool | None] | None
     preempted: Callable[[], bool] | None
 
@@ -86,6 +87,8 @@ class Loop:
     pace: Pace
     hooks: Hooks
     kept: Kept | None
+    # Called before steps are paid for; refuses what they must not run with.
+    require_same: Callable[[], None]
 
     def run(self, ends_if_diverged: bool) -> int:
         """Takes the plan's steps and returns how many are paid for.
@@ -102,6 +105,8 @@ class Loop:
             if self.hooks.before_step is not None:
                 self.hooks.before_step(done)
             now = self.pace.after(done, end)
+            if self.hooks.before_call is not None and not diverged_at:
+                self.hooks.before_call(now)
             for loss in self._take(now):
                 done += 1
                 if self.hooks.on_step is not None and not diverged_at:
@@ -143,10 +148,25 @@ class Loop:
         ]
         noise = [self.take_steps.secure_noise(number) for number in now]
         workers.require_same_rows(drawn)
+        self.require_same()
         if self.kept is not None:
             for number in now:
                 self.kept.ledger.pay(number)
-        return self.take_steps(drawn, [draw.count for draw in draws], noise)
+        try:
+            return self.take_steps(drawn, [draw.count for draw in draws], noise)
+        except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+            raise self._without_memory(now.start) from error
+
+    def _without_memory(self, step: int) -> validation.InputError:
+        size = self.take_steps.microbatch_size
+        given = "batch_size" if size is None else f"microbatch_size (now {size})"
+        return validation.InputError(
+            f"step {step + 1} found too little memory. Where it was paid for, nothing "
+            f"was released of it, as it was never computed. Set a smaller {given} in a "
+            "new workdir or directory"
+            + (f", to whose budget the {step} steps before add" if step else "")
+            + "; or go on here where more memory is free."
+        )
 
     def _restored(self) -> int:
         """The step to go on from, with the state set to what it was before it."""

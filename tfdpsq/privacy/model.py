@@ -34,6 +34,10 @@ from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.training import train
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+_SET_RATES = (
+    tf.keras.callbacks.LearningRateScheduler,
+    tf.keras.callbacks.ReduceLROnPlateau,
+)
 
 
 class PrivateModel(tf.keras.Model):
@@ -146,7 +150,8 @@ class PrivateModel(tf.keras.Model):
             `tfdpsq.privacy.discard_state(directory)` once the result is safe.
           steps_per_epoch: after how many steps callbacks see the end of an epoch;
             `None` takes n over the batch size.
-          callbacks: Keras callbacks; `stop_training` is obeyed.
+          callbacks: Keras callbacks; `stop_training` is obeyed. With `directory` none
+            may set a learning rate or another setting of the optimizer.
           validation_data: (x, y), evaluated after every epoch: recorded in `reads`
             as a private read. For public data use `evaluate` after `fit`.
           verbose: as in Keras.
@@ -157,7 +162,8 @@ class PrivateModel(tf.keras.Model):
 
         Raises:
           InputError: not compiled; a data set instead of arrays; rows that differ in
-            number from each other or from the plan; what `train` raises.
+            number from each other or from the plan; with `directory`, callbacks that
+            set learning rates; what `train` raises.
         """
         if not self._is_compiled:
             raise validation.InputError("call compile(optimizer, loss) before fit.")
@@ -168,6 +174,8 @@ class PrivateModel(tf.keras.Model):
                 "it again would spend the same budget a second time. Make another "
                 "PrivateModel, whose epsilon adds to this one's."
             )
+        if here is not None:
+            _require_repeatable(callbacks)
         self._directory = here
         data = _rows_of({"x": x, "y": y})
         flat = tf.nest.flatten(data)
@@ -193,8 +201,10 @@ class PrivateModel(tf.keras.Model):
             steps=per_epoch,
         )
         epoch = _Epochs(self, watch, per_epoch, steps, validation_data)
-        # A subclassed model has its weights only once it has been called.
-        self.model(tf.nest.map_structure(lambda v: v[:1], data["x"]), training=False)
+        # A subclassed model has its weights only once it has been called: on no row of
+        # the data, of which it might keep something.
+        empty = tf.nest.map_structure(lambda v: np.zeros_like(v[:1]), data["x"])
+        self.model(empty, training=False)
         self.stop_training = False
         watch.on_train_begin()
 
@@ -211,6 +221,7 @@ class PrivateModel(tf.keras.Model):
                 groups=groups,
                 directory=directory,
                 data_fingerprint=_fingerprint(flat) if directory is not None else "",
+                before_call=epoch.begin,
                 on_step=epoch.step,
                 jit_compile=self._jit,
                 steps_per_loop=self._steps_at_once,
@@ -261,6 +272,21 @@ def _paid_for(directory: str | os.PathLike | None, plan: PrivacyPlan) -> int:
     return found.steps_paid if found.plan == plan.fingerprint else 0
 
 
+def _require_repeatable(callbacks: Sequence[tf.keras.callbacks.Callback]) -> None:
+    """Refuses callbacks that set learning rates, which a killed run does not set."""
+    for callback in tf.nest.flatten(callbacks):
+        if isinstance(callback, _SET_RATES):
+            reads = isinstance(callback, tf.keras.callbacks.ReduceLROnPlateau)
+            raise validation.InputError(
+                f"callbacks has a {type(callback).__name__}, whose learning rates a "
+                "killed run could not repeat under the noise that it repeats"
+                + (", and which reads the private loss" if reads else "")
+                + ". Give make_optimizer a "
+                "tf.keras.optimizers.schedules.LearningRateSchedule, or leave "
+                "directory out."
+            )
+
+
 class _Epochs:
     """Tells Keras's callbacks of steps and epochs."""
 
@@ -271,14 +297,20 @@ class _Epochs:
         self._steps = steps
         self._validation = validation_data
         self._losses: list[float] = []
+        self._begun = False
+
+    def begin(self, now: range) -> None:
+        for step in now:
+            epoch, batch = divmod(step, self._per_epoch)
+            if batch == 0 or not self._begun:  # also where a killed run goes on
+                self._watch.on_epoch_begin(epoch)
+            self._begun = True
+            self._watch.on_train_batch_begin(batch)
 
     def step(self, executed: int, loss: float) -> bool:
         epoch, batch = divmod(executed - 1, self._per_epoch)
-        if batch == 0 or not self._losses:  # also where a killed run goes on
-            self._watch.on_epoch_begin(epoch)
         self._losses.append(loss)
         logs = {} if self._model.reads.strict else {"loss": np.mean(self._losses)}
-        self._watch.on_train_batch_begin(batch)
         self._watch.on_train_batch_end(batch, logs)
         if batch == self._per_epoch - 1 or executed == self._steps:
             if self._validation is not None:

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework.node_def_pb2 import NodeDef as Node
 
 from tfdpsq import validation
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.recorder import replaced
 from tfdpsq.privacy.randomness import noise
-from tfdpsq.privacy.terms import Coupled
+from tfdpsq.privacy.terms import Coupled, Terms
 
 # TensorFlow's operations whose random numbers follow from a state of the process or of
 # a `tf.random.Generator`; the stateless ones are none of them.
@@ -76,12 +77,14 @@ def replayable(
         yield
 
 
-def require_repeatable(
+def traced(
     per_example_losses: Callable[[Mapping[str, tf.Tensor]], object],
     batch: Mapping[str, np.ndarray],
     layers: Iterable[tf.Module],
-) -> None:
-    """Refuses a loss that would be another one when a resumed run takes a step again.
+    variables: Sequence[tf.Variable] = (),
+    rows: int | None = None,
+) -> list[Node]:
+    """Returns all operations of a loss, and of its gradient where that has its own.
 
     The loss is traced, not run. Code inside `tf.py_function` cannot be looked into.
 
@@ -89,21 +92,52 @@ def require_repeatable(
       per_example_losses: as for `make_logical_step`.
       batch: a few rows, "weights" included.
       layers: the model, for its random layers.
+      variables: what is differentiated by.
+      rows: of the batches to be, where a loss may count on their number.
+    """
+    rows = rows or len(next(iter(batch.values())))
+    variables = list(variables)
+    of_caller = tf.__internal__.autograph.tf_convert(
+        per_example_losses, tf.__internal__.autograph.control_status_ctx()
+    )
+
+    def losses(tensors: Mapping[str, tf.Tensor]) -> None:
+        with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
+            with tf.GradientTape() as tape:
+                found = of_caller(tensors)
+            if isinstance(found, Coupled):
+                found.gradient(tf.one_hot(0, rows), variables)
+                return
+            values = found.values if isinstance(found, Terms) else found
+            # Other gradients are made of operations that neither draw nor write.
+            if _defines_gradients(_nodes_of(tf.compat.v1.get_default_graph())):
+                tape.gradient(values, variables)
+
+    tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
+    given = {
+        name: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
+        for name, tensor in tensors.items()
+    }
+    made = tf.function(losses, autograph=False)
+    try:
+        return _nodes_of(made.get_concrete_function(given).graph)
+    except validation.InputError as error:
+        # Autograph raises it again with a whole traceback for a message.
+        while isinstance(error.__context__, validation.InputError):
+            error = error.__context__
+        raise error from None
+
+
+def require_repeatable(nodes: Iterable[Node]) -> None:
+    """Refuses a loss that would be another one when a resumed run takes a step again.
+
+    Args:
+      nodes: what `traced` returned.
 
     Raises:
       InputError: it draws random numbers from a state that no saved state holds.
     """
-
-    @tf.function
-    def losses(tensors: Mapping[str, tf.Tensor]) -> object:
-        with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
-            found = per_example_losses(tensors)
-            return found.losses if isinstance(found, Coupled) else found
-
-    tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
-    graph = losses.get_concrete_function(tensors).graph.as_graph_def()
-    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-    found = sorted({n.name for n in nodes if _DRAWN_FROM_STATE.fullmatch(n.op)})
+    found = sorted({node.name for node in nodes if draws_from_state(node.op)})
     if found:
         raise validation.InputError(
             f"the loss draws random numbers that a resumed run cannot repeat "
@@ -111,6 +145,23 @@ def require_repeatable(
             "them in Keras's random layers, and name the model in `layers`, or train "
             "without a directory."
         )
+
+
+def draws_from_state(operation: str) -> bool:
+    """Returns whether a type of operation draws numbers that follow from a state."""
+    return _DRAWN_FROM_STATE.fullmatch(operation) is not None
+
+
+def _nodes_of(graph: tf.Graph) -> list[Node]:
+    """Returns the nodes of a graph and of all functions in it."""
+    made = graph.as_graph_def()
+    return [*made.node, *(n for f in made.library.function for n in f.node_def)]
+
+
+def _defines_gradients(nodes: Iterable[Node]) -> bool:
+    """Returns whether some operation has a gradient written by hand."""
+    key = "_gradient_op_type"
+    return any(key in n.attr and n.attr[key].s.startswith(b"Custom") for n in nodes)
 
 
 class _StatelessGenerator:

@@ -16,17 +16,21 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy import checkpoint, fast, replay, workers
 from tfdpsq.privacy import coupled as coupled_rows
-from tfdpsq.privacy import fast, workers
+from tfdpsq.privacy.batches import padded_rows
 from tfdpsq.privacy.compiled import CompiledSteps
-from tfdpsq.privacy.independence import check_independence, computes_in_16_bits
+from tfdpsq.privacy.independence import (
+    check_independence,
+    computes_in_16_bits,
+    require_nothing_kept,
+)
 from tfdpsq.privacy.loop import Hooks, Loop, Pace, Take, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
 from tfdpsq.privacy.randomness.sampling import Groups, fresh_seed
 from tfdpsq.privacy.randomness.secure import SecureSource
-from tfdpsq.privacy.replay import require_repeatable
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.terms import Losses
 
@@ -56,6 +60,7 @@ def train(
     preempted: Callable[[], bool] | None = None,
     pause_every: int | None = None,
     coupled: bool = False,
+    before_call: Callable[[range], None] | None = None,
 ) -> int:
     """Runs every step of `plan`.
 
@@ -81,12 +86,14 @@ def train(
         rows depend on each other (an in-batch softmax) and must stay together. The
         plan's sensitivity must then say so. Where rows depend only on those that
         they are clipped together with (the spec's clip_groups), a multiple of a group.
+        More than the largest batch has counts as all of it.
       layers: the model, or the layers that hold `variables`; engine "fast" needs
         them, and so does dropout that a resumed run repeats.
       units: how many units the data have; `None` takes the spec's n.
       groups: for unit "user", which rows are whose.
       directory: where secrets, states and ledger are kept (see `checkpoint`); never
-        one that is meant for release.
+        one that is meant for release. Weights of `layers` that are not trained are not
+        kept: a run refuses to go on with others.
       data_fingerprint: any text that identifies the data, needed with `directory`; a
         run refuses to go on with other data.
       save_every: steps between two saved states; what is lost by a kill is redone.
@@ -111,6 +118,9 @@ def train(
       coupled: the loss returns `Coupled`: rows that read each other, clipped one by
         one. It decides itself how many rows it runs at a time; batches are padded to a
         multiple of `microbatch_size`, and every replica takes the whole batch.
+      before_call: called before each compiled call with the numbers of its steps, from
+        0. With a `directory` neither it nor `on_step` may change the optimizer's
+        settings, which no state holds.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient
     would depend on its place in the batch, and so on who else was drawn. Where ε is
@@ -128,24 +138,35 @@ def train(
       Diverged: weights were not finite, and there is a `directory`; see `endings`.
       InputError: the optimizer was made for another plan, or has run before (its
         steps would be paid for once and taken twice); `take` returns too few rows;
-        a loss that depends on other rows, or draws random numbers that cannot be
-        repeated; a weight that no rule covers; other data
-        or another plan than the directory's; a damaged ledger or state. All before
-        a step is paid for.
+        a loss that writes a state, depends on other rows, or draws random numbers that
+        cannot be repeated; a weight that no rule covers; other data or another plan
+        than the directory's; a damaged ledger or state. All before a step is paid for;
+        and a step that finds no memory, after it.
     """
     layers, variables = list(layers), list(variables)
     _require_unused(optimizer, plan, variables)
     pace = Pace(save_every, pause_every or save_every, steps_per_loop)
-    hooks = Hooks(before_step, on_step, preempted)
+    hooks = Hooks(before_step, before_call, on_step, preempted)
     hooks.require_pace(pace)
     rows = len(groups.rows) if groups is not None else units or plan.spec.num_units
     if coupled:
         coupled_rows.require_covered(plan)
         validation.positive_integer("microbatch_size", microbatch_size or 0)
+    elif microbatch_size is not None:
+        # More rows than a batch can have would be padding, in memory all the same.
+        validation.positive_integer("microbatch_size", microbatch_size)
+        microbatch_size = min(microbatch_size, plan.max_rows)
     together, declared = _rows_together(plan, microbatch_size)
     batch = _first_rows(take, rows, together)
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
+    if plan.spec.private:
+        # First of all, and whatever is declared: nothing runs, so nothing is kept.
+        size = padded_rows(plan, 1, microbatch_size, coupled) if coupled else None
+        nodes = replay.traced(per_example_losses, batch, layers, variables, size)
+        require_nothing_kept(nodes)
+        if directory is not None:
+            replay.require_repeatable(nodes)
     # Coupled rows are differentiated without an engine, and their bound needs nothing
     # of the loss.
     if plan.spec.private and rows > 1 and not coupled:
@@ -158,11 +179,11 @@ def train(
             together,
             declared,
         )
-    if plan.spec.private and directory is not None:
-        require_repeatable(per_example_losses, batch, layers)
     if units is not None or groups is not None:
         data_fingerprint = _with_units(data_fingerprint, units, groups)
     settings = _settings(optimizer, variables, microbatch_size, jit_compile)
+    if directory is not None:
+        settings[checkpoint.NOT_TRAINED] = _not_trained(layers, [*variables, *state])
     _require_same_settings(plan, settings, units, groups)
     # Only the chief has a directory and pays.
     chiefs = directory if workers.is_chief() else None
@@ -190,8 +211,19 @@ def train(
         )
         take_steps.build(batch)  # what cannot be built must fail before it is paid for
         state = [*variables, *optimizer.state(), *state]
-        loop = Loop(plan, sampler, take, take_steps, state, pace, hooks, kept)
-        return loop.run(ends_if_diverged=directory is not None)
+        repeats = directory is not None
+        loop = Loop(
+            plan,
+            sampler,
+            take,
+            take_steps,
+            state,
+            pace,
+            hooks,
+            kept,
+            _unchanging(optimizer) if repeats else lambda: None,
+        )
+        return loop.run(ends_if_diverged=repeats)
 
 
 def _require_unused(optimizer, plan, variables) -> None:
@@ -283,6 +315,45 @@ def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, s
         "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
         "random_numbers": SCHEME,
     }
+
+
+def _unchanging(optimizer) -> Callable[[], None]:
+    """Returns a check that the optimizer's settings are what they are now."""
+    began = {name: repr(value) for name, value in optimizer.get_config().items()}
+
+    def require_same() -> None:
+        for name, value in optimizer.get_config().items():
+            if repr(value) != began[name]:
+                raise validation.InputError(
+                    f"{name} of the optimizer was {began[name]} and was set to "
+                    f"{value!r} during the run, which a killed run could not repeat: "
+                    "its noise would be used twice, on two different sums. Give a "
+                    "tf.keras.optimizers.schedules.LearningRateSchedule instead, or "
+                    "train without a directory."
+                )
+
+    return require_same
+
+
+def _not_trained(layers, restored) -> str:
+    """A digest of what the layers hold besides the variables that a state restores.
+
+    A step that is repeated reads them, too. Metrics are left out: a loss does not.
+    """
+    seen = {id(variable) for variable in restored}
+    modules = [m for root in layers for m in (root, *root.submodules)]
+    for module in modules:
+        if isinstance(module, tf.keras.metrics.Metric):
+            seen.update(id(variable) for variable in module.variables)
+    digest = hashlib.sha256()
+    for module in modules:
+        for variable in module.variables:
+            if id(variable) not in seen:
+                seen.add(id(variable))
+                values = np.array(variable)
+                digest.update(f"{values.dtype} {values.shape} ".encode())
+                digest.update(values.tobytes())
+    return digest.hexdigest()
 
 
 def _compiled_by_xla(jit_compile: bool) -> bool | str:

@@ -32,6 +32,7 @@ FILES = (
     "of_places.py",
     "of_statements.py",
     "of_books.py",
+    "of_resumes.py",
     "of_budgets.py",
     "of_derivations.py",
 )

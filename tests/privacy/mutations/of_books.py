@@ -342,8 +342,8 @@ MUTATIONS = (
         "name": "step_that_cannot_be_repeated_accepted",
         "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
-        "old": "if plan.spec.private and directory is not None:",
-        "new": "if not plan.spec.private and directory is not None:",
+        "old": "            replay.require_repeatable(nodes)\n",
+        "new": "            pass\n",
         "tests": (
             "tests/privacy/test_before_spending.py::"
             "test_random_numbers_that_cannot_be_repeated_are_refused",
@@ -354,7 +354,7 @@ MUTATIONS = (
         "name": "random_numbers_inside_loops_not_looked_for",
         "kind": "resumes",
         "file": "tfdpsq/privacy/replay.py",
-        "old": "*(n for f in graph.library.function for n in f.node_def)]",
+        "old": "*(n for f in made.library.function for n in f.node_def)]",
         "new": "]",
         "tests": (
             "tests/privacy/test_before_spending.py::"

@@ -280,6 +280,31 @@ MUTATIONS = (
         "why": "clipping by row bounds nothing where a loss reads other rows",
     },
     {
+        "name": "kept_rows_looked_for_where_nothing_is_declared",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        require_nothing_kept(nodes)\n",
+        "new": "        if not (coupled or declared):\n"
+        "            require_nothing_kept(nodes)\n",
+        "tests": (
+            _TESTS + "test_independence.py::"
+            "test_what_is_declared_does_not_allow_to_keep_rows",
+        ),
+        "why": "batch statistics of private rows are released without noise",
+    },
+    {
+        "name": "tables_not_taken_for_a_state",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "LookupTable(Find|Size|Export)(V2)?",
+        "new": "LookupTable\\w+",
+        "tests": (
+            _TESTS + "test_independence.py::"
+            "test_whatever_writes_is_found_before_it_does",
+        ),
+        "why": "a table keeps private rows as they are",
+    },
+    {
         "name": "options_of_the_parent_let_through",
         "kind": "clipping",
         "file": "tfdpsq/privacy/optimizers.py",

@@ -147,4 +147,16 @@ MUTATIONS = (
         ),
         "why": "factors that were traced for float32 meet TensorFloat-32",
     },
+    {
+        "name": "mixed_weights_bounded_as_float64",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "coarsest = tf.float32 if single else tf.float64",
+        "new": "coarsest = dtype",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_weights_of_two_types_are_bounded_as_the_coarser_one",
+        ),
+        "why": "a factor that is rounded up to float32 lets a row add more than C",
+    },
 )

@@ -22,14 +22,16 @@ MUTATIONS = (
         if self.kept is not None:
             for number in now:
                 self.kept.ledger.pay(number)
-        return self.take_steps(drawn, [draw.count for draw in draws], noise)
+        try:
+            return self.take_steps(drawn, [draw.count for draw in draws], noise)
 """,
         "new": """\
-        losses = self.take_steps(drawn, [draw.count for draw in draws], noise)
-        if self.kept is not None:
-            for number in now:
-                self.kept.ledger.pay(number)
-        return losses
+        try:
+            losses = self.take_steps(drawn, [draw.count for draw in draws], noise)
+            if self.kept is not None:
+                for number in now:
+                    self.kept.ledger.pay(number)
+            return losses
 """,
         "tests": (_PAID + "test_a_step_that_cannot_be_paid_for_has_no_effect",),
         "why": "killed between the two, a step took effect that nobody paid for",

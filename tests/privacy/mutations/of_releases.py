@@ -246,6 +246,30 @@ MUTATIONS = (
         "why": ("one ledger for two data sets"),
     },
     {
+        "name": "paid_run_without_settings_taken_for_none",
+        "kind": "resumes",
+        "file": "tfdpsq/run/training/private_training.py",
+        "old": "        if not found:\n",
+        "new": "        if found is None:\n",
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_a_run_that_paid_is_not_taken_for_none_without_its_settings",
+        ),
+        "why": "rows made with other settings are trained on, and not stated",
+    },
+    {
+        "name": "lost_key_replaced_under_a_paid_run",
+        "kind": "resumes",
+        "file": "tfdpsq/run/core/sources.py",
+        "old": "        _require_no_paid_run(private_directory, path)\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_a_lost_key_is_not_replaced_where_steps_are_paid",
+        ),
+        "why": "data that were paid for are called others, for good",
+    },
+    {
         "name": "rows_of_the_data_before_kept",
         "kind": "resumes",
         "file": "tfdpsq/run/training/private_training.py",

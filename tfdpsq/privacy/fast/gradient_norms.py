@@ -160,11 +160,14 @@ def norm_and_bound(squares: Sequence[Squared]) -> tuple[tf.Tensor, tf.Tensor]:
         tf.add_n([tf.cast(part, tf.float64) for part in parts])
         for parts in zip(*squares)
     )
-    rounding = products.exponent(dtype, 1, 2)
+    # A factor is converted to the type of the gradients that it scales.
+    single = any(square.norm.dtype != tf.float64 for square in squares)
+    coarsest = tf.float32 if single else tf.float64
+    rounding = products.exponent(coarsest, 1, 2)
     bounds = tf.sqrt(norm + error + _TINY_SQUARE)
     bounds += (rounding + rounding * rounding) * tf.sqrt(magnitude)
-    # For what is computed in `dtype` from here on: conversion, quotient, coefficient.
-    bounds = tf.cast(bounds * (1 + 8 * np.finfo(dtype.as_numpy_dtype).eps), dtype)
+    # For what is computed from here on: conversions, quotient, coefficient.
+    bounds = tf.cast(bounds * (1 + 8 * np.finfo(coarsest.as_numpy_dtype).eps), dtype)
     bounds = tf.where(tf.math.is_finite(bounds), bounds, tf.constant(np.inf, dtype))
     return tf.cast(tf.sqrt(norm), dtype), bounds
 

@@ -35,11 +35,13 @@ from tfdpsq.data import (
 from tfdpsq.data.texts import Document, Pair, documents_fingerprint
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
 from tfdpsq.generator import checkpoints
-from tfdpsq.privacy import read_certificate
+from tfdpsq.privacy import read_certificate, read_ledger
+from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
 from tfdpsq.run.core import outputs, releases, workdir
 
 PYDOCS = "pydocs"
 KEY_FILE = "fingerprint.key"
+_KEYED = "keyed:"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +113,15 @@ def source_fingerprint(path: str, private_directory: pathlib.Path) -> str:
 
 
 def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
-    """Returns the HMAC-SHA256 of a fingerprint under this workdir's secret key."""
+    """Returns the HMAC-SHA256 of a fingerprint under this workdir's secret key.
+
+    Raises:
+      DataError: the key is damaged; or it is missing, and steps were paid for data
+        whose fingerprint was made with it.
+    """
     path = outputs.open_private(private_directory) / KEY_FILE
     if not path.is_file():
+        _require_no_paid_run(private_directory, path)
         own = private_directory / f".{KEY_FILE}.{secrets.token_hex(6)}"
         with outputs.owner_only():
             atomic_write(own, secrets.token_hex(32))
@@ -134,7 +142,21 @@ def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
             "those that were trained on.",
         )
     key = bytes.fromhex(written.decode())
-    return "keyed:" + hmac.new(key, fingerprint.encode(), hashlib.sha256).hexdigest()
+    return _KEYED + hmac.new(key, fingerprint.encode(), hashlib.sha256).hexdigest()
+
+
+def _require_no_paid_run(private_directory: pathlib.Path, key: pathlib.Path) -> None:
+    """Refuses to make a key where it would call the data of a paid run other data."""
+    for path in sorted(private_directory.rglob(LEDGER)):
+        found = read_ledger(path)
+        if found.steps_paid and found.data.startswith(_KEYED):
+            raise validation.DataError(
+                key,
+                f"it is missing, but {found.steps_paid} steps are paid in {path} for "
+                "data that only this key can tell from others",
+                "Restore it from a backup, or use another workdir: what is spent there "
+                "adds to what is spent here.",
+            )
 
 
 @functools.cache

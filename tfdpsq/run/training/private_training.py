@@ -212,7 +212,15 @@ def _begin(
     differences = workdir.differences({**found, **not_compared}, wanted)
     # A state after some steps: then the ledger is damaged, and nothing is deleted.
     begun = paid.is_file() and ledger.read_ledger(paid).steps_paid
-    if found and (begun or checkpoint.steps_taken(directory)):
+    if begun or checkpoint.steps_taken(directory):
+        if not found:
+            raise validation.DataError(
+                path,
+                f"it is missing or empty, but steps of a run are paid in {directory}, "
+                "of which nobody can then say whether settings and data are the same",
+                "Restore it from a backup, or use another directory: a new run spends "
+                "a budget of its own, and both add up.",
+            )
         if not _is_of(directory, output):
             of = os.path.normpath(os.path.join(directory, found[_OUTPUT]))
             raise validation.InputError(

@@ -1,0 +1,82 @@
+"""Mistakes in what a step that is taken again, or cannot be taken, depends on."""
+
+_PAID = "tests/privacy/test_paid_steps.py::"
+_RATES = (
+    "tests/privacy/test_model.py::"
+    "test_rates_that_a_killed_fit_would_not_set_are_refused"
+)
+
+MUTATIONS = (
+    {
+        "name": "gradient_of_coupled_rows_not_looked_into",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/replay.py",
+        "old": "                found.gradient(tf.one_hot(0, rows), variables)\n",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_what_only_the_gradient_draws_is_found",
+        ),
+        "why": "a gradient that draws is another one when its step is repeated",
+    },
+    {
+        "name": "gradients_written_by_hand_not_looked_into",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/replay.py",
+        "old": "                tape.gradient(values, variables)\n",
+        "new": "                pass\n",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_what_only_the_gradient_draws_is_found",
+        ),
+        "why": "a gradient that draws is another one when its step is repeated",
+    },
+    {
+        "name": "weights_not_trained_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "if before.get(name, value) != value:",
+        "new": "if not before.get(name, value):",
+        "tests": (_PAID + "test_weights_that_no_state_has_must_be_as_they_were",),
+        "why": "a killed run goes on with other frozen weights under the same noise",
+    },
+    {
+        "name": "weights_not_trained_told_by_shape_alone",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "                digest.update(values.tobytes())\n",
+        "new": "",
+        "tests": (_PAID + "test_weights_that_no_state_has_must_be_as_they_were",),
+        "why": "a killed run goes on with other frozen weights under the same noise",
+    },
+    {
+        "name": "settings_of_the_optimizer_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "        self.require_same()\n",
+        "new": "",
+        "tests": (_RATES,),
+        "why": "a killed run repeats its steps with other rates and the same noise",
+    },
+    {
+        "name": "callbacks_that_set_rates_accepted",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "        if here is not None:\n            _require_rep",
+        "new": "        if here is None:\n            _require_rep",
+        "tests": (_RATES,),
+        "why": "a killed run repeats its steps with other rates and the same noise",
+    },
+    {
+        "name": "microbatches_of_padding_alone",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        microbatch_size = min(microbatch_size, plan.max_rows)\n",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_a_microbatch_larger_than_any_batch_is_the_batch",
+        ),
+        "why": "a step is paid for that cannot run, for want of memory for padding",
+    },
+)
