@@ -24,7 +24,7 @@ from absl import app, flags, logging
 
 from tfdpsq import privacy, validation
 from tfdpsq.run.core import config_file, settings, streams
-from tfdpsq.run.devices import preemption, strategy, tpus
+from tfdpsq.run.devices import dtypes, preemption, strategy
 
 _NO_DIRECTORY = (
     "There is a file where a directory is needed: move it, or use another directory."
@@ -80,7 +80,7 @@ def main(
                 strategy.opened(**where, offered=offered) as devices,
                 strategy.using(devices),
             ):
-                for line in tpus.advice(config.value) if where["kind"] == "tpu" else ():
+                for line in dtypes.advice(config.value, where["kind"]):
                     logging.warning("%s", line)
                 devices.notice.listen()
                 if strategies:

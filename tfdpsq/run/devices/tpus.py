@@ -67,29 +67,6 @@ def opened(name: str) -> Iterator[tf.distribute.Strategy]:
         tf.tpu.experimental.shutdown_tpu_system(resolver)
 
 
-def advice(config: Any, name: str = "") -> list[str]:
-    """Returns a line for each training in float32 that bfloat16 would speed up.
-
-    Changes nothing.
-
-    `config` is of a stage, or of several as a config of configs; `name` prefixes the
-    setting's dotted name.
-    """
-    found = []
-    # Other stages also have a `dtype`, but do not run on a TPU.
-    if "steps" in config and config.get("dtype") == "float32":
-        found.append(
-            f"{name}dtype is 'float32', but a TPU's matrix units multiply bfloat16: "
-            f"--config.{name}dtype=mixed_bfloat16 lets them, in less memory "
-            "(weights, softmax and norms stay float32). It is not changed, as the "
-            "result depends on it."
-        )
-    for key, value in config.items():
-        if hasattr(value, "items"):
-            found += advice(value, f"{name}{key}.")
-    return found
-
-
 def _within(seconds: float, find: Callable[[], Any]) -> Any:
     """Calls `find` with a time limit, as look-ups have none of their own.
 

@@ -1,0 +1,54 @@
+"""What is said of a dtype that a device is slow at."""
+
+import pytest
+
+from tfdpsq.run import finetune, pipeline, pretrain, train_retriever
+from tfdpsq.run.devices import dtypes
+
+
+def test_float32_on_a_tpu_is_remarked_upon_and_left_alone():
+    config = finetune.default_config()
+    (line,) = dtypes.advice(config, "tpu")
+    assert line.startswith("dtype is 'float32', but a TPU's matrix units")
+    assert "--config.dtype=mixed_bfloat16" in line
+    assert config == finetune.default_config()
+    config.dtype = "mixed_bfloat16"  # as the line says
+    assert dtypes.advice(config, "tpu") == []
+
+
+def test_of_a_whole_job_the_setting_is_named():
+    config = pipeline.default_config()
+    # Synthesis has a dtype, too, but no TPU to use it on.
+    assert config.synthesize.dtype == "float32"
+    (line,) = dtypes.advice(config, "tpu")
+    assert "--config.finetune.dtype=mixed_bfloat16" in line
+
+
+@pytest.mark.parametrize("stage", [pretrain, train_retriever])
+def test_where_there_is_no_choice_nothing_is_said(stage):
+    assert dtypes.advice(stage.default_config(), "tpu") == []
+
+
+@pytest.mark.parametrize(
+    "info, has",
+    [
+        ("flags\t\t: fpu sse avx512f avx512_bf16\n", True),
+        ("model : 1\nflags\t\t: fpu sse amx_bf16 amx_int8\n", True),
+        ("Features\t: fp asimd bf16 i8mm\n", True),
+        ("vmx flags\t: ept\nflags\t\t: fpu sse avx512f avx512_vnni\n", False),
+        ("Features\t: fp asimd\n", False),
+        ("", True),  # nothing is known
+    ],
+)
+def test_bfloat16_is_remarked_upon_where_the_processor_lacks_it(
+    info, has, tmp_path, monkeypatch
+):
+    (tmp_path / "cpuinfo").write_text(info)
+    assert dtypes.multiplies_bfloat16(tmp_path / "cpuinfo") == has
+    monkeypatch.setattr(dtypes, "multiplies_bfloat16", lambda: has)
+    config = pipeline.default_config()
+    assert dtypes.advice(config, "default") == []
+    config.synthesize.dtype = "mixed_bfloat16"
+    lines = dtypes.advice(config, "default")
+    expected = [] if has else ["synthesize.dtype"]
+    assert [line.split()[0] for line in lines] == expected
