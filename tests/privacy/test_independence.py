@@ -157,16 +157,26 @@ class _Keeps(tf.keras.layers.Layer):
     def in_a_metric(self, found):
         self.mean.update_state(found)
 
+    def in_a_file(self, found):
+        tf.print(found, output_stream="file:///nowhere/rows.txt")
+
+    def in_a_cache(self, found):
+        dataset = tf.data.Dataset.from_tensors(found).snapshot("/nowhere/rows")
+        tf.debugging.assert_all_finite(dataset.get_single_element(), "")
+
 
 @pytest.mark.parametrize(
     "how",
-    ["in_a_graph_alone", "outliers_alone", "in_places", "in_a_table", "in_a_metric"],
+    [
+        *("in_a_graph_alone", "outliers_alone", "in_places", "in_a_table"),
+        *("in_a_metric", "in_a_file", "in_a_cache"),
+    ],
 )
 def test_whatever_writes_is_found_before_it_does(how):
     layer = _Keeps(how)
     model = _dense(layer)
     before = layer.table.export()[0].shape, [v.numpy() for v in layer.box.variables]
-    nodes = replay.traced(_squared(model), _batch(), [model])
+    nodes, _ = replay.traced(_squared(model), _batch(), [model])
     with pytest.raises(ValueError, match="changes a state .*unclipped"):
         require_nothing_kept(nodes)
     assert before[0] == layer.table.export()[0].shape
@@ -186,7 +196,7 @@ def test_what_only_reads_is_let_through():
             return inputs + found + tf.gather(self.vectors, 1) + rows.stack()[0]
 
     model = _dense(Reads(), tf.keras.layers.Dropout(0.5))
-    require_nothing_kept(replay.traced(_squared(model), _batch(), [model]))
+    require_nothing_kept(replay.traced(_squared(model), _batch(), [model])[0])
 
 
 @pytest.mark.parametrize("how", ["coupled", "declared", "no layers"])

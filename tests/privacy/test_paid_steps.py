@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdpsq.privacy import (
     PrivacySpec,
+    PrivateModel,
     checkpoint,
     make_optimizer,
     make_plan,
@@ -199,6 +200,70 @@ def test_weights_that_no_state_has_must_be_as_they_were(tmp_path):
     path.write_text(json.dumps(kept))
     frozen.assign_add(np.eye(5, 4))
     assert run() == [1]
+
+
+def test_frozen_weights_that_no_layer_of_the_list_holds_are_compared(tmp_path):
+    """The loss reads them all the same; without `layers` it is all that tells."""
+    frozen, trained = tf.Variable(tf.eye(5, 4)), tf.Variable(tf.ones(4))
+
+    def run():
+        with pytest.raises(_Stop):
+            train(
+                _plan(),
+                lambda batch: tf.linalg.matvec(tf.matmul(batch["x"], frozen), trained),
+                [trained],
+                make_optimizer(_plan(), 0.1, "sgd", "vectorized"),
+                lambda rows: {"x": np.ones([len(rows), 5], np.float32)},
+                4,
+                directory=tmp_path,
+                data_fingerprint="ones",
+                on_step=lambda executed, loss: _stop(),
+            )
+
+    run()
+    frozen.assign_add(1e-3 * tf.eye(5, 4))
+    with pytest.raises(ValueError, match="not trained are others"):
+        run()
+    frozen.assign(tf.eye(5, 4))
+    run()
+    assert read_ledger(tmp_path / FILE_NAME).steps_paid == 1
+
+
+@pytest.mark.parametrize("when", ["on_step", "before_call"])
+def test_weights_that_callbacks_change_are_refused_before_the_next_step(tmp_path, when):
+    """Averages, decay or annealing of its own: what a killed run would not repeat."""
+    weights, rate = tf.Variable(tf.ones(4)), tf.Variable(1.0, trainable=False)
+
+    class Changes(tf.keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if when == "before_call" and epoch == 1:
+                weights.assign(0.9 * weights)
+
+        def on_train_batch_end(self, batch, logs=None):
+            if when == "on_step" and batch == 1:
+                rate.assign_add(1.0)
+
+    class Model(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.own, self.rate = weights, rate
+
+        def call(self, x):
+            return tf.linalg.matvec(x, self.own)[:, None] * self.rate
+
+    private = PrivateModel(Model(), _plan(), microbatch_size=4)
+    loss = tf.keras.losses.MeanSquaredError(reduction="none")
+    private.compile(make_optimizer(_plan(), 0.1, "sgd", "vectorized"), loss)
+    with pytest.raises(ValueError, match="weights were changed between two steps"):
+        private.fit(
+            np.ones([60, 4], np.float32),
+            np.ones([60, 1], np.float32),
+            directory=tmp_path,
+            steps_per_epoch=2,
+            callbacks=[Changes()],
+            verbose=0,
+        )
+    assert read_ledger(tmp_path / FILE_NAME).steps_paid == 2
 
 
 def test_two_runs_share_nothing(tmp_path):

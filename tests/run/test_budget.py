@@ -14,7 +14,7 @@ from tfdpsq import privacy
 from tfdpsq.data import train_vocabulary
 from tfdpsq.privacy.proof.certificate import digest_of
 from tfdpsq.run import budget, finetune, pipeline, train_retriever
-from tfdpsq.run.core import sources, spending, workdir
+from tfdpsq.run.core import records, sources, spending, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import direct_training
 from tfdpsq.validation import InputError
@@ -121,6 +121,28 @@ def test_everything_finished_below_release_is_counted(job, tmp_path):
     assert str(release / "private" / "f") in places
     private = [str(job / "evaluation"), str(job / "private")]
     assert sorted(found.unreleased) == private
+    # Also below what is private itself: another job's workdir may lie in there.
+    _write(job / "evaluation" / "release" / "k", _certificate(head="k"))
+    found = spending.find_certificates(job)
+    assert len(found.certificates) == before + 6
+    assert sorted(found.unreleased) == private
+
+
+def test_a_retriever_has_one_certificate_for_all_its_files(tmp_path):
+    """Its `model/` states the digest of the certificate that lies above it."""
+    certificate = _certificate()
+    retriever = tmp_path / "release" / "retriever"
+    (retriever / "model").mkdir(parents=True)
+    (retriever / "model" / "config.json").write_text("{}")
+    records.write_certificate(retriever, certificate)
+    stated = json.loads((retriever / "model" / "config.json").read_text())
+    assert stated["certificate_digest"] == certificate["digest"]
+    found = spending.find_certificates(tmp_path)
+    assert list(found.certificates) == [certificate["digest"]] and not found.refused
+    # A copy of the weights alone lost it.
+    shutil.copytree(retriever / "model", tmp_path / "release" / "copy" / "model")
+    refused = spending.find_certificates(tmp_path).refused
+    assert str(tmp_path / "release" / "copy" / "model" / "certificate.json") in refused
 
 
 def test_a_forged_or_missing_certificate_is_not_composed(job, capsys):

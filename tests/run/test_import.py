@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from tfdpsq.data import BeirDirectory, importing, tables
-from tfdpsq.run import prepare
+from tfdpsq.run import overlap, prepare, zero_shot
 from tfdpsq.run.core import releases, sources
 from tfdpsq.validation import InputError
 
@@ -308,8 +308,24 @@ def test_imported_pairs_are_an_input_as_any_private_pairs(tmp_path):
     # What is made of them without an epsilon is private, and so are their queries.
     assert sources.guarantee_of_pairs(str(pairs)) == releases.PRIVATE
     assert releases.stated(pairs / "queries.jsonl") == releases.PRIVATE
+    # Nor may it be told what occurs in them, or how they are found.
+    config = overlap.default_config()
+    config.update(data=str(pairs), texts=("documents",), corpus=(f"{pairs}/q*.jsonl",))
+    with pytest.raises(InputError, match="corpus has .* guarantee is 'private'"):
+        overlap.run(config, tmp_path / "release" / "overlap")
+    config = zero_shot.default_config()
+    config.update(sets=("mine",), systems={"bm25": "bm25"})
+    config.paths = {"mine": str(pairs)}
+    with pytest.raises(InputError, match="mine is .* but private is False"):
+        zero_shot.run(config, tmp_path / "release" / "zero_shot")
+    # A directory of links to their files is the same pairs.
+    (tmp_path / "links").mkdir()
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels"):
+        (tmp_path / "links" / name).symlink_to(pairs / name)
+    assert _may_be_released(releases.CERTIFIED, tmp_path / "links", tmp_path)
     # Nothing else passes for them.
-    assert not _may_be_released(releases.PUBLIC, pairs / "qrels", tmp_path)
+    (pairs / "other").mkdir()
+    assert not _may_be_released(releases.PUBLIC, pairs / "other", tmp_path)
     for name in (releases.MARK_FILE, "manifest.json", "certificate.json"):
         (pairs / name).write_text("{}")
         assert not _may_be_released(releases.PUBLIC, pairs, tmp_path)

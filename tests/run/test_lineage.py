@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 import shutil
 
 import pytest
@@ -91,6 +92,15 @@ def test_a_set_made_without_protection_cannot_be_protected_afterwards(stages):
     with pytest.raises(ValueError, match="is part of a synthetic or public set"):
         inside = stages.set("unprotected") + "/beir"
         stages.finetune("inside", pairs=inside, epsilon=8.0)
+    copy, links = stages.base / "copy", stages.base / "links"
+    shutil.copytree(inside, copy)
+    links.mkdir()
+    for path in pathlib.Path(inside).iterdir():
+        if path.suffix == ".jsonl" or path.is_dir():
+            (links / path.name).symlink_to(path)
+    for path in (copy, links):
+        with pytest.raises(ValueError, match="is part of a synthetic or public set"):
+            stages.finetune("elsewhere", pairs=str(path), epsilon=8.0)
     with pytest.raises(ValueError, match="holds no private queries"):
         stages.retriever(
             "late_retriever",

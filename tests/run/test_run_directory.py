@@ -74,6 +74,8 @@ def test_a_lost_key_is_not_replaced_where_steps_are_paid(tmp_path):
     with pytest.raises(InputError, match="fingerprint.key: it is missing, but 1 steps"):
         sources.keyed_fingerprint("f", private)
     assert not key.exists()
+    # A job below it has a private directory and a key of its own.
+    assert sources.keyed_fingerprint("f", tmp_path).startswith("keyed:")
     # Of a set, whose fingerprint anybody may compare, there was no key to lose.
     (run / FILE_NAME).unlink()
     with Ledger.open(run / FILE_NAME, "plan", "ab", 3) as ledger:

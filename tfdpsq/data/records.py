@@ -35,6 +35,8 @@ from tfdpsq.validation import (
 )
 
 VERSION = 1
+# In `beir/`, whose rows are a set's, also where it was copied without the set.
+PART_FILE = "part_of_a_set.json"
 
 # Feature -> type, as tf.io.parse_example names them.
 SCHEMA = {
@@ -225,6 +227,7 @@ def read_synthetic(path: str | os.PathLike) -> Iterator[SyntheticQuery]:
 def _write(directory: Path, rows: Iterable[SyntheticQuery], shards: int) -> dict:
     (directory / "records").mkdir()
     (directory / "beir").mkdir()
+    write_json(directory / "beir" / PART_FILE, {"part_of": "a set of queries"})
     names = [
         f"records/synthetic-{shard:05d}-of-{shards:05d}.tfrecord"
         for shard in range(shards)

@@ -26,12 +26,13 @@ from tfdpsq.privacy.terms import Terms, require_losses
 _READS = re.compile(
     r"ReadVariable\w+|DisableCopyOnRead|ResourceGather(Nd)?|VariableShape"
     r"|(VarIs|IsVariable)Initialized(Op)?|LookupTable(Find|Size|Export)(V2)?"
-    r"|Collective\w+|TensorArray\w+|Stack(Push|Pop|Close)(V2)?"
+    r"|\w*(Sentencepiece|Wordpiece)\w*|Collective\w+|TensorArray\w+|Stack(Push|Pop|Close)(V2)?"
 )
 # Operations that keep what they get outside any resource.
 _KEEPS = re.compile(
     r"Stage|(Ordered)?MapStage|Add(Many)?SparseToTensorsMap|GetSessionHandle(V2)?"
-    r"|WriteFile|Save\w*|(Experimental)?DatasetToTFRecord"
+    r"|WriteFile|Save\w*|(Experimental)?DatasetToTFRecord|Print(V2)?|Debug\w+"
+    r"|\w*Snapshot\w*|CacheDataset\w*"
 )
 
 
@@ -47,10 +48,10 @@ def require_nothing_kept(nodes: Iterable[Node]) -> None:
     found = sorted({node.name for node in nodes if _writes(node.op)})
     if found:
         raise validation.InputError(
-            f"running the model changes a state ({found[0]}), which would keep what it "
-            "saw of private rows, unclipped and without noise. Freeze the layer "
-            "(trainable = False; batch normalisation then stops), or remove what "
-            "writes: a running mean, a metric, a table."
+            f"running the model changes a state ({found[0]}), or may, which would "
+            "keep what it saw of private rows, unclipped and without noise. Freeze the "
+            "layer (trainable = False; batch normalisation then stops), or remove what "
+            "writes: a running mean, a metric, a table, a print."
         )
 
 
@@ -149,7 +150,9 @@ def check_independence(
                 "sensitivity_multiplier in the spec, microbatch_size None)."
             )
     for key, variable in kept.items():
-        if not np.array_equal(np.array(variable), was[key], equal_nan=True):
+        now = np.array(variable)
+        # Of texts, and of tables' content, no entry is a NaN.
+        if not np.array_equal(now, was[key], equal_nan=now.dtype != object):
             raise validation.InputError(
                 f"running the model changes its weight {variable.name!r}, which would "
                 "keep what it saw of private rows, unclipped and without noise. "

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -36,6 +36,51 @@ class Kept(NamedTuple):
     directory: str | os.PathLike
     ledger: Ledger
     secrets: checkpoint.Secrets
+
+
+class Unchanging:
+    """A check that nothing but steps changes what steps depend on.
+
+    A killed run repeats steps that it paid for under the same noise. Were a callback to
+    change weights or settings in between, the noise would be used twice, on two
+    different sums.
+    """
+
+    def __init__(self, optimizer: Any, weights: Callable[[], str] | None):
+        """Takes the optimizer, and what gives a digest of all weights, if it counts."""
+        self._optimizer, self._weights = optimizer, weights
+        self._began = self._settings()
+        self._left: str | None = None
+
+    def _settings(self) -> dict[str, str]:
+        return {k: repr(v) for k, v in self._optimizer.get_config().items()}
+
+    def mark(self) -> None:
+        """Takes the weights as a step left them, or as they were restored."""
+        if self._weights is not None:
+            self._left = self._weights()
+
+    def require_same(self) -> None:
+        """Refuses what was changed since.
+
+        Raises:
+          InputError: a setting of the optimizer, or a weight.
+        """
+        for name, value in self._settings().items():
+            if value != self._began[name]:
+                raise validation.InputError(
+                    f"{name} of the optimizer was {self._began[name]} and was set to "
+                    f"{value} during the run, which a killed run could not repeat: "
+                    "its noise would be used twice, on two different sums. Give a "
+                    "tf.keras.optimizers.schedules.LearningRateSchedule instead, or "
+                    "train without a directory."
+                )
+        if self._weights is not None and self._left != self._weights():
+            raise validation.InputError(
+                "weights were changed between two steps, by a callback, which a killed "
+                "run could not repeat: its noise would be used twice, on two different "
+                "sums. Remove the callback, or train without a directory."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +132,9 @@ class Loop:
     pace: Pace
     hooks: Hooks
     kept: Kept | None
-    # Called before steps are paid for; refuses what they must not run with.
-    require_same: Callable[[], None]
+    # Refuses, before steps are paid for, what was changed between them; `None` where a
+    # step is never repeated.
+    unchanging: Unchanging | None
 
     def run(self, ends_if_diverged: bool) -> int:
         """Takes the plan's steps and returns how many are paid for.
@@ -148,14 +194,18 @@ class Loop:
         ]
         noise = [self.take_steps.secure_noise(number) for number in now]
         workers.require_same_rows(drawn)
-        self.require_same()
+        if self.unchanging is not None:
+            self.unchanging.require_same()
         if self.kept is not None:
             for number in now:
                 self.kept.ledger.pay(number)
         try:
-            return self.take_steps(drawn, [draw.count for draw in draws], noise)
+            losses = self.take_steps(drawn, [draw.count for draw in draws], noise)
         except (tf.errors.ResourceExhaustedError, MemoryError) as error:
             raise self._without_memory(now.start) from error
+        if self.unchanging is not None:
+            self.unchanging.mark()
+        return losses
 
     def _without_memory(self, step: int) -> validation.InputError:
         size = self.take_steps.microbatch_size
@@ -174,6 +224,8 @@ class Loop:
         if self.kept is not None:
             start = self._restored_by_the_chief(self.kept)
         workers.copy_from_chief(self.state)
+        if self.unchanging is not None:
+            self.unchanging.mark()
         return workers.chiefs_number(start)
 
     def _restored_by_the_chief(self, kept: Kept) -> int:

@@ -203,7 +203,7 @@ class PrivateModel(tf.keras.Model):
         epoch = _Epochs(self, watch, per_epoch, steps, validation_data)
         # A subclassed model has its weights only once it has been called: on no row of
         # the data, of which it might keep something.
-        empty = tf.nest.map_structure(lambda v: np.zeros_like(v[:1]), data["x"])
+        empty = tf.nest.map_structure(_blank, data["x"])
         self.model(empty, training=False)
         self.stop_training = False
         watch.on_train_begin()
@@ -222,6 +222,7 @@ class PrivateModel(tf.keras.Model):
                 directory=directory,
                 data_fingerprint=_fingerprint(flat) if directory is not None else "",
                 before_call=epoch.begin,
+                hooks_may_write=bool(callbacks),
                 on_step=epoch.step,
                 jit_compile=self._jit,
                 steps_per_loop=self._steps_at_once,
@@ -285,6 +286,12 @@ def _require_repeatable(callbacks: Sequence[tf.keras.callbacks.Callback]) -> Non
                 "tf.keras.optimizers.schedules.LearningRateSchedule, or leave "
                 "directory out."
             )
+
+
+def _blank(values: np.ndarray) -> np.ndarray:
+    """Returns a row of zeros, or of an empty text."""
+    zero = "" if values.dtype == object else 0
+    return np.full_like(values[:1], zero)
 
 
 class _Epochs:

@@ -83,10 +83,13 @@ def traced(
     layers: Iterable[tf.Module],
     variables: Sequence[tf.Variable] = (),
     rows: int | None = None,
-) -> list[Node]:
-    """Returns all operations of a loss, and of its gradient where that has its own.
+) -> tuple[list[Node], list[tf.Variable]]:
+    """Looks into a loss, and into its gradient where that has its own.
 
     The loss is traced, not run. Code inside `tf.py_function` cannot be looked into.
+
+    Returns:
+      All operations, and the variables that they read.
 
     Args:
       per_example_losses: as for `make_logical_step`.
@@ -120,7 +123,8 @@ def traced(
     }
     made = tf.function(losses, autograph=False)
     try:
-        return _nodes_of(made.get_concrete_function(given).graph)
+        graph = made.get_concrete_function(given).graph
+        return _nodes_of(graph), list(graph.variables)
     except validation.InputError as error:
         # Autograph raises it again with a whole traceback for a message.
         while isinstance(error.__context__, validation.InputError):

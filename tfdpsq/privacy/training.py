@@ -8,6 +8,7 @@ is computed from.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ from tfdpsq.privacy.independence import (
     computes_in_16_bits,
     require_nothing_kept,
 )
-from tfdpsq.privacy.loop import Hooks, Loop, Pace, Take, kept_in
+from tfdpsq.privacy.loop import Hooks, Loop, Pace, Take, Unchanging, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
@@ -61,6 +62,7 @@ def train(
     pause_every: int | None = None,
     coupled: bool = False,
     before_call: Callable[[range], None] | None = None,
+    hooks_may_write: bool = False,
 ) -> int:
     """Runs every step of `plan`.
 
@@ -86,7 +88,6 @@ def train(
         rows depend on each other (an in-batch softmax) and must stay together. The
         plan's sensitivity must then say so. Where rows depend only on those that
         they are clipped together with (the spec's clip_groups), a multiple of a group.
-        More than the largest batch has counts as all of it.
       layers: the model, or the layers that hold `variables`; engine "fast" needs
         them, and so does dropout that a resumed run repeats.
       units: how many units the data have; `None` takes the spec's n.
@@ -121,6 +122,8 @@ def train(
       before_call: called before each compiled call with the numbers of its steps, from
         0. With a `directory` neither it nor `on_step` may change the optimizer's
         settings, which no state holds.
+      hooks_may_write: look after each call whether `on_step` or `before_call` changed a
+        weight, and refuse that with a `directory`. It reads all weights twice a call.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient
     would depend on its place in the batch, and so on who else was drawn. Where ε is
@@ -152,18 +155,15 @@ def train(
     if coupled:
         coupled_rows.require_covered(plan)
         validation.positive_integer("microbatch_size", microbatch_size or 0)
-    elif microbatch_size is not None:
-        # More rows than a batch can have would be padding, in memory all the same.
-        validation.positive_integer("microbatch_size", microbatch_size)
-        microbatch_size = min(microbatch_size, plan.max_rows)
     together, declared = _rows_together(plan, microbatch_size)
     batch = _first_rows(take, rows, together)
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
+    seen: list[object] = []
     if plan.spec.private:
         # First of all, and whatever is declared: nothing runs, so nothing is kept.
         size = padded_rows(plan, 1, microbatch_size, coupled) if coupled else None
-        nodes = replay.traced(per_example_losses, batch, layers, variables, size)
+        nodes, seen = replay.traced(per_example_losses, batch, layers, variables, size)
         require_nothing_kept(nodes)
         if directory is not None:
             replay.require_repeatable(nodes)
@@ -183,7 +183,9 @@ def train(
         data_fingerprint = _with_units(data_fingerprint, units, groups)
     settings = _settings(optimizer, variables, microbatch_size, jit_compile)
     if directory is not None:
-        settings[checkpoint.NOT_TRAINED] = _not_trained(layers, [*variables, *state])
+        settings[checkpoint.NOT_TRAINED] = _not_trained(
+            [*layers, *seen], [*variables, *state]
+        )
     _require_same_settings(plan, settings, units, groups)
     # Only the chief has a directory and pays.
     chiefs = directory if workers.is_chief() else None
@@ -212,6 +214,8 @@ def train(
         take_steps.build(batch)  # what cannot be built must fail before it is paid for
         state = [*variables, *optimizer.state(), *state]
         repeats = directory is not None
+        everything = functools.partial(_not_trained, [*layers, *seen, *state], [])
+        unchanging = Unchanging(optimizer, everything if hooks_may_write else None)
         loop = Loop(
             plan,
             sampler,
@@ -221,7 +225,7 @@ def train(
             pace,
             hooks,
             kept,
-            _unchanging(optimizer) if repeats else lambda: None,
+            unchanging if repeats and plan.spec.private else None,
         )
         return loop.run(ends_if_diverged=repeats)
 
@@ -317,43 +321,40 @@ def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, s
     }
 
 
-def _unchanging(optimizer) -> Callable[[], None]:
-    """Returns a check that the optimizer's settings are what they are now."""
-    began = {name: repr(value) for name, value in optimizer.get_config().items()}
-
-    def require_same() -> None:
-        for name, value in optimizer.get_config().items():
-            if repr(value) != began[name]:
-                raise validation.InputError(
-                    f"{name} of the optimizer was {began[name]} and was set to "
-                    f"{value!r} during the run, which a killed run could not repeat: "
-                    "its noise would be used twice, on two different sums. Give a "
-                    "tf.keras.optimizers.schedules.LearningRateSchedule instead, or "
-                    "train without a directory."
-                )
-
-    return require_same
-
-
 def _not_trained(layers, restored) -> str:
     """A digest of what the layers hold besides the variables that a state restores.
 
     A step that is repeated reads them, too. Metrics are left out: a loss does not.
+    `layers` may also hold single variables.
     """
-    seen = {id(variable) for variable in restored}
-    modules = [m for root in layers for m in (root, *root.submodules)]
-    for module in modules:
-        if isinstance(module, tf.keras.metrics.Metric):
-            seen.update(id(variable) for variable in module.variables)
+    held = [root for root in layers if isinstance(root, tf.Module)]
+    modules = [m for root in held for m in (root, *root.submodules)]
+    metrics = [m for m in modules if isinstance(m, tf.keras.metrics.Metric)]
+    seen = {id(copy) for variable in restored for copy in _copies(variable)}
+    seen.update(id(variable) for metric in metrics for variable in metric.variables)
     digest = hashlib.sha256()
-    for module in modules:
-        for variable in module.variables:
-            if id(variable) not in seen:
-                seen.add(id(variable))
-                values = np.array(variable)
-                digest.update(f"{values.dtype} {values.shape} ".encode())
-                digest.update(values.tobytes())
+    for variable in (
+        *(variable for module in modules for variable in module.variables),
+        *(root for root in layers if not isinstance(root, tf.Module)),
+    ):
+        if id(variable) not in seen:
+            seen.update(map(id, _copies(variable)))
+            digest.update(_content(np.array(variable)))
     return digest.hexdigest()
+
+
+def _copies(variable) -> tuple:
+    """Returns a variable, and those of its replicas, which a trace finds by itself."""
+    mirrored = isinstance(variable, tf.distribute.DistributedValues)
+    return (variable, *(variable.values if mirrored else ()))
+
+
+def _content(values: np.ndarray) -> bytes:
+    # Of texts and of tables, an array holds addresses.
+    held = (
+        values.tobytes() if values.dtype != object else repr(values.tolist()).encode()
+    )
+    return f"{values.dtype} {values.shape} {len(held)} ".encode() + held
 
 
 def _compiled_by_xla(jit_compile: bool) -> bool | str:

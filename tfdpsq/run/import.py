@@ -122,6 +122,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         for name, table in (("queries", queries), ("corpus", corpus), *logs.items())
         if table is not None
     }
+    if config.columns.query_id and (config.columns.user or config.queries.columns.user):
+        inputs["query_ids"] = "one for each user"  # older versions had one for all
 
     def make(out: pathlib.Path) -> dict:
         report = importing.import_pairs(out, logs, split, queries, corpus)

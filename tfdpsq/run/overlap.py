@@ -24,9 +24,10 @@ import dataclasses
 import functools
 import io
 import json
+import os
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_collections
@@ -143,6 +144,8 @@ def run(
     directory = output.directory
     private = releases.private_directory(directory, config.private_directory)
     parts = _parts(config)
+    if output.guarantee != releases.PRIVATE:
+        _require_public(parts)
     inputs = {"corpus": parts_fingerprint(parts)}
     if private_queries:
         records.private_reads(private, config.strict).record(
@@ -164,6 +167,21 @@ def run(
         lambda out, shards: _make(config, parts, shards, out),
         launch,
     )
+
+
+def _require_public(parts: Sequence[CorpusPart]) -> None:
+    """Refuses a corpus of which it would be told what occurs in it.
+
+    Raises:
+      InputError: a part is, or was made from, private queries.
+    """
+    for part in parts:
+        found = releases.stated(part.name) if os.path.exists(part.name) else None
+        if found not in (None, releases.PUBLIC):
+            raise validation.InputError(
+                f"corpus has {part.name}, whose guarantee is {found!r}: what occurs in "
+                "it would tell of private queries. Give public files."
+            )
 
 
 def start_worker(

@@ -90,6 +90,13 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     output, certificate = _output(config, directory)
     check_settings(config)
     parts, missing = benchmark_sets.locate(config)
+    for part in parts:
+        if not config.private and releases.stated(part.path) == releases.PRIVATE:
+            raise validation.InputError(
+                f"{part.name} is {part.path}, whose guarantee is 'private', but "
+                "private is False. Set private to True, and write to a private "
+                "directory."
+            )
     searched = systems.Systems.of(config)
     inputs = {**searched.fingerprints(), **searched.require_vocabulary()}
     # All data are read and checked before the first search.

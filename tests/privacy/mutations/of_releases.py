@@ -310,4 +310,55 @@ MUTATIONS = (
         ),
         "why": ("points that were trained and seen are left out of ε"),
     },
+    {
+        "name": "rows_of_a_set_copied_without_it",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/sources.py",
+        "old": """\
+            if (folder / PART_FILE).is_file():
+                return folder / PART_FILE
+""",
+        "new": "            pass\n",
+        "tests": (
+            "tests/run/test_lineage.py::"
+            "test_a_set_made_without_protection_cannot_be_protected_afterwards",
+        ),
+        "why": "one private query had a part in all rows, and each is taken for a unit",
+    },
+    {
+        "name": "nothing_below_a_private_artefact_counts",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "            counts, private = False, True\n",
+        "new": "            return\n",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_everything_finished_below_release_is_counted",
+        ),
+        "why": "a job below an import released, and the total leaves it out",
+    },
+    {
+        "name": "zero_shot_of_private_pairs_called_public",
+        "kind": "release",
+        "file": "tfdpsq/run/zero_shot.py",
+        "old": "if not config.private and releases.stated(part.path) ==",
+        "new": "if False and releases.stated(part.path) ==",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_imported_pairs_are_an_input_as_any_private_pairs",
+        ),
+        "why": "metrics and judgements of private queries lie under release/",
+    },
+    {
+        "name": "overlap_with_private_queries_called_public",
+        "kind": "release",
+        "file": "tfdpsq/run/overlap.py",
+        "old": "        _require_public(parts)\n",
+        "new": "        pass\n",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_imported_pairs_are_an_input_as_any_private_pairs",
+        ),
+        "why": "which guessed texts occur in private queries is told without noise",
+    },
 )

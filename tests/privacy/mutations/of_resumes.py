@@ -68,15 +68,27 @@ MUTATIONS = (
         "why": "a killed run repeats its steps with other rates and the same noise",
     },
     {
-        "name": "microbatches_of_padding_alone",
-        "kind": "ledger",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "        microbatch_size = min(microbatch_size, plan.max_rows)\n",
+        "name": "callbacks_may_change_weights",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "                hooks_may_write=bool(callbacks),\n",
         "new": "",
         "tests": (
-            "tests/privacy/test_before_spending.py::"
-            "test_a_microbatch_larger_than_any_batch_is_the_batch",
+            "tests/privacy/test_paid_steps.py::"
+            "test_weights_that_callbacks_change_are_refused_before_the_next_step",
         ),
-        "why": "a step is paid for that cannot run, for want of memory for padding",
+        "why": "a killed run repeats its steps from other weights and the same noise",
+    },
+    {
+        "name": "frozen_weights_elsewhere_left_out",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "            [*layers, *seen], [*variables, *state]\n",
+        "new": "            layers, [*variables, *state]\n",
+        "tests": (
+            "tests/privacy/test_paid_steps.py::"
+            "test_frozen_weights_that_no_layer_of_the_list_holds_are_compared",
+        ),
+        "why": "paid steps are repeated on other features under the same noise",
     },
 )

@@ -51,7 +51,7 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
                 "Make the artefact again; a certificate must not be edited.",
             )
     for marked in (pathlib.Path(directory) / name for name in MARKED):
-        digest = _digest_in(marked)
+        digest = digest_in(marked)
         if digest is not None and (certificate or {}).get("digest") != digest:
             raise validation.DataError(
                 path,
@@ -71,7 +71,7 @@ def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:
     return certificate
 
 
-def _digest_in(marked: pathlib.Path) -> Any:
+def digest_in(marked: pathlib.Path) -> Any:
     """Returns the digest of the certificate that belongs to a file, or `None`."""
     if marked.name != _MANIFEST:
         return stated(marked, MARK)

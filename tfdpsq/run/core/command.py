@@ -311,11 +311,12 @@ def _require_text(words: Sequence[str]) -> None:
     Raises:
       InputError: names the flag.
     """
-    flag = "the command line"
+    before = ""
     for word in words:
-        value = word
-        if word.startswith("-"):
-            flag, _, value = word.partition("=")
+        flag, _, value = word.partition("=") if word[:1] == "-" else (before, "", word)
+        flag = flag or "the command line"
+        # Of a flag without a value, the next word is the value.
+        before = word if word[:1] == "-" and "=" not in word else ""
         try:
             word.encode()
         except UnicodeEncodeError as error:

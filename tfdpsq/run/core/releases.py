@@ -320,7 +320,9 @@ def places_of(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 
 def _folder(place: pathlib.Path) -> pathlib.Path:
-    return place if place.is_dir() else place.parent
+    """Returns the BEIR directory that a place is, or is a part of."""
+    whole = place.is_dir() and place.name != "qrels"
+    return place if whole else place.parent
 
 
 def _is_imported(folder: pathlib.Path) -> bool:

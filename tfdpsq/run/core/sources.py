@@ -32,10 +32,12 @@ from tfdpsq.data import (
     read_manifest,
     read_synthetic,
 )
+from tfdpsq.data.records import PART_FILE
 from tfdpsq.data.texts import Document, Pair, documents_fingerprint
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy import read_certificate, read_ledger
+from tfdpsq.privacy.proof import certificate_files
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
 from tfdpsq.run.core import outputs, releases, workdir
 
@@ -84,13 +86,26 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
     """
     if path == PYDOCS:
         return build_pydocs()
-    if is_free(str(pathlib.Path(path).resolve().parent)):
+    part = _part_of_a_set(path)
+    if part is not None:
         raise validation.InputError(
-            f"{path} is part of a synthetic or public set. Give the set itself, "
-            f"{pathlib.Path(path).resolve().parent}, whose certificate says what it "
-            "cost."
+            f"{path} is part of a synthetic or public set ({part}). Give the set "
+            "itself, whose certificate says what it cost."
         )
     return BeirDirectory(path, as_published)
+
+
+def _part_of_a_set(path: str) -> pathlib.Path | None:
+    """Returns the file by which a directory's rows are known to be of a set."""
+    for place in releases.places_of(path):
+        for folder in (place, place.parent):
+            if (folder / PART_FILE).is_file():
+                return folder / PART_FILE
+        # Sets of older versions have no such file.
+        for manifest in (folder / "manifest.json" for folder in place.parents[:2]):
+            if certificate_files.stated(manifest, "schema") is not None:
+                return manifest
+    return None
 
 
 def corpus_fingerprint(path: str) -> str:
@@ -147,7 +162,8 @@ def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
 
 def _require_no_paid_run(private_directory: pathlib.Path, key: pathlib.Path) -> None:
     """Refuses to make a key where it would call the data of a paid run other data."""
-    for path in sorted(private_directory.rglob(LEDGER)):
+    # Not deeper: another job's workdir may lie in here, with a key of its own.
+    for path in sorted((private_directory / workdir.RUNS).glob(f"*/{LEDGER}")):
         found = read_ledger(path)
         if found.steps_paid and found.data.startswith(_KEYED):
             raise validation.DataError(

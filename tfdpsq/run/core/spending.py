@@ -108,8 +108,10 @@ def _walk(
         private_itself = releases.marked(folder) == releases.PRIVATE
         if private_itself and not first and not released:
             found.unreleased.append(os.fspath(folder))
-            return
-        _add(found, folder, folder / FILE_NAME)
+            # What lies in it may be another job's, and released.
+            counts, private = False, True
+        elif not _is_part(folder):
+            _add(found, folder, folder / FILE_NAME)
     for inside in sorted(folder.iterdir()):
         if not inside.is_dir() or releases.UNFINISHED.fullmatch(inside.name):
             continue
@@ -119,6 +121,18 @@ def _walk(
         _walk(found, inside, seen, private or hides)
     if counts:
         _require_certificate(found, folder)
+
+
+def _is_part(folder: pathlib.Path) -> bool:
+    """Returns whether the certificate of a folder's files is that of the one it is in.
+
+    So it is of a retriever's `model/`.
+    """
+    if (folder / FILE_NAME).exists():
+        return False
+    digests = {certificate_files.digest_in(folder / n) for n in _MARKED[1:]} - {None}
+    above = certificate_files.stated(folder.parent / FILE_NAME, "digest")
+    return digests == {above}
 
 
 def _require_certificate(found: Found, folder: pathlib.Path) -> None:
