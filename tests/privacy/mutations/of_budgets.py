@@ -498,7 +498,7 @@ MUTATIONS = (
         "name": "certificate_of_a_set_not_compared_with_its_manifest",
         "kind": "certificate",
         "file": "tfdpsq/privacy/proof/certificate_files.py",
-        "old": "        digest = _digest_in(marked)\n",
+        "old": "        digest = digest_in(marked)\n",
         "new": "        digest = stated(marked, MARK)\n",
         "tests": (
             "tests/run/test_budget.py::test_a_set_whose_certificate_was_lost_is_named",

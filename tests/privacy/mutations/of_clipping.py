@@ -320,7 +320,7 @@ MUTATIONS = (
         "name": "written_weights_not_looked_for",
         "kind": "clipping",
         "file": "tfdpsq/privacy/independence.py",
-        "old": "not np.array_equal(np.array(variable), was[key], equal_nan=True)",
+        "old": "not np.array_equal(now, was[key], equal_nan=now.dtype != object)",
         "new": "False",
         "tests": (
             _TESTS + "test_independence.py::"

@@ -23,7 +23,7 @@ MUTATIONS = (
             for number in now:
                 self.kept.ledger.pay(number)
         try:
-            return self.take_steps(drawn, [draw.count for draw in draws], noise)
+            losses = self.take_steps(drawn, [draw.count for draw in draws], noise)
 """,
         "new": """\
         try:
@@ -31,7 +31,6 @@ MUTATIONS = (
             if self.kept is not None:
                 for number in now:
                     self.kept.ledger.pay(number)
-            return losses
 """,
         "tests": (_PAID + "test_a_step_that_cannot_be_paid_for_has_no_effect",),
         "why": "killed between the two, a step took effect that nobody paid for",
