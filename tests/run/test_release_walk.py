@@ -122,7 +122,7 @@ class _Walk:
         }
         choice = choose.default_config()
         choice.choice = "declared"
-        choice.finetune = config.finetune
+        choice.finetune = config.finetune.copy_and_resolve_references()
         choice.finetune.update(epsilon=math.inf, pairs=self.pairs)
         choice.finetune.vocabulary = self.vocabulary
         choice.axes = (("learning_rate", (1e-3, 2e-3)),)

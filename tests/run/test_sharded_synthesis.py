@@ -314,8 +314,8 @@ def test_what_is_wrong_with_flags_is_said_in_one_line(base, tmp_path):
         told = _start(base, tmp_path / "out", *flags).ends(status=2)
         assert "Traceback" not in told
         assert message in told.strip().splitlines()[-1]
-    told = _start(base, tmp_path / "out", "--runner=X").ends(status=1)
-    assert "Unknown command line flag 'runner'" in told
+    told = _start(base, tmp_path / "out", "--runner=X").ends(status=2)
+    assert "there is no flag --runner" in told
     assert not list(tmp_path.iterdir())
     # `ram://` is gone with its process, which wrote nothing to a directory "ram:".
     told = _start(base, f"ram:/{tmp_path}/out").ends()

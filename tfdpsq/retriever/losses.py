@@ -214,7 +214,8 @@ def _half() -> tf.Tensor:
 
 
 def _joined(words: tf.Tensor) -> tf.Tensor:
-    upper, lower = tf.unstack(tf.cast(words, tf.int64), axis=-1)
+    # Workers of several machines gather without a static shape.
+    upper, lower = tf.unstack(tf.cast(words, tf.int64), num=2, axis=-1)
     return tf.bitwise.left_shift(upper, _half()) | (lower & _LOWER)
 
 
