@@ -314,7 +314,7 @@ def test_ordinary_training_of_the_retriever_is_the_same_on_two_workers(
     tmp_path, settings
 ):
     settings = {**settings, "embedding_dim": 16, "t5.dropout": 0.2, "steps": 12}
-    for without_effect in ("accountant", "n_is_public", "microbatch_size"):
+    for without_effect in ("accountant", "microbatch_size"):
         del settings[without_effect]
     alone, shared = (
         _run("train_retriever", tmp_path / name, settings) for name in ("a", "b")
