@@ -260,7 +260,7 @@ def test_a_chosen_run_costs_all_runs_or_the_choice(five, chosen):
 
 
 def test_two_draws_among_the_same_runs_cost_two_choices(chosen):
-    """Who was held out had a part in both; the runs were paid for once."""
+    """A held-out unit took part in both; the runs were paid for once."""
     specs, _ = chosen
     made = [_chosen(specs, 2.0, draw=f"{number}" * 32) for number in (1, 2)]
     assert made[0]["digest"] != made[1]["digest"]

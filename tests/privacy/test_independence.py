@@ -199,20 +199,15 @@ def test_what_only_reads_is_let_through():
     require_nothing_kept(replay.traced(_squared(model), _batch(), [model])[0])
 
 
+def _plan(**changes):
+    values = dict(epsilon=2.0, clip_norm=1.0, num_units=12, batch_size=4, steps=2)
+    return make_plan(PrivacySpec(**values, accountant="rdp", **changes))
+
+
 @pytest.mark.parametrize("how", ["coupled", "declared", "no layers"])
 def test_what_is_declared_does_not_allow_to_keep_rows(how):
-    plan = make_plan(
-        PrivacySpec(
-            epsilon=2.0,
-            clip_norm=1.0,
-            num_units=12,
-            batch_size=4,
-            steps=2,
-            accountant="rdp",
-            max_batch_size=8,
-            sensitivity_multiplier=1.0 if how == "no layers" else 15.0,
-        )
-    )
+    multiplier = 1.0 if how == "no layers" else 15.0
+    plan = _plan(max_batch_size=8, sensitivity_multiplier=multiplier)
     norm = tf.keras.layers.BatchNormalization()
     model, data = _dense(norm), _batch(12)
     before, losses = norm.moving_mean.numpy(), _squared(model)
@@ -263,16 +258,7 @@ def test_rows_that_are_all_alike_are_warned_of(caplog):
 @pytest.mark.parametrize("microbatch", [4, None])
 def test_an_undeclared_in_batch_softmax_is_refused_before_a_step(engine, microbatch):
     """Staying together in one microbatch declares nothing: the multiplier does."""
-    plan = make_plan(
-        PrivacySpec(
-            epsilon=2.0,
-            clip_norm=1.0,
-            num_units=12,
-            batch_size=4,
-            steps=2,
-            accountant="rdp",
-        )
-    )
+    plan = _plan()
     model, data = _dense(), _batch(12)
     optimizer = make_optimizer(plan, 0.1, "sgd", engine)
     with pytest.raises(ValueError, match="declare its sensitivity"):

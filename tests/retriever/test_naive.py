@@ -37,7 +37,7 @@ def _batch(seed=0):
 
 
 def _of_copies(model, batch):
-    """What the engine makes of losses that each run on copies of all documents."""
+    """Returns the engine's sums for losses that each run on their own copies."""
     folded = Folded(model.document_tower)
 
     def losses():
@@ -182,7 +182,7 @@ def test_both_passes_drop_the_same_units():
 
     def seeded(shift):
         kernel.assign_add(shift * direction)
-        tf.random.set_seed(7)  # the draws of a function start anew
+        tf.random.set_seed(7)  # restarts the function's random draws
         loss, slope = step()
         kernel.assign_add(-shift * direction)
         return float(loss), float(slope)

@@ -121,7 +121,7 @@ def test_everything_finished_below_release_is_counted(job, tmp_path):
     assert str(release / "private" / "f") in places
     private = [str(job / "evaluation"), str(job / "private")]
     assert sorted(found.unreleased) == private
-    # Also below what is private itself: another job's workdir may lie in there.
+    # A private artefact's directory can contain the workdir of another job.
     _write(job / "evaluation" / "release" / "k", _certificate(head="k"))
     found = spending.find_certificates(job)
     assert len(found.certificates) == before + 6

@@ -1,4 +1,4 @@
-"""What is said of a dtype that a device is slow at."""
+"""Advice on a dtype that is slow on a device."""
 
 import pytest
 

@@ -35,7 +35,7 @@ _ON_DEVICE = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "TopK"
 
 
 def refusals(function, *arguments, norms=False):
-    """What a TPU has against a function of tensors; nothing, where it would run it.
+    """Lists why a TPU would refuse a function of tensors; empty if it would run it.
 
     `norms` allows 64 bits: norms are added up in them. A TPU has none, but its compiler
     takes them (tests/benchmarks/tpu.py).

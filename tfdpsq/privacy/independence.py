@@ -37,7 +37,7 @@ _KEEPS = re.compile(
 
 
 def require_nothing_kept(nodes: Iterable[Node]) -> None:
-    """Refuses a loss that writes anything, whoever holds it and whenever it would.
+    """Refuses a loss that could write to a variable, a table, a file or the like.
 
     Args:
       nodes: what `replay.traced` returned.

@@ -151,7 +151,7 @@ class PrivateModel(tf.keras.Model):
           steps_per_epoch: after how many steps callbacks see the end of an epoch;
             `None` takes n over the batch size.
           callbacks: Keras callbacks; `stop_training` is obeyed. With `directory` none
-            may set a learning rate or another setting of the optimizer.
+            may change a weight, a learning rate or another setting of the optimizer.
           validation_data: (x, y), evaluated after every epoch: recorded in `reads`
             as a private read. For public data use `evaluate` after `fit`.
           verbose: as in Keras.

@@ -88,15 +88,15 @@ def traced(
 
     The loss is traced, not run. Code inside `tf.py_function` cannot be looked into.
 
-    Returns:
-      All operations, and the variables that they read.
-
     Args:
       per_example_losses: as for `make_logical_step`.
       batch: a few rows, "weights" included.
       layers: the model, for its random layers.
       variables: what is differentiated by.
       rows: of the batches to be, where a loss may count on their number.
+
+    Returns:
+      All operations, and the variables that they read.
     """
     rows = rows or len(next(iter(batch.values())))
     variables = list(variables)

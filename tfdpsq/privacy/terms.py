@@ -1,4 +1,4 @@
-"""What a loss function may return: losses by row, terms of them, or coupled losses.
+"""Return types of loss functions: losses by row, terms of them, or coupled losses.
 
 DP-SGD clips one gradient per row. A loss that reads several rows at once may be
 taken apart otherwise: into values v_r whose gradients are clipped one by one, and

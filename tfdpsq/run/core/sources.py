@@ -162,7 +162,7 @@ def keyed_fingerprint(fingerprint: str, private_directory: pathlib.Path) -> str:
 
 def _require_no_paid_run(private_directory: pathlib.Path, key: pathlib.Path) -> None:
     """Refuses to make a key where it would call the data of a paid run other data."""
-    # Not deeper: another job's workdir may lie in here, with a key of its own.
+    # Not recursive: another job's workdir below this one has its own key.
     for path in sorted((private_directory / workdir.RUNS).glob(f"*/{LEDGER}")):
         found = read_ledger(path)
         if found.steps_paid and found.data.startswith(_KEYED):

@@ -108,7 +108,7 @@ def _walk(
         private_itself = releases.marked(folder) == releases.PRIVATE
         if private_itself and not first and not released:
             found.unreleased.append(os.fspath(folder))
-            # What lies in it may be another job's, and released.
+            # It can contain another job's workdir, whose releases count.
             counts, private = False, True
         elif not _is_part(folder):
             _add(found, folder, folder / FILE_NAME)

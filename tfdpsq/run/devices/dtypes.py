@@ -1,4 +1,4 @@
-"""What is said of a `dtype` that the device at hand is slow at; it is never changed."""
+"""Advice on a `dtype` that is slow on the device at hand; it is never changed."""
 
 from __future__ import annotations
 
