@@ -247,6 +247,11 @@ def test_what_cannot_be_private_is_refused_before_a_step():
         ]
     )
     refused("lstm", model=recurrent)
+    dropping = tf.keras.layers.GRU(4, recurrent_dropout=0.5)
+    recurrent = tf.keras.Sequential(
+        [tf.keras.layers.Reshape([3, 2], input_shape=(6,)), dropping]
+    )
+    refused("recurrent_dropout keep their masks", model=recurrent)
     with pytest.raises(ValueError, match="neither clips nor adds noise"):
         PrivateModel(_sequential(), _plan()).compile("adam", "mse")
     with pytest.raises(ValueError, match="another plan"):
@@ -272,6 +277,32 @@ def test_an_unbuilt_subclassed_model_is_trained_in_full():
     private.fit(*_data())
     assert int(private.optimizer.iterations) == 8
     assert len(model.trainable_variables) == 6
+
+
+@pytest.mark.parametrize("name", ["saved", "whole.keras", "whole.h5"])
+def test_checkpoints_of_fit_hold_the_wrapped_model(tmp_path, name):
+    model = _functional() if name.endswith("h5") else _Subclassed()
+    private = _compiled(model, _plan(), "sgd")
+    path = str(tmp_path / name)
+    keep = tf.keras.callbacks.ModelCheckpoint(path)
+    private.fit(*_data(), callbacks=[keep], directory=tmp_path / "private")
+    x = _data()[0]
+    with tf.keras.utils.custom_object_scope({"_Subclassed": _Subclassed}):
+        loaded = tf.keras.models.load_model(path)
+    np.testing.assert_allclose(loaded(x), model(x), atol=1e-6)
+
+
+def test_weights_saved_by_the_wrapper_are_those_of_the_wrapped_model(tmp_path):
+    private = _compiled(model := _functional(), _plan())
+    private.save_weights(path := str(tmp_path / "weights.h5"))
+    other = _functional()
+    other.load_weights(path)
+    PrivateModel(again := _functional(), _plan()).load_weights(path)
+    for weight, *copies in zip(
+        model.get_weights(), other.get_weights(), again.get_weights()
+    ):
+        for copy in copies:
+            np.testing.assert_array_equal(copy, weight)
 
 
 def test_a_second_fit_would_spend_twice_and_is_refused():

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -328,6 +329,19 @@ def test_queries_and_synthetic_sets_are_no_public_text(pairs, tmp_path):
     with pytest.raises(validation.InputError, match="part of a synthetic set"):
         pretrain.run(config, tmp_path / "t5")
     assert not (tmp_path / "t5").exists()
+
+
+def test_a_manifest_of_another_program_makes_no_set(pairs, tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "manifest.json").write_text('{"name": "a page", "icons": []}')
+    (site / "text.jsonl").write_text('{"_id": "1", "text": 3}\n')
+    config = _config(pairs, texts=(str(site / "text.jsonl"),))
+    with pytest.raises(validation.DataError, match=r"text\.jsonl:1: "):
+        pretrain.run(config, tmp_path / "t5")
+    logs = shutil.copytree(pairs, tmp_path / "logs")
+    (logs / "manifest.json").write_text('{"name": "a page", "icons": []}')
+    assert sources.load_source(str(logs)).private
 
 
 @pytest.mark.parametrize("line", ["{", '{"text": "no id"}', '{"_id": "1", "text": 3}'])

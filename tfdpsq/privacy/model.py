@@ -80,6 +80,18 @@ class PrivateModel(tf.keras.Model):
         """Calls the wrapped model."""
         return self.model(inputs, training=training, mask=mask)
 
+    def save(self, *arguments: Any, **options: Any) -> None:
+        """Saves the wrapped model, as `ModelCheckpoint` does; see `tf.keras.Model`."""
+        self.model.save(*arguments, **options)
+
+    def save_weights(self, *arguments: Any, **options: Any) -> None:
+        """Saves the weights of the wrapped model; see `tf.keras.Model`."""
+        self.model.save_weights(*arguments, **options)
+
+    def load_weights(self, *arguments: Any, **options: Any) -> Any:
+        """Loads weights into the wrapped model; see `tf.keras.Model`."""
+        return self.model.load_weights(*arguments, **options)
+
     def compile(
         self,
         optimizer: LogicalStep,

@@ -49,10 +49,22 @@ def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
 
 
 def flatten(layers: Iterable[tf.Module]) -> list[tf.keras.layers.Layer]:
-    """The layers given and all that they are made of, each once."""
+    """The layers given and all that they are made of, each once.
+
+    Raises:
+      InputError: a layer whose parts TensorFlow cannot list.
+    """
     found: dict[int, tf.keras.layers.Layer] = {}
     for root in layers:
-        for module in (root, *root.submodules):
+        try:
+            modules = (root, *root.submodules)
+        except ValueError as error:  # Keras's recurrent cells with recurrent_dropout
+            raise validation.InputError(
+                f"the parts of {root.name!r} cannot be listed: {error}. Recurrent "
+                "layers with recurrent_dropout keep their masks in such a way: set it "
+                "to 0, and use a Dropout layer."
+            ) from error
+        for module in modules:
             if isinstance(module, tf.keras.layers.Layer):
                 found.setdefault(id(module), module)
     return list(found.values())

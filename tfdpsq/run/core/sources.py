@@ -38,6 +38,7 @@ from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy import read_certificate, read_ledger
 from tfdpsq.privacy.proof import certificate_files
+from tfdpsq.privacy.proof.certificate import FILE_NAME as CERTIFICATE
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
 from tfdpsq.run.core import outputs, releases, workdir
 
@@ -279,8 +280,21 @@ def require_public(init: str, parent: dict[str, Any] | None, consequence: str) -
 
 
 def is_free(path: str) -> bool:
-    """Returns whether a path is a synthetic or public set, not private pairs."""
-    return path != PYDOCS and (pathlib.Path(path) / "manifest.json").is_file()
+    """Returns whether a path is a synthetic or public set, not private pairs.
+
+    Other programs write a `manifest.json`, too: that of a set has a schema. A damaged
+    one counts as a set's, so that its reader says what is wrong with it.
+    """
+    manifest = pathlib.Path(path) / "manifest.json"
+    if path == PYDOCS or not manifest.is_file():
+        return False
+    if (manifest.parent / CERTIFICATE).is_file():
+        return True
+    try:
+        values = validation.parse_json(manifest.read_text("utf-8"))
+    except (OSError, ValueError):
+        return True
+    return isinstance(values, dict) and (not values or "schema" in values)
 
 
 def certificate_of_pairs(path: str) -> dict[str, Any] | None:
