@@ -18,9 +18,13 @@ from tfdpsq.data import (
     train_vocabulary,
     write_synthetic,
 )
+from tfdpsq.data.texts import Pair
+from tfdpsq.evaluation.ranking import trec
+from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan
 from tfdpsq.run import evaluate
+from tfdpsq.run.attacks import text_scores
 from tfdpsq.run.core import layout
 from tfdpsq.run.passes import passes
 from tfdpsq.run.search import retrieval, systems
@@ -253,6 +257,85 @@ def test_a_weight_is_never_fitted_on_what_a_guarantee_does_not_cover(base, publi
         with pytest.raises(InputError, match=message):
             evaluate.run(config, out)
     assert not out.exists()
+
+
+def _reranked(start, **changes):
+    """Reranks BM25's documents for the test queries by two generators."""
+    config = evaluate.default_config()
+    config.data = str(start / "pairs")
+    lengths = {"document_length": 20, "query_length": 6}
+    with config.unlocked():
+        config.systems = {"words": "bm25"}
+        config.rerankers = {"one": str(start / "public"), "two": str(start / "public")}
+        config.rerank.update({"base": "words", "baseline": "two", **lengths, **changes})
+    out = start / "private" / "out"
+    evaluate.run(config, out)
+    metrics = json.loads((out / layout.METRICS_FILE).read_text())
+    runs = {
+        system: evaluation.read_trec_run(out / "runs" / f"{system}.trec")
+        for system in ("words", "one", "two")
+    }
+    return metrics["systems"], runs
+
+
+def test_rerankers_order_the_best_documents_by_both_scores(tmp_path):
+    """By likelihoods that are computed pair by pair, without the shared encodings."""
+    _tiny.write_start(tmp_path)
+    metrics, runs = _reranked(tmp_path, depth=3, weight=0.6)
+    beir = BeirDirectory(tmp_path / "pairs")
+    documents = {document.id: document.content for document in beir.documents()}
+    scorer = text_scores.LikelihoodScorer(
+        T5QueryGenerator.from_preset(tmp_path / "public"),
+        Tokenizer(tmp_path / "spiece.model"),
+        20,
+        6,
+    )
+    deeper = 0
+    for query, hits in runs["words"].items():
+        first = [name for name, _ in trec.ranked(hits)]
+        pairs = [Pair("", beir.queries()[query], d, documents[d]) for d in first[:3]]
+        expected = {
+            pair.document_id: 0.4 * hits[pair.document_id] + 0.6 * nats
+            for pair, nats in zip(pairs, scorer(pairs, cut=True))
+        }
+        found = runs["one"][query]
+        for name, score in expected.items():
+            assert found[name] == pytest.approx(score, rel=1e-4)
+        # The others keep their order, below.
+        assert [name for name, _ in trec.ranked(found)][3:] == first[3:]
+        deeper += len(first) > 3
+    assert deeper and runs["one"] == runs["two"]
+    qrels = beir.qrels("test")
+    expected = evaluation.evaluate_run(qrels, runs["one"], layout.METRICS).means
+    assert metrics["one"]["ndcg@10"] == pytest.approx(expected["ndcg@10"], abs=1e-6)
+    assert metrics["one"]["difference_to_baseline"]["difference"] == 0
+    assert "difference_to_baseline" not in metrics["two"]
+    assert "difference_to_baseline" not in metrics["words"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rerankers": {"words": "t5"}}, "rerankers.words has the name of a system"),
+        ({"rerankers": {"a": ""}}, "rerankers.a is ''. Give it a generator"),
+        ({"rerankers": {"a": "/no/such"}}, "/no/such"),
+        ({"rerank.base": "else"}, "rerank.base is 'else', which is none of"),
+        ({"rerank.depth": 101}, "rerank.depth is 101, but k is 100"),
+        ({"rerank.baseline": "b"}, "rerank.baseline is 'b', which is none of"),
+        ({"rerank.depth": 9, "rerankers": {}}, "rerank.depth is 9, which does nothing"),
+    ],
+)
+def test_rerankers_that_do_not_fit_are_refused(base, tmp_path, changes, message):
+    config = _bad(base, systems={"words": "bm25"}, rerankers={"a": "t5_tiny_pydocs"})
+    with config.unlocked():
+        config.update_from_flattened_dict({"rerank.base": "words", **changes})
+        if "rerankers" in changes:
+            config.rerankers = changes["rerankers"]
+        if not config.rerankers:
+            config.rerank.base = "bm25"
+    with pytest.raises(InputError, match=message):
+        evaluate.run(config, tmp_path / "private" / "out")
+    assert not (tmp_path / "private" / "out").exists()
 
 
 def _bad(base, **changes):

@@ -43,6 +43,9 @@ def test_results_have_every_row_with_numbers_that_can_be_true(finished):
         "synthetic_inf",
         "synthetic_eps8",
         "direct_eps8",
+        "reranked_public_only",
+        "reranked_inf",
+        "reranked_eps8",
     ]
     for row in results["rows"]:
         assert 0 <= row["ndcg@10"] <= 1 and 0 <= row["recall@10"] <= 1
@@ -51,7 +54,9 @@ def test_results_have_every_row_with_numbers_that_can_be_true(finished):
     epsilons = {row["name"]: row["epsilon"] for row in results["rows"]}
     assert epsilons["bm25"] is epsilons["untrained"] is epsilons["public_only"] is None
     assert epsilons["original"] == epsilons["synthetic_inf"] == "inf"
-    for name in ("synthetic_eps8", "direct_eps8"):
+    assert epsilons["reranked_inf"] == "inf"
+    assert epsilons["reranked_public_only"] is None
+    for name in ("synthetic_eps8", "direct_eps8", "reranked_eps8"):
         assert 7.8 <= epsilons[name] <= 8.0  # spent, not the target
     assert results["seconds"]["generator_eps8"] > 0
     assert 0.1 < results["peak_memory_gib"] < 24

@@ -10,7 +10,7 @@ import tiny as _tiny
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
-from tfdpsq.run import finetune, synthesize
+from tfdpsq.run import finetune
 from tfdpsq.run.attacks import audit_subject
 from tfdpsq.run.core import sources
 from tfdpsq.validation import InputError
@@ -72,12 +72,14 @@ def test_another_prompt_than_the_trained_one_is_refused(base, tmp_path):
         _require(tmp_path, {"finetune": {"prompt": ""}}, "x: ")
     _require(tmp_path, {"prompt": "x: "}, "x: ")
     _require(tmp_path, {}, "x: ")  # of version 0.1.0, which had no such setting
-    synthesize._require_prompt("x: ", generator)  # weights that nobody trained here
+    sources.require_prompt(
+        "prompt", "x: ", generator
+    )  # weights that nobody trained here
 
 
 def _require(directory, config, prompt):
     (directory / "stage.json").write_text(json.dumps({**_tiny.STAGE, "config": config}))
-    synthesize._require_prompt(prompt, directory)
+    sources.require_prompt("prompt", prompt, directory)
 
 
 def test_an_audit_scores_with_the_prompt_of_the_training(base):

@@ -2,11 +2,13 @@
 
 import tfdpsq.stack  # noqa: F401  checks the environment first
 from tfdpsq.generator.examples import encode_pairs
+from tfdpsq.generator.likelihood import QueryLikelihood
 from tfdpsq.generator.model import T5QueryGenerator
 from tfdpsq.generator.sampling import SamplingConfig
 from tfdpsq.generator.synthesis import SynthesisConfig, Synthesizer, synthesize
 
 __all__ = [
+    "QueryLikelihood",
     "SamplingConfig",
     "SynthesisConfig",
     "Synthesizer",

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
@@ -35,7 +36,7 @@ from tfdpsq.run.core import (
 )
 from tfdpsq.run.passes import corpus_shards, passes, sharded_stages
 from tfdpsq.run.reporting import similarity
-from tfdpsq.run.search import hybrid, retrieval, systems
+from tfdpsq.run.search import hybrid, reranking, retrieval, systems
 
 SETTINGS: settings.Declaration = {
     "data": settings.Text(sources.PYDOCS, required=True),
@@ -50,6 +51,9 @@ SETTINGS: settings.Declaration = {
     "similarity": similarity.declared(),
     "baseline": settings.Text(""),
     "fusion": hybrid.SETTINGS,
+    # Name -> a generator that orders a system's best documents anew.
+    "rerankers": settings.Named({}, settings.Text("")),
+    "rerank": reranking.SETTINGS,
     "k": settings.Integer(100, 1, 1000000),
     "index": settings.Text("scann_brute_force", systems.INDEXES),
     "batch_size": settings.Integer(128),
@@ -67,6 +71,7 @@ ACTING = (
     ),
     acting.Only("fusion.fit_queries", "fusion.fit"),
     acting.Only("fusion.weight", "fusion.fit", ("",)),
+    acting.Only(" ".join(f"rerank.{name}" for name in reranking.SETTINGS), "rerankers"),
     acting.Only("similarity.points", "similarity.featurizer"),
 )
 
@@ -78,6 +83,8 @@ def default_config() -> ml_collections.ConfigDict:
     maps a name to an output of `synthesize`, whose queries are compared with those of
     `similarity_split` and of the training split; see `similarity`. With `fusion.base`
     every other system is also measured together with it; see `search.hybrid`.
+    `rerankers` maps a name to a generator that orders a system's best documents anew,
+    which counts as a system of its own; see `search.reranking`.
     """
     return settings.default_config(SETTINGS)
 
@@ -113,6 +120,7 @@ def run(
         **retrieval.index_inputs(searched, config.data),
         **similarity.inputs(config),
         **hybrid.inputs(config),
+        **reranking.inputs(config),
         "data": sources.source_fingerprint(config.data, private),
     }
     searched.require_vocabulary()
@@ -170,6 +178,7 @@ def _check(config: ml_collections.ConfigDict) -> None:
             f"{', '.join(sorted(config.systems))}. Name one of them, or none."
         )
     hybrid.check(config)
+    reranking.check(config)
 
 
 def _make(
@@ -185,7 +194,7 @@ def _make(
     queries = retrieval.queries_of(config.data, config.split, fit)
     (out / "runs").mkdir()
     evaluation.write_trec_qrels(out / "qrels.trec", qrels)
-    results = {}
+    results, base = {}, {}
     fusion = hybrid.Fusion(
         config.fusion, fit, qrels, config.k, config.ignore_identical_ids
     )
@@ -197,10 +206,13 @@ def _make(
             notes[name] = note
         fusion.add(name, found)
         judged = {query: hits for query, hits in found.items() if query in qrels}
-        evaluation.write_trec_run(out / "runs" / f"{name}.trec", judged, tag=name)
-        results[name] = evaluation.evaluate_run(
-            qrels, judged, layout.METRICS, config.ignore_identical_ids
-        )
+        results[name] = _measured(config, name, judged, qrels, out)
+        if name == config.rerank.base:
+            base = judged
+    for name, run in reranking.rerank(config, base, beir, queries):
+        results[name] = _measured(config, name, run, qrels, out)
+    against = {name: config.baseline for name in searched.paths}
+    against.update(dict.fromkeys(config.rerankers, config.rerank.baseline))
     metrics = {
         "split": config.split,
         "queries": len(qrels),
@@ -208,7 +220,7 @@ def _make(
         "settings": notes,
         "systems": {
             name: _summary(
-                result, results.get(config.baseline), config.resamples, config.seed
+                result, results.get(against[name]), config.resamples, config.seed
             )
             for name, result in results.items()
         },
@@ -228,6 +240,20 @@ def _make(
     }
     write_json(out / layout.METRICS_FILE, metrics)
     return {name: values["ndcg@10"] for name, values in metrics["systems"].items()}
+
+
+def _measured(
+    config: ml_collections.ConfigDict,
+    name: str,
+    run: retrieval.Run,
+    qrels: Mapping[str, Mapping[str, int]],
+    out: pathlib.Path,
+) -> evaluation.RankingResult:
+    """Writes a system's run, and measures it."""
+    evaluation.write_trec_run(out / "runs" / f"{name}.trec", run, tag=name)
+    return evaluation.evaluate_run(
+        qrels, run, layout.METRICS, config.ignore_identical_ids
+    )
 
 
 def _summary(

@@ -26,6 +26,7 @@ import numpy as np
 
 from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
+from tfdpsq.generator import checkpoints
 from tfdpsq.generator.span_corruption import SENTINELS
 from tfdpsq.privacy.proof import reads as privacy_reads
 from tfdpsq.run import (
@@ -57,6 +58,8 @@ from tfdpsq.run.reporting import content as report_content
 from tfdpsq.run.reporting import page
 from tfdpsq.run.search import systems
 
+# In names of rows.
+_RERANKED, _PUBLIC = "reranked", "public_only"
 _INF = 'Every epsilon must be above 0 (float("inf") trains without privacy).'
 _EPSILON = settings.Number(8.0, 0, math.inf, low_open=True, remedy=_INF)
 SETTINGS: settings.Declaration = {
@@ -66,6 +69,8 @@ SETTINGS: settings.Declaration = {
     "epsilons": settings.Several((math.inf, 8.0), _EPSILON),
     "direct_epsilons": settings.Several((8.0,), _EPSILON),
     "audit_epsilons": settings.Several((), _EPSILON),
+    # Whether generators, and the public T5, also order BM25's best documents anew.
+    "rerank": settings.Flag(True),
     "examples": settings.Integer(8, 0, 10_000),
     "seed": settings.Integer(0, 0, settings.SEED),
     "strict": settings.Flag(False),
@@ -113,7 +118,8 @@ FILLED = {
     "synthesize": "generator vocabulary corpus prompt seed",
     "retriever": "pairs init vocabulary seed",
     "direct": "pairs init vocabulary epsilon seed",
-    "evaluate": "data vocabulary systems synthetic baseline",
+    "evaluate": "data vocabulary systems synthetic baseline rerankers rerank.baseline "
+    "rerank.prompt rerank.document_length rerank.query_length",
     "canaries": "data user_field",
     "audit": "canaries generator synthetic seed",
 }
@@ -159,6 +165,7 @@ def run(
     generators = job.generators()
     sets = job.synthetic_sets(generators)
     rows = job.retrievers(sets)
+    rows += job.rerankers(generators)
     job.evaluate(rows, sets)
     job.audit()
     content = report_content.gather(
@@ -248,6 +255,8 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
             if "init" in stage:
                 pretrained = config.pretrain.steps and name != "pretrain"
                 stage.init = config.init or ("pretrained" if pretrained else "")
+            if module is evaluate and config.rerank:
+                stage.rerankers = {"a generator": "of the job"}
         rules = getattr(module, "ACTING", ())
         acting.require_acting(stage, declared, rules, name)
     for name in ("steps", "epochs"):
@@ -435,6 +444,37 @@ class Job:
             )
         return rows
 
+    def rerankers(
+        self, generators: dict[float, pathlib.Path]
+    ) -> list[report_content.Row]:
+        """Returns the rows of BM25 reranked, by the public T5 and by each generator."""
+        if not self.config.rerank:
+            return []
+        names = [_PUBLIC, *(epsilon_name(epsilon) for epsilon in generators)]
+        public, *others = (f"{_RERANKED}_{name}" for name in names)
+        against = {"public_only": public, "unprotected": f"{_RERANKED}_inf"}
+        rows = []
+        if self.start:
+            path = checkpoints.locate(self.start)
+            label = "BM25 reranked by the public T5"
+            rows.append(report_content.Row(public, label, None, path, against))
+        for name, (epsilon, path) in zip(others, generators.items()):
+            symbol = report_content.epsilon_symbol(epsilon)
+            label = f"BM25 reranked by the generator, ε = {symbol}"
+            rows.append(report_content.Row(name, label, epsilon, path, against))
+        return rows
+
+    def _reranking(self, rows: list[report_content.Row]) -> dict[str, Any]:
+        """Returns the settings of reranking: what generators were trained with."""
+        own = self.config.evaluate.rerank.to_dict()
+        if not any(row.against for row in rows):
+            return own
+        for name in ("prompt", "document_length", "query_length"):
+            own[name] = self.config.finetune[name]
+        baseline = f"{_RERANKED}_{_PUBLIC}"
+        known = any(row.name == baseline for row in rows)
+        return {**own, "baseline": baseline if known else ""}
+
     def audit(self) -> None:
         """Trains generators on canaries, and audits them."""
         if not self.config.audit_epsilons:
@@ -486,7 +526,10 @@ class Job:
                 "systems": {
                     row.name: systems.BM25 if row.path is None else str(row.path)
                     for row in rows
+                    if not row.against
                 },
+                "rerankers": {row.name: str(row.path) for row in rows if row.against},
+                "rerank": self._reranking(rows),
                 "synthetic": {
                     epsilon_name(epsilon): str(path) for epsilon, path in sets.items()
                 },

@@ -128,7 +128,7 @@ def run(
     generator, vocabulary = _fetched(config.generator, config.vocabulary)
     certificate = sources.certificate_of_model(generator)
     located = checkpoints.locate(generator)
-    _require_prompt(config.prompt, located)
+    sources.require_prompt("prompt", config.prompt, located)
     output = releases.Output(
         directory,
         releases.guarantee_of(certificate, str(located)),
@@ -255,20 +255,6 @@ def start_worker(
                 out.count += 1
 
     return make
-
-
-def _require_prompt(prompt: str, generator: pathlib.Path) -> None:
-    """Refuses a prompt that the generator was not trained with, where that is known."""
-    path = generator / workdir.STAGE_FILE
-    if not path.is_file():
-        return
-    trained = workdir.read_json(path)["config"]
-    theirs = trained.get("finetune", trained).get("prompt", prompt)
-    if theirs != prompt:
-        raise validation.InputError(
-            f"prompt is {validation.shown(prompt)}, but {generator} was trained with "
-            f"{validation.shown(theirs)}. Set prompt to the latter."
-        )
 
 
 def _fetched(generator: str, vocabulary: str) -> tuple[str, pathlib.Path]:

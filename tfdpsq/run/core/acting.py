@@ -95,15 +95,16 @@ def require_unfilled(
     Args:
       config: of the stage, inside the job's.
       declaration: of the stage.
-      filled: names of the settings.
+      filled: dotted names of the settings.
       where: name of the stage's config in the job's.
       by: what fills them in, for the error.
 
     Raises:
       InputError: names the setting and its value.
     """
+    initial = dict(defaults(declaration))
     for name in filled:
-        default, value = declaration[name].default, config[name]
+        default, value = initial[name], value_at(config, name)
         if _plain(value) != _plain(default):
             raise validation.InputError(
                 f"{where}.{name} is {validation.shown(value)}, which does nothing "

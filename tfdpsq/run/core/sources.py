@@ -254,6 +254,24 @@ def require_vocabulary(
         )
 
 
+def require_prompt(setting: str, prompt: str, generator: pathlib.Path) -> None:
+    """Refuses a prompt that a generator was not trained with, where that is known.
+
+    Raises:
+      InputError: names `setting`, its value `prompt`, and the generator's.
+    """
+    path = generator / workdir.STAGE_FILE
+    if not path.is_file():
+        return
+    trained = workdir.read_json(path)["config"]
+    theirs = trained.get("finetune", trained).get("prompt", prompt)
+    if theirs != prompt:
+        raise validation.InputError(
+            f"{setting} is {validation.shown(prompt)}, but {generator} was trained "
+            f"with {validation.shown(theirs)}. Set {setting} to the latter."
+        )
+
+
 def certificate_of_model(model: str) -> dict[str, Any] | None:
     """Returns the certificate of a model's weights; `None` for public weights.
 

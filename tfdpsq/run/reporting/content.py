@@ -25,6 +25,8 @@ _DESCRIPTIONS = {
     "original": "Trained on the private pairs without protection.",
     "synthetic": "Trained on synthetic queries only.",
     "direct": "Trained on the private pairs by DP-SGD.",
+    "reranked": "BM25's best documents, ordered by BM25 and by how likely the "
+    "language model finds the query.",
 }
 # Points of a run at which ε is shown; each takes a second or two of accounting.
 _EPSILON_POINTS = 6
@@ -41,13 +43,16 @@ class Row:
       label: its name in the report.
       epsilon: target ε, ∞ for private data without protection, `None` where no
         private query was used.
-      path: the retriever's directory; `None` for BM25.
+      path: the directory of the retriever, or of the generator that reranks; `None`
+        for BM25.
+      against: of a reranked row, the names of its "public_only" and "unprotected".
     """
 
     name: str
     label: str
     epsilon: float | None
     path: pathlib.Path | None
+    against: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def gather(
@@ -167,6 +172,7 @@ def _row(row: Row, metrics: Mapping[str, Any]) -> dict[str, Any]:
             "p": difference["p_value"],
         },
         **_fused(metrics.get("fused", {}).get(row.name)),
+        **({"reference_rows": dict(row.against)} if row.against else {}),
     }
 
 

@@ -13,7 +13,7 @@ infinite ε may be a float or "inf". Required:
 Optional:
 
 - `reference_rows`: {"public_only": row name, "unprotected": row name}; these are
-  "public_only" and "original" by default
+  "public_only" and "original" by default; a row may have its own
 - `curves`: {run: {step, loss: lists; chart, unit: str}}; `chart` names the plot
   that a run is drawn in, `unit` is "nats per example" by default
 - `epsilon_curves`: {run: {step, epsilon: lists}}, ε spent so far
@@ -178,8 +178,7 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
     ]
     named = {row["name"]: row for row in rows}
     references = report.get("reference_rows", {})
-    public = named.get(references.get("public_only", "public_only"))
-    unprotected = named.get(references.get("unprotected", "original"))
+    _, public = _references({}, named, references)
     protected = [row for row in rows if row["series"] == _PROTECTED]
     metric = METRICS[0]
     found = report.get("wins_and_losses")
@@ -188,7 +187,9 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
         "created": report["created"],
         "command": report["command"],
         "protected": protected,
-        "costs": [_cost(row, unprotected, public) for row in protected],
+        "costs": [
+            _cost(row, *_references(row, named, references)) for row in protected
+        ],
         "results": [_result(row) for row in rows],
         "has_public_only": public is not None,
         "fused_plot": _fused_plot(rows, public),
@@ -218,6 +219,17 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
         },
         "versions": report.get("versions", {}),
     }
+
+
+def _references(
+    row: Mapping[str, Any],
+    named: Mapping[str, Mapping[str, Any]],
+    references: Mapping[str, str],
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """Returns the unprotected and the public-only row that a row is compared with."""
+    names = {"unprotected": "original", "public_only": "public_only", **references}
+    names.update(row.get("reference_rows", {}))
+    return named.get(names["unprotected"]), named.get(names["public_only"])
 
 
 def _fused_plot(

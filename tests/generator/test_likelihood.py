@@ -1,0 +1,102 @@
+"""Query likelihood, against the model's own losses of each pair."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq.data import Tokenizer, train_vocabulary
+from tfdpsq.data.texts import Pair
+from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, encode_pairs
+from tfdpsq.layers import T5Config
+from tfdpsq.validation import InputError
+
+_WORDS = "red fox dogs sleep in the sun all day long rain and snow fall north".split()
+
+
+def _texts(count, words, seed):
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(_WORDS, words)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "spiece.model"
+    train_vocabulary(_texts(300, 6, 0), 290, path)
+    return Tokenizer(path)
+
+
+def _model(tokenizer, version="1.0", soft_prompt=0):
+    tf.keras.utils.set_random_seed(3)
+    shape = T5Config(tokenizer.vocabulary_size, 2, 3, 16, 24, 8, version, dropout=0.1)
+    model = T5QueryGenerator(shape, soft_prompt=soft_prompt)
+    # Larger weights than at the start of training: attention that matters.
+    for variable in model.trainable_variables:
+        if variable.shape.rank == 2:
+            variable.assign(variable * 1.5)
+    return model
+
+
+def _pairs():
+    """Documents with none to nine queries, one of them twice."""
+    documents, queries = _texts(9, 7, 1), _texts(30, 4, 2)
+    rows = [(d, q) for n, d in enumerate(documents) for q in queries[: n * n % 10]]
+    return [*rows, rows[0]]
+
+
+@pytest.mark.parametrize(
+    "version, soft_prompt, batch_size, compiled",
+    [("1.0", 0, 7, False), ("1.1", 0, 64, False), ("1.1", 3, 1, False)]
+    + [("1.0", 0, 8, True)],
+)
+def test_scores_are_the_losses_of_each_pair(
+    tokenizer, version, soft_prompt, batch_size, compiled
+):
+    model = _model(tokenizer, version, soft_prompt)
+    lengths = {"document_length": 12, "query_length": 6}
+    pairs = _pairs()
+    batch = encode_pairs(
+        [Pair("", query, "", document) for document, query in pairs],
+        tokenizer,
+        prompt="ask: ",
+        **lengths,
+    )
+    assert (batch["query_lengths"] == 6).any() and (batch["query_lengths"] < 6).any()
+    expected = -model.per_example_losses(batch).numpy() * batch["query_lengths"]
+    likelihood = QueryLikelihood(
+        model,
+        tokenizer,
+        batch_size=batch_size,
+        prompt="ask: ",
+        jit_compile=compiled,
+        **lengths,
+    )
+    found = list(likelihood.scores(iter(pairs)))
+    assert np.std(expected) > 1
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+def test_pairs_are_read_a_batch_at_a_time(tokenizer):
+    read = []
+
+    def pairs():
+        for number in itertools.count():
+            read.append(number)
+            yield "red fox", "fox"
+
+    scores = QueryLikelihood(
+        _model(tokenizer), tokenizer, document_length=8, query_length=4, batch_size=5
+    ).scores(pairs())
+    assert np.ptp([next(scores) for _ in range(6)]) < 1e-4
+    assert len(read) == 10
+
+
+def test_no_pairs_have_no_scores(tokenizer):
+    assert list(QueryLikelihood(_model(tokenizer), tokenizer).scores([])) == []
+
+
+@pytest.mark.parametrize("name", ["document_length", "query_length", "batch_size"])
+def test_lengths_are_positive(tokenizer, name):
+    with pytest.raises(InputError, match=f"{name} is 0"):
+        QueryLikelihood(_model(tokenizer), tokenizer, **{name: 0})

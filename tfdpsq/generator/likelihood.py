@@ -1,0 +1,164 @@
+"""Query likelihood: how probable a generator finds a query, given a document.
+
+A generator that writes queries for documents also tells for which documents a query
+would have been written (Ponte and Croft 1998; by a language model that is trained on
+pairs, dos Santos et al. 2020, *Beyond [CLS] through Ranking by Generation*). By
+post-processing it costs no privacy beyond the generator's certificate.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.data.tokenization import PROMPT, Tokenizer
+from tfdpsq.layers.replicated import Replicated
+
+# A batch has documents for this many parts of its rows, or for less: one graph each.
+_PARTS = 4
+
+
+class QueryLikelihood:
+    """Log-likelihood of queries under a generator.
+
+    A document is encoded once for its neighbours in a batch. Shapes are static, so that
+    everything compiles with XLA, also for a TPU.
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        tokenizer: Tokenizer,
+        document_length: int = 384,
+        query_length: int = 128,
+        batch_size: int = 64,
+        prompt: str = PROMPT,
+        jit_compile: bool = False,
+    ):
+        """Stores the arguments; runs nothing.
+
+        In a strategy's scope, which the model was made in, each replica scores batches
+        of its own.
+
+        Args:
+          model: a `T5QueryGenerator`.
+          tokenizer: its vocabulary.
+          document_length: tokens kept of prompt and document, L, EOS included.
+          query_length: tokens kept of a query, T, EOS included.
+          batch_size: pairs scored at a time, B; the last batch is padded.
+          prompt: text before every document.
+          jit_compile: compile with XLA.
+
+        Raises:
+          InputError: a length or the batch size is below one.
+        """
+        self._tokenizer = tokenizer
+        self._lengths = (
+            validation.positive_integer("document_length", document_length),
+            validation.positive_integer("query_length", query_length),
+        )
+        self._batch_size = validation.positive_integer("batch_size", batch_size)
+        self._prompt = prompt
+        self._run = Replicated(
+            lambda *given: _log_likelihoods(model, *given), jit_compile=jit_compile
+        )
+
+    def scores(self, pairs: Iterable[tuple[str, str]]) -> Iterator[float]:
+        """Scores queries with documents.
+
+        Args:
+          pairs: (document, query), read as a stream; those of one document should
+            follow each other.
+
+        Yields:
+          For each pair, the log-likelihood in nats of the query's tokens and its end;
+          of a longer query than T tokens, of the first T.
+        """
+        stream = iter(pairs)
+        while rows := list(
+            itertools.islice(stream, self._batch_size * self._run.at_a_time)
+        ):
+            parts = [
+                rows[start : start + self._batch_size]
+                for start in range(0, len(rows), self._batch_size)
+            ]
+            batches = self._batches(parts)
+            for part, found in zip(parts, self._run(batches)):
+                yield from found.numpy().astype(np.float64)[: len(part)].tolist()
+
+    def _batches(
+        self, parts: list[list[tuple[str, str]]]
+    ) -> list[Sequence[np.ndarray]]:
+        """Returns the arguments of `_log_likelihoods`, of one shape for all parts."""
+        documents = [list(dict.fromkeys(d for d, _ in part)) for part in parts]
+        unit = -(-self._batch_size // _PARTS)
+        count = unit * -(-max(map(len, documents)) // unit)
+        batches: list[Sequence[np.ndarray]] = []
+        for part, own in zip(parts, documents):
+            place = {document: number for number, document in enumerate(own)}
+            padded = [*part, *[part[-1]] * (self._batch_size - len(part))]
+            texts = [self._prompt + document for document in own]
+            texts += [self._prompt] * (count - len(own))
+            batches.append(
+                (
+                    *self._encoded(texts, self._lengths[0]),
+                    np.array([place[document] for document, _ in padded], np.int32),
+                    *self._encoded([query for _, query in padded], self._lengths[1]),
+                )
+            )
+        return batches
+
+    def _encoded(self, texts: list[str], length: int) -> tuple[np.ndarray, np.ndarray]:
+        ids, lengths = self._tokenizer.encode(texts, length)
+        return np.asarray(ids), np.asarray(lengths)
+
+
+@tf.autograph.experimental.do_not_convert
+def _log_likelihoods(
+    model: tf.keras.Model,
+    document_ids: tf.Tensor,
+    document_lengths: tf.Tensor,
+    which: tf.Tensor,
+    query_ids: tf.Tensor,
+    query_lengths: tf.Tensor,
+) -> tf.Tensor:
+    """Computes log-likelihoods of queries, teacher-forced.
+
+    Args:
+      model: a `T5QueryGenerator`.
+      document_ids: [D, L] int32.
+      document_lengths: [D] int32.
+      which: [B] int32, the document of each query.
+      query_ids: [B, T] int32.
+      query_lengths: [B] int32.
+
+    Returns:
+      [B] float32, in nats.
+    """
+    backbone = model.backbone
+    seen = tf.sequence_mask(document_lengths, tf.shape(document_ids)[1], tf.int32)
+    states = tf.gather(model.encode(document_ids, seen), which)
+    if backbone.soft_prompt is not None:
+        seen = backbone.soft_prompt.extend_mask(seen)
+    seen = tf.gather(seen, which)[:, tf.newaxis]
+    # The decoder starts with the padding id, as T5 does.
+    x = backbone.token_embedding(tf.pad(query_ids[:, :-1], [[0, 0], [1, 0]]))
+    real = tf.sequence_mask(query_lengths, tf.shape(query_ids)[1], tf.int32)
+    bias = None
+    for layer in backbone.decoder_transformer_layers:
+        x, bias = layer(
+            x,
+            attention_mask=real[:, tf.newaxis],
+            position_bias=bias,
+            encoder_hidden_states=states,
+            encoder_attention_mask=seen,
+            use_causal_mask=True,
+            training=False,
+        )
+    logits = model.head(backbone.decoder_layer_norm(x))
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(query_ids, logits)
+    return -tf.reduce_sum(losses * tf.cast(real, losses.dtype), axis=1)
