@@ -533,7 +533,7 @@ class Job:
                 "synthetic": {
                     epsilon_name(epsilon): str(path) for epsilon, path in sets.items()
                 },
-                "baseline": "public_only",
+                "baseline": _PUBLIC if any(r.name == _PUBLIC for r in rows) else "",
             },
         )
 
