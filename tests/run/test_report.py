@@ -172,6 +172,32 @@ def test_results_are_strict_json_with_the_promised_keys(tmp_path):
     assert results["seconds"] == {"finetune": 421.0, "evaluate": 3.2}
 
 
+def test_a_reranked_row_is_compared_with_its_own_rows(tmp_path):
+    own = {"public_only": "reranked_public_only", "unprotected": "reranked_inf"}
+    better = {"difference": 0.012, "ci": [0.007, 0.017], "p": 0.01}
+    rows = [
+        _row("bm25", None, 0.44),
+        _row("public_only", None, 0.27),
+        _row("original", "inf", 0.29),
+        *(
+            {**row, "reference_rows": own}
+            for row in (
+                _row("reranked_public_only", None, 0.46),
+                _row("reranked_inf", "inf", 0.4779),
+                _row("reranked_eps8", 8.0, 0.4716, better),
+            )
+        ),
+    ]
+    page = _write(tmp_path, rows=rows)
+    text = _text(page)
+    assert (
+        "reranked eps8: ndcg@10 0.4716, against 0.4779 for training without protection "
+        "(99% of it) and 0.4600 for using no private query at all. It is better" in text
+    )
+    first = page.index("reranked eps8", page.index("<svg"))
+    assert first < page.index("</svg>")
+
+
 def test_what_decides_is_the_first_plot_the_table_and_the_results(tmp_path):
     """The gain over BM25 with the public-only row, wherever results are shown."""
     gain = {"mean": 0.021, "low": 0.012, "high": 0.03}

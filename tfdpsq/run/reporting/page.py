@@ -235,20 +235,25 @@ def _references(
 def _fused_plot(
     rows: list[dict[str, Any]], public: Mapping[str, Any] | None
 ) -> plots.Plot | None:
-    """Returns the plot of BM25 alone and with each row; None if none was fused."""
+    """Returns the plot of BM25 alone, with and reranked by rows; None without such."""
     metric = FUSED[0]
     shown = [
         {**row, "label": f"BM25 + {row['label']}"} for row in rows if metric in row
     ]
-    if not shown:
+    alone, reranked = (
+        [
+            {**row, metric: row[METRICS[0]], f"{metric}_ci": row[f"{METRICS[0]}_ci"]}
+            for row in chosen
+        ]
+        for chosen in (
+            [row for row in rows if row["name"] == "bm25"],
+            [row for row in rows if "reference_rows" in row],
+        )
+    )
+    if not shown and not reranked:
         return None
-    alone = [
-        {**row, metric: row[METRICS[0]], f"{metric}_ci": row[f"{METRICS[0]}_ci"]}
-        for row in rows
-        if row["name"] == "bm25"
-    ]
     return plots.intervals(
-        [*alone, *shown],
+        [*alone, *reranked, *shown],
         metric,
         f"{METRICS[0]} together with BM25, with 95 % intervals",
         public.get(metric) if public is not None else None,
