@@ -1,6 +1,6 @@
 """Differentially private training for any Keras model: spec, plan, step, proof."""
 
-import tfdpsq.stack  # noqa: F401  checks the environment first
+from tfdpsq.keras_choice import keras2  # noqa: F401  first: it says what is missing
 from tfdpsq.privacy.accounting import (
     choose_max_batch_size,
     epsilon_of,
