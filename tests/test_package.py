@@ -230,20 +230,20 @@ def test_nothing_names_a_package_index():
 
 def test_the_fingerprint_of_the_code_covers_every_source(tmp_path, monkeypatch):
     """A file that moves into a folder of its own stays covered."""
-    from tfdpsq.run.core import workdir
+    from tfdpsq.privacy import code_fingerprint
 
     copy = tmp_path / "tfdpsq"
     shutil.copytree(
         ROOT / "tfdpsq", copy, ignore=shutil.ignore_patterns("__pycache__", "presets")
     )
-    original = workdir.code_fingerprint()
+    original = code_fingerprint()
     monkeypatch.setattr(tfdpsq, "__file__", str(copy / "__init__.py"))
-    assert workdir.code_fingerprint() == original
+    assert code_fingerprint() == original
     sources = sorted(copy.rglob("*.py"))
     assert len(sources) > 200
     for path in {path.parent: path for path in sources}.values():  # one a folder
         before = path.read_bytes()
         path.write_bytes(before + b"#")
-        path_changed = workdir.code_fingerprint() != original
+        path_changed = code_fingerprint() != original
         path.write_bytes(before)
         assert path_changed, path
