@@ -67,6 +67,6 @@ def __getattr__(name: str) -> Any:
         raise ImportError(
             f"tfdpsq.layers.{name} is made of keras-nlp 0.12's layers, which do not "
             f"import here ({type(error).__name__}: {error}). Install the pinned stack: "
-            "pip install -c constraints.txt '.[stack]' from a clone, on Python 3.11."
+            "python3.11 -m pip install -c constraints.txt '.[stack]', from a clone."
         ) from error
     return getattr(module, name)
