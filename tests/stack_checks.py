@@ -43,6 +43,8 @@ def check_layers(keras):
     dense = keras.layers.Dense(6, "tanh")
     dense.build((None, 5, 4))
     plain = dense(hidden)
+    einsum = keras.layers.EinsumDense("abc,cde->abde", [None, 3, 2], bias_axes="de")
+    planes = einsum(hidden)
     prompt = layers.SoftPrompt(2)
     longer = prompt(hidden, mask)
     vectors = np.tile(np.asarray(prompt.vectors)[None], (3, 1, 1))
@@ -59,7 +61,9 @@ def check_layers(keras):
             (hidden, mask),
             np.concatenate([vectors, np.asarray(longer[0])[:, 2:]], 1),
         ),
+        "Folded": (layers.Folded(dense), (hidden,), plain),
         "LoRADense": (layers.LoRADense(dense, 2, 4.0), (hidden,), plain),
+        "LoRAEinsumDense": (layers.LoRAEinsumDense(einsum, 2, 4.0), (hidden,), planes),
     }
     for name, (layer, arrays, expected) in cases.items():
         tensors = [tf.constant(array) for array in arrays]
