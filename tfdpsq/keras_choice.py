@@ -128,5 +128,7 @@ def require_own(name: str, layer: Any) -> None:
             raise InputError(
                 f"{name} is a {type(layer).__name__} of Keras {version}'s package "
                 f"{package}, and tfdpsq works on Keras {2 if is_keras_2() else 3} "
-                f"here: build it with {own}."
+                f"here: build it with {own}"
+                + f", or set {_SWITCH}=1 before TensorFlow is imported" * (version == 2)
+                + "."
             )
