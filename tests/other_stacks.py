@@ -20,6 +20,20 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
+def find(name):
+    """Returns a Python of this name that runs, on PATH or kept by pyenv, or `None`."""
+    kept = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
+    version = name.replace("python", "")
+    on_path = shutil.which(name)
+    found = [on_path] if on_path else []
+    found += sorted(map(str, kept.glob(f"versions/{version}*/bin/python")))
+    for python in found:
+        ran = subprocess.run([python, "-c", ""], check=False, capture_output=True)
+        if ran.returncode == 0:
+            return python
+    return None
+
+
 def make(python, tensorflow, environment, keras3=False):
     """Makes an environment, and returns its Python.
 
@@ -83,7 +97,8 @@ def main():
         parser.error("--python needs --tensorflow, such as 2.21.0")
     with tempfile.TemporaryDirectory() as folder:
         environment = given.environment or f"{folder}/environment"
-        python = make(given.python, given.tensorflow, environment, given.keras3)
+        found = find(given.python) or given.python
+        python = make(found, given.tensorflow, environment, given.keras3)
         print(json.dumps(check(python, given.keras3)))
 
 

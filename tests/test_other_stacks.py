@@ -1,6 +1,5 @@
 """The layers and the engine on the pinned stack and on others, number by number."""
 
-import shutil
 import subprocess
 import sys
 
@@ -20,11 +19,12 @@ def pinned():
 def python(request, tmp_path_factory):
     """Python of another stack, with the extra `privacy`."""
     name, tensorflow = request.param
-    if shutil.which(name) is None:
+    found = other_stacks.find(name)
+    if found is None:
         pytest.skip(f"no {name} on this machine")
     folder = tmp_path_factory.mktemp("other") / "environment"
     try:
-        return other_stacks.make(name, tensorflow, folder)
+        return other_stacks.make(found, tensorflow, folder)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"the environment cannot be made: {error}")
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 
+import other_stacks
 import pytest
 
 import tfdpsq
@@ -26,15 +27,6 @@ def _run(python, code):
         check=False,
         timeout=120,
     )
-
-
-def _find(name):
-    """Returns paths of this Python: on PATH, and kept by pyenv beside others."""
-    kept = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
-    version = name.replace("python", "")
-    found = sorted(kept.glob(f"versions/{version}*/bin/python"))
-    on_path = shutil.which(name)
-    return ([on_path] if on_path else []) + [str(path) for path in found]
 
 
 def _on_python(version):
@@ -86,11 +78,11 @@ def test_supported_python_imports(version):
 @pytest.mark.parametrize("name", ["python3.8", "python3.12", "python3.13"])
 def test_the_message_reaches_a_real_unsupported_python(name, part):
     # A stand-in's version says nothing about whether the file parses there.
-    pythons = [python for python in _find(name) if not _run(python, "").returncode]
-    if not pythons:
+    python = other_stacks.find(name)
+    if python is None:
         pytest.skip(f"no {name} on this machine")
 
-    result = _run(pythons[0], f"import tfdpsq\nimport tfdpsq.{part}")
+    result = _run(python, f"import tfdpsq\nimport tfdpsq.{part}")
 
     assert result.returncode == 1
     assert "works on Python 3.9 to 3.11" in result.stderr
