@@ -127,10 +127,13 @@ class LoRADense(keras.layers.Layer):
         """Returns the kernel of a Dense layer that computes the same without LoRA.
 
         Returns:
-          W + (alpha / rank)·A·B, [m, n] float32.
+          W + (alpha / rank)·A·B, float32, shaped as W: [m, n] of a Dense layer.
         """
-        update = tf.matmul(self.down.kernel, self.up.kernel)
+        update = self._product()
         return self.dense.kernel + (self.alpha / self.rank) * update
+
+    def _product(self) -> tf.Tensor:
+        return tf.matmul(self.down.kernel, self.up.kernel)
 
     def compute_output_shape(self, input_shape) -> tuple[int | None, ...]:
         """Returns [..., n] for [..., m]."""
@@ -197,27 +200,21 @@ class LoRAEinsumDense(LoRADense):
           What the equation gives, in the layer's compute dtype.
         """
         update = self.up(self.down(inputs) * (self.alpha / self.rank))
-        kernel = tf.convert_to_tensor(self.dense.kernel)
+        kernel = tf.convert_to_tensor(self.dense.kernel)  # as the layer would cast it
         output = tf.einsum(self.dense.equation, inputs, kernel) + update
         if self.dense.bias is not None:
             output += tf.convert_to_tensor(self.dense.bias)
         activation = self.dense.activation
         return output if activation is None else activation(output)
 
-    def merge(self) -> tf.Tensor:
-        """Returns the kernel of an EinsumDense layer that computes the same.
-
-        Returns:
-          W + (alpha / rank)·A·B, shaped as W, float32.
-        """
-        _, weight, _ = _subscripts(self.dense)
-        _, into, out = self._split()
-        update = tf.einsum(f"{into},{out}->{weight}", self.down.kernel, self.up.kernel)
-        return self.dense.kernel + (self.alpha / self.rank) * update
-
     def compute_output_shape(self, input_shape) -> tuple[int | None, ...]:
         """Returns the EinsumDense layer's output shape."""
         return tuple(self.dense.compute_output_shape(input_shape))
+
+    def _product(self) -> tf.Tensor:
+        _, weight, _ = _subscripts(self.dense)
+        _, into, out = self._split()
+        return tf.einsum(f"{into},{out}->{weight}", self.down.kernel, self.up.kernel)
 
     def _down(self, **options) -> keras.layers.Layer:
         source, _, _ = _subscripts(self.dense)
