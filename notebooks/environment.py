@@ -56,7 +56,7 @@ def make(checkout: str | os.PathLike) -> str:
         _run(said, uv, "venv", "--quiet", "--python", _PYTHON, str(folder))
     pins = ["-c", str(checkout / "constraints.txt")]
     install = [uv, "pip", "install", "--quiet", "--python", str(python), *pins]
-    _run(f"{said} from {checkout}", *install, str(checkout))
+    _run(f"{said} from {checkout}", *install, f"{checkout}[stack]")
     ready.write_text(digest.hexdigest())
     return str(python)
 

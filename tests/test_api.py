@@ -9,9 +9,9 @@ import tensorflow as tf
 # What a package exports; everything else is imported from its own module.
 _PUBLIC = {
     "layers": """
-        FirstTokenPooling Folded LoRADense MaskedMeanPooling Scale SeededDropout
-        SoftPrompt T5Backbone T5Config T5TransformerLayer apply_lora build_encoder
-        dropout_seed encoder_of train_only
+        FirstTokenPooling Folded LoRADense LoRAEinsumDense MaskedMeanPooling Scale
+        SeededDropout SoftPrompt T5Backbone T5Config T5TransformerLayer apply_lora
+        build_encoder dropout_seed encoder_of merge_lora train_only with_lora
     """,
     "generator": """
         SamplingConfig SynthesisConfig Synthesizer T5QueryGenerator encode_pairs

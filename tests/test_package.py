@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 
+import other_stacks
 import pytest
 
 import tfdpsq
@@ -26,15 +27,6 @@ def _run(python, code):
         check=False,
         timeout=120,
     )
-
-
-def _find(name):
-    """Returns paths of this Python: on PATH, and kept by pyenv beside others."""
-    kept = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
-    version = name.replace("python", "")
-    found = sorted(kept.glob(f"versions/{version}*/bin/python"))
-    on_path = shutil.which(name)
-    return ([on_path] if on_path else []) + [str(path) for path in found]
 
 
 def _on_python(version):
@@ -69,10 +61,10 @@ def test_other_python_is_told_which_to_use_and_how(version):
     result = _on_python(version)
 
     assert result.returncode == 1
-    assert "ImportError: tfdpsq works on Python 3.9 to 3.11" in result.stderr
+    assert "works on Python 3.9 to 3.11" in result.stderr
     assert f"this is Python {version[0]}.{version[1]}" in result.stderr
     assert "python3.11 -m venv .venv" in result.stderr
-    assert ".venv/bin/pip install -c constraints.txt ." in result.stderr
+    assert ".venv/bin/pip install -c constraints.txt '.[stack]'" in result.stderr
 
 
 @pytest.mark.parametrize("version", [(3, 9, 0), (3, 10, 13), (3, 11, 9)])
@@ -82,19 +74,31 @@ def test_supported_python_imports(version):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("part", ["privacy", "run.pipeline"])
+@pytest.mark.parametrize("part", ["retriever", "run.pipeline"])
 @pytest.mark.parametrize("name", ["python3.8", "python3.12", "python3.13"])
 def test_the_message_reaches_a_real_unsupported_python(name, part):
     # A stand-in's version says nothing about whether the file parses there.
-    pythons = [python for python in _find(name) if not _run(python, "").returncode]
-    if not pythons:
+    python = other_stacks.find(name)
+    if python is None:
         pytest.skip(f"no {name} on this machine")
 
-    result = _run(pythons[0], f"import tfdpsq\nimport tfdpsq.{part}")
+    result = _run(python, f"import tfdpsq\nimport tfdpsq.{part}")
 
     assert result.returncode == 1
-    assert "ImportError: tfdpsq works on Python 3.9 to 3.11" in result.stderr
+    assert "works on Python 3.9 to 3.11" in result.stderr
     assert "SyntaxError" not in result.stderr
+
+
+@pytest.mark.parametrize("part", ["layers", "privacy"])
+def test_what_works_on_any_stack_says_what_to_install_where_there_is_none(part):
+    result = _run(
+        sys.executable,
+        f"import sys\nsys.modules['tensorflow'] = None\nimport tfdpsq.{part}",
+    )
+
+    assert result.returncode == 1
+    assert "ImportError: tfdpsq.layers and tfdpsq.privacy need" in result.stderr
+    assert f"pip install 'tfdpsq[{part}]'" in result.stderr
 
 
 @pytest.mark.parametrize("version", ["2.14.1", "2.16.1", "2.21.0", "3.0.0"])
@@ -102,8 +106,8 @@ def test_other_tensorflow_is_told_what_to_install(version):
     result = _on_tensorflow(version)
 
     assert result.returncode == 1
-    assert "ImportError: tfdpsq works on TensorFlow 2.15" in result.stderr
-    assert f"this environment has {version}" in result.stderr
+    assert "works on TensorFlow 2.15" in result.stderr
+    assert f"here is {version}" in result.stderr
     assert "pip install tensorflow==2.15.1 tensorflow-text==2.15.0" in result.stderr
 
 
@@ -111,8 +115,8 @@ def test_missing_tensorflow_is_told_what_to_install():
     result = _on_tensorflow(None)
 
     assert result.returncode == 1
-    assert "ImportError: tfdpsq needs TensorFlow 2.15" in result.stderr
-    assert "pip install -c constraints.txt ." in result.stderr
+    assert "needs TensorFlow 2.15" in result.stderr
+    assert "pip install -c constraints.txt '.[stack]'" in result.stderr
 
 
 @pytest.mark.parametrize("version", ["2.15.0", "2.15.1", "2.15.0.post1"])
@@ -127,11 +131,13 @@ def test_every_package_checks_the_environment_before_anything_else():
     assert len(packages) == 7
     for path in packages:
         first = next(
-            node
+            ast.unparse(node)
             for node in ast.parse(path.read_text("utf-8")).body
             if isinstance(node, (ast.Import, ast.ImportFrom))
         )
-        assert ast.unparse(first) == "import tfdpsq.stack", path
+        # These two work on other stacks, and say what they lack as they import it.
+        elsewhere = path.parent.name in ("layers", "privacy")
+        assert (first == "import tfdpsq.stack") != elsewhere, path
 
 
 def test_first_import_is_light_and_sets_nothing_global():
@@ -191,7 +197,9 @@ def test_version_is_stated_once_for_all():
 def test_the_eight_libraries_are_pinned_exactly():
     pinned = {
         name: str(specifiers)
-        for name, specifiers in _requirements(_setup()["options"]["install_requires"])
+        for name, specifiers in _requirements(
+            _setup()["options.extras_require"]["stack"]
+        )
         if str(specifiers).startswith("==")
     }
 
@@ -210,8 +218,8 @@ def test_the_eight_libraries_are_pinned_exactly():
 
 def test_every_requirement_has_a_constraint_that_satisfies_it():
     setup, constraints = _setup(), _constraints()
-    texts = [setup["options"]["install_requires"]]
-    texts += list(setup["options.extras_require"].values())
+    assert "install_requires" not in setup["options"]
+    texts = list(setup["options.extras_require"].values())
 
     for text in texts:
         for name, specifiers in _requirements(text):
@@ -230,20 +238,20 @@ def test_nothing_names_a_package_index():
 
 def test_the_fingerprint_of_the_code_covers_every_source(tmp_path, monkeypatch):
     """A file that moves into a folder of its own stays covered."""
-    from tfdpsq.run.core import workdir
+    from tfdpsq.privacy import code_fingerprint
 
     copy = tmp_path / "tfdpsq"
     shutil.copytree(
         ROOT / "tfdpsq", copy, ignore=shutil.ignore_patterns("__pycache__", "presets")
     )
-    original = workdir.code_fingerprint()
+    original = code_fingerprint()
     monkeypatch.setattr(tfdpsq, "__file__", str(copy / "__init__.py"))
-    assert workdir.code_fingerprint() == original
+    assert code_fingerprint() == original
     sources = sorted(copy.rglob("*.py"))
     assert len(sources) > 200
     for path in {path.parent: path for path in sources}.values():  # one a folder
         before = path.read_bytes()
         path.write_bytes(before + b"#")
-        path_changed = workdir.code_fingerprint() != original
+        path_changed = code_fingerprint() != original
         path.write_bytes(before)
         assert path_changed, path

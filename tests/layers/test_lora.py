@@ -43,7 +43,7 @@ def test_it_computes_the_formula(mode, shape):
         expected = np.tanh(expected) if activation == "tanh" else expected
         got = run(tf.constant(x))
         assert got.shape == (*shape[:-1], 7)
-        assert layer.compute_output_shape(shape).as_list() == [*shape[:-1], 7]
+        assert layer.compute_output_shape(shape) == (*shape[:-1], 7)
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
 
 
@@ -206,6 +206,152 @@ def test_only_dense_layers_can_be_adapted():
     class _Odd(keras.layers.Dense):
         pass
 
-    for layer in (keras.layers.EinsumDense("ab,bc->ac", 2), _Odd(2)):
+    einsum = keras.layers.EinsumDense("ab,bc->ac", 2)
+    for adapter, layer in (
+        (lora.LoRADense, einsum),
+        (lora.LoRADense, _Odd(2)),
+        (lora.LoRAEinsumDense, keras.layers.Dense(2)),
+    ):
         with pytest.raises(InputError, match="LoRA is for layers of class Dense"):
-            lora.LoRADense(layer, 2, 2.0)
+            adapter(layer, 2, 2.0)
+    # A kernel of its own for each position has an axis that is neither in nor out.
+    by_place = keras.layers.EinsumDense("abc,bcd->abd", [5, 3])
+    with pytest.raises(InputError, match="each axis of which is either summed over"):
+        lora.LoRAEinsumDense(by_place, 2, 2.0)
+
+
+_EQUATIONS = {
+    "abc,cde->abde": ((4, 5, 6), [None, 2, 3], "de"),
+    "abde,dec->abc": ((4, 5, 2, 3), [None, 6], "c"),
+    "...x,xy->...y": ((4, 5, 6), 3, "y"),
+    "ab...,bc->ac...": ((4, 6, 5), 3, None),
+    "abc,dc->abd": ((4, 5, 6), [None, 3], None),
+    "abc,cd->ad": ((4, 5, 6), 3, None),
+}
+
+
+@pytest.mark.parametrize("mode", ["eager", "xla"])
+@pytest.mark.parametrize("equation", _EQUATIONS)
+def test_einsum_computes_the_formula(equation, mode):
+    shape, output, bias_axes = _EQUATIONS[equation]
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.EinsumDense(equation, output, "tanh", bias_axes)
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    before = dense(x).numpy()
+    layer = lora.LoRAEinsumDense(dense, rank=2, alpha=3.0)
+    # As `apply_lora` builds it, and as a call does.
+    layer.build_as_dense()
+    np.testing.assert_allclose(layer(x), before, rtol=1e-6, atol=1e-7)
+    known = layer.compute_output_shape(shape)  # what EinsumDense says of itself
+    assert [own or size for own, size in zip(known, before.shape)] == [*before.shape]
+    fan_in = np.prod(layer.down.kernel.shape[:-1])
+    assert fan_in * 2 == np.prod(layer.down.kernel.shape)
+    layer.up.kernel.assign(tf.random.normal(layer.up.kernel.shape))
+    # The product of A and B over the rank alone has the kernel's axes in some order.
+    a, b = layer.down.kernel.numpy(), layer.up.kernel.numpy()
+    product = np.tensordot(a.astype(np.float64), b.astype(np.float64), 1)
+    if equation == "abc,dc->abd":
+        product = product.T
+    kernel = dense.kernel.numpy() + 3.0 / 2 * product
+    spelled = equation.replace("...", "uv" if equation.startswith("...") else "u")
+    expected = np.einsum(spelled, x.astype(np.float64), kernel)
+    if bias_axes:
+        dense.bias.assign(tf.random.normal(dense.bias.shape))
+        expected += dense.bias.numpy()
+    run = tf.function(layer, jit_compile=True) if mode == "xla" else layer
+    np.testing.assert_allclose(run(tf.constant(x)), np.tanh(expected), atol=2e-5)
+    np.testing.assert_allclose(layer.merge(), kernel, rtol=1e-6, atol=1e-6)
+
+
+def test_attention_is_adapted_by_its_attributes():
+    inputs = keras.Input([5, 6])
+    attention = keras.layers.MultiHeadAttention(2, 3, name="attention")
+    model = keras.Model(inputs, attention(inputs, inputs))
+    x = tf.random.normal([4, 5, 6])
+    before = model(x).numpy()
+    replaced = lora.apply_lora(model, 2, 2.0, ["attention/_query_dense", "*output*"])
+    assert {type(layer) for layer in replaced.values()} == {lora.LoRAEinsumDense}
+    np.testing.assert_allclose(model(x), before, rtol=1e-5, atol=1e-6)
+    assert len(model.trainable_weights) == 4
+    for layer in replaced.values():
+        layer.up.kernel.assign(tf.random.normal(layer.up.kernel.shape))
+    changed = model(x).numpy()
+    assert np.max(np.abs(changed - before)) > 0.1
+    lora.merge_lora(model)
+    np.testing.assert_allclose(model(x), changed, rtol=1e-4, atol=1e-5)
+
+
+def _functional():
+    """A shared layer, a tower in the model, and an einsum; what it runs and inputs."""
+    inner = keras.Input([6])
+    hidden = keras.layers.Dense(6, "tanh", name="hidden")
+    tower = keras.Model(inner, hidden(hidden(inner)), name="tower")
+    one, other = keras.Input([6], name="one"), keras.Input([6], name="other")
+    both = keras.layers.Concatenate()([tower(one), tower(other)])
+    both = keras.layers.EinsumDense("...x,xy->...y", 4, name="mix")(both)
+    model = keras.Model([one, other], keras.layers.Dense(2, name="logits")(both))
+    random = np.random.default_rng(0)
+    return model, [random.normal(size=(8, 6)).astype(np.float32) for _ in range(2)]
+
+
+def _sequential():
+    layers = [
+        keras.layers.Dense(6, "relu", input_shape=(6,), name="hidden"),
+        keras.layers.Dropout(0.5),
+        keras.Sequential([keras.layers.Dense(3, input_shape=(6,), name="mix")]),
+        keras.layers.Dense(2, name="logits"),
+    ]
+    x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    return keras.Sequential(layers), x
+
+
+@pytest.mark.parametrize(
+    ("make", "targets"),
+    [
+        (_functional, ["tower/hidden", "mix"]),
+        (_sequential, ["hidden", "sequential*/mix"]),
+    ],
+)
+def test_a_graph_model_gets_updates_that_are_trained_alone_and_merged(make, targets):
+    keras.utils.set_random_seed(0)
+    model, x = make()
+    before, weights = model.predict(x, verbose=0), model.get_weights()
+    adapted = lora.with_lora(model, 2, 4.0, targets)
+    assert type(adapted) is type(model)
+    np.testing.assert_allclose(
+        adapted.predict(x, verbose=0), before, rtol=1e-5, atol=1e-6
+    )
+    # A layer that is used twice has one update: two layers, A and B each.
+    assert len(adapted.trainable_weights) == 4 and not model.trainable_weights
+    adapted.compile(keras.optimizers.SGD(0.5), "mse")
+    adapted.fit(x, np.ones([8, 2], np.float32), epochs=2, verbose=0)
+    learned = adapted.predict(x, verbose=0)
+    assert np.max(np.abs(learned - before)) > 0.05
+    for one, other in zip(model.get_weights(), weights):
+        np.testing.assert_array_equal(one, other)  # the given model's are as before
+    lora.merge_lora(adapted)
+    for same in (adapted, model):
+        np.testing.assert_allclose(
+            same.predict(x, verbose=0), learned, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_an_adapted_graph_model_is_saved_and_loaded(tmp_path):
+    model, x = _functional()
+    adapted = lora.with_lora(model, 2, 4.0, ["*"])
+    adapted.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(
+        loaded.predict(x, verbose=0), adapted.predict(x, verbose=0)
+    )
+    assert len(loaded.trainable_weights) == len(adapted.trainable_weights) == 6
+
+
+def test_what_is_no_graph_and_what_no_target_names_is_refused():
+    for model in (_Gates(), keras.Sequential([keras.layers.Dense(2)])):
+        with pytest.raises(InputError, match="not built yet.*use apply_lora"):
+            lora.with_lora(model, 2, 2.0, ["*"])
+    model, _ = _functional()
+    with pytest.raises(InputError, match="'hidden', which.*3: tower/hidden, mix, log"):
+        lora.with_lora(model, 2, 2.0, ["hidden"])
+    assert len(model.trainable_weights) == 5

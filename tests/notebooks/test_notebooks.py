@@ -262,7 +262,7 @@ def test_an_environment_is_made_once_and_again_for_other_code(commands):
     python = environment.make(checkout)
     venv, install = ran
     assert venv[:5] == ["/bin/uv", "venv", "--quiet", "--python", "3.11"]
-    assert install[-3:] == ["-c", f"{checkout}/constraints.txt", str(checkout)]
+    assert install[-3:] == ["-c", f"{checkout}/constraints.txt", f"{checkout}[stack]"]
     assert install[install.index("--python") + 1] == python
     assert environment.make(checkout) == python and len(ran) == 2
     (checkout / "tfdpsq" / "code.py").write_text("x = 2")

@@ -13,6 +13,7 @@ import keras_nlp
 import numpy as np
 import tensorflow as tf
 
+from tfdpsq.layers import with_lora
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.fast import gradient_norms
 
@@ -207,6 +208,19 @@ def _einsums():
     )
 
 
+def _lora():
+    """Updates in a model inside a model, of a layer used twice, and of einsums."""
+    inner = keras.Input([None, 6])
+    hidden = layers.Dense(6, "tanh", name="hidden")
+    tower = keras.Model(inner, hidden(hidden(inner)), name="tower")
+    inputs = keras.Input([5, 4])
+    x = tower(layers.Dense(6, name="first")(inputs))
+    x = layers.EinsumDense("abc,cde->abde", [None, 2, 3], bias_axes="de")(x)
+    outputs = layers.EinsumDense("abde,dec->abc", [None, 4], activation="tanh")(x)
+    model = keras.Model(inputs, outputs)
+    return with_lora(model, 2, 3.0, ["tower/*", "einsum*"])
+
+
 def _ids(high, *shape):
     return lambda random: random.integers(0, high, size=(ROWS, *shape))
 
@@ -224,6 +238,7 @@ MODELS = {
     "conv2d": (_cnn_2d, _floats(6, 5, 3)),
     "depthwise": (_separable, _floats(6, 5, 3)),
     "einsum": (_einsums, _floats(5, 4)),
+    "lora": (_lora, _floats(5, 4)),
     "attention": (Block, _ids(11, 7)),
     "masked": (Masked, _ids(7, 5)),
     "reusing": (Reusing, _ids(9, 6)),

@@ -16,6 +16,7 @@ from tfdpsq.privacy import (
     make_plan,
 )
 from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger, read_ledger
+from tfdpsq.validation import InputError
 
 _NONE = tf.keras.losses.Reduction.NONE
 
@@ -219,7 +220,8 @@ def test_what_cannot_be_private_is_refused_before_a_step():
             tf.keras.losses.sparse_categorical_crossentropy(y, p, True)
         ),
     )
-    refused("must draw the batches itself", data=(tf.data.Dataset.range(3), y))
+    refused("must draw the batches itself", data=(iter([x]), y))
+    refused("fit got no targets", data=(x,))
     refused("64.*63 rows|63, 64", data=(x, y[:63]))
     norm = tf.keras.Sequential(
         [
@@ -466,3 +468,22 @@ def test_an_epoch_has_a_step():
     private = _compiled(_functional(), _plan())
     with pytest.raises(ValueError, match="steps_per_epoch is -4"):
         private.fit(*_data(), steps_per_epoch=-4)
+
+
+def test_a_data_set_is_refused_with_lines_that_work():
+    x, y = _data()
+    dataset = tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(10)
+    plan = _plan(steps=2)
+    inputs = tf.keras.Input([6], name="x")
+    model = tf.keras.Model({"x": inputs}, tf.keras.layers.Dense(3)(inputs))
+    private = _compiled(model, plan)
+    for arguments in ((dataset,), (x, dataset)):
+        with pytest.raises(InputError, match="the plan's sampler must") as refusal:
+            private.fit(*arguments)
+    lines = [line for line in str(refusal.value).splitlines() if line[:2] == "  "]
+    assert len(lines) == 3
+    names = {"dataset": dataset, "private": private, "tf": tf, "np": np}
+    exec("\n".join(map(str.strip, lines)), names)
+    assert private.steps_executed == 2
+    np.testing.assert_array_equal(names["x"]["x"], x)
+    np.testing.assert_array_equal(names["y"], y)

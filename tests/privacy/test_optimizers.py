@@ -13,7 +13,9 @@ from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
 from tfdpsq.privacy import PrivacySpec, make_logical_step, make_optimizer, make_plan
 from tfdpsq.privacy.optimizers import ENGINES
+from tfdpsq.privacy.randomness import tensorflow_privacy_parts as parts
 from tfdpsq.privacy.randomness.noise import draw_key, normal
+from tfdpsq.validation import InputError
 
 
 def _plan(**changes):
@@ -373,3 +375,51 @@ def test_dropout_draws_from_other_bits_than_the_noise():
 def _draws(seeds, position):
     keys = [draw_key(tf.constant(seed, tf.int64), 0, position) for seed in seeds]
     return sum(normal([500], key, tf.float32).numpy() for key in keys)
+
+
+def test_without_tensorflow_privacy_engine_fast_trains_to_the_same_bytes(monkeypatch):
+    found = []
+    for missing in ("", "ImportError: no estimator"):
+        monkeypatch.setattr(parts, "MISSING", missing)
+        for name in ("adam", "adafactor", "sgd"):
+            tf.keras.utils.set_random_seed(0)
+            model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,))])
+            plan = make_plan(
+                PrivacySpec(
+                    epsilon=8.0, clip_norm=1.0, num_units=40, batch_size=8, steps=3
+                )
+            )
+            optimizer = make_optimizer(plan, 0.1, name, noise_seed=1)
+            step = make_logical_step(
+                lambda batch, model=model: tf.reduce_sum(model(batch["x"]) ** 2, 1),
+                model.trainable_variables,
+                optimizer,
+                4,
+                layers=[model],
+            )
+            x = tf.random.stateless_normal([8, 4], [1, 2])
+            for _ in range(3):
+                step({"x": x, "weights": tf.ones([8])}, tf.constant(8))
+            found.append(model.get_weights())
+    for one, other in zip(found[:3], found[3:]):
+        for own, same in zip(one, other):
+            np.testing.assert_array_equal(own, same)
+
+
+@pytest.mark.parametrize("name", ["adam", "adafactor", "sgd"])
+def test_without_tensorflow_privacy_nothing_else_is_applied(monkeypatch, name):
+    monkeypatch.setattr(parts, "MISSING", "ImportError: no estimator")
+    plan = make_plan(
+        PrivacySpec(epsilon=8.0, clip_norm=1.0, num_units=40, batch_size=8, steps=3)
+    )
+    for engine in ("dpkeras", "vectorized"):
+        with pytest.raises(InputError, match=r"no estimator\). Use engine \"fast\""):
+            make_optimizer(plan, 0.1, name, engine=engine)
+    variable = tf.Variable([1.0])
+    optimizer = make_optimizer(plan, 0.1, name)
+    optimizer.prepare([variable])
+    with pytest.raises(InputError, match="no logical step has clipped"):
+        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+    with pytest.raises(InputError, match="does not run in a plain model's fit"):
+        optimizer.minimize(lambda: variable**2, [variable])
+    np.testing.assert_array_equal(variable, [1.0])

@@ -1,21 +1,31 @@
-"""Keras layers that other projects can import; they need TF and keras-nlp only."""
+"""Keras layers that other projects can import.
 
-import tfdpsq.stack  # noqa: F401  checks the environment first
+Those of T5 need keras-nlp, and are imported when they are first used; the others need
+TensorFlow alone. `keras_choice` says on which Keras.
+"""
+
+from tfdpsq.keras_choice import keras  # noqa: F401  first: it says what is missing
 from tfdpsq.layers.folded import Folded
-from tfdpsq.layers.lora import LoRADense, apply_lora
+from tfdpsq.layers.lora import (
+    LoRADense,
+    LoRAEinsumDense,
+    apply_lora,
+    merge_lora,
+    with_lora,
+)
+from tfdpsq.layers.of_t5 import __getattr__ as __getattr__
 from tfdpsq.layers.pooling import FirstTokenPooling, MaskedMeanPooling
 from tfdpsq.layers.scale import Scale
 from tfdpsq.layers.seeded_dropout import SeededDropout, dropout_seed
 from tfdpsq.layers.soft_prompt import SoftPrompt
 from tfdpsq.layers.t5 import T5Config
-from tfdpsq.layers.t5_backbone import T5Backbone, build_encoder, encoder_of
-from tfdpsq.layers.t5_layers import T5TransformerLayer
 from tfdpsq.layers.trained_part import train_only
 
 __all__ = [
     "FirstTokenPooling",
     "Folded",
     "LoRADense",
+    "LoRAEinsumDense",
     "MaskedMeanPooling",
     "Scale",
     "SeededDropout",
@@ -27,5 +37,7 @@ __all__ = [
     "build_encoder",
     "dropout_seed",
     "encoder_of",
+    "merge_lora",
     "train_only",
+    "with_lora",
 ]

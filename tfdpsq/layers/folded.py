@@ -6,11 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpsq.keras_choice import keras
 from tfdpsq.validation import InputError
 
 
-@tf.keras.utils.register_keras_serializable("tfdpsq")
-class Folded(tf.keras.layers.Layer):
+@keras.utils.register_keras_serializable("tfdpsq")
+class Folded(keras.layers.Layer):
     """Runs a layer on [B, K, ...] as on [B · K, ...], example by example.
 
     Like Keras's TimeDistributed, but for any layer, including a model with several
@@ -18,7 +19,7 @@ class Folded(tf.keras.layers.Layer):
     K rows belong to one example (`privacy.fast`).
 
     Example:
-      >>> layer = Folded(tf.keras.layers.Dense(3))
+      >>> layer = Folded(keras.layers.Dense(3))
       >>> layer(tf.zeros([2, 5, 4])).shape
       TensorShape([2, 5, 3])
 
@@ -26,12 +27,12 @@ class Folded(tf.keras.layers.Layer):
       layer: the wrapped layer.
     """
 
-    def __init__(self, layer: tf.keras.layers.Layer, **kwargs):
+    def __init__(self, layer: keras.layers.Layer, **kwargs):
         """Wraps a layer.
 
         Args:
           layer: maps [B · K, ...], or a structure of such, to one tensor [B · K, ...].
-          **kwargs: those of `tf.keras.layers.Layer`.
+          **kwargs: those of `keras.layers.Layer`.
         """
         super().__init__(**kwargs)
         self.layer = layer
@@ -62,13 +63,13 @@ class Folded(tf.keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        inner = tf.keras.layers.serialize(self.layer)
+        inner = keras.layers.serialize(self.layer)
         return {**super().get_config(), "layer": inner}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Folded:
         """Makes the layer that `get_config` described."""
-        inner = tf.keras.layers.deserialize(config["layer"])
+        inner = keras.layers.deserialize(config["layer"])
         return cls(inner, **{k: v for k, v in config.items() if k != "layer"})
 
 

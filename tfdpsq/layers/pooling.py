@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdpsq.keras_choice import keras
 from tfdpsq.validation import InputError
 
 
-class _Pooling(tf.keras.layers.Layer):
+class _Pooling(keras.layers.Layer):
     """Base of the pooling layers: hidden states [B, L, D], mask [B, L] to [B, D]."""
 
     def __init__(self, **kwargs):
-        """Makes the layer; arguments are those of `tf.keras.layers.Layer`."""
+        """Makes the layer; arguments are those of `keras.layers.Layer`."""
         kwargs.setdefault("dtype", "float32")
         super().__init__(**kwargs)
         self.supports_masking = True
@@ -36,13 +37,12 @@ class _Pooling(tf.keras.layers.Layer):
         """Returns no mask: the output has no token axis."""
         return None
 
-    def compute_output_shape(self, input_shape) -> tf.TensorShape:
+    def compute_output_shape(self, input_shape) -> tuple[int | None, int | None]:
         """Returns [B, D] for [B, L, D]."""
-        shape = tf.TensorShape(input_shape)
-        return tf.TensorShape([shape[0], shape[2]])
+        return input_shape[0], input_shape[2]
 
 
-@tf.keras.utils.register_keras_serializable("tfdpsq")
+@keras.utils.register_keras_serializable("tfdpsq")
 class MaskedMeanPooling(_Pooling):
     """Mean of the hidden states of real tokens; padding is ignored.
 
@@ -70,7 +70,7 @@ class MaskedMeanPooling(_Pooling):
         return tf.reduce_sum(kept, axis=1) / tf.maximum(count, 1)
 
 
-@tf.keras.utils.register_keras_serializable("tfdpsq")
+@keras.utils.register_keras_serializable("tfdpsq")
 class FirstTokenPooling(_Pooling):
     """Hidden state of the first token.
 

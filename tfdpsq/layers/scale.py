@@ -7,11 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpsq.keras_choice import keras
 from tfdpsq.validation import positive
 
 
-@tf.keras.utils.register_keras_serializable("tfdpsq")
-class Scale(tf.keras.layers.Layer):
+@keras.utils.register_keras_serializable("tfdpsq")
+class Scale(keras.layers.Layer):
     """Multiplies by exp(w): the inverse of a softmax's temperature.
 
     A learned scale has the weight w, which keeps it above zero (as in CLIP, Radford et
@@ -35,7 +36,7 @@ class Scale(tf.keras.layers.Layer):
         Args:
           initial: the scale to begin with, 1/temperature.
           learned: whether it is trained.
-          **kwargs: those of `tf.keras.layers.Layer`.
+          **kwargs: those of `keras.layers.Layer`.
 
         Raises:
           InputError: an initial scale that is not above 0.
@@ -48,7 +49,7 @@ class Scale(tf.keras.layers.Layer):
             self.log_scale = self.add_weight(
                 name="log_scale",
                 shape=[],
-                initializer=tf.keras.initializers.Constant(math.log(initial)),
+                initializer=keras.initializers.Constant(math.log(initial)),
             )
 
     def call(self, scores: tf.Tensor) -> tf.Tensor:

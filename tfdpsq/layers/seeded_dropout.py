@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdpsq.keras_choice import keras
+
 # Numbers that one value of Philox's counter gives.
 _GROUP = 4
 # Calls have the lower bits of a counter's upper half, kinds of rows those above.
@@ -148,8 +150,8 @@ def _bits(size: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return found[0] if len(found) == 1 else tf.concat(found, axis=0)
 
 
-@tf.keras.utils.register_keras_serializable("tfdpsq")
-class SeededDropout(tf.keras.layers.Dropout):
+@keras.utils.register_keras_serializable("tfdpsq")
+class SeededDropout(keras.layers.Dropout):
     """Keras's Dropout, made reproducible by an enclosing `dropout_seed`.
 
     Example:
@@ -163,7 +165,7 @@ class SeededDropout(tf.keras.layers.Dropout):
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Applies dropout as `tf.keras.layers.Dropout` does.
+        """Applies dropout as `keras.layers.Dropout` does.
 
         Args:
           inputs: any shape.

@@ -11,10 +11,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras
 
 
-@tf.keras.utils.register_keras_serializable("tfdpsq")
-class SoftPrompt(tf.keras.layers.Layer):
+@keras.utils.register_keras_serializable("tfdpsq")
+class SoftPrompt(keras.layers.Layer):
     """Puts trained vectors before every text of a batch.
 
     It lengthens texts instead of overwriting placeholders that a caller would have to
@@ -40,7 +41,7 @@ class SoftPrompt(tf.keras.layers.Layer):
 
         Args:
           length: number of vectors, at least 1.
-          **kwargs: those of `tf.keras.layers.Layer`.
+          **kwargs: those of `keras.layers.Layer`.
 
         Raises:
           InputError: length below 1.
@@ -50,10 +51,10 @@ class SoftPrompt(tf.keras.layers.Layer):
 
     def build(self, input_shape):
         """Creates the vectors, uniform in [-0.5, 0.5] like the paper's random ones."""
-        self.embedding = tf.keras.layers.Embedding(
+        self.embedding = keras.layers.Embedding(
             self.length,
             input_shape[-1],
-            embeddings_initializer=tf.keras.initializers.RandomUniform(-0.5, 0.5),
+            embeddings_initializer=keras.initializers.RandomUniform(-0.5, 0.5),
             dtype=self.dtype_policy,
             name="embedding",
         )

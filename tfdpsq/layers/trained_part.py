@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from tfdpsq.keras_choice import keras, require_keras_2, require_own
 from tfdpsq.layers.patterns import matches, require_matches
 
 
-def train_only(model: tf.keras.Model, patterns: Sequence[str]) -> list[str]:
+def train_only(model: keras.Model, patterns: Sequence[str]) -> list[str]:
     """Freezes every weight that matches no pattern; apply it before the first trace.
 
     A weight's path consists of the names of the enclosing layers, without the model's
@@ -35,8 +36,10 @@ def train_only(model: tf.keras.Model, patterns: Sequence[str]) -> list[str]:
       InputError: no patterns, or one that matches no trainable weight; the message
         lists some paths. The model is then unchanged.
     """
+    require_keras_2("train_only")
+    require_own("model", model)
     first: dict[int, str] = {}
-    owners: dict[int, list[tf.keras.layers.Layer]] = {}
+    owners: dict[int, list[keras.layers.Layer]] = {}
     for path, weight, layer in _walk(model):
         first.setdefault(id(weight), path)
         owners.setdefault(id(weight), []).append(layer)
@@ -55,7 +58,7 @@ def train_only(model: tf.keras.Model, patterns: Sequence[str]) -> list[str]:
     return [path for number, path in first.items() if number in kept]
 
 
-def _freeze(layer: tf.keras.layers.Layer, number: int) -> None:
+def _freeze(layer: keras.layers.Layer, number: int) -> None:
     """Makes a layer's own weight non-trainable, by its `id`."""
     trained = layer._trainable_weights
     place = [id(weight) for weight in trained].index(number)
@@ -63,8 +66,8 @@ def _freeze(layer: tf.keras.layers.Layer, number: int) -> None:
 
 
 def _walk(
-    layer: tf.keras.layers.Layer, path: str = "", seen: set[int] | None = None
-) -> Iterator[tuple[str, tf.Variable, tf.keras.layers.Layer]]:
+    layer: keras.layers.Layer, path: str = "", seen: set[int] | None = None
+) -> Iterator[tuple[str, tf.Variable, keras.layers.Layer]]:
     """Yields (path, weight, layer) for every trainable weight, each layer once."""
     seen = set() if seen is None else seen
     if id(layer) in seen or not layer.trainable:

@@ -1,6 +1,6 @@
 """Differentially private training for any Keras model: spec, plan, step, proof."""
 
-import tfdpsq.stack  # noqa: F401  checks the environment first
+from tfdpsq.keras_choice import keras2  # noqa: F401  first: it says what is missing
 from tfdpsq.privacy.accounting import (
     choose_max_batch_size,
     epsilon_of,
@@ -13,7 +13,7 @@ from tfdpsq.privacy.model import PrivateModel
 from tfdpsq.privacy.optimizers import ENGINES, make_optimizer
 from tfdpsq.privacy.plan import PrivacyPlan, make_plan
 from tfdpsq.privacy.proof.certificate import make_certificate
-from tfdpsq.privacy.proof.certificate_files import read_certificate
+from tfdpsq.privacy.proof.certificate_files import code_fingerprint, read_certificate
 from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
 from tfdpsq.privacy.proof.reads import PrivateReads
 from tfdpsq.privacy.proof.selection import (
@@ -47,6 +47,7 @@ __all__ = [
     "Verification",
     "calibrate_noise_multiplier",
     "choose_max_batch_size",
+    "code_fingerprint",
     "discard_state",
     "epsilon_of",
     "make_certificate",

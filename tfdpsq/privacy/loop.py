@@ -72,7 +72,7 @@ class Unchanging:
                     f"{name} of the optimizer was {self._began[name]} and was set to "
                     f"{value} during the run, which a killed run could not repeat: "
                     "its noise would be used twice, on two different sums. Give a "
-                    "tf.keras.optimizers.schedules.LearningRateSchedule instead, or "
+                    "keras.optimizers.schedules.LearningRateSchedule instead, or "
                     "train without a directory."
                 )
         if self._weights is not None and self._left != self._weights():

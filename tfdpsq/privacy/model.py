@@ -22,6 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
+from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy.endings import Diverged
 from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.optimizers import LogicalStep
@@ -35,12 +37,22 @@ from tfdpsq.privacy.training import train
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 _SET_RATES = (
-    tf.keras.callbacks.LearningRateScheduler,
-    tf.keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
 )
 
 
-class PrivateModel(tf.keras.Model):
+_NO_DATASET = """fit got a tf.data.Dataset, whose batches are already drawn, and the \
+plan's sampler must draw them itself, from all rows. If the data set has batches of \
+(x, y), each row once (no repeat), and fits in memory, these lines do it:
+  rows = list(dataset.unbatch().as_numpy_iterator())
+  x, y = tf.nest.map_structure(lambda *parts: np.stack(parts), *rows)
+  private.fit(x, y)
+For data that do not fit in memory use tfdpsq.privacy.train, which asks for rows by \
+number."""
+
+
+class PrivateModel(keras.Model):
     """Any Keras model, trained by a plan.
 
     Attributes:
@@ -52,7 +64,7 @@ class PrivateModel(tf.keras.Model):
 
     def __init__(
         self,
-        model: tf.keras.Model,
+        model: keras.Model,
         plan: PrivacyPlan,
         microbatch_size: int = 32,
         strict: bool = False,
@@ -65,7 +77,11 @@ class PrivateModel(tf.keras.Model):
           microbatch_size: rows differentiated at a time.
           strict: refuse validation data and withhold training losses, which are
             measurements of private data that ε does not cover.
+
+        Raises:
+          InputError: a model of another Keras; `microbatch_size` below one.
         """
+        require_own("model", model)
         super().__init__(name=f"private_{model.name}")
         self.model = model
         self.plan = plan
@@ -81,15 +97,15 @@ class PrivateModel(tf.keras.Model):
         return self.model(inputs, training=training, mask=mask)
 
     def save(self, *arguments: Any, **options: Any) -> None:
-        """Saves the wrapped model, as `ModelCheckpoint` does; see `tf.keras.Model`."""
+        """Saves the wrapped model, as `ModelCheckpoint` does; see `keras.Model`."""
         self.model.save(*arguments, **options)
 
     def save_weights(self, *arguments: Any, **options: Any) -> None:
-        """Saves the weights of the wrapped model; see `tf.keras.Model`."""
+        """Saves the weights of the wrapped model; see `keras.Model`."""
         self.model.save_weights(*arguments, **options)
 
     def load_weights(self, *arguments: Any, **options: Any) -> Any:
-        """Loads weights into the wrapped model; see `tf.keras.Model`."""
+        """Loads weights into the wrapped model; see `keras.Model`."""
         return self.model.load_weights(*arguments, **options)
 
     def compile(
@@ -141,15 +157,15 @@ class PrivateModel(tf.keras.Model):
     def fit(  # noqa: D417  (the arguments of Keras's that have no meaning here)
         self,
         x: Any,
-        y: Any,
+        y: Any = None,
         *,
         groups: Groups | None = None,
         directory: str | os.PathLike | None = None,
         steps_per_epoch: int | None = None,
-        callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+        callbacks: Sequence[keras.callbacks.Callback] = (),
         validation_data: tuple[Any, Any] | None = None,
         verbose: int = 0,
-    ) -> tf.keras.callbacks.History:
+    ) -> keras.callbacks.History:
         """Runs the plan: its steps, drawn by its sampler from all rows.
 
         Args:
@@ -189,7 +205,7 @@ class PrivateModel(tf.keras.Model):
         if here is not None:
             _require_repeatable(callbacks)
         self._directory = here
-        data = _rows_of({"x": x, "y": y})
+        data = _rows_of(x, y)
         flat = tf.nest.flatten(data)
         rows = len(flat[0])
         if validation_data is not None:
@@ -203,7 +219,7 @@ class PrivateModel(tf.keras.Model):
             "steps_per_epoch",
             steps_per_epoch or max(1, round(1 / self.plan.sampling_probability)),
         )
-        watch = tf.keras.callbacks.CallbackList(
+        watch = keras.callbacks.CallbackList(
             callbacks,
             add_history=True,
             add_progbar=verbose != 0,
@@ -285,17 +301,17 @@ def _paid_for(directory: str | os.PathLike | None, plan: PrivacyPlan) -> int:
     return found.steps_paid if found.plan == plan.fingerprint else 0
 
 
-def _require_repeatable(callbacks: Sequence[tf.keras.callbacks.Callback]) -> None:
+def _require_repeatable(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Refuses callbacks that set learning rates, which a killed run does not set."""
     for callback in tf.nest.flatten(callbacks):
         if isinstance(callback, _SET_RATES):
-            reads = isinstance(callback, tf.keras.callbacks.ReduceLROnPlateau)
+            reads = isinstance(callback, keras.callbacks.ReduceLROnPlateau)
             raise validation.InputError(
                 f"callbacks has a {type(callback).__name__}, whose learning rates a "
                 "killed run could not repeat under the noise that it repeats"
                 + (", and which reads the private loss" if reads else "")
                 + ". Give make_optimizer a "
-                "tf.keras.optimizers.schedules.LearningRateSchedule, or leave "
+                "keras.optimizers.schedules.LearningRateSchedule, or leave "
                 "directory out."
             )
 
@@ -342,11 +358,11 @@ class _Epochs:
         return bool(self._model.stop_training)
 
 
-class _PerRow(tf.keras.losses.Loss):
+class _PerRow(keras.losses.Loss):
     """A loss's values row by row, with targets and predictions of like shape."""
 
     def __init__(self, function: Loss):
-        super().__init__(reduction=tf.keras.losses.Reduction.NONE)
+        super().__init__(reduction=keras.losses.Reduction.NONE)
         self._function = function
 
     def call(self, y_true, y_pred):
@@ -361,30 +377,32 @@ class _PerRow(tf.keras.losses.Loss):
         return self._function(y_true, y_pred)
 
 
-def _per_row(loss: Loss | str) -> tf.keras.losses.Loss:
+def _per_row(loss: Loss | str) -> keras.losses.Loss:
     if isinstance(loss, str):
-        loss = tf.keras.losses.get(loss)
-    if not isinstance(loss, tf.keras.losses.Loss):
+        loss = keras.losses.get(loss)
+    if not isinstance(loss, keras.losses.Loss):
         if not callable(loss):
             raise validation.InputError(
                 f"loss is {loss!r}; give a Keras loss or a function of (targets, "
                 "predictions)."
             )
         return _PerRow(loss)
-    if loss.reduction != tf.keras.losses.Reduction.NONE:
+    if loss.reduction != keras.losses.Reduction.NONE:
         raise validation.InputError(
             f"loss {loss.name!r} has reduction {loss.reduction!r}, which adds up rows "
             "before they are clipped. Make it with "
-            "reduction=tf.keras.losses.Reduction.NONE."
+            "reduction=keras.losses.Reduction.NONE."
         )
     return _PerRow(loss)
 
 
-def _rows_of(data: Any) -> Any:
+def _rows_of(x: Any, y: Any) -> Any:
     """The data as nested arrays, all with the same number of rows."""
 
     def as_array(values: Any) -> np.ndarray:
-        if isinstance(values, tf.data.Dataset) or not hasattr(values, "__len__"):
+        if isinstance(values, tf.data.Dataset):
+            raise validation.InputError(_NO_DATASET)
+        if not hasattr(values, "__len__"):
             raise validation.InputError(
                 f"fit got a {type(values).__name__}. Give arrays with one row per "
                 "example: the plan's sampler must draw the batches itself. For data "
@@ -392,7 +410,10 @@ def _rows_of(data: Any) -> Any:
             )
         return np.asarray(values)
 
-    arrays = tf.nest.map_structure(as_array, data)
+    x = tf.nest.map_structure(as_array, x)
+    if y is None:
+        raise validation.InputError("fit got no targets. Give arrays: fit(x, y).")
+    arrays = {"x": x, "y": tf.nest.map_structure(as_array, y)}
     counts = {len(values) for values in tf.nest.flatten(arrays)}
     if len(counts) > 1:
         raise validation.InputError(

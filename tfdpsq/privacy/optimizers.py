@@ -9,6 +9,10 @@ tensorflow-privacy's optimizers, but take the step apart:
 2. `privatize`: sum over replicas, add N(0, (σΔ)²) once, divide by the *expected*
    batch size. Every replica draws the same noise from the same stateless seed, or is
    given the same noise where the plan is secure.
+
+Engine "fast" needs none of tensorflow-privacy's arithmetic. Where that cannot be
+imported (it needs TensorFlow 2.15), the classes are Keras's optimizers alone, and the
+other engines are refused.
 """
 
 from __future__ import annotations
@@ -18,17 +22,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow_privacy.privacy.dp_query import gaussian_query
-from tensorflow_privacy.privacy.optimizers import (
-    dp_optimizer_keras,
-    dp_optimizer_keras_vectorized,
-)
 
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy import coupled, fast, workers
 from tfdpsq.privacy.jacobian import FiniteTape, require_rows
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness import grid
+from tfdpsq.privacy.randomness import tensorflow_privacy_parts as parts
 from tfdpsq.privacy.randomness.noise import (
     DRAWS,
     SeededGaussianSumQuery,
@@ -41,9 +42,9 @@ from tfdpsq.privacy.terms import Coupled, Losses, Terms, require_losses, total_o
 
 ENGINES = ("fast", "dpkeras", "vectorized")
 OPTIMIZERS = {
-    "adam": tf.keras.optimizers.legacy.Adam,
-    "adafactor": tf.keras.optimizers.Adafactor,  # Keras has no legacy one
-    "sgd": tf.keras.optimizers.legacy.SGD,
+    "adam": keras.optimizers.legacy.Adam,
+    "adafactor": keras.optimizers.Adafactor,  # Keras has no legacy one
+    "sgd": keras.optimizers.legacy.SGD,
 }
 
 
@@ -229,14 +230,14 @@ class LogicalStep:
 
     def prepare(self, variables: Sequence[tf.Variable]) -> None:
         """Creates all slots, which must exist before a compiled function runs."""
-        if isinstance(self, tf.keras.optimizers.legacy.Optimizer):
+        if isinstance(self, keras.optimizers.legacy.Optimizer):
             self._create_all_weights(variables)
         else:
             self.build(variables)
 
     def state(self) -> list[tf.Variable]:
         """The optimizer's variables, iterations and slots, in a fixed order."""
-        if isinstance(self, tf.keras.optimizers.legacy.Optimizer):
+        if isinstance(self, keras.optimizers.legacy.Optimizer):
             return list(self.weights)
         return list(self.variables)
 
@@ -251,7 +252,7 @@ class LogicalStep:
         """
         self._was_dp_gradients_called = True  # the parent's own safeguard
         pairs = [(tf.cast(g, v.dtype), v) for g, v in zip(gradients, variables)]
-        if isinstance(self, tf.keras.optimizers.legacy.Optimizer):
+        if isinstance(self, keras.optimizers.legacy.Optimizer):
             self.apply_gradients(pairs, experimental_aggregate_gradients=False)
         else:
             self.apply_gradients(pairs, skip_gradients_aggregation=True)
@@ -270,7 +271,7 @@ class LogicalStep:
 
 def make_optimizer(
     plan: PrivacyPlan,
-    learning_rate: float | tf.keras.optimizers.schedules.LearningRateSchedule,
+    learning_rate: float | keras.optimizers.schedules.LearningRateSchedule,
     optimizer: str = "adam",
     engine: str = "fast",
     noise_seed: int | None = None,
@@ -292,10 +293,11 @@ def make_optimizer(
 
     Returns:
       A Keras optimizer with `LogicalStep`'s methods; a tensorflow-privacy
-      optimizer where ε is finite.
+      optimizer where ε is finite and that package can be imported.
 
     Raises:
-      InputError: unknown optimizer or engine, or an option that the plan decides.
+      InputError: unknown optimizer or engine, an option that the plan decides, or an
+        engine of tensorflow-privacy's where that does not import.
     """
     base = OPTIMIZERS[validation.one_of("optimizer", optimizer, tuple(OPTIMIZERS))]
     validation.one_of("engine", engine, ENGINES)
@@ -309,28 +311,52 @@ def make_optimizer(
                 "microbatch_size in train or PrivateModel bounds memory."
             )
     options["learning_rate"] = learning_rate
-    # Deviation 0: the parent clips, `privatize` adds the noise.
-    query = gaussian_query.GaussianSumQuery(spec.clip_norm, 0.0)
     if not spec.private:
         made = _non_private_class(base)(**options)
+    elif parts.MISSING:
+        if engine != "fast":
+            raise validation.InputError(
+                f"engine {engine!r} is tensorflow-privacy's, which this environment "
+                f'does not have ({parts.MISSING}). Use engine "fast", which gives the '
+                "same sums."
+            )
+        made = _fast_class(_guarded_class(base))(**options)
     elif engine == "vectorized":
-        parent = dp_optimizer_keras_vectorized.make_vectorized_keras_optimizer_class(
-            base
-        )
+        parent = parts.vectorized_class(base)
         made = _jacobian_class(parent)(
             l2_norm_clip=spec.clip_norm, noise_multiplier=0.0, **options
         )
     else:
-        parent = dp_optimizer_keras.make_keras_generic_optimizer_class(base)
+        parent = parts.generic_class(base)
         build = _fast_class if engine == "fast" else _jacobian_class
+        # Deviation 0: the parent clips, `privatize` adds the noise.
+        query = parts.GaussianSumQuery(spec.clip_norm, 0.0)
         made = build(parent)(dp_sum_query=query, **options)
     made._begin(plan, engine, noise_seed)
     return made
 
 
+def _guarded_class(base: Any) -> Any:
+    class GuardedOptimizer(base):
+        """Keras's optimizer with the safeguard that tensorflow-privacy's class has."""
+
+        _was_dp_gradients_called = False
+
+        def apply_gradients(self, *args, **kwargs):
+            if not self._was_dp_gradients_called:
+                raise validation.InputError(
+                    "apply_gradients got gradients that no logical step has clipped "
+                    "and noised. Use tfdpsq.privacy.PrivateModel, train or "
+                    "make_logical_step."
+                )
+            return super().apply_gradients(*args, **kwargs)
+
+    return GuardedOptimizer
+
+
 def _fast_class(parent: Any) -> Callable[..., LogicalStep]:
     class FastOptimizer(LogicalStep, parent):
-        """A tensorflow-privacy optimizer whose sums come from `privacy.fast`."""
+        """An optimizer whose sums come from `privacy.fast`."""
 
         def clipped_sum(self, per_example_losses, variables, layers, weights):
             layers = list(layers)

@@ -24,6 +24,7 @@ import tensorflow as tf
 from tensorflow.core.framework.node_def_pb2 import NodeDef as Node
 
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.recorder import replaced
 from tfdpsq.privacy.randomness import noise
@@ -181,16 +182,16 @@ class _StatelessGenerator:
         """Called when a layer is first built; there is nothing to initialise."""
 
     def random_normal(self, shape, mean=0.0, stddev=1.0, dtype=None, nonce=None):
-        dtype = dtype or tf.keras.backend.floatx()
+        dtype = dtype or keras.backend.floatx()
         return mean + stddev * noise.normal(shape, self._draw_key(), dtype)
 
     def random_uniform(self, shape, minval=0.0, maxval=None, dtype=None, nonce=None):
-        dtype = dtype or tf.keras.backend.floatx()
+        dtype = dtype or keras.backend.floatx()
         seed = self.make_seed_for_stateless_op()
         return tf.random.stateless_uniform(shape, seed, minval, maxval, dtype)
 
     def truncated_normal(self, shape, mean=0.0, stddev=1.0, dtype=None, nonce=None):
-        dtype = dtype or tf.keras.backend.floatx()
+        dtype = dtype or keras.backend.floatx()
         seed = self.make_seed_for_stateless_op()
         return tf.random.stateless_truncated_normal(shape, seed, mean, stddev, dtype)
 

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy import checkpoint, fast, replay, workers
 from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.batches import padded_rows
@@ -329,7 +330,7 @@ def _not_trained(layers, restored) -> str:
     """
     held = [root for root in layers if isinstance(root, tf.Module)]
     modules = [m for root in held for m in (root, *root.submodules)]
-    metrics = [m for m in modules if isinstance(m, tf.keras.metrics.Metric)]
+    metrics = [m for m in modules if isinstance(m, keras.metrics.Metric)]
     seen = {id(copy) for variable in restored for copy in _copies(variable)}
     seen.update(id(variable) for metric in metrics for variable in metric.variables)
     digest = hashlib.sha256()

@@ -226,7 +226,7 @@ def _make(
                 **private_training.training_facts(config, model),
                 **outcome.recorded(),
             },
-            fingerprints={**context.inputs, "code": workdir.code_fingerprint()},
+            fingerprints={**context.inputs, "code": privacy.code_fingerprint()},
             private_reads=reads,
             ledger_head=private_training.ledger_head(context.run_dir),
         )

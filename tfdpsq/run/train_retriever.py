@@ -426,7 +426,7 @@ def _facts(
             "hard_negatives": mined,
             **outcome.recorded(),
         },
-        "fingerprints": {**inputs, "code": workdir.code_fingerprint()},
+        "fingerprints": {**inputs, "code": privacy.code_fingerprint()},
         "private_reads": reads,
     }
 

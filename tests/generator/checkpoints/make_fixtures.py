@@ -1,6 +1,6 @@
 """Records what Hugging Face's T5 computes, for `test_parity.py`.
 
-    pip install -c constraints.txt '.[parity]'
+    pip install -c constraints.txt '.[stack,parity]'
     python tests/generator/checkpoints/make_fixtures.py
 
 Writes two models as `transformers` saves them (T5 1.0: relu, tied and scaled head;

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
+from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy.fast.recorder import Recorder, replaced
 from tfdpsq.privacy.fast.rematerialization import recorded_again
 from tfdpsq.privacy.fast.rules import Rule, couples_examples, rule_for
@@ -48,14 +50,15 @@ def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def flatten(layers: Iterable[tf.Module]) -> list[tf.keras.layers.Layer]:
+def flatten(layers: Iterable[tf.Module]) -> list[keras.layers.Layer]:
     """The layers given and all that they are made of, each once.
 
     Raises:
-      InputError: a layer whose parts TensorFlow cannot list.
+      InputError: a layer of another Keras, or whose parts TensorFlow cannot list.
     """
-    found: dict[int, tf.keras.layers.Layer] = {}
+    found: dict[int, keras.layers.Layer] = {}
     for root in layers:
+        require_own("layers", root)
         try:
             modules = (root, *root.submodules)
         except ValueError as error:  # Keras's recurrent cells with recurrent_dropout
@@ -65,12 +68,12 @@ def flatten(layers: Iterable[tf.Module]) -> list[tf.keras.layers.Layer]:
                 "to 0, and use a Dropout layer."
             ) from error
         for module in modules:
-            if isinstance(module, tf.keras.layers.Layer):
+            if isinstance(module, keras.layers.Layer):
                 found.setdefault(id(module), module)
     return list(found.values())
 
 
-def _has_wanted_weight(layer: tf.keras.layers.Layer, recorder: Recorder) -> bool:
+def _has_wanted_weight(layer: keras.layers.Layer, recorder: Recorder) -> bool:
     for part in flatten([layer]):
         # Attributes, too: a layer may go by a weight that belongs to another.
         held = (
@@ -82,7 +85,7 @@ def _has_wanted_weight(layer: tf.keras.layers.Layer, recorder: Recorder) -> bool
 
 
 def _recorded(
-    layer: tf.keras.layers.Layer, recorder: Recorder
+    layer: keras.layers.Layer, recorder: Recorder
 ) -> Callable[..., object] | None:
     """Returns the replacement of the layer's `call`, or None."""
     rule = rule_for(layer)
@@ -95,7 +98,7 @@ def _recorded(
 
 
 def _by_rule(
-    layer: tf.keras.layers.Layer, rule: Rule, recorder: Recorder
+    layer: keras.layers.Layer, rule: Rule, recorder: Recorder
 ) -> Callable[..., object]:
     @tf.autograph.experimental.do_not_convert  # a rule branches on Python values only
     def call(*args, **kwargs):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast import products
 from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.keras_rules import require_tensor
@@ -16,7 +17,7 @@ from tfdpsq.privacy.fast.recorder import Recorder
 
 
 def convolution(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor
 ) -> tf.Tensor:
     """Runs `Conv1D` and `Conv2D`."""
     _require_plain(layer, inputs)
@@ -30,7 +31,7 @@ def convolution(
 
 
 def depthwise_convolution(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor
 ) -> tf.Tensor:
     """Runs `DepthwiseConv2D`, which has a small kernel for every channel.
 
@@ -66,7 +67,7 @@ def depthwise_convolution(
 
 
 def _with_bias(
-    record: Recorder, layer: tf.keras.layers.Layer, output: tf.Tensor
+    record: Recorder, layer: keras.layers.Layer, output: tf.Tensor
 ) -> tf.Tensor:
     if layer.use_bias:
         output = tf.nn.bias_add(output, record.read(layer.bias))
@@ -75,7 +76,7 @@ def _with_bias(
 
 
 def _patches(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor
 ) -> tf.Tensor:
     """Returns the window's input at each position, [B, ..., window · channels]."""
     line = layer.rank == 1  # an image of one row
@@ -91,7 +92,7 @@ def _patches(
         return tf.squeeze(patches, 1) if line else patches
 
 
-def _require_plain(layer: tf.keras.layers.Layer, inputs: tf.Tensor) -> None:
+def _require_plain(layer: keras.layers.Layer, inputs: tf.Tensor) -> None:
     require_tensor(layer, inputs)
     if layer.groups != 1 or layer.data_format != "channels_last":
         raise validation.InputError(

@@ -136,7 +136,8 @@ def clipped_sum(
     norms = tf.where(finite, norms, bounds)
     scale = tf.minimum(tf.constant(clip_norm, norms.dtype) / bounds, 1.0)
     factors = tf.where(finite, scale, tf.zeros([], norms.dtype))
-    if (wanted_factors := factors_of(found, weights)) is not None:
+    wanted_factors = factors_of(found, weights)
+    if wanted_factors is not None:
         factors *= tf.cast(wanted_factors, norms.dtype)
     # Copying every factor to clean it costs a few per cent of a step, and is hardly
     # ever needed: a factor that is not finite always makes its norm infinite.

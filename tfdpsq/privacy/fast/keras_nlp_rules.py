@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast import products
 from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.keras_rules import embedding, require_tensor
@@ -14,7 +15,7 @@ from tfdpsq.privacy.fast.recorder import Recorder, replaced
 
 def reversible_embedding(
     record: Recorder,
-    layer: tf.keras.layers.Layer,
+    layer: keras.layers.Layer,
     inputs: tf.Tensor,
     reverse: bool = False,
 ) -> tf.Tensor:
@@ -38,7 +39,7 @@ def reversible_embedding(
 
 def position_embedding(
     record: Recorder,
-    layer: tf.keras.layers.Layer,
+    layer: keras.layers.Layer,
     inputs: tf.Tensor,
     start_index: tf.Tensor | int = 0,
 ) -> tf.Tensor:
@@ -60,7 +61,7 @@ def position_embedding(
 
 
 def t5_layer_norm(
-    record: Recorder, layer: tf.keras.layers.Layer, hidden_states: tf.Tensor
+    record: Recorder, layer: keras.layers.Layer, hidden_states: tf.Tensor
 ) -> tf.Tensor:
     """Runs keras-nlp's `T5LayerNorm`: x / rms(x) · weight."""
     variance = tf.reduce_mean(tf.square(hidden_states), axis=-1, keepdims=True)
@@ -76,7 +77,7 @@ def t5_layer_norm(
 
 def t5_attention(
     record: Recorder,
-    layer: tf.keras.layers.Layer,
+    layer: keras.layers.Layer,
     hidden_states: tf.Tensor,
     *args: Any,
     **kwargs: Any,

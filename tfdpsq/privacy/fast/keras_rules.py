@@ -8,14 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast import products
 from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.recorder import Recorder
 
 
-def dense(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
-) -> tf.Tensor:
+def dense(record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.Tensor:
     """Runs `Dense`: a product with the kernel along the last axis."""
     require_tensor(layer, inputs)
     inputs = tf.cast(inputs, layer.compute_dtype)
@@ -33,7 +32,7 @@ def dense(
 
 
 def einsum_dense(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor
 ) -> tf.Tensor:
     """Runs `EinsumDense`, of which Keras's MultiHeadAttention is made."""
     require_tensor(layer, inputs)
@@ -76,7 +75,7 @@ def _subscripts(equation: str, rank: int) -> tuple[str, str, str]:
 
 
 def embedding(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor
 ) -> tf.Tensor:
     """Runs `Embedding`: ids [B, ...] to vectors [B, ..., n]."""
     if layer.sparse or not isinstance(inputs, tf.Tensor):
@@ -94,9 +93,7 @@ def embedding(
     return output
 
 
-def prelu(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
-) -> tf.Tensor:
+def prelu(record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.Tensor:
     """Runs `PReLU`: max(x, 0) - alpha · max(-x, 0), alpha shared along some axes."""
     require_tensor(layer, inputs)
     below = tf.nn.relu(-inputs)
@@ -110,7 +107,7 @@ def prelu(
 
 
 def time_distributed(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: Any, **options: Any
+    record: Recorder, layer: keras.layers.Layer, inputs: Any, **options: Any
 ) -> Any:
     """Runs `TimeDistributed`, which folds time into the examples' dimension.
 
@@ -135,16 +132,14 @@ def time_distributed(
 
 
 def folded(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: Any, **options: Any
+    record: Recorder, layer: keras.layers.Layer, inputs: Any, **options: Any
 ) -> Any:
     """Runs tfdpsq's `Folded`: [B, K, ...] through a layer as [B · K, ...]."""
     with record.folding(tf.nest.flatten(inputs)[0].shape[1]):
         return type(layer).call(layer, inputs, **options)
 
 
-def scale(
-    record: Recorder, layer: tf.keras.layers.Layer, scores: tf.Tensor
-) -> tf.Tensor:
+def scale(record: Recorder, layer: keras.layers.Layer, scores: tf.Tensor) -> tf.Tensor:
     """Runs tfdpsq's `Scale`: exp(w) · scores, whose gradient by w is itself · g."""
     output = tf.exp(record.read(layer.log_scale)) * scores
 
@@ -155,7 +150,7 @@ def scale(
     return output
 
 
-def require_tensor(layer: tf.keras.layers.Layer, inputs: Any) -> None:
+def require_tensor(layer: keras.layers.Layer, inputs: Any) -> None:
     """Checks that a layer got a dense tensor.
 
     Raises:

@@ -12,13 +12,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast.factored import sum_to
 from tfdpsq.privacy.fast.keras_rules import require_tensor
 from tfdpsq.privacy.fast.recorder import Recorder, replaced
 
 
 def layer_normalization(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor
 ) -> tf.Tensor:
     """Runs `LayerNormalization`."""
     require_tensor(layer, inputs)
@@ -37,7 +38,7 @@ def layer_normalization(
 
 
 def group_normalization(
-    record: Recorder, layer: tf.keras.layers.Layer, inputs: tf.Tensor, **options: Any
+    record: Recorder, layer: keras.layers.Layer, inputs: tf.Tensor, **options: Any
 ) -> tf.Tensor:
     """Runs `GroupNormalization`: within groups of channels of each example."""
     require_tensor(layer, inputs)
@@ -56,7 +57,7 @@ def group_normalization(
 
 def batch_normalization(
     record: Recorder,
-    layer: tf.keras.layers.Layer,
+    layer: keras.layers.Layer,
     inputs: tf.Tensor,
     training: Any = None,
     **_: Any,
@@ -78,7 +79,7 @@ def batch_normalization(
 
 def _scaled(
     record: Recorder,
-    layer: tf.keras.layers.Layer,
+    layer: keras.layers.Layer,
     unit: tf.Tensor,
     shape: Sequence[int],
 ) -> tf.Tensor:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast.factored import (
     Direct,
     Lookup,
@@ -268,7 +269,7 @@ class Recorder:
         return found
 
     @contextlib.contextmanager
-    def running(self, layer: tf.keras.layers.Layer) -> Iterator[None]:
+    def running(self, layer: keras.layers.Layer) -> Iterator[None]:
         """While `layer`'s rule runs; rules of layers inside it may run within."""
         outside, self.layer = self.layer, layer
         try:
@@ -276,7 +277,7 @@ class Recorder:
         finally:
             self.layer = outside
 
-    def compare(self, layer: tf.keras.layers.Layer, one: Any, other: Any) -> None:
+    def compare(self, layer: keras.layers.Layer, one: Any, other: Any) -> None:
         """Notes how far two outputs of a layer differ, relative to the larger."""
         for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other)):
             a, b = tf.cast(a, tf.float64), tf.cast(b, tf.float64)

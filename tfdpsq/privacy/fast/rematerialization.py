@@ -14,12 +14,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast.recorder import Recorder
 from tfdpsq.rematerialization import rematerialized
 
 
 def recorded_again(
-    layer: tf.keras.layers.Layer, record: Recorder, capture: Callable[..., Any]
+    layer: keras.layers.Layer, record: Recorder, capture: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Replaces the `call` of a layer that is rematerialised.
 

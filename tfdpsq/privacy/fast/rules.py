@@ -23,9 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast import (
     convolution_rules,
     keras_nlp_rules,
@@ -37,7 +36,7 @@ from tfdpsq.privacy.fast import (
 Rule = Callable[..., Any]
 
 
-def register_rule(layer_class: type[tf.keras.layers.Layer], rule: Rule) -> None:
+def register_rule(layer_class: type[keras.layers.Layer], rule: Rule) -> None:
     """Makes the engine run layers of exactly this class by `rule`.
 
     Layers without a weight whose gradient is wanted are left to themselves.
@@ -52,7 +51,7 @@ def register_rule(layer_class: type[tf.keras.layers.Layer], rule: Rule) -> None:
       InputError: not a layer class, or a rule that cannot be called.
     """
     if not (
-        isinstance(layer_class, type) and issubclass(layer_class, tf.keras.layers.Layer)
+        isinstance(layer_class, type) and issubclass(layer_class, keras.layers.Layer)
     ):
         raise validation.InputError(
             f"layer_class is {layer_class!r}; give a class of Keras layers."
@@ -64,7 +63,7 @@ def register_rule(layer_class: type[tf.keras.layers.Layer], rule: Rule) -> None:
     _RULES[layer_class] = rule
 
 
-def rule_for(layer: tf.keras.layers.Layer) -> Rule | None:
+def rule_for(layer: keras.layers.Layer) -> Rule | None:
     """The rule for a layer's exact class, or `None`."""
     kind = type(layer)
     rule = _RULES.get(kind) or _NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
@@ -73,25 +72,25 @@ def rule_for(layer: tf.keras.layers.Layer) -> Rule | None:
     return rule
 
 
-def couples_examples(layer: tf.keras.layers.Layer) -> bool:
+def couples_examples(layer: keras.layers.Layer) -> bool:
     """Returns whether a layer may make examples depend on each other."""
     return isinstance(layer, _BATCH_NORMALIZATION)
 
 
 # The class that all of Keras's batch normalisations share.
-_BATCH_NORMALIZATION = tf.keras.layers.BatchNormalization.__mro__[1]
+_BATCH_NORMALIZATION = keras.layers.BatchNormalization.__mro__[1]
 
 _RULES: dict[type, Rule] = {
-    tf.keras.layers.Conv1D: convolution_rules.convolution,
-    tf.keras.layers.Conv2D: convolution_rules.convolution,
-    tf.keras.layers.Dense: keras_rules.dense,
-    tf.keras.layers.DepthwiseConv2D: convolution_rules.depthwise_convolution,
-    tf.keras.layers.EinsumDense: keras_rules.einsum_dense,
-    tf.keras.layers.Embedding: keras_rules.embedding,
-    tf.keras.layers.GroupNormalization: normalization_rules.group_normalization,
-    tf.keras.layers.LayerNormalization: normalization_rules.layer_normalization,
-    tf.keras.layers.PReLU: keras_rules.prelu,
-    tf.keras.layers.TimeDistributed: keras_rules.time_distributed,
+    keras.layers.Conv1D: convolution_rules.convolution,
+    keras.layers.Conv2D: convolution_rules.convolution,
+    keras.layers.Dense: keras_rules.dense,
+    keras.layers.DepthwiseConv2D: convolution_rules.depthwise_convolution,
+    keras.layers.EinsumDense: keras_rules.einsum_dense,
+    keras.layers.Embedding: keras_rules.embedding,
+    keras.layers.GroupNormalization: normalization_rules.group_normalization,
+    keras.layers.LayerNormalization: normalization_rules.layer_normalization,
+    keras.layers.PReLU: keras_rules.prelu,
+    keras.layers.TimeDistributed: keras_rules.time_distributed,
 }
 
 # By name, so as not to import their library.

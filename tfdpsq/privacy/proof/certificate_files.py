@@ -11,10 +11,12 @@ its `stage.json`: it is not to be taken for public.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pathlib
 from typing import Any
 
+import tfdpsq
 from tfdpsq import validation
 from tfdpsq.privacy.proof.certificate import FILE_NAME, digest_of, load_certificate
 
@@ -27,6 +29,17 @@ _MANIFEST = "manifest.json"
 MARKED = (*CONFIGS, _STAGE_FILE, _MANIFEST)
 # What a `stage.json` states, and its value where no certificate covers all of it.
 GUARANTEE, PRIVATE = "guarantee", "private"
+
+
+def code_fingerprint() -> str:
+    """Returns the SHA-256 over all sources of the package `tfdpsq`."""
+    # By the package's own path: this file's would cover less after a move.
+    root = pathlib.Path(tfdpsq.__file__).resolve().parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def read_certificate(directory: str | os.PathLike) -> dict[str, Any] | None:

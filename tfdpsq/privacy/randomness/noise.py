@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow_privacy.privacy.dp_query import gaussian_query
+
+from tfdpsq.privacy.randomness import tensorflow_privacy_parts as parts
 
 # Names how draws follow from seeds; another way is another name. A run does not resume
 # under another one: its steps would be other steps.
@@ -44,7 +45,7 @@ class DrawKey(NamedTuple):
     counter: tf.Tensor
 
 
-class SeededGaussianSumQuery(gaussian_query.GaussianSumQuery):
+class SeededGaussianSumQuery(parts.GaussianSumQuery):
     """tensorflow-privacy's Gaussian sum query with noise from a given seed.
 
     The parent draws from TF's stateful generator, which differs by replica and

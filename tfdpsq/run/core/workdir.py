@@ -354,17 +354,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def code_fingerprint() -> str:
-    """Returns the SHA-256 over all sources of the package `tfdpsq`."""
-    # By the package's own path: this file's would cover less after a move.
-    root = pathlib.Path(tfdpsq.__file__).resolve().parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
 def peak_memory_gib() -> float:
     """Returns the largest resident set of this process or of a child, in GiB."""
     kib = max(

@@ -13,7 +13,7 @@ import ml_collections
 
 from tfdpsq import evaluation
 from tfdpsq.data import read_synthetic
-from tfdpsq.privacy import read_certificate
+from tfdpsq.privacy import code_fingerprint, read_certificate
 from tfdpsq.privacy.proof import verification
 from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.reporting.wording import epsilon_symbol, run_label, set_label
@@ -115,7 +115,7 @@ def gather(
         "fingerprints": {
             "corpus": sources.corpus_fingerprint(config.data),
             "pairs": sources.source_fingerprint(config.data, private),
-            "code": workdir.code_fingerprint(),
+            "code": code_fingerprint(),
         },
         "notes": [
             f"{metrics['queries']} test queries; {rules['evaluator']}; gain "
