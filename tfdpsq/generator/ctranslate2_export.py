@@ -6,7 +6,9 @@ to our model and says how near the two are; a wrong conversion is refused.
 
     translator = ctranslate2.Translator(directory)
     pieces = processor.encode("generate_query: " + document, out_type=str) + ["</s>"]
-    translator.translate_batch([pieces], beam_size=1, sampling_topk=0, sampling_topp=0.8)
+    translator.translate_batch(
+        [pieces], beam_size=1, sampling_topk=0, sampling_topp=0.8
+    )
 
 Source: github.com/OpenNMT/CTranslate2, python/ctranslate2/specs and converters.
 """
@@ -144,9 +146,9 @@ def compare(
     tokenizer = Tokenizer(vocabulary)
     pieces = _pieces(vocabulary, model.config.vocabulary_size)
     ids, lengths = (t.numpy() for t in tokenizer.encode(texts, document_length))
-    ours = model.generate(
-        ids, query_length, tokenizer=tokenizer, sampling=SamplingConfig(temperature=0.0)
-    ).numpy()
+    greedy = SamplingConfig(temperature=0.0)
+    written = model.generate(ids, query_length, tokenizer=tokenizer, sampling=greedy)
+    ours = np.asarray(written)
     translator = library().Translator(os.fspath(directory), intra_threads=_threads())
     sources = [[pieces[i] for i in row[:n]] for row, n in zip(ids, lengths)]
     silent = [tokenizer.pad_id, tokenizer.unk_id]
@@ -162,16 +164,17 @@ def compare(
             suppress_sequences=[[pieces[i]] for i in silent],
         )
     ):
-        written = [numbers[piece] for piece in found.hypotheses[0]]
-        theirs[row, : len(written)] = written
+        hypothesis = [numbers[piece] for piece in found.hypotheses[0]]
+        theirs[row, : len(hypothesis)] = hypothesis
     real = ours != tokenizer.pad_id
     difference = _score_differences(
         translator, model, tokenizer, (sources, ids, lengths), ours, pieces
     )
+    same = float((theirs == ours)[real].mean())
     result = {
         "queries": len(ours),
         "tokens": int(real.sum()),
-        "same_tokens": float((theirs == ours)[real].mean()),
+        "same_tokens": same,
         "same_queries": float((theirs == ours).all(axis=1).mean()),
         "log_probability_difference": {
             "mean": float(difference.mean()),
@@ -179,12 +182,12 @@ def compare(
         },
     }
     near = difference.mean() <= _MOST_NATS[dtype]
-    if not (near and result["same_tokens"] >= _FEWEST_SAME[dtype]):
+    if not (near and same >= _FEWEST_SAME[dtype]):
         raise validation.InputError(
-            f"what CTranslate2 makes of the model differs from it by "
-            f"{difference.mean():.3g} nats a token (at most {_MOST_NATS[dtype]:g} are "
-            f"allowed in {dtype}), and writes {result['same_tokens']:.1%} of its tokens "
-            f"(at least {_FEWEST_SAME[dtype]:.0%}). "
+            "what CTranslate2 runs differs from the model by "
+            f"{difference.mean():.3g} nats a token (at most {_MOST_NATS[dtype]:g} in "
+            f"{dtype}) and writes {same:.1%} of its tokens (at least "
+            f"{_FEWEST_SAME[dtype]:.0%}). "
             + ("Use float32." if dtype != "float32" else "Use another format.")
         )
     return result
@@ -194,7 +197,10 @@ def _score_differences(translator, model, tokenizer, documents, ours, pieces):
     """Returns |ours - theirs| of the log-probability of every token of our queries."""
     sources, ids, lengths = documents
     # CTranslate2 adds the EOS, so what was cut off without one gets it here, too.
-    targets = [[i for i in row if i not in (tokenizer.pad_id, tokenizer.eos_id)] for row in ours]
+    targets = [
+        [i for i in row if i not in (tokenizer.pad_id, tokenizer.eos_id)]
+        for row in ours
+    ]
     width = max(map(len, targets)) + 1
     queries = np.zeros([len(ours), width], np.int32)
     for row, target in zip(queries, targets):
@@ -245,7 +251,9 @@ def _filled(config: T5Config, value: Callable[[t5_slots.Slot], np.ndarray]) -> A
         first.weight = shared
         stack.scale_embeddings = False
         stack.layer_norm.gamma = read(f"{side}.final_layer_norm")
-        positions = read(f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias")
+        positions = read(
+            f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        )
         for number, layer in enumerate(stack.layer):
             block = f"{side}.block.{number}.layer"
             own = layer.self_attention
