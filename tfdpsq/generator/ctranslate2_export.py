@@ -99,18 +99,28 @@ def save(
             "no vocabulary was found, and CTranslate2 reads and writes pieces of text. "
             "Give the SentencePiece model with --vocabulary."
         )
-    spec = _filled(config, lambda slot: _stored(model, slot))
     pieces = _pieces(vocabulary, config.vocabulary_size)
+    write_model(directory, config, model, dtype, pieces)
+    shutil.copyfile(vocabulary, pathlib.Path(directory) / VOCABULARY_FILE)
+
+
+def write_model(
+    directory: str | os.PathLike,
+    config: T5Config,
+    model: tf.keras.Model | Checkpoint,
+    dtype: str,
+    pieces: Sequence[str],
+) -> None:
+    """Writes a model whose pieces have these names, padding, EOS and unknown first."""
+    spec = _filled(config, lambda slot: _stored(model, slot))
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
-    tokenizer = Tokenizer(vocabulary)
-    spec.config.bos_token = spec.config.decoder_start_token = pieces[tokenizer.pad_id]
-    spec.config.eos_token = pieces[tokenizer.eos_id]
-    spec.config.unk_token = pieces[tokenizer.unk_id]
+    own = spec.config
+    own.bos_token, own.eos_token, own.unk_token = pieces[:3]
+    own.decoder_start_token = pieces[0]
     spec.validate()
     spec.optimize(quantization=dtype)
     spec.save(os.fspath(directory))
-    shutil.copyfile(vocabulary, pathlib.Path(directory) / VOCABULARY_FILE)
 
 
 def compare(
