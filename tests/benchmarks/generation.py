@@ -3,10 +3,10 @@
     python tests/benchmarks/generation.py
 
 prints one JSON line; it needs the extras `parity` (torch and transformers) and
-`ctranslate2`, or `--sides` without those. All sides have the same T5 shape with random weights, the same documents and all cores, and write
-the same number of tokens for every document: by nucleus sampling, with a cache, without
-stopping early. Defaults are T5-small (1.0) in float32, 64 documents of 128 tokens, 32
-new tokens, p = 0.8.
+`ctranslate2`, or `--sides` without those. All sides have the same T5 shape with random
+weights, the same documents and all cores, and write the same number of tokens for every
+document: by nucleus sampling, with a cache, without stopping early. Defaults are
+T5-small (1.0) in float32, 64 documents of 128 tokens, 32 new tokens, p = 0.8.
 
 Each side has its own process, and they alternate. `throughput_ratio` is ours over
 Hugging Face's in queries per second of wall time, from the medians; `cpu_ratio`
