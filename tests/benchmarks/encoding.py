@@ -6,10 +6,10 @@ Needs the extras `parity` and `onnx` in addition, or `--sides` without those. Al
 encoders have the same weights and token ids, pool by the mean over real tokens and
 divide by the norm, in float32 (`onnx_int8`: see `retriever.onnx_export`), with the same
 batch size and threads. Hugging Face's batches follow the corpus's order and are padded
-to their longest text, as its collator does. `throughput_ratio` is ours over that;
-`ratio_of_sorted` over Hugging Face's with batches sorted by length as ours, so that only
-the encoders differ; `ratio_to_onnx` over the faster one of ONNX Runtime's float32 and
-int8, sorted, too.
+to their longest text, as its collator does; `throughput_ratio` is ours over that. All
+others are sorted by length as ours, so that only the encoders differ: `ratio_of_sorted`
+is ours over Hugging Face's, `ratio_to_onnx` over the faster one of ONNX Runtime's
+float32 and int8.
 
 Prints one JSON line. The sides alternate; rates are medians of the rounds, and ratios
 medians of the rounds' ratios.
