@@ -263,7 +263,7 @@ def test_the_card_says_what_the_manifest_holds(made):
         "Had any query",
         "e^ε = 2,9",  # e^7.99…
         "Private reads that ε does not cover: none",
-        "Generator: 'release/generator'",
+        "Generator: 'generator'",
         "Nucleus (top-p): 0.8",
         "tfdpsq verify",
         "## Limits",

@@ -39,6 +39,7 @@ _HOW_MADE = {
     "dtype": "Arithmetic",
     "seed": "Seed, public",
 }
+_PATHS = ("generator", "corpus")
 _LIMITS = (
     "A model wrote the queries; nobody read them. A query may be wrong, may not be "
     "answered by its document, or may repeat the document's words.",
@@ -135,7 +136,10 @@ def _making(manifest: Mapping[str, Any]) -> list[str]:
         provenance = provenance["of"]
     config = provenance.get("config", {})
     lines = [
-        f"{label}: {config[name]!r}"
+        # Of a path its last name: where it was kept is nobody's business.
+        f"{label}: {str(config[name]).rstrip('/').rpartition('/')[2]!r}"
+        if name in _PATHS
+        else f"{label}: {config[name]!r}"
         for name, label in _HOW_MADE.items()
         if name in config
     ]
