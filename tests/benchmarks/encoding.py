@@ -1,18 +1,22 @@
-"""Documents per second: `retriever.encode_texts` against Hugging Face's T5 encoder.
+"""Documents per second: `retriever.encode_texts`, Hugging Face's T5 encoder, and ONNX.
 
     python tests/benchmarks/encoding.py [--batch_size 128] [--shape small]
 
-Needs torch and transformers in addition. Both encoders have the same weights and token
-ids; both pool by the mean over real tokens and divide by the norm; both use float32,
-the same batch size and the same threads. Hugging Face's batches follow the corpus's
-order and are padded to their longest text, as its collator does. `throughput_ratio` is
-ours over that; `ratio_of_sorted` over Hugging Face's with batches sorted by length as
-ours, so that only the encoders differ.
+Needs the extras `parity` and `onnx` in addition, or `--sides` without those. All
+encoders have the same weights and token ids, pool by the mean over real tokens and
+divide by the norm, in float32 (`onnx_int8`: see `retriever.onnx_export`), with the same
+batch size and threads. Hugging Face's batches follow the corpus's order and are padded
+to their longest text, as its collator does; `throughput_ratio` is ours over that. All
+others are sorted by length as ours, so that only the encoders differ: `ratio_of_sorted`
+is ours over Hugging Face's, `ratio_to_onnx` over the faster one of ONNX Runtime's
+float32 and int8.
 
-Prints one JSON line. The three alternate; each figure is the median of its rounds.
+Prints one JSON line. The sides alternate; rates are medians of the rounds, and ratios
+medians of the rounds' ratios.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -22,16 +26,17 @@ import time
 
 import numpy as np
 import tensorflow as tf
-import torch
-import transformers
 
-from tfdpsq import retriever
+from tfdpsq import generator, retriever
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
+from tfdpsq.layers import T5Config
+from tfdpsq.retriever import onnx_export
 from tfdpsq.run.core import sources
 
 # Number of batches that are sorted together, as in `encode_texts`.
 WINDOW = 16
+SIDES = ("huggingface", "huggingface_sorted", "onnx_float32", "onnx_int8")
 
 
 class Tokens:
@@ -47,9 +52,9 @@ class Tokens:
         return self._ids[rows], self._lengths[rows]
 
 
-def of_torch(model, projection, ids, lengths, batch_size, by_length):
-    """Returns [N, D] unit vectors by Hugging Face's encoder."""
-    found = np.empty([len(ids), projection.shape[1]], np.float32)
+def in_batches(encode, ids, lengths, batch_size, by_length):
+    """Returns [N, D] vectors by `encode`, of ids [B, L] and a mask [B, L], int64."""
+    found = None
     order = np.arange(len(ids))
     if by_length:
         size = WINDOW * batch_size
@@ -59,79 +64,112 @@ def of_torch(model, projection, ids, lengths, batch_size, by_length):
                 for start in range(0, len(ids), size)
             ]
         )
-    with torch.inference_mode():
-        for start in range(0, len(ids), batch_size):
-            rows = order[start : start + batch_size]
-            width = lengths[rows].max()
-            mask = torch.from_numpy(
-                (np.arange(width) < lengths[rows][:, None]).astype(np.int64)
-            )
-            states = model(
-                input_ids=torch.from_numpy(ids[rows, :width].astype(np.int64)),
-                attention_mask=mask,
-            ).last_hidden_state
-            weights = mask[..., None].float()
-            pooled = (states * weights).sum(1) / weights.sum(1)
-            found[rows] = torch.nn.functional.normalize(pooled @ projection).numpy()
+    for start in range(0, len(ids), batch_size):
+        rows = order[start : start + batch_size]
+        width = lengths[rows].max()
+        mask = np.arange(width) < lengths[rows][:, None]
+        part = encode(ids[rows, :width].astype(np.int64), mask.astype(np.int64))
+        if found is None:
+            found = np.empty([len(ids), part.shape[1]], np.float32)
+        found[rows] = part
     return found
 
 
+def torch_encoder(path, projection, threads):
+    """Returns an `encode` by Hugging Face's T5."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(threads)
+    model = transformers.T5EncoderModel.from_pretrained(
+        path, torch_dtype=torch.float32
+    ).eval()
+    matrix = torch.from_numpy(projection)
+
+    def encode(ids, mask):
+        mask = torch.from_numpy(mask)
+        with torch.inference_mode():
+            states = model(
+                input_ids=torch.from_numpy(ids), attention_mask=mask
+            ).last_hidden_state
+            weights = mask[..., None].float()
+            pooled = (states * weights).sum(1) / weights.sum(1)
+            return torch.nn.functional.normalize(pooled @ matrix).numpy()
+
+    return encode
+
+
+def onnx_encoder(model, dtype, threads):
+    """Returns an `encode` by ONNX Runtime."""
+    with tempfile.TemporaryDirectory() as directory:
+        onnx_export.save(directory, model, dtype)
+        session = onnx_export.session(f"{directory}/encoder.onnx", threads)
+
+    def encode(ids, mask):
+        return session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
+
+    return encode
+
+
 def weights_of(shape, directory):
-    """Makes a Hugging Face directory: the preset, or random weights of T5-small."""
-    preset = checkpoints.locate("t5_tiny_pydocs")
+    """Returns a Hugging Face directory: the preset, or random weights of T5-small."""
     if shape == "preset":
-        return str(preset)
-    torch.manual_seed(0)
-    config = transformers.T5Config(vocab_size=8192)  # its defaults are T5-small's
-    transformers.T5EncoderModel(config).save_pretrained(directory)
-    full = transformers.T5ForConditionalGeneration(config)
-    full.save_pretrained(directory)
+        return str(checkpoints.locate("t5_tiny_pydocs"))
+    tf.keras.utils.set_random_seed(0)
+    config = T5Config.from_size("small", "1.0", vocabulary_size=8192)
+    generator.T5QueryGenerator(config).save_to_preset(directory)
     return directory
 
 
-def main():
-    """Times all three in alternation."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def options_of():
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--documents", type=int, default=4096)
     parser.add_argument("--batch_size", type=int, default=128)
     parser.add_argument("--length", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shape", choices=("preset", "small"), default="preset")
-    options = parser.parse_args()
+    parser.add_argument("--sides", nargs="*", choices=SIDES, default=SIDES)
+    return parser.parse_args()
+
+
+def main():
+    """Times all sides in alternation."""
+    options = options_of()
     threads = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     vocabulary = sources.vocabulary_file("", "t5_tiny_pydocs")
     texts = [d.content for d in sources.sampled_documents("pydocs", options.documents)]
     ids, lengths = (
         np.asarray(a) for a in Tokenizer(vocabulary).encode(texts, options.length)
     )
+    numbers, tokens = [str(row) for row in range(len(ids))], Tokens(ids, lengths)
+    size = options.batch_size
     with tempfile.TemporaryDirectory() as directory:
         path = weights_of(options.shape, directory)
-        theirs = transformers.T5EncoderModel.from_pretrained(
-            path, torch_dtype=torch.float32
-        ).eval()
         config, encoder = checkpoints.load_encoder(pathlib.Path(path))
-    ours = retriever.TwoTower(
-        retriever.RetrieverConfig(config, 192, 20.0, 24, options.length)
-    )
-    ours.load_encoder_weights_from(encoder)
-    projection = torch.from_numpy(
-        ours.document_tower.get_layer("projection").get_weights()[0]
-    )
-    numbers = [str(row) for row in range(len(ids))]
-    tokens = Tokens(ids, lengths)
-
-    def by_torch(by_length):
-        return of_torch(theirs, projection, ids, lengths, options.batch_size, by_length)
-
-    ways = {
-        "tfdpsq": lambda: retriever.encode_texts(
-            ours, numbers, tokens, "document", options.batch_size, progress=False
-        ),
-        "huggingface": lambda: by_torch(False),
-        "huggingface_sorted": lambda: by_torch(True),
-    }
+        ours = retriever.TwoTower(
+            retriever.RetrieverConfig(config, 192, 20.0, 24, options.length)
+        )
+        ours.load_encoder_weights_from(encoder)
+        ways = {
+            "tfdpsq": lambda: retriever.encode_texts(
+                ours, numbers, tokens, "document", size, progress=False
+            )
+        }
+        kernel = ours.document_tower.get_layer("projection").get_weights()[0]
+        for side in options.sides:
+            encode = (
+                onnx_encoder(ours, side.partition("_")[2], threads)
+                if side.startswith("onnx")
+                else torch_encoder(path, kernel, threads)
+            )
+            by_length = side != "huggingface"
+            ways[side] = functools.partial(
+                in_batches, encode, ids, lengths, size, by_length
+            )
     vectors = {name: way() for name, way in ways.items()}  # and warm
     seconds = {name: [] for name in ways}
     for _ in range(options.rounds):
@@ -140,26 +178,33 @@ def main():
             way()
             seconds[name].append(time.perf_counter() - started)
     rates = {name: len(ids) / statistics.median(s) for name, s in seconds.items()}
-    print(
-        json.dumps(
-            {
-                "benchmark": "encoding",
-                "shape": options.shape,
-                "documents": len(ids),
-                "mean_tokens": round(float(lengths.mean()), 1),
-                "batch_size": options.batch_size,
-                "threads": threads,
-                "documents_per_second": {n: round(r, 1) for n, r in rates.items()},
-                "throughput_ratio": round(rates["tfdpsq"] / rates["huggingface"], 3),
-                "ratio_of_sorted": round(
-                    rates["tfdpsq"] / rates["huggingface_sorted"], 3
-                ),
-                "largest_difference": float(
-                    np.abs(vectors["tfdpsq"] - vectors["huggingface"]).max()
-                ),
-            }
-        )
-    )
+
+    def ratio(side):
+        pairs = zip(seconds[side], seconds["tfdpsq"])
+        return round(statistics.median(theirs / own for theirs, own in pairs), 3)
+
+    result = {
+        "benchmark": "encoding",
+        "shape": options.shape,
+        "documents": len(ids),
+        "mean_tokens": round(float(lengths.mean()), 1),
+        "batch_size": size,
+        "threads": threads,
+        "documents_per_second": {n: round(r, 1) for n, r in rates.items()},
+        "seconds": {n: [round(x, 2) for x in s] for n, s in seconds.items()},
+    }
+    for name, side in (
+        ("throughput_ratio", "huggingface"),
+        ("ratio_of_sorted", "huggingface_sorted"),
+        ("ratio_to_onnx", max(SIDES[2:], key=lambda side: rates.get(side, 0))),
+    ):
+        if side in rates:
+            result[name] = ratio(side)
+    result["least_cosine"] = {
+        side: float((vectors["tfdpsq"] * vectors[side]).sum(axis=1).min())
+        for side in options.sides
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,24 @@
-"""Queries per second of `generate` against Hugging Face, memory of both, and bfloat16.
+"""Queries per second of `generate` against Hugging Face, CTranslate2, and in bfloat16.
 
     python tests/benchmarks/generation.py
 
-prints one JSON line; it needs the extra `parity` (torch and transformers). Both sides
-have the same T5 shape with random weights, the same documents and all cores, and write
-the same number of tokens for every document: by nucleus sampling, with a cache, without
-stopping early. Defaults are T5-small (1.0) in float32, 64 documents of 128 tokens, 32
-new tokens, p = 0.8.
+prints one JSON line; it needs the extras `parity` (torch and transformers) and
+`ctranslate2`, or `--sides` without those. All sides have the same T5 shape with random
+weights, the same documents and all cores, and write the same number of tokens for every
+document: by nucleus sampling, with a cache, without stopping early. Defaults are
+T5-small (1.0) in float32, 64 documents of 128 tokens, 32 new tokens, p = 0.8.
 
 Each side has its own process, and they alternate. `throughput_ratio` is ours over
 Hugging Face's in queries per second of wall time, from the medians; `cpu_ratio`
 compares processor time instead, which other work affects less, but in which torch
-counts the busy waiting of its threads. `peak_mib` is each process's peak resident
-memory, libraries included; `idle_mib` the part from before the model was made.
-`bfloat16_speedup` is generation by the same model under `mixed_bfloat16` over that in
-float32, and `training_speedup` the same of private training steps (engine "fast") on
---train_batch pairs. Their losses, from the same start with the same noise, are reported
-too: float32's and bfloat16's mean over the last steps (at most 20).
+counts the busy waiting of its threads. `ratio_to_ctranslate2` is ours in float32 over
+the faster one of CTranslate2's float32 and int8, which have our weights: the median of
+the rounds' ratios. `peak_mib` is each process's peak resident memory, libraries
+included; `idle_mib` the part from before the model was made. `bfloat16_speedup` is
+generation by the same model under `mixed_bfloat16` over that in float32, and
+`training_speedup` the same of private training steps (engine "fast") on --train_batch
+pairs. Their losses, from the same start with the same noise, are reported too:
+float32's and bfloat16's mean over the last steps (at most 20).
 
     --jit                        ours compiled with XLA
     --sides train_float32 train_bfloat16 --repeats 200      losses after 200 steps
@@ -30,6 +32,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 _SIZES = {
@@ -127,6 +130,7 @@ def _ours(options, dtype):
     from tfdpsq.generator.decoder import CachedDecoder
 
     idle = _peak_mib()
+    tf.keras.utils.set_random_seed(0)
     model = _model(options, dtype)
     decoder = CachedDecoder(model, options.new)
     mask = decoding.decodable_logits_mask(
@@ -195,11 +199,63 @@ def _huggingface(options):
     return run, sum(p.numel() for p in model.parameters()), idle
 
 
+def _ctranslate2(options, dtype):
+    """CTranslate2 on our weights, which another process writes: it needs TensorFlow."""
+    import ctranslate2
+
+    idle = _peak_mib()
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, __file__, *sys.argv[1:]]
+        subprocess.run([*command, "--write", directory, dtype], check=True)
+        translator = ctranslate2.Translator(
+            directory, intra_threads=len(os.sched_getaffinity(0)), inter_threads=1
+        )
+        parameters = int(pathlib.Path(directory, "parameters").read_text())
+    names = _names(options)
+    sources = [[names[i] for i in row] for row in _documents(options)]
+
+    def run():
+        found = translator.translate_batch(
+            sources,
+            beam_size=1,
+            sampling_topk=0,
+            sampling_topp=options.top_p,
+            min_decoding_length=options.new,
+            max_decoding_length=options.new,
+        )
+        assert all(len(each.hypotheses[0]) == options.new for each in found)
+
+    return run, parameters, idle
+
+
+def _write(options):
+    """Writes the weights of `_ours` for CTranslate2."""
+    import tensorflow as tf
+
+    from tfdpsq.generator import ctranslate2_export
+
+    directory, dtype = options.write
+    tf.keras.utils.set_random_seed(0)
+    model = _model(options, "float32")
+    ctranslate2_export.write_model(
+        directory, model.config, model.backbone, dtype, _names(options)
+    )
+    count = str(model.backbone.count_params())
+    pathlib.Path(directory, "parameters").write_text(count)
+
+
+def _names(options):
+    """Names of ids: CTranslate2 reads and writes pieces of text."""
+    return ["<pad>", "</s>", "<unk>", *map(str, range(3, options.vocabulary))]
+
+
 # Each returns (timed function, number of parameters, MiB before the model was made).
 _SIDES = {
     "huggingface": _huggingface,
     "float32": lambda options: _ours(options, "float32"),
     "bfloat16": lambda options: _ours(options, "mixed_bfloat16"),
+    "ctranslate2_float32": lambda options: _ctranslate2(options, "float32"),
+    "ctranslate2_int8": lambda options: _ctranslate2(options, "int8"),
     "train_float32": lambda options: _training(options, "float32"),
     "train_bfloat16": lambda options: _training(options, "mixed_bfloat16"),
 }
@@ -272,11 +328,15 @@ def _options():
         "--sides", nargs="+", choices=tuple(_SIDES), default=tuple(_SIDES)
     )
     parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--write", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main():
     options = _options()
+    if options.write:
+        _write(options)
+        return
     if options.side:
         _serve(options)
         return
@@ -291,6 +351,13 @@ def main():
         theirs, ours = sides["huggingface"], sides["float32"]
         result["throughput_ratio"] = theirs.median("wall") / ours.median("wall")
         result["cpu_ratio"] = theirs.median("cpu") / ours.median("cpu")
+    others = [side for name, side in sides.items() if name.startswith("ctranslate2")]
+    if others and "float32" in sides:
+        best = min(others, key=lambda side: side.median("wall"))
+        # Round by round: what else the machine does changes from one to the next.
+        rounds = zip(best.runs, sides["float32"].runs)
+        ratios = [theirs["wall"] / ours["wall"] for theirs, ours in rounds]
+        result["ratio_to_ctranslate2"] = statistics.median(ratios)
     if {"bfloat16", "float32"} <= set(sides):
         wall = {name: sides[name].median("wall") for name in ("float32", "bfloat16")}
         result["bfloat16_speedup"] = wall["float32"] / wall["bfloat16"]

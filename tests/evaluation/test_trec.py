@@ -6,6 +6,7 @@ import pytest
 import pytrec_eval
 
 from tfdpsq.evaluation import (
+    evaluate_run,
     read_trec_qrels,
     read_trec_run,
     write_trec_qrels,
@@ -43,6 +44,50 @@ def test_other_tools_read_the_files(tmp_path):
     with open(tmp_path / "qrels") as file:
         assert pytrec_eval.parse_qrel(file) == qrels
     assert read_trec_qrels(tmp_path / "qrels") == qrels
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Ours of files with ties, a query without results, and a query's own document."""
+    draw = random.Random(1)
+    qrels = {
+        f"q{q}": {f"d{d}": draw.randint(0, 3) for d in draw.sample(range(60), 9)}
+        for q in range(40)
+    }
+    run = {
+        query: {f"d{d}": draw.randint(0, 30) / 8 for d in draw.sample(range(60), 30)}
+        for query in list(qrels)[1:]
+    }
+    run["q1"]["q1"] = 9.0
+    for query in qrels:
+        qrels[query]["d0"] = 1
+    write_trec_qrels(tmp_path / "qrels.trec", qrels)
+    write_trec_run(tmp_path / "run.trec", run, ignore_identical_ids=True)
+    return tmp_path, evaluate_run(qrels, run, ["ndcg@10", "recall@10"], True)
+
+
+def test_ir_measures_measures_the_same(written):
+    ir_measures = pytest.importorskip("ir_measures")
+    directory, ours = written
+    qrels = list(ir_measures.read_trec_qrels(str(directory / "qrels.trec")))
+    run = list(ir_measures.read_trec_run(str(directory / "run.trec")))
+    wanted = [ir_measures.nDCG @ 10, ir_measures.R @ 10]
+    found = ir_measures.calc_aggregate(wanted, qrels, run)
+    for measure, name in zip(wanted, ("ndcg@10", "recall@10")):
+        assert found[measure] == pytest.approx(ours.means[name], abs=1e-6)
+
+
+@pytest.mark.slow  # it compiles for minutes
+def test_ranx_measures_the_same(written):
+    ranx = pytest.importorskip("ranx")
+    directory, ours = written
+    qrels = ranx.Qrels.from_file(str(directory / "qrels.trec"), kind="trec")
+    run = ranx.Run.from_file(str(directory / "run.trec"), kind="trec")
+    names = ["ndcg@10", "recall@10"]
+    # Without it, ranx refuses a run that lacks a query.
+    found = ranx.evaluate(qrels, run, names, make_comparable=True)
+    for name in names:
+        assert found[name] == pytest.approx(ours.means[name], abs=1e-6)
 
 
 @pytest.mark.parametrize("word", ["", "a b", "a\t", "\na", "a\u2028b"])

@@ -152,11 +152,11 @@ def test_a_wrong_command_line_is_told_the_right_one(one, tmp_path, capsys):
     for wrong in (good[:2], [*good, "more"], [*good, "--nothing=1"]):
         code, text = exit_of(capsys, *wrong)
         assert code == 2 and "usage: python -m tfdpsq.run.convert" in text
-    code, text = exit_of(capsys, *good[:2], "--format=onnx")
+    code, text = exit_of(capsys, *good[:2], "--format=gguf")
     assert code == 2
     assert text == (
-        "error: format is 'onnx'; choose one of 'huggingface', 'keras', 't5x', "
-        "'sentence-transformers'.\n"
+        "error: format is 'gguf'; choose one of 'huggingface', 'keras', 't5x', "
+        "'ctranslate2', 'sentence-transformers', 'onnx', 'parquet', 'datasets'.\n"
     )
 
 

@@ -150,16 +150,19 @@ def test_queries_that_are_documents_do_not_find_themselves(made, base):
     directory, found = made
     folder = directory / "runs" / "arguana"
     run = evaluation.read_trec_run(folder / "bm25.trec")
-    # The text itself is the best match, but takes neither a rank nor a place.
-    assert all(max(hits, key=hits.get) == query for query, hits in run.items())
-    assert max(len(hits) for hits in run.values()) == 21
+    # The text itself is the best match, but takes neither a rank nor a place; and
+    # others who read the files measure what we do.
+    assert not any(query in hits for query, hits in run.items())
+    assert max(len(hits) for hits in run.values()) == 20
     ruled = found["sets"]["arguana"]["systems"]["bm25"]["mrr@10"]
-    assert ruled > _by_files(folder, "bm25").means["mrr@10"]
+    assert ruled == _by_files(folder, "bm25").means["mrr@10"]
     rule = {"arguana": False}
     kept = _tiny_sets.config_of(base, "arguana", ignore_identical_ids=rule)
     other = zero_shot.run(kept, base / "kept")["sets"]["arguana"]
     assert other["rules"]["self_matches"] == "kept"
     assert other["systems"]["bm25"]["mrr@10"] < ruled
+    run = evaluation.read_trec_run(base / "kept" / "runs" / "arguana" / "bm25.trec")
+    assert all(max(hits, key=hits.get) == query for query, hits in run.items())
 
 
 def test_cqadupstack_is_averaged_over_its_forums(made):

@@ -230,7 +230,7 @@ def _of_jsonl(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any
 
 
 def _of_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
-    pyarrow = _library("pyarrow.parquet", "pyarrow")
+    pyarrow = library("pyarrow.parquet", "pyarrow")
     with any_files.open_binary(path) as raw, _damaged(path):
         file = pyarrow.ParquetFile(raw, pre_buffer=False, buffer_size=_BUFFER)
         _require(path, columns, file.schema_arrow.names)
@@ -240,7 +240,7 @@ def _of_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[A
 
 def _of_arrow(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
     """Reads an Arrow stream, as Hugging Face `datasets` writes it, or an Arrow file."""
-    ipc = _library("pyarrow.ipc", "pyarrow")
+    ipc = library("pyarrow.ipc", "pyarrow")
     with any_files.open_binary(path) as raw, _damaged(path):
         is_file = raw.read(6) == b"ARROW1"
         raw.seek(0)
@@ -276,10 +276,10 @@ def _damaged(path: str) -> Iterator[None]:
 def _of_ir_datasets(
     table: str, columns: Sequence[str], part: str
 ) -> Iterator[tuple[str, int, list[Any]]]:
-    library = _library("ir_datasets", "ir_datasets")
+    datasets = library("ir_datasets", "ir_datasets")
     name = table[len(IR_DATASETS) :]
     try:
-        source = library.load(name)
+        source = datasets.load(name)
     except KeyError as error:
         raise InputError(
             f"ir_datasets has no data set {name!r}. `ir_datasets list` lists them."
@@ -301,12 +301,17 @@ def _of_ir_datasets(
         ) from error
 
 
-def _library(module: str, package: str) -> Any:
+def library(module: str, package: str) -> Any:
+    """Returns a module of a package that only some tables need.
+
+    Raises:
+      InputError: the package is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(
-            f"{package} is needed to read this table. Run: pip install "
+            f"{package} is needed for this table. Run: pip install "
             f"'tfdpsq[import]', or pip install {package}."
         ) from error
 

@@ -1,4 +1,4 @@
-"""Convert a T5 checkpoint, or a retriever, between formats of several libraries.
+"""Convert a T5, a retriever or a synthetic set to formats of several libraries.
 
     python -m tfdpsq.run.convert --input=DIR --output=DIR --format=huggingface
 
@@ -11,9 +11,21 @@ input's vocabulary (or that of --vocabulary), and its certificate, if there is o
 generator stays as private as it was. A soft prompt is copied for `huggingface`, in a
 file of its own; the other formats refuse it.
 
+`ctranslate2` serves a generator without TensorFlow, with `--dtype=int8` in a quarter of
+the memory (extra `ctranslate2`).
+
 A retriever that `train_retriever` wrote is converted to `sentence-transformers`, the
-layout of sentence-T5 and GTR, which `train_retriever --config.init=` takes as well. Its
-towers must be shared; texts are cut at the larger of its two lengths.
+layout of sentence-T5 and GTR, which `train_retriever --config.init=` takes as well (its
+towers must be shared; texts are cut at the larger of its two lengths); or to `onnx`,
+float32 or int8, which ONNX Runtime runs (extra `onnx`).
+
+What is made for CTranslate2 or ONNX Runtime is run by them, next to ours, on public
+documents: `comparison.json` says how near the two are, and what differs by more than
+rounding is refused.
+
+A synthetic set is converted to `parquet`, or to `datasets`, which `load_from_disk` of
+Hugging Face's library reads (extra `import`), with its certificate and a card,
+`README.md`, that says what it is.
 
 Exit status: 0 converted, 2 refused, with the reason printed.
 """
@@ -23,6 +35,7 @@ from __future__ import annotations
 import math
 import os
 import pathlib
+import shutil
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -31,9 +44,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import app, flags  # noqa: E402
 
 from tfdpsq import retriever, validation  # noqa: E402
-from tfdpsq.data import Tokenizer, any_files  # noqa: E402
-from tfdpsq.generator import checkpoints  # noqa: E402
+from tfdpsq.data import Tokenizer, any_files, export, read_manifest  # noqa: E402
+from tfdpsq.data.files import atomic_write, write_json  # noqa: E402
+from tfdpsq.data.tokenization import PROMPT, VOCABULARY_FILE  # noqa: E402
+from tfdpsq.generator import (  # noqa: E402
+    T5QueryGenerator,
+    checkpoints,
+    ctranslate2_export,
+)
 from tfdpsq.generator.checkpoints import (  # noqa: E402
+    fast_tokenizer,
     huggingface,
     keras_preset,
     sentence_encoder,
@@ -41,6 +61,7 @@ from tfdpsq.generator.checkpoints import (  # noqa: E402
     weights,
 )
 from tfdpsq.privacy import read_certificate  # noqa: E402
+from tfdpsq.retriever import onnx_export  # noqa: E402
 from tfdpsq.run.core import (  # noqa: E402
     command,
     layout,
@@ -49,14 +70,20 @@ from tfdpsq.run.core import (  # noqa: E402
     sources,
     workdir,
 )
+from tfdpsq.run.reporting import data_card  # noqa: E402
 
 _WRITERS: dict[str, Any] = {
     "huggingface": huggingface,
     "keras": keras_preset,
     "t5x": t5x,
+    "ctranslate2": ctranslate2_export,
 }
-RETRIEVERS = "sentence-transformers"
-FORMATS = (*_WRITERS, RETRIEVERS)
+RETRIEVERS, ONNX = "sentence-transformers", "onnx"
+FORMATS = (*_WRITERS, RETRIEVERS, ONNX, *export.FORMATS)
+# How near the output is to the input, as another library runs it.
+COMPARISON_FILE = "comparison.json"
+# Public documents that both run on.
+_COMPARED = 32
 _USAGE = (
     "usage: python -m tfdpsq.run.convert --input=DIR --output=DIR "
     f"--format={'|'.join(FORMATS)}\n"
@@ -72,15 +99,17 @@ def convert(
     encoder_only: bool = False,
     ignore: Sequence[str] = (),
 ) -> str:
-    """Converts a T5 checkpoint.
+    """Converts a T5 checkpoint, a retriever or a synthetic set.
 
     Args:
       source: the checkpoint, of any format, or the name of a keras-nlp preset; for
-        `RETRIEVERS` an output of `train_retriever`.
+        `RETRIEVERS` and `ONNX` an output of `train_retriever`; for those of `export` a
+        set.
       destination: the directory to make. It must not exist, or be empty.
       form: one of `FORMATS`.
       vocabulary: a SentencePiece model, in place of the one in `source`.
-      dtype: "float32", or "bfloat16" or "float16", to which weights are rounded.
+      dtype: "float32", or "bfloat16" or "float16", to which weights are rounded; for
+        `ctranslate2` and `ONNX` "float32" or "int8".
       encoder_only: whether to convert the encoder alone, for a retriever.
       ignore: patterns of weights in a T5X checkpoint to leave out.
 
@@ -89,25 +118,49 @@ def convert(
 
     Raises:
       InputError: see `checkpoints.open_checkpoint`, and `save` of the format; or the
-        destination is taken, the disk full, the vocabulary another model's, or the
-        certificate was changed. Nothing is then written.
+        destination is taken, the disk full, the vocabulary another model's, the
+        certificate was changed, a library is missing, or another library makes
+        something else of the output. Nothing is then written.
     """
     validation.one_of("format", form, FORMATS)
-    validation.one_of("dtype", dtype, weights.DTYPES)
-    if form == RETRIEVERS:
-        given = {"dtype": dtype, "encoder_only": encoder_only, "ignore": [*ignore]}
-        for name, default in (
-            ("dtype", "float32"),
-            ("encoder_only", False),
-            ("ignore", []),
-        ):
-            if given[name] != default:
-                raise validation.InputError(
-                    f"{name} is {given[name]!r}, which does nothing for {RETRIEVERS}: "
-                    f"a retriever is written whole. Leave it at {default!r}."
-                )
-        return _convert_retriever(source, destination, vocabulary)
+    given: dict[str, Any] = {"encoder_only": encoder_only, "ignore": [*ignore]}
+    if form in export.FORMATS:
+        _require_default(form, **given, dtype=dtype, vocabulary=vocabulary)
+        return _convert_set(source, destination, form)
+    if form not in _WRITERS:
+        if form == ONNX:
+            onnx_export.check_options(dtype)
+        else:
+            given["dtype"] = dtype
+        _require_default(form, **given)
+        return _convert_retriever(source, destination, form, vocabulary, dtype)
+    return _convert_t5(
+        source, destination, form, vocabulary, dtype, encoder_only, ignore
+    )
+
+
+def _require_default(form: str, **given: Any) -> None:
+    """Refuses options that a format has no use for."""
+    defaults: dict[str, Any] = {"dtype": "float32", "encoder_only": False, "ignore": []}
+    for name, value in given.items():
+        if value != defaults.get(name):
+            raise validation.InputError(
+                f"{name} is {value!r}, which does nothing for {form}, whose input is "
+                f"written whole. Leave it at {defaults.get(name)!r}."
+            )
+
+
+def _convert_t5(
+    source: str | os.PathLike,
+    destination: str | os.PathLike,
+    form: str,
+    vocabulary: str | os.PathLike | None,
+    dtype: str,
+    encoder_only: bool,
+    ignore: Sequence[str],
+) -> str:
     writer = _WRITERS[form]
+    validation.one_of("dtype", dtype, getattr(writer, "DTYPES", weights.DTYPES))
     if hasattr(writer, "check_options"):  # before the work
         writer.check_options(dtype, encoder_only)
     directory = checkpoints.locate(source)
@@ -126,10 +179,15 @@ def convert(
         # From file to file, one weight at a time: no model is in memory.
         writer.save(partial, config, checkpoint, dtype, vocabulary, encoder_only)
         checkpoint.check_copies()
-        _write_records(partial, certificate, output, directory, form)
+        compared = None
+        if hasattr(writer, "compare"):
+            model = T5QueryGenerator(config)
+            checkpoint.load_into(model.backbone)
+            texts = [PROMPT + text for text in _public_texts()]
+            compared = writer.compare(partial, model, dtype, texts)
+        _write_records(partial, certificate, output, directory, form, compared)
     count = sum(math.prod(slot.shape) for slot in checkpoint.slots)
     prompt = checkpoint.soft_prompt_length()
-    epsilon = (certificate or {}).get("guarantee", {}).get("epsilon")
     return "\n".join(
         [
             f"{checkpoint.format} to {form}: {os.fspath(destination)}",
@@ -141,10 +199,40 @@ def convert(
             f"{config.key_value_dim}, {config.vocabulary_size} embeddings",
             f"  soft prompt  {prompt} vectors" if prompt else "  soft prompt  none",
             f"  vocabulary   {pieces}",
-            "  certificate  "
-            + ("none" if certificate is None else f"carried along, epsilon {epsilon}"),
+            *_compared(compared),
+            _carried(certificate),
         ]
     )
+
+
+def _carried(certificate: dict[str, Any] | None) -> str:
+    """Returns the summary's line on the certificate."""
+    if certificate is None:
+        return "  certificate  none"
+    epsilon = certificate.get("guarantee", {}).get("epsilon")
+    return f"  certificate  carried along, epsilon {epsilon}"
+
+
+def _compared(compared: dict[str, Any] | None) -> list[str]:
+    """Returns the summary's lines on a comparison."""
+    if compared is None:
+        return []
+    if "same_tokens" in compared:
+        nats = compared["log_probability_difference"]["mean"]
+        return [
+            f"  compared     greedy: {compared['same_tokens']:.1%} of "
+            f"{compared['tokens']} tokens the same, {nats:.2g} nats a token apart"
+        ]
+    return [
+        f"  compared     {name}.onnx: cosine to ours at least "
+        f"{found['cosine']['least']:.6f} on {found['texts']} texts"
+        for name, found in compared.items()
+    ]
+
+
+def _public_texts() -> list[str]:
+    """Returns documents that everybody has, whatever the model was trained on."""
+    return [d.content for d in sources.sampled_documents(sources.PYDOCS, _COMPARED)]
 
 
 def _output(
@@ -171,12 +259,15 @@ def _write_records(
     output: releases.Output,
     source: pathlib.Path,
     form: str,
+    compared: dict[str, Any] | None = None,
 ) -> None:
-    """Writes the certificate, and a `stage.json` for what must stay private.
+    """Writes comparison and certificate, and a `stage.json` for what stays private.
 
     A finite epsilon alone would pass for one that may be released, where the source
     says that it may not: a model that was trained on canaries, say.
     """
+    if compared is not None:
+        write_json(partial / COMPARISON_FILE, compared)
     records.write_certificate(partial, certificate)
     if output.guarantee == releases.PRIVATE:
         config = {"input": os.path.abspath(source), "format": form}
@@ -189,9 +280,11 @@ def _write_records(
 def _convert_retriever(
     source: str | os.PathLike,
     destination: str | os.PathLike,
+    form: str,
     vocabulary: str | os.PathLike | None,
+    dtype: str,
 ) -> str:
-    """Writes a retriever as a sentence encoder; returns a summary."""
+    """Writes a retriever as a sentence encoder or as ONNX; returns a summary."""
     directory = pathlib.Path(source)
     if not (directory / layout.RETRIEVER_MODEL).is_dir():
         raise validation.InputError(
@@ -205,39 +298,106 @@ def _convert_retriever(
     tokenizer = Tokenizer(path)
     sources.require_vocabulary("vocabulary", path, tokenizer, str(directory))
     model = retriever.load(directory / layout.RETRIEVER_MODEL)
-    shape = model.config
-    if not shape.shared:
+    if form == RETRIEVERS and not model.config.shared:
         raise validation.InputError(
             f"{directory} has a tower for queries and one for documents; "
-            f"{RETRIEVERS} has one encoder for both. Train with shared=True."
+            f"{RETRIEVERS} has one encoder for both. Train with shared=True, or "
+            f"convert it to {ONNX}."
         )
-    tower = model.query_tower
+    compared = None
     with workdir.new_directory(output) as partial:
-        huggingface.save(
-            partial,
-            shape.t5,
-            tower.get_layer("t5_encoder"),
-            vocabulary=path,
-            encoder_only=True,
-        )
-        sentence_encoder.save(
-            partial,
-            shape.pooling,
-            tower.get_layer("projection").kernel.numpy(),
-            max(shape.query_length, shape.document_length),
-        )
-        _write_records(partial, certificate, output, directory, RETRIEVERS)
-    count = sum(weight.shape.num_elements() for weight in tower.weights)
-    epsilon = (certificate or {}).get("guarantee", {}).get("epsilon")
+        if form == ONNX:
+            compared = _write_onnx(partial, model, path, dtype)
+        else:
+            _write_sentence_encoder(partial, model, path)
+        _write_records(partial, certificate, output, directory, form, compared)
+    shape = model.config
+    weighed = {
+        id(w): w for t in (model.query_tower, model.document_tower) for w in t.weights
+    }
+    count = sum(weight.shape.num_elements() for weight in weighed.values())
     return "\n".join(
         [
-            f"retriever to {RETRIEVERS}: {os.fspath(destination)}",
+            f"retriever to {form}: {os.fspath(destination)}",
             f"  model        T5 {shape.t5.version} encoder, {shape.pooling} pooling, "
             f"{shape.embedding_dim} dimensions of unit length",
-            f"  parameters   {count:,} in float32",
+            f"  parameters   {count:,} in {dtype}",
             f"  vocabulary   {tokenizer.vocabulary_size} pieces",
-            "  certificate  "
-            + ("none" if certificate is None else f"carried along, epsilon {epsilon}"),
+            *_compared(compared),
+            _carried(certificate),
+        ]
+    )
+
+
+def _write_sentence_encoder(
+    partial: pathlib.Path, model: retriever.TwoTower, vocabulary: str | os.PathLike
+) -> None:
+    shape, tower = model.config, model.query_tower
+    huggingface.save(
+        partial,
+        shape.t5,
+        tower.get_layer("t5_encoder"),
+        vocabulary=vocabulary,
+        encoder_only=True,
+    )
+    sentence_encoder.save(
+        partial,
+        shape.pooling,
+        tower.get_layer("projection").kernel.numpy(),
+        max(shape.query_length, shape.document_length),
+    )
+
+
+def _write_onnx(
+    partial: pathlib.Path,
+    model: retriever.TwoTower,
+    vocabulary: str | os.PathLike,
+    dtype: str,
+) -> dict[str, Any]:
+    """Writes towers, lengths and tokenizer; returns the comparison."""
+    onnx_export.save(partial, model, dtype)
+    shape = model.config
+    about = {
+        "dtype": dtype,
+        "embedding_dim": shape.embedding_dim,
+        "query_length": shape.query_length,
+        "document_length": shape.document_length,
+    }
+    write_json(partial / "config.json", about)
+    shutil.copyfile(vocabulary, partial / VOCABULARY_FILE)
+    text = fast_tokenizer.tokenizer_json(vocabulary)
+    atomic_write(partial / fast_tokenizer.TOKENIZER_FILE, text)
+    documents = _public_texts()
+    # As short as queries are, too.
+    texts = documents + [" ".join(text.split()[:6]) for text in documents]
+    ids, lengths = Tokenizer(vocabulary).encode(texts, shape.document_length)
+    return onnx_export.compare(partial, model, dtype, ids.numpy(), lengths.numpy())
+
+
+def _convert_set(
+    source: str | os.PathLike, destination: str | os.PathLike, form: str
+) -> str:
+    """Writes a set's rows as others read them; returns a summary."""
+    export.library()
+    directory = pathlib.Path(source)
+    if not sources.is_free(str(directory)):
+        raise validation.InputError(
+            f"{directory} is not a synthetic or public set. Give the directory of one, "
+            f"which has a manifest.json, such as {layout.SET}/ in an output of "
+            "synthesize."
+        )
+    read_manifest(directory)
+    certificate, output = _output(directory, destination)
+    with workdir.new_directory(output) as partial:
+        manifest = export.export_set(directory, partial, form)
+        data_card.write(partial, manifest, export.READ[form])
+        _write_records(partial, certificate, output, directory, form)
+    return "\n".join(
+        [
+            f"set to {form}: {os.fspath(destination)}",
+            f"  queries      {manifest['count']:,}",
+            f"  documents    {manifest['documents']:,}",
+            _carried(certificate),
         ]
     )
 

@@ -250,7 +250,8 @@ def _measured(
     out: pathlib.Path,
 ) -> evaluation.RankingResult:
     """Writes a system's run, and measures it."""
-    evaluation.write_trec_run(out / "runs" / f"{name}.trec", run, tag=name)
+    path = out / "runs" / f"{name}.trec"
+    evaluation.write_trec_run(path, run, name, config.ignore_identical_ids)
     return evaluation.evaluate_run(
         qrels, run, layout.METRICS, config.ignore_identical_ids
     )

@@ -54,6 +54,7 @@ from tfdpsq.run.core import (
     sources,
     workdir,
 )
+from tfdpsq.run.reporting import data_card
 from tfdpsq.run.search import round_trip
 
 COUNTS_FILE = "filter.json"
@@ -154,6 +155,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
                 shards=config.shards,
                 guarantee=output.guarantee,
             )
+        data_card.write(out / layout.SET, written)
         found = {"read": manifest["count"], "kept": written["count"], "dropped": counts}
         write_json(out / COUNTS_FILE, found)
         return found

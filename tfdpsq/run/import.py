@@ -112,6 +112,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     settings.check(config, SETTINGS)
     acting.require_acting(config, SETTINGS, ACTING)
     logs, queries, corpus = _tables(config)
+    for table in (*logs.values(), queries):
+        _require_pairs(table)
     split = _split(config, len(logs))
     output = releases.Output(
         directory, releases.PRIVATE, "private pairs", config.private_directory
@@ -144,6 +146,22 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         }
 
     return workdir.run_stage(output, config, inputs, make)
+
+
+def _require_pairs(table: importing.Table | None) -> None:
+    """Refuses rows of a synthetic set, whose own guarantee an import would lose.
+
+    Raises:
+      InputError: the table is one, or a part of one.
+    """
+    path = "" if table is None else table.path
+    if path and not path.startswith(tables.IR_DATASETS) and any_files.is_local(path):
+        part = sources.part_of_a_set(path)
+        if part is not None:
+            raise validation.InputError(
+                f"{path} is part of a synthetic or public set ({part}), not a log. "
+                "Give the set itself to the stages that train on pairs."
+            )
 
 
 def _tables(config: ml_collections.ConfigDict):

@@ -19,6 +19,7 @@ from tfdpsq.data import pseudo_pairs, train_vocabulary, write_synthetic
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
+from tfdpsq.run.reporting import data_card
 
 VOCABULARY = pathlib.Path("vocabulary", VOCABULARY_FILE)
 
@@ -79,6 +80,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             certificate=None,
             guarantee=output.guarantee,
         )
+        data_card.write(out / layout.PUBLIC_PAIRS, manifest)
         # Excludes all counts of private queries: this is released.
         return {"documents": counts.documents, "public_pairs": manifest["count"]}
 

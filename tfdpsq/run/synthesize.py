@@ -51,6 +51,7 @@ from tfdpsq.run.core import (
 )
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import corpus_shards, pass_progress, passes, sharded_stages
+from tfdpsq.run.reporting import data_card
 from tfdpsq.run.training import training_settings
 
 _EXTENSION = "tfrecord"
@@ -165,6 +166,7 @@ def run(
             shards=config.shards,
             guarantee=output.guarantee,
         )
+        data_card.write(out / layout.SET, manifest)
         return {
             "queries": manifest["count"],
             "private_reads": reads,

@@ -232,7 +232,8 @@ def _search(
         for name, found, note in retrieval.retrieve(
             systems.Systems.of(config), beir, queries, k
         ):
-            evaluation.write_trec_run(out / f"{name}.trec", found, tag=name)
+            path = out / f"{name}.trec"
+            evaluation.write_trec_run(path, found, name, part.ignore_identical_ids)
             notes[name] = note
         records.write_certificate(out, certificate)
         return {**counts, "settings": notes}

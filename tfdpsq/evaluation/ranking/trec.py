@@ -62,6 +62,7 @@ def write_trec_run(
     path: str | os.PathLike,
     run: Run | Iterable[tuple[str, Mapping[str, float]]],
     tag: str = "tfdpsq",
+    ignore_identical_ids: bool = False,
 ) -> None:
     """Writes a run, best document first, ranks from 1.
 
@@ -72,6 +73,8 @@ def write_trec_run(
       path: file to write; an existing one is replaced in one step.
       run: query id -> {document id: score}, or such pairs, streamed.
       tag: name of the run, the last field of every line.
+      ignore_identical_ids: leave out documents with their query's id, so that others
+        who read the run measure what `evaluate_run` does under the same rule.
 
     Raises:
       InputError: a score that is not finite, an empty id or tag, or one with
@@ -85,6 +88,7 @@ def write_trec_run(
             checked = {
                 document_id: checked_score(score, query_id, document_id)
                 for document_id, score in hits.items()
+                if not (ignore_identical_ids and document_id == query_id)
             }
             for rank, (document_id, score) in enumerate(ranked(checked), start=1):
                 _check_word("document id", document_id)

@@ -87,7 +87,7 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
     """
     if path == PYDOCS:
         return build_pydocs()
-    part = _part_of_a_set(path)
+    part = part_of_a_set(path)
     if part is not None:
         raise validation.InputError(
             f"{path} is part of a synthetic or public set ({part}). Give the set "
@@ -96,7 +96,7 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
     return BeirDirectory(path, as_published)
 
 
-def _part_of_a_set(path: str) -> pathlib.Path | None:
+def part_of_a_set(path: str) -> pathlib.Path | None:
     """Returns the file by which a directory's rows are known to be of a set."""
     for place in releases.places_of(path):
         for folder in (place, place.parent):
