@@ -14,7 +14,8 @@ _PUBLIC = {
         build_encoder dropout_seed encoder_of merge_lora train_only with_lora
     """,
     "generator": """
-        SamplingConfig SynthesisConfig Synthesizer T5QueryGenerator encode_pairs
+        QueryLikelihood SamplingConfig SynthesisConfig Synthesizer T5QueryGenerator
+        encode_pairs
         synthesize
     """,
     "retriever": """
