@@ -1,6 +1,7 @@
 """`convert` for those who serve without TensorFlow: compared with ours, in numbers."""
 
 import glob
+import importlib
 import json
 import sys
 
@@ -24,6 +25,7 @@ from tfdpsq.run.core import records, releases, sources, workdir
 from tfdpsq.run.reporting import data_card
 from tfdpsq.validation import DataError, InputError
 
+import_command = importlib.import_module("tfdpsq.run.import")
 TEXTS = ["It sorts a list in place", "reads", "gives back the matrix of a graph " * 5]
 
 
@@ -229,6 +231,10 @@ def test_a_set_comes_back_row_by_row(made, tmp_path, form, monkeypatch):
     with pytest.raises(DataError, match="private queries had a part in this"):
         read_certificate(one)
     assert sources.part_of_a_set(str(paths[0])) is not None
+    config = import_command.default_config()
+    config.logs.train, config.log_documents_are_public = str(one), True
+    with pytest.raises(InputError, match="is part of a synthetic or public set"):
+        import_command.run(config, tmp_path / "imported")
     text = (one / "README.md").read_text("utf-8")
     assert "ε = 8" in text and set_export.READ[form] in text
 
@@ -289,6 +295,8 @@ def test_options_and_inputs_that_do_not_fit_are_refused(base, made, tmp_path):
         (base / "1.0", "ctranslate2", {"dtype": "bfloat16"}, "dtype is 'bfloat16'"),
         (base / "1.0", "ctranslate2", {"encoder_only": True}, "a whole T5"),
     ):
+        if form in ("onnx", "ctranslate2"):  # where the extra is not installed
+            message = f"{message}|pip install"
         with pytest.raises(InputError, match=message):
             convert(source, out, form, **options)
     assert not out.exists()
