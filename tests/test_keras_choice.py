@@ -1,7 +1,9 @@
 """Which Keras is used, decided in fresh processes, and what each refusal says."""
 
+import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -111,8 +113,22 @@ def test_a_model_of_another_keras_is_refused_by_name(monkeypatch):
     ):
         with pytest.raises(InputError, match="Functional of Keras 3.*with tf.keras"):
             use()
-    other = pytest.importorskip("tf_keras")
-    if other.layers.Layer is not tf.keras.layers.Layer:
-        with pytest.raises(InputError, match="of Keras 2's.*or set TF_USE_LEGACY"):
-            PrivateModel(other.Sequential(), plan)
     keras_choice.require_own("layers", tf.Module())  # not of any Keras
+
+
+def test_a_model_of_the_other_keras_2_is_refused_by_name():
+    """In a process of its own: to import it changes how the first one loads layers."""
+    pytest.importorskip("tensorflow_privacy")  # the pinned stack, whose Keras is 2
+    if importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("tf_keras is not installed")
+    code = "import tf_keras\nfrom tfdpsq import layers\n"
+    code += "layers.train_only(tf_keras.Sequential(), ['*'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TF_USE_LEGACY_KERAS": ""},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.search("of Keras 2's.*or set TF_USE_LEGACY", done.stderr), done.stderr
