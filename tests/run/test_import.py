@@ -5,6 +5,7 @@ import datetime
 import gzip
 import importlib
 import json
+import shutil
 import stat
 
 import pyarrow
@@ -12,7 +13,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from tfdpsq.data import BeirDirectory, importing, tables
+from tfdpsq.data import BeirDirectory, importing, records, tables
 from tfdpsq.run import overlap, prepare, zero_shot
 from tfdpsq.run.core import releases, sources
 from tfdpsq.validation import InputError
@@ -334,3 +335,52 @@ def test_imported_pairs_are_an_input_as_any_private_pairs(tmp_path):
     del stage["config"]["logs"]
     (pairs / "stage.json").write_text(json.dumps(stage))
     assert not _may_be_released(releases.PUBLIC, pairs, tmp_path)
+
+
+def _write_set(folder, guarantee):
+    """The BEIR files of a set as `synthesize` and `prepare` lay them out."""
+    beir = folder / "beir"
+    (beir / "qrels").mkdir(parents=True)
+    manifest = {"schema": records.SCHEMA, "guarantee": guarantee}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (beir / records.PART_FILE).write_text("{}")
+    (beir / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "wool"}\n')
+    (beir / "queries.jsonl").write_text('{"_id": "q", "text": "a sock"}\n')
+    (beir / "qrels" / "train.tsv").write_text("q\td\t1\n")
+    return beir
+
+
+def _config_of_beir(beir):
+    config = _config(beir / "qrels" / "train.tsv", header=False, dev_share=0.0)
+    config.columns.update(query="", document="", query_id="0", document_id="1")
+    config.queries.path = str(beir / "queries.jsonl")
+    config.queries.columns.update(query_id="_id", query="text")
+    config.corpus.path = str(beir / "corpus.jsonl")
+    config.corpus.columns.update(document_id="_id", document="text")
+    config.update(log_documents_are_public=False, test_share=0.0)
+    return config
+
+
+def test_what_a_stage_made_is_not_imported_as_a_log(tmp_path):
+    """A synthetic set became raw private pairs, and canaries pairs without a mark."""
+    certified = _write_set(tmp_path / "set", "certified")
+    shutil.copytree(certified, tmp_path / "copy")  # without the manifest
+    canaries = _write_set(tmp_path / "canaries" / "data", "private")
+    (canaries / records.PART_FILE).unlink()
+    (canaries.parent / "manifest.json").rename(canaries / releases.MARK_FILE)
+    raw = shutil.copytree(certified, tmp_path / "raw")
+    (raw / records.PART_FILE).unlink()
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(certified / "queries.jsonl")
+    linked = _config_of_beir(raw)
+    linked.queries.path = str(link)
+    refused = [*map(_config_of_beir, (certified, tmp_path / "copy", canaries)), linked]
+    for config in refused:
+        with pytest.raises(InputError, match="give the log as it was collected"):
+            command.run(config, tmp_path / "pairs")
+        assert not (tmp_path / "pairs").exists()
+    # Private queries of a BEIR directory are raw, and so is what was imported of them.
+    command.run(_config_of_beir(raw), tmp_path / "pairs")
+    command.run(_config_of_beir(tmp_path / "pairs"), tmp_path / "again")
+    assert len(_units_without_users(tmp_path / "again")) == 1
+    command.run(_config_of_beir(_write_set(tmp_path / "own", "public")), tmp_path / "o")

@@ -6,7 +6,8 @@
 Writes a BEIR directory for `--config.data` and `--config.pairs` of other stages, and
 tells which rows were dropped and why. Rows are read in pieces and joined on disk:
 memory does not grow with the log. The output holds the private queries, and is refused
-where things are released.
+where things are released. Files of a synthetic set, or of another stage's output that
+is not public, are refused: they are no raw log.
 
 A log's rows have a query and a document, as texts or as ids of rows in two other
 tables. MS MARCO's own files, for example:
@@ -117,6 +118,9 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         directory, releases.PRIVATE, "private pairs", config.private_directory
     )
     private = releases.private_directory(directory, config.private_directory)
+    for table in (*logs.values(), queries, corpus):
+        if table is not None:
+            _require_raw(table)
     inputs = {
         name: sources.keyed_fingerprint(_content(table), private)
         for name, table in (("queries", queries), ("corpus", corpus), *logs.items())
@@ -202,6 +206,25 @@ def _tables(config: ml_collections.ConfigDict):
         if path
     }
     return logs, queries, corpus
+
+
+def _require_raw(table: importing.Table) -> None:
+    """Refuses what tfdpsq made: as raw private pairs it would cost nothing.
+
+    Raises:
+      InputError: a file is of a set or of a stage's output.
+    """
+    if table.path.startswith(tables.IR_DATASETS):
+        return
+    for path in tables.files_of(table.path):
+        problem = sources.why_not_public(path, raw_pairs=False)
+        if problem:
+            raise validation.InputError(
+                f"{path} {problem}. One private query can have a part in all of its "
+                "rows, and imported pairs are taken for raw ones: give the log as it "
+                "was collected. A set needs no import: give it to other stages as it "
+                "is."
+            )
 
 
 def _split(config: ml_collections.ConfigDict, tables_given: int):

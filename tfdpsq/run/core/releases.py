@@ -321,8 +321,8 @@ def places_of(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 def _folder(place: pathlib.Path) -> pathlib.Path:
     """Returns the BEIR directory that a place is, or is a part of."""
-    whole = place.is_dir() and place.name != "qrels"
-    return place if whole else place.parent
+    folder = place if place.is_dir() else place.parent
+    return folder.parent if folder.name == "qrels" else folder
 
 
 def _is_imported(folder: pathlib.Path) -> bool:
