@@ -397,4 +397,28 @@ MUTATIONS = (
         ),
         "why": "one private query had a part in all rows, and each is taken for a unit",
     },
+    {
+        "name": "points_of_a_choice_certified",
+        "kind": "composition",
+        "file": "tfdpsq/run/choose.py",
+        "old": "self._devices, stays_private=True)",
+        "new": "self._devices)",
+        "tests": (
+            "tests/run/test_choose_inside.py::"
+            "test_a_point_of_the_grid_stays_private",
+        ),
+        "why": "the runs and the choice that led to a point are in no ε of its set",
+    },
+    {
+        "name": "points_of_older_choices_certified",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/releases.py",
+        "old": "        known.append(PRIVATE)  #",
+        "new": "        known.append(CERTIFIED)  #",
+        "tests": (
+            "tests/run/test_releases.py::"
+            "test_one_of_the_points_that_a_choice_was_among_is_not_released",
+        ),
+        "why": "the same in a workdir of before",
+    },
 )
