@@ -9,6 +9,10 @@ memory does not grow with the log. The output holds the private queries, and is 
 where things are released. Files of a synthetic set, or of another stage's output that
 is not public, are refused: they are no raw log.
 
+Ids are texts or whole numbers; rows with others are dropped, and so are those without a
+user where there is a column of users. A user is one person: 7, 7.0 (as pandas writes it
+in a column with a missing value), "7.0" and " 7" are one.
+
 A log's rows have a query and a document, as texts or as ids of rows in two other
 tables. MS MARCO's own files, for example:
 
