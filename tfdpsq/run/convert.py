@@ -172,13 +172,15 @@ def _write_records(
     source: pathlib.Path,
     form: str,
 ) -> None:
-    """Writes the certificate, and a `stage.json` for what must stay private.
+    """Writes the certificate, and a `stage.json` where no other file tells enough.
 
     A finite epsilon alone would pass for one that may be released, where the source
-    says that it may not: a model that was trained on canaries, say.
+    says that it may not: a model that was trained on canaries, say. And a format
+    without a config has nothing by which a certificate that is lost would be missed.
     """
     records.write_certificate(partial, certificate)
-    if output.guarantee == releases.PRIVATE:
+    marked = any((partial / name).is_file() for name in certificate_files.CONFIGS)
+    if output.guarantee == releases.PRIVATE or (certificate and not marked):
         config = {"input": os.path.abspath(source), "format": form}
         inputs = {"input": workdir.model_fingerprint(source)}
         workdir.write_stage(
