@@ -41,6 +41,7 @@ from tfdpsq.generator.checkpoints import (  # noqa: E402
     weights,
 )
 from tfdpsq.privacy import read_certificate  # noqa: E402
+from tfdpsq.privacy.proof import certificate_files  # noqa: E402
 from tfdpsq.run.core import (  # noqa: E402
     command,
     layout,

@@ -21,11 +21,11 @@ elsewhere are yours to delete.
 
 What a link under `release/` leads to is released, wherever it lies: it is kept and
 listed. Other links are not followed, and neither links nor files that tfdpsq does not
-write are deleted: they are listed as left. A file in a stage's directory that is newer than its
-`stage.json` counts as yours, and so does one among runs and logs whose name no stage
-writes, and what is in a `.NAME.state` or `.NAME.shards` without the record of a run or
-pass. A workdir that was forgotten takes no further stage; one
-that was forgotten by half is finished by the same command.
+write are deleted: they are listed as left. A file in a stage's directory that is newer
+than its `stage.json` counts as yours, and so does one among runs and logs whose name no
+stage writes, and what is in a `.NAME.state` or `.NAME.shards` without the record of a
+run or pass. A workdir that was forgotten takes no further stage; one that was forgotten
+by half is finished by the same command.
 
     --private=DIR    the private directory, if not the default one
 

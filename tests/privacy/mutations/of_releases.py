@@ -392,8 +392,7 @@ MUTATIONS = (
         "old": "            _require_raw(table)\n",
         "new": "            pass\n",
         "tests": (
-            "tests/run/test_import.py::"
-            "test_what_a_stage_made_is_not_imported_as_a_log",
+            "tests/run/test_import.py::test_what_a_stage_made_is_not_imported_as_a_log",
         ),
         "why": "one private query had a part in all rows, and each is taken for a unit",
     },
@@ -404,8 +403,7 @@ MUTATIONS = (
         "old": "self._devices, stays_private=True)",
         "new": "self._devices)",
         "tests": (
-            "tests/run/test_choose_inside.py::"
-            "test_a_point_of_the_grid_stays_private",
+            "tests/run/test_choose_inside.py::test_a_point_of_the_grid_stays_private",
         ),
         "why": "the runs and the choice that led to a point are in no ε of its set",
     },

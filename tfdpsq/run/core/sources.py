@@ -98,7 +98,7 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
 
 
 def _part_of_a_set(path: str) -> pathlib.Path | None:
-    """Returns the file by which the rows of a directory or file are known to be a set's.
+    """Returns the file by which a directory's or file's rows are known to be a set's.
 
     That is the directory that a set is copied to for other programs, or a part of it.
     """
