@@ -111,6 +111,15 @@ def test_a_target_out_of_reach_is_refused():
         calibrate_noise_multiplier(1e-7, 1e-9, 1.0, 10**9, "rdp")
 
 
+@pytest.mark.parametrize("delta", [1e-16, 1e-20])
+def test_a_delta_below_the_rounding_errors_of_pld_is_refused(delta):
+    """It was reached, or not even that, with a noise multiplier of thousands."""
+    batches = (8.0, delta, 256 / 20000, 50)
+    assert calibrate_noise_multiplier(*batches, "rdp") < 1
+    with pytest.raises(InputError, match="delta is 1e-(16|20), too small .*'rdp'"):
+        calibrate_noise_multiplier(*batches, "pld")
+
+
 def test_no_steps_are_too_few_to_be_planned_for():
     plan = make_plan(
         PrivacySpec(epsilon=1.0, clip_norm=1.0, num_units=100, batch_size=1, steps=1)

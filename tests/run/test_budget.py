@@ -128,6 +128,20 @@ def test_everything_finished_below_release_is_counted(job, tmp_path):
     assert sorted(found.unreleased) == private
 
 
+def test_what_a_link_releases_is_counted_wherever_it_lies(job, capsys):
+    """Its real directory comes first, among what is private."""
+    before = len(spending.find_certificates(job).certificates)
+    _write(job / "private" / "kept", _certificate(head="k"))
+    _write(job / "evaluated", _certificate(head="l"), guarantee="private")
+    (job / "release" / "kept").symlink_to(job / "private" / "kept")
+    (job / "release" / "scores").symlink_to(job / "evaluated")
+    (job / "release" / "all").symlink_to(job / "release")  # no loop
+    found = spending.find_certificates(job)
+    assert len(found.certificates) == before + 2 and not found.refused
+    code, out, _ = _exit(capsys, job / "release", "--json")
+    assert code == 0 and json.loads(out)["logs"][0]["runs"] == before + 2
+
+
 def test_a_retriever_has_one_certificate_for_all_its_files(tmp_path):
     """Its `model/` states the digest of the certificate that lies above it."""
     certificate = _certificate()

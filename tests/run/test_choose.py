@@ -18,6 +18,7 @@ from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.privacy import read_certificate, read_ledger, verify_certificate
 from tfdpsq.privacy.proof import choice
 from tfdpsq.run import choose, finetune, synthesize, verify
+from tfdpsq.run.core import releases
 from tfdpsq.run.training import private_training
 
 _config = _grid.config
@@ -95,6 +96,8 @@ def test_what_was_chosen_is_what_is_released(accounted):
     assert not (_kept(accounted) / choose.SCORES).exists()
     released = [p.name for p in accounted.rglob("*")]
     assert set(released) == {p.name for p in point.rglob("*")}
+    assert releases.stated(accounted) == releases.CERTIFIED
+    assert releases.stated(point) == releases.PRIVATE
 
 
 def test_a_declared_choice_is_the_highest_bleu_and_a_private_read(declared, base):

@@ -14,7 +14,7 @@ from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy.proof import choice
 from tfdpsq.privacy.proof.ledger import Ledger
 from tfdpsq.run import choose
-from tfdpsq.run.core import sources, spending
+from tfdpsq.run.core import sources, spending, workdir
 from tfdpsq.run.training import choice_points
 
 _config = _grid.config
@@ -255,6 +255,22 @@ def test_scores_are_gone_once_the_choice_is_kept(base, tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "choose", None)
     assert stage._chosen(["a", "b"], 2, []) == kept
     assert not (stage._own / choose.SCORES).exists()
+
+
+def test_a_point_of_the_grid_stays_private(base, tmp_path, monkeypatch):
+    """A set made from one was released under the ε of one run."""
+    run_stage, guarantees = workdir.run_stage, []
+
+    def run(output, *args):
+        guarantees.append(output.guarantee)
+        if "points" in output.place.parts:
+            raise _KilledError
+        return run_stage(output, *args)
+
+    monkeypatch.setattr(workdir, "run_stage", run)
+    with pytest.raises(_KilledError):
+        choose.run(_config(base), tmp_path / "release" / "chosen")
+    assert guarantees == ["certified", "private"]
 
 
 def test_what_is_chosen_on_canaries_is_not_for_release(base, tmp_path, monkeypatch):

@@ -102,6 +102,18 @@ def test_what_is_private_stays_so_in_every_format(one, tmp_path):
     assert not (tmp_path / "release").exists()
 
 
+def test_a_certificate_that_is_lost_is_missed_in_every_format(one, tmp_path):
+    """T5X has no config: without a certificate it passed for public weights."""
+    before = tmp_path / "certified"
+    shutil.copytree(one, before)
+    write_certificate(before)
+    for form in ("t5x", "keras", "huggingface"):
+        convert(before, tmp_path / form, form)
+        (tmp_path / form / "certificate.json").unlink()
+        with pytest.raises(InputError, match="says that private queries had a part"):
+            convert(tmp_path / form, tmp_path / "out", form)
+
+
 def test_what_a_killed_command_left_is_removed(one, tmp_path):
     """kill -9 left `.out.….partial` with weights in it, and nothing removed it."""
     left = tmp_path / ".out.0123456789ab.partial"

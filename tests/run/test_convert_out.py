@@ -230,10 +230,12 @@ def test_a_set_comes_back_row_by_row(made, tmp_path, form, monkeypatch):
     (one / "certificate.json").unlink()
     with pytest.raises(DataError, match="private queries had a part in this"):
         read_certificate(one)
-    assert sources.part_of_a_set(str(paths[0])) is not None
+    assert sources.why_not_public(str(paths[0]), raw_pairs=False) is not None
     config = import_command.default_config()
     config.logs.train, config.log_documents_are_public = str(one), True
-    with pytest.raises(InputError, match="is part of a synthetic or public set"):
+    with pytest.raises(
+        InputError, match="its guarantee is 'certified'|is part of a synth"
+    ):
         import_command.run(config, tmp_path / "imported")
     text = (one / "README.md").read_text("utf-8")
     assert "ε = 8" in text and set_export.READ[form] in text

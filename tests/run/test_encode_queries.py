@@ -206,6 +206,16 @@ def test_queries_declared_public_are_no_read_and_take_the_encoder_s_guarantee(
     assert not list(tmp_path.iterdir())
 
 
+def test_private_pairs_declared_public_are_named(base, tmp_path):
+    """The error blamed the retriever, a public one."""
+    pairs = tmp_path / "imported"
+    shutil.copytree(base / "pairs", pairs)
+    (pairs / "stage.json").write_text('{"guarantee": "private"}')
+    config = _config(base, private=False, split="dev", corpus=str(pairs))
+    with pytest.raises(InputError, match="embeddings of texts in .*imported, whose"):
+        encode.run(config, tmp_path / "release" / "out")
+
+
 def test_guarantees_of_a_set_and_of_another_retriever_do_not_add_up(base, tmp_path):
     """Neither covers both; one without any protection decides."""
     config = _config(base, corpus=str(base / "set"))

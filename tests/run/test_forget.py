@@ -140,6 +140,29 @@ def test_without_the_flag_it_lists_and_changes_nothing(job, capsys):
     assert "Nothing was deleted. Add --delete" in out
 
 
+def test_what_a_link_under_release_leads_to_is_kept(job, capsys):
+    """With it went the only certificate of something that was released."""
+    kept = job / "private" / "generator_8"
+    certificate = (job / "release" / "generator" / "certificate.json").read_text()
+    _stage(kept, "certified", certificate__json=certificate)
+    (job / "release" / "generator_8").symlink_to("../private/generator_8")
+    made = forget.plan(job)
+    assert made.linked == [kept / "certificate.json", kept / "stage.json"]
+    assert not set(made.linked) & set(made.delete) and made.delete
+    assert "KEPT, as a link under release/ leads to it" in forget.as_text(made, False)
+    # One link after another, and what should never have been released.
+    (kept / "scores").symlink_to(job / "evaluation")
+    for path in (*made.unsure, job / "private/notes.txt"):
+        path.unlink()
+    code, out, _ = _exit(capsys, forget, job, "--delete")
+    assert code == 1 and f"  {job / 'evaluation' / 'metrics.json'}\n" in out
+    assert (kept / "certificate.json").read_text() == certificate
+    (kept / "scores").unlink()
+    code, out, _ = _exit(capsys, forget, job, "--delete")
+    assert code == 0 and not (job / "evaluation").exists()
+    assert (kept / "certificate.json").read_text() == certificate
+
+
 def test_what_is_private_goes_and_what_proves_the_release_stays(job, tmp_path, capsys):
     code, out, _ = _exit(capsys, forget, job, "--delete")
     assert code == 1 and _files(job) == _LEFT  # for later.txt

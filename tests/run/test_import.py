@@ -5,6 +5,7 @@ import datetime
 import gzip
 import importlib
 import json
+import shutil
 import stat
 
 import pyarrow
@@ -12,7 +13,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from tfdpsq.data import BeirDirectory, importing, tables
+from tfdpsq.data import BeirDirectory, importing, records, tables
 from tfdpsq.run import overlap, prepare, zero_shot
 from tfdpsq.run.core import releases, sources
 from tfdpsq.validation import InputError
@@ -182,6 +183,71 @@ def test_without_users_every_distinct_row_is_a_query(tmp_path):
     assert len(units) == 4 and all(len(rows) == 1 for rows in units.values())
 
 
+def _imported_users(folder, *files):
+    """Imports a row for each user of each file; returns the users and the result."""
+    folder.mkdir()
+    for name, users in enumerate(files):
+        row = {"asked": ["a"] * len(users), "clicked": ["b"] * len(users), "who": users}
+        pyarrow.parquet.write_table(pyarrow.table(row), folder / f"{name}.parquet")
+    config = _config(folder, columns__user="who", dev_share=0.0, test_share=0.0)
+    result = command.run(config, folder / "pairs")["result"]
+    users = BeirDirectory(folder / "pairs").users(field=importing.USER_FIELD)
+    return sorted(users.values()), result
+
+
+def test_a_person_is_one_user_in_whatever_type_the_id_is(tmp_path):
+    """Two users of one person would each have the whole epsilon."""
+    # As pandas writes them: 64-bit integers, floats where one is missing, and texts.
+    files = ([7, 8], [7.0, float("nan"), None], [" 7", "7.0", "8 ", "7.5", "007"])
+    users, result = _imported_users(tmp_path / "numbers", *files)
+    assert users == ["007", "7", "7.5", "8"]
+    assert result["dropped"] == {
+        "the same pair was there before": 4,
+        "it has no user": 2,
+    }
+    objects = ([1.5], [2.0**53, float("inf")], [True], [{"id": 7}], [[7]])
+    users, result = _imported_users(tmp_path / "objects", ["ann"], *objects)
+    assert users == ["ann"]
+    assert result["dropped"] == {
+        "its user is neither a text nor a whole number below 2^53": 6
+    }
+
+
+def test_ids_of_documents_and_queries_stay_as_they_are_written(tmp_path):
+    ids = ("1", "1.0", 2.0, True)
+    rows = [dict(row, id=each) for each, row in zip(ids, _dicts([*ROWS[:4]]))]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = _config(log, columns__query_id="id", dev_share=0.0, test_share=0.0)
+    result = command.run(config, tmp_path / "pairs")["result"]
+    assert {*BeirDirectory(tmp_path / "pairs").qrels("train")} == {"1", "1.0", "2"}
+    assert [*result["dropped"]] == [
+        "its query_id is neither a text nor a whole number below 2^53"
+    ]
+
+
+def test_an_id_that_is_no_text_drops_its_row(tmp_path):
+    half = json.loads('"\\ud800"')
+    rows = [dict(row, id="x") for row in _dicts()[:3]]
+    rows[0]["who"] = rows[1]["id"] = half
+    rows[2]["id"] = "y"
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = _config(log, columns__user="who", dev_share=0.0, test_share=0.0)
+    config.columns.document_id = "id"
+    result = command.run(config, tmp_path / "pairs")["result"]
+    assert result["pairs"] == {"train": 1} and result["dropped"] == {
+        "its user holds half a surrogate pair, which is not text": 1,
+        "its document_id holds half a surrogate pair, which is not text": 1,
+    }
+    (tmp_path / "texts.jsonl").write_text('{"id": "y", "text": "\\ud800"}\n')
+    config.columns.update(query="", query_id="id")
+    config.queries.path = str(tmp_path / "texts.jsonl")
+    config.queries.columns.update(query="text", query_id="id")
+    with pytest.raises(InputError, match="texts.jsonl:1: query holds half"):
+        command.run(config, tmp_path / "out")
+
+
 def _units_without_users(out):
     found = collections.defaultdict(list)
     for pair in BeirDirectory(out).all_pairs("train"):
@@ -334,3 +400,52 @@ def test_imported_pairs_are_an_input_as_any_private_pairs(tmp_path):
     del stage["config"]["logs"]
     (pairs / "stage.json").write_text(json.dumps(stage))
     assert not _may_be_released(releases.PUBLIC, pairs, tmp_path)
+
+
+def _write_set(folder, guarantee):
+    """The BEIR files of a set as `synthesize` and `prepare` lay them out."""
+    beir = folder / "beir"
+    (beir / "qrels").mkdir(parents=True)
+    manifest = {"schema": records.SCHEMA, "guarantee": guarantee}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (beir / records.PART_FILE).write_text("{}")
+    (beir / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "wool"}\n')
+    (beir / "queries.jsonl").write_text('{"_id": "q", "text": "a sock"}\n')
+    (beir / "qrels" / "train.tsv").write_text("q\td\t1\n")
+    return beir
+
+
+def _config_of_beir(beir):
+    config = _config(beir / "qrels" / "train.tsv", header=False, dev_share=0.0)
+    config.columns.update(query="", document="", query_id="0", document_id="1")
+    config.queries.path = str(beir / "queries.jsonl")
+    config.queries.columns.update(query_id="_id", query="text")
+    config.corpus.path = str(beir / "corpus.jsonl")
+    config.corpus.columns.update(document_id="_id", document="text")
+    config.update(log_documents_are_public=False, test_share=0.0)
+    return config
+
+
+def test_what_a_stage_made_is_not_imported_as_a_log(tmp_path):
+    """A synthetic set became raw private pairs, and canaries pairs without a mark."""
+    certified = _write_set(tmp_path / "set", "certified")
+    shutil.copytree(certified, tmp_path / "copy")  # without the manifest
+    canaries = _write_set(tmp_path / "canaries" / "data", "private")
+    (canaries / records.PART_FILE).unlink()
+    (canaries.parent / "manifest.json").rename(canaries / releases.MARK_FILE)
+    raw = shutil.copytree(certified, tmp_path / "raw")
+    (raw / records.PART_FILE).unlink()
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(certified / "queries.jsonl")
+    linked = _config_of_beir(raw)
+    linked.queries.path = str(link)
+    refused = [*map(_config_of_beir, (certified, tmp_path / "copy", canaries)), linked]
+    for config in refused:
+        with pytest.raises(InputError, match="give the log as it was collected"):
+            command.run(config, tmp_path / "pairs")
+        assert not (tmp_path / "pairs").exists()
+    # Private queries of a BEIR directory are raw, and so is what was imported of them.
+    command.run(_config_of_beir(raw), tmp_path / "pairs")
+    command.run(_config_of_beir(tmp_path / "pairs"), tmp_path / "again")
+    assert len(_units_without_users(tmp_path / "again")) == 1
+    command.run(_config_of_beir(_write_set(tmp_path / "own", "public")), tmp_path / "o")

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import tiny as _tiny
 
-from tfdpsq.data import BeirDirectory
+from tfdpsq.data import BeirDirectory, records
 from tfdpsq.run import overlap
 from tfdpsq.run.passes import passes
 from tfdpsq.validation import DataError, InputError
@@ -226,3 +226,21 @@ def test_an_empty_corpus_is_refused(base):
         path.write_text("\n")
     with pytest.raises(InputError, match=r"the corpus .* is empty: its \d"):
         _run(base)
+
+
+def test_the_corpus_of_public_results_is_no_private_text(base):
+    """It was told, under release/, which documents occur in private queries."""
+    copy, pairs = base / "copy", base / "pairs"
+    copy.mkdir()
+    (copy / records.PART_FILE).write_text("{}")
+    _write(copy / "texts.txt", ["synthetic queries"])
+    (base / "link.jsonl").symlink_to(pairs / "queries.jsonl")
+    for corpus, why in (
+        (pairs, "queries.jsonl, which holds the queries of a BEIR"),
+        (base / "link.jsonl", "holds the queries of a BEIR"),
+        (copy / "texts.txt", "is part of a synthetic set"),
+    ):
+        with pytest.raises(InputError, match=f"corpus has .*{why}.* give public files"):
+            _run(base, "release/overlap", texts=("documents",), corpus=(str(corpus),))
+    assert not (base / "release").exists()
+    _run(base, "release/overlap", texts=("documents",))

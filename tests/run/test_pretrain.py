@@ -342,6 +342,11 @@ def test_a_manifest_of_another_program_makes_no_set(pairs, tmp_path):
     logs = shutil.copytree(pairs, tmp_path / "logs")
     (logs / "manifest.json").write_text('{"name": "a page", "icons": []}')
     assert sources.load_source(str(logs)).private
+    # Nor does one above them, as a table's export writes it.
+    (tmp_path / "manifest.json").write_text('{"entries": [], "schema": {}}')
+    assert sources.load_source(str(logs)).private
+    with pytest.raises(validation.DataError, match=r"text\.jsonl:1: "):
+        pretrain.run(config, tmp_path / "t5")
 
 
 @pytest.mark.parametrize("line", ["{", '{"text": "no id"}', '{"_id": "1", "text": 3}'])

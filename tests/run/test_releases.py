@@ -268,6 +268,18 @@ def test_no_stage_can_claim_more_than_what_it_is_made_from(tmp_path, finite, inf
         _stage(tmp_path / f"of {name}".replace("/", " "), PRIVATE, config=config)
 
 
+def test_one_of_the_points_that_a_choice_was_among_is_not_released(tmp_path, finite):
+    """Its certificate counts its own run alone; older versions stated "certified"."""
+    point = tmp_path / "private" / "choices" / "grid" / "points" / "grid-a"
+    _stage(point, CERTIFIED, finite)
+    (tmp_path / "link").symlink_to(point)
+    for path in (point, tmp_path / "link"):
+        assert releases.guarantee_of(finite, str(path)) == PRIVATE
+        with pytest.raises(InputError, match="generator is .* guarantee is 'private'"):
+            config = {"generator": str(path)}
+            _stage(tmp_path / "release" / "set", CERTIFIED, finite, config=config)
+
+
 def test_links_do_not_hide_what_an_artefact_states(tmp_path, finite):
     """A link to a private set was released, under the certificate in it."""
     _stage(tmp_path / "job" / "private" / "set", PRIVATE, finite)

@@ -7,7 +7,8 @@ same query or user, and on public tables, never on rows of somebody else: one qu
 user, where there are users) more or less in the log is one more or less in the output.
 So splits are drawn by a hash of the query or user, or cut at given times, not at
 quantiles of the log; ids are hashes, not numbers; and equal queries of two users are
-two queries, even if they have one id: a user's hash is appended to it.
+two queries, even if they have one id: a user's hash is appended to it. One user is one
+person under every spelling of a number, see `_user_of`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import decimal
 import hashlib
 import pathlib
 import sqlite3
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -32,6 +35,8 @@ LOG = ("query", "query_id", "document", "title", "document_id", "score", "user",
 USER_FIELD = "user_id"
 _COMMIT = 50_000
 _CACHE_KIB = 64 << 10
+# Below it, a float has the digits of the whole number that it was made from.
+_LARGEST = 2**53
 
 Split = Callable[["Entry"], str]
 
@@ -221,8 +226,8 @@ def _hash(*parts: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Returns a value as text: numbers can be ids; `None` is no text."""
-    if value is None:
+    """Returns a value as text; `None` is no text, and neither is NaN."""
+    if value is None or value != value:
         return ""
     if isinstance(value, str):
         return value
@@ -231,12 +236,54 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+def _id_of(value: Any) -> str:
+    """Returns one text for all numbers of one value; "" where there is no id.
+
+    pandas makes floats of whole numbers next to a missing one, and of one person in two
+    files it would make two.
+
+    Raises:
+      ValueError: the value is no text and no whole number that floats hold exactly.
+    """
+    text = _text(value)
+    if not text or isinstance(value, (str, bytes, uuid.UUID)):
+        return text
+    if isinstance(value, bool) or not isinstance(value, (int, float, decimal.Decimal)):
+        raise ValueError
+    if value != int(value) or (isinstance(value, float) and abs(value) >= _LARGEST):
+        raise ValueError
+    return str(int(value))
+
+
+def _user_of(text: str) -> str:
+    """Returns a user's name as one for all ways to write it: "7", " 7" and "7.0"."""
+    text = text.strip()
+    whole, _, rest = text.partition(".")
+    numeric = whole.removeprefix("-").isdecimal() and bool(rest)
+    return whole if numeric and not rest.strip("0") else text
+
+
+def _ids_of(row: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
+    """Returns the ids of a row by their columns, and what is wrong with one, if so."""
+    ids = dict.fromkeys(("query_id", "document_id", "user"), "")
+    for what in ids:
+        try:
+            ids[what] = _id_of(row.get(what))
+        except (ValueError, OverflowError):
+            return ids, f"its {what} is neither a text nor a whole number below 2^53"
+        if text_problem(what, ids[what]):
+            return ids, f"its {what} holds half a surrogate pair, which is not text"
+    ids["user"] = _user_of(ids["user"])
+    return ids, None
+
+
 def _read_corpus(store: sqlite3.Connection, corpus: Table) -> None:
     for path, number, row in corpus.rows():
+        ids, problem = _ids_of(row)
         document = Document(
-            _text(row["document_id"]), _text(row.get("title")), _text(row["document"])
+            ids["document_id"], _text(row.get("title")), _text(row["document"])
         )
-        problem = text_problem("document_id", document.id, identifier=True)
+        problem = problem or text_problem("document_id", document.id, identifier=True)
         problem = problem or text_problem("document", document.content)
         if not problem and not document.content:
             problem = f"document {shown(document.id)} has no text"
@@ -250,8 +297,10 @@ def _read_corpus(store: sqlite3.Connection, corpus: Table) -> None:
 
 def _read_queries(store: sqlite3.Connection, queries: Table) -> None:
     for path, number, row in queries.rows():
-        query_id, user = _text(row["query_id"]), _text(row.get("user"))
-        problem = text_problem("query_id", query_id, identifier=True)
+        ids, problem = _ids_of(row)
+        query_id, user = ids["query_id"], ids["user"]
+        problem = problem or text_problem("query_id", query_id, identifier=True)
+        problem = problem or text_problem("query", _text(row["query"]))
         if not problem and not _inserted(
             store, "texts", query_id, _text(row["query"]), user
         ):
@@ -277,8 +326,11 @@ def _add(
     number: int,
 ) -> str | None:
     """Adds a row of a log; returns why it was dropped, or `None`."""
-    text, query_id = _text(row.get("query")), _text(row.get("query_id"))
-    user, time = _text(row.get("user")), None
+    ids, problem = _ids_of(row)
+    if problem:
+        return problem
+    text, query_id, user = _text(row.get("query")), ids["query_id"], ids["user"]
+    time = None
     if queries is not None:
         held = store.execute(
             "select text, user from texts where id = ?", (query_id,)
@@ -289,13 +341,13 @@ def _add(
     if not text.strip() or text_problem("query", text):
         return "it has no query"
     has_users = "user" in row or (queries is not None and "user" in queries.columns)
-    if has_users and not user.strip():
+    if has_users and not user:
         return "it has no user"
     if "time" in row:
         time = tables.seconds_of(row["time"])
         if time is None:
             return "its time is not a number of seconds, a date or ISO 8601"
-    document = _document_of(store, row, corpus, path, number)
+    document = _document_of(store, row, ids["document_id"], corpus, path, number)
     if isinstance(document, str):
         return document
     if query_id and has_users:
@@ -326,12 +378,12 @@ def _add(
 def _document_of(
     store: sqlite3.Connection,
     row: Mapping[str, Any],
+    document_id: str,
     corpus: Table | None,
     path: str,
     number: int,
 ) -> Document | str:
     """Returns a row's document, or why it has none."""
-    document_id = _text(row.get("document_id"))
     if corpus is not None:
         known = store.execute(
             "select 1 from documents where id = ?", (document_id,)

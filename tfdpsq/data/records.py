@@ -35,6 +35,8 @@ from tfdpsq.validation import (
 )
 
 VERSION = 1
+# The folder of a set that holds it as other programs read it.
+BEIR = "beir"
 # In `beir/`, whose rows are a set's, also where it was copied without the set.
 PART_FILE = "part_of_a_set.json"
 
@@ -226,8 +228,8 @@ def read_synthetic(path: str | os.PathLike) -> Iterator[SyntheticQuery]:
 
 def _write(directory: Path, rows: Iterable[SyntheticQuery], shards: int) -> dict:
     (directory / "records").mkdir()
-    (directory / "beir").mkdir()
-    write_json(directory / "beir" / PART_FILE, {"part_of": "a set of queries"})
+    (directory / BEIR).mkdir()
+    write_json(directory / BEIR / PART_FILE, {"part_of": "a set of queries"})
     names = [
         f"records/synthetic-{shard:05d}-of-{shards:05d}.tfrecord"
         for shard in range(shards)
@@ -241,7 +243,7 @@ def _write(directory: Path, rows: Iterable[SyntheticQuery], shards: int) -> dict
             stack.enter_context(tf.io.TFRecordWriter(str(directory / name)))
             for name in names
         ]
-        beir = stack.enter_context(BeirWriter(directory / "beir"))
+        beir = stack.enter_context(BeirWriter(directory / BEIR))
         for row in rows:
             number = row.query_id[4:]
             if not (row.query_id.startswith("genQ") and number.isdecimal()):

@@ -19,6 +19,11 @@ _EPSILON_TOLERANCE = 3e-3
 _EPSILON_MARGIN = 1e-6
 _SIGMA_DIGITS = 6
 _MAX_NOISE_MULTIPLIER = 1e6
+# PLD leaves out tails, which it adds to δ: of a δ of their size nothing is left, and
+# its ε falls for absurd noise only. Without that it needs less noise than RDP does; it
+# is asked where δ is small, and may need a little more.
+_SMALL_DELTA = 1e-10
+_NOISE_OF_RDP = 1.1
 
 
 @functools.lru_cache(maxsize=256)
@@ -42,7 +47,8 @@ def calibrate_noise_multiplier(
       accountant: "pld" or "rdp".
 
     Raises:
-      InputError: no noise multiplier below a million reaches the target.
+      InputError: no noise multiplier below a million reaches the target; or δ is too
+        small for the accountant.
     """
 
     def spent_by(name: str) -> Callable[[float], float]:
@@ -53,6 +59,12 @@ def calibrate_noise_multiplier(
     first = spent_by("first_rdp")
     sigma = _bisect(lambda s: first(s) <= epsilon, 0.05, 1.0, 0.05)
     if accountant == "pld":
+        if delta < _SMALL_DELTA and spent_by("pld")(_NOISE_OF_RDP * sigma) > epsilon:
+            raise validation.InputError(
+                f"delta is {delta:.3g}, too small for accountant 'pld': its rounding "
+                "errors alone reach it, and noise would drown what is learnt. Set "
+                "accountant to 'rdp', or raise delta."
+            )
         sigma = secant(spent_by("first_pld"), epsilon, sigma)
     return _rounded_up(secant(spent_by(accountant), epsilon, sigma))
 

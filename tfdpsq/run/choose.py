@@ -25,8 +25,9 @@ those that diverged cannot be chosen, and count. The choice is drawn once: it is
 to disk before it is shown, and an existing one is kept. If a kill prevents the write,
 nobody saw that draw, and the next one is the first.
 
-Writes the chosen generator, with a certificate that names all runs. The others stay in
-`private_directory`, under `choices/`.
+Writes the chosen generator, with a certificate that names all runs. All points stay in
+`private_directory`, under `choices/`: their guarantee is "private", for each one's own
+certificate counts neither the other runs nor the choice.
 """
 
 from __future__ import annotations
@@ -262,7 +263,8 @@ class _Choice:
         failed = self._own / layout.DIVERGED / f"{point.name}.json"
         if not failed.is_file():
             try:
-                finetune.run(stage, out, self._devices)
+                # Its certificate is of one run, and the choice read the others, too.
+                finetune.run(stage, out, self._devices, stays_private=True)
             except finetune.DivergedError as error:
                 failed.parent.mkdir(parents=True, exist_ok=True)
                 atomic_write(failed, json.dumps(error.certificate))

@@ -61,6 +61,7 @@ from tfdpsq.generator.checkpoints import (  # noqa: E402
     weights,
 )
 from tfdpsq.privacy import read_certificate  # noqa: E402
+from tfdpsq.privacy.proof import certificate_files  # noqa: E402
 from tfdpsq.retriever import onnx_export  # noqa: E402
 from tfdpsq.run.core import (  # noqa: E402
     command,
@@ -261,15 +262,17 @@ def _write_records(
     form: str,
     compared: dict[str, Any] | None = None,
 ) -> None:
-    """Writes comparison and certificate, and a `stage.json` for what stays private.
+    """Writes comparison, certificate, and a `stage.json` where no other file tells.
 
     A finite epsilon alone would pass for one that may be released, where the source
-    says that it may not: a model that was trained on canaries, say.
+    says that it may not: a model that was trained on canaries, say. And a format
+    without a config has nothing by which a certificate that is lost would be missed.
     """
     if compared is not None:
         write_json(partial / COMPARISON_FILE, compared)
     records.write_certificate(partial, certificate)
-    if output.guarantee == releases.PRIVATE:
+    marked = any((partial / name).is_file() for name in certificate_files.CONFIGS)
+    if output.guarantee == releases.PRIVATE or (certificate and not marked):
         config = {"input": os.path.abspath(source), "format": form}
         inputs = {"input": workdir.model_fingerprint(source)}
         workdir.write_stage(

@@ -132,8 +132,12 @@ def run(
     config: ml_collections.ConfigDict,
     directory: pathlib.Path,
     devices: strategies.Devices = strategies.DEFAULT,
+    *,
+    stays_private: bool = False,
 ) -> dict:
     """Runs the stage into `directory` unless it is finished there.
+
+    `stays_private` is for one of several runs, whose ε together is no single one's.
 
     Raises:
       InputError: bad settings or data, before any budget is spent.
@@ -145,7 +149,11 @@ def run(
     acting.require_acting(config, SETTINGS, ACTING)
     devices.require_share(config.batch_size)
     context = contexts.resolve(
-        config, directory, devices, "a generator trained on private queries"
+        config,
+        directory,
+        devices,
+        "a generator trained on private queries",
+        stays_private=stays_private,
     )
     stage = workdir.run_stage(
         context.output, config, context.inputs, lambda out: _make(config, context, out)

@@ -19,18 +19,19 @@ nobody can test guesses at the pairs on the fingerprints in certificates, nor sh
 pairs were trained on. Files are removed, not overwritten: snapshots, backups and copies
 elsewhere are yours to delete.
 
-Links are never followed, and neither they nor files that tfdpsq does not write are
-deleted: they are listed as left. A file in a stage's directory that is newer than its
-`stage.json` counts as yours, and so does one among runs and logs whose name no stage
-writes, and what is in a `.NAME.state` or `.NAME.shards` without the record of a run or
-pass. A workdir that was forgotten takes no further stage; one
-that was forgotten by half is finished by the same command.
+What a link under `release/` leads to is released, wherever it lies: it is kept and
+listed. Other links are not followed, and neither links nor files that tfdpsq does not
+write are deleted: they are listed as left. A file in a stage's directory that is newer
+than its `stage.json` counts as yours, and so does one among runs and logs whose name no
+stage writes, and what is in a `.NAME.state` or `.NAME.shards` without the record of a
+run or pass. A workdir that was forgotten takes no further stage; one that was forgotten
+by half is finished by the same command.
 
     --private=DIR    the private directory, if not the default one
 
 Exit status: 0 nothing of ours is left to delete, or it was only listed; 1 something
-private could not be deleted, or files that may be private were left; 2 no workdir, a
-stage is running, or a wrong command.
+private could not be deleted, or files that may be private were left, be it for a link
+under `release/`; 2 no workdir, a stage is running, or a wrong command.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class Plan:
       delete: files, in the order in which they are deleted.
       folders: directories that are removed where they are empty, innermost first.
       kept: files in the private directory that prove the releases.
+      linked: files that would be deleted, had no link under `release/` released them.
       left: what tfdpsq did not make, in or among what is deleted.
       unsure: files in a stage's output that are newer than its `stage.json`, among
         runs and logs with names that no stage writes, or in an unfinished directory
@@ -124,6 +126,7 @@ class Plan:
     delete: list[pathlib.Path] = dataclasses.field(default_factory=list)
     folders: list[pathlib.Path] = dataclasses.field(default_factory=list)
     kept: list[pathlib.Path] = dataclasses.field(default_factory=list)
+    linked: list[pathlib.Path] = dataclasses.field(default_factory=list)
     left: list[pathlib.Path] = dataclasses.field(default_factory=list)
     unsure: list[pathlib.Path] = dataclasses.field(default_factory=list)
 
@@ -177,6 +180,7 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
         )
     if (root / workdir.CONFIG_FILE).is_file():
         made.delete += [root / f for f in _JOB_FILES if _is_file(root / f)]
+    _keep_linked(made, root / releases.RELEASE_FOLDER)
     busy = locks.holders([*made.delete, *made.folders, *made.kept])
     if busy:
         raise validation.InputError(
@@ -329,6 +333,27 @@ def _plan_tree(
                 made.delete.append(path)
 
 
+def _keep_linked(made: Plan, release: pathlib.Path) -> None:
+    """Keeps what links in the folder of releases lead to."""
+    targets: set[str] = set()
+    waiting = [os.fspath(release)]
+    while waiting:
+        for above, folders, names in os.walk(waiting.pop()):
+            for path in (above, *(os.path.join(above, n) for n in folders + names)):
+                real = os.path.realpath(path)
+                if os.path.islink(path) and real not in targets:
+                    targets.add(real)
+                    waiting.append(real)
+
+    def linked(path: pathlib.Path) -> bool:
+        real = os.path.realpath(path)
+        return any(real == each or real.startswith(each + "/") for each in targets)
+
+    if targets:
+        made.linked = sorted(filter(linked, made.delete))
+        made.delete = [path for path in made.delete if not linked(path)]
+
+
 def _is_written(path: pathlib.Path, folder: pathlib.Path, written: str) -> bool:
     """Returns whether a file of a folder's runs has a name that stages write."""
     _, _, below = path.relative_to(folder).as_posix().partition("/")
@@ -340,6 +365,11 @@ def _folders(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
             yield path
+
+
+def _unsafe(path: pathlib.Path) -> bool:
+    """Returns whether a file belongs to nothing that may be released."""
+    return releases.stated(path) not in (releases.PUBLIC, releases.CERTIFIED)
 
 
 def _stated(path: pathlib.Path) -> bool:
@@ -364,6 +394,11 @@ def as_text(made: Plan, deleted: bool, failed: Sequence[pathlib.Path] = ()) -> s
     lines += [f"  {path}" for path in gone]
     for title, paths in (
         ("kept, as it proves what was released:", made.kept),
+        (
+            f"KEPT, as a link under {releases.RELEASE_FOLDER}/ leads to it; remove the "
+            "link if it is private:",
+            made.linked,
+        ),
         ("left, as tfdpsq did not make it:", made.left),
         (
             "LEFT, newer than its stage, or of a name that no stage writes; delete "
@@ -389,7 +424,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             raise app.UsageError("")
         made = plan(words[0], own.private)
         failed = forget(made) if own.delete else []
-        unsure = own.delete and bool(made.unsure)
+        unsure = own.delete and (bool(made.unsure) or any(map(_unsafe, made.linked)))
         return int(bool(failed) or unsure), as_text(made, own.delete, failed)
 
     command.script(run, own, argv, __doc__, _USAGE)

@@ -6,7 +6,12 @@
 Writes a BEIR directory for `--config.data` and `--config.pairs` of other stages, and
 tells which rows were dropped and why. Rows are read in pieces and joined on disk:
 memory does not grow with the log. The output holds the private queries, and is refused
-where things are released.
+where things are released. Files of a synthetic set, or of another stage's output that
+is not public, are refused: they are no raw log.
+
+Ids are texts or whole numbers; rows with others are dropped, and so are those without a
+user where there is a column of users. A user is one person: 7, 7.0 (as pandas writes it
+in a column with a missing value), "7.0" and " 7" are one.
 
 A log's rows have a query and a document, as texts or as ids of rows in two other
 tables. MS MARCO's own files, for example:
@@ -112,13 +117,14 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     settings.check(config, SETTINGS)
     acting.require_acting(config, SETTINGS, ACTING)
     logs, queries, corpus = _tables(config)
-    for table in (*logs.values(), queries):
-        _require_pairs(table)
     split = _split(config, len(logs))
     output = releases.Output(
         directory, releases.PRIVATE, "private pairs", config.private_directory
     )
     private = releases.private_directory(directory, config.private_directory)
+    for table in (*logs.values(), queries, corpus):
+        if table is not None:
+            _require_raw(table)
     inputs = {
         name: sources.keyed_fingerprint(_content(table), private)
         for name, table in (("queries", queries), ("corpus", corpus), *logs.items())
@@ -146,22 +152,6 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         }
 
     return workdir.run_stage(output, config, inputs, make)
-
-
-def _require_pairs(table: importing.Table | None) -> None:
-    """Refuses rows of a synthetic set, whose own guarantee an import would lose.
-
-    Raises:
-      InputError: the table is one, or a part of one.
-    """
-    path = "" if table is None else table.path
-    if path and not path.startswith(tables.IR_DATASETS) and any_files.is_local(path):
-        part = sources.part_of_a_set(path)
-        if part is not None:
-            raise validation.InputError(
-                f"{path} is part of a synthetic or public set ({part}), not a log. "
-                "Give the set itself to the stages that train on pairs."
-            )
 
 
 def _tables(config: ml_collections.ConfigDict):
@@ -220,6 +210,25 @@ def _tables(config: ml_collections.ConfigDict):
         if path
     }
     return logs, queries, corpus
+
+
+def _require_raw(table: importing.Table) -> None:
+    """Refuses what tfdpsq made: as raw private pairs it would cost nothing.
+
+    Raises:
+      InputError: a file is of a set or of a stage's output.
+    """
+    if table.path.startswith(tables.IR_DATASETS):
+        return
+    for path in tables.files_of(table.path):
+        problem = sources.why_not_public(path, raw_pairs=False)
+        if problem:
+            raise validation.InputError(
+                f"{path} {problem}. One private query can have a part in all of its "
+                "rows, and imported pairs are taken for raw ones: give the log as it "
+                "was collected. A set needs no import: give it to other stages as it "
+                "is."
+            )
 
 
 def _split(config: ml_collections.ConfigDict, tables_given: int):

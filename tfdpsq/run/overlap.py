@@ -176,11 +176,12 @@ def _require_public(parts: Sequence[CorpusPart]) -> None:
       InputError: a part is, or was made from, private queries.
     """
     for part in parts:
-        found = releases.stated(part.name) if os.path.exists(part.name) else None
-        if found not in (None, releases.PUBLIC):
+        exists = os.path.exists(part.name)
+        problem = sources.why_not_public(part.name) if exists else None
+        if problem:
             raise validation.InputError(
-                f"corpus has {part.name}, whose guarantee is {found!r}: what occurs in "
-                "it would tell of private queries. Give public files."
+                f"corpus has {part.name}, which {problem}. What occurs in it would "
+                "tell of private queries: give public files."
             )
 
 

@@ -130,7 +130,12 @@ def run(
         devices.require_share(config[field], field)
     beir = sources.open_beir(config.data)
     for path in config.texts:
-        _refuse_private(pathlib.Path(path))
+        problem = sources.why_not_public(path)
+        if problem:  # weights trained on it would carry no certificate of it
+            raise validation.InputError(
+                f"texts has {path}, which {problem}. Give public documents; those of a "
+                "BEIR directory as data."
+            )
         if config.data == sources.PYDOCS:
             refuse_queries(path, beir)
     inputs = {
@@ -172,29 +177,6 @@ def usable(
     if any(config[field] % devices.replicas for field in _SHARED):
         return dataclasses.replace(one, strategy=None)
     return one
-
-
-def _refuse_private(path: pathlib.Path) -> None:
-    """Refuses text that is a query log, or was made from one.
-
-    Weights trained on it would carry no certificate of it.
-    """
-    above = path.resolve().parents
-    if releases.stated(path.resolve().parent) == releases.PRIVATE:
-        raise validation.InputError(
-            f"{path} is part of a stage's output that depends on private queries. Give "
-            "public documents."
-        )
-    if any(sources.is_free(str(folder)) for folder in above):
-        raise validation.InputError(
-            f"{path} is part of a synthetic set, but a T5 trained on it would lack the "
-            "set's certificate. Give public documents."
-        )
-    if path.name.startswith("queries.jsonl") and list(above[0].glob("corpus.jsonl*")):
-        raise validation.InputError(
-            f"{path} holds the queries of a BEIR directory, not documents. Give "
-            f"{above[0]} as data: of it only the documents are read."
-        )
 
 
 def _check(config) -> None:

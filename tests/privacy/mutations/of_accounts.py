@@ -235,4 +235,40 @@ MUTATIONS = (
         ),
         "why": "without the first user, the next one's rows are there: two users move",
     },
+    {
+        "name": "one_query_of_each_type_of_its_id",
+        "kind": "reads",
+        "file": "tfdpsq/data/importing.py",
+        "old": "    return str(int(value))\n",
+        "new": "    return str(value)\n",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_ids_of_documents_and_queries_stay_as_they_are_written",
+        ),
+        "why": "an epsilon of queries holds for each of the several that one becomes",
+    },
+    {
+        "name": "a_missing_user_is_a_user",
+        "kind": "reads",
+        "file": "tfdpsq/data/importing.py",
+        "old": "    if value is None or value != value:\n",
+        "new": "    if value is None:\n",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_a_person_is_one_user_in_whatever_type_the_id_is",
+        ),
+        "why": "whoever has no id in a log is one more user than the one with an id",
+    },
+    {
+        "name": "one_person_is_a_user_of_each_spelling",
+        "kind": "reads",
+        "file": "tfdpsq/data/importing.py",
+        "old": '    ids["user"] = _user_of(ids["user"])\n',
+        "new": "",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_a_person_is_one_user_in_whatever_type_the_id_is",
+        ),
+        "why": "the same of ids in text files",
+    },
 )

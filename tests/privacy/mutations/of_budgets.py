@@ -220,6 +220,27 @@ MUTATIONS = (
         "why": "a release whose certificate was edited would cost nothing",
     },
     {
+        "name": "what_a_link_releases_costs_nothing",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "(os.path.realpath(folder), released, private and not released)",
+        "new": "(os.path.realpath(folder), False, False)",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_what_a_link_releases_is_counted_wherever_it_lies",
+        ),
+        "why": "a model that lies in private/ is released by a link, and not counted",
+    },
+    {
+        "name": "forget_deletes_what_a_link_releases",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "    _keep_linked(made, root / releases.RELEASE_FOLDER)\n",
+        "new": "",
+        "tests": (_FORGET + "test_what_a_link_under_release_leads_to_is_kept",),
+        "why": "the certificate of what was released is gone, and its link broken",
+    },
+    {
         "name": "forget_deletes_the_ledger",
         "kind": "ledger",
         "file": "tfdpsq/run/forget.py",

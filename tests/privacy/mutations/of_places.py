@@ -188,8 +188,11 @@ MUTATIONS = (
         "name": "convert_drops_the_mark_private",
         "kind": "release",
         "file": "tfdpsq/run/convert.py",
-        "old": "    if output.guarantee == releases.PRIVATE:\n",
-        "new": "    if certificate is None:\n",
+        "old": (
+            "    if output.guarantee == releases.PRIVATE or "
+            "(certificate and not marked)"
+        ),
+        "new": "    if certificate is None",
         "tests": (
             "tests/run/test_convert.py::test_what_is_private_stays_so_in_every_format",
         ),

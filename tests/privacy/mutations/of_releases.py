@@ -361,4 +361,62 @@ MUTATIONS = (
         ),
         "why": "which guessed texts occur in private queries is told without noise",
     },
+    {
+        "name": "queries_beside_a_corpus_are_public_text",
+        "kind": "release",
+        "file": "tfdpsq/run/core/sources.py",
+        "old": '            and place.name.startswith("queries.jsonl")\n',
+        "new": "            and False\n",
+        "tests": (
+            "tests/run/test_overlap_stage.py::"
+            "test_the_corpus_of_public_results_is_no_private_text",
+        ),
+        "why": "which documents occur in private queries is told under release/",
+    },
+    {
+        "name": "copied_rows_of_a_set_are_public_text",
+        "kind": "release",
+        "file": "tfdpsq/run/core/sources.py",
+        "old": "        of_a_set = part or next(",
+        "new": "        of_a_set = next(",
+        "tests": (
+            "tests/run/test_overlap_stage.py::"
+            "test_the_corpus_of_public_results_is_no_private_text",
+        ),
+        "why": "the same of synthetic queries, whose certificate would be lost",
+    },
+    {
+        "name": "sets_and_canaries_imported_as_raw_pairs",
+        "kind": "composition",
+        "file": "tfdpsq/run/import.py",
+        "old": "            _require_raw(table)\n",
+        "new": "            pass\n",
+        "tests": (
+            "tests/run/test_import.py::test_what_a_stage_made_is_not_imported_as_a_log",
+        ),
+        "why": "one private query had a part in all rows, and each is taken for a unit",
+    },
+    {
+        "name": "points_of_a_choice_certified",
+        "kind": "composition",
+        "file": "tfdpsq/run/choose.py",
+        "old": "self._devices, stays_private=True)",
+        "new": "self._devices)",
+        "tests": (
+            "tests/run/test_choose_inside.py::test_a_point_of_the_grid_stays_private",
+        ),
+        "why": "the runs and the choice that led to a point are in no ε of its set",
+    },
+    {
+        "name": "points_of_older_choices_certified",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/releases.py",
+        "old": "        known.append(PRIVATE)  #",
+        "new": "        known.append(CERTIFIED)  #",
+        "tests": (
+            "tests/run/test_releases.py::"
+            "test_one_of_the_points_that_a_choice_was_among_is_not_released",
+        ),
+        "why": "the same in a workdir of before",
+    },
 )

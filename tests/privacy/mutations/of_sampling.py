@@ -104,6 +104,18 @@ MUTATIONS = (
         "why": "a truncated batch depends on all others of the batch",
     },
     {
+        "name": "delta_below_the_errors_of_the_accountant",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/calibration.py",
+        "old": "if delta < _SMALL_DELTA and spent_by",
+        "new": "if delta < 1e-18 and spent_by",
+        "tests": (
+            _TESTS + "test_calibration.py::"
+            "test_a_delta_below_the_rounding_errors_of_pld_is_refused[1e-16]",
+        ),
+        "why": "the budget is paid for a model of noise",
+    },
+    {
         "name": "steps_not_composed",
         "kind": "composition",
         "file": "tfdpsq/privacy/accounting.py",

@@ -30,12 +30,15 @@ from tfdpsq.data import any_files
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.privacy.proof import certificate_files
+from tfdpsq.run.core import layout
 
 PUBLIC, CERTIFIED = "public", "certified"
 PRIVATE = certificate_files.PRIVATE
 # From the one that may go anywhere to the one that stays private.
 GUARANTEES = (PUBLIC, CERTIFIED, PRIVATE)
 RELEASE_FOLDER, PRIVATE_FOLDER = "release", "private"
+# Of the private directory: the points of `choose`, all of which the ε counts.
+_CHOICES = "choices"
 # Bytes: a temporary file has 22 more, and a file name at most 255.
 _LONGEST_NAME = 200
 STAGE_FILE = "stage.json"
@@ -301,6 +304,8 @@ def marked(folder: pathlib.Path) -> str | None:
         for name in _STATING
     )
     known = [each for each in found if each in GUARANTEES]
+    if known and folder.parent.match(f"{_CHOICES}/*/{layout.POINTS}"):
+        known.append(PRIVATE)  # which the point of an older version does not state
     return max(known, key=GUARANTEES.index, default=None)
 
 
@@ -321,8 +326,8 @@ def places_of(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 def _folder(place: pathlib.Path) -> pathlib.Path:
     """Returns the BEIR directory that a place is, or is a part of."""
-    whole = place.is_dir() and place.name != "qrels"
-    return place if whole else place.parent
+    folder = place if place.is_dir() else place.parent
+    return folder.parent if folder.name == "qrels" else folder
 
 
 def _is_imported(folder: pathlib.Path) -> bool:

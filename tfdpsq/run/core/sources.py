@@ -32,7 +32,7 @@ from tfdpsq.data import (
     read_manifest,
     read_synthetic,
 )
-from tfdpsq.data.records import PART_FILE
+from tfdpsq.data.records import BEIR, PART_FILE, SCHEMA
 from tfdpsq.data.texts import Document, Pair, documents_fingerprint
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
 from tfdpsq.generator import checkpoints
@@ -45,6 +45,7 @@ from tfdpsq.run.core import outputs, releases, workdir
 PYDOCS = "pydocs"
 KEY_FILE = "fingerprint.key"
 _KEYED = "keyed:"
+_SCHEMA = "schema"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,7 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
     """
     if path == PYDOCS:
         return build_pydocs()
-    part = part_of_a_set(path)
+    part = _part_of_a_set(path)
     if part is not None:
         raise validation.InputError(
             f"{path} is part of a synthetic or public set ({part}). Give the set "
@@ -96,17 +97,56 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
     return BeirDirectory(path, as_published)
 
 
-def part_of_a_set(path: str) -> pathlib.Path | None:
-    """Returns the file by which a directory's rows are known to be of a set."""
+def _part_of_a_set(path: str) -> pathlib.Path | None:
+    """Returns the file by which a directory's or file's rows are known to be a set's.
+
+    That is the directory that a set is copied to for other programs, or a part of it.
+    """
     for place in releases.places_of(path):
-        for folder in (place, place.parent):
+        for folder in (place, *place.parents[:2]):
             if (folder / PART_FILE).is_file():
                 return folder / PART_FILE
-        # Sets of older versions have no such file.
-        for manifest in (folder / "manifest.json" for folder in place.parents[:2]):
-            if certificate_files.stated(manifest, "schema") is not None:
+            # Sets of older versions have no such file.
+            manifest = folder.parent / "manifest.json"
+            if folder.name == BEIR and certificate_files.stated(manifest, _SCHEMA) == (
+                SCHEMA
+            ):
                 return manifest
     return None
+
+
+def why_not_public(path: str, raw_pairs: bool = True) -> str | None:
+    """Returns what shows that a file is private or was made from what is, or `None`.
+
+    It continues a sentence that begins with the path. `raw_pairs=False` passes over
+    private queries as somebody collected them: an epsilon protects those.
+    """
+    found = releases.stated(path, raw_pairs)
+    if found not in (None, releases.PUBLIC):
+        return f"depends on private queries: its guarantee is {found!r}"
+    part = _part_of_a_set(path)
+    for place in releases.places_of(path):
+        of_a_set = part or next(filter(_is_set, place.parents), None)
+        if of_a_set:
+            if found != releases.PUBLIC:
+                return f"is part of a synthetic set ({of_a_set})"
+        elif (
+            raw_pairs
+            and place.name.startswith("queries.jsonl")
+            and any(place.parent.glob("corpus.jsonl*"))
+        ):
+            return (
+                "holds the queries of a BEIR directory, not documents, which are in "
+                "corpus.jsonl"
+            )
+    return None
+
+
+def _is_set(folder: pathlib.Path) -> bool:
+    """Returns whether a directory is a set; one with a damaged manifest is, too."""
+    schema = certificate_files.stated(folder / "manifest.json", _SCHEMA)
+    known = schema in (None, SCHEMA) or (folder / CERTIFICATE).is_file()
+    return known and is_free(str(folder))
 
 
 def corpus_fingerprint(path: str) -> str:
@@ -312,7 +352,7 @@ def is_free(path: str) -> bool:
         values = validation.parse_json(manifest.read_text("utf-8"))
     except (OSError, ValueError):
         return True
-    return isinstance(values, dict) and (not values or "schema" in values)
+    return isinstance(values, dict) and (not values or _SCHEMA in values)
 
 
 def certificate_of_pairs(path: str) -> dict[str, Any] | None:

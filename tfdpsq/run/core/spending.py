@@ -66,7 +66,9 @@ def find_certificates(directory: str | os.PathLike) -> Found:
     Under a directory called `release`, everything that is finished counts. Elsewhere,
     directories called `private` and those that state the guarantee "private" are
     passed over, unless one is given itself. What a command has not
-    finished never counts. Symbolic links are followed, each real directory once.
+    finished never counts. Symbolic links are followed, each real directory once as
+    what is released and once as what is not: a link under `release` releases what it
+    leads to.
 
     Raises:
       InputError: there is no such directory, or no artefact in it was released.
@@ -95,14 +97,18 @@ def find_certificates(directory: str | os.PathLike) -> Found:
 
 
 def _walk(
-    found: Found, folder: pathlib.Path, seen: set[str], private: bool = False
+    found: Found,
+    folder: pathlib.Path,
+    seen: set[tuple[str, bool, bool]],
+    private: bool = False,
 ) -> None:
     """Adds what is in a folder; of one in `private`, only what is released."""
-    real, first = os.path.realpath(folder), not seen
-    if real in seen:
+    first, released = not seen, releases.is_released(folder)
+    # What was passed over as private counts where a link releases it.
+    visit = (os.path.realpath(folder), released, private and not released)
+    if visit in seen:
         return
-    seen.add(real)
-    released = releases.is_released(folder)
+    seen.add(visit)
     counts = released or not private
     if counts and any((folder / name).is_file() for name in _MARKED):
         private_itself = releases.marked(folder) == releases.PRIVATE

@@ -124,11 +124,15 @@ def output_of(
     certificate: dict[str, Any] | None,
     *made_from: str,
 ) -> releases.Output:
-    """Returns the output for embeddings of public texts."""
+    """Returns the output for embeddings of public texts, which `made_from` has."""
+    holds = "embeddings by a retriever that private queries had an unprotected part in"
+    for texts in made_from:
+        if texts and releases.stated(texts) == releases.PRIVATE:
+            holds = f"embeddings of texts in {texts}, whose guarantee is 'private'"
     return releases.Output(
         directory,
         releases.guarantee_of(certificate, sources.fetched(path), *made_from),
-        "embeddings by a retriever that private queries had an unprotected part in",
+        holds,
     )
 
 

@@ -55,13 +55,15 @@ def resolve(
     *,
     method_protects: bool = True,
     trains: bool = True,
+    stays_private: bool = False,
     covered: tuple[str, ...] = (),
 ) -> Context:
     """Resolves the settings of a stage that trains into `directory`.
 
     `holds` names the output, for errors. `method_protects` tells whether a finite ε
-    protects the pairs, `trains` whether they are used at all. `covered` are settings
-    whose files are private and which ε covers.
+    protects the pairs, `trains` whether they are used at all; `stays_private` is for
+    what is not released, whatever its ε. `covered` are settings whose files are private
+    and which ε covers.
 
     Raises:
       InputError: canaries outside the private directory, a missing vocabulary or
@@ -82,6 +84,8 @@ def resolve(
     else:
         guarantee = releases.guarantee_of(parent, os.fspath(start))
         unused = ("pairs",)
+    if stays_private:
+        guarantee = releases.PRIVATE
     output = releases.Output(
         directory, guarantee, holds, config.private_directory, unused=unused
     )
