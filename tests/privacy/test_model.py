@@ -324,6 +324,11 @@ class _Interrupt(tf.keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+class _InterruptAtOnce(tf.keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        raise KeyboardInterrupt
+
+
 def test_an_interrupted_fit_counts_the_steps_that_ran():
     private = _compiled(_functional(), plan := _plan())
     with pytest.raises(KeyboardInterrupt):
@@ -331,15 +336,26 @@ def test_an_interrupted_fit_counts_the_steps_that_ran():
     assert private.steps_executed == 3 and private.epsilon() == plan.epsilon(3)
 
 
+def test_steps_count_though_a_callback_set_iterations_back():
+    private = _compiled(_functional(), _plan(), "sgd")
+    back = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: private.optimizer.iterations.assign(0)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        private.fit(*_data(), callbacks=[back, _Interrupt(3)])
+    assert private.steps_executed == 3
+
+
 def test_a_fit_that_goes_on_counts_what_was_paid_before_it(tmp_path):
     """The first one's callbacks saw the weights of step 4, whatever the second does."""
     plan, paid = _plan(), []
-    for steps in (4, 2):
+    for steps in (4, 2, None):
         private = _compiled(_functional(), plan)
         with pytest.raises(KeyboardInterrupt):
-            private.fit(*_data(), directory=tmp_path, callbacks=[_Interrupt(steps)])
+            ends = _Interrupt(steps) if steps else _InterruptAtOnce()
+            private.fit(*_data(), directory=tmp_path, callbacks=[ends])
         paid.append(private.steps_executed)
-    assert paid == [4, 4] and private.epsilon() == plan.epsilon(4)
+    assert paid == [4, 4, 4] and private.epsilon() == plan.epsilon(4)
 
 
 def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):

@@ -11,7 +11,13 @@ import pytest
 import tensorflow as tf
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
-from tfdpsq.privacy import PrivacySpec, make_logical_step, make_optimizer, make_plan
+from tfdpsq.privacy import (
+    PrivacySpec,
+    make_logical_step,
+    make_optimizer,
+    make_plan,
+    train,
+)
 from tfdpsq.privacy.optimizers import ENGINES
 from tfdpsq.privacy.randomness.noise import draw_key, normal
 
@@ -181,6 +187,31 @@ def test_a_row_without_a_finite_gradient_costs_nobody_else(engine, jit):
         for found, alone, total in zip(update(x, y, 8), noise, expected):
             # The other seven rows, as if this one were not there.
             np.testing.assert_allclose(found - alone, -total / 16, rtol=1e-3, atol=2e-6)
+
+
+@pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
+def test_rows_that_stay_together_spare_each_other_if_nothing_is_declared(engine):
+    """`train` without microbatches: with one NaN the whole batch would be gone."""
+    plan = _plan(num_units=16, max_batch_size=16, steps=1)
+    x, y = _linear_rows(5, 3, 16)
+
+    def trained():
+        model = _Regression()
+        train(
+            plan,
+            model.per_example_losses,
+            model.variables,
+            make_optimizer(plan, 1.0, "sgd", engine, noise_seed=1),
+            lambda rows: {"x": x[rows], "y": y[rows]},
+            None,
+            layers=model.layers,
+            sampler_seed=2,
+        )
+        return np.concatenate([v.numpy().ravel() for v in model.variables])
+
+    whole = trained()
+    y[2] = np.nan
+    assert np.linalg.norm(trained() - whole) * 16 == pytest.approx(0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

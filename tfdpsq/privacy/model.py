@@ -244,10 +244,12 @@ class PrivateModel(tf.keras.Model):
             self.steps_executed = error.paid
             raise
         finally:  # also of a run that was interrupted
-            ran = int(tf.convert_to_tensor(self.optimizer.iterations))
-            # Callbacks of a run that was killed saw weights of steps paid for then.
-            paid = _paid_for(directory, self.plan) if ran else 0
-            self.steps_executed = max(self.steps_executed, ran, paid)
+            # Callbacks of a run that was killed saw weights of steps paid for then: also
+            # where this one has taken none. `iterations` counts nothing: a callback that
+            # loads weights sets it back.
+            paid = _paid_for(directory, self.plan)
+            ran = epoch.executed if paid is None else paid
+            self.steps_executed = max(self.steps_executed, ran)
         watch.on_train_end()
         return self.history
 
@@ -276,13 +278,13 @@ class PrivateModel(tf.keras.Model):
         return self.plan.epsilon(self.steps_executed, accountant)
 
 
-def _paid_for(directory: str | os.PathLike | None, plan: PrivacyPlan) -> int:
-    """Steps that the ledger in a directory has, if it is one of this plan."""
+def _paid_for(directory: str | os.PathLike | None, plan: PrivacyPlan) -> int | None:
+    """Steps that the ledger in a directory has; `None` without one of this plan."""
     path = None if directory is None else os.path.join(directory, LEDGER)
     if path is None or not os.path.exists(path):
-        return 0
+        return None
     found = read_ledger(path)
-    return found.steps_paid if found.plan == plan.fingerprint else 0
+    return found.steps_paid if found.plan == plan.fingerprint else None
 
 
 def _require_repeatable(callbacks: Sequence[tf.keras.callbacks.Callback]) -> None:
@@ -317,6 +319,7 @@ class _Epochs:
         self._validation = validation_data
         self._losses: list[float] = []
         self._begun = False
+        self.executed = 0  # steps of this process, with those of a call that failed
 
     def begin(self, now: range) -> None:
         for step in now:
@@ -325,6 +328,7 @@ class _Epochs:
                 self._watch.on_epoch_begin(epoch)
             self._begun = True
             self._watch.on_train_batch_begin(batch)
+        self.executed = now.stop
 
     def step(self, executed: int, loss: float) -> bool:
         epoch, batch = divmod(executed - 1, self._per_epoch)

@@ -191,6 +191,7 @@ def train(
     chiefs = directory if workers.is_chief() else None
     with kept_in(chiefs, plan, data_fingerprint, settings) as kept:
         seed = fresh_seed(plan.spec.secure) if sampler_seed is None else sampler_seed
+        optimizer.reseed_for_a_run()
         if kept is not None:
             optimizer.reseed(kept.secrets.noise_seed)
             seed = kept.secrets.sampler_seed if sampler_seed is None else seed

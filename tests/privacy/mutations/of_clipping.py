@@ -143,6 +143,18 @@ MUTATIONS = (
         "why": "a factor 0 does not silence a NaN",
     },
     {
+        "name": "rows_in_one_microbatch_left_out_with_a_nan",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/compiled.py",
+        "old": " or plan.spec.sensitivity_multiplier == 1\n",
+        "new": "\n",
+        "tests": (
+            _TESTS + "test_optimizers.py::test_rows_that_stay_together_"
+            "spare_each_other_if_nothing_is_declared[dpkeras]",
+        ),
+        "why": "one unit then moves the sum by a whole batch of clip norms",
+    },
+    {
         "name": "rows_beside_a_nan_left_out_with_it",
         "kind": "clipping",
         "file": "tfdpsq/privacy/step.py",

@@ -1,6 +1,7 @@
 """Mistakes in what a step that is taken again, or cannot be taken, depends on."""
 
 _PAID = "tests/privacy/test_paid_steps.py::"
+_FIT = "tests/privacy/test_model.py::"
 _RATES = (
     "tests/privacy/test_model.py::"
     "test_rates_that_a_killed_fit_would_not_set_are_refused"
@@ -50,10 +51,41 @@ MUTATIONS = (
         "why": "a killed run goes on with other frozen weights under the same noise",
     },
     {
+        "name": "paid_steps_of_a_fit_that_took_none_left_out",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "            ran = epoch.executed if paid is None else paid\n",
+        "new": """\
+            ran = epoch.executed if paid is None or not epoch.executed else paid
+""",
+        "tests": (_FIT + "test_a_fit_that_goes_on_counts_what_was_paid_before_it",),
+        "why": "ε of a run that goes on and ends before a step is 0",
+    },
+    {
+        "name": "steps_of_fit_counted_by_iterations",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "            ran = epoch.executed if paid is None else paid\n",
+        "new": """\
+            ran = int(self.optimizer.iterations) if paid is None else paid
+""",
+        "tests": (_FIT + "test_steps_count_though_a_callback_set_iterations_back",),
+        "why": "a callback that loads weights sets them back, and ε with them",
+    },
+    {
+        "name": "iterations_set_back_in_a_run_that_resumes",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "        if iterations != step:\n",
+        "new": "        if False:\n",
+        "tests": (_PAID + "test_iterations_that_a_hook_sets_are_refused",),
+        "why": "a killed run repeats its steps at other rates and with the same noise",
+    },
+    {
         "name": "settings_of_the_optimizer_not_compared",
         "kind": "resumes",
         "file": "tfdpsq/privacy/loop.py",
-        "old": "            self.unchanging.require_same()\n",
+        "old": "            self.unchanging.require_same(now.start)\n",
         "new": "            pass\n",
         "tests": (_RATES,),
         "why": "a killed run repeats its steps with other rates and the same noise",
