@@ -73,8 +73,9 @@ class CompiledSteps:
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         self._functions: dict[int, Any] = {}
-        # Staying together declares nothing: without a multiplier `train` has tested that
-        # rows keep to themselves, and one without a finite gradient must cost no other.
+        # Staying together declares nothing: without a multiplier `train` has tested
+        # that rows keep to themselves, and one without a finite gradient must cost no
+        # other.
         independent = not coupled and (
             microbatch_size is not None or plan.spec.sensitivity_multiplier == 1
         )
@@ -173,7 +174,9 @@ class CompiledSteps:
         noise: Sequence[Sequence[np.ndarray]],
         first: int,
     ) -> list[Any]:
-        """Packs what the function takes: batch, count, noise; for a loop, how many; keys.
+        """Packs what the function takes: batch, count, noise; for a loop, how many.
+
+        Keys come last.
 
         A loop's are stacked, and filled up to `most`: its shapes are always the same.
         """

@@ -244,9 +244,9 @@ class PrivateModel(tf.keras.Model):
             self.steps_executed = error.paid
             raise
         finally:  # also of a run that was interrupted
-            # Callbacks of a run that was killed saw weights of steps paid for then: also
-            # where this one has taken none. `iterations` counts nothing: a callback that
-            # loads weights sets it back.
+            # Callbacks of a run that was killed saw weights of steps paid for then, also
+            # where this one has taken none. `iterations` counts nothing: a callback
+            # that loads weights sets it back.
             paid = _paid_for(directory, self.plan)
             ran = epoch.executed if paid is None else paid
             self.steps_executed = max(self.steps_executed, ran)

@@ -171,8 +171,8 @@ MUTATIONS = (
         "name": "noise_from_a_public_seed",
         "kind": "keys",
         "file": "tfdpsq/privacy/optimizers.py",
-        "old": "fresh_seed(secure) if noise_seed is None else noise_seed",
-        "new": "noise_seed or 0",
+        "old": "fresh_seed(self.plan.spec.secure)",
+        "new": "0",
         "tests": (
             _STATISTICS + "test_the_noise_follows_from_its_seed_and_nothing_else",
         ),
@@ -287,11 +287,10 @@ MUTATIONS = (
         "name": "noise_keyed_by_a_counter_that_callbacks_set",
         "kind": "keys",
         "file": "tfdpsq/privacy/step.py",
-        "old": "        keys = keys or self.optimizer.step_keys(self.optimizer.iterations)\n",
+        "old": "keys = keys or self.optimizer.step_keys(self.optimizer.iterations)",
         "new": """\
-        own = self.optimizer.step_keys(self.optimizer.iterations)
-        keys = own if keys is None else keys._replace(number=own.number)
-""",
+own = self.optimizer.step_keys(self.optimizer.iterations)
+        keys = own if keys is None else keys._replace(number=own.number)""",
         "tests": (_STATISTICS + "test_noise_is_of_the_loops_step_and_of_one_run",),
         "why": "a callback that loads the best weights repeats the noise of its steps",
     },
@@ -302,7 +301,7 @@ MUTATIONS = (
         "old": "        optimizer.reseed_for_a_run()\n",
         "new": "",
         "tests": (_STATISTICS + "test_noise_is_of_the_loops_step_and_of_one_run",),
-        "why": "a copy of an optimizer, or one set back, has the noise of the run before",
+        "why": "a copy of an optimizer, or one set back, has the noise of another run",
     },
     {
         "name": "noise_seeds_are_constants_of_the_graph",
