@@ -482,3 +482,41 @@ def test_an_epoch_has_a_step():
     private = _compiled(_functional(), _plan())
     with pytest.raises(ValueError, match="steps_per_epoch is -4"):
         private.fit(*_data(), steps_per_epoch=-4)
+
+
+def test_mixed_float16_is_refused():
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        with pytest.raises(ValueError, match="mixed_float16.*mixed_bfloat16"):
+            _compiled(_functional(), _plan())
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+
+
+def test_an_id_that_an_embedding_does_not_have_is_not_repeated(tmp_path):
+    """The message of TensorFlow quotes it; it is a private row's."""
+    model = tf.keras.Sequential(
+        [tf.keras.layers.Embedding(10, 3, input_length=2), tf.keras.layers.Flatten()]
+    )
+    ids = np.ones([64, 2], np.int64)
+    ids[5, 1] = 7654321
+    private = _compiled(model, _plan(), "sgd")
+    with pytest.raises(ValueError, match="embedding does not have") as raised:
+        private.fit(ids, np.ones(64, np.int64), directory=tmp_path)
+    assert "7654321" not in str(raised.value) and raised.value.__suppress_context__
+
+
+def test_a_schedule_without_a_config_trains_where_nothing_is_kept(tmp_path):
+    class Rate(tf.keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1
+
+    plan = _plan(steps=1)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(6,))])
+    private = PrivateModel(model, plan, microbatch_size=16)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(reduction=_NONE)
+    private.compile(make_optimizer(plan, Rate(), "sgd", "vectorized"), loss)
+    with pytest.raises(ValueError, match="a schedule without get_config"):
+        private.fit(*_data(), directory=tmp_path)
+    private.fit(*_data())
+    assert private.steps_executed == 1

@@ -189,6 +189,29 @@ def test_a_row_without_a_finite_gradient_costs_nobody_else(engine, jit):
             np.testing.assert_allclose(found - alone, -total / 16, rtol=1e-3, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    "rate", [math.nan, math.inf, -1.0, "0.1", None, "becomes nan", "falls below"]
+)
+def test_rates_that_would_spoil_weights_are_refused(rate):
+    """After steps that were paid for: here before anything is."""
+    schedules = {"becomes nan": math.nan, "falls below": -0.1}
+    where = ""
+    if rate in schedules:
+        piecewise = tf.keras.optimizers.schedules.PiecewiseConstantDecay
+        rate, where = piecewise([48], [0.1, schedules[rate]]), "at step 49"
+    with pytest.raises(ValueError, match="learning_rate .*" + where):
+        make_optimizer(_plan(), rate)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("clipnorm", math.nan), ("beta_1", 2.0), ("beta_2", 1.0), ("epsilon", -1.0)],
+)
+def test_options_that_would_spoil_weights_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        make_optimizer(_plan(), 0.1, **{name: value})
+
+
 @pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
 def test_rows_that_stay_together_spare_each_other_if_nothing_is_declared(engine):
     """`train` without microbatches: with one NaN the whole batch would be gone."""

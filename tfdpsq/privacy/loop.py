@@ -215,6 +215,16 @@ class Loop:
             losses = self.take_steps(drawn, counts, noise, now.start)
         except (tf.errors.ResourceExhaustedError, MemoryError) as error:
             raise self._without_memory(now.start) from error
+        except tf.errors.InvalidArgumentError:
+            # `None`: TensorFlow's message quotes the value, which is a row's.
+            raise validation.InputError(
+                f"step {now.start + 1} could not be computed: an operation of the "
+                "model refused a value of the rows drawn, such as an id that an "
+                "embedding does not have, or a label beyond the number of classes. "
+                "Check all rows, and train in a new directory, to whose budget "
+                f"{now.start} steps of this one add. Where this step was paid for, "
+                "nothing was released of it."
+            ) from None
         if self.unchanging is not None:
             self.unchanging.mark()
         return losses

@@ -114,7 +114,8 @@ class PrivateModel(tf.keras.Model):
           **options: passed on to Keras; metrics are computed by `evaluate` alone.
 
         Raises:
-          InputError: another optimizer or plan, or a loss that reduces over rows.
+          InputError: another optimizer or plan, a loss that reduces over rows, or the
+            policy mixed_float16.
         """
         if not isinstance(optimizer, LogicalStep):
             raise validation.InputError(
@@ -125,6 +126,12 @@ class PrivateModel(tf.keras.Model):
             raise validation.InputError(
                 "the optimizer was made for another plan than the model. Make both "
                 "from one plan."
+            )
+        if self.dtype_policy.name == "mixed_float16":
+            raise validation.InputError(
+                "the policy is mixed_float16, for which Keras scales losses: "
+                "gradients would be clipped at another norm. Set the policy mixed_bfloat16 before "
+                "the model is made."
             )
         self._row_loss = _per_row(loss)
         self._jit = jit_compile
@@ -244,8 +251,8 @@ class PrivateModel(tf.keras.Model):
             self.steps_executed = error.paid
             raise
         finally:  # also of a run that was interrupted
-            # Callbacks of a run that was killed saw weights of steps paid for then, also
-            # where this one has taken none. `iterations` counts nothing: a callback
+            # Callbacks of a run that was killed saw weights of steps paid for then,
+            # also where this one has taken none. `iterations` counts nothing: a callback
             # that loads weights sets it back.
             paid = _paid_for(directory, self.plan)
             ran = epoch.executed if paid is None else paid

@@ -335,7 +335,8 @@ def make_optimizer(
       optimizer where ε is finite.
 
     Raises:
-      InputError: unknown optimizer or engine, or an option that the plan decides.
+      InputError: unknown optimizer or engine, an option that the plan decides, or a
+        rate or an option that is no number to train with.
     """
     base = OPTIMIZERS[validation.one_of("optimizer", optimizer, tuple(OPTIMIZERS))]
     validation.one_of("engine", engine, ENGINES)
@@ -348,6 +349,7 @@ def make_optimizer(
                 "could move the sum by more than the sensitivity. Leave it out; "
                 "microbatch_size in train or PrivateModel bounds memory."
             )
+    _require_usable(learning_rate, options, spec.steps)
     options["learning_rate"] = learning_rate
     # Deviation 0: the parent clips, `privatize` adds the noise.
     query = gaussian_query.GaussianSumQuery(spec.clip_norm, 0.0)
@@ -366,6 +368,31 @@ def make_optimizer(
         made = build(parent)(dp_sum_query=query, **options)
     made._begin(plan, engine, noise_seed)
     return made
+
+
+def _require_usable(learning_rate: Any, options: dict[str, Any], steps: int) -> None:
+    """Refuses what would make weights NaN, after steps that were paid for."""
+    if callable(learning_rate):
+        # All steps of a short run: where a schedule breaks, it breaks at some boundary.
+        tried = np.unique(np.linspace(0, steps - 1, min(steps, 200)).astype(np.int64))
+        for step in tried.tolist():
+            rate = float(learning_rate(tf.constant(step, tf.int64)))
+            if not 0 <= rate < np.inf:
+                raise validation.InputError(
+                    f"learning_rate is {rate} at step {step}; a schedule must give a "
+                    f"finite number, not below 0, at each of the {steps} steps."
+                )
+    else:
+        validation.in_range("learning_rate", learning_rate, 0.0, np.inf, high_open=True)
+    for name in ("beta_1", "beta_2", "momentum"):
+        if name in options:
+            validation.in_range(name, options[name], 0.0, 1.0, high_open=True)
+    for name in ("epsilon", "decay", "weight_decay"):
+        if options.get(name) is not None:
+            validation.in_range(name, options[name], 0.0, np.inf, high_open=True)
+    for name in ("clipnorm", "clipvalue", "global_clipnorm", "clip_threshold"):
+        if options.get(name) is not None:
+            validation.positive(name, options[name])
 
 
 def _fast_class(parent: Any) -> Callable[..., LogicalStep]:

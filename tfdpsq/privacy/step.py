@@ -61,11 +61,11 @@ def make_logical_step(
       empty batch still takes a noisy step. Where the plan is secure, a third argument
       is what `secure_noise` drew for this step. A fourth is what `step_keys` of the
       optimizer returned for it; without it the step's number is `iterations`, which
-      must never go back, and the seeds are constants of the graph, so that whoever has
+      must never go back, and seeds are constants of the graph, so that whoever has
       a dump or a profile of it can subtract the noise. It can be wrapped in
-      `tf.function`, `jit_compile=True` included, and run by `Strategy.run`, each replica on rows
-      of its own; noise and result are then the same on all. Of R replicas, number r
-      takes the microbatches r, r + R, r + 2R, … of the whole batch.
+      `tf.function`, `jit_compile=True` included, and run by `Strategy.run`, each
+      replica on rows of its own; noise and result are then the same on all. Of R
+      replicas, number r takes the microbatches r, r + R, r + 2R, … of the whole batch.
 
     Raises:
       InputError: `microbatch_size` below one, or it does not divide M, or parts

@@ -184,7 +184,9 @@ def train(
         )
     if units is not None or groups is not None:
         data_fingerprint = _with_units(data_fingerprint, units, groups)
-    settings = _settings(optimizer, variables, microbatch_size, jit_compile)
+    settings = _settings(
+        optimizer, variables, microbatch_size, jit_compile, directory is not None
+    )
     if directory is not None:
         settings[checkpoint.NOT_TRAINED] = _not_trained(
             [*layers, *seen], [*variables, *state]
@@ -219,7 +221,9 @@ def train(
         state = [*variables, *optimizer.state(), *state]
         repeats = directory is not None
         everything = functools.partial(_not_trained, [*layers, *seen, *state], [])
-        unchanging = Unchanging(optimizer, everything if hooks_may_write else None)
+        unchanging = None
+        if repeats and plan.spec.private:
+            unchanging = Unchanging(optimizer, everything if hooks_may_write else None)
         loop = Loop(
             plan,
             sampler,
@@ -229,7 +233,7 @@ def train(
             pace,
             hooks,
             kept,
-            unchanging if repeats and plan.spec.private else None,
+            unchanging,
         )
         return loop.run(ends_if_diverged=repeats)
 
@@ -348,11 +352,24 @@ def _global_seed(plan: PrivacyPlan, seed: int) -> int:
     return derived_seed(seed, "global") % (1 << 63)
 
 
-def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, str]:
+def _settings(
+    optimizer, variables, microbatch_size, jit_compile, compared
+) -> dict[str, str]:
     """Settings that a resumed run must not change; the loss is the caller's duty."""
+    try:
+        config = optimizer.get_config()
+    except NotImplementedError as error:  # of a schedule that somebody wrote
+        if compared:
+            raise validation.InputError(
+                "learning_rate is a schedule without get_config, so that a resumed run "
+                "could not be compared with what it was. Define it, as "
+                "tf.keras.optimizers.schedules.LearningRateSchedule says, or train "
+                "without a directory."
+            ) from error
+        config = {}
     return {
         "engine": optimizer.engine,
-        "optimizer": repr(sorted(optimizer.get_config().items(), key=str)),
+        "optimizer": repr(sorted(config.items(), key=str)),
         "microbatch_size": repr(microbatch_size),
         "jit_compile": repr(_compiled_by_xla(jit_compile)),
         "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
