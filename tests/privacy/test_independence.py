@@ -250,6 +250,15 @@ def test_whatever_writes_is_found_before_it_does(how):
     np.testing.assert_array_equal(before[1], [v.numpy() for v in layer.box.variables])
 
 
+@pytest.mark.parametrize(
+    "operation", ["WriteFile", "Stage", "MapStage", "OrderedMapStage", "AssignAdd"]
+)
+def test_what_keeps_outside_of_variables_is_found(operation):
+    """A file, a staging area of the runtime, a variable of TensorFlow 1."""
+    with pytest.raises(ValueError, match="changes a state .*own"):
+        require_nothing_kept([replay.Node(name="own", op=operation)])
+
+
 def test_what_only_reads_is_let_through():
     class Reads(tf.keras.layers.Layer):
         table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)

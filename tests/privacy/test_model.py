@@ -313,6 +313,30 @@ def test_a_second_fit_would_spend_twice_and_is_refused():
         private.fit(*_data())
 
 
+def test_arrays_that_a_callback_changes_are_not_those_of_fit(tmp_path):
+    """A killed run would take its steps again on the rows as they were."""
+    x, y = _data()
+
+    class Spoils(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            x[:] = np.nan
+
+    private = _compiled(_functional(), _plan(steps=3), "sgd")
+    history = private.fit(
+        x, y, directory=tmp_path, callbacks=[Spoils()], steps_per_epoch=1
+    )
+    assert np.isnan(x).all() and min(history.history["loss"]) > 0.1
+
+
+def test_a_fit_in_another_directory_would_spend_twice_and_is_refused(tmp_path):
+    private = _compiled(_functional(), _plan(), "sgd")
+    ends = [_InterruptAtOnce()]
+    with pytest.raises(KeyboardInterrupt):
+        private.fit(*_data(), directory=tmp_path / "a", callbacks=[_Interrupt(1)])
+    with pytest.raises(ValueError, match="spend the same budget a second time"):
+        private.fit(*_data(), directory=tmp_path / "b", callbacks=ends)
+
+
 class _Interrupt(tf.keras.callbacks.Callback):
     def __init__(self, steps):
         super().__init__()

@@ -130,7 +130,7 @@ class PrivateModel(tf.keras.Model):
         if self.dtype_policy.name == "mixed_float16":
             raise validation.InputError(
                 "the policy is mixed_float16, for which Keras scales losses: "
-                "gradients would be clipped at another norm. Set the policy mixed_bfloat16 before "
+                "gradients would be clipped at another norm. Set mixed_bfloat16 before "
                 "the model is made."
             )
         self._row_loss = _per_row(loss)
@@ -197,6 +197,9 @@ class PrivateModel(tf.keras.Model):
             _require_repeatable(callbacks)
         self._directory = here
         data = _rows_of({"x": x, "y": y})
+        if here is not None and callbacks:
+            # What a callback does to the caller's arrays a killed run would not repeat.
+            data = tf.nest.map_structure(np.array, data)
         flat = tf.nest.flatten(data)
         rows = len(flat[0])
         if validation_data is not None:
@@ -251,8 +254,8 @@ class PrivateModel(tf.keras.Model):
             self.steps_executed = error.paid
             raise
         finally:  # also of a run that was interrupted
-            # Callbacks of a run that was killed saw weights of steps paid for then,
-            # also where this one has taken none. `iterations` counts nothing: a callback
+            # Callbacks of a killed run saw weights of steps paid for then,
+            # also where this one has taken none. `iterations` is not it: a callback
             # that loads weights sets it back.
             paid = _paid_for(directory, self.plan)
             ran = epoch.executed if paid is None else paid

@@ -62,6 +62,15 @@ MUTATIONS = (
         "why": "ε of a run that goes on and ends before a step is 0",
     },
     {
+        "name": "arrays_of_fit_left_to_callbacks",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "            data = tf.nest.map_structure(np.array, data)\n",
+        "new": "            pass\n",
+        "tests": (_FIT + "test_arrays_that_a_callback_changes_are_not_those_of_fit",),
+        "why": "a killed run repeats its steps on other rows under the same noise",
+    },
+    {
         "name": "steps_of_fit_counted_by_iterations",
         "kind": "resumes",
         "file": "tfdpsq/privacy/model.py",
@@ -122,5 +131,71 @@ MUTATIONS = (
             "test_frozen_weights_that_no_layer_of_the_list_holds_are_compared",
         ),
         "why": "paid steps are repeated on other features under the same noise",
+    },
+    {
+        "name": "state_that_hooks_read_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "[*layers, *seen, *state], []",
+        "new": "[*layers, *seen], []",
+        "tests": (
+            "tests/privacy/test_paid_steps.py::test_state_that_only_hooks_read_is_compared",
+        ),
+        "why": "a killed run does not repeat what a hook wrote into it",
+    },
+    {
+        "name": "a_second_directory_for_the_same_fit",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "(here is None or here != self._directory)",
+        "new": "here is None",
+        "tests": (
+            "tests/privacy/test_model.py::test_a_fit_in_another_directory_would_spend_twice_and_is_refused",
+        ),
+        "why": "a second ledger, of which epsilon() knows nothing",
+    },
+    {
+        "name": "one_dropout_for_all_steps",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "keys.dropout, keys.number, number",
+        "new": "keys.dropout, 0, number",
+        "tests": (
+            "tests/privacy/test_statistics.py::test_every_step_has_dropout_of_its_own",
+        ),
+        "why": "masks that are learned in one step are those of all",
+    },
+    {
+        "name": "files_written_by_a_loss_not_found",
+        "kind": "release",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": r'r"|WriteFile|Save\w*',
+        "new": r'r"|Save\w*',
+        "tests": (
+            "tests/privacy/test_independence.py::test_what_keeps_outside_of_variables_is_found[WriteFile]",
+        ),
+        "why": "rows are written to a file",
+    },
+    {
+        "name": "staging_areas_not_found",
+        "kind": "release",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": r'r"Stage|(Ordered)?MapStage|',
+        "new": 'r"',
+        "tests": (
+            "tests/privacy/test_independence.py::test_what_keeps_outside_of_variables_is_found[Stage]",
+        ),
+        "why": "rows are kept by the runtime",
+    },
+    {
+        "name": "variables_by_reference_not_found",
+        "kind": "release",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": " or given.is_ref\n",
+        "new": "\n",
+        "tests": (
+            "tests/privacy/test_independence.py::test_what_keeps_outside_of_variables_is_found[AssignAdd]",
+        ),
+        "why": "rows are kept in a variable of TensorFlow 1",
     },
 )
