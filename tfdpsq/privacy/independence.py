@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -186,7 +187,7 @@ def finite_rows(
     return np.isfinite(np.asarray(losses, np.float64))
 
 
-def _run_of(per_example_losses, layers) -> Callable[[Mapping[str, np.ndarray]], Losses]:
+def _run_of(per_example_losses, layers) -> Callable[[Mapping[str, np.ndarray]], Any]:
     """A function from rows to losses, always with the same random numbers.
 
     Traced: run eagerly, a model that keeps its inputs in a list would keep rows.
@@ -201,7 +202,7 @@ def _run_of(per_example_losses, layers) -> Callable[[Mapping[str, np.ndarray]], 
 
     traced = tf.function(losses, autograph=False)
 
-    def run(values: Mapping[str, np.ndarray]) -> Losses:
+    def run(values: Mapping[str, np.ndarray]) -> Any:
         tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
         tf.random.set_seed(1)  # for random numbers that a model draws by itself
         return traced(tensors)
