@@ -286,7 +286,7 @@ def test_random_numbers_that_cannot_be_repeated_are_refused(tmp_path):
 
 
 def test_too_little_memory_is_told_with_its_remedy(tmp_path, monkeypatch):
-    def take(self, batches, counts, noise):
+    def take(self, batches, counts, noise, first):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM")
 
     monkeypatch.setattr(CompiledSteps, "__call__", take)

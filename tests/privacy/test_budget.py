@@ -347,6 +347,39 @@ def test_a_delta_that_truncation_uses_up_is_refused(five):
         budget.compose({})
 
 
+def test_a_delta_above_what_releases_state_is_refused(five):
+    """ε falls as δ grows: 2e-4 each, and four of them may say 8e-4 together."""
+    releases = {name: five[1][name] for name in "0123"}
+    stated = sum(release.delta for release in releases.values())
+    assert budget.compose(releases, delta=stated).delta == stated
+    with pytest.raises(InputError, match="the sum of what releases state"):
+        budget.compose(releases, delta=stated * 1.001)
+
+
+def test_a_selection_is_nameless_if_one_of_its_runs_is(chosen):
+    specs, _ = chosen
+    runs = {
+        f"run{i}": TrainedRun(make_plan(spec), {}, head)
+        for i, (spec, head) in enumerate(zip(specs, (None, "head1")))
+    }
+    own = _certificate(specs[1], head="head1")
+    selection = Selection(runs, "run1", 2.0, 2e-4, 1.5, "BLEU", None)
+    made = make_selection_certificate(selection, own, [])
+    assert budget.release_of(made).nameless
+    assert not budget.release_of(_chosen(specs, 1.5)).nameless
+
+
+def test_basic_composition_counts_every_private_choice(chosen):
+    """Runs once, choices each: who was held out took part in all of them."""
+    specs, _ = chosen
+    made = [
+        budget.release_of(_chosen(specs, 2.0, draw=f"{number}" * 32))
+        for number in (1, 2)
+    ]
+    one, two = budget._summed(made[:1]), budget._summed(made)
+    assert two == pytest.approx([2 * value for value in one], rel=1e-12)
+
+
 def test_an_earlier_release_may_have_the_name_of_the_run(five):
     _, releases = five
     planned = budget.planned_release({"run": make_plan(_SPEC)}, "keyed:1")

@@ -90,6 +90,73 @@ def test_rows_that_read_the_others_on_one_side_are_found(reverse):
         check_independence(losses, _batch(), [model])
 
 
+def test_losses_that_read_how_many_rows_there_are_are_found():
+    """Divided by it, another row drawn moves the losses of all."""
+    model = _dense()
+    with pytest.raises(ValueError, match="among padding.*how many rows were drawn"):
+        check_independence(
+            lambda b: _squared(model)(b) / tf.reduce_sum(b["weights"]),
+            _batch(),
+            [model],
+        )
+
+
+@pytest.mark.parametrize("engine", ["fast", "dpkeras"])
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_nan_in_what_is_tried_hides_nothing(engine, reads):
+    """Neither a loss that reads other rows nor one that does not."""
+    plan, model, data = _plan(), _dense(), _batch(12)
+    data["x"][0] = np.nan
+    data["y"][11] = np.inf
+    losses = (_mean_subtracted if reads else _squared)(model)
+
+    def run():
+        return train(
+            plan,
+            losses,
+            model.trainable_variables,
+            make_optimizer(plan, 0.1, "sgd", engine),
+            lambda at: {"x": data["x"][at], "y": data["y"][at]},
+            4,
+            layers=[model],
+        )
+
+    if not reads:
+        assert run() == 2
+        data["x"][:] = np.nan
+        with pytest.raises(ValueError, match="0 had a finite loss: .* NaN or infinite"):
+            run()
+        return
+    with pytest.raises(ValueError, match="depends on them"):
+        run()
+
+
+def test_a_loss_that_is_finite_among_others_alone_is_found():
+    model = _dense()
+
+    def losses(b):
+        spread = tf.math.reduce_std(b["x"])
+        return _squared(model)(b) * tf.where(spread > 0.0, 1.0, np.nan)
+
+    batch = {**_batch(), "x": np.ones([4, 5], np.float32)}
+    batch["x"][1] = 2
+    with pytest.raises(ValueError, match="depends on them"):
+        check_independence(losses, batch, [model])
+
+
+def test_a_model_that_keeps_its_inputs_is_given_no_row():
+    class Keeps(tf.keras.layers.Layer):
+        seen = []
+
+        def call(self, inputs):
+            self.seen.append(inputs)
+            return inputs
+
+    model = _dense(Keeps())
+    check_independence(_squared(model), _batch(), [model])
+    assert Keeps.seen and not any(hasattr(kept, "numpy") for kept in Keeps.seen)
+
+
 def test_one_loss_too_few_is_found():
     model = _dense()
     with pytest.raises(ValueError, match="3 losses for 4 rows"):
@@ -181,6 +248,15 @@ def test_whatever_writes_is_found_before_it_does(how):
         require_nothing_kept(nodes)
     assert before[0] == layer.table.export()[0].shape
     np.testing.assert_array_equal(before[1], [v.numpy() for v in layer.box.variables])
+
+
+@pytest.mark.parametrize(
+    "operation", ["WriteFile", "Stage", "MapStage", "OrderedMapStage", "AssignAdd"]
+)
+def test_what_keeps_outside_of_variables_is_found(operation):
+    """A file, a staging area of the runtime, a variable of TensorFlow 1."""
+    with pytest.raises(ValueError, match="changes a state .*own"):
+        require_nothing_kept([replay.Node(name="own", op=operation)])
 
 
 def test_what_only_reads_is_let_through():

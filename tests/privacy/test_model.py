@@ -315,6 +315,30 @@ def test_a_second_fit_would_spend_twice_and_is_refused():
         private.fit(*_data())
 
 
+def test_arrays_that_a_callback_changes_are_not_those_of_fit(tmp_path):
+    """A killed run would take its steps again on the rows as they were."""
+    x, y = _data()
+
+    class Spoils(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            x[:] = np.nan
+
+    private = _compiled(_functional(), _plan(steps=3), "sgd")
+    history = private.fit(
+        x, y, directory=tmp_path, callbacks=[Spoils()], steps_per_epoch=1
+    )
+    assert np.isnan(x).all() and min(history.history["loss"]) > 0.1
+
+
+def test_a_fit_in_another_directory_would_spend_twice_and_is_refused(tmp_path):
+    private = _compiled(_functional(), _plan(), "sgd")
+    ends = [_InterruptAtOnce()]
+    with pytest.raises(KeyboardInterrupt):
+        private.fit(*_data(), directory=tmp_path / "a", callbacks=[_Interrupt(1)])
+    with pytest.raises(ValueError, match="spend the same budget a second time"):
+        private.fit(*_data(), directory=tmp_path / "b", callbacks=ends)
+
+
 class _Interrupt(tf.keras.callbacks.Callback):
     def __init__(self, steps):
         super().__init__()
@@ -326,6 +350,11 @@ class _Interrupt(tf.keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+class _InterruptAtOnce(tf.keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        raise KeyboardInterrupt
+
+
 def test_an_interrupted_fit_counts_the_steps_that_ran():
     private = _compiled(_functional(), plan := _plan())
     with pytest.raises(KeyboardInterrupt):
@@ -333,15 +362,26 @@ def test_an_interrupted_fit_counts_the_steps_that_ran():
     assert private.steps_executed == 3 and private.epsilon() == plan.epsilon(3)
 
 
+def test_steps_count_though_a_callback_set_iterations_back():
+    private = _compiled(_functional(), _plan(), "sgd")
+    back = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: private.optimizer.iterations.assign(0)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        private.fit(*_data(), callbacks=[back, _Interrupt(3)])
+    assert private.steps_executed == 3
+
+
 def test_a_fit_that_goes_on_counts_what_was_paid_before_it(tmp_path):
     """The first one's callbacks saw the weights of step 4, whatever the second does."""
     plan, paid = _plan(), []
-    for steps in (4, 2):
+    for steps in (4, 2, None):
         private = _compiled(_functional(), plan)
         with pytest.raises(KeyboardInterrupt):
-            private.fit(*_data(), directory=tmp_path, callbacks=[_Interrupt(steps)])
+            ends = _Interrupt(steps) if steps else _InterruptAtOnce()
+            private.fit(*_data(), directory=tmp_path, callbacks=[ends])
         paid.append(private.steps_executed)
-    assert paid == [4, 4] and private.epsilon() == plan.epsilon(4)
+    assert paid == [4, 4, 4] and private.epsilon() == plan.epsilon(4)
 
 
 def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):
@@ -487,3 +527,41 @@ def test_a_data_set_is_refused_with_lines_that_work():
     assert private.steps_executed == 2
     np.testing.assert_array_equal(names["x"]["x"], x)
     np.testing.assert_array_equal(names["y"], y)
+
+
+def test_mixed_float16_is_refused():
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        with pytest.raises(ValueError, match="mixed_float16.*mixed_bfloat16"):
+            _compiled(_functional(), _plan())
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+
+
+def test_an_id_that_an_embedding_does_not_have_is_not_repeated(tmp_path):
+    """The message of TensorFlow quotes it; it is a private row's."""
+    model = tf.keras.Sequential(
+        [tf.keras.layers.Embedding(10, 3, input_length=2), tf.keras.layers.Flatten()]
+    )
+    ids = np.ones([64, 2], np.int64)
+    ids[5, 1] = 7654321
+    private = _compiled(model, _plan(), "sgd")
+    with pytest.raises(ValueError, match="embedding does not have") as raised:
+        private.fit(ids, np.ones(64, np.int64), directory=tmp_path)
+    assert "7654321" not in str(raised.value) and raised.value.__suppress_context__
+
+
+def test_a_schedule_without_a_config_trains_where_nothing_is_kept(tmp_path):
+    class Rate(tf.keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1
+
+    plan = _plan(steps=1)
+    model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(6,))])
+    private = PrivateModel(model, plan, microbatch_size=16)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(reduction=_NONE)
+    private.compile(make_optimizer(plan, Rate(), "sgd", "vectorized"), loss)
+    with pytest.raises(ValueError, match="a schedule without get_config"):
+        private.fit(*_data(), directory=tmp_path)
+    private.fit(*_data())
+    assert private.steps_executed == 1

@@ -11,7 +11,13 @@ import pytest
 import tensorflow as tf
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
 
-from tfdpsq.privacy import PrivacySpec, make_logical_step, make_optimizer, make_plan
+from tfdpsq.privacy import (
+    PrivacySpec,
+    make_logical_step,
+    make_optimizer,
+    make_plan,
+    train,
+)
 from tfdpsq.privacy.optimizers import ENGINES
 from tfdpsq.privacy.randomness import tensorflow_privacy_parts as parts
 from tfdpsq.privacy.randomness.noise import draw_key, normal
@@ -183,6 +189,54 @@ def test_a_row_without_a_finite_gradient_costs_nobody_else(engine, jit):
         for found, alone, total in zip(update(x, y, 8), noise, expected):
             # The other seven rows, as if this one were not there.
             np.testing.assert_allclose(found - alone, -total / 16, rtol=1e-3, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "rate", [math.nan, math.inf, -1.0, "0.1", None, "becomes nan", "falls below"]
+)
+def test_rates_that_would_spoil_weights_are_refused(rate):
+    """After steps that were paid for: here before anything is."""
+    schedules = {"becomes nan": math.nan, "falls below": -0.1}
+    where = ""
+    if rate in schedules:
+        piecewise = tf.keras.optimizers.schedules.PiecewiseConstantDecay
+        rate, where = piecewise([48], [0.1, schedules[rate]]), "at step 49"
+    with pytest.raises(ValueError, match="learning_rate .*" + where):
+        make_optimizer(_plan(), rate)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("clipnorm", math.nan), ("beta_1", 2.0), ("beta_2", 1.0), ("epsilon", -1.0)],
+)
+def test_options_that_would_spoil_weights_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        make_optimizer(_plan(), 0.1, **{name: value})
+
+
+@pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
+def test_rows_that_stay_together_spare_each_other_if_nothing_is_declared(engine):
+    """`train` without microbatches: with one NaN the whole batch would be gone."""
+    plan = _plan(num_units=16, max_batch_size=16, steps=1)
+    x, y = _linear_rows(5, 3, 16)
+
+    def trained():
+        model = _Regression()
+        train(
+            plan,
+            model.per_example_losses,
+            model.variables,
+            make_optimizer(plan, 1.0, "sgd", engine, noise_seed=1),
+            lambda rows: {"x": x[rows], "y": y[rows]},
+            None,
+            layers=model.layers,
+            sampler_seed=2,
+        )
+        return np.concatenate([v.numpy().ravel() for v in model.variables])
+
+    whole = trained()
+    y[2] = np.nan
+    assert np.linalg.norm(trained() - whole) * 16 == pytest.approx(0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -266,6 +266,51 @@ def test_weights_that_callbacks_change_are_refused_before_the_next_step(tmp_path
     assert read_ledger(tmp_path / FILE_NAME).steps_paid == 2
 
 
+def test_iterations_that_a_hook_sets_are_refused(tmp_path):
+    """As loading weights from a TensorFlow checkpoint does."""
+    w, optimizer = (
+        tf.Variable(tf.ones(5)),
+        make_optimizer(_plan(), 0.1, "sgd", "dpkeras"),
+    )
+
+    def on_step(executed, loss):
+        if executed == 3:
+            optimizer.iterations.assign(1)
+
+    with pytest.raises(ValueError, match="iterations .* set to 1 before step 3"):
+        train(
+            _plan(),
+            lambda batch: tf.linalg.matvec(batch["x"], w),
+            [w],
+            optimizer,
+            lambda rows: {"x": np.ones([len(rows), 5], np.float32)},
+            4,
+            directory=tmp_path,
+            data_fingerprint="ones",
+            on_step=on_step,
+        )
+    assert read_ledger(tmp_path / FILE_NAME).steps_paid == 3
+
+
+def test_state_that_only_hooks_read_is_compared(tmp_path):
+    """What no layer holds and no loss reads, but a state restores."""
+    w, own = tf.Variable(tf.ones(5)), tf.Variable(0.0, trainable=False)
+    with pytest.raises(ValueError, match="weights were changed between two steps"):
+        train(
+            _plan(),
+            lambda batch: tf.linalg.matvec(batch["x"], w),
+            [w],
+            make_optimizer(_plan(), 0.1, "sgd", "dpkeras"),
+            lambda rows: {"x": np.ones([len(rows), 5], np.float32)},
+            4,
+            directory=tmp_path,
+            data_fingerprint="ones",
+            state=[own],
+            on_step=lambda *_: own.assign_add(1.0) is None,
+            hooks_may_write=True,
+        )
+
+
 def test_two_runs_share_nothing(tmp_path):
     one, other = _Run(tmp_path / "a"), _Run(tmp_path / "b")
     assert one.rows[0] != other.rows[0]

@@ -197,7 +197,7 @@ def test_a_private_step_turns_tensor_float_32_off_and_on_again():
             }
             seen.clear()
             steps.build(batch)
-            steps([batch], [4], [[]])
+            steps([batch], [4], [[]], 0)
             # Once when it was traced, once when it ran.
             assert seen == [math.isinf(epsilon)] * 2
             assert experimental.tensor_float_32_execution_enabled()

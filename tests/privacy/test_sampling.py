@@ -259,3 +259,9 @@ def test_one_unit_more_leaves_the_other_groups_as_they_were(capacity):
         assert len(changed) <= 1  # none where its group is full
         touched |= changed
     assert len(touched) > 3
+
+
+def test_rows_of_groups_count_from_zero():
+    """Of three rows, -1 is row 2, which would then have two owners."""
+    with pytest.raises(ValueError, match="rows holds -1.*two owners"):
+        Groups(np.array([0, 1, 2, -1]), np.array([0, 2, 3, 4]))

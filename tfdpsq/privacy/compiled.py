@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.batches import padded_rows, split_over_replicas
-from tfdpsq.privacy.optimizers import LogicalStep
+from tfdpsq.privacy.optimizers import LogicalStep, StepKeys
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.step import Batch, make_logical_step
 from tfdpsq.privacy.terms import Losses
@@ -73,6 +73,12 @@ class CompiledSteps:
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         self._functions: dict[int, Any] = {}
+        # Staying together declares nothing: without a multiplier `train` has tested
+        # that rows keep to themselves, and one without a finite gradient must cost no
+        # other.
+        independent = not coupled and (
+            microbatch_size is not None or plan.spec.sensitivity_multiplier == 1
+        )
         # Autograph is for the caller's code; ours needs none, and is traced a third
         # faster without.
         of_caller = tf.__internal__.autograph.tf_convert(
@@ -86,7 +92,7 @@ class CompiledSteps:
                 optimizer,
                 rows if coupled else microbatch_size or rows,
                 layers=layers,
-                rows_are_independent=microbatch_size is not None and not coupled,
+                rows_are_independent=independent,
                 copies_are_separate=True,  # `train` has looked
                 coupled=coupled,
             )
@@ -118,7 +124,7 @@ class CompiledSteps:
         }
         silence = [np.zeros(v.shape, np.int64) for v in self.variables]
         noise = [] if self._plan.grid_step is None else silence
-        arguments = self._arguments([empty], [0], [noise])
+        arguments = self._arguments([empty], [0], [noise], 0)
         with self._precisely():
             self._at(rows).get_concrete_function(*arguments)
 
@@ -131,6 +137,7 @@ class CompiledSteps:
         batches: Sequence[Arrays],
         counts: Sequence[int],
         noise: Sequence[Sequence[np.ndarray]],
+        first: int,
     ) -> list[float]:
         """Takes one step for each batch, in order.
 
@@ -138,13 +145,14 @@ class CompiledSteps:
           batches: 1 to `most` of them, of one size; see `batches.batch_of`.
           counts: leading rows in use, of each.
           noise: of each, what the optimizer's `secure_noise` drew.
+          first: the number of the first step in the run; the others follow it.
 
         Returns:
           The mean loss of each step, in which all replicas have a part.
         """
         function = self._at(len(batches[0]["weights"]))
         with self._precisely():
-            losses = function(*self._arguments(batches, counts, noise))
+            losses = function(*self._arguments(batches, counts, noise, first))
         if self._replicas > 1:
             losses = self._strategy.experimental_local_results(losses)[0]
         return np.reshape(losses, [-1])[: len(batches)].tolist()
@@ -164,8 +172,11 @@ class CompiledSteps:
         batches: Sequence[Arrays],
         counts: Sequence[int],
         noise: Sequence[Sequence[np.ndarray]],
+        first: int,
     ) -> list[Any]:
         """Packs what the function takes: batch, count, noise; for a loop, how many.
+
+        Keys come last.
 
         A loop's are stacked, and filled up to `most`: its shapes are always the same.
         """
@@ -211,13 +222,13 @@ class CompiledSteps:
             filled = zip(*noise, *[noise[0]] * more)
             stacks = [tf.convert_to_tensor(np.stack(values)) for values in filled]
             arguments += [stacks, tf.constant(len(batches), tf.int32)]
-        return arguments
+        return [*arguments, self._optimizer.step_keys(first)]
 
     def _on_one(self, step: Callable) -> Callable:
         if self._most == 1:
             return step
-        return lambda batches, counts, noise, used: self._loop(
-            lambda index: _step_of(step, batches, counts, noise, index), used
+        return lambda batches, counts, noise, used, keys: self._loop(
+            lambda index: _step_of(step, batches, counts, noise, keys, index), used
         )
 
     def _on_all(self, step: Callable) -> Callable:
@@ -226,11 +237,11 @@ class CompiledSteps:
             return lambda *given: run(step, args=given)
         # The loop is around the replicas, not in them: what they wait for each other
         # with cannot be inside a loop of one's own.
-        return lambda batches, counts, noise, used: self._loop(
+        return lambda batches, counts, noise, used, keys: self._loop(
             lambda index: local(
                 run(
                     lambda *given: _step_of(step, *given),
-                    args=(batches, counts, noise, index),
+                    args=(batches, counts, noise, keys, index),
                 )
             )[0],
             used,
@@ -257,8 +268,10 @@ def _step_of(
     batches: Batch,
     counts: tf.Tensor,
     noise: Sequence[tf.Tensor],
+    keys: StepKeys,
     index: tf.Tensor,
 ) -> tf.Tensor:
     batch = {name: tf.gather(values, index) for name, values in batches.items()}
     own = [tf.gather(values, index) for values in noise]
-    return step(batch, tf.gather(counts, index), own)
+    now = keys._replace(number=keys.number + tf.cast(index, tf.int64))
+    return step(batch, tf.gather(counts, index), own, now)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +20,7 @@ from tensorflow.python.framework import op_def_registry
 from tfdpsq import validation
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.replay import Node, draws_from_state, replayable
-from tfdpsq.privacy.terms import Terms, require_losses
+from tfdpsq.privacy.terms import Losses, Terms, require_losses
 
 # Operations on a resource that only read it, and those on containers that live no
 # longer than the step. All others write: also such as are not known here.
@@ -73,15 +74,17 @@ def check_independence(
     layers: Iterable[tf.Module] = (),
     rows_per_unit: int = 1,
 ) -> None:
-    """Replaces all rows but one by copies of that one: its loss must not move.
+    """Replaces all rows but one by copies of that one, then by padding.
 
-    That finds every dependence on statistics of the batch and on the other rows'
-    scores, as far as the rows given differ from each other. Random numbers are held
-    fixed. Running the model must also change none of its weights.
+    Its loss must not move. That finds every dependence on statistics of the batch, on
+    the other rows' scores and on their weights, as far as the rows given differ from
+    each other. Random numbers are held fixed. Running the model must also change none
+    of its weights. It is traced, so that what it keeps in Python attributes holds no
+    row.
 
     Args:
       per_example_losses: as for `make_logical_step`.
-      batch: at least two rows, "weights" included.
+      batch: at least two rows, "weights" included, all of which are `finite_rows`.
       layers: the model, for its random layers and its weights.
       rows_per_unit: rows that are clipped together; they may depend on each other,
         and not on those of other units.
@@ -93,11 +96,10 @@ def check_independence(
     layers = list(layers)
     rows = len(batch["weights"])
 
+    run = _run_of(per_example_losses, layers)
+
     def losses(values: Mapping[str, np.ndarray]) -> np.ndarray:
-        tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
-        tf.random.set_seed(1)  # for random numbers that a model draws by itself
-        with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
-            found = per_example_losses(tensors)
+        found = run(values)
         if isinstance(found, Terms):
             raise validation.InputError(
                 "the loss is made of terms, of which it cannot be told by row what "
@@ -119,7 +121,7 @@ def check_independence(
     # Summation order may differ by rounding, and in 16 bits by more.
     tolerance = 0.05 if computes_in_16_bits(layers) else 1e-4
     allowed = tolerance * np.maximum(np.abs(before), 1e-3)
-    if np.any(np.abs(losses(batch) - before) > allowed):
+    if not np.all(np.abs(losses(batch) - before) <= allowed):
         raise validation.InputError(
             "the same rows give other losses the second time, so the model keeps a "
             "state between batches, or draws random numbers that cannot be held "
@@ -134,20 +136,28 @@ def check_independence(
         )
     for row in sorted({0, rows - 1}):
         first = row - row % rows_per_unit
-        alone = {
-            name: np.concatenate(
-                [np.asarray(value)[first : first + rows_per_unit]]
-                * (rows // rows_per_unit)
-            )
-            for name, value in batch.items()
-        }
-        if abs(losses(alone)[row] - before[row]) > allowed[row]:
+        unit = slice(first, first + rows_per_unit)
+        copies, padding = {}, {}
+        for name, value in batch.items():
+            own = np.asarray(value)[unit]
+            copies[name] = np.concatenate([own] * (rows // rows_per_unit))
+            padding[name] = np.zeros_like(value)
+            padding[name][unit] = own
+        # Not `>`, which is false of a NaN.
+        if not abs(losses(copies)[row] - before[row]) <= allowed[row]:
             raise validation.InputError(
                 "the loss of a row is another one among other rows than among copies "
                 "of itself, so it depends on them and clipping by row bounds nothing. "
                 "Common causes are batch normalisation (use LayerNormalization, or "
                 "freeze it) and an in-batch softmax (declare its sensitivity: "
                 "sensitivity_multiplier in the spec, microbatch_size None)."
+            )
+        if not abs(losses(padding)[row] - before[row]) <= allowed[row]:
+            raise validation.InputError(
+                "the loss of a row is another one among padding, so it depends on how "
+                "many rows were drawn and clipping by row bounds nothing. A common "
+                'cause is a division by the sum of batch["weights"]: return the loss '
+                "of each row as it is. The step divides by the expected batch size."
             )
     for key, variable in kept.items():
         now = np.array(variable)
@@ -158,6 +168,46 @@ def check_independence(
                 "keep what it saw of private rows, unclipped and without noise. "
                 "Freeze the layer (trainable = False), or replace what writes it."
             )
+
+
+def finite_rows(
+    per_example_losses: Callable[[Mapping[str, tf.Tensor]], Losses],
+    batch: Mapping[str, np.ndarray],
+    layers: Iterable[tf.Module] = (),
+) -> np.ndarray:
+    """[rows] bool: where losses are finite, as rows must be that things are tried on.
+
+    Args:
+      per_example_losses: as for `make_logical_step`.
+      batch: "weights" included.
+      layers: the model, for its random layers.
+    """
+    found = _run_of(per_example_losses, list(layers))(batch)
+    losses = found.losses if isinstance(found, Terms) else found
+    return np.isfinite(np.asarray(losses, np.float64))
+
+
+def _run_of(per_example_losses, layers) -> Callable[[Mapping[str, np.ndarray]], Any]:
+    """A function from rows to losses, always with the same random numbers.
+
+    Traced: run eagerly, a model that keeps its inputs in a list would keep rows.
+    """
+    of_caller = tf.__internal__.autograph.tf_convert(
+        per_example_losses, tf.__internal__.autograph.control_status_ctx()
+    )
+
+    def losses(tensors: Mapping[str, tf.Tensor]) -> Losses:
+        with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
+            return of_caller(tensors)
+
+    traced = tf.function(losses, autograph=False)
+
+    def run(values: Mapping[str, np.ndarray]) -> Any:
+        tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+        tf.random.set_seed(1)  # for random numbers that a model draws by itself
+        return traced(tensors)
+
+    return run
 
 
 def computes_in_16_bits(layers: Iterable[tf.Module]) -> bool:

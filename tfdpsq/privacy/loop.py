@@ -60,12 +60,23 @@ class Unchanging:
         if self._weights is not None:
             self._left = self._weights()
 
-    def require_same(self) -> None:
+    def require_same(self, step: int) -> None:
         """Refuses what was changed since.
 
+        Args:
+          step: the number of the next one.
+
         Raises:
-          InputError: a setting of the optimizer, or a weight.
+          InputError: a setting of the optimizer, its iterations, or a weight.
         """
+        iterations = int(tf.convert_to_tensor(self._optimizer.iterations))
+        if iterations != step:
+            raise validation.InputError(
+                f"iterations of the optimizer were set to {iterations} before step "
+                f"{step}, which a killed run could not repeat: its noise would be used "
+                "twice, on two different sums. Leave them alone (loading weights from "
+                "a TensorFlow checkpoint sets them), or train without a directory."
+            )
         for name, value in self._settings().items():
             if value != self._began[name]:
                 raise validation.InputError(
@@ -195,14 +206,25 @@ class Loop:
         noise = [self.take_steps.secure_noise(number) for number in now]
         workers.require_same_rows(drawn)
         if self.unchanging is not None:
-            self.unchanging.require_same()
+            self.unchanging.require_same(now.start)
         if self.kept is not None:
             for number in now:
                 self.kept.ledger.pay(number)
         try:
-            losses = self.take_steps(drawn, [draw.count for draw in draws], noise)
+            counts = [draw.count for draw in draws]
+            losses = self.take_steps(drawn, counts, noise, now.start)
         except (tf.errors.ResourceExhaustedError, MemoryError) as error:
             raise self._without_memory(now.start) from error
+        except tf.errors.InvalidArgumentError:
+            # `None`: TensorFlow's message quotes the value, which is a row's.
+            raise validation.InputError(
+                f"step {now.start + 1} could not be computed: an operation of the "
+                "model refused a value of the rows drawn, such as an id that an "
+                "embedding does not have, or a label beyond the number of classes. "
+                "Check all rows, and train in a new directory, to whose budget "
+                f"{now.start} steps of this one add. Where this step was paid for, "
+                "nothing was released of it."
+            ) from None
         if self.unchanging is not None:
             self.unchanging.mark()
         return losses

@@ -130,7 +130,8 @@ class PrivateModel(keras.Model):
           **options: passed on to Keras; metrics are computed by `evaluate` alone.
 
         Raises:
-          InputError: another optimizer or plan, or a loss that reduces over rows.
+          InputError: another optimizer or plan, a loss that reduces over rows, or the
+            policy mixed_float16.
         """
         if not isinstance(optimizer, LogicalStep):
             raise validation.InputError(
@@ -141,6 +142,12 @@ class PrivateModel(keras.Model):
             raise validation.InputError(
                 "the optimizer was made for another plan than the model. Make both "
                 "from one plan."
+            )
+        if self.dtype_policy.name == "mixed_float16":
+            raise validation.InputError(
+                "the policy is mixed_float16, for which Keras scales losses: "
+                "gradients would be clipped at another norm. Set mixed_bfloat16 before "
+                "the model is made."
             )
         self._row_loss = _per_row(loss)
         self._jit = jit_compile
@@ -206,6 +213,9 @@ class PrivateModel(keras.Model):
             _require_repeatable(callbacks)
         self._directory = here
         data = _rows_of(x, y)
+        if here is not None and callbacks:
+            # What a callback does to the caller's arrays a killed run would not repeat.
+            data = tf.nest.map_structure(np.array, data)
         flat = tf.nest.flatten(data)
         rows = len(flat[0])
         if validation_data is not None:
@@ -260,10 +270,12 @@ class PrivateModel(keras.Model):
             self.steps_executed = error.paid
             raise
         finally:  # also of a run that was interrupted
-            ran = int(tf.convert_to_tensor(self.optimizer.iterations))
-            # Callbacks of a run that was killed saw weights of steps paid for then.
-            paid = _paid_for(directory, self.plan) if ran else 0
-            self.steps_executed = max(self.steps_executed, ran, paid)
+            # Callbacks of a killed run saw weights of steps paid for then,
+            # also where this one has taken none. `iterations` is not it: a callback
+            # that loads weights sets it back.
+            paid = _paid_for(directory, self.plan)
+            ran = epoch.executed if paid is None else paid
+            self.steps_executed = max(self.steps_executed, ran)
         watch.on_train_end()
         return self.history
 
@@ -292,13 +304,13 @@ class PrivateModel(keras.Model):
         return self.plan.epsilon(self.steps_executed, accountant)
 
 
-def _paid_for(directory: str | os.PathLike | None, plan: PrivacyPlan) -> int:
-    """Steps that the ledger in a directory has, if it is one of this plan."""
+def _paid_for(directory: str | os.PathLike | None, plan: PrivacyPlan) -> int | None:
+    """Steps that the ledger in a directory has; `None` without one of this plan."""
     path = None if directory is None else os.path.join(directory, LEDGER)
     if path is None or not os.path.exists(path):
-        return 0
+        return None
     found = read_ledger(path)
-    return found.steps_paid if found.plan == plan.fingerprint else 0
+    return found.steps_paid if found.plan == plan.fingerprint else None
 
 
 def _require_repeatable(callbacks: Sequence[keras.callbacks.Callback]) -> None:
@@ -333,6 +345,7 @@ class _Epochs:
         self._validation = validation_data
         self._losses: list[float] = []
         self._begun = False
+        self.executed = 0  # steps of this process, with those of a call that failed
 
     def begin(self, now: range) -> None:
         for step in now:
@@ -341,6 +354,7 @@ class _Epochs:
                 self._watch.on_epoch_begin(epoch)
             self._begun = True
             self._watch.on_train_batch_begin(batch)
+        self.executed = now.stop
 
     def step(self, executed: int, loss: float) -> bool:
         epoch, batch = divmod(executed - 1, self._per_epoch)

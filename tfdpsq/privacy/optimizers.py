@@ -75,6 +75,23 @@ class Clipped(NamedTuple):
     complete: tf.Tensor | bool
 
 
+class StepKeys(NamedTuple):
+    """Number and seeds of one logical step; see `LogicalStep.step_keys`.
+
+    Given to a compiled step as arguments: constants of a graph are in its dumps, and in
+    the profiles of TensorBoard.
+
+    Attributes:
+      number: scalar int64, new for every step.
+      noise: [DRAWS, 2] int64; [0] where the plan is secure.
+      dropout: [2] int64.
+    """
+
+    number: tf.Tensor
+    noise: tf.Tensor
+    dropout: tf.Tensor
+
+
 class LogicalStep:
     """The optimizer's side of the training loop; mixed into each class below.
 
@@ -99,13 +116,22 @@ class LogicalStep:
         self._noise_query = SeededGaussianSumQuery(
             plan.spec.clip_norm, plan.noise_stddev
         )
-        secure = plan.spec.secure
-        self.reseed(fresh_seed(secure) if noise_seed is None else noise_seed)
+        self._noise_seed_is_given = noise_seed is not None
+        self.reseed(fresh_seed(plan.spec.secure) if noise_seed is None else noise_seed)
+
+    def reseed_for_a_run(self) -> None:
+        """Draws seeds afresh, unless one was given when this was made.
+
+        A copy of an optimizer, and one that was set back to its beginning, would repeat
+        the noise of another run.
+        """
+        if not self._noise_seed_is_given:
+            self.reseed(fresh_seed(self.plan.spec.secure))
 
     def reseed(self, noise_seed: int) -> None:
         """Takes the noise seed of the run that this one continues.
 
-        Functions that were traced before keep the old one.
+        Functions that were traced without `step_keys` keep the old one.
 
         Args:
           noise_seed: 128 secret bits; 256 where the plan is secure.
@@ -113,6 +139,7 @@ class LogicalStep:
         # Kept out of get_config and of every variable: it is as secret as the data.
         if self.plan.spec.secure:
             self._source = SecureSource(noise_seed)
+            self._noise_words: tuple[tuple[int, int], ...] = ()
             self._dropout_words = as_words(self._source.seed("dropout"))
             return
         # Derived, so that small seeds, which only tests use, share no keys either.
@@ -136,6 +163,16 @@ class LogicalStep:
     def dropout_seed(self) -> tf.Tensor:
         """[2] int64: the secret seed of random layers; see `randomness`."""
         return tf.constant(self._dropout_words, tf.int64)
+
+    def step_keys(self, number: tf.Tensor | int) -> StepKeys:
+        """Returns what the noise and the dropout of a logical step follow from.
+
+        Args:
+          number: of the step, new for every one: counted by the loop, as a callback can
+            set `iterations` back.
+        """
+        noise = tf.constant(self._noise_words, tf.int64)
+        return StepKeys(tf.cast(number, tf.int64), noise, self.dropout_seed)
 
     def clipped_sum(
         self,
@@ -195,13 +232,17 @@ class LogicalStep:
         return grid.drawn(self._source, deviation, step, shapes)
 
     def privatize(
-        self, sums: Sequence[tf.Tensor], noise: Sequence[tf.Tensor] = ()
+        self,
+        sums: Sequence[tf.Tensor],
+        noise: Sequence[tf.Tensor] = (),
+        keys: StepKeys | None = None,
     ) -> list[tf.Tensor]:
         """The gradient estimate of one logical step from its clipped sums.
 
         Args:
           sums: per variable, this replica's sum over all its microbatches.
           noise: of a secure plan, what `secure_noise` drew for this step.
+          keys: from `step_keys`; `None` takes those of step `iterations`.
 
         Returns:
           (Σ over replicas + noise) / expected batch size, the same on every
@@ -223,9 +264,8 @@ class LogicalStep:
                 )
             sums = grid.noised(sums, noise, self.plan.grid_step)
         elif self.plan.spec.private:
-            seed = tf.constant(self._noise_words, tf.int64)
-            step = tf.convert_to_tensor(self.iterations)
-            sums = self._noise_query.noised(sums, seed, step)
+            keys = keys or self.step_keys(self.iterations)
+            sums = self._noise_query.noised(sums, keys.noise, keys.number)
         return [value / self.plan.spec.batch_size for value in sums]
 
     def prepare(self, variables: Sequence[tf.Variable]) -> None:
@@ -296,8 +336,9 @@ def make_optimizer(
       optimizer where ε is finite and that package can be imported.
 
     Raises:
-      InputError: unknown optimizer or engine, an option that the plan decides, or an
-        engine of tensorflow-privacy's where that does not import.
+      InputError: unknown optimizer or engine, an option that the plan decides, a rate
+        or an option that is no number to train with, or an engine of
+        tensorflow-privacy's where that does not import.
     """
     base = OPTIMIZERS[validation.one_of("optimizer", optimizer, tuple(OPTIMIZERS))]
     validation.one_of("engine", engine, ENGINES)
@@ -310,6 +351,7 @@ def make_optimizer(
                 "could move the sum by more than the sensitivity. Leave it out; "
                 "microbatch_size in train or PrivateModel bounds memory."
             )
+    _require_usable(learning_rate, options, spec.steps)
     options["learning_rate"] = learning_rate
     if not spec.private:
         made = _non_private_class(base)(**options)
@@ -334,6 +376,31 @@ def make_optimizer(
         made = build(parent)(dp_sum_query=query, **options)
     made._begin(plan, engine, noise_seed)
     return made
+
+
+def _require_usable(learning_rate: Any, options: dict[str, Any], steps: int) -> None:
+    """Refuses what would make weights NaN, after steps that were paid for."""
+    if callable(learning_rate):
+        # All steps of a short run: where a schedule breaks, it breaks at some boundary.
+        tried = np.unique(np.linspace(0, steps - 1, min(steps, 200)).astype(np.int64))
+        for step in tried.tolist():
+            rate = float(learning_rate(tf.constant(step, tf.int64)))
+            if not 0 <= rate < np.inf:
+                raise validation.InputError(
+                    f"learning_rate is {rate} at step {step}; a schedule must give a "
+                    f"finite number, not below 0, at each of the {steps} steps."
+                )
+    else:
+        validation.in_range("learning_rate", learning_rate, 0.0, np.inf, high_open=True)
+    for name in ("beta_1", "beta_2", "momentum"):
+        if name in options:
+            validation.in_range(name, options[name], 0.0, 1.0, high_open=True)
+    for name in ("epsilon", "decay", "weight_decay"):
+        if options.get(name) is not None:
+            validation.in_range(name, options[name], 0.0, np.inf, high_open=True)
+    for name in ("clipnorm", "clipvalue", "global_clipnorm", "clip_threshold"):
+        if options.get(name) is not None:
+            validation.positive(name, options[name])
 
 
 def _guarded_class(base: Any) -> Any:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy import coupled as coupled_rows
-from tfdpsq.privacy.optimizers import Clipped, LogicalStep
+from tfdpsq.privacy.optimizers import Clipped, LogicalStep, StepKeys
 from tfdpsq.privacy.replay import replayable
 from tfdpsq.privacy.terms import Losses, require_losses
 
@@ -59,10 +59,13 @@ def make_logical_step(
       function updates the variables and returns the mean loss of the rows in
       use (those that are no number left out), which is a private measurement. An
       empty batch still takes a noisy step. Where the plan is secure, a third argument
-      is what `secure_noise` drew for this step. It can be wrapped in `tf.function`,
-      `jit_compile=True` included, and run by `Strategy.run`, each replica on rows
-      of its own; noise and result are then the same on all. Of R replicas, number r
-      takes the microbatches r, r + R, r + 2R, … of the whole batch.
+      is what `secure_noise` drew for this step. A fourth is what `step_keys` of the
+      optimizer returned for it; without it the step's number is `iterations`, which
+      must never go back, and seeds are constants of the graph, so that whoever has
+      a dump or a profile of it can subtract the noise. It can be wrapped in
+      `tf.function`, `jit_compile=True` included, and run by `Strategy.run`, each
+      replica on rows of its own; noise and result are then the same on all. Of R
+      replicas, number r takes the microbatches r, r + R, r + 2R, … of the whole batch.
 
     Raises:
       InputError: `microbatch_size` below one, or it does not divide M, or parts
@@ -113,9 +116,14 @@ class _Step:
     coupled: bool
 
     def run(
-        self, batch: Batch, count: tf.Tensor, noise: Sequence[tf.Tensor] = ()
+        self,
+        batch: Batch,
+        count: tf.Tensor,
+        noise: Sequence[tf.Tensor] = (),
+        keys: StepKeys | None = None,
     ) -> tf.Tensor:
         """Takes the step; see `make_logical_step`."""
+        keys = keys or self.optimizer.step_keys(self.optimizer.iterations)
         size, rows = self.microbatch_size, batch["weights"].shape[0]
         if rows % size:
             raise validation.InputError(
@@ -139,7 +147,7 @@ class _Step:
             # As `batches.split_over_replicas` deals them: of the whole batch, this is
             # the same one whatever the replicas, and so is its dropout.
             number = first + tf.cast(index, tf.int64) * every
-            losses, new = self._of_microbatch(part, number)
+            losses, new = self._of_microbatch(part, number, keys)
             counted = tf.math.is_finite(losses) & (part["weights"] > 0)
             total = tf.reduce_sum(tf.where(counted, losses, 0.0))
             loss_sum += tf.cast(total, tf.float32)
@@ -156,17 +164,18 @@ class _Step:
             # once: ten times the activations.
             parallel_iterations=1,
         )
-        self.optimizer.update(self.optimizer.privatize(sums, noise), self.variables)
+        estimate = self.optimizer.privatize(sums, noise, keys)
+        self.optimizer.update(estimate, self.variables)
         losses = [loss_sum, losses_counted]
         if replica is not None and replica.num_replicas_in_sync > 1:
             losses = replica.all_reduce(tf.distribute.ReduceOp.SUM, losses)
         return losses[0] / tf.maximum(losses[1], 1.0)
 
     def _of_microbatch(
-        self, part: Batch, number: tf.Tensor
+        self, part: Batch, number: tf.Tensor, keys: StepKeys
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
         """Returns the rows' losses and the sum of their clipped gradients."""
-        clipped = self._differentiated(part, number)
+        clipped = self._differentiated(part, number, keys)
         if not self.spares_others or clipped.complete is True:
             return clipped.losses, clipped.sums
         # Were the other rows of the microbatch lost with one that has no finite
@@ -176,16 +185,17 @@ class _Step:
         sums = tf.cond(
             clipped.complete,
             lambda: _cast(clipped.sums, self.variables),
-            lambda: self._one_by_one(part, number),
+            lambda: self._one_by_one(part, number, keys),
         )
         return clipped.losses, sums
 
-    def _differentiated(self, part: Batch, number: tf.Tensor) -> Clipped:
+    def _differentiated(
+        self, part: Batch, number: tf.Tensor, keys: StepKeys
+    ) -> Clipped:
         optimizer = self.optimizer
 
         def replayed() -> contextlib.AbstractContextManager[None]:
-            seed = optimizer.dropout_seed
-            return replayable(self.layers, seed, optimizer.iterations, number)
+            return replayable(self.layers, keys.dropout, keys.number, number)
 
         def losses() -> Losses:
             with replayed():
@@ -199,7 +209,9 @@ class _Step:
             losses, self.variables, self.layers, part["weights"]
         )
 
-    def _one_by_one(self, part: Batch, number: tf.Tensor) -> list[tf.Tensor]:
+    def _one_by_one(
+        self, part: Batch, number: tf.Tensor, keys: StepKeys
+    ) -> list[tf.Tensor]:
         size, together = self.microbatch_size, self.together
 
         def add(row, *sums):
@@ -207,7 +219,8 @@ class _Step:
             # number again all units would share one draw, brought about by the unit
             # that spoilt the batch.
             own = (1 + tf.cast(row // together, tf.int64)) * (1 << 32)
-            clipped = self._differentiated(_slice(part, row, together), own + number)
+            unit = _slice(part, row, together)
+            clipped = self._differentiated(unit, own + number, keys)
             return row + together, *_added(sums, clipped.sums)
 
         _, *sums = tf.while_loop(

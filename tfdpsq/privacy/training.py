@@ -25,6 +25,7 @@ from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.independence import (
     check_independence,
     computes_in_16_bits,
+    finite_rows,
     require_nothing_kept,
 )
 from tfdpsq.privacy.loop import Hooks, Loop, Pace, Take, Unchanging, kept_in
@@ -36,8 +37,10 @@ from tfdpsq.privacy.randomness.secure import SecureSource
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.terms import Losses
 
-# Rows on which rules and independence are tried before anything is spent.
+# Rows on which rules and independence are tried before anything is spent, and how often
+# others are looked for where losses are not finite.
 _TRIED = 4
+_LOOKS = 8
 
 
 def train(
@@ -173,7 +176,7 @@ def train(
     if plan.spec.private and rows > 1 and not coupled:
         _try_out(
             per_example_losses,
-            batch,
+            _finite_rows(per_example_losses, take, rows, together, layers),
             variables,
             layers,
             optimizer.engine,
@@ -182,7 +185,9 @@ def train(
         )
     if units is not None or groups is not None:
         data_fingerprint = _with_units(data_fingerprint, units, groups)
-    settings = _settings(optimizer, variables, microbatch_size, jit_compile)
+    settings = _settings(
+        optimizer, variables, microbatch_size, jit_compile, directory is not None
+    )
     if directory is not None:
         settings[checkpoint.NOT_TRAINED] = _not_trained(
             [*layers, *seen], [*variables, *state]
@@ -192,6 +197,7 @@ def train(
     chiefs = directory if workers.is_chief() else None
     with kept_in(chiefs, plan, data_fingerprint, settings) as kept:
         seed = fresh_seed(plan.spec.secure) if sampler_seed is None else sampler_seed
+        optimizer.reseed_for_a_run()
         if kept is not None:
             optimizer.reseed(kept.secrets.noise_seed)
             seed = kept.secrets.sampler_seed if sampler_seed is None else seed
@@ -216,7 +222,9 @@ def train(
         state = [*variables, *optimizer.state(), *state]
         repeats = directory is not None
         everything = functools.partial(_not_trained, [*layers, *seen, *state], [])
-        unchanging = Unchanging(optimizer, everything if hooks_may_write else None)
+        unchanging = None
+        if repeats and plan.spec.private:
+            unchanging = Unchanging(optimizer, everything if hooks_may_write else None)
         loop = Loop(
             plan,
             sampler,
@@ -226,7 +234,7 @@ def train(
             pace,
             hooks,
             kept,
-            unchanging if repeats and plan.spec.private else None,
+            unchanging,
         )
         return loop.run(ends_if_diverged=repeats)
 
@@ -264,14 +272,49 @@ def _rows_together(plan: PrivacyPlan, microbatch_size: int | None) -> tuple[int,
     return together, False  # what groups declare is that they are independent
 
 
-def _first_rows(take: Take, rows: int, together: int) -> dict[str, np.ndarray]:
+def _finite_rows(
+    per_example_losses, take, rows, together, layers
+) -> dict[str, np.ndarray]:
+    """The first rows, or others where a loss is not finite, which tells nothing.
+
+    A row with a NaN is nothing that training minds: it contributes nothing.
+
+    Raises:
+      InputError: hardly any loss was finite.
+    """
+    batch = _first_rows(take, rows, together)
+    wanted = len(batch["weights"])
+    found: list[dict[str, np.ndarray]] = []
+    for look in range(min(_LOOKS, rows)):
+        if look:
+            batch = _first_rows(take, rows, together, look)
+        finite = np.flatnonzero(finite_rows(per_example_losses, batch, layers))
+        if len(finite) == wanted:
+            return batch
+        found += [{name: v[i] for name, v in batch.items()} for i in finite]
+        if len(found) >= wanted:
+            break
+    if len(found) < (2 if together == 1 else wanted):
+        raise validation.InputError(
+            f"of all rows tried, {len(found)} had a finite loss: what the model makes "
+            "of the data is NaN or infinite. Look for such values in inputs, targets "
+            "and weights."
+        )
+    found = found[:wanted]
+    return {name: np.stack([one[name] for one in found]) for name in batch}
+
+
+def _first_rows(
+    take: Take, rows: int, together: int, look: int = 0
+) -> dict[str, np.ndarray]:
     """A few rows that no draw decides, for trying things before anything is spent.
 
-    Two groups of them where rows are clipped together in groups.
+    Two groups of them where rows are clipped together in groups. `look` after the first
+    they are others.
     """
     tried = min(_TRIED, rows) if together == 1 else 2 * together
     # Spread, as neighbours are often similar; the last one, as it may not exist.
-    at = np.linspace(0, rows - 1, tried).astype(np.int64)
+    at = (np.linspace(0, rows - 1, tried).astype(np.int64) + look) % rows
     at = np.unique(at) if together == 1 else at
     try:
         batch = {name: np.asarray(values) for name, values in take(at).items()}
@@ -310,11 +353,24 @@ def _global_seed(plan: PrivacyPlan, seed: int) -> int:
     return derived_seed(seed, "global") % (1 << 63)
 
 
-def _settings(optimizer, variables, microbatch_size, jit_compile) -> dict[str, str]:
+def _settings(
+    optimizer, variables, microbatch_size, jit_compile, compared
+) -> dict[str, str]:
     """Settings that a resumed run must not change; the loss is the caller's duty."""
+    try:
+        config = optimizer.get_config()
+    except NotImplementedError as error:  # of a schedule that somebody wrote
+        if compared:
+            raise validation.InputError(
+                "learning_rate is a schedule without get_config, so that a resumed run "
+                "could not be compared with what it was. Define it, as "
+                "keras.optimizers.schedules.LearningRateSchedule says, or train "
+                "without a directory."
+            ) from error
+        config = {}
     return {
         "engine": optimizer.engine,
-        "optimizer": repr(sorted(optimizer.get_config().items(), key=str)),
+        "optimizer": repr(sorted(config.items(), key=str)),
         "microbatch_size": repr(microbatch_size),
         "jit_compile": repr(_compiled_by_xla(jit_compile)),
         "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),

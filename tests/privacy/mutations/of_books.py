@@ -295,7 +295,7 @@ MUTATIONS = (
         "name": "interrupted_fit_counts_nothing",
         "kind": "ledger",
         "file": "tfdpsq/privacy/model.py",
-        "old": "self.steps_executed = max(self.steps_executed, ran, paid)",
+        "old": "self.steps_executed = max(self.steps_executed, ran)",
         "new": "pass",
         "tests": (
             "tests/privacy/test_model.py::"
@@ -319,8 +319,8 @@ MUTATIONS = (
         "name": "paid_before_an_interrupted_fit_forgotten",
         "kind": "ledger",
         "file": "tfdpsq/privacy/model.py",
-        "old": "paid = _paid_for(directory, self.plan) if ran else 0",
-        "new": "paid = 0",
+        "old": "paid = _paid_for(directory, self.plan)",
+        "new": "paid = None",
         "tests": (
             "tests/privacy/test_model.py::"
             "test_a_fit_that_goes_on_counts_what_was_paid_before_it",

@@ -547,4 +547,37 @@ MUTATIONS = (
         "tests": (_FORGET + "test_unfinished_directories_are_ours_by_their_records",),
         "why": "somebody's own files are deleted",
     },
+    {
+        "name": "choices_among_the_same_runs_counted_once",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/budget.py",
+        "old": "if release.choice_epsilon is None and set(",
+        "new": "if set(",
+        "tests": (
+            "tests/privacy/test_budget.py::test_basic_composition_counts_every_private_choice",
+        ),
+        "why": "who was held out pays for one choice of two",
+    },
+    {
+        "name": "delta_above_what_is_stated",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/budget.py",
+        "old": "if delta > sum(deltas):",
+        "new": "if False:",
+        "tests": (
+            "tests/privacy/test_budget.py::test_a_delta_above_what_releases_state_is_refused",
+        ),
+        "why": "a larger delta makes epsilon look smaller than any certificate says",
+    },
+    {
+        "name": "nameless_only_if_all_runs_are",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/budget.py",
+        "old": "nameless = not all(",
+        "new": "nameless = not any(",
+        "tests": (
+            "tests/privacy/test_budget.py::test_a_selection_is_nameless_if_one_of_its_runs_is",
+        ),
+        "why": "two selections of the same settings pass for copies of one",
+    },
 )

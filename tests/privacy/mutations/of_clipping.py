@@ -2,6 +2,7 @@
 
 _FAST = "tfdpsq/privacy/fast/"
 _TESTS = "tests/privacy/"
+_INDEPENDENCE = "tests/privacy/test_independence.py::"
 
 MUTATIONS = (
     {
@@ -141,6 +142,71 @@ MUTATIONS = (
             "test_a_row_without_a_finite_gradient_costs_nobody_else[fast-False]",
         ),
         "why": "a factor 0 does not silence a NaN",
+    },
+    {
+        "name": "losses_that_read_weights_accepted",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "if not abs(losses(padding)[row] - before[row]) <= allowed[row]:",
+        "new": "if False:",
+        "tests": (
+            _INDEPENDENCE + "test_losses_that_read_how_many_rows_there_are_are_found",
+        ),
+        "why": "a loss over the sum of weights moves with every row that is drawn",
+    },
+    {
+        "name": "a_nan_passes_for_the_same_loss",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "if not abs(losses(copies)[row] - before[row]) <= allowed[row]:",
+        "new": "if abs(losses(copies)[row] - before[row]) > allowed[row]:",
+        "tests": (
+            _INDEPENDENCE + "test_a_loss_that_is_finite_among_others_alone_is_found",
+        ),
+        "why": "comparisons with NaN are false, and so is the alarm",
+    },
+    {
+        "name": "independence_tried_on_rows_with_nan",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        if len(finite) == wanted:\n",
+        "new": "        if True:\n",
+        "tests": (
+            _INDEPENDENCE + "test_a_nan_in_what_is_tried_hides_nothing[True-fast]",
+        ),
+        "why": "data with one NaN cannot be trained on, and the loss is blamed",
+    },
+    {
+        "name": "independence_tried_eagerly",
+        "kind": "release",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "    traced = tf.function(losses, autograph=False)\n",
+        "new": "    traced = losses\n",
+        "tests": (
+            _INDEPENDENCE + "test_a_model_that_keeps_its_inputs_is_given_no_row",
+        ),
+        "why": "a model that keeps its inputs in a list is saved with rows",
+    },
+    {
+        "name": "negative_row_numbers_in_groups",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
+        "old": "if len(rows) and rows[0] < 0:",
+        "new": "if False:",
+        "tests": (_TESTS + "test_sampling.py::test_rows_of_groups_count_from_zero",),
+        "why": "-1 is the last row by another name, and two units own it",
+    },
+    {
+        "name": "rows_in_one_microbatch_left_out_with_a_nan",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/compiled.py",
+        "old": " or plan.spec.sensitivity_multiplier == 1\n",
+        "new": "\n",
+        "tests": (
+            _TESTS + "test_optimizers.py::test_rows_that_stay_together_"
+            "spare_each_other_if_nothing_is_declared[dpkeras]",
+        ),
+        "why": "one unit then moves the sum by a whole batch of clip norms",
     },
     {
         "name": "rows_beside_a_nan_left_out_with_it",
@@ -344,8 +410,8 @@ MUTATIONS = (
         "name": "one_dropout_for_units_taken_one_by_one",
         "kind": "keys",
         "file": "tfdpsq/privacy/step.py",
-        "old": "_slice(part, row, together), own + number)",
-        "new": "_slice(part, row, together), number)",
+        "old": "self._differentiated(unit, own + number, keys)",
+        "new": "self._differentiated(unit, number, keys)",
         "tests": (
             _TESTS + "test_terms.py::"
             "test_units_taken_one_by_one_have_dropout_of_their_own[dpkeras]",

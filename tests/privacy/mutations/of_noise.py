@@ -16,12 +16,8 @@ MUTATIONS = (
             sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
 """,
         "new": """\
-            own = tf.constant(self._noise_words, tf.int64) + tf.cast(
-                replica.replica_id_in_sync_group + 1, tf.int64
-            )
-            sums = self._noise_query.noised(
-                sums, own, tf.convert_to_tensor(self.iterations)
-            )
+            own = keys.noise + tf.cast(replica.replica_id_in_sync_group + 1, tf.int64)
+            sums = self._noise_query.noised(sums, own, keys.number)
             sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
             return [value / self.plan.spec.batch_size for value in sums]
 """,
@@ -33,12 +29,13 @@ MUTATIONS = (
         "kind": "noise",
         "file": "tfdpsq/privacy/optimizers.py",
         "old": """\
-            seed = tf.constant(self._noise_words, tf.int64)
+            sums = self._noise_query.noised(sums, keys.noise, keys.number)
 """,
         "new": """\
-            seed = tf.constant(self._noise_words, tf.int64)
+            seed = keys.noise
             if replica is not None:
                 seed += tf.cast(replica.replica_id_in_sync_group, tf.int64)
+            sums = self._noise_query.noised(sums, seed, keys.number)
 """,
         "tests": (_LAW + "[1-2]",),
         "why": "replicas drift apart, and each one's weights have noise of their own",
@@ -70,12 +67,12 @@ MUTATIONS = (
         "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
         "old": """\
-            losses, new = self._of_microbatch(part, number)
+            losses, new = self._of_microbatch(part, number, keys)
 """,
         "new": """\
-            losses, new = self._of_microbatch(part, number)
-            words = tf.constant(self.optimizer._noise_words, tf.int64)
-            new = self.optimizer._noise_query.noised(new, words, 99 + number)
+            losses, new = self._of_microbatch(part, number, keys)
+            query = self.optimizer._noise_query
+            new = query.noised(new, keys.noise, 99 + number)
 """,
         "tests": (_LAW + "[4-1]",),
         "why": "√k times the noise, as measured in tensorflow-privacy",
@@ -174,8 +171,8 @@ MUTATIONS = (
         "name": "noise_from_a_public_seed",
         "kind": "keys",
         "file": "tfdpsq/privacy/optimizers.py",
-        "old": "fresh_seed(secure) if noise_seed is None else noise_seed",
-        "new": "noise_seed or 0",
+        "old": "fresh_seed(self.plan.spec.secure)",
+        "new": "0",
         "tests": (
             _STATISTICS + "test_the_noise_follows_from_its_seed_and_nothing_else",
         ),
@@ -195,13 +192,12 @@ MUTATIONS = (
         "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
         "old": """\
-        self.optimizer.update(self.optimizer.privatize(sums, noise), self.variables)
+        estimate = self.optimizer.privatize(sums, noise, keys)
 """,
         "new": """\
         realised = self.optimizer.plan.spec.batch_size / tf.maximum(count, 1)
-        estimate = self.optimizer.privatize(sums, noise)
+        estimate = self.optimizer.privatize(sums, noise, keys)
         estimate = [value * tf.cast(realised, value.dtype) for value in estimate]
-        self.optimizer.update(estimate, self.variables)
 """,
         "tests": (
             _TESTS + "test_optimizers.py::test_the_update_is_normalised_by_the_"
@@ -231,13 +227,12 @@ MUTATIONS = (
         "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
         "old": """\
-        self.optimizer.update(self.optimizer.privatize(sums, noise), self.variables)
+        estimate = self.optimizer.privatize(sums, noise, keys)
 """,
         "new": """\
-        estimate = self.optimizer.privatize(sums, noise)
+        estimate = self.optimizer.privatize(sums, noise, keys)
         some = tf.minimum(count, 1)
         estimate = [value * tf.cast(some, value.dtype) for value in estimate]
-        self.optimizer.update(estimate, self.variables)
 """,
         "tests": (
             _TESTS + "test_optimizers.py::test_an_empty_batch_still_takes_a_noisy_step",
@@ -287,5 +282,45 @@ MUTATIONS = (
             _TESTS + "test_optimizers.py::test_the_seed_is_in_nothing_that_is_saved",
         ),
         "why": "Keras saves it with the model, and the model is released",
+    },
+    {
+        "name": "noise_keyed_by_a_counter_that_callbacks_set",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "keys = keys or self.optimizer.step_keys(self.optimizer.iterations)",
+        "new": """\
+own = self.optimizer.step_keys(self.optimizer.iterations)
+        keys = own if keys is None else keys._replace(number=own.number)""",
+        "tests": (_STATISTICS + "test_noise_is_of_the_loops_step_and_of_one_run",),
+        "why": "a callback that loads the best weights repeats the noise of its steps",
+    },
+    {
+        "name": "seeds_of_one_optimizer_for_all_its_runs",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        optimizer.reseed_for_a_run()\n",
+        "new": "",
+        "tests": (_STATISTICS + "test_noise_is_of_the_loops_step_and_of_one_run",),
+        "why": "a copy of an optimizer, or one set back, has the noise of another run",
+    },
+    {
+        "name": "noise_seeds_are_constants_of_the_graph",
+        "kind": "release",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "self._noise_query.noised(sums, keys.noise, keys.number)",
+        "new": """self._noise_query.noised(
+                sums, tf.constant(self._noise_words, tf.int64), keys.number
+            )""",
+        "tests": (_STATISTICS + "test_no_seed_is_in_a_dump_of_the_graph[False]",),
+        "why": "who is given TensorBoard's files subtracts the noise",
+    },
+    {
+        "name": "dropout_seeds_are_constants_of_the_graph",
+        "kind": "release",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "replayable(self.layers, keys.dropout,",
+        "new": "replayable(self.layers, optimizer.dropout_seed,",
+        "tests": (_STATISTICS + "test_no_seed_is_in_a_dump_of_the_graph[True]",),
+        "why": "who is given TensorBoard's files knows the masks",
     },
 )

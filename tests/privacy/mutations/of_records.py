@@ -23,11 +23,13 @@ MUTATIONS = (
             for number in now:
                 self.kept.ledger.pay(number)
         try:
-            losses = self.take_steps(drawn, [draw.count for draw in draws], noise)
+            counts = [draw.count for draw in draws]
+            losses = self.take_steps(drawn, counts, noise, now.start)
 """,
         "new": """\
         try:
-            losses = self.take_steps(drawn, [draw.count for draw in draws], noise)
+            counts = [draw.count for draw in draws]
+            losses = self.take_steps(drawn, counts, noise, now.start)
             if self.kept is not None:
                 for number in now:
                     self.kept.ledger.pay(number)
@@ -119,14 +121,14 @@ MUTATIONS = (
         "old": "        state = [*variables, *optimizer.state(), *state]\n",
         "new": "        state = [*variables, *state]\n",
         "tests": (_AGAIN,),
-        "why": "iterations start anew, and with them noise keys repeat",
+        "why": "iterations start anew, and so do a schedule and slots",
     },
     {
         "name": "dropout_not_replayed",
         "kind": "resumes",
         "file": "tfdpsq/privacy/step.py",
-        "old": "            return replayable(self.layers, seed,",
-        "new": "            return replayable([], seed,",
+        "old": "return replayable(self.layers, keys",
+        "new": "return replayable([], keys",
         "tests": (_AGAIN,),
         "why": "a replayed step has other masks, and so other gradients",
     },

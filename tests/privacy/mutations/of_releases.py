@@ -202,7 +202,7 @@ MUTATIONS = (
         "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
         "old": """\
-        "optimizer": repr(sorted(optimizer.get_config().items(), key=str)),
+        "optimizer": repr(sorted(config.items(), key=str)),
 """,
         "new": "",
         "tests": (

@@ -1,6 +1,7 @@
 """Mistakes in what a step that is taken again, or cannot be taken, depends on."""
 
 _PAID = "tests/privacy/test_paid_steps.py::"
+_FIT = "tests/privacy/test_model.py::"
 _RATES = (
     "tests/privacy/test_model.py::"
     "test_rates_that_a_killed_fit_would_not_set_are_refused"
@@ -50,10 +51,50 @@ MUTATIONS = (
         "why": "a killed run goes on with other frozen weights under the same noise",
     },
     {
+        "name": "paid_steps_of_a_fit_that_took_none_left_out",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "            ran = epoch.executed if paid is None else paid\n",
+        "new": """\
+            ran = epoch.executed if paid is None or not epoch.executed else paid
+""",
+        "tests": (_FIT + "test_a_fit_that_goes_on_counts_what_was_paid_before_it",),
+        "why": "ε of a run that goes on and ends before a step is 0",
+    },
+    {
+        "name": "arrays_of_fit_left_to_callbacks",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "            data = tf.nest.map_structure(np.array, data)\n",
+        "new": "            pass\n",
+        "tests": (_FIT + "test_arrays_that_a_callback_changes_are_not_those_of_fit",),
+        "why": "a killed run repeats its steps on other rows under the same noise",
+    },
+    {
+        "name": "steps_of_fit_counted_by_iterations",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "            ran = epoch.executed if paid is None else paid\n",
+        "new": """\
+            ran = int(self.optimizer.iterations) if paid is None else paid
+""",
+        "tests": (_FIT + "test_steps_count_though_a_callback_set_iterations_back",),
+        "why": "a callback that loads weights sets them back, and ε with them",
+    },
+    {
+        "name": "iterations_set_back_in_a_run_that_resumes",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "        if iterations != step:\n",
+        "new": "        if False:\n",
+        "tests": (_PAID + "test_iterations_that_a_hook_sets_are_refused",),
+        "why": "a killed run repeats its steps at other rates and with the same noise",
+    },
+    {
         "name": "settings_of_the_optimizer_not_compared",
         "kind": "resumes",
         "file": "tfdpsq/privacy/loop.py",
-        "old": "            self.unchanging.require_same()\n",
+        "old": "            self.unchanging.require_same(now.start)\n",
         "new": "            pass\n",
         "tests": (_RATES,),
         "why": "a killed run repeats its steps with other rates and the same noise",
@@ -90,5 +131,71 @@ MUTATIONS = (
             "test_frozen_weights_that_no_layer_of_the_list_holds_are_compared",
         ),
         "why": "paid steps are repeated on other features under the same noise",
+    },
+    {
+        "name": "state_that_hooks_read_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "[*layers, *seen, *state], []",
+        "new": "[*layers, *seen], []",
+        "tests": (
+            "tests/privacy/test_paid_steps.py::test_state_that_only_hooks_read_is_compared",
+        ),
+        "why": "a killed run does not repeat what a hook wrote into it",
+    },
+    {
+        "name": "a_second_directory_for_the_same_fit",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "(here is None or here != self._directory)",
+        "new": "here is None",
+        "tests": (
+            "tests/privacy/test_model.py::test_a_fit_in_another_directory_would_spend_twice_and_is_refused",
+        ),
+        "why": "a second ledger, of which epsilon() knows nothing",
+    },
+    {
+        "name": "one_dropout_for_all_steps",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "keys.dropout, keys.number, number",
+        "new": "keys.dropout, 0, number",
+        "tests": (
+            "tests/privacy/test_statistics.py::test_every_step_has_dropout_of_its_own",
+        ),
+        "why": "masks that are learned in one step are those of all",
+    },
+    {
+        "name": "files_written_by_a_loss_not_found",
+        "kind": "release",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": r'r"|WriteFile|Save\w*',
+        "new": r'r"|Save\w*',
+        "tests": (
+            "tests/privacy/test_independence.py::test_what_keeps_outside_of_variables_is_found[WriteFile]",
+        ),
+        "why": "rows are written to a file",
+    },
+    {
+        "name": "staging_areas_not_found",
+        "kind": "release",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": r'r"Stage|(Ordered)?MapStage|',
+        "new": 'r"',
+        "tests": (
+            "tests/privacy/test_independence.py::test_what_keeps_outside_of_variables_is_found[Stage]",
+        ),
+        "why": "rows are kept by the runtime",
+    },
+    {
+        "name": "variables_by_reference_not_found",
+        "kind": "release",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": " or given.is_ref\n",
+        "new": "\n",
+        "tests": (
+            "tests/privacy/test_independence.py::test_what_keeps_outside_of_variables_is_found[AssignAdd]",
+        ),
+        "why": "rows are kept in a variable of TensorFlow 1",
     },
 )

@@ -211,6 +211,12 @@ class Groups:
                 "Groups.of(labels) makes them."
             )
         rows = np.sort(self.rows)
+        if len(rows) and rows[0] < 0:
+            raise validation.InputError(
+                f"rows holds {rows[0]}, which counts from the end: a row that another "
+                "unit owns by its own number would have two owners. Number rows from "
+                "0; Groups.of(labels) does."
+            )
         if (rows[1:] == rows[:-1]).any():
             raise validation.InputError(
                 "a row belongs to two units, so leaving one of them out would not "
