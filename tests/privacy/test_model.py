@@ -384,6 +384,16 @@ def test_a_fit_that_goes_on_counts_what_was_paid_before_it(tmp_path):
     assert paid == [4, 4, 4] and private.epsilon() == plan.epsilon(4)
 
 
+class _Infinite(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that is infinite where a step is compiled; checks call it outside."""
+
+    def __call__(self, step):
+        return math.inf if tf.inside_function() else 0.05
+
+    def get_config(self):
+        return {}
+
+
 def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):
     """When it ended was decided by noised weights: steps that ran are too few.
 
@@ -392,7 +402,7 @@ def test_a_fit_that_diverges_has_spent_the_whole_plan(tmp_path):
     plan = _plan()
     private = PrivateModel(_functional(), plan, microbatch_size=8)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(True, reduction=_NONE)
-    private.compile(make_optimizer(plan, math.inf, "sgd"), loss)
+    private.compile(make_optimizer(plan, _Infinite(), "sgd"), loss)
     with pytest.raises(Diverged) as ended:
         private.fit(*_data(), directory=tmp_path)
     assert (ended.value.diverged_at, ended.value.weights_of) == (1, 0)

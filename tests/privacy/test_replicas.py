@@ -335,13 +335,17 @@ def test_a_run_on_replicas_that_were_dealt_other_rows_is_refused(
 
 
 class _Breaks(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """A rate that is infinite from a step on."""
+    """A rate that is infinite from a step on, where a step is compiled.
+
+    Checks beforehand call it outside and see nothing wrong.
+    """
 
     def __init__(self, last):
         self._last = last
 
     def __call__(self, step):
-        return tf.where(tf.cast(step, tf.int64) < self._last, 0.05, math.inf)
+        then = math.inf if tf.inside_function() else 0.05
+        return tf.where(tf.cast(step, tf.int64) < self._last, 0.05, then)
 
     def get_config(self):
         return {"last": self._last}

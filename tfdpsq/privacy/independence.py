@@ -20,7 +20,7 @@ from tensorflow.python.framework import op_def_registry
 from tfdpsq import validation
 from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.replay import Node, draws_from_state, replayable
-from tfdpsq.privacy.terms import Losses, Terms, require_losses
+from tfdpsq.privacy.terms import Coupled, Losses, Terms, require_losses
 
 # Operations on a resource that only read it, and those on containers that live no
 # longer than the step. All others write: also such as are not known here.
@@ -198,7 +198,9 @@ def _run_of(per_example_losses, layers) -> Callable[[Mapping[str, np.ndarray]], 
 
     def losses(tensors: Mapping[str, tf.Tensor]) -> Losses:
         with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
-            return of_caller(tensors)
+            found = of_caller(tensors)
+        # Coupled losses hold functions, which no traced function can return.
+        return require_losses(found) if isinstance(found, Coupled) else found
 
     traced = tf.function(losses, autograph=False)
 

@@ -176,7 +176,7 @@ def train(
     if plan.spec.private and rows > 1 and not coupled:
         _try_out(
             per_example_losses,
-            _finite_rows(per_example_losses, take, rows, together, layers),
+            _finite_rows(per_example_losses, batch, take, rows, together, layers),
             variables,
             layers,
             optimizer.engine,
@@ -273,16 +273,15 @@ def _rows_together(plan: PrivacyPlan, microbatch_size: int | None) -> tuple[int,
 
 
 def _finite_rows(
-    per_example_losses, take, rows, together, layers
+    per_example_losses, batch, take, rows, together, layers
 ) -> dict[str, np.ndarray]:
-    """The first rows, or others where a loss is not finite, which tells nothing.
+    """The rows of a batch, or others where a loss is not finite, which tells nothing.
 
     A row with a NaN is nothing that training minds: it contributes nothing.
 
     Raises:
       InputError: hardly any loss was finite.
     """
-    batch = _first_rows(take, rows, together)
     wanted = len(batch["weights"])
     found: list[dict[str, np.ndarray]] = []
     for look in range(min(_LOOKS, rows)):
