@@ -4,9 +4,9 @@
         --workdir=/tmp/tfdpsq-quickstart
 
 Duration: 10 to 12 minutes on two cores without the comparison of texts and without
-reranking, which takes 2 minutes a row; 2.8 GiB.
+reranking, which takes 2 to 3 minutes a row; 2.8 GiB.
 Result: NDCG@10 (tests/benchmarks/README.md): BM25 .4434, reranked by the public T5
-.4599, by the generator of ε = 8 .4716, of ε = ∞ .4779. Dense rows alone, means of three
+.4599, by the generator of ε = 8 .4704, of ε = ∞ .4778. Dense rows alone, means of three
 seeds: synthetic at ε = 8 .2813, ε = ∞ .2840, original pairs .2887, direct DP at ε = 8
 .2701, public-only .2700.
 
