@@ -352,7 +352,7 @@ def check_lora(keras):
 
 
 def check_refusals(keras):
-    """What cannot work here is refused in a sentence."""
+    """Checks that each part that cannot work here is refused in a sentence."""
     from tfdpsq import layers, privacy
 
     spec = privacy.PrivacySpec(

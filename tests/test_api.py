@@ -15,8 +15,7 @@ _PUBLIC = {
     """,
     "generator": """
         QueryLikelihood SamplingConfig SynthesisConfig Synthesizer T5QueryGenerator
-        encode_pairs
-        synthesize
+        encode_pairs synthesize
     """,
     "retriever": """
         METHODS DocumentIndex Embedder GroupLosses LogitTerms NaiveLosses

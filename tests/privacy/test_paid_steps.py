@@ -267,7 +267,7 @@ def test_weights_that_callbacks_change_are_refused_before_the_next_step(tmp_path
 
 
 def test_iterations_that_a_hook_sets_are_refused(tmp_path):
-    """As loading weights from a TensorFlow checkpoint does."""
+    """Loading weights from a TensorFlow checkpoint sets them, too."""
     w, optimizer = (
         tf.Variable(tf.ones(5)),
         make_optimizer(_plan(), 0.1, "sgd", "dpkeras"),
@@ -293,7 +293,7 @@ def test_iterations_that_a_hook_sets_are_refused(tmp_path):
 
 
 def test_state_that_only_hooks_read_is_compared(tmp_path):
-    """What no layer holds and no loss reads, but a state restores."""
+    """A saved state restores variables that no layer holds and no loss reads."""
     w, own = tf.Variable(tf.ones(5)), tf.Variable(0.0, trainable=False)
     with pytest.raises(ValueError, match="weights were changed between two steps"):
         train(

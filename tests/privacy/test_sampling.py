@@ -262,6 +262,6 @@ def test_one_unit_more_leaves_the_other_groups_as_they_were(capacity):
 
 
 def test_rows_of_groups_count_from_zero():
-    """Of three rows, -1 is row 2, which would then have two owners."""
+    """Row -1 of three rows is row 2, which would then have two owners."""
     with pytest.raises(ValueError, match="rows holds -1.*two owners"):
         Groups(np.array([0, 1, 2, -1]), np.array([0, 2, 3, 4]))

@@ -344,7 +344,7 @@ def test_the_dropout_seed_tells_nothing_of_the_noise_seed():
 
 
 def test_noise_is_of_the_loops_step_and_of_one_run():
-    """What callbacks do: weights are loaded, iterations with them; or copies are made.
+    """Callbacks may load weights, and iterations with them, or copy the optimizer.
 
     The gradients are nothing, so that what is left is noise.
     """

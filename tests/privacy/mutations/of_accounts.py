@@ -257,7 +257,7 @@ MUTATIONS = (
             "tests/run/test_import.py::"
             "test_a_person_is_one_user_in_whatever_type_the_id_is",
         ),
-        "why": "whoever has no id in a log is one more user than the one with an id",
+        "why": "rows without an id count as one more user of their own",
     },
     {
         "name": "one_person_is_a_user_of_each_spelling",

@@ -229,7 +229,7 @@ MUTATIONS = (
             "tests/run/test_budget.py::"
             "test_what_a_link_releases_is_counted_wherever_it_lies",
         ),
-        "why": "a model that lies in private/ is released by a link, and not counted",
+        "why": "a model in private/ that a link in release/ releases is not counted",
     },
     {
         "name": "forget_deletes_what_a_link_releases",

@@ -121,7 +121,7 @@ MUTATIONS = (
         "old": "        state = [*variables, *optimizer.state(), *state]\n",
         "new": "        state = [*variables, *state]\n",
         "tests": (_AGAIN,),
-        "why": "iterations start anew, and so do a schedule and slots",
+        "why": "the schedule and the slots restart with the iterations",
     },
     {
         "name": "dropout_not_replayed",

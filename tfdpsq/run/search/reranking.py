@@ -141,9 +141,8 @@ def rerank(
             with tqdm(desc=f"{name}: likelihoods", unit="pair") as bar:
                 for row, nats in enumerate(likelihood.scores(pairs())):
                     query, document = places[row]
-                    scored[query][document] = (1 - own.weight) * best[query][
-                        document
-                    ] + own.weight * nats
+                    first = (1 - own.weight) * best[query][document]
+                    scored[query][document] = first + own.weight * nats
                     bar.update()
         yield name, {q: _ordered(hits, scored[q]) for q, hits in base.items()}
 
