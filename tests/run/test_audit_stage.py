@@ -348,7 +348,6 @@ def test_bad_settings_of_the_audit(base, tmp_path, logical_cpus):
     with tf.distribute.MirroredStrategy(logical_cpus[:2]).scope():
         copied = T5QueryGenerator.from_preset(base / "public")
         scorer = text_scores.LikelihoodScorer(copied, tokenizer, 24, 6, 16)
-    assert scorer._losses.at_a_time == 2
     np.testing.assert_array_equal(scorer([pair] * 40, cut=True), alone)
     copy = tmp_path / "generator"
     shutil.copytree(base / "private" / "generator", copy)

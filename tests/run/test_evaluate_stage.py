@@ -20,11 +20,10 @@ from tfdpsq.data import (
 )
 from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation.ranking import trec
-from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.generator import T5QueryGenerator, encode_pairs
 from tfdpsq.layers import T5Config
 from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan
 from tfdpsq.run import evaluate
-from tfdpsq.run.attacks import text_scores
 from tfdpsq.run.core import layout
 from tfdpsq.run.passes import passes
 from tfdpsq.run.search import retrieval, systems
@@ -285,17 +284,17 @@ def test_rerankers_order_the_best_documents_by_both_scores(tmp_path):
     metrics, runs = _reranked(tmp_path, depth=3, weight=0.6)
     beir = BeirDirectory(tmp_path / "pairs")
     documents = {document.id: document.content for document in beir.documents()}
-    scorer = text_scores.LikelihoodScorer(
-        T5QueryGenerator.from_preset(tmp_path / "public"),
-        Tokenizer(tmp_path / "spiece.model"),
-        20,
-        6,
-    )
+    model = T5QueryGenerator.from_preset(tmp_path / "public")
+    tokenizer = Tokenizer(tmp_path / "spiece.model")
     first = {q: [d for d, _ in trec.ranked(hits)] for q, hits in runs["words"].items()}
     pairs = [(q, d) for q, ranked in first.items() for d in ranked[:3]]
-    nats = scorer(
-        [Pair("", beir.queries()[q], d, documents[d]) for q, d in pairs], True
+    batch = encode_pairs(
+        [Pair("", beir.queries()[q], d, documents[d]) for q, d in pairs],
+        tokenizer,
+        query_length=6,
+        document_length=20,
     )
+    nats = -model.per_example_losses(batch).numpy() * batch["query_lengths"]
     for (query, name), value in zip(pairs, nats):
         expected = 0.4 * runs["words"][query][name] + 0.6 * value
         assert runs["one"][query][name] == pytest.approx(expected, rel=1e-4)

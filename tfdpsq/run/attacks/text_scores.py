@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from sacrebleu.metrics import CHRF
@@ -12,13 +11,12 @@ from tfdpsq import evaluation, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.data.texts import Document, Pair
 from tfdpsq.data.tokenization import PROMPT
-from tfdpsq.generator import T5QueryGenerator, encode_pairs
-from tfdpsq.layers.replicated import Replicated
+from tfdpsq.generator import QueryLikelihood, T5QueryGenerator
 from tfdpsq.run.attacks import canary_set
 
 
 class LikelihoodScorer:
-    """Log-likelihood of queries, given their documents, under a generator."""
+    """Log-likelihood of pairs under a generator, whose queries are whole or refused."""
 
     def __init__(
         self,
@@ -29,26 +27,12 @@ class LikelihoodScorer:
         batch_size: int = 64,
         prompt: str = PROMPT,
     ):
-        """Stores the arguments; runs nothing.
-
-        In a strategy's scope, which the model was made in, each replica scores batches
-        of its own.
-
-        Args:
-          model: the generator.
-          tokenizer: its vocabulary.
-          document_length: tokens kept of prompt and document.
-          query_length: tokens kept of the query.
-          batch_size: rows at a time; the last batch is padded.
-          prompt: text before the document.
-        """
+        """Stores the arguments, which are those of `QueryLikelihood`."""
         self._tokenizer = tokenizer
-        self._lengths = (document_length, query_length)
-        self._prompt = prompt
+        self._query_length = query_length
         self._batch_size = batch_size
-        self._columns: tuple[str, ...] = ()
-        self._losses = Replicated(
-            lambda *values: model.per_example_losses(dict(zip(self._columns, values)))
+        self._likelihood = QueryLikelihood(
+            model, tokenizer, document_length, query_length, batch_size, prompt
         )
 
     def __call__(self, pairs: Sequence[Pair], cut: bool = False) -> np.ndarray:
@@ -65,37 +49,11 @@ class LikelihoodScorer:
         Raises:
           InputError: a query with too many tokens, unless `cut`.
         """
-        found = [np.zeros(0)]
-        starts = iter(range(0, len(pairs), self._batch_size))
-        while together := list(itertools.islice(starts, self._losses.at_a_time)):
-            batches = []
-            for start in together:
-                part = list(pairs[start : start + self._batch_size])
-                part += [part[-1]] * (self._batch_size - len(part))
-                batches.append(self._encoded(part, cut))
-            self._columns = tuple(batches[0])
-            results = self._losses([tuple(batch.values()) for batch in batches])
-            for batch, losses in zip(batches, results):
-                nats = losses.numpy().astype(np.float64)
-                found.append(-nats * batch["query_lengths"])
-        return np.concatenate(found)[: len(pairs)]
-
-    def _encoded(self, pairs: list[Pair], cut: bool) -> dict[str, np.ndarray]:
-        documents, queries = self._lengths
-        # One extra token shows which queries would lose some. The batch without it has
-        # the same shape, so that the model is traced once.
-        batch = encode_pairs(
-            pairs,
-            self._tokenizer,
-            query_length=queries + (not cut),
-            document_length=documents,
-            prompt=self._prompt,
-        )
-        if cut:
-            batch["query_ids"] = np.pad(batch["query_ids"], [(0, 0), (0, 1)])
-        else:
-            _require_whole(pairs, batch, queries)
-        return batch
+        for start in range(0, 0 if cut else len(pairs), self._batch_size):
+            part = pairs[start : start + self._batch_size]
+            _require_whole(part, self._tokenizer, self._query_length)
+        texts = ((pair.document, pair.query) for pair in pairs)
+        return np.fromiter(self._likelihood.scores(texts), np.float64, len(pairs))
 
 
 def require_whole_canaries(
@@ -121,15 +79,14 @@ def require_whole_canaries(
     """
     if not made:
         return
-    pairs = [Pair("", each.query(), each.document_id, "") for each in made]
-    batch = encode_pairs(
-        pairs, tokenizer, query_length=query_length + 1, document_length=1
-    )
     # The secret is at the end of the query, or of the document.
-    in_query = [row for row, each in enumerate(made) if not each.in_document]
+    in_query = [
+        Pair("", each.query(), each.document_id, "")
+        for each in made
+        if not each.in_document
+    ]
     if in_query:
-        lengths = {"query_lengths": batch["query_lengths"][in_query]}
-        _require_whole([pairs[row] for row in in_query], lengths, query_length)
+        _require_whole(in_query, tokenizer, query_length)
     own = {each.document_id: each for each in made if each.in_document}
     for document in documents if own else ():
         if document.id not in own:
@@ -145,13 +102,15 @@ def require_whole_canaries(
 
 
 def _require_whole(
-    pairs: Sequence[Pair], batch: Mapping[str, np.ndarray], query_length: int
+    pairs: Sequence[Pair], tokenizer: Tokenizer, query_length: int
 ) -> None:
-    cut = batch["query_lengths"] > query_length
-    if cut.any():
+    # One extra token shows which queries would lose some.
+    _, lengths = tokenizer.encode([pair.query for pair in pairs], query_length + 1)
+    overlong = np.asarray(lengths) > query_length
+    if overlong.any():
         raise validation.InputError(
-            f"a query of document {pairs[int(np.argmax(cut))].document_id!r} has more "
-            f"than query_length = {query_length} tokens, so that its end is never "
+            f"a query of document {pairs[int(np.argmax(overlong))].document_id!r} has "
+            f"more than query_length = {query_length} tokens, so that its end is never "
             "trained on. Train a generator with a larger query_length."
         )
 
