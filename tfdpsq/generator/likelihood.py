@@ -18,8 +18,9 @@ from tfdpsq import validation
 from tfdpsq.data.tokenization import PROMPT, Tokenizer
 from tfdpsq.layers.replicated import Replicated
 
-# A batch has documents for this many parts of its rows, or for less: one graph each.
-_PARTS = 4
+# Documents, tokens of the longest query and real tokens of a batch are padded to
+# multiples of a part of what they could be at most: one graph for each multiple.
+_DOCUMENT_PARTS, _LENGTH_PARTS, _TOKEN_PARTS = 4, 4, 8
 
 
 class QueryLikelihood:
@@ -95,19 +96,41 @@ class QueryLikelihood:
     ) -> list[Sequence[np.ndarray]]:
         """Returns the arguments of `_log_likelihoods`, of one shape for all parts."""
         documents = [list(dict.fromkeys(d for d, _ in part)) for part in parts]
-        unit = -(-self._batch_size // _PARTS)
-        count = unit * -(-max(map(len, documents)) // unit)
+        count = _rounded(max(map(len, documents)), self._batch_size, _DOCUMENT_PARTS)
+        queries = [
+            self._encoded(
+                [query for _, query in part] + [""] * (self._batch_size - len(part)),
+                self._lengths[1],
+            )
+            for part in parts
+        ]
+        width = _rounded(
+            max(int(lengths.max()) for _, lengths in queries),
+            self._lengths[1],
+            _LENGTH_PARTS,
+        )
+        real = _rounded(
+            max(int(lengths.sum()) for _, lengths in queries),
+            self._batch_size * width,
+            _TOKEN_PARTS,
+        )
         batches: list[Sequence[np.ndarray]] = []
-        for part, own in zip(parts, documents):
+        for part, own, (ids, lengths) in zip(parts, documents, queries):
             place = {document: number for number, document in enumerate(own)}
-            padded = [*part, *[part[-1]] * (self._batch_size - len(part))]
+            which = np.zeros(self._batch_size, np.int32)
+            which[: len(part)] = [place[document] for document, _ in part]
             texts = [self._prompt + document for document in own]
             texts += [self._prompt] * (count - len(own))
+            tokens = np.flatnonzero(np.arange(width) < lengths[:, np.newaxis])
             batches.append(
                 (
                     *self._encoded(texts, self._lengths[0]),
-                    np.array([place[document] for document, _ in padded], np.int32),
-                    *self._encoded([query for _, query in padded], self._lengths[1]),
+                    which,
+                    ids[:, :width],
+                    lengths,
+                    # The rest repeats a place, and is not counted.
+                    np.pad(tokens, (0, real - len(tokens))).astype(np.int32),
+                    np.array(len(tokens), np.int32),
                 )
             )
         return batches
@@ -115,6 +138,12 @@ class QueryLikelihood:
     def _encoded(self, texts: list[str], length: int) -> tuple[np.ndarray, np.ndarray]:
         ids, lengths = self._tokenizer.encode(texts, length)
         return np.asarray(ids), np.asarray(lengths)
+
+
+def _rounded(count: int, most: int, parts: int) -> int:
+    """Returns `count` rounded up to a multiple of one of the parts of `most`."""
+    unit = -(-most // parts)
+    return min(most, unit * -(-count // unit))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -125,8 +154,12 @@ def _log_likelihoods(
     which: tf.Tensor,
     query_ids: tf.Tensor,
     query_lengths: tf.Tensor,
+    tokens: tf.Tensor,
+    count: tf.Tensor,
 ) -> tf.Tensor:
     """Computes log-likelihoods of queries, teacher-forced.
+
+    Logits are computed at real tokens only: they are most of the work.
 
     Args:
       model: a `T5QueryGenerator`.
@@ -135,6 +168,8 @@ def _log_likelihoods(
       which: [B] int32, the document of each query.
       query_ids: [B, T] int32.
       query_lengths: [B] int32.
+      tokens: [P] int32, places of real tokens among all B·T, in order, then padding.
+      count: scalar int32, how many of them are real.
 
     Returns:
       [B] float32, in nats.
@@ -159,6 +194,12 @@ def _log_likelihoods(
             use_causal_mask=True,
             training=False,
         )
+    x = tf.gather(tf.reshape(x, [-1, x.shape[-1]]), tokens)
     logits = model.head(backbone.decoder_layer_norm(x))
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(query_ids, logits)
-    return -tf.reduce_sum(losses * tf.cast(real, losses.dtype), axis=1)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.gather(tf.reshape(query_ids, [-1]), tokens), logits
+    )
+    losses *= tf.sequence_mask(count, tf.shape(tokens)[0], losses.dtype)
+    return -tf.math.unsorted_segment_sum(
+        losses, tokens // tf.shape(query_ids)[1], tf.shape(query_ids)[0]
+    )
