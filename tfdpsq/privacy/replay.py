@@ -26,7 +26,7 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef as Node
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy.fast.capture import flatten
+from tfdpsq.privacy.fast.capture import flatten, plain_errors
 from tfdpsq.privacy.fast.recorder import replaced
 from tfdpsq.privacy.randomness import noise
 from tfdpsq.privacy.terms import Coupled, Terms
@@ -143,14 +143,9 @@ def traced(
         for name, tensor in tensors.items()
     }
     made = tf.function(losses, autograph=False)
-    try:
+    with plain_errors():
         function = made.get_concrete_function(given)
-        return Traced(_nodes_of(function.graph), function)
-    except validation.InputError as error:
-        # Autograph raises it again with a whole traceback for a message.
-        while isinstance(error.__context__, validation.InputError):
-            error = error.__context__
-        raise error from None
+    return Traced(_nodes_of(function.graph), function)
 
 
 def require_repeatable(nodes: Iterable[Node]) -> None:

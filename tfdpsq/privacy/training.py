@@ -458,9 +458,10 @@ def _try_out(
     if engine == "fast" and layers:
         tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
         fast.check(
-            lambda: per_example_losses(tensors),
+            per_example_losses,
             layers,
             variables,
             tolerance=0.05 if computes_in_16_bits(layers) else 1e-4,
             rows_per_unit=together,
+            inputs=[tensors],
         )
