@@ -232,6 +232,27 @@ def test_a_wrong_rule_is_found():
         fast.check(*arguments)
 
 
+def test_a_layer_that_branches_on_values_is_compared_with_its_rule():
+    """Its own call is converted by autograph, as Keras does, when it is compared."""
+
+    class _Branches(layers.Dense):
+        def call(self, inputs):
+            if tf.reduce_sum(inputs) > 1e9:
+                return tf.zeros([ROWS, 2])
+            return inputs @ self.kernel
+
+    def rule(record, layer, inputs):
+        output = inputs @ record.read(layer.kernel)
+        record.outer(layer.kernel, inputs, output)
+        return output
+
+    fast.register_rule(_Branches, rule)
+    model = keras.Sequential([_Branches(2, use_bias=False, name="branches")])
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+    model(x)
+    fast.check(lambda: _losses(model, x), [model], model.trainable_variables)
+
+
 def test_layers_are_themselves_again_whatever_happens():
     model, x = _made()
     before = model(x).numpy()

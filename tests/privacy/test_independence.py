@@ -157,6 +157,30 @@ def test_a_model_that_keeps_its_inputs_is_given_no_row():
     assert Keeps.seen and not any(hasattr(kept, "numpy") for kept in Keeps.seen)
 
 
+@pytest.mark.parametrize("engine", ["fast", "vectorized"])
+def test_a_whole_run_gives_a_model_that_keeps_its_inputs_no_row(engine):
+    """Engine "fast" used to try its rules on real rows eagerly."""
+
+    class Keeps(tf.keras.layers.Layer):
+        seen = []
+
+        def call(self, inputs):
+            self.seen.append(inputs)
+            return inputs
+
+    model, data, plan = _dense(Keeps()), _batch(12), _plan()
+    train(
+        plan,
+        _squared(model),
+        model.trainable_variables,
+        make_optimizer(plan, 0.1, "sgd", engine),
+        lambda at: {"x": data["x"][at], "y": data["y"][at]},
+        4,
+        layers=[model],
+    )
+    assert Keeps.seen and not any(hasattr(kept, "numpy") for kept in Keeps.seen)
+
+
 def test_one_loss_too_few_is_found():
     model = _dense()
     with pytest.raises(ValueError, match="3 losses for 4 rows"):

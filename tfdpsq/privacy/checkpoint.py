@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
+from tfdpsq.privacy import computation
 from tfdpsq.privacy.randomness.sampling import fresh_seed
 from tfdpsq.privacy.randomness.secure import KEY_BITS
 
@@ -34,6 +35,8 @@ STATE = "state"
 SECRETS = "secrets.json"
 # The setting that tells of weights which are not trained, and so in no state.
 NOT_TRAINED = "weights_not_trained"
+# The setting that tells what model and loss compute; see `computation`.
+COMPUTED = "computation"
 _KEPT = 2
 _SEEDS = ("noise_seed", "sampler_seed")
 
@@ -109,6 +112,10 @@ def open_secrets(
                     "model is made, or use another directory."
                 )
             continue
+        if name == COMPUTED:
+            if name in before:  # older versions did not keep it
+                _require_same_computation(path, before[name], value)
+            continue
         if name not in before:
             raise validation.InputError(
                 f"the run in {directory} began with an older tfdpsq, which has no "
@@ -127,6 +134,24 @@ def open_secrets(
             "an older tfdpsq, which dealt them other rows. Go on with that one."
         )
     return kept
+
+
+def _require_same_computation(path: pathlib.Path, before: str, now: str) -> None:
+    try:
+        found = computation.difference(before, now)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise validation.DataError(
+            path,
+            f"it does not say what model and loss computed ({error})",
+            "Restore it from a backup.",
+        ) from error
+    if found is not None:
+        raise validation.InputError(
+            f"the model or the loss computes something else than when the run in "
+            f"{path.parents[1]} began: {found}. So the steps it paid for would be "
+            "other steps. Go on with the layers, activations, settings and loss that "
+            "it began with, or use another directory."
+        )
 
 
 def _seed(value: object, secure: bool) -> int:

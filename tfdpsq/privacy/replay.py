@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +26,7 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef as Node
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy.fast.capture import flatten
+from tfdpsq.privacy.fast.capture import flatten, plain_errors
 from tfdpsq.privacy.fast.recorder import replaced
 from tfdpsq.privacy.randomness import noise
 from tfdpsq.privacy.terms import Coupled, Terms
@@ -78,13 +79,26 @@ def replayable(
         yield
 
 
+class Traced(NamedTuple):
+    """A loss that was looked into; see `traced`.
+
+    Attributes:
+      nodes: all operations, those of functions that are called included.
+      function: the concrete function, which returns losses, and gradients where the
+        loss or a layer defines its own.
+    """
+
+    nodes: list[Node]
+    function: Any
+
+
 def traced(
     per_example_losses: Callable[[Mapping[str, tf.Tensor]], object],
     batch: Mapping[str, np.ndarray],
     layers: Iterable[tf.Module],
     variables: Sequence[tf.Variable] = (),
     rows: int | None = None,
-) -> tuple[list[Node], list[tf.Variable]]:
+) -> Traced:
     """Looks into a loss, and into its gradient where that has its own.
 
     The loss is traced, not run. Code inside `tf.py_function` cannot be looked into.
@@ -96,8 +110,8 @@ def traced(
       variables: what is differentiated by.
       rows: of the batches to be, where a loss may count on their number.
 
-    Returns:
-      All operations, and the variables that they read.
+    Raises:
+      InputError: what the loss raises.
     """
     rows = rows or len(next(iter(batch.values())))
     variables = list(variables)
@@ -105,17 +119,23 @@ def traced(
         per_example_losses, tf.__internal__.autograph.control_status_ctx()
     )
 
-    def losses(tensors: Mapping[str, tf.Tensor]) -> None:
+    def tensors_of(values: Any) -> list[tf.Tensor]:
+        flat = tf.nest.flatten(values, expand_composites=True)
+        return [value for value in flat if tf.is_tensor(value)]
+
+    def losses(tensors: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
         with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
             with tf.GradientTape() as tape:
                 found = of_caller(tensors)
             if isinstance(found, Coupled):
-                found.gradient(tf.one_hot(0, rows), variables)
-                return
+                made = found.gradient(tf.one_hot(0, rows), variables)
+                return tensors_of([found.losses, made])
             values = found.values if isinstance(found, Terms) else found
+            gradients: list[Any] = []
             # Other gradients are made of operations that neither draw nor write.
             if _defines_gradients(_nodes_of(tf.compat.v1.get_default_graph())):
-                tape.gradient(values, variables)
+                gradients = tape.gradient(values, variables)
+        return tensors_of([found, gradients])
 
     tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
     given = {
@@ -123,21 +143,16 @@ def traced(
         for name, tensor in tensors.items()
     }
     made = tf.function(losses, autograph=False)
-    try:
-        graph = made.get_concrete_function(given).graph
-        return _nodes_of(graph), list(graph.variables)
-    except validation.InputError as error:
-        # Autograph raises it again with a whole traceback for a message.
-        while isinstance(error.__context__, validation.InputError):
-            error = error.__context__
-        raise error from None
+    with plain_errors():
+        function = made.get_concrete_function(given)
+    return Traced(_nodes_of(function.graph), function)
 
 
 def require_repeatable(nodes: Iterable[Node]) -> None:
     """Refuses a loss that would be another one when a resumed run takes a step again.
 
     Args:
-      nodes: what `traced` returned.
+      nodes: those that `traced` found.
 
     Raises:
       InputError: it draws random numbers from a state that no saved state holds.

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy import checkpoint, fast, replay, workers
+from tfdpsq.privacy import checkpoint, computation, fast, replay, workers
 from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.batches import padded_rows
 from tfdpsq.privacy.compiled import CompiledSteps
@@ -98,7 +98,8 @@ def train(
       groups: for unit "user", which rows are whose.
       directory: where secrets, states and ledger are kept (see `checkpoint`); never
         one that is meant for release. Weights of `layers` that are not trained are not
-        kept: a run refuses to go on with others.
+        kept: a run refuses to go on with others, or where ε is finite with layers or a
+        loss that compute something else (see `computation`).
       data_fingerprint: any text that identifies the data, needed with `directory`; a
         run refuses to go on with other data.
       save_every: steps between two saved states; what is lost by a kill is redone.
@@ -167,10 +168,14 @@ def train(
     if plan.spec.private:
         # First of all, and whatever is declared: nothing runs, so nothing is kept.
         size = padded_rows(plan, 1, microbatch_size, coupled) if coupled else None
-        nodes, seen = replay.traced(per_example_losses, batch, layers, variables, size)
-        require_nothing_kept(nodes)
+        traced = replay.traced(per_example_losses, batch, layers, variables, size)
+        require_nothing_kept(traced.nodes)
+        seen = list(traced.function.graph.variables)
         if directory is not None:
-            replay.require_repeatable(nodes)
+            replay.require_repeatable(traced.nodes)
+            computed = computation.described(
+                traced.function, variables, [*state, *_held_by(layers)]
+            )
     # Coupled rows are differentiated without an engine, and their bound needs nothing
     # of the loss.
     if plan.spec.private and rows > 1 and not coupled:
@@ -192,6 +197,8 @@ def train(
         settings[checkpoint.NOT_TRAINED] = _not_trained(
             [*layers, *seen], [*variables, *state]
         )
+        if plan.spec.private:
+            settings[checkpoint.COMPUTED] = computed
     _require_same_settings(plan, settings, units, groups)
     # Only the chief has a directory and pays.
     chiefs = directory if workers.is_chief() else None
@@ -355,7 +362,7 @@ def _global_seed(plan: PrivacyPlan, seed: int) -> int:
 def _settings(
     optimizer, variables, microbatch_size, jit_compile, compared
 ) -> dict[str, str]:
-    """Settings that a resumed run must not change; the loss is the caller's duty."""
+    """Settings that a resumed run must not change."""
     try:
         config = optimizer.get_config()
     except NotImplementedError as error:  # of a schedule that somebody wrote
@@ -383,8 +390,7 @@ def _not_trained(layers, restored) -> str:
     A step that is repeated reads them, too. Metrics are left out: a loss does not.
     `layers` may also hold single variables.
     """
-    held = [root for root in layers if isinstance(root, tf.Module)]
-    modules = [m for root in held for m in (root, *root.submodules)]
+    modules = _modules_of(layers)
     metrics = [m for m in modules if isinstance(m, keras.metrics.Metric)]
     seen = {id(copy) for variable in restored for copy in _copies(variable)}
     seen.update(id(variable) for metric in metrics for variable in metric.variables)
@@ -397,6 +403,15 @@ def _not_trained(layers, restored) -> str:
             seen.update(map(id, _copies(variable)))
             digest.update(_content(np.array(variable)))
     return digest.hexdigest()
+
+
+def _modules_of(layers) -> list[tf.Module]:
+    held = [root for root in layers if isinstance(root, tf.Module)]
+    return [module for root in held for module in (root, *root.submodules)]
+
+
+def _held_by(layers) -> list[tf.Variable]:
+    return [variable for module in _modules_of(layers) for variable in module.variables]
 
 
 def _copies(variable) -> tuple:
@@ -443,9 +458,10 @@ def _try_out(
     if engine == "fast" and layers:
         tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
         fast.check(
-            lambda: per_example_losses(tensors),
+            per_example_losses,
             layers,
             variables,
             tolerance=0.05 if computes_in_16_bits(layers) else 1e-4,
             rows_per_unit=together,
+            inputs=[tensors],
         )

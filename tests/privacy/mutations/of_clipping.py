@@ -188,6 +188,32 @@ MUTATIONS = (
         "why": "a model that keeps its inputs in a list is saved with rows",
     },
     {
+        "name": "rules_tried_eagerly",
+        "kind": "release",
+        "file": "tfdpsq/privacy/fast/engine.py",
+        "old": "    run = tf.function(differentiated, autograph=False)\n",
+        "new": "    run = differentiated\n",
+        "tests": (
+            _INDEPENDENCE
+            + "test_a_whole_run_gives_a_model_that_keeps_its_inputs_no_row[fast]",
+        ),
+        "why": "a model that keeps its inputs in a list is saved with rows",
+    },
+    {
+        "name": "other_rows_reached_overlooked",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/fast/engine.py",
+        "old": "            others = tf.range(units) != row // rows_per_unit\n",
+        "new": "            others = tf.range(units) > units\n",
+        "tests": (
+            "tests/privacy/test_fast_refusals.py::"
+            "test_rows_that_depend_on_each_other_are_found",
+            "tests/privacy/test_fast_refusals.py::"
+            "test_inputs_that_only_look_like_the_examples_fail_the_check",
+        ),
+        "why": "clipping by row bounds nothing where rows reach each other",
+    },
+    {
         "name": "negative_row_numbers_in_groups",
         "kind": "sampling",
         "file": "tfdpsq/privacy/randomness/sampling.py",

@@ -7,7 +7,60 @@ _RATES = (
     "test_rates_that_a_killed_fit_would_not_set_are_refused"
 )
 
+_COMPUTED = "tests/privacy/test_computation.py::"
+
 MUTATIONS = (
+    {
+        "name": "what_model_and_loss_compute_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "            if name in before:  # older",
+        "new": "            if name not in settings:  # older",
+        "tests": (
+            _COMPUTED
+            + "test_a_fit_goes_on_with_the_model_and_the_loss_that_it_began_with",
+        ),
+        "why": "a killed run repeats its steps with another loss and the same noise",
+    },
+    {
+        "name": "what_model_and_loss_compute_not_kept",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "            settings[checkpoint.COMPUTED] = computed\n",
+        "new": "            pass\n",
+        "tests": (
+            _COMPUTED
+            + "test_a_fit_goes_on_with_the_model_and_the_loss_that_it_began_with",
+        ),
+        "why": "a killed run repeats its steps with another loss and the same noise",
+    },
+    {
+        "name": "settings_of_operations_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": "_hashed([node.op, *settings, ",
+        "new": "_hashed([node.op, ",
+        "tests": (_COMPUTED + "test_whatever_is_computed_otherwise_is_told",),
+        "why": "a killed run repeats its steps with other dropout and the same noise",
+    },
+    {
+        "name": "functions_that_a_loss_calls_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": "            return self._of_function(value.func.name)\n",
+        "new": '            return ""\n',
+        "tests": (_COMPUTED + "test_whatever_is_computed_otherwise_is_told",),
+        "why": "a killed run repeats its steps with another loss and the same noise",
+    },
+    {
+        "name": "weights_that_a_loss_reads_not_told_apart",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": 'f"variable {place}")',
+        "new": '"variable")',
+        "tests": (_COMPUTED + "test_whatever_is_computed_otherwise_is_told",),
+        "why": "a loss with weights exchanged is another one, under the same noise",
+    },
     {
         "name": "gradient_of_coupled_rows_not_looked_into",
         "kind": "resumes",

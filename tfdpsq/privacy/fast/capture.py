@@ -50,6 +50,20 @@ def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """While inside, an `InputError` of what is traced is raised as it was.
+
+    Autograph raises it again, with a whole traceback for a message.
+    """
+    try:
+        yield
+    except validation.InputError as error:
+        while isinstance(error.__context__, validation.InputError):
+            error = error.__context__
+        raise error from None
+
+
 def flatten(layers: Iterable[tf.Module]) -> list[keras.layers.Layer]:
     """The layers given and all that they are made of, each once.
 
@@ -100,6 +114,10 @@ def _recorded(
 def _by_rule(
     layer: keras.layers.Layer, rule: Rule, recorder: Recorder
 ) -> Callable[..., object]:
+    own_call = type(layer).call
+    if recorder.comparing:  # converted, as Keras converts what it calls
+        own_call = tf.__internal__.autograph.tf_convert(own_call, recorder.comparing)
+
     @tf.autograph.experimental.do_not_convert  # a rule branches on Python values only
     def call(*args, **kwargs):
         with recorder.running(layer):
@@ -107,7 +125,7 @@ def _by_rule(
         # A layer made of layers may hold dropout, and its parts are compared.
         if recorder.comparing and not layer.submodules:
             with recorder.off_tape():
-                own = type(layer).call(layer, *args, **kwargs)
+                own = own_call(layer, *args, **kwargs)
             recorder.compare(layer, output, own)
         return output
 

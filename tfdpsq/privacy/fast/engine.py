@@ -13,17 +13,18 @@ that multiply in TensorFloat-32 or bfloat16, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy.fast import factored, gradient_norms
-from tfdpsq.privacy.fast.capture import capture, flatten
+from tfdpsq.privacy.fast.capture import capture, flatten, plain_errors
 from tfdpsq.privacy.fast.recorder import Recorder, variable_key
 from tfdpsq.privacy.fast.rules import rule_for
 from tfdpsq.privacy.terms import Terms, factors_of, require_losses
+
+_ALL = -1  # in place of a row's number
 
 
 class ClippedSum(NamedTuple):
@@ -162,25 +163,28 @@ def clipped_sum(
 
 
 def check(
-    per_example_losses: Callable[[], tf.Tensor],
+    per_example_losses: Callable[..., tf.Tensor],
     layers: Iterable[tf.Module],
     variables: Sequence[tf.Variable],
     tolerance: float = 1e-4,
     rows_per_unit: int = 1,
+    inputs: Sequence[Any] = (),
 ) -> None:
-    """Checks rules and model on one batch: run it once, eagerly, before training.
+    """Checks rules and model on one batch: run it once before training.
 
-    In one forward pass it compares the output of every rule with that of its
-    layer's own `call`, the sum of the examples' gradients with the ordinary
-    gradient of the summed losses, weight by weight, and looks for a loss that
-    depends on another example.
+    It compares the output of every rule with that of its layer's own `call`, the sum
+    of the examples' gradients with the ordinary gradient of the summed losses, weight
+    by weight, and looks for a loss that depends on another example. The loss is traced:
+    what a layer keeps in Python attributes holds none of the `inputs`.
 
     Args:
-      per_example_losses: as for `clipped_sum`, with at least two examples.
+      per_example_losses: as for `clipped_sum`, with at least two examples; called with
+        `inputs`.
       layers: as for `clipped_sum`.
       variables: as for `clipped_sum`.
       tolerance: largest relative difference; 1e-4 suits float32, 0.05 bfloat16.
       rows_per_unit: rows that are clipped together, and may depend on each other.
+      inputs: arguments of the loss, tensors, nested as it takes them.
 
     Raises:
       InputError: one of the three fails (the message names the layer or weight), or
@@ -192,74 +196,125 @@ def check(
             "outside, on one batch."
         )
     variables, layers = list(variables), list(layers)
-    with tf.GradientTape(persistent=True) as tape:
-        recorder = Recorder(tape, variables, comparing=True)
-        with capture(layers, recorder):
-            found = require_losses(per_example_losses())
-        losses = found.values if isinstance(found, Terms) else found
-        rows = recorder.rows = losses.shape[0]
-        total = tf.reduce_sum(losses)
-        one_row = {row: losses[row] for row in {0, rows - 1}}
-    for name, difference in recorder.mismatches:
+    # Autograph is for the caller's code; ours needs none.
+    context = tf.__internal__.autograph.control_status_ctx()
+    of_caller = tf.__internal__.autograph.tf_convert(per_example_losses, context)
+    traced: list[_Differentiated] = []  # again where the first run makes variables
+
+    def differentiated(inputs: Sequence[Any], row: tf.Tensor) -> _Measured:
+        with tf.GradientTape() as tape:
+            recorder = Recorder(tape, variables, comparing=context)
+            with capture(layers, recorder):
+                found = require_losses(of_caller(*inputs))
+            losses = found.values if isinstance(found, Terms) else found
+            rows = recorder.rows = losses.shape[0]
+            counted = (row == _ALL) | (tf.range(rows) == row)
+            total = tf.reduce_sum(tf.where(counted, losses, tf.zeros_like(losses)))
+        made = _differentiated(recorder, variables, total)
+        traced.append(made)
+        return _measured(made, variables, row, rows_per_unit)
+
+    run = tf.function(differentiated, autograph=False)
+    with plain_errors():
+        whole = run(tuple(inputs), tf.constant(_ALL))
+    made = traced[-1]
+    for (name, _), difference in zip(made.recorder.mismatches, whole.mismatches):
         if not float(difference) <= tolerance:
             raise validation.InputError(
                 f"the rule for layer {name!r} computes another output than the "
                 f"layer's own call: relative difference {float(difference):.2g}, "
                 f"allowed {tolerance}. Correct the rule."
             )
-    _check_rows(tape, recorder, one_row, rows, rows_per_unit)
-    # Under a strategy's scope, the copies that were read: those of the first replica.
-    strategy = tf.distribute.get_strategy()
-    read = [strategy.experimental_local_results(v)[0] for v in variables]
-    expected = [
-        tf.convert_to_tensor(gradient)
-        for gradient in tape.gradient(
-            total, read, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-    ]
-    uses = recorder.uses(tape.gradient(total, recorder.outputs))
-    merged = _merged(uses, variables)
-    overall = float(tf.linalg.global_norm([tf.cast(g, tf.float64) for g in expected]))
-    for variable, plain in zip(variables, expected):
-        key = variable_key(variable)
-        summed = tf.zeros(variable.shape)
-        if key in merged:
-            summed = factored.weighted_sum(merged[key], tf.ones([rows]), variable.shape)
-        off = float(tf.norm(tf.cast(summed, tf.float64) - tf.cast(plain, tf.float64)))
-        # Some gradients are zero but for rounding, hence the share of the whole.
-        size = float(tf.norm(tf.cast(plain, tf.float64))) + 1e-3 * overall
-        if not off <= tolerance * size:
-            raise validation.InputError(
-                f"{_uncovered(variable, layers)} (Its gradient is off by "
-                f"{off / max(size, 1e-30):.2g} of its size, allowed {tolerance}.)"
-            )
-
-
-def _check_rows(
-    tape: tf.GradientTape,
-    recorder: Recorder,
-    one_row: dict[int, tf.Tensor],
-    rows: int,
-    rows_per_unit: int,
-) -> None:
-    for row, loss in one_row.items():
-        gradients = tape.gradient(loss, recorder.outputs)
-        for entry in recorder.entries:
-            gradient = gradients[entry.output]
-            if gradient is None:
-                continue
-            values = tf.convert_to_tensor(gradient).numpy().astype(np.float64)
-            whole = len(values) == rows * entry.folded
-            unit, units = row // rows_per_unit, rows // rows_per_unit
-            if not whole or np.any(
-                np.delete(values.reshape([units, -1]), unit, axis=0)
-            ):
+    for row in sorted({0, made.recorder.rows - 1}):
+        reached = run(tuple(inputs), tf.constant(row)).reached
+        for entry, others in zip(made.recorder.entries, reached):
+            if bool(others):
                 raise validation.InputError(
                     f"the loss of example {row} depends on other rows of what layer "
                     f"{entry.layer!r} returns, so clipping by example bounds "
                     "nothing. Make each loss depend on its own example alone, with "
                     "the examples as the first dimension throughout."
                 )
+    overall = float(tf.linalg.global_norm(list(whole.sizes)))
+    for variable, off, size in zip(variables, whole.off, whole.sizes):
+        # Some gradients are zero but for rounding, hence the share of the whole.
+        allowed = float(size) + 1e-3 * overall
+        if not float(off) <= tolerance * allowed:
+            raise validation.InputError(
+                f"{_uncovered(variable, layers)} (Its gradient is off by "
+                f"{float(off) / max(allowed, 1e-30):.2g} of its size, allowed "
+                f"{tolerance}.)"
+            )
+
+
+class _Differentiated(NamedTuple):
+    """A forward pass by the rules and what it was differentiated by."""
+
+    recorder: Recorder
+    by_outputs: list[tf.Tensor | None]
+    plain: list[tf.Tensor]  # the ordinary gradients by the variables
+
+
+class _Measured(NamedTuple):
+    """What `check` looks at.
+
+    Attributes:
+      mismatches: of each output that was compared, the relative difference.
+      reached: for each use of a weight, whether the loss depends on another unit there.
+      off: for each variable, the norm of what its examples' gradients lack.
+      sizes: for each variable, the norm of its ordinary gradient.
+    """
+
+    mismatches: list[tf.Tensor]
+    reached: list[tf.Tensor]
+    off: list[tf.Tensor]
+    sizes: list[tf.Tensor]
+
+
+def _differentiated(
+    recorder: Recorder, variables: Sequence[tf.Variable], total: tf.Tensor
+) -> _Differentiated:
+    """Differentiates by all outputs, and without rules by the variables."""
+    # Under a strategy's scope, the copies that were read: those of the first replica.
+    strategy = tf.distribute.get_strategy()
+    read = [strategy.experimental_local_results(v)[0] for v in variables]
+    gradients = recorder.tape.gradient(total, [*recorder.outputs, *read])
+    count = len(recorder.outputs)
+    plain = [
+        tf.zeros(v.shape, v.dtype) if g is None else tf.convert_to_tensor(g)
+        for v, g in zip(read, gradients[count:])
+    ]
+    return _Differentiated(recorder, gradients[:count], plain)
+
+
+def _measured(
+    made: _Differentiated,
+    variables: Sequence[tf.Variable],
+    row: tf.Tensor,
+    rows_per_unit: int,
+) -> _Measured:
+    recorder, rows = made.recorder, made.recorder.rows
+    units = rows // rows_per_unit
+    reached = []
+    for entry in recorder.entries:
+        gradient = made.by_outputs[entry.output]
+        reached.append(tf.constant(False))
+        if gradient is not None and gradient.shape[0] == rows * entry.folded:
+            by_unit = tf.reshape(tf.convert_to_tensor(gradient), [units, -1])
+            others = tf.range(units) != row // rows_per_unit
+            reached[-1] = tf.reduce_any((by_unit != 0) & others[:, tf.newaxis])
+    merged = _merged(recorder.uses(made.by_outputs), variables)
+    off, sizes = [], []
+    for variable, plain in zip(variables, made.plain):
+        key = variable_key(variable)
+        summed = tf.zeros(variable.shape)
+        if key in merged:
+            summed = factored.weighted_sum(merged[key], tf.ones([rows]), variable.shape)
+        exact = tf.cast(plain, tf.float64)
+        off.append(tf.norm(tf.cast(summed, tf.float64) - exact))
+        sizes.append(tf.norm(exact))
+    mismatches = [difference for _, difference in recorder.mismatches]
+    return _Measured(mismatches, reached, off, sizes)
 
 
 def _of_units(use: factored.Use, size: int, weights: tf.Tensor | None) -> factored.Use:

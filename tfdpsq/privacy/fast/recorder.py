@@ -57,15 +57,16 @@ class Recorder:
         self,
         tape: tf.GradientTape,
         variables: Sequence[tf.Variable],
-        comparing: bool = False,
+        comparing: Any = None,
     ):
         """Starts an empty record.
 
         Args:
           tape: the tape that is recording the forward pass.
           variables: the weights whose gradients are wanted; others cost nothing.
-          comparing: leave reads of weights on the tape, and compare each output
-            with that of the layer's own `call`; see `check`.
+          comparing: given, leave reads of weights on the tape, and compare each output
+            with that of the layer's own `call`, converted in this context of
+            autograph; see `check`.
         """
         self.layer: Any = None
         self.outputs: list[tf.Tensor] = []

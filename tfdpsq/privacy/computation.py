@@ -1,0 +1,223 @@
+"""A description of what a traced loss computes, equal in every process that traces it.
+
+A resumed run repeats steps that it paid for under the same noise, so model and loss
+must compute what they computed before. Their graph says what that is: operations with
+their settings and constants, from the batch and the variables to the losses, and to
+the gradients where a layer defines its own. Node names, which number the layers of a
+process, do not count, nor do the names of functions, nor anything that the result does
+not depend on.
+
+The same code may be traced to other operations by another TensorFlow, so such
+descriptions are not compared. The Python code in `tf.py_function`, and what the
+optimizer does, are not in the graph of the loss.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+# Names, and where and how an operation runs; not what it computes. Attributes that
+# begin with an underscore are of that kind, too, except for the name of a gradient.
+_IRRELEVANT = frozenset(
+    "config_proto container debug_name executor_type parallel_iterations shared_name "
+    "stack_name tensor_array_name token".split()
+)
+_GRADIENT = "_gradient_op_type"
+
+
+def described(
+    traced: Any, variables: Sequence[tf.Variable], state: Iterable[tf.Variable]
+) -> str:
+    """Describes what a concrete function computes.
+
+    Args:
+      traced: the concrete function; what it returns is what counts.
+      variables: what is trained.
+      state: further variables that it may read, in an order that follows from the
+        model; those in neither are told apart by the order in which they are read.
+
+    Returns:
+      JSON: TensorFlow's version, a digest, and the number of operations of each type.
+    """
+    graph = traced.graph.as_graph_def()
+    places: dict[int, str] = {}
+    for place, variable in enumerate([*variables, *state]):
+        for copy in getattr(variable, "values", None) or (variable,):
+            places.setdefault(id(copy.handle), f"variable {place}")
+    captured = list(traced.captured_inputs)
+    given = list(traced.inputs)
+    leaves = {}
+    for place, tensor in enumerate(given[: len(given) - len(captured)]):
+        leaves[tensor.op.name] = f"argument {place} {tensor.dtype} {tensor.shape}"
+    for place, (held, tensor) in enumerate(zip(captured, given[-len(captured) :])):
+        known = places.get(id(held), f"resource {place}")
+        leaves[tensor.op.name] = (
+            known
+            if held.dtype in (tf.resource, tf.variant)
+            else _of_values(held.numpy())
+        )
+    functions = _Functions(graph.library.function)
+    digest = functions.digest(
+        graph.node, leaves, [tensor.name for tensor in traced.outputs]
+    )
+    return json.dumps(
+        {
+            "tensorflow": tf.__version__,
+            "digest": digest,
+            "operations": dict(sorted(functions.operations.items())),
+        }
+    )
+
+
+def difference(before: str, now: str) -> str | None:
+    """Says in which operations two descriptions differ.
+
+    Args:
+      before: what `described` returned when a run began.
+      now: what it returns.
+
+    Returns:
+      A clause for an error message; `None` where they are equal, or of versions that
+      cannot be compared.
+    """
+    first, second = json.loads(before), json.loads(now)
+    if first["tensorflow"] != second["tensorflow"]:
+        logging.warning(
+            "the run began with TensorFlow %s and goes on with %s: whether model and "
+            "loss compute the same was not compared",
+            first["tensorflow"],
+            second["tensorflow"],
+        )
+        return None
+    if first["digest"] == second["digest"]:
+        return None
+    counts = [collections.Counter(each["operations"]) for each in (first, second)]
+    gone, new = counts[0] - counts[1], counts[1] - counts[0]
+    parts = [
+        f"{', '.join(f'{name} ({n})' for name, n in sorted(more.items()))} only {when}"
+        for more, when in ((gone, "then"), (new, "now"))
+        if more
+    ]
+    return (
+        f"there are operations {', and '.join(parts)}"
+        if parts
+        else "its operations have other constants, settings or connections"
+    )
+
+
+class _Functions:
+    """Digests of graphs, and of the functions that they call.
+
+    Attributes:
+      operations: how often each type was met.
+    """
+
+    def __init__(self, library: Iterable[Any]):
+        self._library = {made.signature.name: made for made in library}
+        self._known: dict[str, str] = {}
+        self.operations: collections.Counter[str] = collections.Counter()
+
+    def digest(
+        self,
+        nodes: Iterable[NodeDef],
+        leaves: Mapping[str, str],
+        outputs: Iterable[str],
+    ) -> str:
+        """Returns a digest of the outputs: of all operations that they follow from.
+
+        Args:
+          nodes: of a graph, or of a function.
+          leaves: descriptions of inputs, by name.
+          outputs: tensors, as nodes name their inputs.
+        """
+        named = {node.name: node for node in nodes}
+        found = dict(leaves)
+
+        def source(name: str) -> str:
+            # How variables are read depends on the distribution strategy.
+            while _node_of(name) in named and _only_names(named[_node_of(name)]):
+                name = named[_node_of(name)].input[0]
+            return name
+
+        def tensor(name: str) -> str:
+            node, _, which = name.partition(":")
+            return f"{found[node]}:{which or 0}"
+
+        outputs = [source(output) for output in outputs]
+        wanted = [_node_of(output) for output in outputs]
+        # Not by recursion: graphs are deeper than Python's stack.
+        while wanted:
+            if wanted[-1] in found:
+                wanted.pop()
+                continue
+            node = named[wanted[-1]]
+            inputs = [source(name) for name in node.input if name[0] != "^"]
+            missing = [name for name in map(_node_of, inputs) if name not in found]
+            wanted += missing
+            if not missing:
+                found[node.name] = self._of_node(node, [tensor(one) for one in inputs])
+        return _hashed([tensor(output) for output in outputs])
+
+    def _of_node(self, node: NodeDef, inputs: list[str]) -> str:
+        self.operations[node.op] += 1
+        settings = [
+            f"{name}={self._of_setting(name, node.attr[name])}"
+            for name in sorted(node.attr)
+            if name not in _IRRELEVANT and (name[0] != "_" or name == _GRADIENT)
+        ]
+        # The order of its terms follows from that in which they were differentiated.
+        inputs = sorted(inputs) if node.op == "AddN" else inputs
+        return _hashed([node.op, *settings, "of", *inputs])
+
+    def _of_setting(self, name: str, value: AttrValue) -> str:
+        kind = value.WhichOneof("value")
+        if kind == "func":
+            return self._of_function(value.func.name)
+        if kind == "list" and value.list.func:
+            return " ".join(self._of_function(each.name) for each in value.list.func)
+        if name == _GRADIENT:  # numbered where a layer defines it, and then traced
+            return re.sub(r"^(CustomGradient)-\d+$", r"\1", value.s.decode())
+        return hashlib.sha256(value.SerializeToString(deterministic=True)).hexdigest()
+
+    def _of_function(self, name: str) -> str:
+        if name not in self._known:
+            made = self._library[name]
+            arguments = made.signature.input_arg
+            leaves = {
+                each.name: f"argument {place}" for place, each in enumerate(arguments)
+            }
+            results = [made.ret[each.name] for each in made.signature.output_arg]
+            self._known[name] = self.digest(made.node_def, leaves, results)
+        return self._known[name]
+
+
+def _node_of(tensor: str) -> str:
+    return tensor.partition(":")[0]
+
+
+def _only_names(node: NodeDef) -> bool:
+    return node.op == "Identity" and _GRADIENT not in node.attr
+
+
+def _of_values(values: np.ndarray) -> str:
+    content = values.tobytes() if values.dtype != object else repr(values.tolist())
+    return _hashed([str(values.dtype), str(values.shape), content])
+
+
+def _hashed(parts: Iterable[str | bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part if isinstance(part, bytes) else part.encode()
+        digest.update(f"{len(content)} ".encode() + content)
+    return digest.hexdigest()
