@@ -77,6 +77,12 @@ def files_of(table: str) -> list[str]:
         names = sorted(tf.io.gfile.listdir(folder))
         return [os.path.join(folder, name) for name in names]
     if tf.io.gfile.isdir(table):
+        splits = os.path.join(table, "dataset_dict.json")
+        if any_files.exists(splits):  # of Hugging Face `datasets`
+            raise InputError(
+                f"{splits} lists the splits of a set. Give one of them, such as "
+                f"{os.path.join(table, 'train')}."
+            )
         found = [
             os.path.join(folder, name)
             for folder, _, names in tf.io.gfile.walk(table)
@@ -103,6 +109,11 @@ def files_of(table: str) -> list[str]:
             ". Give a pattern of one, such as DIRECTORY/*.parquet."
         )
     return sorted(found)
+
+
+def is_table_name(path: str) -> bool:
+    """Returns whether a file's name ends as that of a table."""
+    return _format_of(path) is not None
 
 
 def seconds_of(value: Any) -> float | None:

@@ -16,6 +16,7 @@ import os
 import pathlib
 import re
 import secrets
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,7 @@ from tfdpsq.data import (
     build_pydocs,
     read_manifest,
     read_synthetic,
+    tables,
 )
 from tfdpsq.data.records import BEIR, PART_FILE, SCHEMA
 from tfdpsq.data.texts import Document, Pair, documents_fingerprint
@@ -83,11 +85,18 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
 
     Raises:
       DataError: the directory lacks a file.
-      InputError: it is inside a synthetic set, whose rows are not private pairs: one
-        private query can influence all of them.
+      InputError: it is a log; or inside a synthetic set, whose rows are not private
+        pairs: one private query can influence all of them.
     """
     if path == PYDOCS:
         return build_pydocs()
+    if is_log(path):
+        raise validation.InputError(
+            f"{path} is a log, not a BEIR directory. Run: tfdpsq import "
+            f"--workdir=private/pairs --config.logs.train={shlex.quote(path)} (its "
+            "columns by --config.columns.query=NAME and so on), and give private/pairs "
+            "here; only `pipeline` takes a log as it is."
+        )
     part = _part_of_a_set(path)
     if part is not None:
         raise validation.InputError(
@@ -95,6 +104,20 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
             "itself, whose certificate says what it cost."
         )
     return BeirDirectory(path, as_published)
+
+
+def is_log(path: str) -> bool:
+    """Returns whether a path is a table that `import` reads, such as a Parquet file."""
+    if path == PYDOCS or path.startswith(tables.NAMED):
+        return path != PYDOCS
+    if not tf.io.gfile.isdir(path):
+        return tables.is_table_name(path)
+    beir = ("corpus.jsonl", "queries.jsonl", "qrels", "manifest.json")
+    names = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
+    if any(name.removesuffix(".gz") in beir for name in names):
+        return False
+    walked = tf.io.gfile.walk(path)
+    return any(tables.is_table_name(name) for _, _, names in walked for name in names)
 
 
 def _part_of_a_set(path: str) -> pathlib.Path | None:
