@@ -116,8 +116,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         or a released place.
       DataError: a malformed file.
     """
-    config = _with_parts(config)
     settings.check(config, SETTINGS)
+    config = _with_parts(config)
     acting.require_acting(config, SETTINGS, ACTING)
     logs, queries, corpus = _tables(config)
     split = _split(config, len(logs))

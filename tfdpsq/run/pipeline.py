@@ -281,7 +281,7 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
     if not sources.is_log(config.data):
         for name, default in acting.defaults(SETTINGS["log"]):
             value = acting.value_at(config.log, name)
-            if value != default:
+            if value != default and name not in FILLED["log"].split():
                 raise validation.InputError(
                     f"log.{name} is {validation.shown(value)}, which does nothing "
                     f"here: data is {config.data}, not a log. Leave it at "

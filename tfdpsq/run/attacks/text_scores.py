@@ -80,7 +80,7 @@ class LikelihoodScorer:
                 found.append(-nats * batch["query_lengths"])
         return np.concatenate(found)[: len(pairs)]
 
-    def _encoded(self, pairs: list[Pair], cut: bool) -> dict[str, np.ndarray]:
+    def _encoded(self, pairs: Sequence[Pair], cut: bool) -> dict[str, np.ndarray]:
         documents, queries = self._lengths
         # One extra token shows which queries would lose some. The batch without it has
         # the same shape, so that the model is traced once.

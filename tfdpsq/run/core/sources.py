@@ -19,7 +19,7 @@ import secrets
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,6 +34,7 @@ from tfdpsq.data import (
     read_synthetic,
     tables,
 )
+from tfdpsq.data.pair_table import PairTable
 from tfdpsq.data.records import BEIR, PART_FILE, SCHEMA
 from tfdpsq.data.texts import Document, Pair, documents_fingerprint
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
@@ -58,11 +59,12 @@ class Source:
       path: "pydocs", a BEIR directory or a set.
       split: name of the qrels of private pairs.
       count: number of pairs.
-      read: streams them. Private pairs come one per unit, a query or a pair, and are
-        held in memory; a set is checked against its checksums first and read from disk.
+      read: streams them from disk. Private pairs come one per unit, a query or a pair;
+        a set is checked against its checksums first.
       private: whether these are private pairs. Only they can be trained on under DP,
         since each unit is in one row only (a user in rows that are known).
       certificate: of the synthetic set; `None` for public and for private pairs.
+      table: private pairs, on disk.
     """
 
     path: str
@@ -71,11 +73,12 @@ class Source:
     read: Callable[[], Iterator[Pair]]
     private: bool
     certificate: dict[str, Any] | None
+    table: PairTable | None = None
 
     @functools.cached_property
-    def pairs(self) -> list[Pair]:
-        """Returns all pairs; keeps them in memory."""
-        return list(self.read())
+    def pairs(self) -> Sequence[Pair]:
+        """Returns all pairs: private ones on disk, those of a set in memory."""
+        return self.table if self.table is not None else list(self.read())
 
 
 def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
@@ -411,7 +414,7 @@ def load_source(path: str, split: str = "train", unit: str = "query") -> Source:
     else:
         beir = open_beir(path)
         pairs = beir.all_pairs(split) if unit == "pair" else beir.pairs(split)
-        source = Source(path, split, len(pairs), lambda: iter(pairs), True, None)
+        source = Source(path, split, len(pairs), lambda: iter(pairs), True, None, pairs)
     if not source.count:
         raise validation.InputError(
             f"{path} has no pairs in split {split!r}. Choose another split or set."
