@@ -409,6 +409,9 @@ class Job:
     @property
     def _data(self) -> pathlib.Path:
         """The BEIR directory of the job's pairs."""
+        imported = self.directory / "private" / "pairs"
+        if imported.is_dir():  # of a log, by the job itself
+            return imported
         given = str(self.config.get("data", ""))
         if given == "pydocs" or not pathlib.Path(given).is_dir():
             given = str(self._json(self.path("evaluation") / _STAGE)["config"]["data"])

@@ -1,10 +1,14 @@
 """BEIR directories are read and written as others read and write them."""
 
+import collections
+import gc
 import gzip
 import json
 import os
+import pathlib
 import shutil
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -449,3 +453,88 @@ def test_an_error_is_short_whatever_the_line(sound, name, line):
     with pytest.raises(DataError) as caught:
         BeirDirectory(sound).validate()
     assert len(str(caught.value).replace(str(sound), "")) < 300
+
+
+def _naive_pairs(judged, best):
+    """Returns (query id, document id) of judgements above 0, as `pairs` says."""
+    found = sorted((q, d) for q, d, score in judged if score > 0)
+    if not best:
+        return found
+    scores = {(q, d): score for q, d, score in judged}
+    of_query = collections.defaultdict(list)
+    for query, document in found:
+        of_query[query].append((-scores[query, document], document))
+    return [(query, min(ranked)[1]) for query, ranked in sorted(of_query.items())]
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_pairs_on_disk_are_those_of_a_naive_join(best, tmp_path):
+    random = np.random.default_rng(1)
+    # Ids whose order differs between languages, and between UTF-8 and UTF-16.
+    names = ["a", "B", "é", "z", "\U0001f600", "\ufb01", "10", "9", "ÿ", "aa"]
+    judged = {
+        (q, f"d{d}"): int(score)
+        for q, d, score in zip(
+            random.choice(names, 60),
+            random.integers(0, 12, 60),
+            random.integers(-1, 3, 60),
+        )
+    }
+    rows = [(q, d, score) for (q, d), score in judged.items()]
+    # Beyond the integers of the database.
+    rows += [("a", "d50", 3), ("a", "d51", 10**30)]
+    documents = [Document(f"d{d}", "", f"text {d}") for d in range(60)]
+    users = {name: f"user {random.integers(0, 4)}" for name in names}
+    queries = [(name, f"query {name}") for name in names]
+    beir = write_beir(tmp_path / "set", documents, queries, {"train": rows})
+    lines = [
+        json.dumps({"_id": name, "text": text, "user_id": users[name]})
+        for name, text in queries
+    ]
+    beir.queries_file.write_text("\n".join(lines))
+    found = beir.pairs("train") if best else beir.all_pairs("train")
+    wanted = [
+        Pair(q, f"query {q}", d, f"text {d[1:]}") for q, d in _naive_pairs(rows, best)
+    ]
+    assert len(found) == len(wanted) and list(found) == wanted and found == wanted
+    assert found != wanted[::-1] and found != wanted[1:]
+    assert [found[row] for row in range(len(found))] == wanted
+    assert found[-2:] == wanted[-2:] and found[-1] == wanted[-1]
+    with pytest.raises(IndexError):
+        found[len(wanted)]
+    assert list(found.query_ids()) == [pair.query_id for pair in wanted]
+    numbers = found.document_numbers()
+    ids = np.array([pair.document_id for pair in wanted])
+    np.testing.assert_array_equal(
+        numbers[:, None] == numbers[None], ids[:, None] == ids[None]
+    )
+    # The users' places as NumPy sorts their names: so privacy.Groups is the same.
+    labels = np.array([users[pair.query_id] for pair in wanted])
+    _, places = np.unique(labels, return_inverse=True)
+    owners = beir.owners(found)
+    assert owners.dtype == np.int64
+    np.testing.assert_array_equal(owners - 1, places)
+
+
+def test_pairs_larger_than_the_cache_have_no_name_on_disk(tmp_path):
+    """They are private: a file that others could open, or that a kill left, is not."""
+    names = [f"q{number}" for number in range(3000)]
+    beir = write_beir(
+        tmp_path / "set",
+        [Document("d", "", "text")],
+        [(name, f"{name} " + "word " * 2000) for name in names],
+        {"train": [(name, "d", 1) for name in names]},
+    )
+
+    def opened():
+        files = pathlib.Path("/proc/self/fd").iterdir()
+        return {os.readlink(file) for file in files if file.is_symlink()}
+
+    before = opened()
+    pairs = beir.pairs("train")  # 30 MB, and the cache is 16 MiB
+    made = opened() - before
+    assert made and all(path.endswith(" (deleted)") for path in made)
+    assert len(pairs) == sum(1 for _ in pairs) == 3000
+    del pairs
+    gc.collect()
+    assert not opened() & made

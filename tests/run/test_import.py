@@ -5,13 +5,19 @@ import datetime
 import gzip
 import importlib
 import json
+import os
 import shutil
 import stat
+import subprocess
+import sys
 
+import numpy as np
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
 
 from tfdpsq.data import BeirDirectory, importing, records, tables
 from tfdpsq.run import overlap, prepare, zero_shot
@@ -278,6 +284,110 @@ def test_tables_that_refer_to_each_other_by_id_as_ms_marco(tmp_path):
     assert beir.qrels("train") == {"7": {"0": 1}, "8": {"1": 1}}
     assert beir.qrels("dev") == {"9": {"2": 1}}
     assert command.run(config, tmp_path / "out")["result"] == result  # not made again
+
+
+def _prepare_tfds(folder):
+    """Writes a TensorFlow data set of `ROWS`, cut into train and test, and lists."""
+    text = tfds.features.Text()
+    features = {name: text for name in NAMES}
+    features["who"] = tfds.features.Scalar(np.int64)
+    features["list"] = tfds.features.Sequence(np.int64)
+    users = {"ann": 7, "bob": 8, "cat": 9}
+
+    def split(rows):
+        rows = [dict(row, who=users[row["who"]]) for row in _dicts(rows)]
+        columns = {name: [row[name] for row in rows] for name in NAMES}
+        columns["list"] = [[1, 2]] * len(rows)
+        return tf.data.Dataset.from_tensor_slices(columns)
+
+    tfds.dataset_builders.store_as_tfds_dataset(
+        "my_log",
+        version="1.0.0",
+        features=tfds.features.FeaturesDict(features),
+        split_datasets={"train": split(ROWS[:5]), "test": split(ROWS[5:])},
+        data_dir=folder,
+    )
+
+
+def test_a_prepared_tfds_set_is_a_log(tmp_path, monkeypatch):
+    _prepare_tfds(tmp_path / "sets")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    config = _config("tfds:my_log#train", columns__user="who")
+    config.logs.test = f"tfds:{tmp_path}/sets/my_log/1.0.0#test"  # by its place
+    result = command.run(config, tmp_path / "pairs")["result"]
+    assert result["rows"] == 6 and result["pairs"] == {"train": 3, "test": 1}
+    assert result["dropped"] == {
+        "the same pair was there before": 1,
+        "it has no query": 1,
+    }
+    beir = BeirDirectory(tmp_path / "pairs")
+    users = beir.users(field=importing.USER_FIELD)
+    found = {
+        (split, p.query, p.document, users[p.query_id])
+        for split in ("train", "test")
+        for p in beir.all_pairs(split)
+    }
+    names = {"ann": "7", "bob": "8", "cat": "9"}
+    rows = [("train", row) for row in ROWS[:4]] + [("test", ROWS[5])]
+    assert found == {(split, q, d, names[u]) for split, (q, d, u, _) in rows}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "tfds:my_log",
+            {},
+            "has the splits test, train. Name one, such as tfds:my_log#",
+        ),
+        ("tfds:my_log#dev", {}, "Unknown split 'dev'.* Its splits are test, train"),
+        ("tfds:my_log#test", {"columns__time": "at"}, "has no column 'at'; it has "),
+        ("tfds:my_log#test", {"columns__time": "list"}, "several values a row"),
+        (
+            "tfds:mnist#train",
+            {},
+            r"mnist is not prepared in .*/sets, and nothing is downloaded here\. .*"
+            r"tfds\.builder\('mnist', data_dir='.*/sets'\)\.download_and_prepare\(\)",
+        ),
+    ],
+)
+def test_a_tfds_set_that_cannot_be_read_says_so(
+    name, changes, message, tmp_path, monkeypatch
+):
+    _prepare_tfds(tmp_path / "sets")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    before = sorted((tmp_path / "sets").rglob("*"))
+    with pytest.raises(InputError, match=message):
+        command.run(_config(name, **changes), tmp_path / "out")
+    assert sorted((tmp_path / "sets").rglob("*")) == before
+    assert not (tmp_path / "out").exists()
+
+
+def test_ir_datasets_reads_a_set_that_was_put_into_its_folder(tmp_path):
+    """Without a network: MS MARCO's own files, of two passages."""
+    pytest.importorskip("ir_datasets")
+    folder = tmp_path / "home" / "msmarco-passage"
+    (folder / "train").mkdir(parents=True)
+    (folder / "irds_version.txt").write_text("v2")
+    (folder / "collection.tsv").write_text("0\tA cup of tea.\n1\tRain falls.\n")
+    (folder / "train" / "queries.tsv").write_text("7\twhat is tea\n8\twhat falls\n")
+    (folder / "train" / "qrels").write_text("7 0 0 1\n8 0 1 1\n")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "tfdpsq.run.import"),
+            *(f"--workdir={tmp_path}/out", "--config.dev_share=0"),
+            *(
+                "--config.test_share=0",
+                "--config.logs.train=ir_datasets:msmarco-passage/train",
+            ),
+        ],
+        check=True,
+        env={**os.environ, "IR_DATASETS_HOME": str(tmp_path / "home")},
+    )
+    found = [
+        (p.query, p.document) for p in BeirDirectory(tmp_path / "out").pairs("train")
+    ]
+    assert found == [("what is tea", "A cup of tea."), ("what falls", "Rain falls.")]
 
 
 def test_times_are_read_as_they_come():

@@ -2,18 +2,21 @@
 
 import json
 import math
+import pathlib
+import runpy
+import stat
 
 import pytest
 import tensorflow as tf
 import tiny as _tiny
 import tiny_job as _tiny_job
 
-from tfdpsq import evaluation, validation
+from tfdpsq import evaluation, results, validation
 from tfdpsq.data import BeirDirectory, read_synthetic, verify
 from tfdpsq.privacy import accounting, read_certificate
-from tfdpsq.run import pipeline
+from tfdpsq.run import finetune, forget, pipeline, status
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import releases, workdir
+from tfdpsq.run.core import releases, sources, workdir
 
 
 @pytest.fixture(scope="module")
@@ -386,3 +389,118 @@ def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
         output = releases.Output(tmp_path / "stage", releases.PUBLIC, "half")
         workdir.run_stage(output, {"a": 1}, {}, fail)
     assert list(tmp_path.iterdir()) == []
+
+
+def _raw_log(folder):
+    """Writes a public T5, and pairs as a log with users; returns private queries."""
+    _tiny.write_start(folder)
+    beir = BeirDirectory(folder / "pairs")
+    pairs = [pair for split in beir.splits() for pair in beir.pairs(split)]
+    rows = [
+        {"asked": p.query, "clicked": p.document, "who": f"u{number % 40}"}
+        for number, p in enumerate(pairs)
+    ]
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {pair.query for pair in pairs}
+
+
+_LOG_CONFIG = """
+import sys
+
+sys.path.insert(0, {here!r})
+
+import tiny
+
+from tfdpsq.run import pipeline
+
+def get_config():
+    config = tiny.tiny_config("{base}/log.jsonl")
+    plain = pipeline.default_config()
+    config.init = "{base}/public"
+    config.epsilons, config.direct_epsilons, config.audit_epsilons = (8.0,), (), ()
+    config.pretrain, config.prepare.vocabulary_size = plain.pretrain, 0
+    for name in ("finetune", "retriever", "direct"):
+        config[name].t5 = plain[name].t5
+    config.rerank = False
+    config.finetune.unit = "user"
+    config.log.columns.update(query="asked", document="clicked", user="who")
+    config.log.split_by = "user"
+    config.log.log_documents_are_public = True
+    return config
+"""
+
+
+def test_a_raw_log_becomes_a_report_in_one_command(tmp_path):
+    queries = _raw_log(tmp_path)
+    path, work = tmp_path / "config.py", tmp_path / "work"
+    here = pathlib.Path(__file__).parent
+    path.write_text(_LOG_CONFIG.format(here=str(here), base=tmp_path))
+    config = runpy.run_path(str(path))["get_config"]()
+    config.log.log_documents_are_public = False
+    with pytest.raises(validation.InputError, match="=True if everybody may know"):
+        pipeline.run(config, work)
+    assert not (work / "private" / "pairs").exists()
+    # A mistake that only the pairs show is corrected without importing again.
+    config.log.log_documents_are_public = True
+    config.retriever.batch_size = 500
+    with pytest.raises(validation.InputError, match="batch_size 500 is larger than"):
+        pipeline.run(config, work)
+    imported = _tiny_job.stages(work)
+    assert [*imported] == [work / "private" / "pairs" / "stage.json"]
+    done = _tiny_job.command(path, work)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (work / "report.html").is_file()
+    assert imported.items() <= _tiny_job.stages(work).items()
+
+    # All later stages are of the imported pairs, under this workdir's key.
+    pairs = BeirDirectory(work / "private" / "pairs")
+    certificate = read_certificate(work / "release" / "generator_eps8")
+    assert certificate["fingerprints"]["pairs"] == sources.keyed_fingerprint(
+        pairs.fingerprint(), work / "private"
+    )
+    users = pairs.users("train")
+    assert certificate["sampler"]["n"] == len(set(users.values())) < len(users)
+    stage = json.loads((work / "release" / "generator_eps8" / "stage.json").read_text())
+    assert stage["config"]["pairs"] == str(pairs.path)
+    assert set(pairs.queries().values()) == queries
+    for path in (work / "release").rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert not any(query.encode() in content for query in queries), path
+    assert all(
+        not stat.S_IMODE(p.stat().st_mode) & 0o077 for p in pairs.path.rglob("*")
+    )
+    assert set(forget.plan(work).delete) >= {pairs.queries_file, pairs.corpus_file}
+    assert set(results.open_job(work).pairs["query"]) == queries
+    assert status.status(str(work))["stages"][0]["name"] == "pairs"
+
+    # Another config of the import is another config of the workdir.
+    config.retriever.batch_size, config.log.seed = 4, 1
+    with pytest.raises(
+        validation.InputError, match="config.json was written by .*seed"
+    ):
+        pipeline.run(config, work)
+    assert _tiny_job.stages(work)[pairs.path / "stage.json"] in imported.values()
+
+
+def test_a_stage_names_the_command_that_imports_a_log(tmp_path):
+    _raw_log(tmp_path)
+    sets = tmp_path / "my set"  # as Hugging Face `datasets` writes them
+    sets.mkdir()
+    (sets / "data-00000-of-00001.arrow").write_bytes(b"")
+    (sets / "state.json").write_text("{}")
+    for path, quoted in (
+        *((f"{tmp_path}/log.jsonl", f"{tmp_path}/log.jsonl"), (str(sets), f"'{sets}'")),
+        *((f"{name}:x", f"{name}:x") for name in ("tfds", "ir_datasets")),
+    ):
+        config = finetune.default_config()
+        config.update(pairs=path, vocabulary=f"{tmp_path}/spiece.model")
+        with pytest.raises(validation.InputError) as error:
+            finetune.run(config, tmp_path / "out")
+        assert f"--workdir=private/pairs --config.logs.train={quoted} " in str(
+            error.value
+        )
+        assert not (tmp_path / "out").exists()
+    config = _tiny.tiny_config(tmp_path / "pairs")
+    config.log.columns.user = "who"
+    with pytest.raises(validation.InputError, match="log.columns.user .* not a log"):
+        pipeline.run(config, tmp_path / "work")

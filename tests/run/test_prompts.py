@@ -13,6 +13,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.run import finetune
 from tfdpsq.run.attacks import audit_subject
 from tfdpsq.run.core import sources
+from tfdpsq.run.training import private_training
 from tfdpsq.validation import InputError
 
 
@@ -39,12 +40,8 @@ def _rows(base, directory, **options):
     config = _config(base, **options)
     source = sources.load_source(config.pairs, config.split)
     tokenizer = Tokenizer(base / "spiece.model")
-    store = finetune._tokenised(
-        directory,
-        source,
-        tokenizer,
-        {n: config[n] for n in ("query_length", "document_length", "prompt")},
-    )
+    encode = finetune._encoding(config, tokenizer)
+    store = private_training.stored_rows(directory, source.read(), encode)
     return store.take(np.arange(8)), tokenizer, source.pairs
 
 

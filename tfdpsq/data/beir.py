@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from tfdpsq.data.beir_lines import (
     Judgement,
     check_known,
     document_of,
-    duplicate,
     other_fields,
     read_judgements,
     read_records,
@@ -34,8 +36,12 @@ from tfdpsq.data.beir_lines import (
 )
 from tfdpsq.data.beir_writer import write_beir_files
 from tfdpsq.data.files import atomic_directory
-from tfdpsq.data.texts import Document, Pair
+from tfdpsq.data.pair_table import PairTable
+from tfdpsq.data.texts import Document
 from tfdpsq.validation import DataError, shown
+
+# Lines that are looked at together.
+_CHUNK = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +67,8 @@ class BeirDirectory:
     """A BEIR directory, read lazily; every query and judgement is kept.
 
     Construction only looks for the files. Each method reports the first bad line
-    it meets; `validate` meets them all.
+    it meets; `validate` meets them all. Those that return a dictionary hold it in
+    memory: they are for splits that are evaluated, and `pairs` for logs of any size.
 
     Attributes:
       path: the directory, as a `Path`.
@@ -126,23 +133,37 @@ class BeirDirectory:
           DataError: a line is malformed, a text empty, an id repeated, or there
             is no query at all.
         """
-        found: dict[str, str] = {}
+        return dict(self.read_queries())
+
+    def read_queries(self) -> Iterator[tuple[str, str]]:
+        """Streams (id, text) of all queries; see `read_query_lines`."""
+        for query_id, text, _ in self.read_query_lines():
+            yield query_id, text
+
+    def read_query_lines(self) -> Iterator[tuple[str, str, dict]]:
+        """Streams (id, text, other fields) of all queries, in the order of the file.
+
+        Raises:
+          DataError: as `queries`; a repeated id some thousands of lines later.
+        """
+        empty = True
+        for query in unique(self._queries, self._query_lines(), lambda item: item[0]):
+            empty = False
+            yield query
+        if empty:
+            raise DataError(self._queries, "holds no query", "Add at least one line")
+
+    def _query_lines(self) -> Iterator[tuple[str, str, dict]]:
         for line, record in read_records(self._queries):
-            query_id = record["_id"]
             text = text_field(self._queries, line, record, "text")
             if not text.strip():
                 raise DataError(
                     self._queries,
-                    f"query {shown(query_id)} is empty",
+                    f"query {shown(record['_id'])} is empty",
                     "Remove it and its judgements, or give it a text",
                     line,
                 )
-            if query_id in found:
-                raise duplicate(self._queries, query_id, line)
-            found[query_id] = text
-        if not found:
-            raise DataError(self._queries, "holds no query", "Add at least one line")
-        return found
+            yield record["_id"], text, other_fields(record)
 
     def other_fields(self) -> dict[str, dict]:
         """Returns query id -> what its line holds besides id and text, if anything."""
@@ -166,6 +187,25 @@ class BeirDirectory:
             if record["_id"] in wanted
         }
 
+    def owners(self, pairs: PairTable, field: str = "user_id") -> np.ndarray:
+        """Returns the user of each pair as a number, for user-level privacy.
+
+        Args:
+          pairs: what `pairs` or `all_pairs` returned.
+          field: as in `users`.
+
+        Returns:
+          [pairs] int64, the user's place among all of theirs, sorted by name.
+
+        Raises:
+          DataError: as `users`.
+        """
+        return pairs.user_numbers(
+            (record["_id"], user_of(self._queries, line, record, field))
+            for line, record in read_records(self._queries)
+            if pairs.has_query(record["_id"])
+        )
+
     def splits(self) -> tuple[str, ...]:
         """Returns the names of the splits, sorted."""
         return tuple(sorted(f.stem for f in (self.path / "qrels").glob("*.tsv")))
@@ -177,11 +217,11 @@ class BeirDirectory:
           DataError: the split is missing, a line malformed or repeated.
         """
         judged: dict[str, dict[str, int]] = {}
-        for row in self._judgements(split):
+        for row in self.judgements(split):
             judged.setdefault(row.query_id, {})[row.document_id] = row.score
         return judged
 
-    def pairs(self, split: str) -> list[Pair]:
+    def pairs(self, split: str) -> PairTable:
         """Returns one pair per query of the split, for training under DP.
 
         The unit of privacy is one query. Were a query in k pairs, clipping each
@@ -190,23 +230,15 @@ class BeirDirectory:
         document: that of the highest score, then of the smallest id.
 
         Returns:
-          The pairs, sorted by query id. Queries judged 0 throughout have none.
+          The pairs on disk, sorted by query id. Queries judged 0 throughout have none.
 
         Raises:
           DataError: the split has no pair, a judgement names an unknown id, or a
             line of any of the three files is malformed.
         """
-        best: dict[str, Judgement] = {}
-        for row in self._positive(split):
-            held = best.get(row.query_id)
-            if held is None or (-row.score, row.document_id) < (
-                -held.score,
-                held.document_id,
-            ):
-                best[row.query_id] = row
-        return self._joined(split, best.values())
+        return self._joined(split, best=True)
 
-    def all_pairs(self, split: str) -> list[Pair]:
+    def all_pairs(self, split: str) -> PairTable:
         """Returns every pair judged above 0, sorted by query and document id.
 
         A query may occur several times: for evaluation, for training without privacy,
@@ -216,7 +248,7 @@ class BeirDirectory:
         Raises:
           DataError: as `pairs`.
         """
-        return self._joined(split, self._positive(split))
+        return self._joined(split, best=False)
 
     def positives(self, split: str) -> dict[str, frozenset[str]]:
         """Returns query id -> ids of the documents judged above 0.
@@ -234,8 +266,7 @@ class BeirDirectory:
 
         Checked: every line's form and encoding, ids (unique, without white
         space), texts (not empty), and that every judgement names a known query
-        and document. Of a document it keeps 8 bytes in memory, and its id if it is
-        judged.
+        and document. Of a line it keeps 8 bytes in memory, and judged ids on disk.
 
         Args:
           splits: the splits that must be there. Others are not read.
@@ -246,27 +277,33 @@ class BeirDirectory:
         Raises:
           DataError: the first problem, with file, line, value and remedy.
         """
-        rows = {split: self._positive(split) for split in splits}
-        queries = self.queries()
-        judged = {row.document_id for s in splits for row in self._judgements(s)}
-        known: set[str] = set()
-        documents = empty = 0
-        for document in unique(self._corpus, self.documents()):
-            documents += 1
-            empty += not document.content
-            if document.id in judged:
-                known.add(document.id)
+        tables, pairs = {}, {}
+        for split in splits:
+            tables[split] = PairTable()
+            pairs[split] = sum(1 for _ in self._positive(split))
+            tables[split].add_judgements(self.judgements(split))
+            tables[split].choose(best=False)
+        queries = documents = empty = 0
+        stream = self.read_queries()
+        while some := list(itertools.islice(stream, _CHUNK)):
+            queries += len(some)
+            for table in tables.values():
+                table.add_queries((name, "") for name, _ in some)
+        corpus = unique(self._corpus, self.documents())
+        while chunk := list(itertools.islice(corpus, _CHUNK)):
+            documents += len(chunk)
+            empty += sum(not document.content for document in chunk)
+            for table in tables.values():
+                names = (Document(document.id, "", "") for document in chunk)
+                table.add_documents(names, self._refuse_repeated)
         if not documents:
             raise DataError(self._corpus, "holds no document", "Add at least one line")
         return Counts(
             documents=documents,
-            queries=len(queries),
-            pairs={split: len(found) for split, found in rows.items()},
+            queries=queries,
+            pairs=pairs,
             empty_documents=empty,
-            unknown_judgements=sum(
-                self._check_known(split, self._judgements(split), queries, known)
-                for split in splits
-            ),
+            unknown_judgements=sum(map(self._unknown, tables, tables.values())),
         )
 
     def fingerprint(self) -> str:
@@ -285,12 +322,12 @@ class BeirDirectory:
 
         for document in self.documents():
             add("document", document.id, document.title, document.text)
-        for query_id, text in self.queries().items():
+        for query_id, text, fields in self.read_query_lines():
             add("query", query_id, text)
-        for query_id, fields in self.other_fields().items():
-            add("fields", query_id, json.dumps(fields, sort_keys=True))
+            if fields:
+                add("fields", query_id, json.dumps(fields, sort_keys=True))
         for split in self.splits():
-            for row in self._judgements(split):
+            for row in self.judgements(split):
                 add("qrel", split, row.query_id, row.document_id, row.score)
         return f"{total % (1 << 256):064x}"
 
@@ -310,7 +347,12 @@ class BeirDirectory:
             )
         return plain if plain.is_file() else packed
 
-    def _judgements(self, split: str) -> Iterator[Judgement]:
+    def judgements(self, split: str) -> Iterator[Judgement]:
+        """Streams the lines of a split's qrels, whatever their score.
+
+        Raises:
+          DataError: the split is missing, a line malformed or repeated.
+        """
         path = self._qrels_file(split)
         if not path.is_file():
             raise DataError(
@@ -321,38 +363,37 @@ class BeirDirectory:
     def _qrels_file(self, split: str) -> Path:
         return self.path / "qrels" / f"{split}.tsv"
 
-    def _positive(self, split: str) -> list[Judgement]:
-        rows = [row for row in self._judgements(split) if row.score > 0]
-        if not rows:
+    def _positive(self, split: str) -> Iterator[Judgement]:
+        empty = True
+        for row in self.judgements(split):
+            if row.score > 0:
+                empty = False
+                yield row
+        if empty:
             raise DataError(
                 self._qrels_file(split),
                 "no pair is judged above 0",
                 "A split needs at least one relevant document",
             )
-        return rows
 
-    def _joined(self, split: str, rows: Iterable[Judgement]) -> list[Pair]:
-        """Looks up the texts of judgements, keeping only the documents in need."""
-        rows = sorted(rows, key=lambda row: (row.query_id, row.document_id))
-        queries = self.queries()
-        wanted = {row.document_id for row in rows}
-        contents: dict[str, str] = {}
-        for document in self.documents():
-            if document.id in wanted:
-                if document.id in contents:
-                    refuse_repeated(self._corpus, {document.id})
-                contents[document.id] = document.content
-        self._check_known(split, rows, queries, contents)
-        return [
-            Pair(
-                row.query_id,
-                queries[row.query_id],
-                row.document_id,
-                contents[row.document_id],
-            )
-            for row in rows
-            if row.document_id in contents
-        ]
+    def _joined(self, split: str, best: bool) -> PairTable:
+        """Joins judgements and texts; `best` keeps one document of a query."""
+        table = PairTable()
+        table.add_judgements(self._positive(split))
+        table.choose(best)
+        table.add_queries(self.read_queries())
+        table.add_documents(self.documents(), self._refuse_repeated)
+        if self._unknown(split, table):
+            table.drop_unknown()
+        return table
+
+    def _refuse_repeated(self, document_id: str) -> None:
+        refuse_repeated(self._corpus, {document_id})
+
+    def _unknown(self, split: str, table: PairTable) -> int:
+        """Returns how many rows are of documents that are not there, if few may be."""
+        found = table.unknown()
+        return 0 if found is None else self._check_known(split, *found)
 
     def _check_known(
         self,

@@ -13,15 +13,16 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tfdpsq.data import any_files
 from tfdpsq.data.texts import Document, text_problem
 from tfdpsq.data.unique_ids import BATCH, UniqueIds
 from tfdpsq.validation import DataError, parse_json, shown
 
+_Item = TypeVar("_Item")
 _HEADER = ["query-id", "corpus-id", "score"]
 
 
@@ -238,36 +239,44 @@ def duplicate(path: Path, key: str, line: int) -> DataError:
     )
 
 
-def unique(path: Path, documents: Iterator[Document]) -> Iterator[Document]:
-    """Passes documents on, and raises where an id comes twice; 8 bytes a document.
+def unique(
+    path: Path,
+    items: Iterator[_Item],
+    key: Callable[[Any], str] = lambda document: document.id,
+    refuse: Callable[[Path, set[str]], None] | None = None,
+) -> Iterator[_Item]:
+    """Passes items on, and raises where an id comes twice; 8 bytes an item.
 
     Args:
       path: the file they are read from, which is read again to be exact.
-      documents: all of its documents.
+      items: all of its documents, or what else it holds.
+      key: the id of one.
+      refuse: `refuse_repeated`, or the same for another format.
 
     Yields:
-      The documents. One whose id came before may be among them, and up to some
-      thousands after it.
+      The items. One whose id came before may be among them, and up to some thousands
+      after it.
 
     Raises:
-      DataError: an id occurs twice, or what `documents` raises, whichever is on the
+      DataError: an id occurs twice, or what `items` raises, whichever is on the
         earlier line.
     """
+    refuse = refuse or refuse_repeated
     ids = UniqueIds()
     batch: list[str] = []
     while True:
         try:
-            document = next(documents, None)
+            item = next(items, None)
         except DataError:
-            refuse_repeated(path, ids.add(batch))
+            refuse(path, ids.add(batch))
             raise
-        if document is None or len(batch) == BATCH:
-            refuse_repeated(path, ids.add(batch))
+        if item is None or len(batch) == BATCH:
+            refuse(path, ids.add(batch))
             batch = []
-        if document is None:
+        if item is None:
             return
-        batch.append(document.id)
-        yield document
+        batch.append(key(item))
+        yield item
 
 
 def refuse_repeated(path: Path, suspects: set[str]) -> None:
@@ -290,12 +299,35 @@ def refuse_repeated(path: Path, suspects: set[str]) -> None:
 
 
 def read_judgements(path: Path) -> Iterator[Judgement]:
-    """Yields the judgements of a qrels file.
+    """Yields the judgements of a qrels file; see `unique` for repeated ones.
 
     Raises:
       DataError: the header is missing, a line malformed or repeated.
     """
-    seen: set[tuple[str, str]] = set()
+    yield from unique(path, _parsed(path), _key, refuse_repeated_judgement)
+
+
+def refuse_repeated_judgement(path: Path, suspects: set[str]) -> None:
+    """Raises if one of these pairs (see `_key`) occurs twice in a qrels file."""
+    seen: set[str] = set()
+    for row in _parsed(path) if suspects else ():
+        if _key(row) in seen:
+            raise DataError(
+                path,
+                f"query {_id(row.query_id)} and document {_id(row.document_id)} were "
+                "judged on an earlier line",
+                "Keep one of the lines",
+                row.line,
+            )
+        if _key(row) in suspects:
+            seen.add(_key(row))
+
+
+def _key(row: Judgement) -> str:
+    return f"{row.query_id}\t{row.document_id}"
+
+
+def _parsed(path: Path) -> Iterator[Judgement]:
     lines = read_lines(path)
     first = next(lines, (1, ""))[1]
     if first.split("\t") != _HEADER:
@@ -324,15 +356,6 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
                 "Write an integer: 0 for irrelevant, 1 and above for relevant",
                 line,
             ) from None
-        if (row.query_id, row.document_id) in seen:
-            raise DataError(
-                path,
-                f"query {_id(row.query_id)} and document {_id(row.document_id)} were "
-                "judged on an earlier line",
-                "Keep one of the lines",
-                line,
-            )
-        seen.add((row.query_id, row.document_id))
         yield row
 
 

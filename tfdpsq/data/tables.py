@@ -1,8 +1,9 @@
-"""Rows of others' tables: Parquet, Arrow, TSV, CSV, JSONL and `ir_datasets`.
+"""Rows of others' tables: Parquet, Arrow, TSV, CSV, JSONL, `tfds` and `ir_datasets`.
 
 A table is a file, a directory whose files are its parts (such as a Hugging Face data
-set on disk), a pattern of files, or `ir_datasets:NAME`. Rows are read in pieces, so
-memory does not grow with the table. Files may be `gs://` ones.
+set on disk), a pattern of files, `ir_datasets:NAME`, or `tfds:NAME#SPLIT`, a split of a
+prepared TensorFlow data set. Rows are read in pieces, so memory does not grow with the
+table. Files may be `gs://` ones.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import tensorflow as tf
 from tfdpsq.data import any_files
 from tfdpsq.validation import DataError, InputError, parse_json
 
-IR_DATASETS = "ir_datasets:"
+IR_DATASETS, TFDS = NAMED = ("ir_datasets:", "tfds:")
 # The parts of a table that `ir_datasets` names.
 PAIRS, QUERIES, CORPUS = "pairs", "queries", "corpus"
 _BATCH = 4096
@@ -41,7 +42,7 @@ def read_rows(
     """Reads the named columns of a table.
 
     Args:
-      table: path, pattern or `ir_datasets:NAME`.
+      table: path, pattern, `ir_datasets:NAME` or `tfds:NAME#SPLIT`.
       columns: their names; for TSV and CSV without a header their numbers, from "0".
       header: whether the first line of TSV and CSV files names the columns.
       part: what an `ir_datasets` name stands for: its judgements, queries or documents.
@@ -57,18 +58,31 @@ def read_rows(
     if table.startswith(IR_DATASETS):
         yield from _of_ir_datasets(table, columns, part)
         return
+    if table.startswith(TFDS):
+        yield from _of_tfds(table, columns)
+        return
     for path in files_of(table):
         for number, row in _reader_of(path, header)(path, columns):
             yield path, number, row
 
 
 def files_of(table: str) -> list[str]:
-    """Returns a table's files, sorted.
+    """Returns a table's files, sorted; of a prepared data set, those of all splits.
 
     Raises:
       InputError: there is none, or they are of several formats.
     """
+    if table.startswith(TFDS):
+        folder = os.fspath(_tfds_builder(table).data_path)
+        names = sorted(tf.io.gfile.listdir(folder))
+        return [os.path.join(folder, name) for name in names]
     if tf.io.gfile.isdir(table):
+        splits = os.path.join(table, "dataset_dict.json")
+        if any_files.exists(splits):  # of Hugging Face `datasets`
+            raise InputError(
+                f"{splits} lists the splits of a set. Give one of them, such as "
+                f"{os.path.join(table, 'train')}."
+            )
         found = [
             os.path.join(folder, name)
             for folder, _, names in tf.io.gfile.walk(table)
@@ -86,8 +100,8 @@ def files_of(table: str) -> list[str]:
     if not found or "" in formats:
         raise InputError(
             f"{table} is not a table. Give a file, a directory or a pattern of "
-            f"files that end in {', '.join(_READERS)} (text also with .gz), or "
-            f"{IR_DATASETS}NAME."
+            f"files that end in {', '.join(_READERS)} (text also with .gz), "
+            f"{IR_DATASETS}NAME or {TFDS}NAME."
         )
     if len(formats) > 1:
         raise InputError(
@@ -95,6 +109,11 @@ def files_of(table: str) -> list[str]:
             ". Give a pattern of one, such as DIRECTORY/*.parquet."
         )
     return sorted(found)
+
+
+def is_table_name(path: str) -> bool:
+    """Returns whether a file's name ends as that of a table."""
+    return _format_of(path) is not None
 
 
 def seconds_of(value: Any) -> float | None:
@@ -273,9 +292,18 @@ def _damaged(path: str) -> Iterator[None]:
         ) from error
 
 
-def _of_ir_datasets(
-    table: str, columns: Sequence[str], part: str
-) -> Iterator[tuple[str, int, list[Any]]]:
+def fields_of(table: str, part: str) -> tuple[str, ...]:
+    """Returns the columns of a part of an `ir_datasets` set.
+
+    Raises:
+      InputError: the library is missing, or there is no such set or part.
+    """
+    source, kind = _ir_datasets_part(table, part)
+    return getattr(source, f"{kind}_cls")()._fields
+
+
+def _ir_datasets_part(table: str, part: str) -> tuple[Any, str]:
+    """Returns a set of `ir_datasets`, and what that calls the part."""
     datasets = library("ir_datasets", "ir_datasets")
     name = table[len(IR_DATASETS) :]
     try:
@@ -290,14 +318,103 @@ def _of_ir_datasets(
             f"{table} has no {kind}. Name the part of the set that has, such as "
             f"{table}/train."
         )
-    _require(table, columns, getattr(source, f"{kind}_cls")()._fields)
+    return source, kind
+
+
+def _of_ir_datasets(
+    table: str, columns: Sequence[str], part: str
+) -> Iterator[tuple[str, int, list[Any]]]:
+    source, kind = _ir_datasets_part(table, part)
+    _require(table, columns, fields_of(table, part))
     try:
         for number, row in enumerate(getattr(source, f"{kind}_iter")(), 1):
             yield table, number, [getattr(row, column) for column in columns]
     except OSError as error:  # requests' errors, too
         raise InputError(
-            f"ir_datasets could not get {name}: {str(error)[:200]}. Where there is no "
-            "network, put its files where IR_DATASETS_HOME points to."
+            f"ir_datasets could not get {table[len(IR_DATASETS) :]}: "
+            f"{str(error)[:200]}. Where there is no network, put its files where "
+            "IR_DATASETS_HOME points to."
+        ) from error
+
+
+def _of_tfds(table: str, columns: Sequence[str]) -> Iterator[tuple[str, int, list]]:
+    builder = _tfds_builder(table)
+    split = table.partition("#")[2]
+    there = sorted(builder.info.splits)
+    if not split and len(there) != 1:
+        raise InputError(
+            f"{table} has the splits {', '.join(there)}. Name one, such as "
+            f"{table}#{there[-1] if there else 'train'}."
+        )
+    features = builder.info.features
+    _require(table, columns, list(features))
+    for column in columns:
+        if features[column].shape != ():
+            raise InputError(
+                f"column {column!r} of {table} is {features[column]}, several values a "
+                "row. Name a column of one text or number, or write the set as Parquet."
+            )
+    import tensorflow_datasets as tfds
+
+    try:
+        rows = builder.as_dataset(
+            split=split or there[0],
+            decoders=tfds.decode.PartialDecoding(dict.fromkeys(columns, True)),
+            # In the order of the files, whatever the number of cores.
+            read_config=tfds.ReadConfig(interleave_cycle_length=1),
+        )
+    except ValueError as error:
+        raise InputError(
+            f"{table}: {str(error)[:200]} Its splits are {', '.join(there)}."
+        ) from error
+    try:
+        for number, row in enumerate(rows.as_numpy_iterator(), 1):
+            values = (row[column] for column in columns)
+            yield table, number, [_plain(table, number, value) for value in values]
+    except tf.errors.OpError as error:
+        first = str(error.message).partition("\n")[0]
+        raise DataError(
+            table, f"it cannot be read: {first[:200]}", "Prepare it again"
+        ) from error
+
+
+def _plain(table: str, number: int, value: Any) -> Any:
+    """Returns a scalar of NumPy as text or number."""
+    if not isinstance(value, bytes):
+        return value.item()
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            table,
+            f"byte {error.start + 1} of a text is not UTF-8",
+            "Prepare the set with texts in UTF-8",
+            number,
+        ) from error
+
+
+def _tfds_builder(table: str) -> Any:
+    """Returns a data set that was prepared before; nothing is downloaded.
+
+    Raises:
+      InputError: it is not prepared in the folder, or TFDS is not installed.
+    """
+    tfds = library("tensorflow_datasets", "tensorflow-datasets")
+    name = table[len(TFDS) :].partition("#")[0]
+    if any_files.exists(os.path.join(name, "dataset_info.json")):
+        return tfds.builder_from_directory(name)
+    folder = os.environ.get("TFDS_DATA_DIR") or tfds.core.constants.DATA_DIR
+    folder = os.path.expanduser(folder)
+    try:
+        module = importlib.import_module("tensorflow_datasets.core.read_only_builder")
+        return module.builder_from_files(name, data_dir=folder)
+    except (ValueError, OSError) as error:
+        raise InputError(
+            f"{TFDS}{name} is not prepared in {folder}, and nothing is downloaded here."
+            ' Where there is a network, run: python -c "import tensorflow_datasets as '
+            f"tfds; tfds.builder('{name}', data_dir='{folder}').download_and_prepare()"
+            '"; or set TFDS_DATA_DIR to the folder that has it, and name its config if '
+            f"it has one ({TFDS}NAME/CONFIG)."
         ) from error
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdpsq.data.beir import Pair
 from tfdpsq.data.rows import RowStore, write_rows
+from tfdpsq.data.texts import Pair
 from tfdpsq.retriever.encoding import (
     Embedder,
     Encodes,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 import numpy as np
 
 from tfdpsq import validation
-from tfdpsq.data.beir import Pair
+from tfdpsq.data.texts import Pair
 from tfdpsq.retriever.encoding import Encodes, with_vectors
 from tfdpsq.retriever.known_answers import KnownAnswers
 from tfdpsq.retriever.model import TwoTower

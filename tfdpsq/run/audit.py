@@ -353,17 +353,18 @@ def members_of(
 ) -> tuple[list[Pair], list[Pair]]:
     """Draws training queries and held-out ones at random, without canaries."""
     random = np.random.default_rng(seed)
+    trained = beir.pairs(split)
     inside = [
-        pair
-        for pair in beir.pairs(split)
-        if not pair.query_id.startswith(canary_set.ID_PREFIX)
+        row
+        for row, name in enumerate(trained.query_ids())
+        if not name.startswith(canary_set.ID_PREFIX)
     ]
-    outside = [
-        pair
+    tables = [
+        beir.pairs(other)
         for other in other_splits
         if other in beir.splits() and other != split
-        for pair in beir.pairs(other)
     ]
+    outside = [(table, row) for table in tables for row in range(len(table))]
     count = min(most, len(inside), len(outside))
     if count < 2:
         raise validation.InputError(
@@ -371,8 +372,9 @@ def members_of(
             f"{tuple(other_splits)}; a comparison takes 2 of each. Name splits "
             "with queries that were not trained on."
         )
-    inside = [inside[row] for row in random.permutation(len(inside))[:count]]
-    return inside, [outside[row] for row in random.permutation(len(outside))[:count]]
+    members = [trained[inside[row]] for row in random.permutation(len(inside))[:count]]
+    others = (outside[row] for row in random.permutation(len(outside))[:count])
+    return members, [table[row] for table, row in others]
 
 
 if __name__ == "__main__":

@@ -167,14 +167,15 @@ def make_canaries(
     documents = sum(1 for _ in beir.documents())
     # One pair of each document, so that no document has two canaries.
     shuffled = random.permutation(len(pairs))
-    own = list({pairs[row].document_id: pairs[row] for row in shuffled}.values())
-    if len(kinds) > min(len(own), documents // 2):
+    of_rows = pairs.document_numbers()[shuffled].tolist()
+    last = dict(zip(of_rows, shuffled.tolist()))
+    if len(kinds) > min(len(last), documents // 2):
         raise validation.InputError(
             f"the settings give {len(kinds)} canaries, each on a document of its own, "
-            f"but split {config.split!r} has queries on {len(own)} documents, the "
+            f"but split {config.split!r} has queries on {len(last)} documents, the "
             f"corpus holds {documents}. Lower trials, forms, repetitions or coins."
         )
-    own = own[: len(kinds)]
+    own = [pairs[row] for row in itertools.islice(last.values(), len(kinds))]
     taken = {pair.document_id for pair in own}
     # At most half of these are taken.
     free = random.permutation(documents)[: 2 * len(kinds)].tolist()
@@ -253,26 +254,31 @@ def _write_data(
       The number of queries that were added.
     """
     rows = 0
-    fields, users = _with_users(beir, split, user_field)
     made = list(made)
+    has_users = _has_users(beir, split, user_field)
+    # Names that canaries take: no query, and no user, may have one of them already.
+    taken = {f"{canary_set.ID_PREFIX}{number}" for number in range(len(made))}
+    found: set[str] = set()
     with BeirWriter(directory) as writer:
         for document in _with_secrets(beir, made):
             writer.add_document(document)
-        queries = beir.queries()
-        for query_id, text in queries.items():
+        for query_id, text, given in beir.read_query_lines():
+            # In data without users, the only query of a user gives its id.
+            named = has_users or names_user(given, user_field)
+            fields = given if named else _with_user(given, user_field, query_id)
+            found |= taken & {query_id.rpartition("-")[0], *_users(fields, user_field)}
             if query_id not in left_out:
-                writer.add_query(query_id, text, fields[query_id])
+                writer.add_query(query_id, text, fields)
         for each in beir.splits():
-            for query_id, judgements in beir.qrels(each).items():
-                if query_id in left_out:
-                    continue
-                for document_id, relevance in judgements.items():
-                    writer.add_judgement(each, query_id, document_id, relevance)
+            for row in beir.judgements(each):
+                if row.query_id not in left_out:
+                    values = (row.query_id, row.document_id, row.score)
+                    writer.add_judgement(each, *values)
         for number, canary in enumerate(made):
             user = f"{canary_set.ID_PREFIX}{number}"
             for copy in range(canary.repetitions):
                 query_id = f"{user}-{copy}"
-                if query_id in queries or user in users:
+                if user in found:
                     raise validation.InputError(
                         f"query {query_id!r} or user {user!r} of the data has the name "
                         "of a canary's: these pairs already hold canaries. Start from "
@@ -331,28 +337,35 @@ def _left_out(
     return {rows[place] for place in dropped} - elsewhere
 
 
-def _with_users(
-    beir: BeirDirectory, split: str, field: str
-) -> tuple[dict[str, dict[str, Any]], set[str]]:
-    """Returns the other fields of each query's line, and the set of all users.
+def _has_users(beir: BeirDirectory, split: str, field: str) -> bool:
+    """Returns whether the queries of a split have users.
 
     Raises:
-      DataError: some queries of the split have users and others none.
+      DataError: some have and others have not.
     """
-    given = beir.other_fields()
-    named = {query_id for query_id, each in given.items() if names_user(each, field)}
-    users = set()
-    if not named.isdisjoint(beir.positives(split)):
-        users = set(beir.users(split, field).values())
-    fields: dict[str, dict[str, Any]] = {}
-    for query_id in beir.queries():
-        fields[query_id] = dict(given.get(query_id, {}))
-        if not users and query_id not in named:
-            metadata = fields[query_id].get("metadata")
-            kept = metadata if isinstance(metadata, dict) else {}
-            fields[query_id]["metadata"] = {**kept, field: query_id}
-    # In data without users, the only query of a user gives its id.
-    return fields, users or set(fields)
+    pairs = beir.pairs(split)
+    named = (
+        names_user(given, field) and pairs.has_query(query_id)
+        for query_id, _, given in beir.read_query_lines()
+    )
+    if not any(named):
+        return False
+    beir.owners(pairs, field)
+    return True
+
+
+def _with_user(given: dict[str, Any], field: str, user: str) -> dict[str, Any]:
+    """Returns the fields of a query's line with a user."""
+    metadata = given.get("metadata")
+    kept = metadata if isinstance(metadata, dict) else {}
+    return {**given, "metadata": {**kept, field: user}}
+
+
+def _users(given: dict[str, Any], field: str) -> set[str]:
+    """Returns what a query's line names as its user, be it several."""
+    metadata = given.get("metadata")
+    inside = metadata.get(field) if isinstance(metadata, dict) else None
+    return {str(inside), str(given.get(field))}
 
 
 def _check(

@@ -37,7 +37,7 @@ import json
 import pathlib
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -225,7 +225,7 @@ class _Choice:
     def _choice_epsilon(self) -> float:
         return float(self._config.choice_epsilon or self._config.finetune.epsilon)
 
-    def _pairs(self) -> tuple[sources.Source, list[Pair]]:
+    def _pairs(self) -> tuple[sources.Source, Sequence[Pair]]:
         """Returns the training pairs, and the held-out pairs.
 
         Raises:
@@ -236,8 +236,8 @@ class _Choice:
             sources.load_source(shared.pairs, split, shared.unit)
             for split in (shared.split, self._config.held_out)
         )
-        both = {pair.query_id for pair in train.pairs}
-        both &= {pair.query_id for pair in held_out.pairs}
+        held = {pair.query_id for pair in held_out.pairs}
+        both = {pair.query_id for pair in train.pairs if pair.query_id in held}
         if both:
             raise validation.InputError(
                 f"{shared.pairs}: {len(both)} queries are in both splits "
@@ -277,7 +277,7 @@ class _Choice:
             }
         return {"certificate": privacy.read_certificate(out), "diverged": False}
 
-    def _chosen(self, names: list[str], runs: int, held_out: list[Pair]) -> dict:
+    def _chosen(self, names: list[str], runs: int, held_out: Sequence[Pair]) -> dict:
         """Returns the chosen point; reads it from disk if the choice was made."""
         path = self._own / CHOICE_FILE
         if not path.is_file():
@@ -288,7 +288,7 @@ class _Choice:
             shutil.rmtree(self._own / SCORES, ignore_errors=True)
         return workdir.read_json(path, chosen=str, score=str)
 
-    def _choice(self, names: list[str], runs: int, held_out: list[Pair]) -> dict:
+    def _choice(self, names: list[str], runs: int, held_out: Sequence[Pair]) -> dict:
         """Scores the points and chooses one."""
         if self._config.choice == "accounted":
             sums = [self._scores(name, held_out)["sum"] for name in names]
@@ -313,7 +313,7 @@ class _Choice:
         signature = scores[best]["signature"]
         return {"chosen": best, "epsilon": None, "score": f"corpus BLEU: {signature}"}
 
-    def _scores(self, name: str, held_out: list[Pair]) -> dict[str, Any]:
+    def _scores(self, name: str, held_out: Sequence[Pair]) -> dict[str, Any]:
         """Returns a point's scores on the held-out queries; kept until the choice."""
         path = self._own / SCORES / f"{name}.json"
         if not path.is_file():
@@ -346,7 +346,7 @@ class _Choice:
             return workdir.read_json(path, bleu=(int, float), signature=str)
         return workdir.read_json(path, sum=(int, float))
 
-    def _written(self, name: str, held_out: list[Pair]) -> dict[str, str]:
+    def _written(self, name: str, held_out: Sequence[Pair]) -> dict[str, str]:
         """Returns document id -> the query that a point's generator writes."""
         stage = self._config.finetune
         out = self._point(name)

@@ -10,19 +10,17 @@ goes to `private_directory`, by default `private` next to the output.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 
 import ml_collections
 import numpy as np
 
 from tfdpsq import privacy, validation
-from tfdpsq.data import RowStore, Tokenizer, write_rows
+from tfdpsq.data import Tokenizer
 from tfdpsq.generator import encode_pairs
-from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import (
@@ -42,9 +40,6 @@ from tfdpsq.run.training import (
     starting_model,
     training_settings,
 )
-
-# Pairs tokenised at a time.
-_CHUNK = 1024
 
 SENSITIVITY_ARGUMENTS = {
     "query": (
@@ -189,10 +184,9 @@ def _make(
     with private_training.open_run(
         context.run_dir, written, context.inputs, context.output.directory
     ):
-        options = {
-            name: config[name] for name in ("query_length", "document_length", "prompt")
-        }
-        rows = _tokenised(context.run_dir, source, context.tokenizer, options)
+        rows = private_training.stored_rows(
+            context.run_dir, source.read(), _encoding(config, context.tokenizer)
+        )
         reads = private_training.record_losses(context, source, config.strict)
         with private_training.progress_of(
             context,
@@ -249,26 +243,11 @@ def _make(
     return {"steps_executed": outcome.paid, **outcome.recorded()}
 
 
-def _tokenised(
-    run_dir: pathlib.Path,
-    source: sources.Source,
-    tokenizer: Tokenizer,
-    options: Mapping[str, Any],
-) -> RowStore:
-    """Returns the pairs as rows on disk; training reads one batch at a time.
-
-    `options` are those of `encode_pairs`.
-    """
-    path = run_dir / checkpoint.STATE / "rows"
-    if path.is_dir():  # left by a run that was killed
-        store = RowStore(path)
-        store.verify()
-        return store
-    pairs = source.read()
-    chunks = iter(lambda: list(itertools.islice(pairs, _CHUNK)), [])
-    return write_rows(
-        path, (encode_pairs(chunk, tokenizer, **options) for chunk in chunks)
-    )
+def _encoding(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> Callable:
+    """Returns `encode_pairs` with the stage's lengths and prompt."""
+    names = ("query_length", "document_length", "prompt")
+    options = {name: config[name] for name in names}
+    return functools.partial(encode_pairs, tokenizer=tokenizer, **options)
 
 
 def _check_lineage(

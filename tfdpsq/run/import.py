@@ -1,4 +1,4 @@
-"""Import a query log: Parquet, Arrow, TSV, CSV, JSONL or ir_datasets to BEIR.
+"""Import a query log: Parquet, Arrow, TSV, CSV, JSONL, TFDS or ir_datasets to BEIR.
 
     tfdpsq import --workdir=private/pairs --config.logs.train=log.parquet
         --config.columns.user=user_id --config.log_documents_are_public=True
@@ -23,8 +23,10 @@ tables. MS MARCO's own files, for example:
     --config.corpus.path=collection.tsv --config.corpus.columns.document_id=0
     --config.corpus.columns.document=1 --config.header=False
 
-A set of `ir_datasets` has the three parts by one name: `ir_datasets:NAME` as log, as
-`queries.path` and as `corpus.path`.
+A set of `ir_datasets` has the three parts by one name: with `logs.train=
+ir_datasets:NAME` alone, its queries, documents and their columns need not be named.
+`tfds:NAME#SPLIT` is a split of a TensorFlow data set that was prepared before, in the
+folder TFDS_DATA_DIR; nothing is downloaded. Its features are the columns.
 
 `split_by` divides one log: by a hash of the query, so that equal texts stay together,
 by a hash of the user, or at the times given. No cut depends on other people's rows, see
@@ -115,6 +117,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
       DataError: a malformed file.
     """
     settings.check(config, SETTINGS)
+    config = _with_parts(config)
     acting.require_acting(config, SETTINGS, ACTING)
     logs, queries, corpus = _tables(config)
     split = _split(config, len(logs))
@@ -154,6 +157,29 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     return workdir.run_stage(output, config, inputs, make)
 
 
+def _with_parts(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Names the queries, documents and columns of a log of `ir_datasets`.
+
+    It does so where nothing but the log is named, and returns other configs unchanged.
+    """
+    table = config.logs.train
+    given, default = workdir.plain(config), workdir.plain(default_config())
+    named = any(
+        given[part] != default[part] for part in ("columns", "queries", "corpus")
+    )
+    alone = not (config.logs.dev or config.logs.test)
+    if not table.startswith(tables.IR_DATASETS) or named or not alone:
+        return config
+    config = config.copy_and_resolve_references()
+    config.columns.update(query="", document="", query_id="query_id")
+    config.columns.update(document_id="doc_id", score="relevance")
+    config.queries.path = config.corpus.path = table
+    config.queries.columns.update(query_id="query_id", query="text")
+    title = "title" if "title" in tables.fields_of(table, tables.CORPUS) else ""
+    config.corpus.columns.update(document_id="doc_id", document="text", title=title)
+    return config
+
+
 def _tables(config: ml_collections.ConfigDict):
     """Returns split -> log, the table of queries and the corpus, or `None` for those.
 
@@ -162,7 +188,8 @@ def _tables(config: ml_collections.ConfigDict):
     """
     if not config.logs.train:
         raise validation.InputError(
-            "logs.train is ''; it must be set: the path of a log, or ir_datasets:NAME."
+            "logs.train is ''; it must be set: the path of a log, ir_datasets:NAME or "
+            "tfds:NAME."
         )
 
     def named(columns) -> dict[str, str]:
@@ -222,6 +249,9 @@ def _require_raw(table: importing.Table) -> None:
         return
     for path in tables.files_of(table.path):
         problem = sources.why_not_public(path, raw_pairs=False)
+        if table.path.startswith(tables.TFDS) and "/beir_directory/" in path:
+            # `tfds_builder` keeps no record of what the directory was.
+            problem = "is of a BEIR directory, perhaps of a synthetic set"
         if problem:
             raise validation.InputError(
                 f"{path} {problem}. One private query can have a part in all of its "

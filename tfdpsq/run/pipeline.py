@@ -8,11 +8,15 @@ Runs every stage in one process, each in its own directory of the workdir:
     private/   everything else: models without a guarantee, curves, metrics
     report.html, results.json   internal; they show private queries
 
+`--config.data` takes a log, too (see `tfdpsq import`): it is imported into
+`private/pairs` first, as `config.log` says.
+
 To resume an interrupted run, start the same command again: it skips finished stages.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import pathlib
@@ -58,6 +62,7 @@ from tfdpsq.run.reporting import content as report_content
 from tfdpsq.run.reporting import page
 from tfdpsq.run.search import systems
 
+import_log = importlib.import_module("tfdpsq.run.import")  # a word of Python's
 # In names of rows.
 _RERANKED, _PUBLIC = "reranked", "public_only"
 _INF = 'Every epsilon must be above 0 (float("inf") trains without privacy).'
@@ -74,6 +79,8 @@ SETTINGS: settings.Declaration = {
     "examples": settings.Integer(8, 0, 10_000),
     "seed": settings.Integer(0, 0, settings.SEED),
     "strict": settings.Flag(False),
+    # Where `data` is a log.
+    "log": import_log.SETTINGS,
     # A T5 that is pretrained from random weights has sentinels in addition.
     "prepare": settings.with_defaults(
         prepare.SETTINGS,
@@ -100,6 +107,7 @@ SETTINGS: settings.Declaration = {
 
 
 _STAGES = {
+    "log": import_log,
     "prepare": prepare,
     "pretrain": pretrain,
     "finetune": finetune,
@@ -112,6 +120,7 @@ _STAGES = {
 }
 # Settings of the stages that the job fills in.
 FILLED = {
+    "log": "logs.train",
     "prepare": "data seed",
     "pretrain": "data init vocabulary seed",
     "finetune": "pairs init vocabulary epsilon seed",
@@ -157,7 +166,7 @@ def run(
     """
     started = time.monotonic()
     job = open_job(config, directory, devices)
-    directory = job.directory
+    config, directory = job.config, job.directory
     reads = privacy.PrivateReads(job.private / privacy_reads.FILE_NAME)
     if config.examples:
         reads.record("some private queries as they are", "report.html, results.json")
@@ -206,6 +215,7 @@ def open_job(
     pipeline_checks.check_settings(config)
     for trained in (config.finetune, config.retriever):
         devices.require_share(trained.batch_size)
+    given, config = config, _with_pairs(config, directory)
     beir = sources.open_beir(config.data)
     beir.validate(pipeline_checks.splits_of(config, beir))
     pipeline_checks.check_sizes(config, len(beir.pairs("train")))
@@ -229,8 +239,28 @@ def open_job(
             {name: plan for name, plan in planned.items() if not (made / name).exists()}
         )
     # Last, since the workdir keeps its config from here on.
-    directory = workdir.open_workdir(directory, config)
+    directory = workdir.open_workdir(directory, given)
     return Job(config, directory, devices)
+
+
+def _with_pairs(
+    config: ml_collections.ConfigDict, directory: pathlib.Path
+) -> ml_collections.ConfigDict:
+    """Imports a log into the workdir, unless it was; returns the config of the pairs.
+
+    Raises:
+      InputError: what `import` raises; a workdir that was made with another config.
+    """
+    if not sources.is_log(config.data):
+        return config
+    place = workdir.reserve_workdir(directory, config)
+    logs = {**config.log.logs, "train": config.data}
+    made = stages.Stages(place).run(
+        import_log, config.log, layout.IMPORTED, False, logs=logs
+    )
+    config = config.copy_and_resolve_references()
+    config.data = str(made)
+    return config
 
 
 def devices_of(
@@ -248,6 +278,15 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
     Raises:
       InputError: names the setting.
     """
+    if not sources.is_log(config.data):
+        for name, default in acting.defaults(SETTINGS["log"]):
+            value = acting.value_at(config.log, name)
+            if value != default and name not in FILLED["log"].split():
+                raise validation.InputError(
+                    f"log.{name} is {validation.shown(value)}, which does nothing "
+                    f"here: data is {config.data}, not a log. Leave it at "
+                    f"{validation.shown(default)}."
+                )
     for name, module in _STAGES.items():
         stage, declared = config[name].copy_and_resolve_references(), SETTINGS[name]
         acting.require_unfilled(stage, declared, FILLED[name].split(), name, "this job")

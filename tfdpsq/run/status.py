@@ -45,7 +45,14 @@ from tfdpsq import validation  # noqa: E402
 from tfdpsq.data.shards import PASS_FILE  # noqa: E402
 from tfdpsq.privacy import checkpoint  # noqa: E402
 from tfdpsq.privacy.proof import ledger  # noqa: E402
-from tfdpsq.run.core import command, locks, point_log, progress, workdir  # noqa: E402
+from tfdpsq.run.core import (  # noqa: E402
+    command,
+    layout,
+    locks,
+    point_log,
+    progress,
+    workdir,
+)
 from tfdpsq.run.core.stages import SECONDS_FILE, measured  # noqa: E402
 
 _USAGE = "usage: python -m tfdpsq.run.status WORKDIR [--json] [--private=DIR]\n"
@@ -353,6 +360,8 @@ def _add_planned(found: dict[str, Stage], directory: pathlib.Path) -> None:
         raise validation.DataError(
             path, f"it is damaged ({error})", "Restore it, or move it away."
         ) from error
+    if layout.IMPORTED in found:
+        planned = {layout.IMPORTED: "private", **planned}
     rest = {name: stage for name, stage in found.items() if name not in planned}
     ordered = {
         name: found.get(name) or Stage(name, place) for name, place in planned.items()

@@ -4,6 +4,8 @@
 RETRIEVER_MODEL = "model"
 # `synthesize` and `filter`: the set, with its manifest and certificate.
 SET = "set"
+# `pipeline`: private pairs that it imported from a log.
+IMPORTED = "pairs"
 # `prepare`: pseudo-queries cut from the public documents.
 PUBLIC_PAIRS = "public_pairs"
 # `evaluate` and `zero_shot`: measures by system, and the list of measures.

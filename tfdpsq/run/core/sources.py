@@ -16,9 +16,10 @@ import os
 import pathlib
 import re
 import secrets
+import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,7 +32,9 @@ from tfdpsq.data import (
     build_pydocs,
     read_manifest,
     read_synthetic,
+    tables,
 )
+from tfdpsq.data.pair_table import PairTable
 from tfdpsq.data.records import BEIR, PART_FILE, SCHEMA
 from tfdpsq.data.texts import Document, Pair, documents_fingerprint
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
@@ -56,11 +59,12 @@ class Source:
       path: "pydocs", a BEIR directory or a set.
       split: name of the qrels of private pairs.
       count: number of pairs.
-      read: streams them. Private pairs come one per unit, a query or a pair, and are
-        held in memory; a set is checked against its checksums first and read from disk.
+      read: streams them from disk. Private pairs come one per unit, a query or a pair;
+        a set is checked against its checksums first.
       private: whether these are private pairs. Only they can be trained on under DP,
         since each unit is in one row only (a user in rows that are known).
       certificate: of the synthetic set; `None` for public and for private pairs.
+      table: private pairs, on disk.
     """
 
     path: str
@@ -69,11 +73,12 @@ class Source:
     read: Callable[[], Iterator[Pair]]
     private: bool
     certificate: dict[str, Any] | None
+    table: PairTable | None = None
 
     @functools.cached_property
-    def pairs(self) -> list[Pair]:
-        """Returns all pairs; keeps them in memory."""
-        return list(self.read())
+    def pairs(self) -> Sequence[Pair]:
+        """Returns all pairs: private ones on disk, those of a set in memory."""
+        return self.table if self.table is not None else list(self.read())
 
 
 def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
@@ -83,11 +88,18 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
 
     Raises:
       DataError: the directory lacks a file.
-      InputError: it is inside a synthetic set, whose rows are not private pairs: one
-        private query can influence all of them.
+      InputError: it is a log; or inside a synthetic set, whose rows are not private
+        pairs: one private query can influence all of them.
     """
     if path == PYDOCS:
         return build_pydocs()
+    if is_log(path):
+        raise validation.InputError(
+            f"{path} is a log, not a BEIR directory. Run: tfdpsq import "
+            f"--workdir=private/pairs --config.logs.train={shlex.quote(path)} (its "
+            "columns by --config.columns.query=NAME and so on), and give private/pairs "
+            "here; only `pipeline` takes a log as it is."
+        )
     part = _part_of_a_set(path)
     if part is not None:
         raise validation.InputError(
@@ -95,6 +107,20 @@ def open_beir(path: str, as_published: bool = False) -> BeirDirectory:
             "itself, whose certificate says what it cost."
         )
     return BeirDirectory(path, as_published)
+
+
+def is_log(path: str) -> bool:
+    """Returns whether a path is a table that `import` reads, such as a Parquet file."""
+    if path == PYDOCS or path.startswith(tables.NAMED):
+        return path != PYDOCS
+    if not tf.io.gfile.isdir(path):
+        return tables.is_table_name(path)
+    beir = ("corpus.jsonl", "queries.jsonl", "qrels", "manifest.json")
+    names = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
+    if any(name.removesuffix(".gz") in beir for name in names):
+        return False
+    walked = tf.io.gfile.walk(path)
+    return any(tables.is_table_name(name) for _, _, names in walked for name in names)
 
 
 def _part_of_a_set(path: str) -> pathlib.Path | None:
@@ -388,7 +414,7 @@ def load_source(path: str, split: str = "train", unit: str = "query") -> Source:
     else:
         beir = open_beir(path)
         pairs = beir.all_pairs(split) if unit == "pair" else beir.pairs(split)
-        source = Source(path, split, len(pairs), lambda: iter(pairs), True, None)
+        source = Source(path, split, len(pairs), lambda: iter(pairs), True, None, pairs)
     if not source.count:
         raise validation.InputError(
             f"{path} has no pairs in split {split!r}. Choose another split or set."

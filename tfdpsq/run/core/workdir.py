@@ -133,6 +133,27 @@ def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
       InputError: no path, a released place, not writable, disk full, or made with
         another config.
     """
+    wanted = plain(config)
+    opened, maker = _opened(workdir, wanted)
+    written = {**wanted, **maker}
+    path = opened / CONFIG_FILE
+    with outputs.owner_only():
+        files.atomic_write(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
+    return opened
+
+
+def reserve_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
+    """Does what `open_workdir` does, without writing the config.
+
+    For what runs before the rest of the config can be checked, and so corrected.
+    """
+    return _opened(workdir, plain(config))[0]
+
+
+def _opened(
+    workdir: str | pathlib.Path, wanted: Mapping[str, Any]
+) -> tuple[pathlib.Path, dict[str, str]]:
+    """Returns a workdir of this config or of none, and what made it."""
     if not workdir:
         raise validation.InputError(
             "no workdir was given. Pass --workdir=DIRECTORY for the output."
@@ -140,7 +161,6 @@ def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
     holds = "a whole job, with private queries in its report"
     output = releases.Output(workdir, releases.PRIVATE, holds)
     path = output.directory / CONFIG_FILE
-    wanted = plain(config)
     maker = made_by()
     if path.is_file():
         found = read_json(path)
@@ -152,12 +172,10 @@ def open_workdir(workdir: str | pathlib.Path, config: Any) -> pathlib.Path:
                 "or move this one away to start again."
             )
         maker = {key: found[key] for key in maker if key in found}
-    workdir = outputs.open_directory(output)
-    written = {**wanted, **maker}
+    opened = outputs.open_directory(output)
     with outputs.owner_only():
-        files.check_writable(workdir)
-        files.atomic_write(path, json.dumps(written, indent=2, sort_keys=True) + "\n")
-    return workdir
+        files.check_writable(opened)
+    return opened, maker
 
 
 def run_stage(

@@ -40,6 +40,7 @@ _KINDS = {
         "Audited generator",
         "one more is trained, on pairs with planted secrets",
     ),
+    "pairs": ("Private pairs", "the log is imported"),
     "prepare": ("Public pairs", "sentences are cut from public documents"),
     "audit": ("Audit", "attacks on that generator, and on what it wrote"),
 }

@@ -7,7 +7,8 @@ move its sum. This module turns its numbers into a plan, and its loss into a run
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -212,14 +213,6 @@ def train(
     plan = make_plan(config, units)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
         spending.require_within({context.run_dir.name: plan}, context.inputs["pairs"])
-    arrays = rows_of(
-        source.pairs, context.tokenizer, config.query_length, config.document_length
-    )
-    arrays.update(
-        hard_negatives.arrays(
-            negatives, source, context.tokenizer, config.document_length
-        )
-    )
     with devices.scope():
         corpus = None
         if config.method == "public_negatives":
@@ -230,9 +223,7 @@ def train(
                 context.tokenizer,
                 config.document_length,
             )
-        # logit_dp makes each score from copies of both texts.
-        if config.method != "logit_dp" and model.documents_frozen:
-            arrays = retriever.with_vectors(model, arrays, known=corpus)
+        take = _take(config, context, model, source, negatives, corpus)
         if corpus is None:
             loss, options = _in_batch_loss(config, model, plan)
         else:
@@ -256,7 +247,7 @@ def train(
         plan,
         loss,
         optimizer,
-        lambda rows: {name: values[rows] for name, values in arrays.items()},
+        take,
         units=units.count,
         directory=context.run_dir,
         data_fingerprint=context.inputs["pairs"],
@@ -266,6 +257,39 @@ def train(
         **options,
     )
     return plan, outcome
+
+
+def _take(
+    config: ml_collections.ConfigDict,
+    context: contexts.Context,
+    model: retriever.TwoTower,
+    source: sources.Source,
+    negatives: hard_negatives.HardNegatives,
+    corpus: dict[str, np.ndarray] | None,
+) -> Callable[[np.ndarray], Mapping[str, np.ndarray]]:
+    """Returns what reads rows by number: from disk where each is of its pair alone.
+
+    With hard negatives or embedded documents, tokens are in memory.
+    """
+    encode = functools.partial(
+        rows_of,
+        tokenizer=context.tokenizer,
+        query_length=config.query_length,
+        document_length=config.document_length,
+    )
+    # logit_dp makes each score from copies of both texts.
+    frozen = config.method != "logit_dp" and model.documents_frozen
+    if not negatives.run and not frozen:
+        return private_training.stored_rows(context.run_dir, source.read(), encode).take
+    arrays = encode(source.pairs)
+    arrays.update(
+        hard_negatives.arrays(
+            negatives, source, context.tokenizer, config.document_length
+        )
+    )
+    if frozen:
+        arrays = retriever.with_vectors(model, arrays, known=corpus)
+    return lambda rows: {name: values[rows] for name, values in arrays.items()}
 
 
 def rows_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
@@ -16,7 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq import privacy, validation
+from tfdpsq.data import RowStore, write_rows
 from tfdpsq.data.files import write_json
+from tfdpsq.data.texts import Pair
 from tfdpsq.generator.schedules import WarmupCosine
 from tfdpsq.privacy import checkpoint, workers
 from tfdpsq.privacy.proof import ledger
@@ -29,6 +32,8 @@ from tfdpsq.run.training import outcomes
 RUN_FILE, ROWS = layout.RUN_FILE, layout.ROWS
 # In it: the output, from the run's directory.
 _OUTPUT = "output"
+# Pairs tokenised at a time.
+_CHUNK = 1024
 LOSS_READ = {
     "what": "the training loss of every step, averaged over its batch, and how long "
     "the step took",
@@ -60,10 +65,10 @@ def units_of(source: sources.Source, unit: str, user_field: str) -> Units:
       InputError: unit "user" for pairs that are not private.
       DataError: a query without the user field.
     """
-    if unit != "user" or not source.private:
+    if unit != "user" or source.table is None:
         return Units(source.count, None, source.private)
-    users = sources.open_beir(source.path).users(source.split, user_field)
-    groups = privacy.Groups.of([users[pair.query_id] for pair in source.pairs])
+    owners = sources.open_beir(source.path).owners(source.table, user_field)
+    groups = privacy.Groups.of(owners)
     return Units(len(groups), groups, True)
 
 
@@ -306,6 +311,24 @@ def train(
         except privacy.Diverged as error:
             return outcomes.Outcome(error.paid, error.diverged_at, error.weights_of)
         return outcomes.Outcome(paid)
+
+
+def stored_rows(
+    run_dir: pathlib.Path,
+    pairs: Iterator[Pair],
+    encode: Callable[[list[Pair]], Mapping[str, np.ndarray]],
+) -> RowStore:
+    """Returns the pairs as rows on disk; training reads one batch at a time.
+
+    `encode` tokenises some pairs; field -> [pairs, ...].
+    """
+    path = run_dir / checkpoint.STATE / "rows"
+    if path.is_dir():  # left by a run that was killed
+        store = RowStore(path)
+        store.verify()
+        return store
+    chunks = iter(lambda: list(itertools.islice(pairs, _CHUNK)), [])
+    return write_rows(path, map(encode, chunks))
 
 
 def close_run(directory: pathlib.Path, output: pathlib.Path) -> None:
