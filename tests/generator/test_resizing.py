@@ -41,6 +41,12 @@ def _model(**changes):
     return model
 
 
+def test_what_it_computes_in_stays():
+    low = resized(T5QueryGenerator(_CONFIG, "mixed_bfloat16"), num_layers=2)
+    layer = low.backbone.encoder_transformer_layers[1]
+    assert (layer.compute_dtype, layer.variable_dtype) == ("bfloat16", "float32")
+
+
 @pytest.mark.parametrize(
     ("version", "size"),
     [

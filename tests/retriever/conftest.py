@@ -58,9 +58,9 @@ def make_config():
 def make_model(make_config):
     """Builds the tiny model with weights of a seed."""
 
-    def make(seed=0, **changes):
+    def make(seed=0, dtype=None, **changes):
         tf.keras.utils.set_random_seed(seed)
-        return TwoTower(make_config(**changes))
+        return TwoTower(make_config(**changes), dtype=dtype)
 
     return make
 

@@ -41,6 +41,31 @@ def test_embeddings_are_float32_of_unit_length(model):
         np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
 
 
+def test_mixed_bfloat16_is_of_the_encoders_products_alone(
+    make_model, make_rows, tokenizer
+):
+    exact, model = make_model(), make_model(dtype="mixed_bfloat16")
+    assert {v.dtype.base_dtype for v in model.variables} == {tf.float32}
+    batch = _batch(make_rows, tokenizer)
+    losses = tf.function(lambda rows: model.per_example_losses(rows, training=True))
+    operations = losses.get_concrete_function(batch).graph.get_operations()
+    kinds = {}
+    for op in operations:
+        if op.type in ("Softmax", "Rsqrt", "Einsum", "MatMul"):
+            kinds.setdefault(op.type, []).append(op.outputs[0].dtype)
+    assert set(kinds["Softmax"]) == set(kinds["Rsqrt"]) == {tf.float32}
+    # For queries and for documents: a layer's 4 + 3 kernels, and 2 of its attention.
+    products = kinds["Einsum"] + kinds["MatMul"]
+    assert products.count(tf.bfloat16) == 2 * (4 + 3 + 2)
+    # Two projections, and the scores.
+    assert products.count(tf.float32) == 3
+    assert losses(batch).dtype == tf.float32
+    low, high = (m(batch)["documents"].numpy() for m in (model, exact))
+    assert low.dtype == np.float32
+    cosines = (low * high).sum(axis=1)
+    assert 0.999 < cosines.min() and np.abs(low - high).max() > 1e-5
+
+
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_padding_never_changes_an_embedding(make_model, make_config, version):
     t5 = dataclasses.replace(make_config().t5, version=version)

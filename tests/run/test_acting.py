@@ -263,6 +263,7 @@ CHANGES = {
     "optimizer": "sgd",
     "learning_rate": 1e-2,
     "schedule": "cosine",
+    "dtype": "mixed_bfloat16",
     "seed": 1,
     "t5.num_layers": 2,
     "t5.vocabulary_size": 340,

@@ -87,6 +87,18 @@ def test_each_method_trains_and_certifies_the_sensitivity_it_derives(base, metho
         assert verify_certificate(edited).problems
 
 
+def test_bfloat16_is_certified_and_rounds_no_weight(base):
+    """Noise and weights would lose digits that accounting takes for granted."""
+    options = {"method": "public_negatives", "dtype": "mixed_bfloat16"}
+    model, certificate = _train(base, "low", **options)
+    assert certificate["training"]["computed_in"] == "mixed_bfloat16"
+    assert verify_certificate(certificate).problems == ()
+    weights = np.concatenate([v.ravel() for v in model.get_weights()])
+    assert weights.dtype == np.float32
+    rounded = tf.cast(tf.cast(weights, tf.bfloat16), tf.float32)
+    assert np.mean(weights != rounded) > 0.9
+
+
 @pytest.mark.parametrize("method", ["microbatch", "public_negatives"])
 @pytest.mark.parametrize(
     "changes, message",

@@ -20,13 +20,19 @@ def test_of_a_whole_job_the_setting_is_named():
     config = pipeline.default_config()
     # Synthesis has a dtype, too, but no TPU to use it on.
     assert config.synthesize.dtype == "float32"
-    (line,) = dtypes.advice(config, "tpu")
-    assert "--config.finetune.dtype=mixed_bfloat16" in line
+    lines = dtypes.advice(config, "tpu")
+    trained = ["direct", "finetune", "pretrain", "retriever"]
+    assert sorted(line.split(".")[0] for line in lines) == trained
+    for line, stage in zip(sorted(lines), trained):
+        assert f"--config.{stage}.dtype=mixed_bfloat16" in line
 
 
 @pytest.mark.parametrize("stage", [pretrain, train_retriever])
-def test_where_there_is_no_choice_nothing_is_said(stage):
-    assert dtypes.advice(stage.default_config(), "tpu") == []
+def test_every_stage_that_trains_is_told(stage):
+    config = stage.default_config()
+    assert len(dtypes.advice(config, "tpu")) == 1
+    config.dtype = "mixed_bfloat16"
+    assert dtypes.advice(config, "tpu") == []
 
 
 @pytest.mark.parametrize(

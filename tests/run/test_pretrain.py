@@ -12,6 +12,7 @@ import time
 import killing as _killing
 import numpy as np
 import pytest
+import tensorflow as tf
 import tiny as _tiny
 from safetensors.numpy import load_file
 
@@ -91,6 +92,22 @@ def test_what_is_written_loads_as_any_t5(finished):
     }
     assert record["rows"]["held_out"] >= 2
     assert not list(finished.parent.glob(".*state*"))  # nothing is left over
+
+
+def test_in_bfloat16_weights_keep_their_last_digits(finished, pairs, tmp_path):
+    pretrain.run(_config(pairs, dtype="mixed_bfloat16"), tmp_path / "t5")
+    exact, low = (
+        np.concatenate([stored[name].ravel() for name in sorted(stored)])
+        for stored in (
+            load_file(path / "model.safetensors")
+            for path in (finished, tmp_path / "t5")
+        )
+    )
+    assert low.dtype == np.float32
+    assert np.mean(low != tf.cast(tf.cast(low, tf.bfloat16), tf.float32)) > 0.9
+    # The same batches, with products that are rounded.
+    assert np.mean(exact != low) > 0.5
+    assert np.corrcoef(exact, low)[0, 1] > 0.99
 
 
 def test_no_query_is_read(finished, pairs, tmp_path):

@@ -30,7 +30,7 @@ def resized(
     intermediate_dim: int = 0,
     seed: int = 0,
 ) -> T5QueryGenerator:
-    """Returns a T5 with other numbers of layers or feed-forward units.
+    """Returns a T5 with other numbers of layers or feed-forward units, and its dtype.
 
     More of them: the same function as `model`'s, to rounding. Fewer layers: those that
     are spread evenly, first to last. Fewer units: in each layer those with the
@@ -73,7 +73,7 @@ def resized(
         else _kept(values, config.intermediate_dim)
     )
     random = np.random.default_rng(seed)
-    made = T5QueryGenerator(config)
+    made = T5QueryGenerator(config, model.get_config()["dtype"])
     for slot in t5_slots.slots(config):
         source, copied = slot.name, False
         block = _BLOCK.search(slot.name)

@@ -78,6 +78,7 @@ class TwoTower(tfrs.models.Model):
         self,
         config: RetrieverConfig,
         metrics: Sequence[tfrs.metrics.Factorized] = (),
+        dtype: str | None = None,
         **kwargs,
     ):
         """Builds both towers with random weights.
@@ -89,14 +90,22 @@ class TwoTower(tfrs.models.Model):
             candidates are batches of (document_key, embedding), keys as made by
             `encode_documents`. Training does not change them: to follow the weights,
             assign new `factorized_metrics`. They are not saved.
+          dtype: that of the encoders, see `layers.T5Backbone`. Weights, pooling,
+            projection, normalisation and scores are float32 under "mixed_bfloat16",
+            too; `load` takes float32.
           **kwargs: `name` and `trainable`, as for `tf.keras.Model`.
         """
         super().__init__(**{"name": "two_tower", **kwargs})
         self.config = config
+        self._encoder_dtype = dtype
         self.factorized_metrics = list(metrics)
-        self.query_tower = _tower(config, "tower" if config.shared else "query_tower")
+        self.query_tower = _tower(
+            config, "tower" if config.shared else "query_tower", dtype
+        )
         self.document_tower = (
-            self.query_tower if config.shared else _tower(config, "document_tower")
+            self.query_tower
+            if config.shared
+            else _tower(config, "document_tower", dtype)
         )
         self.scaled = Scale(config.scale, config.learned_scale, name="scale")
         self.built = True
@@ -297,7 +306,12 @@ class TwoTower(tfrs.models.Model):
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments except the metrics, JSON values only."""
         config = dataclasses.asdict(self.config)
-        return {"config": config, "name": self.name, "trainable": self.trainable}
+        return {
+            "config": config,
+            "dtype": self._encoder_dtype,
+            "name": self.name,
+            "trainable": self.trainable,
+        }
 
     @classmethod
     def from_config(
@@ -364,8 +378,8 @@ def _checkpoint(model: TwoTower) -> tf.train.Checkpoint:
 
 
 @without_autograph
-def _tower(config: RetrieverConfig, name: str) -> tf.keras.Model:
-    encoder = build_encoder(config.t5)
+def _tower(config: RetrieverConfig, name: str, dtype: str | None) -> tf.keras.Model:
+    encoder = build_encoder(config.t5, dtype)
     inputs = dict(encoder.input)
     pooled = _POOLINGS[config.pooling](name="pooling")(
         encoder(inputs), mask=inputs["encoder_padding_mask"]

@@ -253,21 +253,20 @@ def _measure(
     if needed & {"documents", "retriever_steps"}:
         settings = job.retriever
         cut = _lengths(settings, options)
-        model = retriever.TwoTower(
-            retriever.RetrieverConfig(
-                t5=tower,
-                embedding_dim=settings.embedding_dim,
-                scale=settings.scale,
-                query_length=cut[1],
-                document_length=cut[0],
-                shared=settings.shared,
-                pooling=settings.pooling,
-            )
+        towers = retriever.RetrieverConfig(
+            t5=tower,
+            embedding_dim=settings.embedding_dim,
+            scale=settings.scale,
+            query_length=cut[1],
+            document_length=cut[0],
+            shared=settings.shared,
+            pooling=settings.pooling,
         )
-        if "documents" in needed:
-            batch = job.evaluate.batch_size
+        if "documents" in needed:  # always in float32
+            model, batch = retriever.TwoTower(towers), job.evaluate.batch_size
             found.update(rates.encoding(model, tokenizer, documents, batch, seconds))
         if "retriever_steps" in needed:
+            model = retriever.TwoTower(towers, dtype=settings.dtype)
             found.update(rates.retriever_training(settings, model, seconds))
         tf.keras.backend.clear_session()
     dimension, kind = job.retriever.embedding_dim, job.evaluate.index

@@ -91,9 +91,7 @@ SETTINGS: settings.Declaration = {
     # `layers.train_only`): "*decoder*" is the decoder, "*layer_norm*" and
     # "*self_attention/embeddings" are all norms and position biases.
     "trained": settings.Several(("*",), settings.Text(""), 1),
-    # "mixed_bfloat16" multiplies in bfloat16; weights, softmax, norms and all
-    # privacy computations stay in float32.
-    "dtype": settings.Text("float32", ("float32", "mixed_bfloat16")),
+    **training_settings.dtype_settings(),
     # Less memory, about a third more time.
     "rematerialize": settings.Flag(False),
     **training_settings.prompt_settings(),

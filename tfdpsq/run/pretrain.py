@@ -88,6 +88,7 @@ SETTINGS: settings.Declaration = {
     "watched_rows": settings.Integer(512),
     "watch_every": settings.Integer(250, 1, settings.STEPS),
     "save_every": settings.Integer(100, 1, settings.STEPS),
+    **training_settings.dtype_settings(),
     "stored": settings.Text("float16", ("float32", "float16", "bfloat16")),
     "jit_compile": settings.Flag(False),
     "seed": settings.Integer(0, 0, settings.SEED),
@@ -202,12 +203,12 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     with devices.scope():
         if config.init:
             model = resized(
-                T5QueryGenerator.from_preset(config.init, soft_prompt=0),
+                T5QueryGenerator.from_preset(config.init, config.dtype, soft_prompt=0),
                 **config.resize,
                 seed=config.seed,
             )
         else:
-            model = T5QueryGenerator(T5Config(**config.t5))
+            model = T5QueryGenerator(T5Config(**config.t5), config.dtype)
     stores = _rows(config, own, tokenizer)
     batches = pretraining.Batches(
         stores["pairs"],

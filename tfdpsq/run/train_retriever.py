@@ -80,6 +80,7 @@ SETTINGS: settings.Declaration = {
     "batch_size": settings.Integer(32),
     **training_settings.steps_settings(0),
     **training_settings.optimizer_settings(1e-3),
+    **training_settings.dtype_settings(),
     # Method "plain": rows embedded at a time where a batch exceeds memory; 0
     # embeds all at once.
     "rows_at_a_time": settings.Integer(0, 0),
@@ -330,7 +331,8 @@ def _untrained(config) -> retriever.TwoTower:
             pooling=config.pooling,
             learned_scale=config.learned_scale,
             bidirectional=config.bidirectional,
-        )
+        ),
+        dtype=config.dtype,
     )
     if before is not None:
         model.load_weights_from(before)

@@ -92,6 +92,15 @@ def t5_settings(
     }
 
 
+def dtype_settings() -> dict[str, settings.Setting]:
+    """Settings of the precision of products; see `layers.T5Backbone`.
+
+    "mixed_bfloat16" multiplies in bfloat16 inside the T5. Weights, softmax, norms,
+    losses, clipping and noise stay in float32.
+    """
+    return {"dtype": settings.Text("float32", ("float32", "mixed_bfloat16"))}
+
+
 def prompt_settings() -> dict[str, settings.Setting]:
     """Settings of the text before every document that a generator reads.
 
