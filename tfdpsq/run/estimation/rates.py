@@ -33,7 +33,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.run.core import point_log, progress, sources
 from tfdpsq.run.estimation.costs import Rates
 from tfdpsq.run.estimation.step import in_turns
-from tfdpsq.run.training import plain_training
+from tfdpsq.run.training import plain_training, training_settings
 
 # Documents used in the measurements.
 _SAMPLED = 4096
@@ -137,7 +137,12 @@ def retriever_training(
         ).astype(np.int32)
         batch[f"{text}_lengths"] = np.full([rows], length, np.int32)
     step = plain_training.make_step(
-        model, config.learning_rate, config.rows_at_a_time, config.jit_compile
+        model,
+        config.learning_rate,
+        config.rows_at_a_time,
+        config.jit_compile,
+        optimizer=config.optimizer,
+        **training_settings.optimizer_options(config),
     )
     (each,) = in_turns([lambda: step(batch)], seconds)
     return {"retriever_steps": 1 / each}
