@@ -24,6 +24,7 @@ import numpy as np
 from tfdpsq import retriever, validation
 from tfdpsq.data import Document, SyntheticQuery, Tokenizer, write_synthetic
 from tfdpsq.generator import (
+    QueryLikelihood,
     SamplingConfig,
     SynthesisConfig,
     Synthesizer,
@@ -117,6 +118,30 @@ def encoding(
         more = took(count)
     rate = (count - batch) / max(more - alone, 1e-9)
     return {"documents": rate, "start": max(alone - batch / rate, 0.0)}
+
+
+def reranking(
+    shape: T5Config,
+    tokenizer: Tokenizer,
+    documents: Sequence[Document],
+    tokens: tuple[int, int],
+    batch: int,
+    seconds: float,
+) -> dict[str, float]:
+    """Measures reranking in `evaluate`: "likelihoods" a second.
+
+    Each pair has a document of its own, as where few queries share one. `tokens` are
+    the most of a document, and of a query, which is cut from its document's end.
+    """
+    scorer = QueryLikelihood(
+        T5QueryGenerator(shape), tokenizer, *tokens, batch_size=batch
+    )
+    pairs = [
+        (one.content, " ".join(one.content.split()[-tokens[1] :]))
+        for one in itertools.islice(_again(documents), batch)
+    ]
+    (each,) = in_turns([lambda: list(scorer.scores(pairs))], seconds)
+    return {"likelihoods": batch / each}
 
 
 def retriever_training(
