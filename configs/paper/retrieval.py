@@ -21,8 +21,9 @@ DIRECTORY in any format of `convert`: T5 1.1 or its LM-adapted checkpoints
 (google/t5-v1_1-small, …, google/t5-xl-lm-adapt). keras-nlp's presets ("t5_base_multi")
 are another model, trained on labelled tasks as well, which may hold MS MARCO: name them
 by --config.init and --config.retriever_init, and say so next to the results. Of XL
-there is no preset at all; it is trained with Adafactor and LoRA (`MEMORY`), which is a
-difference from the paper. Comments mark the settings that the paper leaves open.
+there is no preset at all. `MEMORY` trains it with LoRA, which is a difference from the
+paper, and with DP-Adafactor, which the paper names next to DP-Adam, as T5X has it.
+Comments mark the settings that the paper leaves open.
 """
 
 import math
@@ -42,7 +43,7 @@ EPOCHS, RETRIEVER_EPOCHS = 30.0, 5.0
 # weights and Adam's slots of XL take 46 GB in float32.
 MEMORY = {
     "xl": {
-        "optimizer": "adafactor",
+        "optimizer": "t5x_adafactor",
         "microbatch_size": 4,
         "rematerialize": True,
         "lora": {"rank": 16, "alpha": 16.0},

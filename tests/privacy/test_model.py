@@ -76,7 +76,7 @@ def _compiled(model, plan, optimizer="adam", loss=None, **options):
 
 
 @pytest.mark.parametrize("make", [_sequential, _functional, _Subclassed])
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "t5x_adafactor", "sgd"])
 def test_fit_trains_any_model_for_the_plans_steps(make, optimizer):
     model = make()
     model(np.zeros([1, 6], np.float32))

@@ -281,7 +281,7 @@ def test_the_classes_are_tensorflow_privacys():
         assert made.plan.noise_stddev > 0
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "t5x_adafactor", "sgd"])
 def test_the_seed_is_in_nothing_that_is_saved(optimizer):
     seed = (123456789 << 63) + 987654321
     made = make_optimizer(_plan(), 0.1, optimizer, noise_seed=seed)
@@ -435,7 +435,7 @@ def test_without_tensorflow_privacy_engine_fast_trains_to_the_same_bytes(monkeyp
     found = []
     for missing in ("", "ImportError: no estimator"):
         monkeypatch.setattr(parts, "MISSING", missing)
-        for name in ("adam", "adafactor", "sgd"):
+        for name in ("adam", "adafactor", "t5x_adafactor"):
             tf.keras.utils.set_random_seed(0)
             model = tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,))])
             plan = make_plan(
@@ -460,7 +460,7 @@ def test_without_tensorflow_privacy_engine_fast_trains_to_the_same_bytes(monkeyp
             np.testing.assert_array_equal(own, same)
 
 
-@pytest.mark.parametrize("name", ["adam", "adafactor", "sgd"])
+@pytest.mark.parametrize("name", ["adam", "adafactor", "t5x_adafactor", "sgd"])
 def test_without_tensorflow_privacy_nothing_else_is_applied(monkeypatch, name):
     monkeypatch.setattr(parts, "MISSING", "ImportError: no estimator")
     plan = make_plan(

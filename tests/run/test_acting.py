@@ -15,10 +15,10 @@ from tfdpsq import retriever
 from tfdpsq import run as commands
 from tfdpsq.data import train_vocabulary
 from tfdpsq.layers import T5Config
-from tfdpsq.privacy import optimizers
-from tfdpsq.run import grid, overlap, pipeline, train_retriever
+from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, optimizers
+from tfdpsq.run import finetune, grid, overlap, pipeline, train_retriever
 from tfdpsq.run.core import acting, layout, settings
-from tfdpsq.run.training import grid_points, plain_training
+from tfdpsq.run.training import grid_points, plain_training, training_settings
 from tfdpsq.validation import InputError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -243,6 +243,39 @@ def test_the_optimizer_of_plain_training_is_the_one_that_was_named(optimizer):
         np.testing.assert_allclose(ours, other.numpy(), rtol=1e-3, atol=1e-4)
         moved += float(np.abs(ours - start).sum())
     assert moved > 0.1
+
+
+# Of T5X's Adafactor: another value each, and what the optimizer then has.
+T5X = {
+    "factored": (False, False),
+    "multiply_by_parameter_scale": (False, False),
+    "beta1": (0.5, 0.5),
+    "decay_rate": (0.7, 0.7),
+    "clipping_threshold": (0.0, None),
+    "weight_decay_rate": (0.01, 0.01),
+    "min_dim_size_to_factor": (4, 4),
+    "epsilon1": (1e-20, 1e-20),
+    "epsilon2": (0.5, 0.5),
+}
+
+
+def test_the_settings_of_t5xs_adafactor_are_the_optimizers():
+    plan = make_plan(PrivacySpec(8.0, 0.1, 40, 8, 3))
+    config = finetune.default_config()
+    assert set(config.t5x_adafactor) == set(T5X)
+    assert training_settings.optimizer_options(config) == {}
+    config.optimizer = "t5x_adafactor"
+
+    def found():
+        settings.check(config, finetune.SETTINGS)
+        options = training_settings.optimizer_options(config)
+        return make_optimizer(plan, 0.1, config.optimizer, **options).get_config()
+
+    defaults = optimizers.OPTIMIZERS["t5x_adafactor"]().get_config()
+    assert {name: found()[name] for name in T5X} == {n: defaults[n] for n in T5X}
+    for name, (given, taken) in T5X.items():
+        config.t5x_adafactor[name] = given
+        assert found()[name] == taken != defaults[name], name
 
 
 # Of plain training: another value each, of which the weights must tell.

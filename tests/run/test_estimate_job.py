@@ -7,13 +7,17 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 import tiny as _tiny
 
 from tfdpsq import validation
-from tfdpsq.run import estimate_job, finetune, pipeline
-from tfdpsq.run.core import point_log
+from tfdpsq.data import Tokenizer, read_synthetic
+from tfdpsq.generator import QueryLikelihood, T5QueryGenerator
+from tfdpsq.layers import T5Config
+from tfdpsq.run import estimate_job, evaluate, finetune, pipeline, synthesize
+from tfdpsq.run.core import layout, point_log
 from tfdpsq.run.estimation import job_table, rates
 from tfdpsq.run.estimation.costs import Devices, Rates, Work, parts_of
 
@@ -24,6 +28,7 @@ _GIVEN = {
     "queries": 20.0,
     "documents": 400.0,
     "retriever_steps": 2.0,
+    "likelihoods": 8.0,
 }
 
 
@@ -83,6 +88,20 @@ def test_ten_million_documents_by_hand():
         2 * ((1e7 + 5000) / 500 / 4 + search + 10)
     )
     assert "finetune" not in parts  # no steps
+
+
+def test_reranking_by_hand():
+    work = Work(documents=1000, queries=50, rerankers=4, reranked=20)
+    speed = Rates(likelihoods=10.0, start=3.0)
+    part = _by_name(parts_of(work, speed, Devices(workers=2)))["rerank"]
+    # 1,000 pairs by each of four, ten a second on each of two machines.
+    assert part.seconds == pytest.approx(4 * (1000 / 20 + 3))
+    assert part.work == "4 × 1,000 pairs" and part.bytes == 0
+    found = _by_name(parts_of(work, Rates(documents=1.0), Devices()))
+    assert found["rerank"].seconds is None  # unknown
+    assert "rerank" not in _by_name(
+        parts_of(Work(queries=5, reranked=9), speed, Devices())
+    )
 
 
 def test_what_is_not_known_is_not_made_up():
@@ -146,12 +165,67 @@ def test_the_work_of_a_job_is_what_its_config_says(tmp_path):
         documents=84,
         queries=12,
         systems=6,
+        rerankers=3,  # both generators and the public T5
+        reranked=20,
         dimension=16,
     )
     options = estimate_job.Options(pairs=1000, epochs=2.5, documents=10**7, queries=100)
     work = estimate_job.work_of(config, options, 16)
     # ⌈1000 · 2.5 / 8⌉ = 313
     assert (work.steps, work.documents, work.queries) == (313, 10**7, 100)
+
+
+def test_documents_and_reranked_pairs_are_those_of_the_stages(tmp_path, monkeypatch):
+    """Counted in what `synthesize` writes and in what `evaluate` scores."""
+    _tiny.write_start(tmp_path)
+    with open(tmp_path / "pairs" / "qrels" / "train.tsv", "a") as qrels:
+        # A document of two queries, one of the test split, and one that is no answer.
+        qrels.write("q0\td1\t1\nq0\td80\t1\nq5\td81\t0\n")
+    config = _tiny.tiny_config(tmp_path / "pairs")
+    config.init = str(tmp_path / "public")
+    config.pretrain.steps = 0
+    config.epsilons = (8.0,)
+    config.synthesize.update(documents="train", training_documents_are_public=True)
+    config.synthesize.samples_per_document = 2
+    config.evaluate.rerank.depth = 7
+    work = estimate_job.work_of(config, estimate_job.Options(), 16)
+    start = {"vocabulary": str(tmp_path / "spiece.model")}
+
+    stage = config.synthesize.copy_and_resolve_references()
+    stage.update(generator=config.init, corpus=config.data, **start)
+    result = synthesize.run(stage, tmp_path / "written")["result"]
+    rows = list(read_synthetic(tmp_path / "written" / layout.SET))
+    written = len(rows) + result["empty_queries_left_out"]
+    assert work.synthetic_documents * work.samples == written == 61 * 2
+
+    scored, scores = [], QueryLikelihood.scores
+
+    def counted(self, pairs):
+        for value in scores(self, pairs):
+            scored.append(value)
+            yield value
+
+    monkeypatch.setattr(QueryLikelihood, "scores", counted)
+    stage = config.evaluate.copy_and_resolve_references()
+    with stage.unlocked():
+        stage.data, stage.systems = config.data, {"bm25": "bm25"}
+        stage.rerankers = {"public": config.init, "generator": config.init}
+        stage.rerank.update(prompt="", document_length=20, query_length=6)
+    evaluate.run(stage, tmp_path / "private" / "evaluated")
+    assert work.rerankers * work.queries * work.reranked == len(scored) == 2 * 12 * 7
+
+    config.synthesize.max_documents = 9
+    work = estimate_job.work_of(config, estimate_job.Options(), 16)
+    assert work.synthetic_documents == 9
+    # Planned without data: at most a document for each pair.
+    config.synthesize.max_documents = 0
+    options = estimate_job.Options(pairs=1000, epochs=1, documents=10**7, queries=5)
+    config.data = str(tmp_path / "not there")
+    assert estimate_job.work_of(config, options, 16).synthetic_documents == 1000
+    options = dataclasses.replace(options, documents=300)
+    assert estimate_job.work_of(config, options, 16).synthetic_documents == 300
+    config.rerank = False
+    assert estimate_job.work_of(config, options, 16).rerankers == 0
 
 
 def test_a_config_of_finetune_is_taken_for_a_job_of_its_own():
@@ -196,11 +270,31 @@ def test_given_rates_are_used_and_said_to_be_given(tmp_path):
     assert dataclasses.asdict(found.rates).items() >= _GIVEN.items()
     part = _by_name(found.parts)["synthesize"]
     assert part.seconds == pytest.approx(2 * 84 / (2 * 20.0))
-    assert sum("(given)" in line for line in found.assumed) == 4
+    # Three rerankers of 20 documents for each of 12 queries, by two devices.
+    part = _by_name(found.parts)["rerank"]
+    start = found.rates.start
+    assert part.seconds == pytest.approx(3 * (12 * 20 / (2 * 8.0) + start))
+    assert sum("(given)" in line for line in found.assumed) == 5
     assert any("2 workers" in line and "given" in line for line in found.assumed)
 
 
 # -- Measured -------------------------------------------------------------------------
+
+
+def test_reranking_is_measured_in_pairs(tmp_path):
+    """Against the same scorer timed by hand, within a factor of five."""
+    _tiny.write_start(tmp_path)
+    tokenizer = Tokenizer(tmp_path / "spiece.model")
+    documents = rates.sample(str(tmp_path / "pairs"))
+    shape, tokens = T5Config(330, 1, 2, 16, 24, 8, "1.0"), (32, 12)
+    found = rates.reranking(shape, tokenizer, documents, tokens, 16, 0.5)
+    scorer = QueryLikelihood(T5QueryGenerator(shape), tokenizer, *tokens, batch_size=16)
+    pairs = [(document.content, "who sorts a list") for document in documents[:80]]
+    list(scorer.scores(pairs[:16]))  # traces
+    began = time.perf_counter()
+    assert len(list(scorer.scores(pairs))) == 80
+    ratio = found["likelihoods"] * (time.perf_counter() - began) / 80
+    assert found.keys() == {"likelihoods"} and 1 / 5 < ratio < 5
 
 
 @pytest.mark.slow

@@ -130,6 +130,8 @@ def test_every_setting_is_the_papers_or_differs_for_a_stated_reason(row):
     for name, other in sizes.items():
         changed = {k for k, v in other.finetune.to_dict().items() if v != base[k]}
         assert changed == set(paper.MEMORY.get(name, {})), name
+    # Where the memory asks for it, the paper's other optimizer, as T5X has it.
+    assert sizes["xl"].finetune.optimizer == "t5x_adafactor"
 
 
 def test_weights_are_those_of_a_t5_that_saw_c4_alone():

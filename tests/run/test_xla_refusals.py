@@ -130,6 +130,7 @@ def _plan(epsilon=8.0, **changes):
     [
         ("adam", 8.0, "fast", "float32"),
         ("adafactor", 8.0, "fast", "float32"),
+        ("t5x_adafactor", 8.0, "fast", "float32"),
         ("sgd", 8.0, "fast", "float32"),
         ("adam", math.inf, "fast", "float32"),
         ("adafactor", math.inf, "fast", "float32"),

@@ -26,6 +26,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy import coupled, fast, workers
+from tfdpsq.privacy.adafactor import T5XAdafactor
 from tfdpsq.privacy.jacobian import FiniteTape, require_rows
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness import grid
@@ -45,6 +46,7 @@ OPTIMIZERS = {
     "adam": keras.optimizers.legacy.Adam,
     "adafactor": keras.optimizers.Adafactor,  # Keras has no legacy one
     "sgd": keras.optimizers.legacy.SGD,
+    "t5x_adafactor": T5XAdafactor,
 }
 
 
@@ -323,13 +325,13 @@ def make_optimizer(
       plan: noise scale, clip norm and expected batch size. With ε = ∞ the result
         neither clips nor adds noise, and is otherwise the same.
       learning_rate: a number or a Keras schedule of logical steps.
-      optimizer: "adam", "adafactor" or "sgd". Adafactor is Keras's, fed the
-        clipped and noised gradients (post-processing).
+      optimizer: "adam", "adafactor" (Keras's), "t5x_adafactor" (see `adafactor`) or
+        "sgd". Each reads the clipped and noised gradient alone (post-processing).
       engine: how clipped sums are made: "fast" (see `privacy.fast`), or
         tensorflow-privacy's "dpkeras" or "vectorized".
       noise_seed: secret, 128 bits, or 256 where the plan is secure; `None` takes
         fresh entropy. Only tests fix it.
-      **options: passed on to the Keras optimizer.
+      **options: passed on to the optimizer.
 
     Returns:
       A Keras optimizer with `LogicalStep`'s methods; a tensorflow-privacy
@@ -392,6 +394,11 @@ def _require_usable(learning_rate: Any, options: dict[str, Any], steps: int) -> 
                 )
     else:
         validation.in_range("learning_rate", learning_rate, 0.0, np.inf, high_open=True)
+    if options.get("step_offset"):
+        raise validation.InputError(
+            f"step_offset is {options['step_offset']!r}, but a run counts its steps "
+            "from 0: before it, each would count as the first. Leave it at 0."
+        )
     for name in ("beta_1", "beta_2", "momentum"):
         if name in options:
             validation.in_range(name, options[name], 0.0, 1.0, high_open=True)

@@ -6,13 +6,14 @@
 
 The config is a pipeline's, or of stage finetune; then all other stages have their
 defaults. The estimate covers fine-tuning, synthesis, the retrievers' training,
-encoding, indexing and evaluation. Their rates are measured on this machine, for some
-seconds each, with random weights of the given shape; or taken from elsewhere:
+encoding, indexing, evaluation and reranking. Their rates are measured on this machine,
+for some seconds each, with random weights of the given shape; or taken from elsewhere:
 
     --from_logs=WORKDIR          the logs of a job that ran
     --examples_per_second=X      of fine-tuning, on one device; also
-                                 --queries_per_second, --documents_per_second and
-                                 --retriever_steps_per_second
+                                 --queries_per_second, --documents_per_second,
+                                 --retriever_steps_per_second and
+                                 --likelihoods_per_second
     --size, --retriever_size     T5 1.1 of this size, whatever the config says
     --pairs, --epochs            instead of the config's steps
     --documents, --queries       size of the corpus, and number of searches; by default
@@ -44,7 +45,7 @@ from absl import flags
 from tfdpsq import retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.layers import T5Config
-from tfdpsq.run import pipeline
+from tfdpsq.run import pipeline, synthesize
 from tfdpsq.run.core import command, outputs, releases, sources, streams
 from tfdpsq.run.estimation import finetuning, rates, step
 from tfdpsq.run.estimation.costs import Devices, Work, parts_of
@@ -57,6 +58,7 @@ _GIVEN = {
     "queries": "queries_per_second",
     "documents": "documents_per_second",
     "retriever_steps": "retriever_steps_per_second",
+    "likelihoods": "likelihoods_per_second",
 }
 
 
@@ -131,8 +133,8 @@ def work_of(
         beir = sources.open_beir(config.data)
         documents = documents or sum(1 for _ in beir.documents())
         queries = queries or len(beir.qrels(config.evaluate.split))
-    made = min(documents, config.synthesize.max_documents or documents)
-    made *= config.synthesize.samples_per_document
+    written_for = _documents_written_for(config, options, documents)
+    made = written_for * config.synthesize.samples_per_document
     if config.retriever.epochs:  # of a synthetic set, the largest that is trained on
         rows = made * config.retriever.epochs
         retriever_steps = math.ceil(rows / config.retriever.batch_size)
@@ -143,17 +145,42 @@ def work_of(
         steps=steps,
         batch=stage.batch_size,
         microbatch=min(stage.microbatch_size, stage.batch_size),
-        synthetic_documents=min(
-            documents, config.synthesize.max_documents or documents
-        ),
+        synthetic_documents=written_for,
         samples=config.synthesize.samples_per_document,
         retrievers=retrievers,
         retriever_steps=retriever_steps,
         documents=documents,
         queries=queries,
         systems=1 + retrievers + len(config.direct_epsilons),
+        rerankers=_rerankers(config),
+        reranked=min(config.evaluate.rerank.depth, documents),
         dimension=dimension,
     )
+
+
+def _documents_written_for(
+    config: ml_collections.ConfigDict, options: Options, documents: int
+) -> int:
+    """Returns how many documents a generator writes queries for.
+
+    `documents` are in the corpus. Of "train", those of a positive training pair count;
+    where neither corpus nor pairs are at hand, every pair has a document of its own.
+    """
+    stage = config.synthesize.copy_and_resolve_references()
+    if stage.documents == "train" and options.documents and options.pairs:
+        documents = min(documents, options.pairs)
+    elif stage.documents == "train":
+        with stage.unlocked():
+            stage.corpus = config.data
+        documents = min(documents, len(synthesize.training_documents(stage)))
+    return min(documents, stage.max_documents or documents)
+
+
+def _rerankers(config: ml_collections.ConfigDict) -> int:
+    """Returns how many generators rerank: each, and the public T5 if there is one."""
+    if not config.rerank:
+        return 0
+    return len(config.epsilons) + bool(config.init or config.pretrain.steps)
 
 
 def run(
@@ -237,8 +264,10 @@ def _measure(
 ) -> None:
     """Adds missing rates by measuring, one model in memory at a time."""
     needed = set(_GIVEN) - set(found)
+    if not _rerankers(job):
+        needed.discard("likelihoods")
     seconds = options.seconds
-    if needed & {"queries", "documents"}:
+    if needed & {"queries", "documents", "likelihoods"}:
         tokenizer = Tokenizer(sources.vocabulary_file("", _VOCABULARY))
         documents = rates.sample(sources.PYDOCS)
         shape, tower = (_with_pieces(one, tokenizer) for one in (shape, tower))
@@ -248,6 +277,12 @@ def _measure(
             rates.synthesis(
                 job.synthesize, shape, tokenizer, documents, tokens, seconds
             )
+        )
+        tf.keras.backend.clear_session()
+    if "likelihoods" in needed:
+        tokens, batch = _lengths(job.finetune, options), job.evaluate.rerank.batch_size
+        found.update(
+            rates.reranking(shape, tokenizer, documents, tokens, batch, seconds)
         )
         tf.keras.backend.clear_session()
     if needed & {"documents", "retriever_steps"}:
@@ -283,6 +318,8 @@ def _assumed(job, shape, tower, options, devices, known, origin) -> list[str]:
         "documents": f"{known.documents:.3g} documents encoded a second",
         "retriever_steps": f"{known.retriever_steps:.3g} steps of a retriever a second",
     }
+    if _rerankers(job):
+        of["likelihoods"] = f"{known.likelihoods:.3g} pairs reranked a second"
     lines = [
         f"One device does {what} ({origin.get(name, 'measured here')})."
         for name, what in of.items()
@@ -295,6 +332,15 @@ def _assumed(job, shape, tower, options, devices, known, origin) -> list[str]:
         f"{shape.hidden_dim}; the retriever of {tower.num_layers}, width "
         f"{tower.hidden_dim}. Weights do not matter to speed.",
     ]
+    if job.synthesize.documents == "train":
+        lines.append(
+            "Queries are written for the documents of training pairs alone"
+            + (
+                ": at most one for each of the pairs given."
+                if options.documents and options.pairs
+                else ", counted in the config's data."
+            )
+        )
     if "queries" not in origin:
         lines.append(
             f"Documents are docstrings, cut to {document} tokens, and every query has "

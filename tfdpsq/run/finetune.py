@@ -109,6 +109,7 @@ SETTINGS: settings.Declaration = {
 ACTING = (
     acting.Only("lora.alpha lora.targets", "lora.rank"),
     acting.Only("user_field", "unit", ("user",)),
+    *training_settings.OPTIMIZER_ACTING,
 )
 
 
@@ -178,7 +179,13 @@ def _make(
         rate = private_training.learning_rate(
             config.learning_rate, config.schedule, config.steps
         )
-        optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
+        optimizer = privacy.make_optimizer(
+            plan,
+            rate,
+            config.optimizer,
+            config.engine,
+            **training_settings.optimizer_options(config),
+        )
     with private_training.open_run(
         context.run_dir, written, context.inputs, context.output.directory
     ):

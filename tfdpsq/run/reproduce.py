@@ -83,7 +83,13 @@ def _free_form(name: str, tables: Any) -> None:
 
 
 # Settings of `finetune` that a size can have of its own, since memory decides them.
-_OF_SIZES = ("optimizer", "microbatch_size", "rematerialize", "lora")
+_OF_SIZES = (
+    "optimizer",
+    "t5x_adafactor",
+    "microbatch_size",
+    "rematerialize",
+    "lora",
+)
 SETTINGS: settings.Declaration = {
     "job": pipeline.SETTINGS,
     "sizes": settings.Named(

@@ -107,6 +107,7 @@ ACTING = (
     acting.Only(_UNITS_AND_NOISE, "method", retriever.METHODS),
     # No method's sensitivity is derived for users.
     acting.Only("rows_per_unit user_field", "unit", ("user",)),
+    *training_settings.OPTIMIZER_ACTING,
 )
 
 

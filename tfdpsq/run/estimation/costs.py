@@ -26,6 +26,8 @@ class Work:
       documents: of the corpus, to encode, index and search.
       queries: to search for.
       systems: evaluated retrievers, each of which encodes all documents.
+      rerankers: generators that order the first documents of each query.
+      reranked: those documents.
       dimension: of an embedding.
 
     Raises:
@@ -43,6 +45,8 @@ class Work:
     documents: int = 0
     queries: int = 0
     systems: int = 0
+    rerankers: int = 0
+    reranked: int = 0
     dimension: int = 1
 
     def __post_init__(self):
@@ -62,6 +66,7 @@ class Rates:
       queries: written.
       retriever_steps: of training a retriever.
       documents: encoded.
+      likelihoods: of a query, given a document.
       products: of numbers, in a search.
       bytes: written to disk.
       query_bytes: of a query and its document in a synthetic set, on disk.
@@ -73,6 +78,7 @@ class Rates:
     queries: float = 0.0
     retriever_steps: float = 0.0
     documents: float = 0.0
+    likelihoods: float = 0.0
     products: float = 0.0
     bytes: float = 0.0
     query_bytes: float = 0.0
@@ -142,6 +148,7 @@ def parts_of(work: Work, rates: Rates, devices: Devices) -> list[Part]:
     | index           | documents / documents a second, and writing embeddings      |
     | evaluate        | systems · (documents + queries) / documents a second,       |
     |                 | systems · documents · queries · dimension / products        |
+    | rerank          | rerankers · queries · reranked / likelihoods                |
 
     each plus `start` for every output. A Poisson batch of K pairs takes ⌈K / m⌉
     microbatches, on average half a microbatch more than B / m. Microbatches are
@@ -193,6 +200,13 @@ def parts_of(work: Work, rates: Rates, devices: Devices) -> list[Part]:
         found.append(
             Part("evaluate", _times(work.systems, text), seconds, devices.workers)
         )
+    pairs = work.queries * work.reranked
+    if work.rerankers and pairs:
+        seconds = _over(pairs, rates.likelihoods * shared)
+        if seconds is not None:
+            seconds = work.rerankers * (seconds + rates.start)
+        text = _times(work.rerankers, f"{pairs:,} pairs")
+        found.append(Part("rerank", text, seconds, devices.workers))
     return found
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from tfdpsq import retriever, validation
 from tfdpsq.data import Document, SyntheticQuery, Tokenizer, write_synthetic
 from tfdpsq.generator import (
+    QueryLikelihood,
     SamplingConfig,
     SynthesisConfig,
     Synthesizer,
@@ -33,7 +34,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.run.core import point_log, progress, sources
 from tfdpsq.run.estimation.costs import Rates
 from tfdpsq.run.estimation.step import in_turns
-from tfdpsq.run.training import plain_training
+from tfdpsq.run.training import plain_training, training_settings
 
 # Documents used in the measurements.
 _SAMPLED = 4096
@@ -119,6 +120,30 @@ def encoding(
     return {"documents": rate, "start": max(alone - batch / rate, 0.0)}
 
 
+def reranking(
+    shape: T5Config,
+    tokenizer: Tokenizer,
+    documents: Sequence[Document],
+    tokens: tuple[int, int],
+    batch: int,
+    seconds: float,
+) -> dict[str, float]:
+    """Measures reranking in `evaluate`: "likelihoods" a second.
+
+    Each pair has a document of its own, as where few queries share one. `tokens` are
+    the most of a document, and of a query, which is cut from its document's end.
+    """
+    scorer = QueryLikelihood(
+        T5QueryGenerator(shape), tokenizer, *tokens, batch_size=batch
+    )
+    pairs = [
+        (one.content, " ".join(one.content.split()[-tokens[1] :]))
+        for one in itertools.islice(_again(documents), batch)
+    ]
+    (each,) = in_turns([lambda: list(scorer.scores(pairs))], seconds)
+    return {"likelihoods": batch / each}
+
+
 def retriever_training(
     config: ml_collections.ConfigDict, model: retriever.TwoTower, seconds: float
 ) -> dict[str, float]:
@@ -137,7 +162,12 @@ def retriever_training(
         ).astype(np.int32)
         batch[f"{text}_lengths"] = np.full([rows], length, np.int32)
     step = plain_training.make_step(
-        model, config.learning_rate, config.rows_at_a_time, config.jit_compile
+        model,
+        config.learning_rate,
+        config.rows_at_a_time,
+        config.jit_compile,
+        optimizer=config.optimizer,
+        **training_settings.optimizer_options(config),
     )
     (each,) = in_turns([lambda: step(batch)], seconds)
     return {"retriever_steps": 1 / each}

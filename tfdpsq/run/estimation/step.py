@@ -24,7 +24,7 @@ from tensorflow.python.ops import resource_variable_ops
 from tfdpsq import privacy, validation
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.layers import T5Config
-from tfdpsq.run.training import private_training, starting_model
+from tfdpsq.run.training import private_training, starting_model, training_settings
 
 # Microbatches of the two measured steps.
 _FEW, _MORE = 1, 3
@@ -219,7 +219,11 @@ def _model_and_optimizer(
         model, config.lora, config.soft_prompt.length, tuple(config.trained)
     )
     optimizer = privacy.make_optimizer(
-        plan, config.learning_rate, config.optimizer, config.engine
+        plan,
+        config.learning_rate,
+        config.optimizer,
+        config.engine,
+        **training_settings.optimizer_options(config),
     )
     return model, optimizer
 

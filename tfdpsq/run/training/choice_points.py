@@ -20,7 +20,12 @@ from tfdpsq import privacy, validation
 from tfdpsq.data import Tokenizer, atomic_write
 from tfdpsq.privacy.proof import ledger, selection
 from tfdpsq.run.core import layout, sources, workdir
-from tfdpsq.run.training import grid_points, private_training, starting_model
+from tfdpsq.run.training import (
+    grid_points,
+    private_training,
+    starting_model,
+    training_settings,
+)
 
 MODES = ("declared", "accounted")
 PLAN_FILE = layout.PLAN_FILE
@@ -257,6 +262,7 @@ def _try(points: list[Point], specs: list[privacy.PrivacySpec]) -> None:
             ),
             stage.optimizer,
             stage.engine,
+            **training_settings.optimizer_options(stage),
         )
         model = json.dumps({name: workdir.plain(stage[name]) for name in _MODEL})
         if model not in made:

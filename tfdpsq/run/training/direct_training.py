@@ -25,7 +25,12 @@ from tfdpsq.run.core import settings, sources, spending
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import context as contexts
-from tfdpsq.run.training import hard_negatives, outcomes, private_training
+from tfdpsq.run.training import (
+    hard_negatives,
+    outcomes,
+    private_training,
+    training_settings,
+)
 
 ARGUMENTS = {
     "naive": (
@@ -239,7 +244,13 @@ def train(
         rate = private_training.learning_rate(
             config.learning_rate, config.schedule, config.steps
         )
-        optimizer = privacy.make_optimizer(plan, rate, config.optimizer, config.engine)
+        optimizer = privacy.make_optimizer(
+            plan,
+            rate,
+            config.optimizer,
+            config.engine,
+            **training_settings.optimizer_options(config),
+        )
     progress.epsilon = plan.epsilon_so_far
     outcome = private_training.train(
         devices,

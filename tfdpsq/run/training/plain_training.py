@@ -28,7 +28,7 @@ from tfdpsq.run.core import sources
 from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import replicas
 from tfdpsq.run.training import context as contexts
-from tfdpsq.run.training import hard_negatives, private_training
+from tfdpsq.run.training import hard_negatives, private_training, training_settings
 
 
 def train(
@@ -82,6 +82,7 @@ def train(
                 config.jit_compile,
                 config.seed,
                 config.optimizer,
+                **training_settings.optimizer_options(config),
             )
             for done, batch in enumerate(itertools.islice(batches, config.steps), 1):
                 workers.require_same_rows([batch])
@@ -147,18 +148,21 @@ def make_step(
     jit_compile: bool = False,
     seed: int = 0,
     optimizer: str = "adam",
+    **options: Any,
 ) -> Callable[[Mapping[str, np.ndarray]], float]:
     """Returns a step of an optimizer on the mean loss of a batch.
 
     `rows_at_a_time` rows of a replica are embedded at a time
     (`retriever.cached_gradients`); 0 for all. With `jit_compile` XLA compiles the step;
     in a strategy's scope that is left to the strategy. `seed` is that of dropout,
-    `optimizer` a name in `privacy.optimizers.OPTIMIZERS`.
+    `optimizer` a name in `privacy.optimizers.OPTIMIZERS`, and `options` go to it.
 
     Returns:
       Takes a whole batch, applies its gradient, returns its mean loss in nats.
     """
-    step = replica_step(model, learning_rate, rows_at_a_time, seed, optimizer)
+    step = replica_step(
+        model, learning_rate, rows_at_a_time, seed, optimizer, **options
+    )
     return replicas.whole_batches(step, jit_compile, replicas.rows_of)
 
 
@@ -168,12 +172,13 @@ def replica_step(
     rows_at_a_time: int = 0,
     seed: int = 0,
     optimizer: str = "adam",
+    **options: Any,
 ) -> Callable[[Mapping[str, tf.Tensor]], tf.Tensor]:
     """Returns the step of one replica, to be compiled; arguments as in `make_step`.
 
     The step takes the replica's rows and returns the mean loss of the whole batch.
     """
-    taken = optimizers.OPTIMIZERS[optimizer](learning_rate)
+    taken = optimizers.OPTIMIZERS[optimizer](learning_rate, **options)
     variables = model.trainable_variables
     legacy = isinstance(taken, tf.keras.optimizers.legacy.Optimizer)
     # Slots must exist before a compiled function runs.

@@ -1,0 +1,217 @@
+"""Adafactor with T5X's meaning of its settings.
+
+Keras's Adafactor caps the learning rate at 1/√t, always factors the last two
+dimensions, and keeps a slot of the weight's own size. T5X's, which is flax's, takes the
+rate as given, factors the two largest dimensions, if both are large, and keeps two
+vectors for these. Recipes that were published for T5X name its settings.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
+
+
+@keras.utils.register_keras_serializable(package="tfdpsq")
+class T5XAdafactor(keras.optimizers.Optimizer):
+    """Adafactor (Shazeer & Stern 2018) as `t5x.adafactor` computes it.
+
+    With g the gradient and w the weight, at the t-th update since `step_offset`, t = 1
+    for the first:
+
+    | quantity | value |
+    |---|---|
+    | β | 1 − t^−`decay_rate` |
+    | v | β·v + (1 − β)·(g² + `epsilon1`); if factored, its means r and c over each of the two dimensions, and v = r·c / mean(r) |
+    | u | g / √v, divided by max(1, rms(u) / `clipping_threshold`) |
+    | s | learning rate · u; with `multiply_by_parameter_scale` times max(rms(w), `epsilon2`) |
+    | m | `beta1`·m + (1 − `beta1`)·s, in place of s |
+    | w | (1 − `weight_decay_rate`)·w − s |
+
+    The decay of weights is not multiplied by the learning rate. A weight of three or
+    more dimensions is factored over its two largest, as flax does; T5X itself asks for
+    a rule for it by name. Slots are float32 (float64 for float64 weights). T5X's
+    other options (`factor_map`, `max_parameter_scale`, `skip_nan_updates`, …) are
+    not here.
+
+    Attributes: its arguments.
+    """  # noqa: E501
+
+    def __init__(
+        self,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 1e-3,
+        factored: bool = True,
+        multiply_by_parameter_scale: bool = True,
+        beta1: float | None = None,
+        decay_rate: float = 0.8,
+        step_offset: int = 0,
+        clipping_threshold: float | None = 1.0,
+        weight_decay_rate: float | None = None,
+        min_dim_size_to_factor: int = 128,
+        epsilon1: float = 1e-30,
+        epsilon2: float = 1e-3,
+        name: str = "T5XAdafactor",
+        **options: Any,
+    ):
+        """Makes the optimizer.
+
+        Args:
+          learning_rate: a number or a schedule; never capped.
+          factored: whether second moments are factored where that is possible.
+          multiply_by_parameter_scale: whether the rate is relative to a weight's size.
+          beta1: momentum, in [0, 1); `None` keeps no slot for it.
+          decay_rate: exponent of the second moment's decay, above 0.
+          step_offset: `iterations` at which this training began. Updates before it
+            count as the first.
+          clipping_threshold: largest rms of an update; `None` for no limit.
+          weight_decay_rate: share of a weight that each update takes off, in [0, 1).
+          min_dim_size_to_factor: smallest size of either dimension that is factored.
+          epsilon1: added to squared gradients.
+          epsilon2: smallest size that a weight counts as having.
+          name: the optimizer's.
+          **options: of `keras.optimizers.Optimizer`.
+
+        Raises:
+          InputError: a value is out of range.
+        """
+        both = (True, False)
+        validation.one_of("factored", factored, both)
+        validation.one_of(
+            "multiply_by_parameter_scale", multiply_by_parameter_scale, both
+        )
+        for share, rate in (("beta1", beta1), ("weight_decay_rate", weight_decay_rate)):
+            if rate is not None:
+                validation.in_range(share, rate, 0.0, 1.0, high_open=True)
+        if clipping_threshold is not None:
+            validation.positive("clipping_threshold", clipping_threshold)
+        validation.positive("decay_rate", decay_rate)
+        validation.positive("epsilon1", epsilon1)
+        validation.in_range("epsilon2", epsilon2, 0.0, math.inf, high_open=True)
+        validation.positive_integer("min_dim_size_to_factor", min_dim_size_to_factor)
+        validation.in_range("step_offset", step_offset, 0, 2**62)
+        super().__init__(name=name, **options)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+        self.factored = factored
+        self.multiply_by_parameter_scale = multiply_by_parameter_scale
+        self.beta1 = beta1
+        self.decay_rate = decay_rate
+        self.step_offset = step_offset
+        self.clipping_threshold = clipping_threshold
+        self.weight_decay_rate = weight_decay_rate
+        self.min_dim_size_to_factor = min_dim_size_to_factor
+        self.epsilon1 = epsilon1
+        self.epsilon2 = epsilon2
+
+    def build(self, var_list: list[tf.Variable]) -> None:
+        """Creates the slots, which all exist before the first update."""
+        super().build(var_list)
+        if getattr(self, "_built", False):
+            return
+        self._built = True
+        self._slots = []
+        for variable in var_list:
+            shape, slots = variable.shape.as_list(), {}
+            dims = self._factored_dims(shape)
+            if dims is None:
+                slots["v"] = shape
+            else:
+                for kind, averaged in zip(("v_row", "v_col"), reversed(dims)):
+                    slots[kind] = shape[:averaged] + shape[averaged + 1 :]
+            if self.beta1 is not None:
+                slots["m"] = shape
+            self._slots.append(
+                {
+                    kind: self.add_variable(
+                        shape=tf.TensorShape(sizes),
+                        dtype=_computed_in(variable),
+                        name=f"{kind}/{variable._shared_name}",
+                    )
+                    for kind, sizes in slots.items()
+                }
+            )
+
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
+        """Updates one weight and its slots; see the class."""
+        dtype = _computed_in(variable)
+        slots = self._slots[self._index_dict[self._var_key(variable)]]
+        gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
+        value = tf.cast(variable, dtype)
+        number = tf.cast(self.iterations - self.step_offset + 1, dtype)
+        # 1 − β, of which float32 keeps more digits than of β.
+        share = tf.pow(tf.maximum(number, 1), -self.decay_rate)
+
+        update = gradient * self._inverse_root(tf.square(gradient), share, slots)
+        if self.clipping_threshold is not None:
+            update /= tf.maximum(_rms(update) / self.clipping_threshold, 1)
+        update *= tf.cast(self.learning_rate, dtype)
+        if self.multiply_by_parameter_scale:
+            update *= tf.maximum(_rms(value), self.epsilon2)
+        if self.beta1 is not None:
+            update = self.beta1 * slots["m"] + (1 - self.beta1) * update
+            slots["m"].assign(update)
+        if self.weight_decay_rate is not None:
+            update += self.weight_decay_rate * value
+        variable.assign(tf.cast(value - update, variable.dtype))
+
+    def _inverse_root(
+        self, squares: tf.Tensor, share: tf.Tensor, slots: dict[str, tf.Variable]
+    ) -> tf.Tensor:
+        """Moves the second moments on, and returns 1/√v, which broadcasts to g."""
+        squares += self.epsilon1
+
+        def moved(slot, values):
+            return slot.assign((1 - share) * slot + share * values)
+
+        dims = self._factored_dims(squares.shape.as_list())
+        if dims is None:
+            return tf.math.rsqrt(moved(slots["v"], squares))
+        row, column = dims
+        rows = moved(slots["v_row"], tf.reduce_mean(squares, column))
+        columns = moved(slots["v_col"], tf.reduce_mean(squares, row))
+        # Of the row dimension's place once the column's is gone.
+        mean = tf.reduce_mean(rows, row - (column < row), keepdims=True)
+        # The product of all three may leave float32's range; each factor does not.
+        return tf.expand_dims(tf.math.rsqrt(rows / mean), column) * tf.expand_dims(
+            tf.math.rsqrt(columns), row
+        )
+
+    def _factored_dims(self, shape: list[int]) -> tuple[int, int] | None:
+        """Returns the second largest and the largest dimension, if these are factored.
+
+        Of equal ones, the later counts as larger.
+        """
+        if not self.factored or len(shape) < 2:
+            return None
+        row, column = np.argsort(shape, kind="stable")[-2:].tolist()
+        return None if shape[row] < self.min_dim_size_to_factor else (row, column)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {
+            **super().get_config(),
+            "learning_rate": self._serialize_hyperparameter(self._learning_rate),
+            "factored": self.factored,
+            "multiply_by_parameter_scale": self.multiply_by_parameter_scale,
+            "beta1": self.beta1,
+            "decay_rate": self.decay_rate,
+            "step_offset": self.step_offset,
+            "clipping_threshold": self.clipping_threshold,
+            "weight_decay_rate": self.weight_decay_rate,
+            "min_dim_size_to_factor": self.min_dim_size_to_factor,
+            "epsilon1": self.epsilon1,
+            "epsilon2": self.epsilon2,
+        }
+
+
+def _computed_in(variable: tf.Variable) -> tf.DType:
+    return tf.float64 if variable.dtype == tf.float64 else tf.float32
+
+
+def _rms(values: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean(tf.square(values)))
