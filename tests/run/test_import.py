@@ -6,6 +6,7 @@ import gzip
 import importlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -417,6 +418,16 @@ def test_times_are_read_as_they_come():
         ({"logs__train": "ir_datasets:x"}, "ir_datasets"),
         ({"log_documents_are_public": False}, "which tell what people looked for"),
         ({"split_by": "time"}, "columns.time and dev_from or test_from must be set"),
+        (
+            {
+                "split_by": "time",
+                "columns__time": "when",
+                "dev_from": "2026-03-01",
+                "test_from": "2026-02-01",
+            },
+            "dev_from is 2026-03-01, later than test_from, 2026-02-01.* swap them",
+        ),
+        ({"logs__train": "@/two.csv"}, r"two.csv:3: byte 2 .* is 0xe9, .* each part"),
         ({"split_by": "user"}, "columns.user is ''. Name the column"),
         ({"dev_from": "2026-01-01"}, "dev_from is '2026-01-01', which does nothing"),
         ({"dev_share": 0.6, "test_share": 0.5}, "nothing is left for training"),
@@ -434,6 +445,8 @@ def test_times_are_read_as_they_come():
 def test_bad_input_is_refused_with_its_place(changes, message, tmp_path):
     log = _write_log(tmp_path, "jsonl")
     (tmp_path / "latin.csv").write_bytes("asked,clicked\nn\xe9,b\n".encode("latin-1"))
+    two = "asked,clicked\nn\u00e9,b\n".encode() + "n\u00e9,b\n".encode("latin-1")
+    (tmp_path / "two.csv").write_bytes(two)
     (tmp_path / "ragged.tsv").write_text("asked\tclicked\na\tb\tc\n")
     (tmp_path / "open.csv").write_text('asked,clicked\n"a,b\n')
     (tmp_path / "bad.jsonl").write_text('{"asked": "a", "clicked": "b"}\n{"asked"\n')
@@ -451,6 +464,31 @@ def test_bad_input_is_refused_with_its_place(changes, message, tmp_path):
     with pytest.raises(InputError, match=message):
         command.run(_config(log, **changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_times_out_of_order_change_nothing_and_drops_say_what_to_do(tmp_path, caplog):
+    """A user without queries; a query asked before and after a cut; no time."""
+    rows = [*ROWS, ("late", "Socks.", "dan", "soon")]
+    times = {"split_by": "time", "columns__time": "when", "test_from": "2026-02-15"}
+    units = {}
+    for name, order in {"in": 1, "out": -1}.items():
+        log = tmp_path / f"{name}.jsonl"
+        lines = [json.dumps(row) + "\n" for row in _dicts(rows)[::order]]
+        log.write_text("".join(lines))
+        command.run(_config(log, columns__user="who", **times), tmp_path / name)
+        units[name] = _units(tmp_path / name, by_user=True)
+    assert units["in"] == units["out"] and units["in"].keys() == {"ann", "bob", "cat"}
+    assert {split for split, *_ in units["in"]["ann"]} == {"train"}  # also of March
+    said = caplog.text
+    for sentence in (
+        r"dropped 1 rows: it has no query .first .*in.jsonl:5.\. A user without queries"
+        r" is not written, .* check columns.query\.",
+        r"its query is in an earlier split already\. Rows may come in any order: .* "
+        r"Move dev_from or test_from to keep these\.",
+        r"its time is not .* or ISO 8601 .*jsonl:7.\. Write it as one of them; rows may"
+        r" come in any order\.",
+    ):
+        assert re.search(sentence, said), sentence
 
 
 def test_private_pairs_are_refused_where_things_are_released(tmp_path):
