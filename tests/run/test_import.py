@@ -364,6 +364,25 @@ def test_a_tfds_set_that_cannot_be_read_says_so(
     assert not (tmp_path / "out").exists()
 
 
+def test_tfds_does_not_launder_a_set(tmp_path, monkeypatch):
+    """Copied by our own builder, a set's rows would be taken for raw private pairs."""
+    import tfdpsq.data.tfds_builder
+
+    beir = _write_set(tmp_path / "set", "certified")
+    (beir / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t1\n")
+    builder = tfdpsq.data.tfds_builder.BeirDirectoryBuilder(
+        path=beir, data_dir=tmp_path / "sets"
+    )
+    builder.download_and_prepare()
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    names = {"columns__query": "query", "columns__document": "document"}
+    for name in (f"beir_directory/{builder.builder_config.name}", builder.data_path):
+        with pytest.raises(
+            InputError, match="perhaps of a synthetic set.*give the log"
+        ):
+            command.run(_config(f"tfds:{name}#train", **names), tmp_path / "out")
+
+
 def test_ir_datasets_reads_a_set_that_was_put_into_its_folder(tmp_path):
     """Without a network: MS MARCO's own files, of two passages."""
     pytest.importorskip("ir_datasets")
