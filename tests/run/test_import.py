@@ -5,12 +5,9 @@ import datetime
 import gzip
 import importlib
 import json
-import os
 import re
 import shutil
 import stat
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow
@@ -381,33 +378,6 @@ def test_tfds_does_not_launder_a_set(tmp_path, monkeypatch):
             InputError, match="perhaps of a synthetic set.*give the log"
         ):
             command.run(_config(f"tfds:{name}#train", **names), tmp_path / "out")
-
-
-def test_ir_datasets_reads_a_set_that_was_put_into_its_folder(tmp_path):
-    """Without a network: MS MARCO's own files, of two passages."""
-    pytest.importorskip("ir_datasets")
-    folder = tmp_path / "home" / "msmarco-passage"
-    (folder / "train").mkdir(parents=True)
-    (folder / "irds_version.txt").write_text("v2")
-    (folder / "collection.tsv").write_text("0\tA cup of tea.\n1\tRain falls.\n")
-    (folder / "train" / "queries.tsv").write_text("7\twhat is tea\n8\twhat falls\n")
-    (folder / "train" / "qrels").write_text("7 0 0 1\n8 0 1 1\n")
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "tfdpsq.run.import"),
-            *(f"--workdir={tmp_path}/out", "--config.dev_share=0"),
-            *(
-                "--config.test_share=0",
-                "--config.logs.train=ir_datasets:msmarco-passage/train",
-            ),
-        ],
-        check=True,
-        env={**os.environ, "IR_DATASETS_HOME": str(tmp_path / "home")},
-    )
-    found = [
-        (p.query, p.document) for p in BeirDirectory(tmp_path / "out").pairs("train")
-    ]
-    assert found == [("what is tea", "A cup of tea."), ("what falls", "Rain falls.")]
 
 
 def test_times_are_read_as_they_come():
