@@ -5,11 +5,9 @@ import datetime
 import gzip
 import importlib
 import json
-import os
+import re
 import shutil
 import stat
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow
@@ -363,31 +361,23 @@ def test_a_tfds_set_that_cannot_be_read_says_so(
     assert not (tmp_path / "out").exists()
 
 
-def test_ir_datasets_reads_a_set_that_was_put_into_its_folder(tmp_path):
-    """Without a network: MS MARCO's own files, of two passages."""
-    pytest.importorskip("ir_datasets")
-    folder = tmp_path / "home" / "msmarco-passage"
-    (folder / "train").mkdir(parents=True)
-    (folder / "irds_version.txt").write_text("v2")
-    (folder / "collection.tsv").write_text("0\tA cup of tea.\n1\tRain falls.\n")
-    (folder / "train" / "queries.tsv").write_text("7\twhat is tea\n8\twhat falls\n")
-    (folder / "train" / "qrels").write_text("7 0 0 1\n8 0 1 1\n")
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "tfdpsq.run.import"),
-            *(f"--workdir={tmp_path}/out", "--config.dev_share=0"),
-            *(
-                "--config.test_share=0",
-                "--config.logs.train=ir_datasets:msmarco-passage/train",
-            ),
-        ],
-        check=True,
-        env={**os.environ, "IR_DATASETS_HOME": str(tmp_path / "home")},
+def test_tfds_does_not_launder_a_set(tmp_path, monkeypatch):
+    """Copied by our own builder, a set's rows would be taken for raw private pairs."""
+    import tfdpsq.data.tfds_builder
+
+    beir = _write_set(tmp_path / "set", "certified")
+    (beir / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t1\n")
+    builder = tfdpsq.data.tfds_builder.BeirDirectoryBuilder(
+        path=beir, data_dir=tmp_path / "sets"
     )
-    found = [
-        (p.query, p.document) for p in BeirDirectory(tmp_path / "out").pairs("train")
-    ]
-    assert found == [("what is tea", "A cup of tea."), ("what falls", "Rain falls.")]
+    builder.download_and_prepare()
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    names = {"columns__query": "query", "columns__document": "document"}
+    for name in (f"beir_directory/{builder.builder_config.name}", builder.data_path):
+        with pytest.raises(
+            InputError, match="perhaps of a synthetic set.*give the log"
+        ):
+            command.run(_config(f"tfds:{name}#train", **names), tmp_path / "out")
 
 
 def test_times_are_read_as_they_come():
@@ -417,6 +407,16 @@ def test_times_are_read_as_they_come():
         ({"logs__train": "ir_datasets:x"}, "ir_datasets"),
         ({"log_documents_are_public": False}, "which tell what people looked for"),
         ({"split_by": "time"}, "columns.time and dev_from or test_from must be set"),
+        (
+            {
+                "split_by": "time",
+                "columns__time": "when",
+                "dev_from": "2026-03-01",
+                "test_from": "2026-02-01",
+            },
+            "dev_from is 2026-03-01, later than test_from, 2026-02-01.* swap them",
+        ),
+        ({"logs__train": "@/two.csv"}, r"two.csv:3: byte 2 .* is 0xe9, .* each part"),
         ({"split_by": "user"}, "columns.user is ''. Name the column"),
         ({"dev_from": "2026-01-01"}, "dev_from is '2026-01-01', which does nothing"),
         ({"dev_share": 0.6, "test_share": 0.5}, "nothing is left for training"),
@@ -434,6 +434,8 @@ def test_times_are_read_as_they_come():
 def test_bad_input_is_refused_with_its_place(changes, message, tmp_path):
     log = _write_log(tmp_path, "jsonl")
     (tmp_path / "latin.csv").write_bytes("asked,clicked\nn\xe9,b\n".encode("latin-1"))
+    two = "asked,clicked\nn\u00e9,b\n".encode() + "n\u00e9,b\n".encode("latin-1")
+    (tmp_path / "two.csv").write_bytes(two)
     (tmp_path / "ragged.tsv").write_text("asked\tclicked\na\tb\tc\n")
     (tmp_path / "open.csv").write_text('asked,clicked\n"a,b\n')
     (tmp_path / "bad.jsonl").write_text('{"asked": "a", "clicked": "b"}\n{"asked"\n')
@@ -451,6 +453,31 @@ def test_bad_input_is_refused_with_its_place(changes, message, tmp_path):
     with pytest.raises(InputError, match=message):
         command.run(_config(log, **changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_times_out_of_order_change_nothing_and_drops_say_what_to_do(tmp_path, caplog):
+    """A user without queries; a query asked before and after a cut; no time."""
+    rows = [*ROWS, ("late", "Socks.", "dan", "soon")]
+    times = {"split_by": "time", "columns__time": "when", "test_from": "2026-02-15"}
+    units = {}
+    for name, order in {"in": 1, "out": -1}.items():
+        log = tmp_path / f"{name}.jsonl"
+        lines = [json.dumps(row) + "\n" for row in _dicts(rows)[::order]]
+        log.write_text("".join(lines))
+        command.run(_config(log, columns__user="who", **times), tmp_path / name)
+        units[name] = _units(tmp_path / name, by_user=True)
+    assert units["in"] == units["out"] and units["in"].keys() == {"ann", "bob", "cat"}
+    assert {split for split, *_ in units["in"]["ann"]} == {"train"}  # also of March
+    said = caplog.text
+    for sentence in (
+        r"dropped 1 rows: it has no query .first .*in.jsonl:5.\. A user without queries"
+        r" is not written, .* check columns.query\.",
+        r"its query is in an earlier split already\. Rows may come in any order: .* "
+        r"Move dev_from or test_from to keep these\.",
+        r"its time is not .* or ISO 8601 .*jsonl:7.\. Write it as one of them; rows may"
+        r" come in any order\.",
+    ):
+        assert re.search(sentence, said), sentence
 
 
 def test_private_pairs_are_refused_where_things_are_released(tmp_path):

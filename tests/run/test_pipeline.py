@@ -2,9 +2,12 @@
 
 import json
 import math
+import os
 import pathlib
 import runpy
 import stat
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -504,3 +507,30 @@ def test_a_stage_names_the_command_that_imports_a_log(tmp_path):
     config.log.columns.user = "who"
     with pytest.raises(validation.InputError, match="log.columns.user .* not a log"):
         pipeline.run(config, tmp_path / "work")
+
+
+def test_ir_datasets_reads_a_set_that_was_put_into_its_folder(tmp_path):
+    """Without a network: MS MARCO's own files, of two passages."""
+    pytest.importorskip("ir_datasets")
+    folder = tmp_path / "home" / "msmarco-passage"
+    (folder / "train").mkdir(parents=True)
+    (folder / "irds_version.txt").write_text("v2")
+    (folder / "collection.tsv").write_text("0\tA cup of tea.\n1\tRain falls.\n")
+    (folder / "train" / "queries.tsv").write_text("7\twhat is tea\n8\twhat falls\n")
+    (folder / "train" / "qrels").write_text("7 0 0 1\n8 0 1 1\n")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "tfdpsq.run.import"),
+            *(f"--workdir={tmp_path}/out", "--config.dev_share=0"),
+            *(
+                "--config.test_share=0",
+                "--config.logs.train=ir_datasets:msmarco-passage/train",
+            ),
+        ],
+        check=True,
+        env={**os.environ, "IR_DATASETS_HOME": str(tmp_path / "home")},
+    )
+    found = [
+        (p.query, p.document) for p in BeirDirectory(tmp_path / "out").pairs("train")
+    ]
+    assert found == [("what is tea", "A cup of tea."), ("what falls", "Rain falls.")]

@@ -239,6 +239,23 @@ def test_mauve_beside_published_figures_is_the_published_discretisation():
     assert found[0]["mean"] < found[25]["mean"]
 
 
+def test_distances_to_a_log_that_is_indexed_in_parts_are_those_to_all(monkeypatch):
+    random = np.random.default_rng(3)
+    words = "wool knit sock egg boil rain snow".split()
+
+    def texts(count):
+        return [" ".join(random.choice(words, 4)) for _ in range(count)]
+
+    private = texts(50)
+    several = [similarity._Texts(9, texts(9)), similarity._Texts(4, private[:4])]
+    monkeypatch.setattr(similarity, "_INDEXED", 7)
+    similarity._add_distances(several, iter(private))
+    index = evaluation.GramIndex(private)
+    for each in several:
+        np.testing.assert_array_equal(each.by_grams, index.nearest(each.sample))
+    assert not several[1].by_grams.any() and several[0].by_grams.any()
+
+
 def test_one_query_is_too_few_for_mauve_and_words_may_be_none(base, tmp_path):
     _write_set(tmp_path / "one", ["?"], 0)
     config = _config(base, sets=(), featurizer="t5")

@@ -250,6 +250,20 @@ class BeirDirectory:
         """
         return self._joined(split, best=False)
 
+    def judged_queries(self, split: str) -> tuple[int, Iterator[tuple[str, str]]]:
+        """Returns the number of queries that a split judges, and streams (id, text).
+
+        They are sorted by id, on disk; with those that are judged 0 throughout.
+
+        Raises:
+          DataError: as `pairs`.
+        """
+        table = PairTable()
+        table.add_judgements(self.judgements(split))
+        table.choose(best=True)
+        table.add_queries(self.read_queries())
+        return table.query_texts()
+
     def positives(self, split: str) -> dict[str, frozenset[str]]:
         """Returns query id -> ids of the documents judged above 0.
 

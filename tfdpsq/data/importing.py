@@ -33,6 +33,17 @@ TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 # Columns that a log can have, and those of the two public or shared tables.
 LOG = ("query", "query_id", "document", "title", "document_id", "score", "user", "time")
 USER_FIELD = "user_id"
+# What to do about rows that were dropped, where the reason does not say it.
+REMEDIES = {
+    "it has no query": "A user without queries is not written, which is no loss; if "
+    "there should be one, check columns.query.",
+    "it has no user": "Fill them in, or set columns.user to '' to protect single "
+    "queries.",
+    "its time is not a number of seconds, a date or ISO 8601": "Write it as one of "
+    "them; rows may come in any order.",
+    "its query is in an earlier split already": "Rows may come in any order: a query "
+    "stays where its earliest row is. Move dev_from or test_from to keep these.",
+}
 _COMMIT = 50_000
 _CACHE_KIB = 64 << 10
 # Below it, a float has the digits of the whole number that it was made from.

@@ -181,6 +181,11 @@ class PairTable(Sequence[Pair]):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def query_texts(self) -> tuple[int, Iterator[tuple[str, str]]]:
+        """Returns the number of known queries, and streams (id, text), sorted by id."""
+        count = self._one("select count(*) from queries")
+        return count, self._store.execute("select id, text from queries order by id")
+
     def query_ids(self) -> Iterator[str]:
         """Streams the query id of each row."""
         for (name,) in self._store.execute("select query from pairs order by row"):

@@ -141,7 +141,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         for reason, count in report.dropped.most_common():
             first = report.first.get(reason)
             where = f" (first {first})" if first else ""
-            logging.warning("dropped %d rows: %s%s", count, reason, where)
+            remedy = importing.REMEDIES.get(reason, "")
+            logging.warning("dropped %d rows: %s%s. %s", count, reason, where, remedy)
         logging.info(
             "%d rows: %d queries on %d documents; pairs %s",
             *(report.rows, report.queries, report.documents, report.pairs),

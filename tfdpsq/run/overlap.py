@@ -262,10 +262,7 @@ def _samples(config: ml_collections.ConfigDict) -> dict[str, _Sample]:
     found = {}
     for kind in config.texts:
         if kind == QUERIES:
-            judged = beir.qrels(config.split)
-            queries = beir.queries().items()
-            rows = sorted((name, text) for name, text in queries if name in judged)
-            found[kind] = draw(len(rows), iter(rows))
+            found[kind] = draw(*beir.judged_queries(config.split))
         else:
             total = sum(1 for _ in beir.documents())
             found[kind] = draw(total, ((d.id, d.content) for d in beir.documents()))

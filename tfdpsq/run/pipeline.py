@@ -137,10 +137,11 @@ FILLED = {
 def default_config() -> ml_collections.ConfigDict:
     """Returns every stage's settings, and the rows of the table.
 
-    `init` is the public T5 that generators and retrievers start from: a directory, a
-    preset's name, or "" for random weights. With `pretrain.steps` it is first trained
-    on the documents. `retriever_init` is another one for retrievers, with the same
-    vocabulary. `epsilons` are the generator's (a row of the table each),
+    `data` is "pydocs", a BEIR directory, or a log, which is imported first, by the
+    settings `log`. `init` is the public T5 that generators and retrievers start from: a
+    directory, a preset's name, or "" for random weights. With `pretrain.steps` it is
+    first trained on the documents. `retriever_init` is another one for retrievers, with
+    the same vocabulary. `epsilons` are the generator's (a row of the table each),
     `direct_epsilons` those of the retriever trained on private pairs directly, by
     `direct.method`. The job refuses `strict`, because its measurements read private
     queries. `seed` is that of every stage before the evaluation; the noise is random in

@@ -226,7 +226,7 @@ def _search(
     def make(out: pathlib.Path) -> dict[str, Any]:
         beir = sources.open_beir(part.path, part.as_published)
         qrels = beir.qrels(part.split)
-        queries = {name: text for name, text in beir.queries().items() if name in qrels}
+        queries = {name: text for name, text in beir.read_queries() if name in qrels}
         evaluation.write_trec_qrels(out / QRELS_FILE, qrels)
         notes = {}
         for name, found, note in retrieval.retrieve(

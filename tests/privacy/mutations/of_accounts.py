@@ -271,4 +271,47 @@ MUTATIONS = (
         ),
         "why": "the same of ids in text files",
     },
+    {
+        "name": "a_query_is_in_as_many_rows_as_it_has_documents",
+        "kind": "sampling",
+        "file": "tfdpsq/data/pair_table.py",
+        "old": "        if best:\n",
+        "new": "        if False:\n",
+        "tests": (
+            "tests/data/test_beir.py::test_pairs_on_disk_are_those_of_a_naive_join[True]",
+        ),
+        "why": "a query of k documents moves the sum by k·C, and C is accounted for",
+    },
+    {
+        "name": "each_query_a_user_of_its_own",
+        "kind": "sampling",
+        "file": "tfdpsq/data/pair_table.py",
+        "old": "dense_rank() over (order by user)",
+        "new": "dense_rank() over (order by id)",
+        "tests": (
+            "tests/data/test_beir.py::test_pairs_on_disk_are_those_of_a_naive_join[True]",
+        ),
+        "why": "an epsilon said to be for users would be for single queries",
+    },
+    {
+        "name": "sets_imported_through_tfds",
+        "kind": "composition",
+        "file": "tfdpsq/run/import.py",
+        "old": ' and "/beir_directory/" in path',
+        "new": " and not path",
+        "tests": ("tests/run/test_import.py::test_tfds_does_not_launder_a_set",),
+        "why": "one private query had a part in all rows, and each is taken for a unit",
+    },
+    {
+        "name": "private_texts_joined_in_a_file",
+        "kind": "keys",
+        "file": "tfdpsq/data/pair_table.py",
+        "old": 'sqlite3.connect("", ',
+        "new": 'sqlite3.connect(f"{id(self)}.sqlite", ',
+        "tests": (
+            "tests/data/test_beir.py::"
+            "test_pairs_larger_than_the_cache_have_no_name_on_disk",
+        ),
+        "why": "private queries stay behind in a file where anybody may look",
+    },
 )

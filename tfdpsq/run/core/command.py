@@ -15,6 +15,7 @@ import logging as standard_logging
 import os
 import pathlib
 import resource
+import sqlite3
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -156,6 +157,11 @@ def _reported_errors() -> Iterator[None]:
         yield
     except (validation.InputError, OSError) as error:
         _refuse(_of_system(error))
+    except sqlite3.OperationalError as error:
+        _refuse(
+            f"a temporary database of pairs failed: {error}. Make room in its folder, "
+            "or set SQLITE_TMPDIR to another one, and start the same command again."
+        )
     except (privacy.Preempted, strategy.LostWorker) as stopped:
         sys.stderr.write(f"{stopped}. {preemption.AGAIN}\n")
         sys.exit(preemption.RESTART)

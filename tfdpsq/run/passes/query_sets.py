@@ -116,8 +116,8 @@ def open_queries(
         )
         if config.strict:  # refuses, before the queries are read
             records.private_reads(private, strict=True).record(*read)
-    queries = beir.queries()
     judged = beir.qrels(config.split)
+    queries = {name: text for name, text in beir.read_queries() if name in judged}
     unknown = next((name for name in judged if name not in queries), None)
     if unknown is not None:
         raise validation.DataError(

@@ -233,7 +233,7 @@ def _wins_and_losses(
     judged = {document for of_query in qrels.values() for document in of_query}
     found = wins_and_losses(
         directory,
-        beir.queries(),
+        {name: text for name, text in beir.read_queries() if name in qrels},
         {d.id: d.content for d in beir.documents() if d.id in judged},
         protected[0].name,
         public[0].name,

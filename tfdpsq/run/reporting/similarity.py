@@ -12,8 +12,9 @@ All of it reads private queries, and no ε covers it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -21,6 +22,7 @@ import numpy as np
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, read_manifest, read_synthetic
+from tfdpsq.data.texts import Pair
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import settings, sources, workdir
 from tfdpsq.run.reporting import text_features
@@ -28,6 +30,8 @@ from tfdpsq.run.reporting import text_features
 FEATURIZERS = {"": "", "t5": text_features.PRESET, "gpt2": text_features.GPT2}
 # k-means starts from these seeds; the first is the published one.
 _FIRST_SEED = 25
+# Training queries that are indexed at a time.
+_INDEXED = 20_000
 _TWO_TEXTS = "MAUVE makes clusters of at least 2 texts of each kind."
 _TWO_SEEDS = "MAUVE needs at least 2: one value without a deviation says little."
 
@@ -112,11 +116,29 @@ class _Texts:
       sample: those that get features, in random order: its beginning is a smaller
         sample.
       features: [len(sample), d], where there is a featurizer.
+      by_grams: [len(sample)] distances to the nearest training query.
     """
 
     count: int
     sample: list[str]
     features: np.ndarray | None = None
+    by_grams: np.ndarray | None = None
+
+
+class _Queries(Sequence[str]):
+    """The queries of pairs, read from disk."""
+
+    def __init__(self, pairs: Sequence[Pair]):
+        self._pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __iter__(self) -> Iterator[str]:
+        return (pair.query for pair in self._pairs)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._pairs[row].query
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,10 +165,9 @@ def measure(
     references: dict[str, list[str]] = {}
     for pair in pairs:
         references.setdefault(pair.document_id, []).append(pair.query)
-    queries = beir.queries()
     asked = list({pair.query_id: pair.query for pair in pairs}.values())
     held_out = _texts(own, asked)
-    trained_on = [queries[name] for name in sorted(beir.positives(own.training_split))]
+    trained_on = _Queries(beir.pairs(own.training_split))
     training = _texts(own, trained_on)
     synthetic, hypotheses, copies = {}, {}, {}
     for name, path in config.synthetic.items():
@@ -154,10 +175,9 @@ def measure(
             own, path, references, trained_on
         )
     _add_features(own, [held_out, training, *synthetic.values()])
-    grams = evaluation.GramIndex(trained_on)
+    _add_distances([held_out, *synthetic.values()], trained_on)
     control = _Control(
-        evaluation.exact_copies(asked, trained_on),
-        _distances(held_out, training, grams),
+        evaluation.exact_copies(asked, trained_on), _distances(held_out, training)
     )
     return {
         name: {
@@ -167,7 +187,7 @@ def measure(
             **(
                 {}
                 if config.similarity_split == own.training_split
-                else {"copies": _copies(texts, copies[name], training, grams, control)}
+                else {"copies": _copies(texts, copies[name], training, control)}
             ),
             "rules": {
                 "words": evaluation.WORDS,
@@ -299,11 +319,19 @@ def _as_distributions(
     return found
 
 
-def _distances(
-    texts: _Texts, training: _Texts, grams: evaluation.GramIndex
-) -> dict[str, np.ndarray]:
+def _add_distances(several: Sequence[_Texts], trained_on: Iterable[str]) -> None:
+    """Compares all samples with some training queries after the others."""
+    stream = iter(trained_on)
+    while some := list(itertools.islice(stream, _INDEXED)):
+        index = evaluation.GramIndex(some)
+        for texts in several:
+            found, before = index.nearest(texts.sample), texts.by_grams
+            texts.by_grams = found if before is None else np.minimum(found, before)
+
+
+def _distances(texts: _Texts, training: _Texts) -> dict[str, np.ndarray]:
     """Returns the sample's distances to the nearest training query, by measure."""
-    found = {"by_grams": grams.nearest(texts.sample)}
+    found = {} if texts.by_grams is None else {"by_grams": texts.by_grams}
     if texts.features is not None and training.features is not None:
         found["by_features"] = evaluation.nearest_by_cosine(
             texts.features, training.features
@@ -315,7 +343,6 @@ def _copies(
     texts: _Texts,
     exact: evaluation.ExactCopies,
     training: _Texts,
-    grams: evaluation.GramIndex,
     control: _Control,
 ) -> dict[str, Any]:
     return {
@@ -327,7 +354,7 @@ def _copies(
             name: dataclasses.asdict(
                 evaluation.closeness(distances, control.distances[name])
             )
-            for name, distances in _distances(texts, training, grams).items()
+            for name, distances in _distances(texts, training).items()
         },
         "training_queries": training.count,
         "training_queries_with_features": len(training.sample),

@@ -191,7 +191,7 @@ def queries_of(
     """
     beir = sources.open_beir(data)
     qrels = beir.qrels(split)
-    judged = {name: text for name, text in beir.queries().items() if name in qrels}
+    judged = {name: text for name, text in beir.read_queries() if name in qrels}
     return {**judged, **(fit.read()[0] if fit else {})}
 
 
