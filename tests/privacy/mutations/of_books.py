@@ -256,8 +256,8 @@ MUTATIONS = (
         "name": "own_random_numbers_unseeded",
         "kind": "keys",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            tf.random.set_seed(_global_seed(plan, seed))",
-        "new": "            pass",
+        "old": "        tf.random.set_seed(_global_seed(plan, seed))",
+        "new": "        pass",
         "tests": (
             "tests/privacy/test_training.py::"
             "test_dropout_is_seeded_in_secret_where_epsilon_is_finite",
@@ -342,7 +342,7 @@ MUTATIONS = (
         "name": "step_that_cannot_be_repeated_accepted",
         "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            replay.require_repeatable(nodes)\n",
+        "old": "            replay.require_repeatable(traced.nodes)\n",
         "new": "            pass\n",
         "tests": (
             "tests/privacy/test_before_spending.py::"

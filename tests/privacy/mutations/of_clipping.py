@@ -371,9 +371,9 @@ MUTATIONS = (
         "kind": "clipping",
         "file": "tfdpsq/privacy/training.py",
         "old": """\
-        check_independence(per_example_losses, batch, layers, together)
+            check_independence(run, tried, layers, together)
 """,
-        "new": "        pass\n",
+        "new": "            pass\n",
         "tests": (
             _TESTS + "test_independence.py::"
             "test_an_undeclared_in_batch_softmax_is_refused_before_a_step",
@@ -384,9 +384,9 @@ MUTATIONS = (
         "name": "kept_rows_looked_for_where_nothing_is_declared",
         "kind": "clipping",
         "file": "tfdpsq/privacy/training.py",
-        "old": "        require_nothing_kept(nodes)\n",
+        "old": "        require_nothing_kept(traced.nodes)\n",
         "new": "        if not (coupled or declared):\n"
-        "            require_nothing_kept(nodes)\n",
+        "            require_nothing_kept(traced.nodes)\n",
         "tests": (
             _TESTS + "test_independence.py::"
             "test_what_is_declared_does_not_allow_to_keep_rows",
