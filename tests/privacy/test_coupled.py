@@ -106,6 +106,24 @@ def test_a_row_without_a_finite_norm_adds_exactly_nothing(bad):
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
 
 
+def test_no_row_is_longer_than_the_clip_norm_by_rounding():
+    """Clipped by the computed norm, about half of them would be, by some 1e-8 of it."""
+    rows, clip_norm = 64, 0.7
+    gradients = np.random.default_rng(5).normal(size=[rows, 40]).astype(np.float32)
+    weight = tf.Variable(tf.zeros([40]))
+    made = Coupled(
+        tf.zeros([rows]),
+        lambda coefficients, _: [tf.linalg.matvec(gradients.T, coefficients)],
+    )
+    clip = tf.function(
+        lambda weights: coupled.clipped_sum(made, [weight], clip_norm, weights)[0]
+    )
+    alone = [clip(tf.one_hot(row, rows)).numpy() for row in range(rows)]
+    lengths = np.linalg.norm(np.asarray(alone, np.float64), axis=1)
+    assert np.all(lengths <= clip_norm)
+    np.testing.assert_allclose(lengths, clip_norm, rtol=1e-4)
+
+
 def test_any_gradients_stay_within_the_sensitivity():
     """One row more moves the sum by (2n - 1)·C at most, however rows turn around."""
     kernel = _kernel()

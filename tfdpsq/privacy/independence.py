@@ -36,6 +36,9 @@ _KEEPS = re.compile(
     r"|\w*Snapshot\w*|CacheDataset\w*"
 )
 
+# A loss on rows, "weights" included.
+Run = Callable[[Mapping[str, np.ndarray]], Any]
+
 
 def require_nothing_kept(nodes: Iterable[Node]) -> None:
     """Refuses a loss that could write to a variable, a table, a file or the like.
@@ -69,7 +72,7 @@ def _writes(operation: str) -> bool:
 
 
 def check_independence(
-    per_example_losses: Callable[[Mapping[str, tf.Tensor]], tf.Tensor],
+    run: Run,
     batch: Mapping[str, np.ndarray],
     layers: Iterable[tf.Module] = (),
     rows_per_unit: int = 1,
@@ -83,9 +86,9 @@ def check_independence(
     row.
 
     Args:
-      per_example_losses: as for `make_logical_step`.
+      run: the loss; see `run_of`.
       batch: at least two rows, "weights" included, all of which are `finite_rows`.
-      layers: the model, for its random layers and its weights.
+      layers: the model, for its weights.
       rows_per_unit: rows that are clipped together; they may depend on each other,
         and not on those of other units.
 
@@ -95,8 +98,6 @@ def check_independence(
     """
     layers = list(layers)
     rows = len(batch["weights"])
-
-    run = _run_of(per_example_losses, layers)
 
     def losses(values: Mapping[str, np.ndarray]) -> np.ndarray:
         found = run(values)
@@ -170,28 +171,32 @@ def check_independence(
             )
 
 
-def finite_rows(
-    per_example_losses: Callable[[Mapping[str, tf.Tensor]], Losses],
-    batch: Mapping[str, np.ndarray],
-    layers: Iterable[tf.Module] = (),
-) -> np.ndarray:
+def finite_rows(run: Run, batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """[rows] bool: where losses are finite, as rows must be that things are tried on.
 
     Args:
-      per_example_losses: as for `make_logical_step`.
+      run: the loss; see `run_of`.
       batch: "weights" included.
-      layers: the model, for its random layers.
     """
-    found = _run_of(per_example_losses, list(layers))(batch)
+    found = run(batch)
     losses = found.losses if isinstance(found, Terms) else found
     return np.isfinite(np.asarray(losses, np.float64))
 
 
-def _run_of(per_example_losses, layers) -> Callable[[Mapping[str, np.ndarray]], Any]:
+def run_of(
+    per_example_losses: Callable[[Mapping[str, tf.Tensor]], Losses],
+    layers: Iterable[tf.Module] = (),
+) -> Run:
     """A function from rows to losses, always with the same random numbers.
 
-    Traced: run eagerly, a model that keeps its inputs in a list would keep rows.
+    Traced, once for all that is tried: run eagerly, a model that keeps its inputs in a
+    list would keep rows.
+
+    Args:
+      per_example_losses: as for `make_logical_step`.
+      layers: the model, for its random layers.
     """
+    layers = list(layers)
     of_caller = tf.__internal__.autograph.tf_convert(
         per_example_losses, tf.__internal__.autograph.control_status_ctx()
     )

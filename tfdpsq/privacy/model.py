@@ -200,20 +200,9 @@ class PrivateModel(keras.Model):
             number from each other or from the plan; with `directory`, callbacks that
             set learning rates; what `train` raises.
         """
-        if not self._is_compiled:
-            raise validation.InputError("call compile(optimizer, loss) before fit.")
-        here = None if directory is None else os.path.abspath(directory)
-        if self.steps_executed and (here is None or here != self._directory):
-            raise validation.InputError(
-                f"fit has run {self.steps_executed} steps of its plan already; to run "
-                "it again would spend the same budget a second time. Make another "
-                "PrivateModel, whose epsilon adds to this one's."
-            )
-        if here is not None:
-            _require_repeatable(callbacks)
-        self._directory = here
+        self._require_one_run(directory, callbacks)
         data = _rows_of(x, y)
-        if here is not None and callbacks:
+        if directory is not None and callbacks:
             # What a callback does to the caller's arrays a killed run would not repeat.
             data = tf.nest.map_structure(np.array, data)
         flat = tf.nest.flatten(data)
@@ -278,6 +267,25 @@ class PrivateModel(keras.Model):
             self.steps_executed = max(self.steps_executed, ran)
         watch.on_train_end()
         return self.history
+
+    def _require_one_run(
+        self,
+        directory: str | os.PathLike | None,
+        callbacks: Sequence[keras.callbacks.Callback],
+    ) -> None:
+        """Refuses a plan's second run, and what a resumed one could not repeat."""
+        if not self._is_compiled:
+            raise validation.InputError("call compile(optimizer, loss) before fit.")
+        here = None if directory is None else os.path.abspath(directory)
+        if self.steps_executed and (here is None or here != self._directory):
+            raise validation.InputError(
+                f"fit has run {self.steps_executed} steps of its plan already; to run "
+                "it again would spend the same budget a second time. Make another "
+                "PrivateModel, whose epsilon adds to this one's."
+            )
+        if here is not None:
+            _require_repeatable(callbacks)
+        self._directory = here
 
     def _losses_of(self, batch: Batch, data: dict[str, Any]) -> tf.Tensor:
         """Returns one loss per row of a batch, packed as `data` is."""

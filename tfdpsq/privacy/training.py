@@ -27,8 +27,9 @@ from tfdpsq.privacy.independence import (
     computes_in_16_bits,
     finite_rows,
     require_nothing_kept,
+    run_of,
 )
-from tfdpsq.privacy.loop import Hooks, Loop, Pace, Take, Unchanging, kept_in
+from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Unchanging, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
@@ -157,62 +158,43 @@ def train(
     hooks = Hooks(before_step, before_call, on_step, preempted)
     hooks.require_pace(pace)
     rows = len(groups.rows) if groups is not None else units or plan.spec.num_units
-    if coupled:
-        coupled_rows.require_covered(plan)
-        validation.positive_integer("microbatch_size", microbatch_size or 0)
-    together, declared = _rows_together(plan, microbatch_size)
-    batch = _first_rows(take, rows, together)
+    together, declared = _rows_together(plan, microbatch_size, coupled)
+    rows_from = functools.partial(_first_rows, take, rows, together)
+    batch = rows_from(0)
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
-    seen: list[object] = []
+    repeats = directory is not None
+    settings = _settings(optimizer, variables, microbatch_size, jit_compile, repeats)
+    seen: list[tf.Variable] = []
     if plan.spec.private:
         # First of all, and whatever is declared: nothing runs, so nothing is kept.
         size = padded_rows(plan, 1, microbatch_size, coupled) if coupled else None
         traced = replay.traced(per_example_losses, batch, layers, variables, size)
         require_nothing_kept(traced.nodes)
         seen = list(traced.function.graph.variables)
-        if directory is not None:
+        if repeats:
             replay.require_repeatable(traced.nodes)
-            computed = computation.described(
-                traced.function, variables, [*state, *_held_by(layers)]
-            )
+            settings[checkpoint.COMPUTED] = _described(traced, variables, layers, state)
     # Coupled rows are differentiated without an engine, and their bound needs nothing
     # of the loss.
     if plan.spec.private and rows > 1 and not coupled:
-        _try_out(
-            per_example_losses,
-            _finite_rows(per_example_losses, batch, take, rows, together, layers),
-            variables,
-            layers,
-            optimizer.engine,
-            together,
-            declared,
-        )
-    if units is not None or groups is not None:
-        data_fingerprint = _with_units(data_fingerprint, units, groups)
-    settings = _settings(
-        optimizer, variables, microbatch_size, jit_compile, directory is not None
-    )
-    if directory is not None:
+        run = run_of(per_example_losses, layers)
+        tried = _finite_rows(run, batch, rows_from, rows, together)
+        # Whose rows depend on each other, and said so, is not tried for independence;
+        # but the fast engine must then find every loss on copies of its own.
+        if not declared:
+            check_independence(run, tried, layers, together)
+        _try_rules(per_example_losses, tried, variables, layers, optimizer, together)
+    if repeats:
         settings[checkpoint.NOT_TRAINED] = _not_trained(
             [*layers, *seen], [*variables, *state]
         )
-        if plan.spec.private:
-            settings[checkpoint.COMPUTED] = computed
+    data_fingerprint = _with_units(data_fingerprint, units, groups)
     _require_same_settings(plan, settings, units, groups)
     # Only the chief has a directory and pays.
     chiefs = directory if workers.is_chief() else None
     with kept_in(chiefs, plan, data_fingerprint, settings) as kept:
-        seed = fresh_seed(plan.spec.secure) if sampler_seed is None else sampler_seed
-        optimizer.reseed_for_a_run()
-        if kept is not None:
-            optimizer.reseed(kept.secrets.noise_seed)
-            seed = kept.secrets.sampler_seed if sampler_seed is None else seed
-        optimizer.take_chiefs_seeds()
-        seed = workers.chiefs_number(seed)
-        sampler = plan.sampler(units, seed, groups)
-        if plan.spec.private:
-            tf.random.set_seed(_global_seed(plan, seed))
+        seed = _seeded(plan, optimizer, kept, sampler_seed)
         optimizer.prepare(variables)  # or its slots would be missing from the state
         take_steps = CompiledSteps(
             plan,
@@ -227,23 +209,14 @@ def train(
         )
         take_steps.build(batch)  # what cannot be built must fail before it is paid for
         state = [*variables, *optimizer.state(), *state]
-        repeats = directory is not None
-        everything = functools.partial(_not_trained, [*layers, *seen, *state], [])
         unchanging = None
         if repeats and plan.spec.private:
+            everything = functools.partial(_not_trained, [*layers, *seen, *state], [])
             unchanging = Unchanging(optimizer, everything if hooks_may_write else None)
-        loop = Loop(
-            plan,
-            sampler,
-            take,
-            take_steps,
-            state,
-            pace,
-            hooks,
-            kept,
-            unchanging,
-        )
-        return loop.run(ends_if_diverged=repeats)
+        sampler = plan.sampler(units, seed, groups)
+        return Loop(
+            plan, sampler, take, take_steps, state, pace, hooks, kept, unchanging
+        ).run(ends_if_diverged=repeats)
 
 
 def _require_unused(optimizer, plan, variables) -> None:
@@ -265,8 +238,13 @@ def _require_unused(optimizer, plan, variables) -> None:
         )
 
 
-def _rows_together(plan: PrivacyPlan, microbatch_size: int | None) -> tuple[int, bool]:
+def _rows_together(
+    plan: PrivacyPlan, microbatch_size: int | None, coupled: bool
+) -> tuple[int, bool]:
     """Returns (rows clipped together, whether other rows are declared to matter)."""
+    if coupled:
+        coupled_rows.require_covered(plan)
+        validation.positive_integer("microbatch_size", microbatch_size or 0)
     if plan.spec.clip_groups is None:
         return 1, microbatch_size is None and plan.spec.sensitivity_multiplier != 1
     together = plan.rows_clipped_together
@@ -279,9 +257,7 @@ def _rows_together(plan: PrivacyPlan, microbatch_size: int | None) -> tuple[int,
     return together, False  # what groups declare is that they are independent
 
 
-def _finite_rows(
-    per_example_losses, batch, take, rows, together, layers
-) -> dict[str, np.ndarray]:
+def _finite_rows(run, batch, rows_from, rows, together) -> dict[str, np.ndarray]:
     """The rows of a batch, or others where a loss is not finite, which tells nothing.
 
     A row with a NaN is nothing that training minds: it contributes nothing.
@@ -292,9 +268,8 @@ def _finite_rows(
     wanted = len(batch["weights"])
     found: list[dict[str, np.ndarray]] = []
     for look in range(min(_LOOKS, rows)):
-        if look:
-            batch = _first_rows(take, rows, together, look)
-        finite = np.flatnonzero(finite_rows(per_example_losses, batch, layers))
+        batch = rows_from(look) if look else batch
+        finite = np.flatnonzero(finite_rows(run, batch))
         if len(finite) == wanted:
             return batch
         found += [{name: v[i] for name, v in batch.items()} for i in finite]
@@ -345,12 +320,28 @@ def _first_rows(
 
 
 def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> str:
-    """The data's fingerprint with whose rows are whose."""
+    """The data's fingerprint with whose rows are whose, where that was said."""
+    if units is None and groups is None:
+        return fingerprint
     digest = hashlib.sha256(repr(units).encode())
     if groups is not None:
         for values in (groups.rows, groups.offsets):
             digest.update(np.ascontiguousarray(values).tobytes())
     return fingerprint and f"{fingerprint} {digest.hexdigest()}"
+
+
+def _seeded(plan, optimizer, kept: Kept | None, sampler_seed: int | None) -> int:
+    """Seeds the optimizer and TensorFlow for a run; returns the sampler's seed."""
+    seed = fresh_seed(plan.spec.secure) if sampler_seed is None else sampler_seed
+    optimizer.reseed_for_a_run()
+    if kept is not None:
+        optimizer.reseed(kept.secrets.noise_seed)
+        seed = kept.secrets.sampler_seed if sampler_seed is None else seed
+    optimizer.take_chiefs_seeds()
+    seed = workers.chiefs_number(seed)
+    if plan.spec.private:
+        tf.random.set_seed(_global_seed(plan, seed))
+    return seed
 
 
 def _global_seed(plan: PrivacyPlan, seed: int) -> int:
@@ -405,13 +396,15 @@ def _not_trained(layers, restored) -> str:
     return digest.hexdigest()
 
 
+def _described(traced, variables, layers, state) -> str:
+    """Returns what a loss computes, by the variables that a resumed run has, too."""
+    held = [variable for module in _modules_of(layers) for variable in module.variables]
+    return computation.described(traced.function, variables, [*state, *held])
+
+
 def _modules_of(layers) -> list[tf.Module]:
     held = [root for root in layers if isinstance(root, tf.Module)]
     return [module for root in held for module in (root, *root.submodules)]
-
-
-def _held_by(layers) -> list[tf.Variable]:
-    return [variable for module in _modules_of(layers) for variable in module.variables]
 
 
 def _copies(variable) -> tuple:
@@ -445,17 +438,11 @@ def _require_same_settings(plan, settings, units, groups) -> None:
     )
 
 
-def _try_out(
-    per_example_losses, batch, variables, layers, engine, together, declared
+def _try_rules(
+    per_example_losses, batch, variables, layers, optimizer, together
 ) -> None:
-    """Tries model and loss; nothing of it leaves but an error.
-
-    Whose rows depend on each other, and said so, is not tried for independence; but
-    the fast engine must then find every loss on copies of its own.
-    """
-    if not declared:
-        check_independence(per_example_losses, batch, layers, together)
-    if engine == "fast" and layers:
+    """Tries the rules of engine "fast"; nothing of it leaves but an error."""
+    if optimizer.engine == "fast" and layers:
         tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
         fast.check(
             per_example_losses,

@@ -256,8 +256,8 @@ MUTATIONS = (
         "name": "own_random_numbers_unseeded",
         "kind": "keys",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            tf.random.set_seed(_global_seed(plan, seed))",
-        "new": "            pass",
+        "old": "        tf.random.set_seed(_global_seed(plan, seed))",
+        "new": "        pass",
         "tests": (
             "tests/privacy/test_training.py::"
             "test_dropout_is_seeded_in_secret_where_epsilon_is_finite",
@@ -342,7 +342,7 @@ MUTATIONS = (
         "name": "step_that_cannot_be_repeated_accepted",
         "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            replay.require_repeatable(nodes)\n",
+        "old": "            replay.require_repeatable(traced.nodes)\n",
         "new": "            pass\n",
         "tests": (
             "tests/privacy/test_before_spending.py::"
@@ -550,5 +550,55 @@ MUTATIONS = (
             "test_all_that_killed_stages_write_in_private_is_known",
         ),
         "why": "tokenised private queries outlive what was to delete them",
+    },
+    {
+        "name": "rates_tried_after_they_are_paid_for",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "    _require_usable(learning_rate, options, spec.steps)\n",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_optimizers.py::"
+            "test_rates_that_would_spoil_weights_are_refused[nan]",
+            "tests/privacy/test_optimizers.py::"
+            "test_options_that_would_spoil_weights_are_refused",
+        ),
+        "why": "a budget is spent on weights that are NaN",
+    },
+    {
+        "name": "schedules_tried_at_their_beginning_alone",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "np.linspace(0, steps - 1, min(steps, 200))",
+        "new": "np.linspace(0, 0, min(steps, 200))",
+        "tests": (
+            "tests/privacy/test_optimizers.py::"
+            "test_rates_that_would_spoil_weights_are_refused",
+        ),
+        "why": "a budget is spent on weights that are NaN in the end",
+    },
+    {
+        "name": "options_not_tried",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": '    for name in ("beta_1", "beta_2", "momentum"):\n',
+        "new": '    for name in ("momentum",):\n',
+        "tests": (
+            "tests/privacy/test_optimizers.py::"
+            "test_options_that_would_spoil_weights_are_refused",
+        ),
+        "why": "a budget is spent on weights that are NaN",
+    },
+    {
+        "name": "value_of_a_row_in_the_error_of_a_step",
+        "kind": "release",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "            ) from None\n",
+        "new": "            )\n",
+        "tests": (
+            "tests/privacy/test_model.py::"
+            "test_an_id_that_an_embedding_does_not_have_is_not_repeated",
+        ),
+        "why": "TensorFlow's message quotes it, and logs are not private",
     },
 )

@@ -109,7 +109,7 @@ MUTATIONS = (
         "name": "resume_with_fresh_noise",
         "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            optimizer.reseed(kept.secrets.noise_seed)\n",
+        "old": "        optimizer.reseed(kept.secrets.noise_seed)\n",
         "new": "",
         "tests": (_AGAIN,),
         "why": "two noises on the same sum can be averaged",

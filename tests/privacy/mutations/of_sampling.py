@@ -26,7 +26,7 @@ MUTATIONS = (
         "name": "workers_draw_for_themselves",
         "kind": "sampling",
         "file": "tfdpsq/privacy/training.py",
-        "old": "        seed = workers.chiefs_number(seed)\n",
+        "old": "    seed = workers.chiefs_number(seed)\n",
         "new": "",
         "tests": (
             _TESTS + "test_workers.py::"
