@@ -39,8 +39,8 @@ PAIRS = 532_751
 PROMPT = "generate_query: "
 # Epochs of generators and of retrievers.
 EPOCHS, RETRIEVER_EPOCHS = 30.0, 5.0
-# Settings of sizes whose whole training does not fit into common accelerators: the
-# weights and Adam's slots of XL take 46 GB in float32.
+# Settings of sizes whose whole training does not fit into common accelerators: XL's
+# weights, their summed gradients and Adam's slots take 46 GB in float32.
 MEMORY = {
     "xl": {
         "optimizer": "t5x_adafactor",

@@ -29,9 +29,14 @@ def on_two_devices(logical_cpus, monkeypatch):
     @contextlib.contextmanager
     def opened():
         monkeypatch.setattr(replicated.Replicated, "__call__", counted)
-        devices = strategy.Devices(tf.distribute.MirroredStrategy(logical_cpus[:2]))
+        # As the flag makes it; collectives of two and of four devices cannot live in
+        # one process.
+        mirrored = tf.distribute.MirroredStrategy(
+            logical_cpus[:2], tf.distribute.ReductionToOneDevice()
+        )
+        devices = strategy.Devices(mirrored)
         with strategy.using(devices):
-            yield
+            yield devices
         assert max(sizes) == 2  # both had a batch
 
     return opened

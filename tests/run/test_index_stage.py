@@ -165,6 +165,28 @@ def test_two_devices_embed_the_corpus_as_one_does(base, encoded, on_two_devices)
     assert _bytes_of(base / "together") == _bytes_of(base / "alone")
 
 
+@pytest.mark.parametrize(
+    "kind", [pytest.param("exact", marks=pytest.mark.slow), "streamed"]
+)
+def test_two_devices_make_the_index_that_one_does(base, tmp_path, on_two_devices, kind):
+    """And the search that is saved with it, which runs on one device afterwards."""
+    config = _config(base, kind=kind, batch_size=16)
+    index.run(config, tmp_path / "alone")
+    with on_two_devices():
+        index.run(config, tmp_path / "together")
+    assert _bytes_of(tmp_path / "together") == _bytes_of(tmp_path / "alone")
+    if kind == "exact":
+        texts, most = tf.constant(["who sorts a table", "array reads"]), tf.constant(9)
+        # A loaded search needs its model to be kept.
+        models = [
+            tf.saved_model.load(str(tmp_path / name / index.SEARCH))
+            for name in ("alone", "together")
+        ]
+        one, two = (model.search(texts, most) for model in models)
+        np.testing.assert_array_equal(one["ids"], two["ids"])
+        np.testing.assert_array_equal(one["scores"], two["scores"])
+
+
 @pytest.mark.slow
 def test_commands_that_share_a_corpus_embed_it_as_one_does(base, encoded):
     config = _encode_config(base)

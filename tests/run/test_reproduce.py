@@ -15,7 +15,7 @@ import tiny
 import tiny_sets
 
 from configs.paper import tables as paper
-from tfdpsq import validation
+from tfdpsq import evaluation, validation
 from tfdpsq.data import train_vocabulary
 from tfdpsq.data.pydocs import PACKAGES
 from tfdpsq.generator import T5QueryGenerator
@@ -212,6 +212,49 @@ def test_what_is_given_is_not_refused_and_only_what_the_tables_need(small, tmp_p
     reproduce.check(config, {"2": wanted["2"]}, data, {}, fresh=True)
     with pytest.raises(validation.InputError, match="nowhere does not exist"):
         reproduce.check(config, {"3": wanted["3"]}, data, {}, fresh=True)
+
+
+@pytest.mark.slow
+def test_two_devices_reproduce_what_one_does(small, tmp_path, on_two_devices):
+    """Of retrievers trained on known rows; what is sampled is sampled anew each time.
+
+    The sums of two devices differ in their last digits: scores, not ranks, may follow.
+    """
+    config = _paper(small, **{"job.evaluate.batch_size": 16})
+    table = config.tables["2"].to_dict()
+    rows = ("original", "synthetic-base-inf")
+    table.update(paper={row: table["paper"][row] for row in rows}, claims=())
+    with config.unlocked():
+        config.tables = {"2": table}
+    reproduce.run(config, tmp_path / "alone")
+    with on_two_devices() as devices:
+        reproduce.run(config, tmp_path / "together", (), devices)
+    found, runs = [], []
+    for name in ("alone", "together"):
+        results = json.loads((tmp_path / name / "tables.json").read_text())
+        (table,) = results["tables"].values()
+        found.append({row["name"]: row["ours"] for row in table["rows"]})
+        paths = (tmp_path / name).rglob("runs/*.trec")
+        runs.append({path.stem: evaluation.read_trec_run(path) for path in paths})
+    alone, together = found
+    assert alone.keys() == together.keys() == {*rows, "untrained", "public-only"}
+    for row in ("original", "untrained", "public-only"):
+        assert together[row] == alone[row], row
+        one, two = (run[row] for run in runs)
+        assert one.keys() == two.keys()
+        for query, hits in one.items():
+            assert two[query] == pytest.approx(hits, abs=1e-4)
+    # Training has moved the scores by much more than that.
+    before, after = (runs[1][row] for row in ("untrained", "original"))
+    moved = [
+        abs(before[query][document] - score)
+        for query, hits in after.items()
+        for document, score in hits.items()
+        if document in before[query]
+    ]
+    assert max(moved) > 1e-2
+    for measure in ("ndcg@10", "recall@10"):
+        assert 0 <= together["synthetic-base-inf"][measure]["value"] <= 1
 
 
 def test_settings_on_the_command_line_change_the_scales_config():

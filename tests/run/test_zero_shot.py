@@ -98,6 +98,23 @@ def _by_files(folder, system, ignore=False):
     )
 
 
+def test_two_devices_find_what_one_does(base, tmp_path, on_two_devices):
+    """In a set of 30 documents, at 8 a batch, and in one whose rules differ."""
+    config = _dense(base, "scifact", "arguana", batch_size=8)
+    alone = zero_shot.run(config, tmp_path / "alone")
+    with on_two_devices():
+        found = zero_shot.run(config, tmp_path / "together")
+    assert found == alone
+    runs = [
+        {
+            str(path.relative_to(made)): path.read_bytes()
+            for path in made.rglob("*.trec")
+        }
+        for made in (tmp_path / "alone" / "runs", tmp_path / "together" / "runs")
+    ]
+    assert runs[0] == runs[1] and "scifact/tower.trec" in runs[0]
+
+
 def test_numbers_are_those_of_the_trec_files(made, base):
     directory, found = made
     assert json.loads((directory / "metrics.json").read_text()) == found

@@ -1,6 +1,7 @@
 """T5 in Hugging Face's layout: `config.json` and its weights, read and written.
 
-Weights are safetensors, or PyTorch's pickles where a directory has nothing else.
+Weights are safetensors, or, where a directory has nothing else, PyTorch's pickles or
+TensorFlow's HDF5.
 
 It is also how this project keeps its own generators, so that one trained here, with
 or without privacy, can be used unchanged in any other stack.
@@ -28,7 +29,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.data import files
 from tfdpsq.data.tokenization import VOCABULARY_FILE, Tokenizer
-from tfdpsq.generator.checkpoints import pickled, prompt_file, weights
+from tfdpsq.generator.checkpoints import hdf5, pickled, prompt_file, weights
 from tfdpsq.generator.checkpoints import slots as t5_slots
 from tfdpsq.generator.checkpoints.checkpoint import (
     NOT_T5,
@@ -77,7 +78,10 @@ _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 def matches(path: pathlib.Path) -> bool:
     """Returns whether a directory has Hugging Face's layout, complete or not."""
-    files = WEIGHTS_FILE, INDEX_FILE, pickled.WEIGHTS_FILE, pickled.INDEX_FILE
+    files = (
+        *(WEIGHTS_FILE, INDEX_FILE, pickled.WEIGHTS_FILE, pickled.INDEX_FILE),
+        *(hdf5.TF_WEIGHTS_FILE, hdf5.TF_INDEX_FILE),
+    )
     known = any((path / name).is_file() for name in files)
     return known or config_has(path / CONFIG_FILE, "model_type")
 
@@ -87,7 +91,7 @@ def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Chec
 
     Args:
       path: holds `config.json` and `model.safetensors` or `pytorch_model.bin`, or
-        shards of one of them and their index.
+        shards of one of them and their index; or `tf_model.h5`.
       encoder_only: whether only the encoder is wanted.
 
     Returns:
@@ -119,6 +123,8 @@ def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Chec
     # The library keeps one of several copies, not always the same.
     kept = next((n for n in ("shared.weight", *copies) if n in tensors), None)
     slots = _slots(config, encoder_only)
+    if isinstance(source, hdf5.Datasets):  # TensorFlow's kernels are as ours
+        slots = [dataclasses.replace(slot, transposed=False) for slot in slots]
     if kept not in (None, "shared.weight"):
         slots[0] = dataclasses.replace(slots[0], stored=kept)
         copies = {name: kept for name in copies if name != kept}
@@ -304,7 +310,7 @@ def _check_head(path: str | os.PathLike, values: Mapping[str, Any], version: str
 
 
 def _source(path: pathlib.Path) -> weights.Source:
-    """Opens a directory's weights: safetensors, or pickles where there are none."""
+    """Opens a directory's weights: the first kind that it has."""
     if (path / WEIGHTS_FILE).is_file():
         return _Safetensors(path, _header(path / WEIGHTS_FILE))
     if (path / INDEX_FILE).is_file():
@@ -314,12 +320,18 @@ def _source(path: pathlib.Path) -> weights.Source:
         source.tensors.update(source.header(path / pickled.WEIGHTS_FILE))
     elif (path / pickled.INDEX_FILE).is_file():
         source.tensors.update(_of_shards(path / pickled.INDEX_FILE, source.header))
+    elif (path / hdf5.TF_WEIGHTS_FILE).is_file():
+        return hdf5.Datasets(path / hdf5.TF_WEIGHTS_FILE, hdf5.torch_name)
     else:
+        sharded = (path / hdf5.TF_INDEX_FILE).is_file()
         raise validation.DataError(
             path,
-            "it has no weights",
+            f"it has shards of {hdf5.TF_WEIGHTS_FILE} alone, which are not read"
+            if sharded
+            else "it has no weights",
             f"Give a directory with {WEIGHTS_FILE}, {pickled.WEIGHTS_FILE} or the "
-            "index of their shards; save_pretrained of transformers writes one",
+            f"index of their shards, or {hdf5.TF_WEIGHTS_FILE}; save_pretrained of "
+            "transformers writes one",
         )
     return source
 

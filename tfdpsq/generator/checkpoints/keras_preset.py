@@ -12,7 +12,6 @@ whose head is then neither's; such are refused.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -20,18 +19,17 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import h5py
-import numpy as np
 import tensorflow as tf
 from keras_nlp.src.models.t5.t5_backbone import T5Backbone
 from keras_nlp.src.utils import preset_utils
 
 from tfdpsq import validation
 from tfdpsq.data import files
-from tfdpsq.generator.checkpoints import prompt_file, weights
+from tfdpsq.generator.checkpoints import hdf5, prompt_file, weights
 from tfdpsq.generator.checkpoints import slots as t5_slots
 from tfdpsq.generator.checkpoints.checkpoint import (
     NOT_T5,
@@ -106,7 +104,7 @@ def open_checkpoint(path: str | os.PathLike, encoder_only: bool = False) -> Chec
     """Reads a preset's config and headers, as `huggingface.open_checkpoint` does."""
     path = pathlib.Path(path)
     config = read_config(path / CONFIG_FILE, encoder_only)
-    source = _Datasets(path / WEIGHTS_FILE)
+    source = hdf5.Datasets(path / WEIGHTS_FILE)
     slots = _slots(config, encoder_only)
     ignored: list[str] = []
     if encoder_only:
@@ -240,29 +238,6 @@ def check_options(dtype: str, encoder_only: bool) -> None:
         )
 
 
-class _Datasets:
-    """A Keras weights file; a `weights.Source`."""
-
-    def __init__(self, path: pathlib.Path):
-        self.path = path
-        self.tensors: dict[str, weights.Entry] = {}
-        with _opened(path) as file:
-            file.visititems(self._add)
-
-    def _add(self, name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            # HDF5 has no bfloat16: Keras 3 writes its bytes, and says so.
-            dtype = str(item.attrs.get("dtype", item.dtype.name))
-            self.tensors[name] = weights.Entry(item.shape, dtype, self.path)
-
-    def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        with _opened(self.path) as file:
-            rows = file[name][start:stop]
-        if self.tensors[name].dtype == "bfloat16":
-            return rows.view(tf.bfloat16.as_numpy_dtype)
-        return rows
-
-
 _EMBEDDING = "layers/reversible_embedding/vars"
 
 
@@ -335,16 +310,3 @@ def _name_of(function: Any) -> str:
     if isinstance(function, Mapping):
         function = function.get("config")
     return str(function).rpartition(">")[2]
-
-
-@contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[h5py.File]:
-    try:
-        with h5py.File(path, "r") as file:
-            yield file
-    except FileNotFoundError as error:
-        raise validation.DataError(path, "the file is missing", _COPY) from error
-    except (OSError, RuntimeError, KeyError) as error:
-        raise validation.DataError(
-            path, f"it is truncated or damaged ({error})", _COPY
-        ) from error
