@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfdpsq.data.tokenization import PROMPT
-from tfdpsq.privacy import optimizers, spec
+from tfdpsq.privacy import spec
 from tfdpsq.run.core import settings
 
 SCHEDULES = ("constant", "cosine")
@@ -38,7 +38,7 @@ def privacy_settings() -> dict[str, settings.Setting]:
         "rows_per_unit": settings.Integer(1),
         "n_is_public": settings.Flag(False),
         "n_bound": settings.Integer(0, 0, 10**15),
-        "engine": settings.Text("fast", optimizers.ENGINES),
+        "engine": settings.Text("fast", spec.ENGINES),
         # Cryptographic draws, and noise that is safe in floating point.
         "secure": settings.Flag(False),
         "strict": settings.Flag(False),
@@ -50,7 +50,7 @@ def privacy_settings() -> dict[str, settings.Setting]:
 def optimizer_settings(learning_rate: float) -> dict[str, settings.Setting]:
     """Settings of the optimizer; see `learning_rate` for `schedule`."""
     return {
-        "optimizer": settings.Text("adam", tuple(optimizers.OPTIMIZERS)),
+        "optimizer": settings.Text("adam", spec.OPTIMIZERS),
         "learning_rate": settings.Number(learning_rate, 0, 1e3, low_open=True),
         "schedule": settings.Text("constant", SCHEDULES),
     }
