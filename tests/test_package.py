@@ -255,3 +255,48 @@ def test_the_fingerprint_of_the_code_covers_every_source(tmp_path, monkeypatch):
         path_changed = code_fingerprint() != original
         path.write_bytes(before)
         assert path_changed, path
+
+
+@pytest.mark.parametrize("command", ["budget", "forget", "status", "verify"])
+def test_what_needs_no_tensorflow_does_not_wait_for_it(command):
+    code = f"import sys, tfdpsq.run.{command}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    loaded = set(done.stdout.split())
+    assert f"tfdpsq.run.{command}" in loaded
+    slow = {"tensorflow.python", "dp_accounting.pld", "scipy.stats", "keras_nlp"}
+    assert not slow & loaded
+
+
+def test_every_deferred_name_is_what_its_module_has():
+    """A package's `__init__` is read as text, so nothing else notices a wrong name."""
+    from tfdpsq import data, evaluation, privacy
+
+    for package in (data, evaluation, privacy):
+        for name in package.__all__:
+            assert name in dir(package)
+            assert getattr(package, name) is not None
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            _ = package.nothing
+
+
+def test_a_deferred_module_is_the_module_once_it_is_used(tmp_path, monkeypatch):
+    from tfdpsq import lazy
+
+    (tmp_path / "slow_one").mkdir()
+    (tmp_path / "slow_one" / "__init__.py").write_text("value = 3")
+    (tmp_path / "slow_one" / "part.py").write_text("from slow_one import value")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "slow_one", raising=False)
+    lazy.defer("slow_one")
+    import slow_one
+    import slow_one as again  # a second import reads its spec
+
+    assert "value" not in vars(slow_one)
+    import slow_one.part  # needs the package's path
+
+    assert slow_one.part.value == again.value == 3
+    assert sys.modules["slow_one"].value == 3
+    lazy.defer("no_such_package")
+    assert "no_such_package" not in sys.modules

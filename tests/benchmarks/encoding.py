@@ -1,15 +1,16 @@
-"""Documents per second: `retriever.encode_texts`, Hugging Face's T5 encoder, and ONNX.
+"""Documents per second: `retriever.encode_texts`, Hugging Face, ONNX, OpenVINO.
 
     python tests/benchmarks/encoding.py [--batch_size 128] [--shape small]
 
-Needs the extras `parity` and `onnx` in addition, or `--sides` without those. All
-encoders have the same weights and token ids, pool by the mean over real tokens and
-divide by the norm, in float32 (`onnx_int8`: see `retriever.onnx_export`), with the same
-batch size and threads. Hugging Face's batches follow the corpus's order and are padded
-to their longest text, as its collator does; `throughput_ratio` is ours over that. All
-others are sorted by length as ours, so that only the encoders differ: `ratio_of_sorted`
-is ours over Hugging Face's, `ratio_to_onnx` over the faster one of ONNX Runtime's
-float32 and int8.
+Needs the extras `parity` and `onnx` and the package `openvino` in addition, or
+`--sides` without those. All encoders have the same weights and token ids, pool by the
+mean over real tokens and divide by the norm, with the same batch size and threads, in
+float32 but for `*_int8` (see `retriever.onnx_export`) and `openvino_bfloat16`. OpenVINO
+reads the files that ONNX Runtime does. Hugging Face's batches follow the corpus's order
+and are padded to their longest text, as its collator does; `throughput_ratio` is ours
+over that. All others are sorted by length as ours, so that only the encoders differ:
+`ratio_of_sorted` is ours over Hugging Face's, `ratio_to_onnx` and `ratio_to_openvino`
+over the fastest side of each.
 
 Prints one JSON line. The sides alternate; rates are medians of the rounds, and ratios
 medians of the rounds' ratios.
@@ -36,7 +37,15 @@ from tfdpsq.run.core import sources
 
 # Number of batches that are sorted together, as in `encode_texts`.
 WINDOW = 16
-SIDES = ("huggingface", "huggingface_sorted", "onnx_float32", "onnx_int8")
+SIDES = (
+    "huggingface",
+    "huggingface_sorted",
+    "onnx_float32",
+    "onnx_int8",
+    "openvino_float32",
+    "openvino_bfloat16",
+    "openvino_int8",
+)
 
 
 class Tokens:
@@ -111,6 +120,31 @@ def onnx_encoder(model, dtype, threads):
     return encode
 
 
+def openvino_encoder(model, dtype, threads):
+    """Returns an `encode` by OpenVINO."""
+    import openvino
+
+    stored = "int8" if dtype == "int8" else "float32"
+    precision = "bf16" if dtype == "bfloat16" else "f32"
+    with tempfile.TemporaryDirectory() as directory:
+        onnx_export.save(directory, model, stored)
+        compiled = openvino.Core().compile_model(
+            f"{directory}/encoder.onnx",
+            "CPU",
+            {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision},
+        )
+    request = compiled.create_infer_request()
+
+    def encode(ids, mask):
+        found = request.infer({"input_ids": ids, "attention_mask": mask})
+        return found[0].copy()
+
+    return encode
+
+
+MAKERS = {"onnx": onnx_encoder, "openvino": openvino_encoder}
+
+
 def weights_of(shape, directory):
     """Returns a Hugging Face directory: the preset, or random weights of T5-small."""
     if shape == "preset":
@@ -119,6 +153,12 @@ def weights_of(shape, directory):
     config = T5Config.from_size("small", "1.0", vocabulary_size=8192)
     generator.T5QueryGenerator(config).save_to_preset(directory)
     return directory
+
+
+def fastest(runtime, rates):
+    """Returns the side of a runtime with the highest rate."""
+    sides = [side for side in SIDES if side.startswith(runtime)]
+    return max(sides, key=lambda side: rates.get(side, 0))
 
 
 def options_of():
@@ -161,9 +201,10 @@ def main():
         }
         kernel = ours.document_tower.get_layer("projection").get_weights()[0]
         for side in options.sides:
+            runtime, _, dtype = side.partition("_")
             encode = (
-                onnx_encoder(ours, side.partition("_")[2], threads)
-                if side.startswith("onnx")
+                MAKERS[runtime](ours, dtype, threads)
+                if runtime in MAKERS
                 else torch_encoder(path, kernel, threads)
             )
             by_length = side != "huggingface"
@@ -196,7 +237,7 @@ def main():
     for name, side in (
         ("throughput_ratio", "huggingface"),
         ("ratio_of_sorted", "huggingface_sorted"),
-        ("ratio_to_onnx", max(SIDES[2:], key=lambda side: rates.get(side, 0))),
+        *((f"ratio_to_{name}", fastest(name, rates)) for name in MAKERS),
     ):
         if side in rates:
             result[name] = ratio(side)

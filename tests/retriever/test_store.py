@@ -95,14 +95,16 @@ def test_another_encoders_index_is_refused_by_both_fingerprints(index):
         DocumentIndex.create(index.directory, "print-a", 8)
 
 
-def test_the_fingerprint_is_of_weights_config_and_vocabulary(make_model):
+def test_the_fingerprint_is_of_weights_config_vocabulary_and_precision(make_model):
     prints = {
         encoder_fingerprint(make_model(0), "v"),
         encoder_fingerprint(make_model(1), "v"),
         encoder_fingerprint(make_model(0), "w"),
         encoder_fingerprint(make_model(0, document_length=13), "v"),
+        encoder_fingerprint(make_model(0, dtype="mixed_bfloat16"), "v"),
     }
-    assert len(prints) == 4
+    assert len(prints) == 5
+    assert encoder_fingerprint(make_model(0, dtype="float32"), "v") in prints
     assert encoder_fingerprint(make_model(0), "v") in prints
 
 

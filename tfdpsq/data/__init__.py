@@ -1,29 +1,38 @@
 """Data on disk: pairs, the embedded corpus, synthetic sets, tokens."""
 
 import tfdpsq.stack  # noqa: F401  checks the environment first
-from tfdpsq.data.beir import BeirDirectory, Counts, write_beir
-from tfdpsq.data.files import (
-    atomic_directory,
-    atomic_write,
-    check_writable,
-    sha256_of_file,
-)
-from tfdpsq.data.keyword_queries import keyword_pairs
-from tfdpsq.data.pseudo_queries import pseudo_pairs
-from tfdpsq.data.pydocs import build_pydocs
-from tfdpsq.data.records import (
-    SyntheticQuery,
-    decode_query,
-    encode_query,
-    read_manifest,
-    read_synthetic,
-    verify,
-    write_synthetic,
-)
-from tfdpsq.data.rows import RowStore, write_rows
-from tfdpsq.data.text_corpus import CorpusPart, corpus_parts
-from tfdpsq.data.texts import Document, Pair
-from tfdpsq.data.tokenization import PROMPT, Tokenizer, train_vocabulary
+
+# isort: split
+from typing import TYPE_CHECKING
+
+from tfdpsq import lazy
+
+if TYPE_CHECKING:
+    from tfdpsq.data.beir import BeirDirectory, Counts, write_beir
+    from tfdpsq.data.files import (
+        atomic_directory,
+        atomic_write,
+        check_writable,
+        sha256_of_file,
+    )
+    from tfdpsq.data.keyword_queries import keyword_pairs
+    from tfdpsq.data.pseudo_queries import pseudo_pairs
+    from tfdpsq.data.pydocs import build_pydocs
+    from tfdpsq.data.records import (
+        SyntheticQuery,
+        decode_query,
+        encode_query,
+        read_manifest,
+        read_synthetic,
+        verify,
+        write_synthetic,
+    )
+    from tfdpsq.data.rows import RowStore, write_rows
+    from tfdpsq.data.text_corpus import CorpusPart, corpus_parts
+    from tfdpsq.data.texts import Document, Pair
+    from tfdpsq.data.tokenization import PROMPT, Tokenizer, train_vocabulary
+else:
+    __getattr__, __dir__ = lazy.package(__name__)
 
 __all__ = [
     "PROMPT",

@@ -22,12 +22,14 @@ from absl import logging
 from tfdpsq import validation
 from tfdpsq.data import files
 
-# Raised where a file does not exist.
-GONE = (FileNotFoundError, tf.errors.NotFoundError)
-
 _SEAL = "seal"
 _FILE_SCHEME = "file://"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+def gone() -> tuple[type[Exception], ...]:
+    """Returns the errors that are raised where a file does not exist."""
+    return FileNotFoundError, tf.errors.NotFoundError
 
 
 def is_local(path: str | os.PathLike) -> bool:
@@ -123,7 +125,7 @@ def copy_tree(source: str, target: str, last: str = "") -> None:
 
 def discard(path: str) -> None:
     """Removes a file, which may be gone already."""
-    with contextlib.suppress(*GONE):
+    with contextlib.suppress(*gone()):
         tf.io.gfile.remove(path)
 
 
@@ -184,7 +186,7 @@ def read_or_warn(path: str) -> dict[str, Any] | None:
     """
     try:
         return read_sealed(path)
-    except GONE:
+    except gone():
         return None
     except ValueError as error:
         logging.warning("%s: %s. It is made again.", path, error)

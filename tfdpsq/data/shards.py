@@ -237,7 +237,7 @@ class ShardDirectory:
         """
         try:
             names = set(tf.io.gfile.listdir(self.directory))
-        except any_files.GONE:
+        except any_files.gone():
             names = set()
         asked = range(self.spec.shards) if among is None else list(among)
         marked = [index for index in asked if self.spec.file(index, MARK) in names]
@@ -259,7 +259,7 @@ class ShardDirectory:
             path = self.path(index, extension)
             try:
                 found = any_files.sha256(path)
-            except any_files.GONE as error:
+            except any_files.gone() as error:
                 raise DamagedShard(index, path, "has vanished") from error
             if found != held["sha256"]:
                 raise DamagedShard(
@@ -345,7 +345,7 @@ class ShardDirectory:
         one by one another command would think that they are to be made.
         """
         any_files.discard(f"{self.directory}/{PASS_FILE}")
-        with contextlib.suppress(*any_files.GONE):
+        with contextlib.suppress(*any_files.gone()):
             tf.io.gfile.rmtree(self.directory)
 
     def is_open(self) -> bool:
@@ -402,7 +402,7 @@ class ShardDirectory:
         path = self.path(index, MARK)
         try:
             found = any_files.read_sealed(path)
-        except any_files.GONE:
+        except any_files.gone():
             return None
         except ValueError as error:
             raise DamagedShard(index, path, str(error)) from error
@@ -418,7 +418,7 @@ class ShardDirectory:
             file = self.path(index, extension)
             try:
                 size = any_files.size(file)
-            except any_files.GONE as error:
+            except any_files.gone() as error:
                 raise DamagedShard(index, file, "is missing") from error
             if size != held["bytes"]:
                 raise DamagedShard(

@@ -1,33 +1,43 @@
 """Differentially private training for any Keras model: spec, plan, step, proof."""
 
-from tfdpsq.keras_choice import keras2  # noqa: F401  first: it says what is missing
-from tfdpsq.privacy.accounting import (
-    choose_max_batch_size,
-    epsilon_of,
-    truncation_delta,
-)
-from tfdpsq.privacy.calibration import calibrate_noise_multiplier
-from tfdpsq.privacy.checkpoint import discard as discard_state
-from tfdpsq.privacy.endings import Diverged, Preempted
-from tfdpsq.privacy.model import PrivateModel
-from tfdpsq.privacy.optimizers import ENGINES, make_optimizer
-from tfdpsq.privacy.plan import PrivacyPlan, make_plan
-from tfdpsq.privacy.proof.certificate import make_certificate
-from tfdpsq.privacy.proof.certificate_files import code_fingerprint, read_certificate
-from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
-from tfdpsq.privacy.proof.reads import PrivateReads
-from tfdpsq.privacy.proof.selection import (
-    Selection,
-    TrainedRun,
-    make_selection_certificate,
-    share_epsilon,
-)
-from tfdpsq.privacy.proof.verification import Verification, verify_certificate
-from tfdpsq.privacy.randomness.sampling import Groups, PoissonSampler
-from tfdpsq.privacy.spec import PrivacySpec
-from tfdpsq.privacy.step import make_logical_step
-from tfdpsq.privacy.terms import Coupled, Terms
-from tfdpsq.privacy.training import train
+from typing import TYPE_CHECKING
+
+import tfdpsq.privacy.environment  # noqa: F401  says what is missing
+from tfdpsq import lazy
+
+if TYPE_CHECKING:
+    from tfdpsq.privacy.accounting import (
+        choose_max_batch_size,
+        epsilon_of,
+        truncation_delta,
+    )
+    from tfdpsq.privacy.calibration import calibrate_noise_multiplier
+    from tfdpsq.privacy.checkpoint import discard as discard_state
+    from tfdpsq.privacy.endings import Diverged, Preempted
+    from tfdpsq.privacy.model import PrivateModel
+    from tfdpsq.privacy.optimizers import make_optimizer
+    from tfdpsq.privacy.plan import PrivacyPlan, make_plan
+    from tfdpsq.privacy.proof.certificate import make_certificate
+    from tfdpsq.privacy.proof.certificate_files import (
+        code_fingerprint,
+        read_certificate,
+    )
+    from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
+    from tfdpsq.privacy.proof.reads import PrivateReads
+    from tfdpsq.privacy.proof.selection import (
+        Selection,
+        TrainedRun,
+        make_selection_certificate,
+        share_epsilon,
+    )
+    from tfdpsq.privacy.proof.verification import Verification, verify_certificate
+    from tfdpsq.privacy.randomness.sampling import Groups, PoissonSampler
+    from tfdpsq.privacy.spec import ENGINES, PrivacySpec
+    from tfdpsq.privacy.step import make_logical_step
+    from tfdpsq.privacy.terms import Coupled, Terms
+    from tfdpsq.privacy.training import train
+else:
+    __getattr__, __dir__ = lazy.package(__name__)
 
 __all__ = [
     "Coupled",

@@ -43,7 +43,6 @@ import functools
 import math
 
 import dp_accounting
-import scipy.stats
 
 from tfdpsq import validation
 
@@ -218,6 +217,8 @@ def truncation_delta(
     Returns:
       T·Pr[Bin(n - 1, q) ≥ M].
     """
+    import scipy.stats  # a second to import
+
     return steps * float(
         scipy.stats.binom.sf(max_batch_size - 1, n - 1, sampling_probability)
     )
@@ -238,6 +239,8 @@ def choose_max_batch_size(
     Returns:
       M ≥ `batch_size`; at most n, which never truncates.
     """
+    import scipy.stats
+
     probability = batch_size / n
     if not math.isfinite(epsilon):
         return int(scipy.stats.binom.ppf(1 - 1e-9, n, probability)) + 1

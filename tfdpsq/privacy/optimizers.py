@@ -39,9 +39,9 @@ from tfdpsq.privacy.randomness.noise import (
 )
 from tfdpsq.privacy.randomness.sampling import fresh_seed
 from tfdpsq.privacy.randomness.secure import SecureSource
+from tfdpsq.privacy.spec import ENGINES
 from tfdpsq.privacy.terms import Coupled, Losses, Terms, require_losses, total_of
 
-ENGINES = ("fast", "dpkeras", "vectorized")
 OPTIMIZERS = {
     "adam": keras.optimizers.legacy.Adam,
     "adafactor": keras.optimizers.Adafactor,  # Keras has no legacy one

@@ -14,6 +14,9 @@ from tfdpsq.privacy.randomness import grid
 
 ACCOUNTANTS = ("pld", "rdp")
 SAMPLERS = ("poisson", "shuffled")
+ENGINES = ("fast", "dpkeras", "vectorized")
+# The keys of `optimizers.OPTIMIZERS`, which takes seconds to import.
+OPTIMIZERS = ("adam", "adafactor", "t5x_adafactor", "sgd")
 UNITS = ("query", "pair", "user")
 # Fields that are recorded only where they are set.
 OPTIONAL = ("clip_groups", "secure")

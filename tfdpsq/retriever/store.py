@@ -57,6 +57,9 @@ def encoder_fingerprint(
     fields = ("t5", "embedding_dim", "pooling", f"{kind}_length")
     shape = json.dumps([config[field] for field in fields], sort_keys=True)
     content = f"{vocabulary}\n{shape}" + ("\nof queries" if of_queries else "")
+    dtype = model.get_config()["dtype"]
+    if dtype not in (None, "float32"):
+        content += f"\nin {dtype}"
     digest = hashlib.sha256(content.encode())
     tower = model.query_tower if of_queries else model.document_tower
     for weight in ordered_weights(tower):

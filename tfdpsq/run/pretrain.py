@@ -202,11 +202,11 @@ def _make(config, devices, out: pathlib.Path, own, inputs: dict, logs) -> dict:
     tf.keras.utils.set_random_seed(config.seed)
     with devices.scope():
         if config.init:
-            model = resized(
-                T5QueryGenerator.from_preset(config.init, config.dtype, soft_prompt=0),
-                **config.resize,
-                seed=config.seed,
+            model = T5QueryGenerator.from_preset(
+                config.init, config.dtype, soft_prompt=0
             )
+            if any(config.resize.values()):
+                model = resized(model, **config.resize, seed=config.seed)
         else:
             model = T5QueryGenerator(T5Config(**config.t5), config.dtype)
     stores = _rows(config, own, tokenizer)

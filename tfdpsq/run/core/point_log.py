@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import summary_ops_v2
 
 from tfdpsq import validation
 
@@ -160,6 +159,8 @@ def _lines(path: pathlib.Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def _send(writer: tf.summary.SummaryWriter, event: Any, when: float | None) -> None:
+    from tensorflow.python.ops import summary_ops_v2
+
     event.wall_time = time.time() if when is None else when
     with writer.as_default(step=event.step):
         summary_ops_v2.import_event(event.SerializeToString())

@@ -262,7 +262,7 @@ def fetched(path: str) -> str:
             any_files.copy_tree(path, target)
         else:
             tf.io.gfile.copy(path, target)
-    except any_files.GONE as error:
+    except any_files.gone() as error:
         raise validation.InputError(
             f"{path}: there is no such file or directory. Give another path."
         ) from error

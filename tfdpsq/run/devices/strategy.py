@@ -49,16 +49,6 @@ STRATEGIES = ("default", "mirrored", "multiworker", "tpu")
 ONE_PROCESS = ("default", "mirrored", "tpu")
 _SCRATCH = "tfdpsq-worker-"
 _SETTLED_SECONDS = 60
-# Errors of a collective when another worker is gone.
-_LOSSES = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.InternalError,
-    tf.errors.UnavailableError,
-    tf.errors.UnknownError,
-)
 
 
 class LostWorker(Exception):
@@ -251,11 +241,24 @@ def run(
         return
     try:
         _run_with_others(stage, config, directory, devices)
-    except _LOSSES as error:
+    except _losses() as error:
         raise LostWorker(
             "another worker ended, or cannot be reached any more "
             f"({clusters.first_line(error)}). Look for its own error"
         ) from error
+
+
+def _losses() -> tuple[type[Exception], ...]:
+    """Returns the errors of a collective when another worker is gone."""
+    return (
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.FailedPreconditionError,
+        tf.errors.InternalError,
+        tf.errors.UnavailableError,
+        tf.errors.UnknownError,
+    )
 
 
 def _run_with_others(stage, config, directory: pathlib.Path, devices: Devices) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import ml_collections
 
 from tfdpsq.data.tokenization import PROMPT
-from tfdpsq.privacy import optimizers, spec
+from tfdpsq.privacy import spec
 from tfdpsq.run.core import acting, settings
 
 SCHEDULES = ("constant", "cosine")
@@ -49,7 +49,7 @@ def privacy_settings() -> dict[str, settings.Setting]:
         "rows_per_unit": settings.Integer(1),
         "n_is_public": settings.Flag(False),
         "n_bound": settings.Integer(0, 0, 10**15),
-        "engine": settings.Text("fast", optimizers.ENGINES),
+        "engine": settings.Text("fast", spec.ENGINES),
         # Cryptographic draws, and noise that is safe in floating point.
         "secure": settings.Flag(False),
         "strict": settings.Flag(False),
@@ -65,7 +65,7 @@ def optimizer_settings(learning_rate: float) -> dict[str, Any]:
     `None` in `beta1`, `clipping_threshold` and `weight_decay_rate`.
     """
     return {
-        "optimizer": settings.Text("adam", tuple(optimizers.OPTIMIZERS)),
+        "optimizer": settings.Text("adam", spec.OPTIMIZERS),
         "learning_rate": settings.Number(learning_rate, 0, 1e3, low_open=True),
         "schedule": settings.Text("constant", SCHEDULES),
         _T5X: {
