@@ -18,7 +18,8 @@ from tfdpsq.privacy import (
     make_plan,
     train,
 )
-from tfdpsq.privacy.optimizers import ENGINES
+from tfdpsq.privacy import spec as spec_module
+from tfdpsq.privacy.optimizers import ENGINES, OPTIMIZERS
 from tfdpsq.privacy.randomness import tensorflow_privacy_parts as parts
 from tfdpsq.privacy.randomness.noise import draw_key, normal
 from tfdpsq.validation import InputError
@@ -477,3 +478,9 @@ def test_without_tensorflow_privacy_nothing_else_is_applied(monkeypatch, name):
     with pytest.raises(InputError, match="does not run in a plain model's fit"):
         optimizer.minimize(lambda: variable**2, [variable])
     np.testing.assert_array_equal(variable, [1.0])
+
+
+def test_the_settings_name_all_optimizers_and_engines():
+    """By copies, since commands that train nothing do not import these."""
+    assert set(spec_module.OPTIMIZERS) == set(OPTIMIZERS)
+    assert set(spec_module.ENGINES) == set(ENGINES)
