@@ -19,13 +19,15 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
-from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 # Names, and where and how an operation runs; not what it computes. Attributes that
 # begin with an underscore are of that kind, too, except for the name of a gradient.
