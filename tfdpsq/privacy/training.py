@@ -28,7 +28,15 @@ from tfdpsq.privacy.independence import (
     finite_rows,
     require_nothing_kept,
 )
-from tfdpsq.privacy.loop import Hooks, Loop, Pace, Take, Unchanging, kept_in
+from tfdpsq.privacy.loop import (
+    Hooks,
+    Loop,
+    Pace,
+    Take,
+    Unchanging,
+    kept_in,
+    unquoted_values,
+)
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
@@ -41,6 +49,10 @@ from tfdpsq.privacy.terms import Losses
 # others are looked for where losses are not finite.
 _TRIED = 4
 _LOOKS = 8
+_on_rows = unquoted_values(
+    "the rows tried before the first step could not be computed",
+    "Nothing was spent. Check all rows.",
+)
 
 
 def train(
@@ -131,11 +143,12 @@ def train(
         weight, and refuse that with a `directory`. It reads all weights twice a call.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient
-    would depend on its place in the batch, and so on who else was drawn. Where ε is
-    finite the global TensorFlow seed is therefore set to fresh secret entropy, for
-    models that draw random numbers outside their layers. With a `directory` such models
-    are refused where ε is finite: a step taken again must be the same step (see
-    `replay`). Without noise they go on with other random numbers.
+    would depend on its place in the batch, and so on who else was drawn. Layers of
+    `layers` draw from secret keys. Where ε is finite a loss that draws from
+    TensorFlow's own state is refused: its seed has 31 bits and is stored in the graph,
+    and a resumed run could not repeat the step (see `replay`). `tf.py_function` hides
+    such draws, so the global TensorFlow seed is set to fresh secret entropy as well.
+    Without noise all may draw, and a resumed run draws other numbers.
 
     Returns:
       The number of logical steps executed, those before an interruption included;
@@ -170,9 +183,9 @@ def train(
         size = padded_rows(plan, 1, microbatch_size, coupled) if coupled else None
         traced = replay.traced(per_example_losses, batch, layers, variables, size)
         require_nothing_kept(traced.nodes)
+        replay.require_repeatable(traced.nodes)
         seen = list(traced.function.graph.variables)
         if directory is not None:
-            replay.require_repeatable(traced.nodes)
             computed = computation.described(
                 traced.function, variables, [*state, *_held_by(layers)]
             )
@@ -279,6 +292,7 @@ def _rows_together(plan: PrivacyPlan, microbatch_size: int | None) -> tuple[int,
     return together, False  # what groups declare is that they are independent
 
 
+@_on_rows
 def _finite_rows(
     per_example_losses, batch, take, rows, together, layers
 ) -> dict[str, np.ndarray]:
@@ -445,6 +459,7 @@ def _require_same_settings(plan, settings, units, groups) -> None:
     )
 
 
+@_on_rows
 def _try_out(
     per_example_losses, batch, variables, layers, engine, together, declared
 ) -> None:

@@ -260,7 +260,7 @@ MUTATIONS = (
         "new": "            pass",
         "tests": (
             "tests/privacy/test_training.py::"
-            "test_dropout_is_seeded_in_secret_where_epsilon_is_finite",
+            "test_draws_that_no_trace_shows_are_seeded_in_secret",
         ),
         "why": (
             "masks follow from a seed that may be public, and tell of who else "
@@ -275,7 +275,7 @@ MUTATIONS = (
         "new": "return 7",
         "tests": (
             "tests/privacy/test_training.py::"
-            "test_dropout_is_seeded_in_secret_where_epsilon_is_finite",
+            "test_draws_that_no_trace_shows_are_seeded_in_secret",
         ),
         "why": "masks are known to all, and tell of who else was drawn",
     },
@@ -342,13 +342,26 @@ MUTATIONS = (
         "name": "step_that_cannot_be_repeated_accepted",
         "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            replay.require_repeatable(nodes)\n",
-        "new": "            pass\n",
+        "old": "        replay.require_repeatable(traced.nodes)\n",
+        "new": "",
         "tests": (
             "tests/privacy/test_before_spending.py::"
             "test_random_numbers_that_cannot_be_repeated_are_refused",
         ),
         "why": "of a step taken twice two different sums have one noise",
+    },
+    {
+        "name": "draws_from_a_seed_in_the_graph_accepted_without_a_directory",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        replay.require_repeatable(traced.nodes)\n",
+        "new": "        if directory is not None:\n"
+        "            replay.require_repeatable(traced.nodes)\n",
+        "tests": (
+            "tests/privacy/test_training.py::"
+            "test_draws_whose_seed_is_in_the_graph_are_refused",
+        ),
+        "why": "31 bits of secret are no secret, and stand in a graph that is saved",
     },
     {
         "name": "random_numbers_inside_loops_not_looked_for",

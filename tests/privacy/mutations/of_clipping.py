@@ -375,9 +375,9 @@ MUTATIONS = (
         "name": "kept_rows_looked_for_where_nothing_is_declared",
         "kind": "clipping",
         "file": "tfdpsq/privacy/training.py",
-        "old": "        require_nothing_kept(nodes)\n",
+        "old": "        require_nothing_kept(traced.nodes)\n",
         "new": "        if not (coupled or declared):\n"
-        "            require_nothing_kept(nodes)\n",
+        "            require_nothing_kept(traced.nodes)\n",
         "tests": (
             _TESTS + "test_independence.py::"
             "test_what_is_declared_does_not_allow_to_keep_rows",
@@ -498,5 +498,17 @@ MUTATIONS = (
             "test_a_row_without_a_finite_norm_adds_exactly_nothing[nan]",
         ),
         "why": "one row's NaN would spoil the sum, and show that it was drawn",
+    },
+    {
+        "name": "batch_normalisation_run_where_none_of_its_weights_is_wanted",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/fast/capture.py",
+        "old": "couples_examples(layer) or _has_wanted_weight(layer, recorder)",
+        "new": "_has_wanted_weight(layer, recorder)",
+        "tests": (
+            "tests/privacy/test_fast_refusals.py::test_batch_normalisation_is_refused_in_training_only",
+        ),
+        "why": "a row's gradient reads the others through their mean: clipping bounds "
+        "nothing",
     },
 )

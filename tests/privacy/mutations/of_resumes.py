@@ -65,8 +65,8 @@ MUTATIONS = (
         "name": "gradient_of_coupled_rows_not_looked_into",
         "kind": "resumes",
         "file": "tfdpsq/privacy/replay.py",
-        "old": "                found.gradient(tf.one_hot(0, rows), variables)\n",
-        "new": "",
+        "old": "made = found.gradient(tf.one_hot(0, rows), variables)\n",
+        "new": "made = []\n",
         "tests": (
             "tests/privacy/test_before_spending.py::"
             "test_what_only_the_gradient_draws_is_found",
@@ -77,7 +77,7 @@ MUTATIONS = (
         "name": "gradients_written_by_hand_not_looked_into",
         "kind": "resumes",
         "file": "tfdpsq/privacy/replay.py",
-        "old": "                tape.gradient(values, variables)\n",
+        "old": "                gradients = tape.gradient(values, variables)\n",
         "new": "                pass\n",
         "tests": (
             "tests/privacy/test_before_spending.py::"
