@@ -113,6 +113,8 @@ def test_random_layers_draw_from_keys_where_epsilon_is_finite(random_layer):
         ]
     )
     plan = _plan(num_units=12, batch_size=12, delta=0.04, steps=1)
+    # Of distinct numbers, so that no two masks leave the same sum.
+    data = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
     seen = []
     for _ in range(2):
         tf.random.set_seed(7)
@@ -121,7 +123,7 @@ def test_random_layers_draw_from_keys_where_epsilon_is_finite(random_layer):
             lambda batch: model(batch["x"], training=True)[:, 0],
             model.trainable_variables,
             make_optimizer(plan, 0.0, "sgd"),
-            lambda rows: {"x": np.ones((len(rows), 3), np.float32)},
+            lambda rows: {"x": data[rows]},
             12,
             layers=[model],
             sampler_seed=5,
