@@ -26,7 +26,8 @@ MUTATIONS = (
         try:
             with unquoted_values(
                 f"{_named(now)} could not be computed",
-                f"Check all rows, and train in a new directory. {_spent(now)}",
+                "Check all rows, and train in a new directory; do not release these "
+                f"weights, as where training ended tells of the rows. {_spent(now)}",
             ):
                 losses = self.take_steps(drawn, counts, noise, now.start)
 """,
