@@ -1,5 +1,6 @@
 """What the ledger wrote survives the power; a full or closed disk costs nothing."""
 
+import fcntl
 import os
 import pathlib
 import stat
@@ -243,3 +244,37 @@ def test_where_the_torn_line_cannot_be_taken_back_reopening_does(tmp_path):
     with _open(tmp_path / "ledger.jsonl") as ledger:
         assert ledger.steps_paid == 1
         assert ledger.pay(1) and ledger.pay(2)
+
+
+@pytest.mark.parametrize("paid", [0, 1])
+def test_a_ledger_replaced_before_it_was_locked_is_not_used(
+    paid, tmp_path, monkeypatch
+):
+    """The slower one has opened the file that the faster one puts another in place of.
+
+    It would then lock a file that nobody sees: two runs, each with a ledger.
+    """
+    path = tmp_path / "ledger.jsonl"
+    with _open(path) as ledger:
+        for step in range(paid):
+            ledger.pay(step)
+    flock, late = fcntl.flock, []
+
+    def others_first(descriptor, operation):
+        if not late:
+            late.append(descriptor)
+            if paid:  # a backup is put back, say
+                copy = tmp_path / "copy"
+                copy.write_bytes(path.read_bytes())
+                with _open(copy) as ledger:
+                    ledger.pay(paid)
+                os.replace(copy, path)
+            else:  # nothing was paid, so a run makes its ledger again
+                with _open(path) as ledger:
+                    ledger.pay(0)
+        return flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", others_first)
+    with pytest.raises(InputError, match="was replaced while it was opened"):
+        _open(path)
+    assert late and read_ledger(path).steps_paid == paid + 1

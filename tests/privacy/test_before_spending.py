@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import operator
+import traceback
 
 import numpy as np
 import pytest
@@ -285,12 +286,68 @@ def test_random_numbers_that_cannot_be_repeated_are_refused(tmp_path):
     assert _train(tmp_path / "public", public, losses=losses) == 1
 
 
+def _looked_up(batch, layer):
+    factors = tf.gather(tf.ones([10]), tf.cast(batch["x"][:, 0], tf.int32))
+    return factors * _losses(batch, layer)
+
+
+def test_what_is_tried_quotes_no_value_of_a_row(tmp_path):
+    """TensorFlow's message has the id, before payment as after it."""
+    data = np.ones([12, 3], np.float32)
+    data[0, 0] = 4711
+    with pytest.raises(tf.errors.InvalidArgumentError, match="4711"):
+        _looked_up({"x": tf.constant(data)}, lambda x: x)
+    with pytest.raises((InputError, tf.errors.OpError)) as caught:
+        _train(tmp_path, _spec(), data, losses=_looked_up)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "4711" not in shown and _unpaid(tmp_path)
+    assert "rows tried before the first step" in shown and "Nothing was spent" in shown
+
+
+def test_a_call_of_several_steps_that_fails_counts_them_all():
+    """The first step took effect before the second one met a value that it refused."""
+    plan = make_plan(_spec())
+    seed = next(
+        seed
+        for seed in range(99)
+        if 5 not in _drawn(plan.sampler(12, seed), 0)
+        if 5 in _drawn(plan.sampler(12, seed), 1)
+    )
+    data = np.ones([12, 3], np.float32)
+    data[5, 0] = 4711  # rows 0, 3, 7 and 11 are tried
+    layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    layer.build([None, 3])
+    with pytest.raises(InputError) as caught:
+        train(
+            plan,
+            lambda batch: _looked_up(batch, layer),
+            [layer.kernel],
+            make_optimizer(plan, 0.1, "sgd"),
+            lambda at: {"x": data[at]},
+            4,
+            layers=[layer],
+            sampler_seed=seed,
+            steps_per_loop=3,
+        )
+    assert np.abs(layer.kernel).min() > 0
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "one of steps 1 to 3" in shown and "4711" not in shown
+    assert "Count 3 steps of this run as spent" in shown
+
+
+def _drawn(sampler, step):
+    draw = sampler.draw(step)
+    return draw.indices[: draw.count]
+
+
 def test_too_little_memory_is_told_with_its_remedy(tmp_path, monkeypatch):
     def take(self, batches, counts, noise, first):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM")
 
     monkeypatch.setattr(CompiledSteps, "__call__", take)
-    message = r"step 1 .*nothing was released .*microbatch_size \(now 1000\)"
+    message = (
+        r"step 1 .*microbatch_size \(now 1000\).*Count 1 steps of this run as spent"
+    )
     with pytest.raises(InputError, match=message):
         _train(tmp_path, _spec(), microbatch=1000)
 

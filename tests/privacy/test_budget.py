@@ -51,13 +51,13 @@ def _certificate(spec, steps=None, head="0", pairs="keyed:1", rate=0.1, **inputs
     )
 
 
-def _chosen(specs, choice_epsilon, pairs="keyed:1", draw=None):
+def _chosen(specs, choice_epsilon, pairs="keyed:1", draw=None, heads=(0, 1)):
     runs = {
-        f"run{i}": TrainedRun(make_plan(spec), {}, f"head{i}")
+        f"run{i}": TrainedRun(make_plan(spec), {}, f"head{heads[i]}")
         for i, spec in enumerate(specs)
     }
     selection = Selection(runs, "run1", 2.0, 2e-4, choice_epsilon, "BLEU", draw)
-    own = _certificate(specs[1], head="head1", pairs=pairs)
+    own = _certificate(specs[1], head=f"head{heads[1]}", pairs=pairs)
     return make_selection_certificate(selection, own, [])
 
 
@@ -378,6 +378,19 @@ def test_basic_composition_counts_every_private_choice(chosen):
     ]
     one, two = budget._summed(made[:1]), budget._summed(made)
     assert two == pytest.approx([2 * value for value in one], rel=1e-12)
+
+
+def test_selections_that_share_a_run_cost_what_either_has_alone(chosen):
+    """Settings of the second were fixed after the first: its new run counts as well."""
+    specs, _ = chosen
+    first = budget.release_of(_chosen(specs, None, heads=(0, 1)))
+    second = budget.release_of(_chosen(specs, None, heads=(2, 1)))
+    made = budget.compose({"first": first, "second": second})
+    assert made.runs == 3
+    # Both have the same two settings, so the same ε of their own.
+    alone = budget.compose({"first": first}).epsilon_pld
+    assert made.epsilon_sum == pytest.approx(2 * alone, rel=1e-9)
+    assert made.epsilon_sum > made.epsilon_pld > 1.1 * alone
 
 
 def test_an_earlier_release_may_have_the_name_of_the_run(five):

@@ -245,6 +245,15 @@ def test_batch_normalisation_is_refused_in_training_only():
     model(x)
     with pytest.raises(ValueError, match="'bn' normalises over the batch"):
         oracle.run(model, x, mode="eager")
+    # Its rows meet in it also where none of its own weights is trained.
+    kernel, bias = model.layers[0].trainable_variables
+    with pytest.raises(ValueError, match="'bn' normalises over the batch"):
+        fast.clipped_sum(
+            lambda: tf.reduce_sum(model(x, training=True), 1),
+            [model],
+            [kernel, bias],
+            1.0,
+        )
     model.layers[1].trainable = False
     oracle.run(model, x)
 

@@ -108,6 +108,9 @@ def test_it_holds_with_its_ledgers_and_the_same_epsilon(name, capsys):
         assert "holds: it agrees with itself and with" in said
     else:
         assert "guarantees nothing" in said
+    # What they say of several units of one owner was found to be too little.
+    assert said.count("warning     not_covered says") == 1
+    assert "at the same delta they can have far more" in said
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["old digest", "new digest"])

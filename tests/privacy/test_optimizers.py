@@ -5,6 +5,7 @@ test_trajectories.py.
 """
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -213,6 +214,44 @@ def test_rates_that_would_spoil_weights_are_refused(rate):
 def test_options_that_would_spoil_weights_are_refused(name, value):
     with pytest.raises(ValueError, match=name):
         make_optimizer(_plan(), 0.1, **{name: value})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, np.float32("nan"), 1e39, "0.1"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_number_among_the_options_is_checked(name, value):
+    """Of each option of the class that is a number, whatever it is called."""
+    defaults = OPTIMIZERS[name]().get_config()
+    numeric = {option for option, held in defaults.items() if isinstance(held, float)}
+    numeric |= {"lr", "weight_decay", "clipnorm", "global_clipnorm", "clipvalue"}
+    assert len(numeric) >= 7
+    for option in numeric - {"learning_rate"}:
+        with pytest.raises(ValueError, match=f"{option} is .*{re.escape(str(value))}"):
+            make_optimizer(_plan(), 0.1, name, **{option: value})
+
+
+@pytest.mark.parametrize(
+    "name, option, value",
+    [
+        ("adafactor", "beta_2_decay", 0.8),  # beta_2 = 1 - t^0.8 is below 0
+        ("adafactor", "epsilon_1", 1e-60),  # 0 in float32, as is the root of it
+        ("adam", "lr", 0.1),
+    ],
+)
+def test_options_out_of_their_range_are_refused(name, option, value):
+    with pytest.raises(ValueError, match=f"{option} is {value}"):
+        make_optimizer(_plan(), 0.2, name, **{option: value})
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_takes_the_same_step_with_every_engine(name):
+    steps = []
+    for engine in ENGINES:
+        made = make_optimizer(_plan(), 0.1, name, engine, noise_seed=4)
+        steps.append(_run_steps(_Regression(), made, [(*_linear_rows(5, 3, 8), 8)]))
+    assert not np.allclose(steps[0][0], _Regression().a, atol=1e-3)
+    for other in steps[1:]:
+        for found, expected in zip(other, steps[0]):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])

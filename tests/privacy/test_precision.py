@@ -6,6 +6,8 @@ what each row adds to the sum is then computed in float64 from the operands that
 engine multiplied last.
 """
 
+import math
+
 import fast_oracle as oracle
 import keras_nlp
 import numpy as np
@@ -311,3 +313,118 @@ def test_weights_of_two_types_are_bounded_as_the_coarser_one():
     added = (factors[:, np.newaxis] * gradients).astype(np.float64)
     assert added.max() <= C
     assert added.min() == pytest.approx(C, rel=1e-5)
+
+
+# -- Every part of the bound is needed ----------------------------------------------
+
+# Just less than a truncating accumulator keeps of a term that is added to 1.
+_LOST = 0.99 * 2.0**-23
+_MANY = 900
+
+
+def _truncated(values):
+    """float64 values as float32, rounded towards zero."""
+    near = values.astype(np.float32)
+    return np.where(
+        np.abs(near) > np.abs(values), np.nextafter(near, np.float32(0)), near
+    )
+
+
+def _in_order(terms):
+    """Sums along the last axis, one term after the other, each sum truncated."""
+    total = np.zeros(terms.shape[:-1], np.float32)
+    for term in np.moveaxis(terms, -1, 0):
+        total = _truncated(total.astype(np.float64) + term)
+    return total
+
+
+@pytest.fixture
+def truncating(monkeypatch):
+    """A device whose accumulators truncate: u = 2^-23, and operands are not rounded."""
+    reduce_sum = tf.reduce_sum
+
+    def product(one, other, transpose_a=False, transpose_b=False):
+        assert transpose_b and not transpose_a  # of a Gram matrix
+        left, right = (values.numpy().astype(np.float64) for values in (one, other))
+        return tf.constant(_in_order(_truncated(left[:, :, None] * right[:, None])))
+
+    def sums(values, axis=None, **options):
+        if axis == -1 and values.dtype == tf.float32:
+            return tf.constant(_in_order(values.numpy()))
+        return reduce_sum(values, axis=axis, **options)
+
+    monkeypatch.setattr(products, "product", product)
+    monkeypatch.setattr(products, "arithmetic", lambda _: products._FLOAT32_ELSEWHERE)
+    monkeypatch.setattr(tf, "reduce_sum", sums)
+
+
+def _first_and_small(size, small):
+    """[size]: 1, and then numbers that are small beside it."""
+    return np.array([1.0] + [small] * (size - 1), np.float32)
+
+
+def _use_and_exact(kind):
+    """Uses of one weight by one row, whose squared norm loses all it can, and that."""
+    long = _first_and_small(_MANY, math.sqrt(_LOST))
+    short = np.array([1.0, 0.0], np.float32)
+    steps = _first_and_small(_MANY, _LOST)  # by position
+    along = steps[:, np.newaxis] * short
+    of_all = np.tile(short, [_MANY, 1])
+    squared = float(np.sum(long.astype(np.float64) ** 2))
+    summed = float(np.sum(steps.astype(np.float64))) ** 2
+    zeros = np.zeros([1, _MANY], np.int32)
+    made = {
+        # ‖a ⊗ g‖² = ‖a‖²·‖g‖².
+        "wide inputs": ([factored.Outer(long[None, None], short[None, None])], squared),
+        "wide gradients": (
+            [factored.Outer(short[None, None], long[None, None])],
+            squared,
+        ),
+        # ‖Σ_t s_t·a ⊗ g‖² = (Σ_t s_t)².
+        "positions": ([factored.Outer(along[None], of_all[None])], summed),
+        "looked-up positions": ([factored.Lookup(zeros, along[None])], summed),
+        # ‖e_0 ⊗ g + e_0 ⊗ g‖² = 4‖g‖².
+        "both": (
+            [
+                factored.Outer(short[None, None], long[None, None]),
+                factored.Lookup(zeros[:, :1], long[None, None]),
+            ],
+            4 * squared,
+        ),
+    }
+    uses, exact = made[kind]
+    return [type(use)(*map(tf.constant, use)) for use in uses], exact
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["wide inputs", "wide gradients", "positions", "looked-up positions", "both"],
+)
+def test_rows_that_lose_all_they_can_stay_below_the_bound(kind, truncating):
+    """By 900 sums that each lose nearly a last bit; the bound is hardly above that."""
+    uses, exact = _use_and_exact(kind)
+    squared = gradient_norms.squared_norms(uses)
+    norm, error = (float(part[0]) for part in (squared.norm, squared.error))
+    lost = exact - norm
+    assert lost > 0.95 * _MANY * _LOST * (4 if kind == "both" else 1)
+    assert lost <= error <= 1.05 * lost
+
+
+def test_what_follows_from_the_bound_is_rounded_as_well():
+    """Bound, C, factor and product, each to nearest, may be off by 2^-24 in one way.
+
+    The rows are such that this is nearly so: all of these are just above a power of 2,
+    where a last bit is largest, and C is rounded up by nearly half of one.
+    """
+    random = np.random.default_rng(0)
+    rows = random.uniform([1, 1e-3], [1.01, 0.05], size=[1 << 19, 2]).astype(np.float32)
+    below = np.float32(1.02)
+    above = np.nextafter(below, np.float32(2))
+    clip_norm = 0.499 * float(below) + 0.501 * float(above)
+    assert np.float32(clip_norm) == above
+    squared = gradient_norms.squared_norms([factored.Direct(tf.constant(rows))])
+    _, bounds = gradient_norms.norm_and_bound([squared])
+    factors = (tf.constant(clip_norm, tf.float32) / bounds).numpy()
+    added = np.linalg.norm((factors[:, np.newaxis] * rows).astype(np.float64), axis=1)
+    assert added.max() <= clip_norm
+    assert added.min() > clip_norm * (1 - 32 * 2.0**-24)

@@ -135,6 +135,46 @@ def test_units_of_roundoff_are_those_of_the_formats():
     np.testing.assert_array_equal(back, precision.rounded(values, 7))
 
 
+@pytest.mark.parametrize("width", [1, 7, 1023, 1024, 1025, 2048, 2049, 5000, 99_999])
+def test_a_chain_is_as_long_as_the_roundings_that_a_term_meets(width, monkeypatch):
+    """`gram` runs on numbers of roundings: a sum has those of its worst term.
+
+    An inner product of w terms makes w of them at most, a multiplication and w - 1
+    additions; k results that are added up make k - 1 more.
+    """
+
+    def rounded_sum(one, other, transpose_b):
+        return np.float64(one.shape[-1])
+
+    monkeypatch.setattr(products, "product", rounded_sum)
+    monkeypatch.setattr(tf, "add_n", lambda parts: max(parts) + len(parts) - 1)
+    values = np.zeros([1, 1, width], np.float32)
+    assert products.chain(width) == products.gram(values, values)
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_three_bfloat16_words_lose_no_more_than_is_presumed(cut_off):
+    """Of the nine products of two float32s, three words each, six are made.
+
+    In the last of the values all bits of the words but the first are ones.
+    """
+    values = np.random.default_rng(0).uniform(1, 1.02, 100_000).astype(np.float32)
+    values = np.concatenate([values, 1.7 * values, [np.float32(1 + 2**-7 - 2**-23)]])
+    words, rest = [], values.astype(np.float32)
+    for _ in range(3):
+        bits = rest.view(np.uint32) & np.uint32(0xFFFF0000)
+        words.append(bits.view(np.float32) if cut_off else precision.rounded(rest, 7))
+        rest = rest - words[-1]
+    assert np.all(rest == 0)
+    one, two, three = (word.astype(np.float64) for word in words)
+    exact = values.astype(np.float64) ** 2
+    made = one * one + 2 * one * two + two * two + 2 * one * three
+    off = np.max(np.abs(made / exact - 1))
+    allowed = 2 * products._HIGHEST.operand
+    assert off <= allowed
+    assert off >= allowed * (0.9 if cut_off else 0.1)
+
+
 def test_xla_is_asked_for_the_highest_precision():
     """Every product that the engine makes in a compiled sum carries it."""
     model, _, x = oracle.made("dense, wide")

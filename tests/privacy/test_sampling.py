@@ -192,6 +192,21 @@ def test_a_sampling_probability_that_is_none_is_refused(probability):
             "rise from 0 to the number of rows 3; they go from 0 to 2",
         ),
         (lambda: Groups(np.arange(3), np.array([0, 2, 1, 3])), "offsets must rise"),
+        (
+            # Unit 0 would own rows 0, 1 and 2, and unit 2 rows 1, 2 and 3.
+            lambda: Groups(np.arange(4), np.array([0, 3, 1, 4], np.uint64)),
+            "offsets must rise",
+        ),
+        (
+            # 0 and 0.4 are two numbers and one row.
+            lambda: Groups(np.array([0, 0.4, 1, 2]), np.arange(5)),
+            "rows has dtype float64.*Give integers",
+        ),
+        (
+            lambda: Groups(np.array([0, 2**64 - 3], np.uint64), np.arange(3)),
+            "rows holds -3",
+        ),
+        (lambda: Groups(np.arange(2), np.array([0, 1.5, 2])), "offsets has dtype"),
         (lambda: Groups(np.arange(3), np.array([0])), "one offset more than"),
         (
             lambda: UserSampler(PoissonSampler(5, 0.5, 4), Groups.of(_LABELS)),
@@ -265,3 +280,13 @@ def test_rows_of_groups_count_from_zero():
     """Row -1 of three rows is row 2, which would then have two owners."""
     with pytest.raises(ValueError, match="rows holds -1.*two owners"):
         Groups(np.array([0, 1, 2, -1]), np.array([0, 2, 3, 4]))
+
+
+def test_groups_of_any_integers_are_those_of_int64():
+    rows, offsets = np.array([2, 0, 1]), np.array([0, 1, 3])
+    own = Groups(rows, offsets)
+    assert own.rows is rows and own.offsets is offsets  # may be memory-mapped
+    for dtype in (np.uint64, np.uint8, np.int16):
+        made = Groups(rows.astype(dtype), offsets.astype(dtype))
+        assert (made.rows.dtype, made.offsets.dtype) == (np.int64, np.int64)
+        np.testing.assert_array_equal(made.rows, rows)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdpsq.layers.seeded_dropout import SeededDropout
 from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
 from tfdpsq.privacy.batches import batch_of, padded_rows
 from tfdpsq.privacy.endings import finite_check
@@ -80,19 +81,69 @@ def test_padding_rows_hold_zeros_and_not_row_zero_of_the_data():
     assert len(real) and (real > 0).all()
 
 
-def test_dropout_is_seeded_in_secret_where_epsilon_is_finite():
+def _with_own_draws(batch, layer):
+    return _linear(batch, layer) + tf.random.uniform([batch["x"].shape[0]])
+
+
+def test_draws_whose_seed_is_in_the_graph_are_refused():
+    """TensorFlow keeps 31 bits of the global seed, as an attribute of the operation."""
+    with pytest.raises(ValueError, match="31 bits .* name the model in `layers`"):
+        _run(_plan(), _with_own_draws)
+    tf.random.set_seed(7)
+    traced = tf.function(lambda: tf.random.uniform([3])).get_concrete_function()
+    (draw,) = (op for op in traced.graph.get_operations() if "seed" in op.node_def.attr)
+    assert draw.get_attr("seed") == 7
+
+
+@pytest.mark.parametrize(
+    "random_layer",
+    [
+        tf.keras.layers.Dropout(0.5),
+        tf.keras.layers.GaussianNoise(0.5),
+        SeededDropout(0.5),
+    ],
+)
+def test_random_layers_draw_from_keys_where_epsilon_is_finite(random_layer):
+    """The global seed, public here, does not decide what they draw."""
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Input([3]),
+            random_layer,
+            tf.keras.layers.Dense(1, kernel_initializer="ones"),
+        ]
+    )
+    plan = _plan(num_units=12, batch_size=12, delta=0.04, steps=1)
+    # Of distinct numbers, so that no two masks leave the same sum.
+    data = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    seen = []
+    for _ in range(2):
+        tf.random.set_seed(7)
+        train(
+            plan,
+            lambda batch: model(batch["x"], training=True)[:, 0],
+            model.trainable_variables,
+            make_optimizer(plan, 0.0, "sgd"),
+            lambda rows: {"x": data[rows]},
+            12,
+            layers=[model],
+            sampler_seed=5,
+            on_step=lambda step, loss: seen.append(loss),
+        )
+    assert seen[0] != pytest.approx(seen[1], rel=1e-4)
+
+
+def test_draws_that_no_trace_shows_are_seeded_in_secret():
     """With a known seed a row's mask depends on its place, so on who else is there."""
+
+    def hidden(batch, layer):
+        rows = batch["x"].shape[0]
+        drawn = tf.py_function(lambda: tf.random.uniform([rows]), [], tf.float32)
+        return _linear(batch, layer) + tf.reshape(drawn, [rows])
 
     def losses_of(plan):
         tf.random.set_seed(7)
         seen = []
-        _run(
-            plan,
-            lambda batch, layer: (
-                _linear(batch, layer) + tf.random.uniform([batch["x"].shape[0]])
-            ),
-            on_step=lambda step, loss: seen.append(loss),
-        )
+        _run(plan, hidden, on_step=lambda step, loss: seen.append(loss))
         return seen
 
     whole = dict(num_units=12, batch_size=12, delta=0.04)

@@ -5,6 +5,7 @@ by those who make the digest anew; `_WORD_OF_THE_MAKER` lists all that is not.
 """
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -202,6 +203,41 @@ def test_junk_in_any_place_is_a_problem_and_no_crash(junk):
         result = verify_certificate(_sealed(_edited(certificate, (path, junk))))
         if path != ("digest",):
             assert result.problems, (path, junk)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_new_certificate_with_a_withdrawn_sentence_is_refused_or_warned_of(secure):
+    """Ten queries of one person do not have "about" ten times ε at the same delta.
+
+    No version that drew noise with 128 bits wrote it. Of a secure plan the entries do
+    not tell the version, so its sentence may be an honest one: told with what is true.
+    """
+    spec = _plan("poisson").spec
+    plan = make_plan(dataclasses.replace(spec, secure=secure))
+    made = make_certificate(
+        plan,
+        12,
+        description="",
+        sensitivity_argument="",
+        training={},
+        fingerprints={},
+    )
+    assert verify_certificate(made).warnings == ()
+    (place,) = (
+        i for i, line in enumerate(made["not_covered"]) if "wrote several" in line
+    )
+    made["not_covered"][place] = (
+        "A person who wrote several queries: each query is protected by itself, and k "
+        "of them together by about k times epsilon."
+    )
+    found = verify_certificate(_sealed(made))
+    (warning,) = found.warnings
+    assert "True is:" in warning and "can have far more" in warning
+    if secure:
+        assert found.problems == ()
+    else:
+        (problem,) = found.problems
+        assert problem.startswith("not_covered is")
 
 
 @pytest.mark.parametrize("sigma", [1e-9, 1e-4, 0.01])

@@ -29,6 +29,13 @@ from tfdpsq.privacy.randomness.sampling import Sampler
 
 Take = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
+# By operations that refuse a value, and by Python code of `tf.py_function`.
+_REFUSED_VALUES = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.OutOfRangeError,
+    tf.errors.UnknownError,
+)
+
 
 class Kept(NamedTuple):
     """A run's private directory, with the ledger and the seeds in it."""
@@ -210,34 +217,27 @@ class Loop:
         if self.kept is not None:
             for number in now:
                 self.kept.ledger.pay(number)
+        counts = [draw.count for draw in draws]
         try:
-            counts = [draw.count for draw in draws]
-            losses = self.take_steps(drawn, counts, noise, now.start)
+            with unquoted_values(
+                f"{_named(now)} could not be computed",
+                "Check all rows, and train in a new directory; do not release these "
+                f"weights, as where training ended tells of the rows. {_spent(now)}",
+            ):
+                losses = self.take_steps(drawn, counts, noise, now.start)
         except (tf.errors.ResourceExhaustedError, MemoryError) as error:
-            raise self._without_memory(now.start) from error
-        except tf.errors.InvalidArgumentError:
-            # `None`: TensorFlow's message quotes the value, which is a row's.
-            raise validation.InputError(
-                f"step {now.start + 1} could not be computed: an operation of the "
-                "model refused a value of the rows drawn, such as an id that an "
-                "embedding does not have, or a label beyond the number of classes. "
-                "Check all rows, and train in a new directory, to whose budget "
-                f"{now.start} steps of this one add. Where this step was paid for, "
-                "nothing was released of it."
-            ) from None
+            raise self._without_memory(now) from error
         if self.unchanging is not None:
             self.unchanging.mark()
         return losses
 
-    def _without_memory(self, step: int) -> validation.InputError:
+    def _without_memory(self, now: range) -> validation.InputError:
         size = self.take_steps.microbatch_size
         given = "batch_size" if size is None else f"microbatch_size (now {size})"
         return validation.InputError(
-            f"step {step + 1} found too little memory. Where it was paid for, nothing "
-            f"was released of it, as it was never computed. Set a smaller {given} in a "
-            "new workdir or directory"
-            + (f", to whose budget the {step} steps before add" if step else "")
-            + "; or go on here where more memory is free."
+            f"{_named(now)} found too little memory. Set a smaller {given} in a new "
+            "workdir or directory, or go on in this one where more memory is free. "
+            + _spent(now)
         )
 
     def _restored(self) -> int:
@@ -269,6 +269,44 @@ class Loop:
 
     def _save(self, kept: Kept, done: int) -> None:
         checkpoint.save(kept.directory, done, self.state, kept.secrets)
+
+
+@contextlib.contextmanager
+def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
+    """While inside, errors of operations come without the value that they refuse.
+
+    TensorFlow's message quotes it, and it is a row's.
+
+    Args:
+      problem: what could not be done, and where.
+      remedy: sentences that say what to do.
+
+    Raises:
+      InputError: an operation refused a value.
+    """
+    try:
+        yield
+    except _REFUSED_VALUES:
+        raise validation.InputError(
+            f"{problem}: an operation of the model refused a value of the rows, such "
+            "as an id that an embedding does not have, or a label beyond the number of "
+            f"classes. {remedy}"
+        ) from None
+
+
+def _named(now: range) -> str:
+    """Names the steps of one call in a message, from 1."""
+    if len(now) == 1:
+        return f"step {now.stop}"
+    return f"one of steps {now.start + 1} to {now.stop}, taken in one call,"
+
+
+def _spent(now: range) -> str:
+    """States what a run has spent at most whose call for these steps failed."""
+    return (
+        f"Count {now.stop} steps of this run as spent: the weights may be those after "
+        f"any of steps {now.start} to {now.stop}."
+    )
 
 
 @contextlib.contextmanager

@@ -60,6 +60,21 @@ _OWN_OPTIONS = (
 )
 
 
+# Options of Keras's optimizers and of ours in [0, 1), and those above 0. Of all others
+# a number must be finite and not below 0.
+_SHARES = ("beta_1", "beta_2", "beta1", "momentum", "ema_momentum", "weight_decay_rate")
+_ABOVE_0 = (
+    "clip_threshold",
+    "clipnorm",
+    "clipping_threshold",
+    "clipvalue",
+    "decay_rate",
+    "epsilon1",
+    "epsilon_1",
+    "global_clipnorm",
+)
+
+
 class Clipped(NamedTuple):
     """Result of `LogicalStep.clipped_sum`.
 
@@ -106,6 +121,8 @@ class LogicalStep:
     engine: str
     # Of the Keras optimizer that each class below also is.
     iterations: tf.Variable
+    name: str
+    _name: str
     weights: Any
     variables: Any
     build: Any
@@ -376,6 +393,8 @@ def make_optimizer(
         # Deviation 0: the parent clips, `privatize` adds the noise.
         query = parts.GaussianSumQuery(spec.clip_norm, 0.0)
         made = build(parent)(dp_sum_query=query, **options)
+    if not hasattr(made, "_name"):  # tensorflow-privacy's word for Keras's `name`
+        made._name = made.name
     made._begin(plan, engine, noise_seed)
     return made
 
@@ -394,20 +413,37 @@ def _require_usable(learning_rate: Any, options: dict[str, Any], steps: int) -> 
                 )
     else:
         validation.in_range("learning_rate", learning_rate, 0.0, np.inf, high_open=True)
+    if "lr" in options:
+        raise validation.InputError(
+            f"lr is {options['lr']!r}, Keras's former name of learning_rate, which it "
+            "would replace unchecked. Give learning_rate alone."
+        )
     if options.get("step_offset"):
         raise validation.InputError(
             f"step_offset is {options['step_offset']!r}, but a run counts its steps "
             "from 0: before it, each would count as the first. Leave it at 0."
         )
-    for name in ("beta_1", "beta_2", "momentum"):
-        if name in options:
-            validation.in_range(name, options[name], 0.0, 1.0, high_open=True)
-    for name in ("epsilon", "decay", "weight_decay"):
-        if options.get(name) is not None:
-            validation.in_range(name, options[name], 0.0, np.inf, high_open=True)
-    for name in ("clipnorm", "clipvalue", "global_clipnorm", "clip_threshold"):
-        if options.get(name) is not None:
-            validation.positive(name, options[name])
+    for name, value in options.items():
+        if value is None or isinstance(value, bool) or name == "name":
+            continue
+        if callable(value) or isinstance(value, (list, tuple)):
+            continue  # functions of gradients that are noised already
+        if name in _SHARES:
+            validation.in_range(name, value, 0.0, 1.0, high_open=True)
+        elif name in _ABOVE_0:
+            validation.positive(name, value)
+        elif name == "beta_2_decay":  # Keras's Adafactor: beta_2 is 1 - t^beta_2_decay
+            validation.in_range(name, value, -np.inf, 0.0, low_open=True)
+        else:
+            validation.in_range(name, value, 0.0, np.inf, high_open=True)
+        # Computed in float32, where 1e39 is infinite, and 1e-50 is 0.
+        with np.errstate(over="ignore", under="ignore"):
+            single = float(np.float32(value))
+        if not np.isfinite(single) or (name in _ABOVE_0 and single == 0):
+            raise validation.InputError(
+                f"{name} is {value!r}, which is {single} in float32. Give a number "
+                "between 1.2e-38 and 3.4e38."
+            )
 
 
 def _guarded_class(base: Any) -> Any:

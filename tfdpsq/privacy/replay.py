@@ -10,7 +10,8 @@ else was drawn.
 A step must be repeated with the same random numbers because its noise is the same: two
 tries with other masks are two clipped sums under one noise, and their difference has no
 noise at all. Neither may show more than the other. What a model draws from `tf.random`
-by itself cannot be repeated, so `require_repeatable` refuses it.
+by itself cannot be repeated, and TensorFlow stores its seed, of 31 bits, in the graph.
+So `require_repeatable` refuses it, also where a run is never resumed.
 """
 
 from __future__ import annotations
@@ -149,21 +150,22 @@ def traced(
 
 
 def require_repeatable(nodes: Iterable[Node]) -> None:
-    """Refuses a loss that would be another one when a resumed run takes a step again.
+    """Refuses a loss whose random numbers are neither secret nor repeatable.
 
     Args:
       nodes: those that `traced` found.
 
     Raises:
-      InputError: it draws random numbers from a state that no saved state holds.
+      InputError: it draws random numbers from a state that no saved state holds, and
+        whose seed no secret is large enough for.
     """
     found = sorted({node.name for node in nodes if draws_from_state(node.op)})
     if found:
         raise validation.InputError(
-            f"the loss draws random numbers that a resumed run cannot repeat "
-            f"({found[0]}): its noise would be used twice, on two different sums. Draw "
-            "them in Keras's random layers, and name the model in `layers`, or train "
-            "without a directory."
+            f"the loss draws random numbers from TensorFlow's own state ({found[0]}). "
+            "Their seed is 31 bits that are stored in the graph, and a resumed run "
+            "cannot repeat them: its noise would be used twice, on two different sums. "
+            "Draw them in Keras's random layers, and name the model in `layers`."
         )
 
 

@@ -29,7 +29,16 @@ from tfdpsq.privacy.independence import (
     require_nothing_kept,
     run_of,
 )
-from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Unchanging, kept_in
+from tfdpsq.privacy.loop import (
+    Hooks,
+    Kept,
+    Loop,
+    Pace,
+    Take,
+    Unchanging,
+    kept_in,
+    unquoted_values,
+)
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
@@ -42,6 +51,10 @@ from tfdpsq.privacy.terms import Losses
 # others are looked for where losses are not finite.
 _TRIED = 4
 _LOOKS = 8
+_on_rows = unquoted_values(
+    "the rows tried before the first step could not be computed",
+    "Nothing was spent. Check all rows.",
+)
 
 
 def train(
@@ -132,11 +145,12 @@ def train(
         weight, and refuse that with a `directory`. It reads all weights twice a call.
 
     Dropout takes part in the mechanism: were its masks known, a row's gradient
-    would depend on its place in the batch, and so on who else was drawn. Where ε is
-    finite the global TensorFlow seed is therefore set to fresh secret entropy, for
-    models that draw random numbers outside their layers. With a `directory` such models
-    are refused where ε is finite: a step taken again must be the same step (see
-    `replay`). Without noise they go on with other random numbers.
+    would depend on its place in the batch, and so on who else was drawn. Layers of
+    `layers` draw from secret keys. Where ε is finite a loss that draws from
+    TensorFlow's own state is refused: its seed has 31 bits and is stored in the graph,
+    and a resumed run could not repeat the step (see `replay`). `tf.py_function` hides
+    such draws, so the global TensorFlow seed is set to fresh secret entropy as well.
+    Without noise all may draw, and a resumed run draws other numbers.
 
     Returns:
       The number of logical steps executed, those before an interruption included;
@@ -171,9 +185,9 @@ def train(
         size = padded_rows(plan, 1, microbatch_size, coupled) if coupled else None
         traced = replay.traced(per_example_losses, batch, layers, variables, size)
         require_nothing_kept(traced.nodes)
+        replay.require_repeatable(traced.nodes)
         seen = list(traced.function.graph.variables)
         if repeats:
-            replay.require_repeatable(traced.nodes)
             settings[checkpoint.COMPUTED] = _described(traced, variables, layers, state)
     # Coupled rows are differentiated without an engine, and their bound needs nothing
     # of the loss.
@@ -183,7 +197,7 @@ def train(
         # Whose rows depend on each other, and said so, is not tried for independence;
         # but the fast engine must then find every loss on copies of its own.
         if not declared:
-            check_independence(run, tried, layers, together)
+            _on_rows(check_independence)(run, tried, layers, together)
         _try_rules(per_example_losses, tried, variables, layers, optimizer, together)
     if repeats:
         settings[checkpoint.NOT_TRAINED] = _not_trained(
@@ -257,6 +271,7 @@ def _rows_together(
     return together, False  # what groups declare is that they are independent
 
 
+@_on_rows
 def _finite_rows(run, batch, rows_from, rows, together) -> dict[str, np.ndarray]:
     """The rows of a batch, or others where a loss is not finite, which tells nothing.
 
@@ -438,6 +453,7 @@ def _require_same_settings(plan, settings, units, groups) -> None:
     )
 
 
+@_on_rows
 def _try_rules(
     per_example_losses, batch, variables, layers, optimizer, together
 ) -> None:

@@ -53,6 +53,7 @@ def verify(path: str, ledgers: Sequence[str] = ()) -> tuple[bool, str]:
         found = verification.ledger_problems(certificate, paid)
         problems += tuple(f"{ledger}: {problem}" for problem in found)
     lines = [path, *_claims(certificate, result)]
+    lines += [f"  warning     {warning}" for warning in result.warnings]
     if problems:
         lines += [f"  DOES NOT HOLD, problems: {len(problems)}"]
         lines += [f"  - {problem}" for problem in problems]

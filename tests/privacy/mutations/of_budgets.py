@@ -580,4 +580,38 @@ MUTATIONS = (
         ),
         "why": "two selections of the same settings pass for copies of one",
     },
+    {
+        "name": "selection_that_shares_a_run_costs_nothing",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/budget.py",
+        "old": "set(release.runs) <= seen:",
+        "new": "set(release.runs) & seen:",
+        "tests": (
+            "tests/privacy/test_budget.py::test_selections_that_share_a_run_cost_what_either_has_alone",
+        ),
+        "why": "the runs that only the second release has are left out of the sum",
+    },
+    {
+        "name": "ledger_locked_where_nobody_looks",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/proof/append_only.py",
+        "old": "    if not _is_at(path, descriptor):\n"
+        '        raise InputError(f"{path}: was replaced',
+        "new": '    if False:\n        raise InputError(f"{path}: was replaced',
+        "tests": (
+            "tests/privacy/test_append_only.py::test_a_ledger_replaced_before_it_was_locked_is_not_used[1]",
+        ),
+        "why": "two runs pay for the same steps in two files, of which one has no name",
+    },
+    {
+        "name": "failed_call_counts_as_its_first_step",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": 'f"Count {now.stop} steps of this run',
+        "new": 'f"Count {now.start} steps of this run',
+        "tests": (
+            "tests/privacy/test_before_spending.py::test_a_call_of_several_steps_that_fails_counts_them_all",
+        ),
+        "why": "steps that moved the weights are said to have cost nothing",
+    },
 )

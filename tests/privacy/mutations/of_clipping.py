@@ -520,4 +520,16 @@ MUTATIONS = (
         ),
         "why": "one row's NaN would spoil the sum, and show that it was drawn",
     },
+    {
+        "name": "batch_normalisation_run_where_none_of_its_weights_is_wanted",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/fast/capture.py",
+        "old": "couples_examples(layer) or _has_wanted_weight(layer, recorder)",
+        "new": "_has_wanted_weight(layer, recorder)",
+        "tests": (
+            "tests/privacy/test_fast_refusals.py::test_batch_normalisation_is_refused_in_training_only",
+        ),
+        "why": "a row's gradient reads the others through their mean: clipping bounds "
+        "nothing",
+    },
 )

@@ -322,4 +322,15 @@ MUTATIONS = (
         ),
         "why": "canaries or a private set in that place pass for raw pairs",
     },
+    {
+        "name": "values_quoted_by_what_is_tried",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "@_on_rows\ndef _finite_rows(",
+        "new": "def _finite_rows(",
+        "tests": (
+            "tests/privacy/test_before_spending.py::test_what_is_tried_quotes_no_value_of_a_row",
+        ),
+        "why": "a private row's value is in a traceback that people send around",
+    },
 )

@@ -159,4 +159,88 @@ MUTATIONS = (
         ),
         "why": "a factor that is rounded up to float32 lets a row add more than C",
     },
+    {
+        "name": "roundings_of_inputs_left_out",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "steps, made = steps + products.chain(use.left.shape[-1]), 2",
+        "new": "steps, made = steps, 2",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_rows_that_lose_all_they_can_stay_below_the_bound[wide inputs]",
+        ),
+        "why": "a row of a wide layer is longer than its bound",
+    },
+    {
+        "name": "roundings_of_gradients_left_out",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "steps, made = products.chain(use.right.shape[-1]), 1",
+        "new": "steps, made = 0, 1",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_rows_that_lose_all_they_can_stay_below_the_bound[wide gradients]",
+        ),
+        "why": "a row of a wide layer is longer than its bound",
+    },
+    {
+        "name": "cross_terms_left_out_of_the_error",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "squares.append(2 * lengths[0] * lengths[1])",
+        "new": "squares.append(lengths[0] * lengths[1])",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_rows_that_lose_all_they_can_stay_below_the_bound[both]",
+        ),
+        "why": "rows of a tied embedding are longer than their bound",
+    },
+    {
+        "name": "roundings_over_positions_left_out",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "widths + positions + 5",
+        "new": "widths + 5",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_rows_that_lose_all_they_can_stay_below_the_bound[positions]",
+        ),
+        "why": "a row of many tokens is longer than its bound",
+    },
+    {
+        "name": "roundings_of_the_factor_left_out",
+        "kind": "precision",
+        "file": _FAST + "gradient_norms.py",
+        "old": "bounds * (1 + 8 * np.finfo(coarsest.as_numpy_dtype).eps)",
+        "new": "bounds",
+        "tests": (
+            _TESTS + "test_precision.py::"
+            "test_what_follows_from_the_bound_is_rounded_as_well",
+        ),
+        "why": "a factor that is rounded up lets a row add more than C",
+    },
+    {
+        "name": "panels_summed_without_rounding",
+        "kind": "precision",
+        "file": _FAST + "products.py",
+        "old": "min(terms, _PANEL) + (terms - 1) // _PANEL",
+        "new": "min(terms, _PANEL)",
+        "tests": (
+            _TESTS + "test_products.py::"
+            "test_a_chain_is_as_long_as_the_roundings_that_a_term_meets[99999]",
+        ),
+        "why": "a row of a very wide layer is longer than its bound",
+    },
+    {
+        "name": "three_words_taken_for_exact",
+        "kind": "precision",
+        "file": _FAST + "products.py",
+        "old": '"float32 (XLA, highest)", 2.0**-22',
+        "new": '"float32 (XLA, highest)", 0.0',
+        "tests": (
+            _TESTS + "test_products.py::"
+            "test_three_bfloat16_words_lose_no_more_than_is_presumed",
+        ),
+        "why": "what a TPU leaves out of its products is missing in the bound",
+    },
 )

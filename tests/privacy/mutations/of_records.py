@@ -22,14 +22,20 @@ MUTATIONS = (
         if self.kept is not None:
             for number in now:
                 self.kept.ledger.pay(number)
+        counts = [draw.count for draw in draws]
         try:
-            counts = [draw.count for draw in draws]
-            losses = self.take_steps(drawn, counts, noise, now.start)
+            with unquoted_values(
+                f"{_named(now)} could not be computed",
+                "Check all rows, and train in a new directory; do not release these "
+                f"weights, as where training ended tells of the rows. {_spent(now)}",
+            ):
+                losses = self.take_steps(drawn, counts, noise, now.start)
 """,
         "new": """\
+        counts = [draw.count for draw in draws]
         try:
-            counts = [draw.count for draw in draws]
-            losses = self.take_steps(drawn, counts, noise, now.start)
+            with unquoted_values("", ""):
+                losses = self.take_steps(drawn, counts, noise, now.start)
             if self.kept is not None:
                 for number in now:
                     self.kept.ledger.pay(number)

@@ -150,4 +150,22 @@ MUTATIONS = (
         ),
         "why": "a user of many rows takes part in many steps",
     },
+    {
+        "name": "offsets_that_fall_unsigned",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
+        "old": "values.astype(np.int64, copy=False)",
+        "new": "values",
+        "tests": ("tests/privacy/test_sampling.py::test_what_does_not_fit_is_refused",),
+        "why": "two users own one row: leaving one of them out does not leave it out",
+    },
+    {
+        "name": "rows_that_round_to_one",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
+        "old": 'if values.dtype.kind not in "iu":',
+        "new": 'if values.dtype.kind not in "iuf":',
+        "tests": ("tests/privacy/test_sampling.py::test_what_does_not_fit_is_refused",),
+        "why": "two users own one row: leaving one of them out does not leave it out",
+    },
 )

@@ -416,4 +416,26 @@ MUTATIONS = (
         ),
         "why": "what is not covered can be struck out",
     },
+    {
+        "name": "withdrawn_sentence_taken_from_today",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/certificate_words.py",
+        "old": '    if computed.get("randomness.key_bits.noise") == 128:\n',
+        "new": "    if False:\n",
+        "tests": (
+            "tests/privacy/test_verification.py::test_a_new_certificate_with_a_withdrawn_sentence_is_refused_or_warned_of",
+        ),
+        "why": "a new certificate promises k times epsilon for k queries, and verifies",
+    },
+    {
+        "name": "withdrawn_sentence_not_warned_of",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/verification.py",
+        "old": "        certificate_words.warnings_of(certificate),\n",
+        "new": "        (),\n",
+        "tests": (
+            "tests/privacy/test_older_certificates.py::test_it_holds_with_its_ledgers_and_the_same_epsilon[generator_pld]",
+        ),
+        "why": "readers of an older certificate believe what was found to be false",
+    },
 )

@@ -291,4 +291,27 @@ MUTATIONS = (
         ),
         "why": ("other weights are released than were trained and measured"),
     },
+    {
+        "name": "options_checked_by_name_alone",
+        "kind": "weights",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "    for name, value in options.items():\n        if value is None",
+        "new": "    for name, value in options.items():\n"
+        "        if name not in _SHARES + _ABOVE_0 or value is None",
+        "tests": (
+            "tests/privacy/test_optimizers.py::test_every_number_among_the_options_is_checked[adafactor-nan]",
+        ),
+        "why": "all steps are paid for and the weights are NaN",
+    },
+    {
+        "name": "alias_of_the_rate_unchecked",
+        "kind": "weights",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": '    if "lr" in options:',
+        "new": '    if "lr" in ():',
+        "tests": (
+            "tests/privacy/test_optimizers.py::test_options_out_of_their_range_are_refused[adam-lr-0.1]",
+        ),
+        "why": "the rate that was checked is not the one that is applied",
+    },
 )

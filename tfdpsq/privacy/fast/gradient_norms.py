@@ -166,7 +166,8 @@ def norm_and_bound(squares: Sequence[Squared]) -> tuple[tf.Tensor, tf.Tensor]:
     rounding = products.exponent(coarsest, 1, 2)
     bounds = tf.sqrt(norm + error + _TINY_SQUARE)
     bounds += (rounding + rounding * rounding) * tf.sqrt(magnitude)
-    # For what is computed from here on: conversions, quotient, coefficient.
+    # For what is computed from here on. Bound, C, quotient and coefficient are rounded:
+    # 2 eps where a device divides to nearest, and some are several units off.
     bounds = tf.cast(bounds * (1 + 8 * np.finfo(coarsest.as_numpy_dtype).eps), dtype)
     bounds = tf.where(tf.math.is_finite(bounds), bounds, tf.constant(np.inf, dtype))
     return tf.cast(tf.sqrt(norm), dtype), bounds

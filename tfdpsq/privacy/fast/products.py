@@ -50,9 +50,11 @@ class Arithmetic(NamedTuple):
 _FLOAT64 = Arithmetic("float64", 0.0, 2.0**-53)
 _FLOAT32 = Arithmetic("float32", 0.0, 2.0**-24)
 _FLOAT32_ELSEWHERE = Arithmetic("float32", 0.0, 2.0**-23)
-# Six products of bfloat16 words, the smallest three of nine left out: 3 · 2^-24 of the
-# product of the operands, so at most 2^-22.
-_HIGHEST = Arithmetic("float32 (XLA, highest)", 2.0**-23, 2.0**-23)
+# Six products of bfloat16 words, the smallest three of nine left out. Where words are
+# cut off, the second is less than 2^-7 and the third less than 2^-15 of a first one of
+# 1: what is left out, 2 · 2^-22 of the product of the operands, is (1 + p)^2 - 1. Where
+# they are rounded to nearest it is an eighth of that.
+_HIGHEST = Arithmetic("float32 (XLA, highest)", 2.0**-22, 2.0**-23)
 _TENSOR_FLOAT_32 = Arithmetic("TensorFloat-32", 2.0**-10, 2.0**-23)
 _BFLOAT16 = Arithmetic("bfloat16", 2.0**-8, 2.0**-23)
 
@@ -115,7 +117,7 @@ def exponent(dtype: tf.DType, products: int, steps: float | tf.Tensor) -> float:
 
 def chain(terms: int) -> int:
     """The most roundings that a term of one of `gram`'s inner products goes through."""
-    return terms if terms <= _PANEL else _PANEL - (-terms // _PANEL)
+    return min(terms, _PANEL) + (terms - 1) // _PANEL
 
 
 def product(

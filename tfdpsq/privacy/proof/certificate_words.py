@@ -44,14 +44,32 @@ def several_units(unit: str) -> str:
     return _SEVERAL[unit]
 
 
+def warnings_of(certificate: Mapping[str, Any]) -> tuple[str, ...]:
+    """Lists sentences of earlier versions that say too little, each with today's.
+
+    Args:
+      certificate: of any version of this format.
+    """
+    said = certificate.get("not_covered")
+    return tuple(
+        f"not_covered says {before!r}, which is too little. True is: {_SEVERAL[unit]}"
+        for unit, before in _BEFORE.items()
+        if isinstance(said, list) and before in said
+    )
+
+
 def as_stated(computed: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     """The computed entries in the words of the version that made a certificate.
 
     Args:
-      computed: {dotted path: entry}.
+      computed: {dotted path: entry}, those on random numbers in its words already.
       stated: those of the certificate.
     """
     said = stated.get("not_covered")
+    # Versions that drew noise with 128 bits had today's sentences already. (A secure
+    # plan's keys always had 256, so of those only `warnings_of` speaks.)
+    if computed.get("randomness.key_bits.noise") == 128:
+        return dict(computed)
     older = {_SEVERAL[unit]: before for unit, before in _BEFORE.items()}
     lines = [
         older[line]

@@ -90,11 +90,13 @@ class Verification:
         where it cannot be computed.
       epsilon_rdp: ε by RDP.
       problems: what is wrong, a sentence each; none if the certificate holds.
+      warnings: sentences of an earlier version that say too little, with what is true.
     """
 
     epsilon_pld: float
     epsilon_rdp: float
     problems: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
@@ -153,6 +155,7 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         float(expected["accounting.epsilon_pld"]),
         float(expected["accounting.epsilon_rdp"]),
         tuple(problems),
+        certificate_words.warnings_of(certificate),
     )
 
 

@@ -180,20 +180,30 @@ class Groups:
     """The rows that each unit owns.
 
     Attributes:
-      rows: [total] int64, row numbers, those of one unit next to each other.
-      offsets: [units + 1] int64, from 0 to total and never falling: unit u owns
-        rows[offsets[u]:offsets[u + 1]]. May be memory-mapped.
+      rows: [total] int64 (given as any integers), row numbers, those of one unit next
+        to each other.
+      offsets: [units + 1] int64 (likewise), from 0 to total and never falling: unit u
+        owns rows[offsets[u]:offsets[u + 1]]. May be memory-mapped.
 
     Raises:
-      InputError: arrays of other shapes, or offsets that fall or do not end at
-        the number of rows.
+      InputError: arrays of other shapes or of no integers, offsets that fall or do not
+        end at the number of rows, or a row of two units.
     """
 
     rows: np.ndarray
     offsets: np.ndarray
 
     def __post_init__(self):
-        """Checks that the offsets cut the rows into groups."""
+        """Checks that the offsets cut the rows into groups, each row into one."""
+        for name in ("rows", "offsets"):
+            values = np.asanyarray(getattr(self, name))
+            if values.dtype.kind not in "iu":
+                raise validation.InputError(
+                    f"{name} has dtype {values.dtype}, and two of its values may round "
+                    "to one row. Give integers; Groups.of(labels) makes them."
+                )
+            # Differences of unsigned offsets never fall below 0.
+            object.__setattr__(self, name, values.astype(np.int64, copy=False))
         if self.rows.ndim != 1 or self.offsets.ndim != 1 or len(self.offsets) < 2:
             raise validation.InputError(
                 f"rows and offsets have shapes {self.rows.shape} and "

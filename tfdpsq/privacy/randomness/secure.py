@@ -22,7 +22,7 @@ replica or another worker with the same key repeats every word.
 | `dealing` | the group of each unit drawn                                         |
 | `noise`   | the noise of one variable in one step; see `grid`                    |
 | `dropout` | a seed for TensorFlow's generator, which draws dropout masks         |
-| `global`  | TensorFlow's global seed, for models that draw by themselves         |
+| `global`  | TensorFlow's global seed, for code that `tf.py_function` hides       |
 """
 
 from __future__ import annotations
