@@ -376,7 +376,7 @@ class Rows:
         """Returns the set that a row's generator wrote."""
         assert row.epsilon is not None
         free = math.isfinite(row.epsilon)
-        name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
+        name = f"{row.size}_{layout.epsilon_name(row.epsilon)}"
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": seed}
         generator = self._run(
             finetune,
@@ -509,7 +509,7 @@ class Rows:
         """Returns `audit`'s findings on a generator that was trained on canaries."""
         assert row.epsilon is not None
         made = self._run(canaries, self.job.canaries, "canaries", False, data=self.data)
-        name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
+        name = f"{row.size}_{layout.epsilon_name(row.epsilon)}"
         changed = _of_audit(self.config)
         if math.isinf(row.epsilon):
             # Without protection, draw single queries, as usual.

@@ -29,6 +29,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import json
+import math
 import os
 import pathlib
 import re
@@ -380,9 +381,8 @@ def planned_stages(config: Any) -> Iterator[tuple[str, str]]:
 
     def named(what: str, of: list[float], free: bool = True):
         for epsilon in of:
-            finite = epsilon != float("inf")
-            label = f"eps{epsilon:g}" if finite else "inf"
-            yield f"{what}_{label}", release if finite and free else private
+            place = release if math.isfinite(epsilon) and free else private
+            yield f"{what}_{layout.epsilon_name(epsilon)}", place
 
     yield "prepare", release
     if config["pretrain"]["steps"]:

@@ -1,5 +1,7 @@
 """Names of files and directories that one command writes and another reads."""
 
+import math
+
 # `train_retriever`: the directory of the model.
 RETRIEVER_MODEL = "model"
 # `synthesize` and `filter`: the set, with its manifest and certificate.
@@ -26,3 +28,8 @@ PROCESS = "process-"
 PLAN_FILE = "plan.json"
 CHOICE_FILE = "choice.json"
 SCORES, POINTS, DIVERGED = "scores", "points", "diverged"
+
+
+def epsilon_name(epsilon: float) -> str:
+    """Returns the part of file names for an ε: "inf", or "eps8" for 8.0."""
+    return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"

@@ -320,11 +320,14 @@ def require_vocabulary(
         )
 
 
-def require_prompt(setting: str, prompt: str, generator: pathlib.Path) -> None:
+def require_prompt(
+    setting: str, prompt: str, generator: pathlib.Path, also: str = ""
+) -> None:
     """Refuses a prompt that a generator was not trained with, where that is known.
 
     Raises:
-      InputError: names `setting`, its value `prompt`, and the generator's.
+      InputError: names `setting`, its value `prompt`, and the generator's; `also`
+        continues its remedy.
     """
     path = generator / workdir.STAGE_FILE
     if not path.is_file():
@@ -334,7 +337,7 @@ def require_prompt(setting: str, prompt: str, generator: pathlib.Path) -> None:
     if theirs != prompt:
         raise validation.InputError(
             f"{setting} is {validation.shown(prompt)}, but {generator} was trained "
-            f"with {validation.shown(theirs)}. Set {setting} to the latter."
+            f"with {validation.shown(theirs)}. Set {setting} to the latter{also}."
         )
 
 
