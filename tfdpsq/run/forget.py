@@ -68,7 +68,7 @@ _KEY = "fingerprint.key"
 _OF_RUNS = (ledger.FILE_NAME, layout.RUN_FILE)
 # Of files in a private directory.
 _TEMPORARY = re.compile(
-    rf"\.({'|'.join(map(re.escape, (*outputs.PRIVATE_FILES, outputs.FORGOTTEN)))})"
+    rf"\.({'|'.join(map(re.escape, (*outputs.PRIVATE_FILES, layout.FORGOTTEN)))})"
     r"\.[0-9a-f]{12}(\.partial)?"
 )
 _JOB_FILES = ("report.html", "results.json")
@@ -102,7 +102,7 @@ _RECORDS = {
     "shards": (PASS_FILE, ("settings", "inputs")),
 }
 # In private/, besides what `outputs` names: files that prove something.
-_PROOFS = (reads.FILE_NAME, ledger.FILE_NAME, outputs.FORGOTTEN)
+_PROOFS = (reads.FILE_NAME, ledger.FILE_NAME, layout.FORGOTTEN)
 
 
 @dataclasses.dataclass

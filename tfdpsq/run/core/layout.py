@@ -28,6 +28,8 @@ PROCESS = "process-"
 PLAN_FILE = "plan.json"
 CHOICE_FILE = "choice.json"
 SCORES, POINTS, DIVERGED = "scores", "points", "diverged"
+# In a private directory whose content `forget` has begun to delete.
+FORGOTTEN = "forgotten.json"
 
 
 def epsilon_name(epsilon: float) -> str:
