@@ -71,7 +71,6 @@ _TEMPORARY = re.compile(
     rf"\.({'|'.join(map(re.escape, (*outputs.PRIVATE_FILES, layout.FORGOTTEN)))})"
     r"\.[0-9a-f]{12}(\.partial)?"
 )
-_JOB_FILES = ("report.html", "results.json")
 # Folders of a workdir that hold outputs, besides the private one.
 _FOLDERS = (".", releases.RELEASE_FOLDER, "points")
 
@@ -179,7 +178,7 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
             "directory that stages' outputs are in."
         )
     if (root / workdir.CONFIG_FILE).is_file():
-        made.delete += [root / f for f in _JOB_FILES if _is_file(root / f)]
+        made.delete += [root / f for f in layout.JOB_FILES if _is_file(root / f)]
     _keep_linked(made, root / releases.RELEASE_FOLDER)
     busy = locks.holders([*made.delete, *made.folders, *made.kept])
     if busy:

@@ -365,13 +365,25 @@ MUTATIONS = (
         "name": "queries_beside_a_corpus_are_public_text",
         "kind": "release",
         "file": "tfdpsq/run/core/sources.py",
-        "old": '            and place.name.startswith("queries.jsonl")\n',
-        "new": "            and False\n",
+        "old": '    if name.startswith("queries.jsonl"):\n',
+        "new": "    if False:\n",
         "tests": (
             "tests/run/test_overlap_stage.py::"
             "test_the_corpus_of_public_results_is_no_private_text",
         ),
         "why": "which documents occur in private queries is told under release/",
+    },
+    {
+        "name": "what_a_job_keeps_private_is_public_text",
+        "kind": "release",
+        "file": "tfdpsq/run/core/sources.py",
+        "old": "        if above.name == releases.PRIVATE_FOLDER and any(\n",
+        "new": "        if not above.name and any(\n",
+        "tests": (
+            "tests/run/test_overlap_stage.py::"
+            "test_private_files_of_a_job_are_no_public_text",
+        ),
+        "why": "weights pretrained on private files would carry no certificate",
     },
     {
         "name": "copied_rows_of_a_set_are_public_text",

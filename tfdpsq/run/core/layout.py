@@ -24,6 +24,8 @@ ROWS = "rows"
 CURVE_FILE = "curve.json"
 EVENTS = "events.out.tfevents."  # as TensorFlow calls them
 PROCESS = "process-"
+# Of a whole job, which show private queries.
+JOB_FILES = ("report.html", "results.json")
 # Of a private choice among the points of a grid.
 PLAN_FILE = "plan.json"
 CHOICE_FILE = "choice.json"
