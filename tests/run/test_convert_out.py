@@ -3,6 +3,7 @@
 import glob
 import importlib
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -245,6 +246,14 @@ def test_a_set_comes_back_row_by_row(made, tmp_path, form, monkeypatch):
         import_command.run(config, tmp_path / "imported")
     text = (one / "README.md").read_text("utf-8")
     assert "ε = 8" in text and set_export.READ[form] in text
+    # Nor does a file that is copied without the others.
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    config.logs.train = str(shutil.copy(paths[0], alone))
+    assert sources.why_not_public(config.logs.train, raw_pairs=False) is None
+    with pytest.raises(InputError, match="is part of a set of queries, as its metada"):
+        import_command.run(config, tmp_path / "imported")
+    assert not (tmp_path / "imported").exists()
 
 
 def test_what_is_private_stays_so(base, tmp_path):
@@ -261,7 +270,9 @@ def test_what_is_private_stays_so(base, tmp_path):
     for form, source in cases:
         if form == "ctranslate2":
             pytest.importorskip("ctranslate2")
-        with pytest.raises(InputError, match="must stay private"):
+        what = "a model" if form == "ctranslate2" else "a set"
+        message = f"would hold {what} that private.* must stay private"
+        with pytest.raises(InputError, match=message):
             convert(source, tmp_path / "release" / form, form)
         convert(source, tmp_path / form, form)
         assert releases.stated(tmp_path / form) == releases.PRIVATE

@@ -254,6 +254,8 @@ def _require_raw(table: importing.Table) -> None:
         if table.path.startswith(tables.TFDS) and "/beir_directory/" in path:
             # `tfds_builder` keeps no record of what the directory was.
             problem = "is of a BEIR directory, perhaps of a synthetic set"
+        if not problem and tables.is_marked(path):
+            problem = f"is part of {tables.MARK}, as its metadata say"
         if problem:
             raise validation.InputError(
                 f"{path} {problem}. One private query can have a part in all of its "
