@@ -374,6 +374,42 @@ MUTATIONS = (
         "why": "which documents occur in private queries is told under release/",
     },
     {
+        "name": "numbers_of_two_runs_have_the_firsts_certificate",
+        "kind": "composition",
+        "file": "tfdpsq/run/zero_shot.py",
+        "old": "if len(found) < 2:",
+        "new": "if len(found) < 3:",
+        "tests": (
+            "tests/run/test_zero_shot.py::"
+            "test_numbers_of_two_private_runs_have_no_certificate",
+        ),
+        "why": "numbers that depend on two runs are released under the epsilon of one",
+    },
+    {
+        "name": "prepare_releases_the_number_of_queries",
+        "kind": "release",
+        "file": "tfdpsq/run/prepare.py",
+        "old": '"public_pairs": manifest["count"]}',
+        "new": '"public_pairs": manifest["count"], "queries": counts.queries}',
+        "tests": (
+            "tests/run/test_releases.py::"
+            "test_what_prepare_releases_depends_on_no_private_query",
+        ),
+        "why": "the exact number of private queries is released, where n is a secret",
+    },
+    {
+        "name": "a_crash_writes_memory_to_disk",
+        "kind": "release",
+        "file": "tfdpsq/run/core/command.py",
+        "old": "resource.setrlimit(resource.RLIMIT_CORE, (0, most))",
+        "new": "resource.setrlimit(resource.RLIMIT_CORE, (most, most))",
+        "tests": (
+            "tests/run/test_console.py::"
+            "test_a_stage_that_crashes_leaves_no_memory_on_disk",
+        ),
+        "why": "a core dump holds private queries and the seeds of the noise",
+    },
+    {
         "name": "what_a_job_keeps_private_is_public_text",
         "kind": "release",
         "file": "tfdpsq/run/core/sources.py",
