@@ -274,6 +274,6 @@ def test_private_files_of_a_job_are_no_public_text(tmp_path, path, why):
     link.symlink_to(tmp_path / path)
     for place in (tmp_path / path, link):
         found = sources.why_not_public(str(place))
-        assert re.match(why, found) if why else found is None, found
+        assert re.match(why, found or "") if why else found is None, found
         # As raw private pairs, they are their owner's.
         assert sources.why_not_public(str(place), raw_pairs=False) is None
