@@ -302,9 +302,9 @@ MUTATIONS = (
     {
         "name": "forgotten_workdir_goes_on",
         "kind": "keys",
-        "file": "tfdpsq/run/core/outputs.py",
-        "old": "    if (directory / FORGOTTEN).exists():\n",
-        "new": "    if (directory / FORGOTTEN).is_dir():\n",
+        "file": "tfdpsq/run/core/releases.py",
+        "old": "    if (private / layout.FORGOTTEN).exists():\n",
+        "new": "    if (private / layout.FORGOTTEN).is_dir():\n",
         "tests": (
             _FORGET + "test_a_workdir_forgotten_by_half_takes_no_stage_and_is_finished",
         ),
