@@ -248,6 +248,29 @@ MUTATIONS = (
         "why": "an epsilon of queries holds for each of the several that one becomes",
     },
     {
+        "name": "one_person_is_two_by_two_zeros",
+        "kind": "reads",
+        "file": "tfdpsq/data/importing.py",
+        "old": r"(\d+)(\.0*)?",
+        "new": r"(\d+)(\.0)?",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_a_person_is_one_user_in_whatever_type_the_id_is",
+        ),
+        "why": "7.00 is another user than 7.0",
+    },
+    {
+        "name": "one_person_is_two_by_rounding",
+        "kind": "reads",
+        "file": "tfdpsq/data/importing.py",
+        "old": "if (_EXPONENT if of_user else _ROUNDED).fullmatch(text):",
+        "new": "if not text.isascii():",
+        "tests": (
+            "tests/run/test_import.py::test_a_large_number_that_lost_digits_is_no_id",
+        ),
+        "why": "what pandas wrote next to a missing user is one more user of a person",
+    },
+    {
         "name": "a_missing_user_is_a_user",
         "kind": "reads",
         "file": "tfdpsq/data/importing.py",
@@ -270,28 +293,5 @@ MUTATIONS = (
             "test_a_person_is_one_user_in_whatever_type_the_id_is",
         ),
         "why": "the same of ids in text files",
-    },
-    {
-        "name": "one_person_is_two_by_two_zeros",
-        "kind": "reads",
-        "file": "tfdpsq/data/importing.py",
-        "old": r"(\d+)(\.0*)?",
-        "new": r"(\d+)(\.0)?",
-        "tests": (
-            "tests/run/test_import.py::"
-            "test_a_person_is_one_user_in_whatever_type_the_id_is",
-        ),
-        "why": "7.00 is another user than 7.0",
-    },
-    {
-        "name": "one_person_is_two_by_rounding",
-        "kind": "reads",
-        "file": "tfdpsq/data/importing.py",
-        "old": "if (_EXPONENT if of_user else _ROUNDED).fullmatch(text):",
-        "new": "if not text.isascii():",
-        "tests": (
-            "tests/run/test_import.py::test_a_large_number_that_lost_digits_is_no_id",
-        ),
-        "why": "what pandas wrote next to a missing user is one more user of a person",
     },
 )

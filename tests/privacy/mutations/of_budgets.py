@@ -232,6 +232,17 @@ MUTATIONS = (
         "why": "a model in private/ that a link in release/ releases is not counted",
     },
     {
+        "name": "a_job_is_paid_before_its_reranking_is_refused",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/pipeline_checks.py",
+        "old": "        reranking.check(own)\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_pipeline.py::test_bad_settings_end_before_any_stage",
+        ),
+        "why": "a corrected job pays for all generators again",
+    },
+    {
         "name": "limit_of_a_private_run_counts_no_release",
         "kind": "composition",
         "file": "tfdpsq/run/core/spending.py",
