@@ -53,6 +53,7 @@ from tfdpsq.run.core import (
     command,
     layout,
     pipeline_checks,
+    releases,
     settings,
     sources,
     stages,
@@ -150,6 +151,8 @@ def run(
     """
     started = time.monotonic()
     settings.check(config, SETTINGS)
+    # First of all, it is a place for what this is.
+    releases.Output(directory, releases.PRIVATE, "tables of measures on private pairs")
     names = list(tables) or list(config.tables)
     for name in names:
         validation.one_of("table", name, tuple(config.tables))
