@@ -137,9 +137,47 @@ def test_what_a_link_releases_is_counted_wherever_it_lies(job, capsys):
     (job / "release" / "scores").symlink_to(job / "evaluated")
     (job / "release" / "all").symlink_to(job / "release")  # no loop
     found = spending.find_certificates(job)
-    assert len(found.certificates) == before + 2 and not found.refused
+    assert len(found.certificates) == before + 2
+    # Its stage says that its certificate does not cover all of it.
+    assert [*found.refused] == [str(job / "release" / "scores")]
     code, out, _ = _exit(capsys, job / "release", "--json")
-    assert code == 0 and json.loads(out)["logs"][0]["runs"] == before + 2
+    assert code == 1 and json.loads(out)["logs"][0]["runs"] == before + 2
+    (job / "release" / "scores").unlink()
+    code, out, _ = _exit(capsys, job / "release", "--json")
+    assert code == 0 and json.loads(out)["logs"][0]["runs"] == before + 1
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("private/pairs", 'whose guarantee is "private"'),
+        ("private/pairs/queries.jsonl", 'whose guarantee is "private"'),
+        ("private/pairs/qrels", 'whose guarantee is "private"'),
+        ("private/logs", "in private/, where nothing states a guarantee"),
+        ("private/logs/a.jsonl", "in private/, where nothing states a guarantee"),
+        ("private", "in private/, where nothing states a guarantee"),
+    ],
+)
+def test_a_link_that_releases_what_is_private_is_named(job, capsys, target, why):
+    """`budget` called it not released, and `--budget` let the next run begin."""
+    for path in ("pairs/queries.jsonl", "pairs/qrels/train.tsv", "logs/a.jsonl"):
+        (job / "private" / path).parent.mkdir(parents=True, exist_ok=True)
+        (job / "private" / path).write_text("who sorts a list")
+    (job / "private" / "pairs" / "stage.json").write_text('{"guarantee": "private"}')
+    (job / "release" / "gone").symlink_to(job / "private" / "gone")  # to nothing
+    assert not spending.find_certificates(job).refused
+    link = job / "release" / "deep" / "link"
+    link.parent.mkdir()
+    link.symlink_to(job / target)
+    code, out, _ = _exit(capsys, job, "--budget=5")
+    assert code == 1 and "what is left is unknown" in out
+    said = f"{link}: this link releases {job / target}, {why}"
+    assert said in out.split("NOT COMPOSED")[1]
+    assert "was not released, but for what is named above" in out
+    assert f"  - {job / target}\n" not in out
+    with spending.limited(50.0, [], job / "release" / "new"):
+        with pytest.raises(InputError, match="cannot be checked: .*this link releases"):
+            spending.require_within({"new": privacy.make_plan(_SPEC)}, "keyed:1")
 
 
 def test_a_retriever_has_one_certificate_for_all_its_files(tmp_path):
@@ -382,6 +420,12 @@ def test_a_workdir_under_a_link_has_its_releases(tmp_path, monkeypatch):
     _write(release / "first", _certificate())
     (tmp_path / "current").symlink_to(release)
     assert _runs_counted(monkeypatch, [], tmp_path / "current" / "next") == 2
+
+
+def test_what_stays_private_counts_the_releases_next_to_it(tmp_path, monkeypatch):
+    _write(tmp_path / "work" / "release" / "first", _certificate())
+    place = tmp_path / "work" / "private" / "next"
+    assert _runs_counted(monkeypatch, [], place) == 2
 
 
 def test_a_job_is_refused_before_its_first_stage_if_all_its_runs_exceed_the_limit(

@@ -3,6 +3,7 @@
 import glob
 import importlib
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -11,7 +12,13 @@ import tensorflow as tf
 import tiny as _tiny
 
 from tfdpsq import retriever
-from tfdpsq.data import Tokenizer, read_synthetic, train_vocabulary, write_synthetic
+from tfdpsq.data import (
+    Tokenizer,
+    read_manifest,
+    read_synthetic,
+    train_vocabulary,
+    write_synthetic,
+)
 from tfdpsq.data import export as set_export
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.generator import T5QueryGenerator, ctranslate2_export
@@ -19,7 +26,7 @@ from tfdpsq.layers import T5Config
 from tfdpsq.privacy import read_certificate
 from tfdpsq.retriever import onnx_export
 from tfdpsq.run import convert as command
-from tfdpsq.run import train_retriever
+from tfdpsq.run import synthesize, train_retriever
 from tfdpsq.run.convert import COMPARISON_FILE, convert
 from tfdpsq.run.core import records, releases, sources, workdir
 from tfdpsq.run.reporting import data_card
@@ -239,6 +246,14 @@ def test_a_set_comes_back_row_by_row(made, tmp_path, form, monkeypatch):
         import_command.run(config, tmp_path / "imported")
     text = (one / "README.md").read_text("utf-8")
     assert "ε = 8" in text and set_export.READ[form] in text
+    # Nor does a file that is copied without the others.
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    config.logs.train = str(shutil.copy(paths[0], alone))
+    assert sources.why_not_public(config.logs.train, raw_pairs=False) is None
+    with pytest.raises(InputError, match="is part of a set of queries, as its metada"):
+        import_command.run(config, tmp_path / "imported")
+    assert not (tmp_path / "imported").exists()
 
 
 def test_what_is_private_stays_so(base, tmp_path):
@@ -255,7 +270,9 @@ def test_what_is_private_stays_so(base, tmp_path):
     for form, source in cases:
         if form == "ctranslate2":
             pytest.importorskip("ctranslate2")
-        with pytest.raises(InputError, match="must stay private"):
+        what = "a model" if form == "ctranslate2" else "a set"
+        message = f"would hold {what} that private.* must stay private"
+        with pytest.raises(InputError, match=message):
             convert(source, tmp_path / "release" / form, form)
         convert(source, tmp_path / form, form)
         assert releases.stated(tmp_path / form) == releases.PRIVATE
@@ -278,6 +295,30 @@ def test_the_card_says_what_the_manifest_holds(made):
     ):
         assert words in text, words
     assert not data_card.text({"count": 1}).startswith("No")  # from the least of a set
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_card_tells_which_private_reads_made_the_set(made, tmp_path, depth):
+    """Of `documents=train`, and of sets that were filtered afterwards: it said none."""
+    manifest = read_manifest(made)
+    read = synthesize.TRAINING_DOCUMENTS_READ
+    told = f"{read['what']}: {read['where']}"
+    provenance = {**manifest["provenance"], "private_reads": [read]}
+    for _ in range(depth):
+        provenance = {"config": {}, "of": provenance}
+    manifest["provenance"] = provenance
+    for guarantee, certificate in (
+        (releases.CERTIFIED, manifest["certificate"]),
+        (releases.PUBLIC, None),
+        (releases.PRIVATE, None),
+    ):
+        manifest.update(guarantee=guarantee, certificate=certificate)
+        text = data_card.text(manifest)
+        assert f"- Private reads that ε does not cover: {told}\n" in text
+        for false in ("No private query had", "nothing to protect", "reads.*: none"):
+            assert false not in text, (guarantee, false)
+        assert "For which documents it wrote was a private read" in text
+        assert "asked by a person" not in text and "may equal one that" in text
 
 
 def test_options_and_inputs_that_do_not_fit_are_refused(base, made, tmp_path):

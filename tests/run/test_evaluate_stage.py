@@ -318,6 +318,8 @@ def test_rerankers_order_the_best_documents_by_both_scores(tmp_path):
         ({"rerankers": {"words": "t5"}}, "rerankers.words has the name of a system"),
         ({"rerankers": {"a": ""}}, "rerankers.a is ''. Give it a generator"),
         ({"rerankers": {"a": "/no/such"}}, "/no/such"),
+        ({"rerankers": {"a": "@/a"}}, "rerankers.a is .*/a, which cannot.*finetune"),
+        ({"rerankers": {"a": "@/pairs"}}, "rerankers.a is .*/pairs, which cannot"),
         ({"rerank.base": "else"}, "rerank.base is 'else', which is none of"),
         ({"rerank.depth": 101}, "rerank.depth is 101, but k is 100"),
         ({"rerank.baseline": "b"}, "rerank.baseline is 'b', which is none of"),
@@ -329,12 +331,16 @@ def test_rerankers_that_do_not_fit_are_refused(base, tmp_path, changes, message)
     with config.unlocked():
         config.update_from_flattened_dict({"rerank.base": "words", **changes})
         if "rerankers" in changes:
-            config.rerankers = changes["rerankers"]
+            config.rerankers = {
+                name: path.replace("@", str(base))
+                for name, path in changes["rerankers"].items()
+            }
         if not config.rerankers:
             config.rerank.base = "bm25"
     with pytest.raises(InputError, match=message):
         evaluate.run(config, tmp_path / "private" / "out")
     assert not (tmp_path / "private" / "out").exists()
+    assert not (tmp_path / "private" / "private_reads.jsonl").exists()
 
 
 def _bad(base, **changes):

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tfdpsq import privacy
 from tfdpsq.data import shards, write_rows
 from tfdpsq.privacy import checkpoint
-from tfdpsq.run import budget, choose, forget, pretrain, verify
-from tfdpsq.run.core import layout, outputs, progress, sources, workdir
+from tfdpsq.run import budget, choose, convert, forget, pretrain, status, verify
+from tfdpsq.run.core import layout, outputs, progress, releases, sources, workdir
 from tfdpsq.run.passes import pass_progress
 from tfdpsq.run.training import choice_points, private_training
 from tfdpsq.validation import InputError
@@ -210,6 +210,55 @@ def test_a_workdir_forgotten_by_half_takes_no_stage_and_is_finished(
     assert code == 1 and _files(job) == _LEFT
     with pytest.raises(InputError, match="use another workdir"):
         outputs.open_private(made.private)
+
+
+@pytest.mark.parametrize(
+    ("place", "private"),
+    [
+        ("release/next", ""),
+        ("release/deep/next", ""),
+        ("private/next", ""),
+        ("next", ""),
+        ("", ""),  # a job's workdir itself
+        ("elsewhere/next", "private"),
+        ("file", ""),  # by a link, as a URL
+    ],
+)
+def test_no_output_is_made_in_a_workdir_that_was_forgotten(job, place, private):
+    """synthesize, filter and convert need no private directory, and went on there."""
+    (job.parent / "link").symlink_to(job)
+    path = f"file://{job.parent}/link/release/x" if place == "file" else job / place
+    given = str(job / private) if private else ""
+    guarantee = "private" if "release" not in str(path) else "public"
+    releases.Output(path, guarantee, "queries", given)
+    outputs.mark_forgotten(job / "private")
+    with pytest.raises(InputError, match="deleted by `tfdpsq forget`.*another workdir"):
+        releases.Output(path, guarantee, "queries", given)
+    releases.Output(job.parent / "other" / "next", guarantee, "queries")
+
+
+def test_a_forgotten_workdir_takes_no_conversion(job, tmp_path):
+    """A stage that reads and writes nothing else of the workdir."""
+    outputs.mark_forgotten(job / "private")
+    before = _files(job)
+    with pytest.raises(InputError, match="deleted by `tfdpsq forget`"):
+        convert.convert("t5_tiny_pydocs", job / "release" / "keras", "keras")
+    assert _files(job) == before
+
+
+def test_the_status_of_a_forgotten_workdir_says_so(job, capsys):
+    _write(job / "private" / "logs" / "generator" / "log.jsonl", "")
+    _write(job / "private" / "seconds.json", "{}")
+    code, out, err = _exit(capsys, status, job)
+    assert code == 0 and "was forgotten" not in out, err
+    run = job / "private" / "runs" / "next"
+    run.mkdir()
+    shutil.copy(job / "private/runs/generator/ledger.jsonl", run)
+    _exit(capsys, forget, job, "--delete")
+    code, out, _ = _exit(capsys, status, job)
+    (line,) = [line for line in out.splitlines() if " next " in line]
+    assert "interrupted" in line and "deleted by `tfdpsq forget`" in line
+    assert "seeds are gone" not in out and "the workdir was forgotten" in out
 
 
 def test_files_that_cannot_be_deleted_are_named(job, capsys, monkeypatch):

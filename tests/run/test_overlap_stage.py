@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ import tiny as _tiny
 
 from tfdpsq.data import BeirDirectory, records
 from tfdpsq.run import overlap
+from tfdpsq.run.core import sources
 from tfdpsq.run.passes import passes
 from tfdpsq.validation import DataError, InputError
 
@@ -244,3 +246,34 @@ def test_the_corpus_of_public_results_is_no_private_text(base):
             _run(base, "release/overlap", texts=("documents",), corpus=(str(corpus),))
     assert not (base / "release").exists()
     _run(base, "release/overlap", texts=("documents",))
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("work/report.html", "is of a job and shows private queries"),
+        ("work/results.json", "is of a job and shows private queries"),
+        ("work/private/notes.txt", "is in .*work/private, where stages keep"),
+        ("work/private/deep/notes.txt", "is in .*work/private, where stages keep"),
+        ("pairs/qrels/train.tsv", "holds judgements"),
+        ("away/queries.jsonl", "holds the queries of a BEIR"),
+        ("away/queries.jsonl.gz", "holds the queries of a BEIR"),
+        ("away/private_reads.jsonl", "is a record of a private training run"),
+        ("away/ledger.jsonl", "is a record of a private training run"),
+        ("logs/generator/log.jsonl", "is a log of training"),
+        ("away/report.html", None),
+        ("away/log.jsonl", None),
+        ("private/docs.txt", None),  # a folder of somebody else
+    ],
+)
+def test_private_files_of_a_job_are_no_public_text(tmp_path, path, why):
+    for each in ("work/config.json", "work/private/fingerprint.key", path):
+        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / each).write_text("who sorts a list")
+    link = tmp_path / "public.txt"
+    link.symlink_to(tmp_path / path)
+    for place in (tmp_path / path, link):
+        found = sources.why_not_public(str(place))
+        assert re.match(why, found or "") if why else found is None, found
+        # As raw private pairs, they are their owner's.
+        assert sources.why_not_public(str(place), raw_pairs=False) is None

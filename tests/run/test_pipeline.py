@@ -285,6 +285,9 @@ def test_changed_pairs_are_noticed(finished, tmp_path):
         (("evaluate.similarity_split", "nope"), "similarity_split is 'nope'"),
         (("evaluate.indexes", {"x": "/nowhere"}), "evaluate.indexes.x"),
         (("evaluate.strict", True), "evaluate.strict is True"),
+        (("evaluate.rerank.depth", 500), "rerank.depth is 500, but k is 100"),
+        (("evaluate.rerank.base", "retriever_original"), "original, .*synthetic_eps8"),
+        (("evaluate.fusion.base", "direct_eps1"), "fusion.base is 'direct_eps1'"),
         (("evaluate.similarity.init", "/nowhere"), "/nowhere"),
         (("audit.strict", True), "audit.strict is True"),
         (("audit.guesses", ((0.9, 0.9),)), "both in and out"),
@@ -308,6 +311,26 @@ def test_bad_settings_end_before_any_stage(tmp_path, change, message):
     assert not (tmp_path / "work" / "release").exists()
     if change[0] != "data":  # Corrected, the job takes the same workdir.
         pipeline.open_job(_tiny.tiny_config(tmp_path / "pairs"), tmp_path / "work")
+
+
+def test_a_public_model_of_another_prompt_reranks_nothing(tmp_path):
+    """It was refused after everything was paid, with a remedy that this job lacks."""
+    _tiny.write_start(tmp_path)
+    trained = {**_tiny.STAGE, "config": {"prompt": "q: "}, "guarantee": "public"}
+    (tmp_path / "public" / "stage.json").write_text(json.dumps(trained))
+    config, default = _tiny.tiny_config(tmp_path / "pairs"), pipeline.default_config()
+    config.init, config.pretrain = str(tmp_path / "public"), default.pretrain
+    config.prepare = default.prepare
+    for name in ("finetune", "retriever", "direct"):
+        config[name].t5 = default[name].t5
+    with pytest.raises(ValueError, match="finetune.prompt is .*'q: '.*set rerank to F"):
+        pipeline.open_job(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+    config.rerank = False
+    pipeline.open_job(config, tmp_path / "without")
+    config.rerank, config.finetune.prompt = True, "q: "
+    config.evaluate.rerank.base = "synthetic_eps8"
+    pipeline.open_job(config, tmp_path / "with")
 
 
 def test_a_bound_must_hold_the_canaries_too(tmp_path):

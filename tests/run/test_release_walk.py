@@ -225,6 +225,16 @@ def test_no_command_writes_what_is_private_to_a_released_place(job, tmp_path):
         assert list(tmp_path.rglob("*")) == [], (command, what)
 
 
+@pytest.mark.slow
+def test_no_command_goes_on_where_everything_was_forgotten(job, tmp_path):
+    outputs.mark_forgotten(outputs.open_private(tmp_path / "private"))
+    for command, what, run in _Walk(job).refused():
+        with pytest.raises(InputError, match="deleted by `tfdpsq forget`"):
+            run(tmp_path / "private" / "out")
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(files) == 1, (command, what)
+
+
 def test_private_directories_are_not_released_however_they_are_set(job, tmp_path):
     walk, hidden = _Walk(job), str(tmp_path / "release" / "hidden")
     for module, own in (

@@ -7,9 +7,11 @@ import pathlib
 import stat
 
 import pytest
+import tiny as _tiny
 
 from tfdpsq.privacy import read_certificate
 from tfdpsq.privacy.proof import certificate as certificates
+from tfdpsq.run import prepare
 from tfdpsq.run.core import command, outputs, releases, sources, stages, workdir
 from tfdpsq.run.core.releases import CERTIFIED, PRIVATE, PUBLIC, Output
 from tfdpsq.validation import DataError, InputError
@@ -496,3 +498,25 @@ def test_a_damaged_key_makes_no_fingerprint(tmp_path, content):
     (tmp_path / sources.KEY_FILE).write_bytes(content)
     with pytest.raises(DataError, match="fingerprint.key: it does not hold a key of"):
         sources.keyed_fingerprint("a", tmp_path)
+
+
+def test_what_prepare_releases_depends_on_no_private_query(tmp_path):
+    """With other queries, more of them, and other judgements: the same bytes."""
+    pairs, found = tmp_path / "pairs", []
+    _tiny.write_pairs(pairs, train=12, dev=4, test=4)
+    config = prepare.default_config()
+    config.update(data=str(pairs), vocabulary_size=0)
+    for name in ("one", "two"):
+        out = tmp_path / name / "release" / "prepare"
+        prepare.run(config, out)
+        files = {p.relative_to(out): p for p in out.rglob("*") if p.is_file()}
+        texts = {name: path.read_bytes() for name, path in files.items()}
+        stage = json.loads(texts.pop(pathlib.Path("stage.json")))
+        del stage["run"]  # random
+        found.append((texts, stage))
+        queries = (pairs / "queries.jsonl").read_text().replace("who ", "what ")
+        added = json.dumps({"_id": "added", "text": "one more"}) + "\n"
+        (pairs / "queries.jsonl").write_text(queries + added)
+        with (pairs / "qrels" / "train.tsv").open("a") as qrels:
+            qrels.write("added\td1\t1\n")
+    assert found[0] == found[1]

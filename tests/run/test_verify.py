@@ -88,6 +88,9 @@ def test_a_true_certificate_exits_with_0(made, capsys):
     assert "holds: it agrees with itself (not compared with a ledger)" in out
     code, out, _ = _exit(capsys, write(), f"--ledger={ledger}")
     assert code == 0 and "agrees with itself and with the ledger" in out
+    folder = os.path.dirname(write())  # as a set's card says
+    code, out, _ = _exit(capsys, folder)
+    assert code == 0 and out.startswith(f"{folder}/certificate.json\n")
 
 
 def test_a_lowered_epsilon_exits_with_1_and_is_named(made, capsys):
@@ -126,16 +129,18 @@ def test_what_cannot_be_read_exits_with_2_and_a_line(made, tmp_path, capsys):
     damaged.write_text('{"format"')
     broken = tmp_path / "broken.jsonl"
     broken.write_text("no ledger\n")
+    empty = tmp_path / "empty"
+    empty.mkdir()
     for words, message in (
         ([old], "which held too little to be verified"),
         ([str(damaged)], "damaged.json: is no certificate"),
         ([str(tmp_path / "none.json")], "none.json: cannot be read"),
-        ([str(tmp_path)], "cannot be read"),
+        ([str(empty)], "empty/certificate.json: cannot be read"),
         ([""], "'' is no path of this machine"),
         (["gs://bucket/certificate.json"], "copied here first"),
         ([write(), f"--ledger={broken}"], "broken.jsonl:1:"),
         ([write(), f"--ledger={tmp_path / 'none'}"], "none: cannot be read"),
-        ([], "usage: python -m tfdpsq.run.verify CERTIFICATE"),
+        ([], "usage: python -m tfdpsq.run.verify CERTIFICATE|DIRECTORY"),
         ([write(), ledger], "usage:"),
         ([write(), "--ledgr=x"], "Unknown command line flag 'ledgr'"),
     ):

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import tiny_sets as _tiny_sets
 
-from tfdpsq import evaluation
+from tfdpsq import evaluation, privacy
 from tfdpsq.data import BeirDirectory, train_vocabulary
 from tfdpsq.retriever.nearest import KBest
 from tfdpsq.run import train_retriever, zero_shot
 from tfdpsq.run.core import layout
 from tfdpsq.run.search import benchmark_sets, retrieval
+from tfdpsq.validation import InputError
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +249,43 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_left(base, monkeypatch
         assert then == ["nfcorpus", "arguana", "fiqa"]
     assert list(more["sets"]) == ["nfcorpus", "scifact", "fiqa"]
     assert 0 < more["mean"]["systems"]["bm25"]["recall@20"] <= 1
+
+
+def test_numbers_of_two_private_runs_have_no_certificate(base, tmp_path):
+    """The first one's would claim the budget of one run for both."""
+    spec = privacy.PrivacySpec(
+        epsilon=1.0,
+        clip_norm=0.5,
+        num_units=200,
+        batch_size=20,
+        steps=4,
+        accountant="rdp",
+    )
+    for name in ("one", "two"):
+        certificate = privacy.make_certificate(
+            privacy.make_plan(spec),
+            4,
+            description="A model.",
+            sensitivity_argument="Each loss depends on one unit alone.",
+            training={},
+            fingerprints={"pairs": "keyed:1"},
+            ledger_head=name,
+        )
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "certificate.json").write_text(json.dumps(certificate))
+    paths = {name: str(tmp_path / name) for name in ("one", "two")}
+    place = tmp_path / "release" / "numbers"
+    config = _tiny_sets.config_of(base, "scifact", systems={"a": paths["one"]})
+    output, certificate = zero_shot._output(config, place)
+    assert (output.guarantee, certificate["ledger_head"]) == ("certified", "one")
+    with config.unlocked():
+        config.systems = {"a": paths["one"], "again": paths["one"], "bm25": "bm25"}
+    assert zero_shot._output(config, place)[1] == certificate
+    with config.unlocked():
+        config.systems = paths
+    with pytest.raises(InputError, match="must stay private"):
+        zero_shot._output(config, place)
+    assert zero_shot._output(config, tmp_path / "private" / "numbers")[1] is None
 
 
 def test_the_guarantee_of_every_system_is_stated(made, base, monkeypatch):

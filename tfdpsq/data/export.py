@@ -3,7 +3,7 @@
 Columns are those of `SCHEMA`, one row a query; `READ` says how each is read. Rows pass
 in batches, so memory does not grow with the set, and the same set gives the same bytes.
 As in the set itself, `manifest.json` has the checksums and the certificate, and a mark
-says that the rows are not private pairs.
+says that the rows are not private pairs; each file's schema has it, too.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def export_set(
         write_json(directory / "dataset_info.json", _dataset_info())
         write_json(directory / "state.json", _state(names, manifest["fingerprint"]))
         names += ["dataset_info.json", "state.json"]
-    write_json(directory / PART_FILE, {"part_of": "a set of queries"})
+    write_json(directory / PART_FILE, {"part_of": tables.MARK})
     written = {name: value for name, value in manifest.items() if name != "shards"}
     written["version"] = form  # no reader of sets takes it for one
     written["files"] = {name: sha256_of_file(directory / name) for name in names}
@@ -108,7 +108,8 @@ def _batches(rows: Iterable[SyntheticQuery]) -> Iterator[Any]:
 def _schema() -> Any:
     arrow = library()
     return arrow.schema(
-        [(name, getattr(arrow, kind)()) for name, kind in SCHEMA.items()]
+        [(name, getattr(arrow, kind)()) for name, kind in SCHEMA.items()],
+        {tables.MARKED: tables.MARK},  # of a file that is copied alone
     )
 
 

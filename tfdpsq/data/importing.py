@@ -7,8 +7,9 @@ same query or user, and on public tables, never on rows of somebody else: one qu
 user, where there are users) more or less in the log is one more or less in the output.
 So splits are drawn by a hash of the query or user, or cut at given times, not at
 quantiles of the log; ids are hashes, not numbers; and equal queries of two users are
-two queries, even if they have one id: a user's hash is appended to it. One user is one
-person under every spelling of a number, see `_user_of`.
+two queries, even if they have one id: a user's hash is appended to it. An id that is a
+whole number is one under the spellings that pandas and others give it, see
+`_one_spelling`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import dataclasses
 import decimal
 import hashlib
 import pathlib
+import re
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +50,12 @@ _COMMIT = 50_000
 _CACHE_KIB = 64 << 10
 # Below it, a float has the digits of the whole number that it was made from.
 _LARGEST = 2**53
+_WHOLE = re.compile(r"([+-]?)(\d+)(\.0*)?", re.ASCII)
+# A number that may have been rounded: what pandas, Spark, Excel and databases write for
+# a large one. Users are the unit of privacy: of them, anything with an exponent, though
+# it may be a text of hexadecimal digits.
+_ROUNDED = re.compile(r"[+-]?\d(\.\d+e[+-]?|e\+)\d+", re.ASCII | re.IGNORECASE)
+_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)e[+-]?\d+", re.ASCII | re.IGNORECASE)
 
 Split = Callable[["Entry"], str]
 
@@ -247,18 +255,18 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _id_of(value: Any) -> str:
+def _id_of(value: Any, of_user: bool = False) -> str:
     """Returns one text for all numbers of one value; "" where there is no id.
 
     pandas makes floats of whole numbers next to a missing one, and of one person in two
     files it would make two.
 
     Raises:
-      ValueError: the value is no text and no whole number that floats hold exactly.
+      ValueError: the value is no text and no whole number with all of its digits.
     """
     text = _text(value)
     if not text or isinstance(value, (str, bytes, uuid.UUID)):
-        return text
+        return _one_spelling(text.strip() if of_user else text, of_user)
     if isinstance(value, bool) or not isinstance(value, (int, float, decimal.Decimal)):
         raise ValueError
     if value != int(value) or (isinstance(value, float) and abs(value) >= _LARGEST):
@@ -266,12 +274,30 @@ def _id_of(value: Any) -> str:
     return str(int(value))
 
 
-def _user_of(text: str) -> str:
-    """Returns a user's name as one for all ways to write it: "7", " 7" and "7.0"."""
-    text = text.strip()
-    whole, _, rest = text.partition(".")
-    numeric = whole.removeprefix("-").isdecimal() and bool(rest)
-    return whole if numeric and not rest.strip("0") else text
+def _one_spelling(text: str, of_user: bool) -> str:
+    """Returns an id as one text for the spellings of a whole number.
+
+    | text                        | id                                               |
+    |-----------------------------|--------------------------------------------------|
+    | "7", "7.0", "7.00", "7."    | "7"                                              |
+    | "+7", "-0"                  | "7", "0"                                         |
+    | "007", "007.0"              | "007": leading zeros are of an id of its own     |
+    | "1.2345678901234568e+18"    | refused: other digits may have been rounded off  |
+    | "9007199254740993.0"        | refused from 2^53 on, for the same reason        |
+    | "7.5", "1,5", anything else | itself                                           |
+
+    Raises:
+      ValueError: a number that may have been rounded.
+    """
+    if (_EXPONENT if of_user else _ROUNDED).fullmatch(text):
+        raise ValueError
+    whole = _WHOLE.fullmatch(text)
+    if whole is None:
+        return text
+    sign, digits, fraction = whole.groups()
+    if fraction and int(digits) >= _LARGEST:
+        raise ValueError
+    return f"-{digits}" if sign == "-" and digits.strip("0") else digits
 
 
 def _ids_of(row: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
@@ -279,12 +305,14 @@ def _ids_of(row: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
     ids = dict.fromkeys(("query_id", "document_id", "user"), "")
     for what in ids:
         try:
-            ids[what] = _id_of(row.get(what))
+            ids[what] = _id_of(row.get(what), what == "user")
         except (ValueError, OverflowError):
-            return ids, f"its {what} is neither a text nor a whole number below 2^53"
+            return ids, (
+                f"its {what} is neither a text nor a whole number with all its digits "
+                "(no 1.2e+18, nor 2^53 or more with a point); write it as text"
+            )
         if text_problem(what, ids[what]):
             return ids, f"its {what} holds half a surrogate pair, which is not text"
-    ids["user"] = _user_of(ids["user"])
     return ids, None
 
 

@@ -27,6 +27,8 @@ from tfdpsq.validation import DataError, InputError, parse_json
 IR_DATASETS, TFDS = NAMED = ("ir_datasets:", "tfds:")
 # The parts of a table that `ir_datasets` names.
 PAIRS, QUERIES, CORPUS = "pairs", "queries", "corpus"
+# In the schema of a file that `export` wrote, and what it is of.
+MARKED, MARK = "tfdpsq.part_of", "a set of queries"
 _BATCH = 4096
 _BUFFER = 1 << 20
 _COMPRESSED = ".gz"
@@ -109,6 +111,26 @@ def files_of(table: str) -> list[str]:
             ". Give a pattern of one, such as DIRECTORY/*.parquet."
         )
     return sorted(found)
+
+
+def is_marked(path: str) -> bool:
+    """Returns whether a Parquet or Arrow file says that it is of a set of queries.
+
+    Raises:
+      InputError: the library is missing.
+      DataError: the file is malformed.
+    """
+    form = _format_of(path)
+    if form == ".parquet":
+        parquet = library("pyarrow.parquet", "pyarrow")
+        with any_files.open_binary(path) as raw, _damaged(path):
+            schema = parquet.ParquetFile(raw, pre_buffer=False).schema_arrow
+    elif form == ".arrow":
+        with any_files.open_binary(path) as raw, _damaged(path):
+            schema = _opened_arrow(raw)[0].schema
+    else:
+        return False
+    return MARKED.encode() in (schema.metadata or {})
 
 
 def is_table_name(path: str) -> bool:
@@ -259,15 +281,21 @@ def _of_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[A
 
 def _of_arrow(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
     """Reads an Arrow stream, as Hugging Face `datasets` writes it, or an Arrow file."""
-    ipc = library("pyarrow.ipc", "pyarrow")
+    library("pyarrow.ipc", "pyarrow")
     with any_files.open_binary(path) as raw, _damaged(path):
-        is_file = raw.read(6) == b"ARROW1"
-        raw.seek(0)
-        opened = ipc.open_file(raw) if is_file else ipc.open_stream(raw)
+        opened, is_file = _opened_arrow(raw)
         _require(path, columns, opened.schema.names)
         numbers = range(opened.num_record_batches) if is_file else None
         batches = map(opened.get_batch, numbers) if numbers is not None else opened
         yield from _of_batches(batches, columns)
+
+
+def _opened_arrow(raw: Any) -> tuple[Any, bool]:
+    """Opens an Arrow stream or file; returns whether it is a file, too."""
+    ipc = library("pyarrow.ipc", "pyarrow")
+    is_file = raw.read(6) == b"ARROW1"
+    raw.seek(0)
+    return (ipc.open_file(raw) if is_file else ipc.open_stream(raw)), is_file
 
 
 def _of_batches(batches: Any, columns: Sequence[str]) -> Iterator[tuple[int, list]]:

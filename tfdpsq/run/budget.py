@@ -9,6 +9,7 @@ holds for runs whose settings were fixed without looking at earlier releases; fo
 the sum of their epsilon does, which is printed too. `privacy.proof.budget` says why.
 Everything finished below a directory called `release` is counted. Elsewhere, what is in
 directories called `private` was not released and is not; give one itself to count it.
+A link below `release` that leads to something private is named, as nothing covers it.
 
 Directories with one NAME are of one log, whatever the fingerprints of their pairs:
 the same pairs have another fingerprint in every private directory. Without names, equal
@@ -256,7 +257,8 @@ def as_text(found: Mapping[str, Any], disjoint: str = "") -> str:
             f"  - {each['what']}: {each['why']}" for each in found["not_composed"]
         ]
     if found["not_released"]:
-        lines.append("not counted, as it was not released:")
+        but = ", but for what is named above" if found["not_composed"] else ""
+        lines.append(f"not counted, as it was not released{but}:")
         lines += [f"  - {place}" for place in found["not_released"]]
     if found["budget"] is not None:
         left = found["left"]

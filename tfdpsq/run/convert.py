@@ -237,9 +237,9 @@ def _public_texts() -> list[str]:
 
 
 def _output(
-    directory: pathlib.Path, destination: str | os.PathLike
+    directory: pathlib.Path, destination: str | os.PathLike, what: str = "a model"
 ) -> tuple[dict[str, Any] | None, releases.Output]:
-    """Returns a model's certificate, and the place of its conversion."""
+    """Returns the certificate of a model or a set, and the place of its conversion."""
     destination = any_files.without_scheme(destination)
     if not any_files.is_local(destination):
         raise validation.InputError(
@@ -250,7 +250,7 @@ def _output(
     return certificate, releases.Output(
         pathlib.Path(destination),
         releases.guarantee_of(certificate, os.fspath(directory)),
-        "a model that private queries had an unprotected part in",
+        f"{what} that private queries had an unprotected part in",
     )
 
 
@@ -390,7 +390,7 @@ def _convert_set(
             "synthesize."
         )
     read_manifest(directory)
-    certificate, output = _output(directory, destination)
+    certificate, output = _output(directory, destination, "a set")
     with workdir.new_directory(output) as partial:
         manifest = export.export_set(directory, partial, form)
         data_card.write(partial, manifest, export.READ[form])

@@ -68,10 +68,9 @@ _KEY = "fingerprint.key"
 _OF_RUNS = (ledger.FILE_NAME, layout.RUN_FILE)
 # Of files in a private directory.
 _TEMPORARY = re.compile(
-    rf"\.({'|'.join(map(re.escape, (*outputs.PRIVATE_FILES, outputs.FORGOTTEN)))})"
+    rf"\.({'|'.join(map(re.escape, (*outputs.PRIVATE_FILES, layout.FORGOTTEN)))})"
     r"\.[0-9a-f]{12}(\.partial)?"
 )
-_JOB_FILES = ("report.html", "results.json")
 # Folders of a workdir that hold outputs, besides the private one.
 _FOLDERS = (".", releases.RELEASE_FOLDER, "points")
 
@@ -102,7 +101,7 @@ _RECORDS = {
     "shards": (PASS_FILE, ("settings", "inputs")),
 }
 # In private/, besides what `outputs` names: files that prove something.
-_PROOFS = (reads.FILE_NAME, ledger.FILE_NAME, outputs.FORGOTTEN)
+_PROOFS = (reads.FILE_NAME, ledger.FILE_NAME, layout.FORGOTTEN)
 
 
 @dataclasses.dataclass
@@ -179,7 +178,7 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
             "directory that stages' outputs are in."
         )
     if (root / workdir.CONFIG_FILE).is_file():
-        made.delete += [root / f for f in _JOB_FILES if _is_file(root / f)]
+        made.delete += [root / f for f in layout.JOB_FILES if _is_file(root / f)]
     _keep_linked(made, root / releases.RELEASE_FOLDER)
     busy = locks.holders([*made.delete, *made.folders, *made.kept])
     if busy:

@@ -10,8 +10,10 @@ where things are released. Files of a synthetic set, or of another stage's outpu
 is not public, are refused: they are no raw log.
 
 Ids are texts or whole numbers; rows with others are dropped, and so are those without a
-user where there is a column of users. A user is one person: 7, 7.0 (as pandas writes it
-in a column with a missing value), "7.0" and " 7" are one.
+user where there is a column of users. An id is one in any file: 7, 7.0 (as pandas
+writes it in a column with a missing value), "7.00", "7." and "+7" are one, and so is
+" 7" of a user. Leading zeros count: "007" is another. Large numbers that lost digits,
+such as 1.2345678901234568e+18, are dropped: write such ids as text.
 
 A log's rows have a query and a document, as texts or as ids of rows in two other
 tables. MS MARCO's own files, for example:
@@ -253,6 +255,8 @@ def _require_raw(table: importing.Table) -> None:
         if table.path.startswith(tables.TFDS) and "/beir_directory/" in path:
             # `tfds_builder` keeps no record of what the directory was.
             problem = "is of a BEIR directory, perhaps of a synthetic set"
+        if not problem and tables.is_marked(path):
+            problem = f"is part of {tables.MARK}, as its metadata say"
         if problem:
             raise validation.InputError(
                 f"{path} {problem}. One private query can have a part in all of its "

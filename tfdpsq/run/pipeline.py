@@ -64,7 +64,7 @@ from tfdpsq.run.search import systems
 
 import_log = importlib.import_module("tfdpsq.run.import")  # a word of Python's
 # In names of rows.
-_RERANKED, _PUBLIC = "reranked", "public_only"
+_RERANKED, _PUBLIC = pipeline_checks.RERANKED, pipeline_checks.PUBLIC_ONLY
 _INF = 'Every epsilon must be above 0 (float("inf") trains without privacy).'
 _EPSILON = settings.Number(8.0, 0, math.inf, low_open=True, remedy=_INF)
 SETTINGS: settings.Declaration = {
@@ -232,7 +232,7 @@ def open_job(
     if spending.is_limited():
         names = {"finetune": "generator", "direct": "retriever_direct"}
         planned = {
-            f"{names[stage]}_{epsilon_name(epsilon)}": plan
+            f"{names[stage]}_{layout.epsilon_name(epsilon)}": plan
             for (stage, epsilon), plan in pipeline_checks.plans_of(config).items()
         }
         made = pathlib.Path(directory) / releases.RELEASE_FOLDER
@@ -307,11 +307,6 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
                 f"direct.{name} is {given}, which does nothing here: all rows are "
                 f"trained for retriever.{name}, {used}. Leave it at {default}."
             )
-
-
-def epsilon_name(epsilon: float) -> str:
-    """Returns the part of file names for an ε: "inf", or "eps8" for 8.0."""
-    return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
 
 
 class Job:
@@ -407,7 +402,7 @@ class Job:
         return {
             epsilon: self._run(
                 (finetune, self.config.finetune),
-                f"generator_{epsilon_name(epsilon)}",
+                f"generator_{layout.epsilon_name(epsilon)}",
                 math.isfinite(epsilon),
                 {
                     "vocabulary": self.vocabulary,
@@ -426,7 +421,7 @@ class Job:
         return {
             epsilon: self._run(
                 (synthesize, self.config.synthesize),
-                f"synthetic_{epsilon_name(epsilon)}",
+                f"synthetic_{layout.epsilon_name(epsilon)}",
                 math.isfinite(epsilon),
                 {
                     "vocabulary": self.vocabulary,
@@ -461,7 +456,7 @@ class Job:
         add("original", "Original pairs", math.inf, plain, False, private)
         for epsilon, path in sets.items():
             add(
-                f"synthetic_{epsilon_name(epsilon)}",
+                f"synthetic_{layout.epsilon_name(epsilon)}",
                 f"Synthetic, ε = {report_content.epsilon_symbol(epsilon)}",
                 epsilon,
                 plain,
@@ -470,7 +465,7 @@ class Job:
             )
         for epsilon in self.config.direct_epsilons:
             add(
-                f"direct_{epsilon_name(epsilon)}",
+                f"direct_{layout.epsilon_name(epsilon)}",
                 f"Direct DP, ε = {report_content.epsilon_symbol(epsilon)}",
                 epsilon,
                 self.config.direct,
@@ -490,7 +485,7 @@ class Job:
         """Returns the rows of BM25 reranked, by the public T5 and by each generator."""
         if not self.config.rerank:
             return []
-        names = [_PUBLIC, *(epsilon_name(epsilon) for epsilon in generators)]
+        names = [_PUBLIC, *(layout.epsilon_name(epsilon) for epsilon in generators)]
         public, *others = (f"{_RERANKED}_{name}" for name in names)
         against = {"public_only": public, "unprotected": f"{_RERANKED}_inf"}
         rows = []
@@ -523,7 +518,7 @@ class Job:
         data = {"data": self.config.data, "user_field": whose}
         made = self._run((canaries, self.config.canaries), "canaries", False, data)
         for epsilon in self.config.audit_epsilons:
-            name = epsilon_name(epsilon)
+            name = layout.epsilon_name(epsilon)
             training = {
                 "vocabulary": self.vocabulary,
                 "pairs": str(made / canary_set.DATA),
@@ -571,7 +566,8 @@ class Job:
                 "rerankers": {row.name: str(row.path) for row in rows if row.against},
                 "rerank": self._reranking(rows),
                 "synthetic": {
-                    epsilon_name(epsilon): str(path) for epsilon, path in sets.items()
+                    layout.epsilon_name(epsilon): str(path)
+                    for epsilon, path in sets.items()
                 },
                 "baseline": _PUBLIC if any(r.name == _PUBLIC for r in rows) else "",
             },

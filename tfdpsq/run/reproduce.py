@@ -53,6 +53,7 @@ from tfdpsq.run.core import (
     command,
     layout,
     pipeline_checks,
+    releases,
     settings,
     sources,
     stages,
@@ -150,6 +151,8 @@ def run(
     """
     started = time.monotonic()
     settings.check(config, SETTINGS)
+    # First of all, it is a place for what this is.
+    releases.Output(directory, releases.PRIVATE, "tables of measures on private pairs")
     names = list(tables) or list(config.tables)
     for name in names:
         validation.one_of("table", name, tuple(config.tables))
@@ -376,7 +379,7 @@ class Rows:
         """Returns the set that a row's generator wrote."""
         assert row.epsilon is not None
         free = math.isfinite(row.epsilon)
-        name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
+        name = f"{row.size}_{layout.epsilon_name(row.epsilon)}"
         common: dict[str, Any] = {"vocabulary": self.vocabulary(), "seed": seed}
         generator = self._run(
             finetune,
@@ -509,7 +512,7 @@ class Rows:
         """Returns `audit`'s findings on a generator that was trained on canaries."""
         assert row.epsilon is not None
         made = self._run(canaries, self.job.canaries, "canaries", False, data=self.data)
-        name = f"{row.size}_{pipeline.epsilon_name(row.epsilon)}"
+        name = f"{row.size}_{layout.epsilon_name(row.epsilon)}"
         changed = _of_audit(self.config)
         if math.isinf(row.epsilon):
             # Without protection, draw single queries, as usual.

@@ -20,6 +20,8 @@ shards).
 
     --private=DIR    the private directory, if not the default one
 
+A workdir that was forgotten says so: nothing goes on there.
+
 Exit status: 0 for every state, 2 if there is no such directory, it is not a workdir, or
 the command is wrong.
 """
@@ -29,6 +31,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import json
+import math
 import os
 import pathlib
 import re
@@ -106,6 +109,9 @@ class Stage:
     note: str = ""
 
 
+_GONE = "deleted by `tfdpsq forget`: no stage goes on here, use another workdir"
+
+
 def status(path: str, private: str | None = None) -> dict[str, Any]:
     """Returns the state of a workdir or a stage.
 
@@ -141,7 +147,9 @@ def as_text(found: dict[str, Any]) -> str:
     stages = [Stage(**values) for values in found["stages"]]
     counts = [f"{n} {state}" for state, n in found["states"].items() if n]
     head = f"{found['workdir']}: {', '.join(counts)}"
-    if found["states"][DONE] < len(stages):
+    if any(stage.note == _GONE for stage in stages):
+        head += "; the workdir was forgotten"
+    elif found["states"][DONE] < len(stages):
         unknown = len(found["unknown"])
         known = len(stages) - found["states"][DONE] - unknown
         if known:
@@ -209,6 +217,9 @@ def survey(directory: pathlib.Path, private: pathlib.Path | None) -> list[Stage]
             f"{directory} {problem}. Give the --workdir of a job or of a stage."
         )
     _add_times(list(found.values()), own)
+    for stage in found.values():
+        if stage.state != DONE and (own / layout.FORGOTTEN).is_file():
+            stage.note, stage.per_second, stage.remaining = _GONE, None, None
     return list(found.values())
 
 
@@ -380,9 +391,8 @@ def planned_stages(config: Any) -> Iterator[tuple[str, str]]:
 
     def named(what: str, of: list[float], free: bool = True):
         for epsilon in of:
-            finite = epsilon != float("inf")
-            label = f"eps{epsilon:g}" if finite else "inf"
-            yield f"{what}_{label}", release if finite and free else private
+            place = release if math.isfinite(epsilon) and free else private
+            yield f"{what}_{layout.epsilon_name(epsilon)}", place
 
     yield "prepare", release
     if config["pretrain"]["steps"]:

@@ -1,6 +1,6 @@
 """Verify a certificate: recompute its guarantee from its file alone.
 
-    python -m tfdpsq.run.verify certificate.json
+    python -m tfdpsq.run.verify certificate.json|DIRECTORY
     python -m tfdpsq.run.verify certificate.json --ledger=private/runs/NAME/ledger.jsonl
 
 Without the ledger it needs neither data nor model nor configuration, and checks the
@@ -29,11 +29,11 @@ from tfdpsq.privacy.proof import verification  # noqa: E402
 from tfdpsq.privacy.proof.ledger import read_ledger  # noqa: E402
 from tfdpsq.run.core import command  # noqa: E402
 
-_USAGE = "usage: python -m tfdpsq.run.verify CERTIFICATE [--ledger=LEDGER]\n"
+_USAGE = "usage: python -m tfdpsq.run.verify CERTIFICATE|DIRECTORY [--ledger=LEDGER]\n"
 
 
 def verify(path: str, ledgers: Sequence[str] = ()) -> tuple[bool, str]:
-    """Verifies a certificate.
+    """Verifies a certificate, or that of what a directory holds.
 
     Only the data's owner has the ledgers, of the run or of those it was chosen among.
 
@@ -43,6 +43,8 @@ def verify(path: str, ledgers: Sequence[str] = ()) -> tuple[bool, str]:
     Raises:
       DataError: the certificate or the ledger cannot be read.
     """
+    if os.path.isdir(path):
+        path = os.path.join(path, certificates.FILE_NAME)
     certificate = certificates.load_certificate(path)
     result = verification.verify_certificate(certificate)
     problems = result.problems

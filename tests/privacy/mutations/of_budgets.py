@@ -232,6 +232,58 @@ MUTATIONS = (
         "why": "a model in private/ that a link in release/ releases is not counted",
     },
     {
+        "name": "a_job_is_paid_before_its_reranking_is_refused",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/pipeline_checks.py",
+        "old": "        reranking.check(own)\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_pipeline.py::test_bad_settings_end_before_any_stage",
+        ),
+        "why": "a corrected job pays for all generators again",
+    },
+    {
+        "name": "limit_of_a_private_run_counts_no_release",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "for above in (inside, *inside.parents[:2]):",
+        "new": "for above in (inside, *inside.parents[:1]):",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_what_stays_private_counts_the_releases_next_to_it",
+        ),
+        "why": "a run in private/ is limited as if nothing had been released before",
+    },
+    {
+        "name": "links_to_what_is_private_are_not_released",
+        "kind": "release",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": """\
+            _require_releasable(found, inside)
+            continue
+""",
+        "new": """\
+            continue
+""",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_a_link_that_releases_what_is_private_is_named",
+        ),
+        "why": "private queries that a link releases are said to be not released",
+    },
+    {
+        "name": "links_to_unmarked_private_folders_pass",
+        "kind": "release",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "elif states is None and releases.is_under_private(real):",
+        "new": "elif False:",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_a_link_that_releases_what_is_private_is_named",
+        ),
+        "why": "logs of private losses that a link releases are passed over",
+    },
+    {
         "name": "forget_deletes_what_a_link_releases",
         "kind": "release",
         "file": "tfdpsq/run/forget.py",
@@ -261,9 +313,9 @@ MUTATIONS = (
     {
         "name": "forgotten_workdir_goes_on",
         "kind": "keys",
-        "file": "tfdpsq/run/core/outputs.py",
-        "old": "    if (directory / FORGOTTEN).exists():\n",
-        "new": "    if (directory / FORGOTTEN).is_dir():\n",
+        "file": "tfdpsq/run/core/releases.py",
+        "old": "    if (private / layout.FORGOTTEN).exists():\n",
+        "new": "    if (private / layout.FORGOTTEN).is_dir():\n",
         "tests": (
             _FORGET + "test_a_workdir_forgotten_by_half_takes_no_stage_and_is_finished",
         ),

@@ -6,6 +6,21 @@ _OUTPUTS = "tfdpsq/run/core/outputs.py"
 
 MUTATIONS = (
     {
+        "name": "stages_go_on_in_a_forgotten_workdir",
+        "kind": "release",
+        "file": "tfdpsq/run/core/releases.py",
+        "old": """\
+        for directory in kept:
+            require_not_forgotten(directory)
+""",
+        "new": "",
+        "tests": (
+            "tests/run/test_forget.py::"
+            "test_no_output_is_made_in_a_workdir_that_was_forgotten",
+        ),
+        "why": "new private outputs where the owner was told that nothing is left",
+    },
+    {
         "name": "release_seen_in_the_given_path_alone",
         "kind": "release",
         "file": _FILE,

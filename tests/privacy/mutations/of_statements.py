@@ -2,6 +2,18 @@
 
 MUTATIONS = (
     {
+        "name": "card_of_a_filtered_set_reads_nothing_private",
+        "kind": "reads",
+        "file": "tfdpsq/run/reporting/data_card.py",
+        "old": '        provenance = provenance.get("of")\n',
+        "new": "        provenance = None\n",
+        "tests": (
+            "tests/run/test_convert_out.py::"
+            "test_a_card_tells_which_private_reads_made_the_set",
+        ),
+        "why": "the card says that no private query had a part, where one chose rows",
+    },
+    {
         "name": "verify_takes_an_epsilon_that_is_one_percent_low",
         "kind": "certificate",
         "file": "tfdpsq/privacy/proof/verification.py",

@@ -1,5 +1,7 @@
 """Names of files and directories that one command writes and another reads."""
 
+import math
+
 # `train_retriever`: the directory of the model.
 RETRIEVER_MODEL = "model"
 # `synthesize` and `filter`: the set, with its manifest and certificate.
@@ -22,7 +24,16 @@ ROWS = "rows"
 CURVE_FILE = "curve.json"
 EVENTS = "events.out.tfevents."  # as TensorFlow calls them
 PROCESS = "process-"
+# Of a whole job, which show private queries.
+JOB_FILES = ("report.html", "results.json")
 # Of a private choice among the points of a grid.
 PLAN_FILE = "plan.json"
 CHOICE_FILE = "choice.json"
 SCORES, POINTS, DIVERGED = "scores", "points", "diverged"
+# In a private directory whose content `forget` has begun to delete.
+FORGOTTEN = "forgotten.json"
+
+
+def epsilon_name(epsilon: float) -> str:
+    """Returns the part of file names for an ε: "inf", or "eps8" for 8.0."""
+    return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"

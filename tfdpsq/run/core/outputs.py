@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from tfdpsq import validation
 from tfdpsq.data import any_files, files
-from tfdpsq.run.core import releases
+from tfdpsq.run.core import layout, releases
 from tfdpsq.run.core.releases import PRIVATE, PRIVATE_FOLDER, RELEASE_FOLDER, Output
 
 # 1980-01-01, the first day that a zip file can state.
@@ -34,8 +34,6 @@ PRIVATE_FILES = (
     "peak_memory.json",
 )
 PRIVATE_FOLDERS = ("runs", "logs", "choices")
-# In a private directory whose content `forget` has begun to delete.
-FORGOTTEN = "forgotten.json"
 
 
 # -- Private directories ----------------------------------------------------------
@@ -51,12 +49,7 @@ def open_private(directory: pathlib.Path) -> pathlib.Path:
       InputError: it is a file, would be released, was forgotten, or cannot be made.
     """
     releases.private_directory(directory, os.fspath(directory))
-    if (directory / FORGOTTEN).exists():
-        raise validation.InputError(
-            f"{directory} was deleted by `tfdpsq forget`, all or in part: its keys and "
-            "seeds are gone, and no stage can go on there. Run `tfdpsq forget WORKDIR "
-            "--delete` again to delete the rest, and use another workdir."
-        )
+    releases.require_not_forgotten(directory)
     if directory.exists() and not directory.is_dir():
         raise validation.InputError(
             f"{directory} is a file; it should be the directory of what must stay "
@@ -79,8 +72,9 @@ def open_private(directory: pathlib.Path) -> pathlib.Path:
 
 def mark_forgotten(directory: pathlib.Path) -> None:
     """Marks a private directory before anything in it is deleted for good."""
-    with owner_only(), _explained(directory / FORGOTTEN):
-        files.write_json(directory / FORGOTTEN, {"forgotten": True})
+    path = directory / layout.FORGOTTEN
+    with owner_only(), _explained(path):
+        files.write_json(path, {"forgotten": True})
 
 
 # -- Writing ---------------------------------------------------------------------

@@ -18,8 +18,12 @@ from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import layout, sources
 from tfdpsq.run.reporting import similarity
-from tfdpsq.run.search import hybrid, systems
+from tfdpsq.run.search import hybrid, reranking, systems
 from tfdpsq.run.training import direct_training, private_training, training_settings
+
+# In names of a job's rows.
+RERANKED, PUBLIC_ONLY = "reranked", "public_only"
+_MADE = "this job's"
 
 
 def check_settings(config: ml_collections.ConfigDict) -> None:
@@ -45,9 +49,19 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
     if config.audit_epsilons:
         _check_audit(config)
     with _of_stage("evaluate"):
-        own = config.evaluate
+        own = _with_rows(config)
         systems.check_search(own.systems, own.k, layout.METRICS)
         hybrid.check(own)
+        hybrid.inputs(own)
+        reranking.check(own)
+    if own.rerankers and config.init and not config.pretrain.steps:
+        # It orders documents itself, with the prompt that generators are trained with.
+        sources.require_prompt(
+            "finetune.prompt",
+            config.finetune.prompt,
+            checkpoints.locate(config.init),
+            ", or set rerank to False",
+        )
     for name, path in config.evaluate.indexes.items():
         if path:
             raise validation.InputError(
@@ -60,6 +74,25 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
                 f"{name}.strict is True, but all that the stage does is read private "
                 "queries, which no epsilon covers. Set it to False."
             )
+
+
+def _with_rows(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Returns the settings of `evaluate` with the names of all rows that a job makes.
+
+    What is no setting yet, such as the directories of the rows, is "this job's".
+    """
+    own, name = config.evaluate.copy_and_resolve_references(), layout.epsilon_name
+    made = ["untrained", PUBLIC_ONLY, "original"]
+    made += [f"synthetic_{name(epsilon)}" for epsilon in config.epsilons]
+    made += [f"direct_{name(epsilon)}" for epsilon in config.direct_epsilons]
+    ordering = [name(epsilon) for epsilon in config.epsilons]
+    if config.init or config.pretrain.steps:
+        ordering.append(PUBLIC_ONLY)
+    with own.unlocked():
+        own.systems = {systems.BM25: systems.BM25, **dict.fromkeys(made, _MADE)}
+        if config.rerank:
+            own.rerankers = {f"{RERANKED}_{each}": _MADE for each in ordering}
+    return own
 
 
 def _check_epsilons(name: str, values: Sequence[float]) -> None:

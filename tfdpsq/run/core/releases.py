@@ -70,7 +70,8 @@ class Output:
 
     Raises:
       InputError: a private output in a released place, or a private directory in one;
-        or another one in a place of a release that looks private or hidden.
+        or another one in a place of a release that looks private or hidden; or one in a
+        workdir that was forgotten.
     """
 
     place: Place
@@ -97,6 +98,12 @@ class Output:
                 f"{self.place} is under {RELEASE_FOLDER}/, in {hidden!r}, which says "
                 f"that it is private or hidden. Leave {hidden!r} out of its path."
             )
+        # The place may be the workdir of a job itself.
+        kept = [pathlib.Path(any_files.without_scheme(self.place), PRIVATE_FOLDER)]
+        with contextlib.suppress(validation.InputError):  # it needs none, and has none
+            kept.append(private_directory(self.place, self.private_directory))
+        for directory in kept:
+            require_not_forgotten(directory)
 
     @property
     def directory(self) -> pathlib.Path:
@@ -128,6 +135,20 @@ def require_short(name: str) -> None:
         raise validation.InputError(
             f"an output would be called {validation.shown(name)}, of "
             f"{len(os.fsencode(name))} bytes. Give a name of at most {_LONGEST_NAME}."
+        )
+
+
+def require_not_forgotten(private: pathlib.Path) -> None:
+    """Refuses a private directory whose content `forget` has begun to delete.
+
+    Raises:
+      InputError: it is one.
+    """
+    if (private / layout.FORGOTTEN).exists():
+        raise validation.InputError(
+            f"{private} was deleted by `tfdpsq forget`, all or in part: its keys and "
+            "seeds are gone, and no stage can go on there. Run `tfdpsq forget WORKDIR "
+            "--delete` again to delete the rest, and use another workdir."
         )
 
 

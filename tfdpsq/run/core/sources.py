@@ -43,7 +43,15 @@ from tfdpsq.privacy import read_certificate, read_ledger
 from tfdpsq.privacy.proof import certificate_files
 from tfdpsq.privacy.proof.certificate import FILE_NAME as CERTIFICATE
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
-from tfdpsq.run.core import outputs, releases, workdir
+from tfdpsq.privacy.proof.reads import FILE_NAME as READS
+from tfdpsq.run.core import (
+    layout,
+    outputs,
+    point_log,
+    progress,
+    releases,
+    workdir,
+)
 
 PYDOCS = "pydocs"
 KEY_FILE = "fingerprint.key"
@@ -156,15 +164,34 @@ def why_not_public(path: str, raw_pairs: bool = True) -> str | None:
         if of_a_set:
             if found != releases.PUBLIC:
                 return f"is part of a synthetic set ({of_a_set})"
-        elif (
-            raw_pairs
-            and place.name.startswith("queries.jsonl")
-            and any(place.parent.glob("corpus.jsonl*"))
+        elif raw_pairs and found is None and (problem := _why_private(place)):
+            return problem
+    return None
+
+
+def _why_private(place: pathlib.Path) -> str | None:
+    """Returns what the place of a file shows to be private; see `why_not_public`."""
+    name, folder = place.name, place.parent
+    if name.startswith("queries.jsonl"):
+        return (
+            "holds the queries of a BEIR directory, not documents, which are in "
+            "corpus.jsonl"
+        )
+    if folder.name == "qrels":
+        return "holds judgements, which show what documents private queries have"
+    if name in layout.JOB_FILES and (folder / workdir.CONFIG_FILE).is_file():
+        return "is of a job and shows private queries and measures on them"
+    of_log = (point_log.FILE_NAME, layout.CURVE_FILE)
+    if name in (LEDGER, READS) or name.startswith(layout.EVENTS):
+        return "is a record of a private training run"
+    if name in of_log and folder.parent.name == progress.LOGS:
+        return "is a log of training, with losses on private queries"
+    for above in (place, *place.parents):
+        names = (*outputs.PRIVATE_FILES, layout.FORGOTTEN)
+        if above.name == releases.PRIVATE_FOLDER and any(
+            (above / each).exists() for each in names
         ):
-            return (
-                "holds the queries of a BEIR directory, not documents, which are in "
-                "corpus.jsonl"
-            )
+            return f"is in {above}, where stages keep what must stay private"
     return None
 
 
@@ -320,11 +347,14 @@ def require_vocabulary(
         )
 
 
-def require_prompt(setting: str, prompt: str, generator: pathlib.Path) -> None:
+def require_prompt(
+    setting: str, prompt: str, generator: pathlib.Path, also: str = ""
+) -> None:
     """Refuses a prompt that a generator was not trained with, where that is known.
 
     Raises:
-      InputError: names `setting`, its value `prompt`, and the generator's.
+      InputError: names `setting`, its value `prompt`, and the generator's; `also`
+        continues its remedy.
     """
     path = generator / workdir.STAGE_FILE
     if not path.is_file():
@@ -334,7 +364,7 @@ def require_prompt(setting: str, prompt: str, generator: pathlib.Path) -> None:
     if theirs != prompt:
         raise validation.InputError(
             f"{setting} is {validation.shown(prompt)}, but {generator} was trained "
-            f"with {validation.shown(theirs)}. Set {setting} to the latter."
+            f"with {validation.shown(theirs)}. Set {setting} to the latter{also}."
         )
 
 

@@ -68,7 +68,7 @@ def find_certificates(directory: str | os.PathLike) -> Found:
     passed over, unless one is given itself. What a command has not
     finished never counts. Symbolic links are followed, each real directory once as
     what is released and once as what is not: a link under `release` releases what it
-    leads to.
+    leads to, and is refused where that is private.
 
     Raises:
       InputError: there is no such directory, or no artefact in it was released.
@@ -104,6 +104,7 @@ def _walk(
 ) -> None:
     """Adds what is in a folder; of one in `private`, only what is released."""
     first, released = not seen, releases.is_released(folder)
+    _require_releasable(found, folder)
     # What was passed over as private counts where a link releases it.
     visit = (os.path.realpath(folder), released, private and not released)
     if visit in seen:
@@ -120,6 +121,7 @@ def _walk(
             _add(found, folder, folder / FILE_NAME)
     for inside in sorted(folder.iterdir()):
         if not inside.is_dir() or releases.UNFINISHED.fullmatch(inside.name):
+            _require_releasable(found, inside)
             continue
         hides = inside.name == releases.PRIVATE_FOLDER
         if hides and counts and not releases.is_released(inside):
@@ -127,6 +129,32 @@ def _walk(
         _walk(found, inside, seen, private or hides)
     if counts:
         _require_certificate(found, folder)
+
+
+def _require_releasable(found: Found, link: pathlib.Path) -> None:
+    """Refuses a link that releases what no certificate covers."""
+    if not (link.is_symlink() and link.exists() and releases.is_released(link)):
+        return
+    real = pathlib.Path(os.path.realpath(link))
+    # Links in it are looked at one by one.
+    states = next(filter(None, map(releases.marked, (real, *real.parents))), None)
+    if states == releases.PRIVATE:
+        problem = f'whose guarantee is "{states}"'
+    elif states is None and releases.is_under_private(real):
+        if any((place / FILE_NAME).is_file() for place in (real, *real.parents[:2])):
+            return
+        problem = f"in {releases.PRIVATE_FOLDER}/, where nothing states a guarantee"
+    else:
+        return
+    found.refused[os.fspath(link)] = (
+        f"this link releases {real}, {problem}: no certificate covers it. Remove the "
+        "link; whoever has a copy has what is private."
+    )
+    found.unreleased = [
+        place
+        for place in found.unreleased
+        if real not in (each := pathlib.Path(os.path.realpath(place)), *each.parents)
+    ]
 
 
 def _is_part(folder: pathlib.Path) -> bool:

@@ -40,6 +40,7 @@ _HOW_MADE = {
     "seed": "Seed, public",
 }
 _PATHS = ("generator", "corpus")
+_READS = "Private reads that ε does not cover"  # as `certificates_in_words` has them
 _LIMITS = (
     "A model wrote the queries; nobody read them. A query may be wrong, may not be "
     "answered by its document, or may repeat the document's words.",
@@ -77,8 +78,8 @@ def text(manifest: Mapping[str, Any], how_to_read: str = READ_SET) -> str:
     parts = [
         "# Synthetic queries for public documents",
         f"{count:,} queries, each with the document that it was written for "
-        f"({documents:,} documents). No query here was asked by a person: a language "
-        "model or a program wrote all of them. They are made to train and to test "
+        f"({documents:,} documents). A language model or a program wrote every query; "
+        "it may equal one that somebody asked. They are made to train and to test "
         "search without the queries that people asked.",
         "\n".join(["| column | type | content |", "|---|---|---|", *columns]),
         f"```python\n{how_to_read}\n```",
@@ -106,24 +107,37 @@ def text(manifest: Mapping[str, Any], how_to_read: str = READ_SET) -> str:
 def _protection(manifest: Mapping[str, Any]) -> list[str]:
     certificate = manifest.get("certificate")
     private = manifest.get("guarantee") == releases.PRIVATE
+    made_by_reading = _private_reads(manifest)
     if certificate is None:
-        return [
-            "**Not for release**: private queries had a part in this set, and no "
-            "certificate covers it."
-            if private
-            else "No private query had a part in this set: there is nothing to protect."
-        ]
+        if private:
+            said = "**Not for release**: private queries had a part in this set, and no"
+            said += " certificate covers it."
+        elif made_by_reading:
+            said = "No private query's text had a part in this set, and no ε covers it."
+        else:
+            said = "No private query had a part in this set: there is nothing to "
+            said += "protect."
+        reads = "; ".join(made_by_reading)
+        return [said, *([_listed([f"{_READS}: {reads}"])] if reads else [])]
     card = certificates_in_words.in_words([{"name": "", "certificate": certificate}])
     (own,) = card["cards"]
     shown = ("What is protected", "Neighbouring data", "ε and δ", "Mechanism", "Units")
     facts = [f"{name}: {own['particulars'][name]}" for name in shown]
-    reads = own["particulars"].get("Private reads that ε does not cover")
-    if isinstance(reads, list):
-        reads = "; ".join(reads) or "none"
-    if reads:
-        facts.append(f"Private reads that ε does not cover: {reads}")
+    found = own["particulars"].get(_READS, [])
+    found = [*(found if isinstance(found, list) else [found]), *made_by_reading]
+    facts.append(f"{_READS}: {'; '.join(found) or 'none'}")
     mark = ["**Not for release**: the stage that made it says so."] if private else []
     return [*mark, own["promise"], _listed(facts)]
+
+
+def _private_reads(manifest: Mapping[str, Any]) -> list[str]:
+    """Returns what the set's own stages read of private data, all of them."""
+    provenance, found = manifest.get("provenance", {}), []
+    while isinstance(provenance, Mapping):
+        for read in provenance.get("private_reads", ()):
+            found.append(": ".join(map(str, read.values())))
+        provenance = provenance.get("of")
+    return list(dict.fromkeys(found))
 
 
 def _making(manifest: Mapping[str, Any]) -> list[str]:
@@ -146,8 +160,15 @@ def _making(manifest: Mapping[str, Any]) -> list[str]:
     if lines:
         found.append(
             "A T5 that had been trained to write a query for a document read each "
-            "document and wrote (`tfdpsq synthesize`). It read no private query then, "
-            "so the number of queries does not weaken the guarantee."
+            "document and wrote (`tfdpsq synthesize`). It read the text of no private "
+            "query then, so the number of queries for each document does not weaken "
+            "the guarantee."
+            + (
+                " For which documents it wrote was a private read, which is stated "
+                "above."
+                if _private_reads(manifest)
+                else ""
+            )
         )
         found.append(_listed(lines))
     left_out = manifest.get("empty_queries_left_out", 0)

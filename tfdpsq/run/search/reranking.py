@@ -85,15 +85,25 @@ def inputs(config: Any) -> dict[str, str]:
     """Returns the ids of all rerankers, as inputs of a stage.
 
     Raises:
-      InputError: one is missing, has no vocabulary, or was trained with another prompt.
+      InputError: one is missing, no generator, has no vocabulary, or was trained with
+        another prompt.
       DataError: a damaged certificate.
     """
     found = {}
     for name, path in sorted(config.rerankers.items()):
-        located = checkpoints.locate(path)
+        try:
+            located = checkpoints.locate(path)
+            checkpoints.open_checkpoint(path)  # its headers
+            vocabulary = sources.vocabulary_file("", path)
+        except validation.InputError as error:
+            raise validation.InputError(
+                f"rerankers.{name} is {path}, which cannot order documents: {error} "
+                "Give a generator with its vocabulary: what finetune wrote, a T5, or a "
+                "preset's name."
+            ) from error
         sources.certificate_of_model(path)  # it is whole, or refused
         sources.require_prompt("rerank.prompt", config.rerank.prompt, located)
-        tokenizer = Tokenizer(sources.vocabulary_file("", path))
+        tokenizer = Tokenizer(vocabulary)
         found[f"reranker {name}"] = workdir.model_fingerprint(located)
         found[f"vocabulary of reranker {name}"] = tokenizer.fingerprint
     return found
