@@ -23,7 +23,9 @@ from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.batches import padded_rows
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.independence import (
+    Expected,
     check_independence,
+    check_neighbours,
     computes_in_16_bits,
     finite_rows,
     require_nothing_kept,
@@ -35,13 +37,15 @@ from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
 from tfdpsq.privacy.randomness.sampling import Groups, fresh_seed
 from tfdpsq.privacy.randomness.secure import SecureSource
-from tfdpsq.privacy.step import Batch
+from tfdpsq.privacy.step import Batch, make_microbatch_sum
 from tfdpsq.privacy.terms import Losses
 
 # Rows on which rules and independence are tried before anything is spent, and how often
 # others are looked for where losses are not finite.
 _TRIED = 4
 _LOOKS = 8
+# Rows at most of the microbatch of which some are left out.
+_NEIGHBOURS = 256
 
 
 def train(
@@ -185,6 +189,15 @@ def train(
         if not declared:
             check_independence(run, tried, layers, together)
         _try_rules(per_example_losses, tried, variables, layers, optimizer, together)
+        _leave_rows_out(
+            per_example_losses,
+            variables,
+            layers,
+            optimizer,
+            microbatch_size,
+            declared,
+            rows_from,
+        )
     if repeats:
         settings[checkpoint.NOT_TRAINED] = _not_trained(
             [*layers, *seen], [*variables, *state]
@@ -231,6 +244,7 @@ def _require_unused(optimizer, plan, variables) -> None:
             "the optimizer has taken steps before, which this plan does not account "
             "for. Make a new one with make_optimizer(plan, ...)."
         )
+    fast.require_distinct(variables)
     if not variables:
         raise validation.InputError(
             "there are no variables to train. Build the model first, by calling it "
@@ -286,14 +300,14 @@ def _finite_rows(run, batch, rows_from, rows, together) -> dict[str, np.ndarray]
 
 
 def _first_rows(
-    take: Take, rows: int, together: int, look: int = 0
+    take: Take, rows: int, together: int, look: int = 0, wanted: int = 0
 ) -> dict[str, np.ndarray]:
     """A few rows that no draw decides, for trying things before anything is spent.
 
-    Two groups of them where rows are clipped together in groups. `look` after the first
-    they are others.
+    Two groups of them where rows are clipped together in groups; or as many as are
+    `wanted`, if there are. `look` after the first they are others.
     """
-    tried = min(_TRIED, rows) if together == 1 else 2 * together
+    tried = min(wanted or _TRIED, rows) if together == 1 else wanted or 2 * together
     # Spread, as neighbours are often similar; the last one, as it may not exist.
     at = (np.linspace(0, rows - 1, tried).astype(np.int64) + look) % rows
     at = np.unique(at) if together == 1 else at
@@ -452,3 +466,45 @@ def _try_rules(
             rows_per_unit=together,
             inputs=[tensors],
         )
+
+
+def _leave_rows_out(
+    per_example_losses,
+    variables,
+    layers,
+    optimizer,
+    microbatch_size,
+    declared,
+    rows_from,
+) -> None:
+    """Tries whether one row moves the step's sums as the noise presumes.
+
+    On a microbatch, as that many rows may read each other: of different rows, 256 at
+    most, and padding.
+    """
+    plan = optimizer.plan
+    together = plan.rows_clipped_together
+    most = min(microbatch_size or plan.max_rows, plan.max_rows, _NEIGHBOURS)
+    batch = rows_from(wanted=max(1, most // together) * together)
+    count = len(batch["weights"])
+    size = microbatch_size or padded_rows(plan, count, None)
+    for name, values in batch.items():
+        batch[name] = np.resize(values, [size, *values.shape[1:]])
+    batch["weights"][count:] = 0
+    of_caller = tf.__internal__.autograph.tf_convert(
+        per_example_losses, tf.__internal__.autograph.control_status_ctx()
+    )
+    check_neighbours(
+        make_microbatch_sum(
+            of_caller, variables, optimizer, size, layers, not declared
+        ),
+        batch,
+        Expected(
+            plan.spec.clip_norm,
+            plan.spec.sensitivity_multiplier,
+            together,
+            additive=not declared,
+            # Sums were off by 2e-7, in bfloat16, too; GPUs may add up in any order.
+            tolerance=2e-3 if computes_in_16_bits(layers) else 1e-3,
+        ),
+    )
