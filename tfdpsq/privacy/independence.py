@@ -272,12 +272,11 @@ def check_neighbours(
         what = f"{one} with {inputs} for inputs"
         try:
             _compare(run, odd, run(odd, False), np.array([between]), what, expected)
-        except tf.errors.InvalidArgumentError as error:
+        except _RefusedValueError:
             logging.warning(
-                "%s ends the model with an error, so that such a row would end a run "
-                "and show that it is there: %s",
+                "%s ends the model with an error: such a row would end a run, and show "
+                "that it is there",
                 what,
-                str(error).splitlines()[0],
             )
 
 
@@ -417,6 +416,10 @@ def run_of(
     return lambda values: run(_tensors(values))
 
 
+class _RefusedValueError(validation.InputError):
+    """An operation refused a value of some row."""
+
+
 def _repeating(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function, traced, drawing the same random numbers in every call."""
     traced = tf.function(function, autograph=False)
@@ -431,7 +434,15 @@ def _repeating(function: Callable[..., Any]) -> Callable[..., Any]:
         # functions again, which takes longer than running a small one.
         if draws[id(graph)]:
             tf.random.set_seed(1)
-        return traced(*tensors)
+        try:
+            return traced(*tensors)
+        except tf.errors.InvalidArgumentError:
+            # `None`: TensorFlow's message quotes the value, which is a row's.
+            raise _RefusedValueError(
+                "an operation of the model refused a value of the rows on which it was "
+                "tried, such as an id that an embedding does not have, or a label "
+                "beyond the number of classes. Check all rows. Nothing was spent."
+            ) from None
 
     return run
 
