@@ -6,8 +6,11 @@ import tensorflow as tf
 
 from tfdpsq.privacy import (
     Coupled,
+    Groups,
     PrivacySpec,
+    fast,
     independence,
+    make_logical_step,
     make_optimizer,
     make_plan,
     replay,
@@ -377,4 +380,212 @@ def test_an_undeclared_in_batch_softmax_is_refused_before_a_step(engine, microba
             microbatch,
             layers=[model],
         )
+    assert int(optimizer.iterations) == 0
+
+
+# -- Sums that a row moves otherwise than by its own clipped gradient -------------
+
+
+def _wide_plan(**changes):
+    values = dict(
+        epsilon=2.0,
+        clip_norm=1.0,
+        num_units=40,
+        batch_size=24,
+        max_batch_size=32,
+        steps=1,
+        accountant="rdp",
+    )
+    return make_plan(PrivacySpec(**{**values, **changes}))
+
+
+def _wide_run(losses_of, layers=(), engine="fast", microbatch=16, plan=None, **options):
+    """A run on 40 rows, of which a microbatch has 16."""
+    tf.keras.utils.set_random_seed(1)
+    plan = plan or _wide_plan()
+    model, data = _dense(*layers), _batch(40)
+    optimizer = make_optimizer(plan, 0.1, "sgd", engine)
+    steps = train(
+        plan,
+        losses_of(model),
+        model.trainable_variables,
+        optimizer,
+        lambda at: {"x": data["x"][at], "y": data["y"][at]},
+        microbatch,
+        layers=[model],
+        **options,
+    )
+    assert steps == plan.spec.steps == int(optimizer.iterations)
+
+
+@tf.custom_gradient
+def _clipped_over_the_batch(inputs):
+    return tf.identity(inputs), lambda gradient: tf.clip_by_norm(gradient, 0.25)
+
+
+def _guarded_over_the_batch(model):
+    """The usual guard against a NaN: a row with one silences the whole batch."""
+
+    def losses(b):
+        found = _squared(model)(b)
+        return tf.where(tf.math.is_finite(tf.reduce_mean(found)), found, 0.0)
+
+    return losses
+
+
+def _skipped_where_the_mean_is_high(model):
+    def losses(b):
+        found = _squared(model)(b)
+        return tf.where(tf.reduce_mean(found) > 1e4, 0.0, found)
+
+    return losses
+
+
+def _hardest_eight(model):
+    """All rows where there are eight or fewer, as when few are tried."""
+
+    def losses(b):
+        found = _squared(model)(b)
+        least = tf.math.top_k(found, min(8, found.shape[0])).values[-1]
+        return tf.where(found >= tf.stop_gradient(least), found, 0.0)
+
+    return losses
+
+
+def _softmax_under_a_large_constant(model):
+    return lambda b: _in_batch_softmax(model)(b) + 1e5
+
+
+def _weighted_by_the_mean(model):
+    def losses(b):
+        found = 0.01 * _squared(model)(b)
+        return found * tf.stop_gradient(tf.reduce_mean(found)) + 1e5
+
+    return losses
+
+
+_OTHERS_READ = [
+    (_guarded_over_the_batch, (), "fast", "with NaN for inputs moves the clipped sum"),
+    (_skipped_where_the_mean_is_high, (), "fast", "with huge numbers for inputs"),
+    (_hardest_eight, (), "fast", "leaving out one row moves"),
+    (_hardest_eight, (), "vectorized", "leaving out one row moves"),
+    (_softmax_under_a_large_constant, (), "vectorized", "the noise is made for 1"),
+    (_weighted_by_the_mean, (), "fast", "not that of its parts"),
+    (
+        _squared,
+        (tf.keras.layers.Lambda(_clipped_over_the_batch),),
+        "fast",
+        "not that of its parts",
+    ),
+]
+
+
+@pytest.mark.parametrize("losses_of, layers, engine, message", _OTHERS_READ)
+def test_a_row_that_changes_what_others_add_is_refused(
+    losses_of, layers, engine, message, tmp_path
+):
+    """Of these the losses of four finite rows tell nothing."""
+    with pytest.raises(ValueError, match=f"{message}.*clipping by row bounds nothing"):
+        _wide_run(
+            losses_of,
+            layers,
+            engine,
+            directory=tmp_path,
+            data_fingerprint="forty rows",
+        )
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_short_gradients_hide_nothing():
+    """A coupling far below the clip norm grows with the gradients."""
+    with pytest.raises(ValueError, match="not that of its parts"):
+        _wide_run(_weighted_by_the_mean, plan=_wide_plan(clip_norm=1e3))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02])
+def test_a_small_dependence_is_found_in_bfloat16(share):
+    """By less than a comparison of losses in bfloat16 lets through."""
+
+    def losses_of(model):
+        def losses(b):
+            b = {**b, "y": tf.cast(b["y"], tf.bfloat16)}
+            found = tf.cast(_squared(model)(b), tf.float32)
+            mean = tf.stop_gradient(tf.reduce_mean(found))
+            return found * (1 + share * tf.tanh(mean - 5))
+
+        return losses
+
+    layers = (tf.keras.layers.Dense(5, dtype="mixed_bfloat16"),)
+    plan = _wide_plan(clip_norm=1e3)
+    if not share:
+        _wide_run(losses_of, layers, plan=plan)
+        return
+    with pytest.raises(ValueError, match="not that of its parts"):
+        _wide_run(losses_of, layers, plan=plan)
+
+
+def test_a_declared_sensitivity_that_is_too_small_is_refused():
+    """Declared losses may read each other, within what was declared."""
+    few = dict(num_units=40, batch_size=8, max_batch_size=16)
+    too_small = _wide_plan(**few, sensitivity_multiplier=1.01)
+    declared = dict(engine="vectorized", microbatch=None)
+    with pytest.raises(ValueError, match="the noise is made for 1.01"):
+        _wide_run(_hardest_eight, plan=too_small, **declared)
+    _wide_run(
+        _hardest_eight,
+        plan=_wide_plan(**few, sensitivity_multiplier=31.0),
+        **declared,
+    )
+
+
+@pytest.mark.parametrize("engine", ["fast", "dpkeras", "vectorized"])
+def test_rows_that_a_layer_makes_random_add_up(engine):
+    """Also where a NaN makes the step take rows one by one, with other masks."""
+    noisy = (tf.keras.layers.Dropout(0.5), tf.keras.layers.GaussianNoise(0.1))
+    try:
+        _wide_run(_squared, noisy, engine)
+    except ValueError as error:
+        raise AssertionError("a layer that draws is blamed") from error
+
+
+def test_users_of_several_rows_add_up():
+    model, data = _dense(tf.keras.layers.Dropout(0.5)), _batch(40)
+    plan = _wide_plan(unit="user", rows_per_unit=3, num_units=20, batch_size=5)
+    steps = train(
+        plan,
+        _squared(model),
+        model.trainable_variables,
+        make_optimizer(plan, 0.1, "sgd"),
+        lambda at: {"x": data["x"][at], "y": data["y"][at]},
+        12,
+        layers=[model],
+        groups=Groups.of(np.arange(40) // 2),
+    )
+    assert steps == 1
+
+
+@pytest.mark.parametrize("door", ["train", "make_logical_step", "clipped_sum"])
+def test_a_weight_that_is_listed_twice_is_refused(door):
+    """Two towers that share an encoder: one row moved the sum by 1.30 C."""
+    shared = _dense()
+    tower = tf.keras.Sequential([tf.keras.Input([5]), shared, tf.keras.layers.Dense(5)])
+    variables = shared.trainable_variables + tower.trainable_variables
+    plan, data = _plan(), _batch(12)
+    optimizer = make_optimizer(plan, 0.1, "sgd")
+
+    def losses(b):
+        return tf.reduce_sum((shared(b["x"]) - tower(b["y"])) ** 2, 1)
+
+    def take(at):
+        return {name: data[name][at] for name in "xy"}
+
+    layers = [shared, tower]
+    with pytest.raises(ValueError, match="the weight 'dense.*/kernel:0' twice"):
+        if door == "train":
+            train(plan, losses, variables, optimizer, take, 4, layers=layers)
+        elif door == "make_logical_step":
+            make_logical_step(losses, variables, optimizer, 4, layers=layers)
+        else:
+            batch = {name: tf.constant(values) for name, values in data.items()}
+            fast.clipped_sum(lambda: losses(batch), layers, variables, 1.0)
     assert int(optimizer.iterations) == 0

@@ -1,16 +1,25 @@
-"""Tests on real rows that each row's loss depends on that row alone.
+"""Tests on real rows that each row's loss and gradient depend on that row alone.
 
-Clipping per row bounds what one row can do only if its loss reads no other row, and
-only if nothing is kept of a row but its clipped gradient. Batch normalisation and
-in-batch softmax read all rows; stateful layers and running means keep what they saw.
-Nothing in a vector of losses shows it.
+Clipping per row bounds what one row can do only if its loss and its gradient read no
+other row, and only if nothing is kept of a row but its clipped gradient. Batch
+normalisation and in-batch softmax read all rows; stateful layers and running means keep
+what they saw. Nothing in a vector of losses shows it.
+
+| tried before a run | on | finds |
+|---|---|---|
+| `require_nothing_kept` | the traced loss | operations that write |
+| `check_independence` | four rows | losses that read other rows or their number |
+| `check_neighbours` | a microbatch | clipped sums that are not those of their parts |
+
+These are trials on some rows of the data and on the first weights, with the limits that
+the functions name: they find mistakes, and prove nothing of other rows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,8 +27,10 @@ from absl import logging
 from tensorflow.python.framework import op_def_registry
 
 from tfdpsq import validation
-from tfdpsq.privacy.fast.capture import flatten
-from tfdpsq.privacy.replay import Node, draws_from_state, replayable
+from tfdpsq.privacy import fast
+from tfdpsq.privacy.fast.capture import flatten, plain_errors
+from tfdpsq.privacy.optimizers import Clipped
+from tfdpsq.privacy.replay import Node, draws_from_state, nodes_of, replayable
 from tfdpsq.privacy.terms import Coupled, Losses, Terms, require_losses
 
 # Operations on a resource that only read it, and those on containers that live no
@@ -36,8 +47,17 @@ _KEEPS = re.compile(
     r"|\w*Snapshot\w*|CacheDataset\w*"
 )
 
-# A loss on rows, "weights" included.
+# From rows, "weights" included, to losses; with random numbers held fixed.
 Run = Callable[[Mapping[str, np.ndarray]], Any]
+
+_COUPLED = (
+    "So a row changes what other rows contribute, and clipping by row bounds nothing. "
+    "Common causes are a statistic of the batch in the loss (a mean, a maximum, top_k, "
+    "a test for NaN over all rows) and a gradient of your own that reads all rows "
+    "(clip_by_norm in tf.custom_gradient). Compute each row's loss and gradient from "
+    "that row alone, or declare the sensitivity (sensitivity_multiplier in the spec, "
+    "microbatch_size None)."
+)
 
 
 def require_nothing_kept(nodes: Iterable[Node]) -> None:
@@ -79,9 +99,11 @@ def check_independence(
 ) -> None:
     """Replaces all rows but one by copies of that one, then by padding.
 
-    Its loss must not move. That finds every dependence on statistics of the batch, on
-    the other rows' scores and on their weights, as far as the rows given differ from
-    each other. Random numbers are held fixed. Running the model must also change none
+    Its loss must not move. That finds a dependence on statistics of the batch, on the
+    other rows' scores or on their weights where it moves the loss of the first or of
+    the last row by more than rounding, in relation to the loss; not one in the gradient
+    alone, nor one that needs more rows (see `check_neighbours`). Random numbers are
+    held fixed. Running the model must also change none
     of its weights. It is traced, so that what it keeps in Python attributes holds no
     row.
 
@@ -171,6 +193,189 @@ def check_independence(
             )
 
 
+class Expected(NamedTuple):
+    """What `check_neighbours` compares with.
+
+    Attributes:
+      clip_norm: C, above 0.
+      bound: what leaving out one unit may move the sum by, in clip norms.
+      rows_per_unit: rows that are clipped together.
+      additive: whether the sum must be that of its parts; not where the loss is
+        declared to read other rows, and `bound` covers it.
+      tolerance: of both, a share.
+    """
+
+    clip_norm: float
+    bound: float
+    rows_per_unit: int
+    additive: bool
+    tolerance: float
+
+
+def check_neighbours(
+    microbatch_sum: Callable[[Mapping[str, tf.Tensor], tf.Tensor], Clipped],
+    batch: Mapping[str, np.ndarray],
+    expected: Expected,
+) -> None:
+    """Leaves units out of a microbatch, as padding, and looks at the clipped sum.
+
+    The sum is the step's own. Left out are the first unit, the last, and one between,
+    that of the highest loss if it is: none may move the sum by more than `bound`. And
+    the sum must be that of its parts, within rounding: of one unit and the others, and
+    of every second unit and the others. Both must hold, too, when the float inputs of
+    one row are NaN, or huge: such a row costs nobody else.
+
+    Units whose loss is not finite as it is are left out throughout. Not found: what
+    other rows, other weights or more rows would show; what is below the tolerance;
+    what depends on a row's place in the batch. Token ids cannot be NaN: data without
+    float inputs are not tried for that.
+
+    Args:
+      microbatch_sum: from `make_microbatch_sum`.
+      batch: as many rows as `microbatch_sum` takes, whole units, "weights" included.
+      expected: what must hold.
+
+    Raises:
+      InputError: leaving out a unit moved the sum by more than `bound`, or by
+        something else than what that unit alone adds.
+    """
+    size = expected.rows_per_unit
+    run = _sums_of(microbatch_sum)
+    real = np.asarray(batch["weights"]) > 0
+    batch = _padded(batch, real)
+    whole = run(batch, False)
+    losses = np.asarray(whole.losses, np.float64)
+    finite = np.isfinite(losses) | ~real
+    if not finite.all():
+        real &= np.repeat(finite.reshape(-1, size).all(1), size)
+        batch = _padded(batch, real)
+        whole = run(batch, False)
+    units = np.flatnonzero(real.reshape(-1, size).any(1))
+    if not len(units):
+        return
+    by_unit = np.where(real, losses, 0.0).reshape(-1, size).sum(1)
+    ends = units[0], units[-1]
+    between = units[np.argmax(by_unit[units])]
+    if between in ends:
+        between = units[len(units) // 2]
+    one = "one row" if size == 1 else f"one unit of {size} rows"
+    for unit in sorted({*ends, between}):
+        _compare(run, batch, whole, np.array([unit]), one, expected)
+    if not expected.additive:
+        return
+    every = "every second row" if size == 1 else "every second unit"
+    _compare(run, batch, whole, units[::2], every, expected)
+    for factor, inputs in ((np.nan, "NaN"), (1e6, "huge numbers")):
+        odd = _odd(batch, between * size, factor)
+        if odd is None:
+            break
+        what = f"{one} with {inputs} for inputs"
+        try:
+            _compare(run, odd, run(odd, False), np.array([between]), what, expected)
+        except _RefusedValueError:
+            logging.warning(
+                "%s ends the model with an error: such a row would end a run, and show "
+                "that it is there",
+                what,
+            )
+
+
+def _sums_of(microbatch_sum) -> Callable[[Mapping[str, np.ndarray], bool], Clipped]:
+    """Returns a function of (rows, whether units are taken one by one)."""
+    strategy = tf.distribute.get_strategy()
+
+    def made(tensors: Mapping[str, tf.Tensor], apart: tf.Tensor) -> Clipped:
+        found = microbatch_sum(tensors, apart)
+        return found._replace(complete=tf.convert_to_tensor(found.complete))
+
+    def first(tensors: Mapping[str, tf.Tensor], apart: tf.Tensor) -> Clipped:
+        if strategy.num_replicas_in_sync == 1:
+            return made(tensors, apart)
+        found = strategy.run(made, args=(tensors, apart))
+        return tf.nest.map_structure(
+            lambda one: strategy.experimental_local_results(one)[0], found
+        )
+
+    repeating = _repeating(first)
+
+    def run(values: Mapping[str, np.ndarray], apart: bool) -> Clipped:
+        with plain_errors(), fast.true_float32():
+            return repeating(_tensors(values), tf.constant(apart))
+
+    return run
+
+
+def _compare(
+    run: Callable[[Mapping[str, np.ndarray], bool], Clipped],
+    batch: Mapping[str, np.ndarray],
+    together: Clipped,
+    units: np.ndarray,
+    what: str,
+    expected: Expected,
+) -> None:
+    """Refuses a sum that leaving out some units moves otherwise than it should."""
+    own = np.zeros(len(batch["weights"]) // expected.rows_per_unit, bool)
+    own[units] = True
+    own = np.repeat(own, expected.rows_per_unit)
+    parts = [_padded(batch, ~own)]
+    if expected.additive:
+        parts.append(_padded(batch, own))
+    found = [together, *(run(part, False) for part in parts)]
+    if not all(bool(one.complete) for one in found):
+        found = [run(part, True) for part in (batch, *parts)]  # as the step would
+    whole, rest, *alone = (one.sums for one in found)
+    moved = _norm(whole, rest) / expected.clip_norm
+    share = expected.tolerance
+    # Not `>`, which is false of a NaN.
+    if len(units) == 1 and not moved <= expected.bound * (1 + share):
+        raise validation.InputError(
+            f"leaving out {what} moves the clipped sum by {moved:.3g} clip norms, but "
+            f"the noise is made for {expected.bound:g}. {_COUPLED}"
+        )
+    for own_sum in alone:
+        adds = _norm(own_sum) / expected.clip_norm
+        off = _norm(whole, rest, own_sum) / expected.clip_norm
+        # In relation to the gradients where they are short: they may grow.
+        sums = [adds, *(_norm(one) / expected.clip_norm for one in (whole, rest))]
+        if not off <= share * min(1.0, max(1e-6, *sums)):
+            raise validation.InputError(
+                f"leaving out {what} moves the clipped sum by {moved:.3g} clip norms, "
+                f"but alone adds {adds:.3g} to padding, {off:.2g} away from it: the "
+                f"sum is not that of its parts. {_COUPLED}"
+            )
+
+
+def _padded(batch: Mapping[str, np.ndarray], kept: np.ndarray) -> dict[str, np.ndarray]:
+    """The batch with padding in place of all rows that are not kept."""
+    padded = {name: np.array(values) for name, values in batch.items()}
+    for values in padded.values():
+        values[~kept] = 0
+    return padded
+
+
+def _odd(
+    batch: Mapping[str, np.ndarray], row: int, factor: float
+) -> dict[str, np.ndarray] | None:
+    """The batch with one row's float inputs made odd; `None` if it has none."""
+    changed = {name: np.array(values) for name, values in batch.items()}
+    found = [
+        values
+        for name, values in changed.items()
+        if name != "weights" and tf.as_dtype(values.dtype).is_floating
+    ]
+    for values in found:
+        values[row] = (1 + np.abs(values[row])) * factor
+    return changed if found else None
+
+
+def _norm(whole: Sequence[tf.Tensor], *parts: Sequence[tf.Tensor]) -> float:
+    """The norm of a sum less its parts."""
+    left = [tf.convert_to_tensor(one) for one in whole]
+    for part in parts:
+        left = [one - tf.convert_to_tensor(other) for one, other in zip(left, part)]
+    return float(tf.linalg.global_norm([tf.cast(one, tf.float64) for one in left]))
+
+
 def finite_rows(run: Run, batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """[rows] bool: where losses are finite, as rows must be that things are tried on.
 
@@ -207,14 +412,43 @@ def run_of(
         # Coupled losses hold functions, which no traced function can return.
         return require_losses(found) if isinstance(found, Coupled) else found
 
-    traced = tf.function(losses, autograph=False)
+    run = _repeating(losses)
+    return lambda values: run(_tensors(values))
 
-    def run(values: Mapping[str, np.ndarray]) -> Any:
-        tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
-        tf.random.set_seed(1)  # for random numbers that a model draws by itself
-        return traced(tensors)
+
+class _RefusedValueError(validation.InputError):
+    """An operation refused a value of some row."""
+
+
+def _repeating(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, traced, drawing the same random numbers in every call."""
+    traced = tf.function(function, autograph=False)
+    draws: dict[int, bool] = {}  # by graph, which `traced` keeps
+
+    def run(*tensors: Any) -> Any:
+        graph = traced.get_concrete_function(*tensors).graph
+        if id(graph) not in draws:
+            nodes = nodes_of(graph)
+            draws[id(graph)] = any(draws_from_state(node.op) for node in nodes)
+        # For a model that draws numbers by itself. It makes TensorFlow prepare all
+        # functions again, which takes longer than running a small one.
+        if draws[id(graph)]:
+            tf.random.set_seed(1)
+        try:
+            return traced(*tensors)
+        except tf.errors.InvalidArgumentError:
+            # `None`: TensorFlow's message quotes the value, which is a row's.
+            raise _RefusedValueError(
+                "an operation of the model refused a value of the rows on which it was "
+                "tried, such as an id that an embedding does not have, or a label "
+                "beyond the number of classes. Check all rows. Nothing was spent."
+            ) from None
 
     return run
+
+
+def _tensors(values: Mapping[str, np.ndarray]) -> dict[str, tf.Tensor]:
+    return {name: tf.convert_to_tensor(value) for name, value in values.items()}
 
 
 def computes_in_16_bits(layers: Iterable[tf.Module]) -> bool:

@@ -134,7 +134,7 @@ def traced(
             values = found.values if isinstance(found, Terms) else found
             gradients: list[Any] = []
             # Other gradients are made of operations that neither draw nor write.
-            if _defines_gradients(_nodes_of(tf.compat.v1.get_default_graph())):
+            if _defines_gradients(nodes_of(tf.compat.v1.get_default_graph())):
                 gradients = tape.gradient(values, variables)
         return tensors_of([found, gradients])
 
@@ -146,7 +146,7 @@ def traced(
     made = tf.function(losses, autograph=False)
     with plain_errors():
         function = made.get_concrete_function(given)
-    return Traced(_nodes_of(function.graph), function)
+    return Traced(nodes_of(function.graph), function)
 
 
 def require_repeatable(nodes: Iterable[Node]) -> None:
@@ -174,7 +174,7 @@ def draws_from_state(operation: str) -> bool:
     return _DRAWN_FROM_STATE.fullmatch(operation) is not None
 
 
-def _nodes_of(graph: tf.Graph) -> list[Node]:
+def nodes_of(graph: tf.Graph) -> list[Node]:
     """Returns the nodes of a graph and of all functions in it."""
     made = graph.as_graph_def()
     return [*made.node, *(n for f in made.library.function for n in f.node_def)]

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy import coupled as coupled_rows
+from tfdpsq.privacy import fast
 from tfdpsq.privacy.optimizers import Clipped, LogicalStep, StepKeys
 from tfdpsq.privacy.replay import replayable
 from tfdpsq.privacy.terms import Losses, require_losses
@@ -70,16 +71,12 @@ def make_logical_step(
     Raises:
       InputError: `microbatch_size` below one, or it does not divide M, or parts
         rows that are clipped together; rows that are not independent, nor separate
-        copies, with engine "fast"; coupled rows that the plan does not cover.
+        copies, with engine "fast"; coupled rows that the plan does not cover; a
+        variable listed twice.
     """
-    validation.positive_integer("microbatch_size", microbatch_size)
+    fast.require_distinct(variables)
+    together = _whole_units(microbatch_size, optimizer)
     private = optimizer.plan.spec.private
-    together = optimizer.plan.rows_clipped_together
-    if microbatch_size % together:
-        raise validation.InputError(
-            f"microbatch_size {microbatch_size} parts the {together} rows that are "
-            "clipped together (rows_per_unit, or a clip group's). Use a multiple of it."
-        )
     if coupled:
         coupled_rows.require_covered(optimizer.plan)
     separate = rows_are_independent or copies_are_separate or coupled
@@ -102,6 +99,50 @@ def make_logical_step(
         coupled,
     )
     return step.run
+
+
+def make_microbatch_sum(
+    per_example_losses: Callable[[Batch], Losses],
+    variables: Sequence[tf.Variable],
+    optimizer: LogicalStep,
+    rows: int,
+    layers: Iterable[tf.Module] = (),
+    rows_are_independent: bool = True,
+) -> Callable[[Batch, tf.Tensor], Clipped]:
+    """Builds what the logical step adds up, for trying it before anything is spent.
+
+    Args:
+      per_example_losses: as for `make_logical_step`, as are the others.
+      variables: the trainable variables.
+      optimizer: made by `make_optimizer`; nothing of it is changed.
+      rows: of the microbatch.
+      layers: the model.
+      rows_are_independent: whether row i's loss depends on row i alone.
+
+    Returns:
+      A function of (batch, apart), the second a scalar bool: take the units one by
+      one, as the step does where a gradient is not finite. It returns what
+      `LogicalStep.clipped_sum` does, of the step's own sums, always with the same
+      dropout. `complete` says whether the units were, or could have been, taken
+      together.
+    """
+    step = _Step(
+        per_example_losses,
+        list(variables),
+        optimizer,
+        rows,
+        list(layers),
+        rows_are_independent,
+        _whole_units(rows, optimizer),
+        coupled=False,
+    )
+    zero = tf.constant(0, tf.int64)
+
+    def microbatch_sum(batch: Batch, apart: tf.Tensor) -> Clipped:
+        keys = StepKeys(zero, zero, tf.constant([1, 2], tf.int64))
+        return step.of_microbatch(batch, zero, keys, apart)
+
+    return microbatch_sum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +188,13 @@ class _Step:
             # As `batches.split_over_replicas` deals them: of the whole batch, this is
             # the same one whatever the replicas, and so is its dropout.
             number = first + tf.cast(index, tf.int64) * every
-            losses, new = self._of_microbatch(part, number, keys)
+            clipped = self.of_microbatch(part, number, keys)
+            losses = clipped.losses
             counted = tf.math.is_finite(losses) & (part["weights"] > 0)
             total = tf.reduce_sum(tf.where(counted, losses, 0.0))
             loss_sum += tf.cast(total, tf.float32)
             losses_counted += tf.reduce_sum(tf.cast(counted, tf.float32))
-            return index + 1, loss_sum, losses_counted, *_added(sums, new)
+            return index + 1, loss_sum, losses_counted, *_added(sums, clipped.sums)
 
         used = (count + size - 1) // size
         _, loss_sum, losses_counted, *sums = tf.while_loop(
@@ -171,23 +213,27 @@ class _Step:
             losses = replica.all_reduce(tf.distribute.ReduceOp.SUM, losses)
         return losses[0] / tf.maximum(losses[1], 1.0)
 
-    def _of_microbatch(
-        self, part: Batch, number: tf.Tensor, keys: StepKeys
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    def of_microbatch(
+        self,
+        part: Batch,
+        number: tf.Tensor,
+        keys: StepKeys,
+        apart: tf.Tensor | bool = False,
+    ) -> Clipped:
         """Returns the rows' losses and the sum of their clipped gradients."""
         clipped = self._differentiated(part, number, keys)
         if not self.spares_others or clipped.complete is True:
-            return clipped.losses, clipped.sums
+            return clipped
         # Were the other rows of the microbatch lost with one that has no finite
         # gradient, one unit could move the sum by a whole microbatch of clip norms. So
         # they are taken one by one. Rows that depend on each other stay as they are; a
         # sensitivity that bounds every row's change covers their loss as well.
         sums = tf.cond(
-            clipped.complete,
+            clipped.complete & tf.logical_not(apart),
             lambda: _cast(clipped.sums, self.variables),
             lambda: self._one_by_one(part, number, keys),
         )
-        return clipped.losses, sums
+        return clipped._replace(sums=sums)
 
     def _differentiated(
         self, part: Batch, number: tf.Tensor, keys: StepKeys
@@ -234,6 +280,18 @@ class _Step:
 
     def _zero_sums(self) -> list[tf.Tensor]:
         return [tf.zeros(v.shape, _sum_dtype(v)) for v in self.variables]
+
+
+def _whole_units(microbatch_size: int, optimizer: LogicalStep) -> int:
+    """Returns the rows clipped together, if they divide those of a microbatch."""
+    validation.positive_integer("microbatch_size", microbatch_size)
+    together = optimizer.plan.rows_clipped_together
+    if microbatch_size % together:
+        raise validation.InputError(
+            f"microbatch_size {microbatch_size} parts the {together} rows that are "
+            "clipped together (rows_per_unit, or a clip group's). Use a multiple of it."
+        )
+    return together
 
 
 def _slice(batch: Batch, start: tf.Tensor, rows: int) -> dict[str, tf.Tensor]:

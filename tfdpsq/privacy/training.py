@@ -18,27 +18,12 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy import checkpoint, computation, fast, replay, workers
+from tfdpsq.privacy import checkpoint, computation, fast, replay, trials, workers
 from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.batches import padded_rows
 from tfdpsq.privacy.compiled import CompiledSteps
-from tfdpsq.privacy.independence import (
-    check_independence,
-    computes_in_16_bits,
-    finite_rows,
-    require_nothing_kept,
-    run_of,
-)
-from tfdpsq.privacy.loop import (
-    Hooks,
-    Kept,
-    Loop,
-    Pace,
-    Take,
-    Unchanging,
-    kept_in,
-    unquoted_values,
-)
+from tfdpsq.privacy.independence import require_nothing_kept
+from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Unchanging, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
@@ -46,15 +31,6 @@ from tfdpsq.privacy.randomness.sampling import Groups, fresh_seed
 from tfdpsq.privacy.randomness.secure import SecureSource
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.terms import Losses
-
-# Rows on which rules and independence are tried before anything is spent, and how often
-# others are looked for where losses are not finite.
-_TRIED = 4
-_LOOKS = 8
-_on_rows = unquoted_values(
-    "the rows tried before the first step could not be computed",
-    "Nothing was spent. Check all rows.",
-)
 
 
 def train(
@@ -173,7 +149,7 @@ def train(
     hooks.require_pace(pace)
     rows = len(groups.rows) if groups is not None else units or plan.spec.num_units
     together, declared = _rows_together(plan, microbatch_size, coupled)
-    rows_from = functools.partial(_first_rows, take, rows, together)
+    rows_from = functools.partial(trials.first_rows, take, rows, together)
     batch = rows_from(0)
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
@@ -192,13 +168,16 @@ def train(
     # Coupled rows are differentiated without an engine, and their bound needs nothing
     # of the loss.
     if plan.spec.private and rows > 1 and not coupled:
-        run = run_of(per_example_losses, layers)
-        tried = _finite_rows(run, batch, rows_from, rows, together)
-        # Whose rows depend on each other, and said so, is not tried for independence;
-        # but the fast engine must then find every loss on copies of its own.
-        if not declared:
-            _on_rows(check_independence)(run, tried, layers, together)
-        _try_rules(per_example_losses, tried, variables, layers, optimizer, together)
+        trials.try_rows(
+            per_example_losses,
+            variables,
+            layers,
+            optimizer,
+            microbatch_size,
+            declared,
+            rows_from,
+            rows,
+        )
     if repeats:
         settings[checkpoint.NOT_TRAINED] = _not_trained(
             [*layers, *seen], [*variables, *state]
@@ -245,6 +224,7 @@ def _require_unused(optimizer, plan, variables) -> None:
             "the optimizer has taken steps before, which this plan does not account "
             "for. Make a new one with make_optimizer(plan, ...)."
         )
+    fast.require_distinct(variables)
     if not variables:
         raise validation.InputError(
             "there are no variables to train. Build the model first, by calling it "
@@ -269,69 +249,6 @@ def _rows_together(
             f"microbatch_size to a multiple of the {together} rows of a group."
         )
     return together, False  # what groups declare is that they are independent
-
-
-@_on_rows
-def _finite_rows(run, batch, rows_from, rows, together) -> dict[str, np.ndarray]:
-    """The rows of a batch, or others where a loss is not finite, which tells nothing.
-
-    A row with a NaN is nothing that training minds: it contributes nothing.
-
-    Raises:
-      InputError: hardly any loss was finite.
-    """
-    wanted = len(batch["weights"])
-    found: list[dict[str, np.ndarray]] = []
-    for look in range(min(_LOOKS, rows)):
-        batch = rows_from(look) if look else batch
-        finite = np.flatnonzero(finite_rows(run, batch))
-        if len(finite) == wanted:
-            return batch
-        found += [{name: v[i] for name, v in batch.items()} for i in finite]
-        if len(found) >= wanted:
-            break
-    if len(found) < (2 if together == 1 else wanted):
-        raise validation.InputError(
-            f"of all rows tried, {len(found)} had a finite loss: what the model makes "
-            "of the data is NaN or infinite. Look for such values in inputs, targets "
-            "and weights."
-        )
-    found = found[:wanted]
-    return {name: np.stack([one[name] for one in found]) for name in batch}
-
-
-def _first_rows(
-    take: Take, rows: int, together: int, look: int = 0
-) -> dict[str, np.ndarray]:
-    """A few rows that no draw decides, for trying things before anything is spent.
-
-    Two groups of them where rows are clipped together in groups. `look` after the first
-    they are others.
-    """
-    tried = min(_TRIED, rows) if together == 1 else 2 * together
-    # Spread, as neighbours are often similar; the last one, as it may not exist.
-    at = (np.linspace(0, rows - 1, tried).astype(np.int64) + look) % rows
-    at = np.unique(at) if together == 1 else at
-    try:
-        batch = {name: np.asarray(values) for name, values in take(at).items()}
-    except IndexError as error:
-        raise validation.InputError(
-            f"take has no row {rows - 1} ({error}). Pass units, the number of units "
-            "that the data have."
-        ) from error
-    for name, values in batch.items():
-        if len(values) != len(at):
-            raise validation.InputError(
-                f"take returned {len(values)} rows of {name!r} for {len(at)} row "
-                "numbers; it must return one row for each."
-            )
-        if values.dtype == object:
-            raise validation.InputError(
-                f"take returned {name!r} as Python objects. Give arrays of numbers, "
-                "of bytes or of booleans, all rows of one shape."
-            )
-    batch["weights"] = np.ones(len(at), np.float32)
-    return batch
 
 
 def _with_units(fingerprint: str, units: int | None, groups: Groups | None) -> str:
@@ -451,20 +368,3 @@ def _require_same_settings(plan, settings, units, groups) -> None:
     workers.require_same(
         hashlib.sha256(settled.encode()).digest(), "the plan, the model or the settings"
     )
-
-
-@_on_rows
-def _try_rules(
-    per_example_losses, batch, variables, layers, optimizer, together
-) -> None:
-    """Tries the rules of engine "fast"; nothing of it leaves but an error."""
-    if optimizer.engine == "fast" and layers:
-        tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
-        fast.check(
-            per_example_losses,
-            layers,
-            variables,
-            tolerance=0.05 if computes_in_16_bits(layers) else 1e-4,
-            rows_per_unit=together,
-            inputs=[tensors],
-        )

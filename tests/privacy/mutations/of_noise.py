@@ -67,12 +67,13 @@ MUTATIONS = (
         "kind": "noise",
         "file": "tfdpsq/privacy/step.py",
         "old": """\
-            losses, new = self._of_microbatch(part, number, keys)
+            clipped = self.of_microbatch(part, number, keys)
 """,
         "new": """\
-            losses, new = self._of_microbatch(part, number, keys)
+            clipped = self.of_microbatch(part, number, keys)
             query = self.optimizer._noise_query
-            new = query.noised(new, keys.noise, 99 + number)
+            new = query.noised(clipped.sums, keys.noise, 99 + number)
+            clipped = clipped._replace(sums=new)
 """,
         "tests": (_LAW + "[4-1]",),
         "why": "√k times the noise, as measured in tensorflow-privacy",

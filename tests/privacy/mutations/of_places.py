@@ -340,9 +340,14 @@ MUTATIONS = (
     {
         "name": "values_quoted_by_what_is_tried",
         "kind": "reads",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "@_on_rows\ndef _finite_rows(",
-        "new": "def _finite_rows(",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": """\
+@unquoted_values(
+    "the rows tried before the first step could not be computed",
+    "Nothing was spent. Check all rows.",
+)
+""",
+        "new": "",
         "tests": (
             "tests/privacy/test_before_spending.py::test_what_is_tried_quotes_no_value_of_a_row",
         ),

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.privacy.fast import factored, gradient_norms
 from tfdpsq.privacy.fast.capture import capture, flatten, plain_errors
-from tfdpsq.privacy.fast.recorder import Recorder, variable_key
+from tfdpsq.privacy.fast.recorder import Recorder, require_distinct, variable_key
 from tfdpsq.privacy.fast.rules import rule_for
 from tfdpsq.privacy.terms import Terms, factors_of, require_losses
 
@@ -67,9 +67,9 @@ def clipped_sum(
     | norm is NaN, infinite, or overflows | exactly zero, and costs nobody else |
     | example i has weight 0 | what it would without example i |
 
-    The last two presume that the forward pass keeps examples apart, as the bound on
-    one example's influence does anyway. `check` tests that, once; call it before
-    training a new model.
+    The last two presume that forward and backward pass keep examples apart, as the
+    bound on one example's influence does anyway. `check` looks for that in two losses;
+    `privacy.train` also in the sum, before training. Call one of them for a new model.
 
     Args:
       per_example_losses: runs the model, in training mode, and returns one loss per
@@ -89,11 +89,12 @@ def clipped_sum(
       InputError: a variable takes part in the losses in a way that no rule covers;
         losses not [B]; a layer run on something else than the examples; batch
         normalisation; a clip norm that is not above 0; rows that make no whole
-        units.
+        units; a variable listed twice.
     """
     validation.positive("clip_norm", clip_norm)
     validation.positive_integer("rows_per_unit", rows_per_unit)
     variables, layers = list(variables), list(layers)
+    require_distinct(variables)
     with tf.GradientTape() as tape:
         recorder = Recorder(tape, variables)
         with capture(layers, recorder):

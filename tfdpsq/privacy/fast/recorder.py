@@ -347,6 +347,26 @@ def variable_key(variable: tf.Variable) -> int:
     return id((container() if container is not None else None) or variable)
 
 
+def require_distinct(variables: Sequence[tf.Variable]) -> None:
+    """Refuses a weight that is listed twice.
+
+    A row's norm would count it once and its update take it twice.
+
+    Raises:
+      InputError: a variable is listed twice.
+    """
+    seen: set[int] = set()
+    for variable in variables:
+        if variable_key(variable) in seen:
+            raise validation.InputError(
+                f"variables name the weight {variable.name!r} twice, as lists of two "
+                "models that share a layer do: it would be clipped once and trained "
+                "twice. List each weight once, for example the trainable_variables of "
+                "one model that holds both."
+            )
+        seen.add(variable_key(variable))
+
+
 def _graph():
     return tf.compat.v1.get_default_graph()
 

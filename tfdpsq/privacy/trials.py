@@ -1,0 +1,203 @@
+"""Trials of model and loss on a few rows, before a step is paid for.
+
+What they find is told without a value of a row, and nothing else of them stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.privacy import fast
+from tfdpsq.privacy.batches import padded_rows
+from tfdpsq.privacy.independence import (
+    Expected,
+    check_independence,
+    check_neighbours,
+    computes_in_16_bits,
+    finite_rows,
+    run_of,
+)
+from tfdpsq.privacy.loop import Take, unquoted_values
+from tfdpsq.privacy.optimizers import LogicalStep
+from tfdpsq.privacy.step import Batch, make_microbatch_sum
+from tfdpsq.privacy.terms import Losses
+
+# Rows on which rules and independence are tried, and how often others are looked for
+# where losses are not finite.
+_TRIED = 4
+_LOOKS = 8
+# Rows at most of the microbatch of which some are left out.
+_NEIGHBOURS = 256
+
+
+@unquoted_values(
+    "the rows tried before the first step could not be computed",
+    "Nothing was spent. Check all rows.",
+)
+def try_rows(
+    per_example_losses: Callable[[Batch], Losses],
+    variables: Sequence[tf.Variable],
+    layers: Iterable[tf.Module],
+    optimizer: LogicalStep,
+    microbatch_size: int | None,
+    declared: bool,
+    rows_from: Callable[..., dict[str, np.ndarray]],
+    rows: int,
+) -> None:
+    """Tries whether rows are clipped one by one, as the noise presumes.
+
+    Args:
+      per_example_losses: as for `train`.
+      variables: the trainable variables.
+      layers: the model.
+      optimizer: made by `make_optimizer`; nothing of it is changed.
+      microbatch_size: as for `train`.
+      declared: whether rows are said to depend on each other. Then independence is not
+        tried, but engine "fast" must find every loss on copies of its own.
+      rows_from: `first_rows` of the data.
+      rows: how many there are.
+
+    Raises:
+      InputError: what `check_independence`, `check_neighbours` and `fast.check` raise;
+        hardly a row with a finite loss; a value that the model refuses.
+    """
+    together = optimizer.plan.rows_clipped_together
+    run = run_of(per_example_losses, layers)
+    tried = _finite_rows(run, rows_from, rows, together)
+    if not declared:
+        check_independence(run, tried, layers, together)
+    _try_rules(per_example_losses, tried, variables, layers, optimizer, together)
+    _leave_rows_out(
+        per_example_losses,
+        variables,
+        layers,
+        optimizer,
+        microbatch_size,
+        declared,
+        rows_from,
+    )
+
+
+def first_rows(
+    take: Take, rows: int, together: int, look: int = 0, wanted: int = 0
+) -> dict[str, np.ndarray]:
+    """A few rows that no draw decides, for trying things before anything is spent.
+
+    Two groups of them where rows are clipped together in groups; or as many as are
+    `wanted`, if there are. `look` after the first they are others.
+    """
+    tried = min(wanted or _TRIED, rows) if together == 1 else wanted or 2 * together
+    # Spread, as neighbours are often similar; the last one, as it may not exist.
+    at = (np.linspace(0, rows - 1, tried).astype(np.int64) + look) % rows
+    at = np.unique(at) if together == 1 else at
+    try:
+        batch = {name: np.asarray(values) for name, values in take(at).items()}
+    except IndexError as error:
+        raise validation.InputError(
+            f"take has no row {rows - 1} ({error}). Pass units, the number of units "
+            "that the data have."
+        ) from error
+    for name, values in batch.items():
+        if len(values) != len(at):
+            raise validation.InputError(
+                f"take returned {len(values)} rows of {name!r} for {len(at)} row "
+                "numbers; it must return one row for each."
+            )
+        if values.dtype == object:
+            raise validation.InputError(
+                f"take returned {name!r} as Python objects. Give arrays of numbers, "
+                "of bytes or of booleans, all rows of one shape."
+            )
+    batch["weights"] = np.ones(len(at), np.float32)
+    return batch
+
+
+def _finite_rows(run, rows_from, rows, together) -> dict[str, np.ndarray]:
+    """A few rows, or others where a loss is not finite, which tells nothing.
+
+    A row with a NaN is nothing that training minds: it contributes nothing.
+
+    Raises:
+      InputError: hardly any loss was finite.
+    """
+    wanted = 0
+    found: list[dict[str, np.ndarray]] = []
+    for look in range(min(_LOOKS, rows)):
+        batch = rows_from(look)
+        wanted = wanted or len(batch["weights"])
+        finite = np.flatnonzero(finite_rows(run, batch))
+        if len(finite) == wanted:
+            return batch
+        found += [{name: v[i] for name, v in batch.items()} for i in finite]
+        if len(found) >= wanted:
+            break
+    if len(found) < (2 if together == 1 else wanted):
+        raise validation.InputError(
+            f"of all rows tried, {len(found)} had a finite loss: what the model makes "
+            "of the data is NaN or infinite. Look for such values in inputs, targets "
+            "and weights."
+        )
+    found = found[:wanted]
+    return {name: np.stack([one[name] for one in found]) for name in batch}
+
+
+def _try_rules(
+    per_example_losses, batch, variables, layers, optimizer, together
+) -> None:
+    """Tries the rules of engine "fast"; nothing of it leaves but an error."""
+    if optimizer.engine == "fast" and layers:
+        tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
+        fast.check(
+            per_example_losses,
+            layers,
+            variables,
+            tolerance=0.05 if computes_in_16_bits(layers) else 1e-4,
+            rows_per_unit=together,
+            inputs=[tensors],
+        )
+
+
+def _leave_rows_out(
+    per_example_losses,
+    variables,
+    layers,
+    optimizer,
+    microbatch_size,
+    declared,
+    rows_from,
+) -> None:
+    """Tries whether one row moves the step's sums as the noise presumes.
+
+    On a microbatch, as that many rows may read each other: of different rows, 256 at
+    most, and padding.
+    """
+    plan = optimizer.plan
+    together = plan.rows_clipped_together
+    most = min(microbatch_size or plan.max_rows, plan.max_rows, _NEIGHBOURS)
+    batch = rows_from(wanted=max(1, most // together) * together)
+    count = len(batch["weights"])
+    size = microbatch_size or padded_rows(plan, count, None)
+    for name, values in batch.items():
+        batch[name] = np.resize(values, [size, *values.shape[1:]])
+    batch["weights"][count:] = 0
+    of_caller = tf.__internal__.autograph.tf_convert(
+        per_example_losses, tf.__internal__.autograph.control_status_ctx()
+    )
+    check_neighbours(
+        make_microbatch_sum(
+            of_caller, variables, optimizer, size, layers, not declared
+        ),
+        batch,
+        Expected(
+            plan.spec.clip_norm,
+            plan.spec.sensitivity_multiplier,
+            together,
+            additive=not declared,
+            # Sums were off by 2e-7, in bfloat16, too; GPUs may add up in any order.
+            tolerance=2e-3 if computes_in_16_bits(layers) else 1e-3,
+        ),
+    )
