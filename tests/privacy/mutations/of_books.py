@@ -256,8 +256,8 @@ MUTATIONS = (
         "name": "own_random_numbers_unseeded",
         "kind": "keys",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            tf.random.set_seed(_global_seed(plan, seed))",
-        "new": "            pass",
+        "old": "        tf.random.set_seed(_global_seed(plan, seed))",
+        "new": "        pass",
         "tests": (
             "tests/privacy/test_training.py::"
             "test_draws_that_no_trace_shows_are_seeded_in_secret",
