@@ -1,10 +1,11 @@
 """BM25 reranked by generators: what private queries are worth, with and without ε.
 
-    python tests/benchmarks/reranking.py --workdir DIR [--data DIR] [--seeds 0 1 2]
+    python tests/benchmarks/reranking.py --workdir DIR [--config quickstart] \
+        [--data DIR] [--seeds 0 1 2]
 
-Runs the quickstart job without its retrievers, once per seed, into DIR/seed0 and so on:
-the public T5, generators of every ε, and BM25's best documents ordered by each. Other
-data than pydocs need `--pretrain_steps 500`. Finished seeds are not run again.
+Runs a job of `configs/` without its retrievers, once per seed, into DIR/seed0 and so
+on: the public T5, generators of every ε, and BM25's best documents ordered by each.
+Other data than pydocs need `--pretrain_steps 500`. Finished seeds are not run again.
 
 Prints one JSON line: NDCG@10 on the test queries, by row and seed; differences of means
 over seeds, paired by query, with 95 % intervals; and `share_of_gain`, how much of the
@@ -62,19 +63,22 @@ def main():
     """Runs what is not finished and prints the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument("--config", default="quickstart", help="a name in configs/")
     parser.add_argument("--data", default="pydocs")
     parser.add_argument("--pretrain_steps", type=int, default=0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
-    quickstart = runpy.run_path(str(ROOT / "configs" / "quickstart.py"))
+    config_file = ROOT / "configs" / f"{options.config}.py"
+    get_config = runpy.run_path(str(config_file))["get_config"]
     workdirs = []
     for seed in options.seeds:
-        config = quickstart["get_config"]()
+        config = get_config()
         config.data, config.seed = options.data, seed
         config.pretrain.steps = options.pretrain_steps
         workdirs.append(options.workdir / f"seed{seed}")
         run(config, workdirs[-1])
-    print(json.dumps({"data": pathlib.Path(options.data).name, **summary(workdirs)}))
+    of = {"config": options.config, "data": pathlib.Path(options.data).name}
+    print(json.dumps({**of, **summary(workdirs)}))
 
 
 if __name__ == "__main__":

@@ -103,7 +103,8 @@ def test_rows_one_by_one_are_those_of_copies(learning, step):
     real = np.flatnonzero(batch["weights"])
     copies = _of_copies(learning, batch)
     sums, losses, by_row = step(batch)
-    np.testing.assert_allclose(losses, copies.losses, rtol=1e-6)
+    largest = np.max(copies.losses)  # small ones are differences of such
+    np.testing.assert_allclose(losses, copies.losses, atol=1e-6 * largest)
     gradients = np.stack([_flat(part[row] for part in by_row) for row in real])
     with tf.GradientTape(persistent=True) as tape:
         each = tf.unstack(learning.per_example_losses(batch))

@@ -383,7 +383,8 @@ def test_direct_training_is_refused_before_it_reads_its_pairs(
         inputs={"pairs": "keyed:1"},
         tokenizer=None,
     )
-    given = (config, context, None, sources.load_source(pairs.pairs, "train"))
+    model = types.SimpleNamespace(documents_frozen=True)
+    given = (config, context, model, sources.load_source(pairs.pairs, "train"))
     negatives = types.SimpleNamespace(run="")
     for limit, message in ((1.0, "budget is epsilon 1, of which"), (4.0, "reached")):
         with spending.limited(limit, [], tmp_path / "release" / "next"):

@@ -3,42 +3,24 @@
 import collections
 import datetime
 import gzip
-import importlib
 import json
 import re
 import shutil
 import stat
 
 import numpy as np
-import pandas
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from import_logs import NAMES, ROWS, command, config_of, dicts
 
 from tfdpsq.data import BeirDirectory, importing, records, tables
 from tfdpsq.run import overlap, prepare, zero_shot
 from tfdpsq.run.core import releases, sources
 from tfdpsq.validation import InputError
-
-command = importlib.import_module("tfdpsq.run.import")
-
-# The third row repeats the first; the fourth is another user's, with the same text.
-ROWS = [
-    ("how to knit a sock", "Socks are knitted in the round.", "ann", "2026-01-05"),
-    ("boil an egg", "Eggs take six minutes.\nSeven, if cold.", "bob", "2026-02-01"),
-    ("how to knit a sock", "Socks are knitted in the round.", "ann", "2026-03-01"),
-    ("how to knit a sock", 'Wool "of sheep", spun.', "bob", "2026-04-01"),
-    ("  ", "Eggs take six minutes.", "cat", "2026-01-01"),
-    ("grüne Erbsen", "Peas are green.", "cat", "2026-05-01"),
-]
-NAMES = ("asked", "clicked", "who", "when")
-
-
-def _dicts(rows=ROWS):
-    return [dict(zip(NAMES, row)) for row in rows]
 
 
 def _write_text(path, separator, quote):
@@ -52,15 +34,15 @@ def _write_text(path, separator, quote):
 
 def _write_log(folder, kind):
     path = folder / f"log.{kind}"
-    table = pyarrow.Table.from_pylist(_dicts())
+    table = pyarrow.Table.from_pylist(dicts())
     if kind == "csv":
         _write_text(path, ",", quote=True)
     elif kind == "tsv":
         _write_text(path, "\t", quote=False)
     elif kind == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in _dicts()))
+        path.write_text("".join(json.dumps(row) + "\n" for row in dicts()))
     elif kind == "jsonl.gz":
-        text = "".join(json.dumps(row) + "\n" for row in _dicts())
+        text = "".join(json.dumps(row) + "\n" for row in dicts())
         path.write_bytes(gzip.compress(text.encode()))
     elif kind == "parquet":
         pyarrow.parquet.write_table(table, path, row_group_size=2)
@@ -77,24 +59,12 @@ def _write_log(folder, kind):
     return path
 
 
-def _config(log, **changes):
-    config = command.default_config()
-    config.logs.train = str(log)
-    config.log_documents_are_public = True
-    config.columns.query, config.columns.document = "asked", "clicked"
-    with config.unlocked():
-        config.update_from_flattened_dict(
-            {key.replace("__", "."): value for key, value in changes.items()}
-        )
-    return config
-
-
 @pytest.mark.parametrize(
     "kind", ["csv", "tsv", "jsonl", "jsonl.gz", "parquet", "parts", "hugging_face"]
 )
 def test_every_format_gives_the_same_pairs(kind, tmp_path):
     log, out = _write_log(tmp_path, kind), tmp_path / "private" / "pairs"
-    config = _config(log, columns__user="who", dev_share=0.0, test_share=0.0)
+    config = config_of(log, columns__user="who", dev_share=0.0, test_share=0.0)
     result = command.run(config, out)["result"]
     # Six rows: one repeats another, one has no query.
     assert result["rows"] == 6 and result["pairs"] == {"train": 4}
@@ -161,11 +131,11 @@ def test_a_user_more_changes_no_other_users_rows(split_by, ids, tmp_path):
 
     def imported(name, rows):
         log = tmp_path / f"{name}.jsonl"
-        dicts = [
-            {**row, "text_id": str(texts.index(row["asked"]))} for row in _dicts(rows)
+        lines = [
+            {**row, "text_id": str(texts.index(row["asked"]))} for row in dicts(rows)
         ]
-        log.write_text("".join(json.dumps(row) + "\n" for row in dicts))
-        command.run(_config(log, **changes), tmp_path / name)
+        log.write_text("".join(json.dumps(row) + "\n" for row in lines))
+        command.run(config_of(log, **changes), tmp_path / name)
         return _units(tmp_path / name, by_user=True)
 
     everybody = imported("all", rows)
@@ -183,148 +153,9 @@ def test_a_user_more_changes_no_other_users_rows(split_by, ids, tmp_path):
 
 def test_without_users_every_distinct_row_is_a_query(tmp_path):
     log = _write_log(tmp_path, "jsonl")
-    command.run(_config(log, dev_share=0.0, test_share=0.0), tmp_path / "pairs")
+    command.run(config_of(log, dev_share=0.0, test_share=0.0), tmp_path / "pairs")
     units = _units_without_users(tmp_path / "pairs")
     assert len(units) == 4 and all(len(rows) == 1 for rows in units.values())
-
-
-def _imported_users(folder, *files):
-    """Imports a row for each user of each file; returns the users and the result."""
-    folder.mkdir()
-    for name, users in enumerate(files):
-        row = {"asked": ["a"] * len(users), "clicked": ["b"] * len(users), "who": users}
-        pyarrow.parquet.write_table(pyarrow.table(row), folder / f"{name}.parquet")
-    config = _config(folder, columns__user="who", dev_share=0.0, test_share=0.0)
-    result = command.run(config, folder / "pairs")["result"]
-    users = BeirDirectory(folder / "pairs").users(field=importing.USER_FIELD)
-    return sorted(users.values()), result
-
-
-def test_a_person_is_one_user_in_whatever_type_the_id_is(tmp_path):
-    """Two users of one person would each have the whole epsilon."""
-    # As pandas writes them: 64-bit integers, floats where one is missing, and texts.
-    texts = [" 7", "7.0", "7.00", "7.", "+7", "8 ", "7.5", "007", "007.0", "-0", "0.0"]
-    files = ([7, 8], [7.0, float("nan"), None], texts)
-    users, result = _imported_users(tmp_path / "numbers", *files)
-    assert users == ["0", "007", "7", "7.5", "8"]
-    assert result["dropped"] == {
-        "the same pair was there before": 9,
-        "it has no user": 2,
-    }
-    objects = ([1.5], [2.0**53, float("inf")], [True], [{"id": 7}], [[7]])
-    users, result = _imported_users(tmp_path / "objects", ["ann"], *objects)
-    assert users == ["ann"]
-    assert result["dropped"] == {_no_id("user"): 6}
-
-
-def _no_id(what):
-    return (
-        f"its {what} is neither a text nor a whole number with all its digits "
-        "(no 1.2e+18, nor 2^53 or more with a point); write it as text"
-    )
-
-
-@pytest.mark.parametrize("of_user", [True, False])
-def test_a_large_number_that_lost_digits_is_no_id(tmp_path, of_user):
-    """One person was two, as pandas wrote the second file: a user was missing in it."""
-    whole, folder = 1234567890123456789, tmp_path / "logs"
-    column = "who" if of_user else "id"
-    folder.mkdir()
-    for name, ids in {"jan": [whole, 42], "feb": [whole, None, 42]}.items():
-        row = {"asked": ["a"] * len(ids), "clicked": ["b"] * len(ids), column: ids}
-        pandas.DataFrame(row).to_csv(folder / f"{name}.csv", index=False)
-    assert "1.2345678901234568e+18" in (folder / "feb.csv").read_text()
-    name = "columns__user" if of_user else "columns__query_id"
-    config = _config(folder, **{name: column}, dev_share=0.0, test_share=0.0)
-    dropped = command.run(config, folder / "pairs")["result"]["dropped"]
-    assert dropped.get(_no_id("user" if of_user else "query_id")) == 1
-    if of_user:
-        users = BeirDirectory(folder / "pairs").users(field=importing.USER_FIELD)
-        assert sorted(users.values()) == [str(whole), "42"]
-
-
-@pytest.mark.parametrize(
-    ("text", "of_query", "of_user"),
-    [
-        ("9007199254740993", "=", "="),
-        ("9007199254740991.0", "9007199254740991", "9007199254740991"),
-        ("9007199254740992.0", None, None),
-        ("1e+16", None, None),
-        ("1.23457E+11", None, None),
-        ("1.23456789E9", None, None),  # as Spark writes 1234567890
-        ("7e0", "=", None),
-        ("3e8", "=", None),  # perhaps hexadecimal, perhaps not
-        ("12e5a", "=", "="),
-        ("1.2.3", "=", "="),
-        ("+49", "49", "49"),
-        ("-0.0", "0", "0"),
-        ("-7.", "-7", "-7"),
-        ("\uff17", "=", "="),
-        ("9" * 5000, "=", "="),
-        ("9" * 5000 + ".0", None, None),
-    ],
-)
-def test_spellings_of_a_number(text, of_query, of_user):
-    for expected, flag in ((of_query, False), (of_user, True)):
-        if expected is None:
-            with pytest.raises(ValueError):
-                importing._id_of(text, flag)
-        else:
-            found = importing._id_of(text, flag)
-            assert found == (text if expected == "=" else expected)
-
-
-def test_ids_of_documents_and_queries_are_one_in_every_spelling(tmp_path):
-    ids = ("1", "1.0", 2.0, True)
-    rows = [dict(row, id=each) for each, row in zip(ids, _dicts([*ROWS[:4]]))]
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = _config(log, columns__query_id="id", dev_share=0.0, test_share=0.0)
-    result = command.run(config, tmp_path / "pairs")["result"]
-    assert {*BeirDirectory(tmp_path / "pairs").qrels("train")} == {"1", "2"}
-    assert [*result["dropped"]] == [
-        "its query_id had another text or user before",
-        _no_id("query_id"),
-    ]
-
-
-def test_tables_refer_to_ids_in_another_spelling(tmp_path):
-    """pandas made floats of the log's ids, and not of those of the two tables."""
-    (tmp_path / "log.csv").write_text("qid,did\n1.0,7.0\n2,8.00\n")
-    (tmp_path / "queries.csv").write_text("query_id,query\n1,who\n2.0,what\n")
-    corpus = "document_id,document\n7,Seven.\n8.0,Eight.\n"
-    (tmp_path / "corpus.csv").write_text(corpus)
-    config = command.default_config()
-    config.logs.train = str(tmp_path / "log.csv")
-    config.columns.update(query="", document="", query_id="qid", document_id="did")
-    config.queries.path = str(tmp_path / "queries.csv")
-    config.corpus.path = str(tmp_path / "corpus.csv")
-    config.update(dev_share=0.0, test_share=0.0)
-    assert command.run(config, tmp_path / "pairs")["result"]["dropped"] == {}
-    found = BeirDirectory(tmp_path / "pairs").qrels("train")
-    assert found == {"1": {"7": 1}, "2": {"8": 1}}
-
-
-def test_an_id_that_is_no_text_drops_its_row(tmp_path):
-    half = json.loads('"\\ud800"')
-    rows = [dict(row, id="x") for row in _dicts()[:3]]
-    rows[0]["who"] = rows[1]["id"] = half
-    rows[2]["id"] = "y"
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = _config(log, columns__user="who", dev_share=0.0, test_share=0.0)
-    config.columns.document_id = "id"
-    result = command.run(config, tmp_path / "pairs")["result"]
-    assert result["pairs"] == {"train": 1} and result["dropped"] == {
-        "its user holds half a surrogate pair, which is not text": 1,
-        "its document_id holds half a surrogate pair, which is not text": 1,
-    }
-    (tmp_path / "texts.jsonl").write_text('{"id": "y", "text": "\\ud800"}\n')
-    config.columns.update(query="", query_id="id")
-    config.queries.path = str(tmp_path / "texts.jsonl")
-    config.queries.columns.update(query="text", query_id="id")
-    with pytest.raises(InputError, match="texts.jsonl:1: query holds half"):
-        command.run(config, tmp_path / "out")
 
 
 def _units_without_users(out):
@@ -368,7 +199,7 @@ def _prepare_tfds(folder):
     users = {"ann": 7, "bob": 8, "cat": 9}
 
     def split(rows):
-        rows = [dict(row, who=users[row["who"]]) for row in _dicts(rows)]
+        rows = [dict(row, who=users[row["who"]]) for row in dicts(rows)]
         columns = {name: [row[name] for row in rows] for name in NAMES}
         columns["list"] = [[1, 2]] * len(rows)
         return tf.data.Dataset.from_tensor_slices(columns)
@@ -385,7 +216,7 @@ def _prepare_tfds(folder):
 def test_a_prepared_tfds_set_is_a_log(tmp_path, monkeypatch):
     _prepare_tfds(tmp_path / "sets")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
-    config = _config("tfds:my_log#train", columns__user="who")
+    config = config_of("tfds:my_log#train", columns__user="who")
     config.logs.test = f"tfds:{tmp_path}/sets/my_log/1.0.0#test"  # by its place
     result = command.run(config, tmp_path / "pairs")["result"]
     assert result["rows"] == 6 and result["pairs"] == {"train": 3, "test": 1}
@@ -431,7 +262,7 @@ def test_a_tfds_set_that_cannot_be_read_says_so(
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
     before = sorted((tmp_path / "sets").rglob("*"))
     with pytest.raises(InputError, match=message):
-        command.run(_config(name, **changes), tmp_path / "out")
+        command.run(config_of(name, **changes), tmp_path / "out")
     assert sorted((tmp_path / "sets").rglob("*")) == before
     assert not (tmp_path / "out").exists()
 
@@ -452,7 +283,7 @@ def test_tfds_does_not_launder_a_set(tmp_path, monkeypatch):
         with pytest.raises(
             InputError, match="perhaps of a synthetic set.*give the log"
         ):
-            command.run(_config(f"tfds:{name}#train", **names), tmp_path / "out")
+            command.run(config_of(f"tfds:{name}#train", **names), tmp_path / "out")
 
 
 def test_times_are_read_as_they_come():
@@ -526,7 +357,7 @@ def test_bad_input_is_refused_with_its_place(changes, message, tmp_path):
         for key, value in changes.items()
     }
     with pytest.raises(InputError, match=message):
-        command.run(_config(log, **changes), tmp_path / "out")
+        command.run(config_of(log, **changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -537,9 +368,9 @@ def test_times_out_of_order_change_nothing_and_drops_say_what_to_do(tmp_path, ca
     units = {}
     for name, order in {"in": 1, "out": -1}.items():
         log = tmp_path / f"{name}.jsonl"
-        lines = [json.dumps(row) + "\n" for row in _dicts(rows)[::order]]
+        lines = [json.dumps(row) + "\n" for row in dicts(rows)[::order]]
         log.write_text("".join(lines))
-        command.run(_config(log, columns__user="who", **times), tmp_path / name)
+        command.run(config_of(log, columns__user="who", **times), tmp_path / name)
         units[name] = _units(tmp_path / name, by_user=True)
     assert units["in"] == units["out"] and units["in"].keys() == {"ann", "bob", "cat"}
     assert {split for split, *_ in units["in"]["ann"]} == {"train"}  # also of March
@@ -558,7 +389,7 @@ def test_times_out_of_order_change_nothing_and_drops_say_what_to_do(tmp_path, ca
 def test_private_pairs_are_refused_where_things_are_released(tmp_path):
     log = _write_log(tmp_path, "jsonl")
     with pytest.raises(InputError, match="release"):
-        command.run(_config(log), tmp_path / "release" / "pairs")
+        command.run(config_of(log), tmp_path / "release" / "pairs")
     assert not (tmp_path / "release").exists() and not (tmp_path / "private").exists()
 
 
@@ -575,7 +406,7 @@ def _may_be_released(guarantee, pairs, tmp_path):
 def test_imported_pairs_are_an_input_as_any_private_pairs(tmp_path):
     """They were refused as if a stage had made them from private queries."""
     log, pairs = _write_log(tmp_path, "jsonl"), tmp_path / "private" / "pairs"
-    command.run(_config(log, dev_share=0.0, test_share=0.0), pairs)
+    command.run(config_of(log, dev_share=0.0, test_share=0.0), pairs)
     (tmp_path / "link").symlink_to(pairs)
     for guarantee in (releases.PUBLIC, releases.CERTIFIED):
         for path in (pairs, tmp_path / "link"):
@@ -628,7 +459,7 @@ def _write_set(folder, guarantee):
 
 
 def _config_of_beir(beir):
-    config = _config(beir / "qrels" / "train.tsv", header=False, dev_share=0.0)
+    config = config_of(beir / "qrels" / "train.tsv", header=False, dev_share=0.0)
     config.columns.update(query="", document="", query_id="0", document_id="1")
     config.queries.path = str(beir / "queries.jsonl")
     config.queries.columns.update(query_id="_id", query="text")

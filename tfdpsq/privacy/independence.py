@@ -429,9 +429,11 @@ def _repeating(function: Callable[..., Any]) -> Callable[..., Any]:
         graph = traced.get_concrete_function(*tensors).graph
         if id(graph) not in draws:
             nodes = nodes_of(graph)
-            draws[id(graph)] = any(draws_from_state(node.op) for node in nodes)
-        # For a model that draws numbers by itself. It makes TensorFlow prepare all
-        # functions again, which takes longer than running a small one.
+            draws[id(graph)] = any(
+                draws_from_state(node.op) or "PyFunc" in node.op for node in nodes
+            )
+        # For a model that draws numbers by itself, or may, in Python. It makes
+        # TensorFlow prepare all functions again, which takes longer than a small one.
         if draws[id(graph)]:
             tf.random.set_seed(1)
         try:
@@ -439,9 +441,10 @@ def _repeating(function: Callable[..., Any]) -> Callable[..., Any]:
         except tf.errors.InvalidArgumentError:
             # `None`: TensorFlow's message quotes the value, which is a row's.
             raise _RefusedValueError(
-                "an operation of the model refused a value of the rows on which it was "
-                "tried, such as an id that an embedding does not have, or a label "
-                "beyond the number of classes. Check all rows. Nothing was spent."
+                "the rows tried before the first step could not be computed: an "
+                "operation of the model refused a value of the rows, such as an id "
+                "that an embedding does not have, or a label beyond the number of "
+                "classes. Nothing was spent. Check all rows."
             ) from None
 
     return run

@@ -174,7 +174,9 @@ def train(
             layers,
             optimizer,
             microbatch_size,
+            together,
             declared,
+            batch,
             rows_from,
             rows,
         )

@@ -44,7 +44,9 @@ def try_rows(
     layers: Iterable[tf.Module],
     optimizer: LogicalStep,
     microbatch_size: int | None,
+    together: int,
     declared: bool,
+    batch: dict[str, np.ndarray],
     rows_from: Callable[..., dict[str, np.ndarray]],
     rows: int,
 ) -> None:
@@ -56,8 +58,10 @@ def try_rows(
       layers: the model.
       optimizer: made by `make_optimizer`; nothing of it is changed.
       microbatch_size: as for `train`.
+      together: rows that are clipped together in groups, else 1.
       declared: whether rows are said to depend on each other. Then independence is not
         tried, but engine "fast" must find every loss on copies of its own.
+      batch: the first of `first_rows`.
       rows_from: `first_rows` of the data.
       rows: how many there are.
 
@@ -65,9 +69,8 @@ def try_rows(
       InputError: what `check_independence`, `check_neighbours` and `fast.check` raise;
         hardly a row with a finite loss; a value that the model refuses.
     """
-    together = optimizer.plan.rows_clipped_together
     run = run_of(per_example_losses, layers)
-    tried = _finite_rows(run, rows_from, rows, together)
+    tried = _finite_rows(run, batch, rows_from, rows, together)
     if not declared:
         check_independence(run, tried, layers, together)
     _try_rules(per_example_losses, tried, variables, layers, optimizer, together)
@@ -116,19 +119,18 @@ def first_rows(
     return batch
 
 
-def _finite_rows(run, rows_from, rows, together) -> dict[str, np.ndarray]:
-    """A few rows, or others where a loss is not finite, which tells nothing.
+def _finite_rows(run, batch, rows_from, rows, together) -> dict[str, np.ndarray]:
+    """The rows of a batch, or others where a loss is not finite, which tells nothing.
 
     A row with a NaN is nothing that training minds: it contributes nothing.
 
     Raises:
       InputError: hardly any loss was finite.
     """
-    wanted = 0
+    wanted = len(batch["weights"])
     found: list[dict[str, np.ndarray]] = []
     for look in range(min(_LOOKS, rows)):
-        batch = rows_from(look)
-        wanted = wanted or len(batch["weights"])
+        batch = rows_from(look) if look else batch
         finite = np.flatnonzero(finite_rows(run, batch))
         if len(finite) == wanted:
             return batch

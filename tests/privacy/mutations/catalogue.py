@@ -19,6 +19,7 @@ ROOT = FOLDER.parents[2]
 # By what they mistake; see each file.
 FILES = (
     "of_clipping.py",
+    "of_trials.py",
     "of_precision.py",
     "of_noise.py",
     "of_sampling.py",
@@ -34,6 +35,7 @@ FILES = (
     "of_books.py",
     "of_resumes.py",
     "of_budgets.py",
+    "of_limits.py",
     "of_derivations.py",
 )
 # Parts of the guarantee that a mistake can be in.

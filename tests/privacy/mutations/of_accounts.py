@@ -242,7 +242,7 @@ MUTATIONS = (
         "old": "    return str(int(value))\n",
         "new": "    return str(value)\n",
         "tests": (
-            "tests/run/test_import.py::"
+            "tests/run/test_import_ids.py::"
             "test_ids_of_documents_and_queries_are_one_in_every_spelling",
         ),
         "why": "an epsilon of queries holds for each of the several that one becomes",
@@ -254,7 +254,7 @@ MUTATIONS = (
         "old": r"(\d+)(\.0*)?",
         "new": r"(\d+)(\.0)?",
         "tests": (
-            "tests/run/test_import.py::"
+            "tests/run/test_import_ids.py::"
             "test_a_person_is_one_user_in_whatever_type_the_id_is",
         ),
         "why": "7.00 is another user than 7.0",
@@ -266,7 +266,7 @@ MUTATIONS = (
         "old": "if (_EXPONENT if of_user else _ROUNDED).fullmatch(text):",
         "new": "if not text.isascii():",
         "tests": (
-            "tests/run/test_import.py::test_a_large_number_that_lost_digits_is_no_id",
+            "tests/run/test_import_ids.py::test_a_large_number_that_lost_digits_is_no_id",
         ),
         "why": "what pandas wrote next to a missing user is one more user of a person",
     },
@@ -277,7 +277,7 @@ MUTATIONS = (
         "old": "    if value is None or value != value:\n",
         "new": "    if value is None:\n",
         "tests": (
-            "tests/run/test_import.py::"
+            "tests/run/test_import_ids.py::"
             "test_a_person_is_one_user_in_whatever_type_the_id_is",
         ),
         "why": "rows without an id count as one more user of their own",
@@ -289,7 +289,7 @@ MUTATIONS = (
         "old": "return _one_spelling(text.strip() if of_user else text, of_user)",
         "new": "return text",
         "tests": (
-            "tests/run/test_import.py::"
+            "tests/run/test_import_ids.py::"
             "test_a_person_is_one_user_in_whatever_type_the_id_is",
         ),
         "why": "the same of ids in text files",

@@ -1,0 +1,210 @@
+"""Mistakes in what a job may spend, and in what `forget` leaves."""
+
+_FORGET = "tests/run/test_forget.py::"
+_STAYS = "test_what_is_private_goes_and_what_proves_the_release_stays"
+
+MUTATIONS = (
+    {
+        "name": "limit_does_not_count_the_own_release",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "for folder in limit.folders:",
+        "new": "for folder in limit.folders[:0]:",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_a_stage_is_refused_before_it_spends_and_runs_within_its_budget",
+        ),
+        "why": "what the same workdir released is not part of the total",
+    },
+    {
+        "name": "limit_takes_forged_certificates",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "    for path, why in found.refused.items():\n",
+        "new": "    for path, why in list(found.refused.items())[:0]:\n",
+        "tests": (
+            "tests/run/test_budget.py::test_a_limit_needs_certificates_that_hold",
+        ),
+        "why": "a release whose certificate was edited would cost nothing",
+    },
+    {
+        "name": "what_a_link_releases_costs_nothing",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "(os.path.realpath(folder), released, private and not released)",
+        "new": "(os.path.realpath(folder), False, False)",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_what_a_link_releases_is_counted_wherever_it_lies",
+        ),
+        "why": "a model in private/ that a link in release/ releases is not counted",
+    },
+    {
+        "name": "limit_of_a_private_run_counts_no_release",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "for above in (inside, *inside.parents[:2]):",
+        "new": "for above in (inside, *inside.parents[:1]):",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_what_stays_private_counts_the_releases_next_to_it",
+        ),
+        "why": "a run in private/ is limited as if nothing had been released before",
+    },
+    {
+        "name": "links_to_what_is_private_are_not_released",
+        "kind": "release",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": """\
+            _require_releasable(found, inside)
+            continue
+""",
+        "new": """\
+            continue
+""",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_a_link_that_releases_what_is_private_is_named",
+        ),
+        "why": "private queries that a link releases are said to be not released",
+    },
+    {
+        "name": "links_to_unmarked_private_folders_pass",
+        "kind": "release",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "elif states is None and releases.is_under_private(real):",
+        "new": "elif False:",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_a_link_that_releases_what_is_private_is_named",
+        ),
+        "why": "logs of private losses that a link releases are passed over",
+    },
+    {
+        "name": "forget_deletes_what_a_link_releases",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "    _keep_linked(made, root / releases.RELEASE_FOLDER)\n",
+        "new": "",
+        "tests": (_FORGET + "test_what_a_link_under_release_leads_to_is_kept",),
+        "why": "the certificate of what was released is gone, and its link broken",
+    },
+    {
+        "name": "forget_deletes_the_ledger",
+        "kind": "ledger",
+        "file": "tfdpsq/run/forget.py",
+        "old": "            if name == ledger.FILE_NAME:\n",
+        "new": "            if name == ledger.FORMAT:\n",
+        "tests": (_FORGET + _STAYS,),
+        "why": "its owner can no longer compare a certificate with what was paid",
+    },
+    {
+        "name": "forget_keeps_a_private_stage_outside_private",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "            == releases.PRIVATE\n",
+        "new": "            == releases.PRIVATE_FOLDER * 2\n",
+        "tests": (_FORGET + _STAYS,),
+        "why": "metrics of private queries outlive the retention period",
+    },
+    {
+        "name": "certificates_of_one_folder_are_one_release",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "place = folder if path.name == FILE_NAME else path",
+        "new": "place = folder if path.name else path",
+        "tests": (
+            "tests/run/test_budget.py::test_certificates_of_one_folder_are_all_counted",
+        ),
+        "why": "of the certificates that were collected in a folder the last counts",
+    },
+    {
+        "name": "limit_does_not_follow_the_link_to_a_release",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "map(pathlib.Path, releases.spellings(os.fspath(place))):",
+        "new": "[pathlib.Path(os.path.abspath(place))]:",
+        "tests": (
+            "tests/run/test_budget.py::test_a_workdir_under_a_link_has_its_releases",
+        ),
+        "why": "what was released next to the new run is not part of the total",
+    },
+    {
+        "name": "forget_takes_any_directory_for_a_private_one",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "    elif not _is_private(own):\n",
+        "new": "    elif not own.is_dir():\n",
+        "tests": (
+            _FORGET + "test_a_directory_is_private_only_if_a_stage_kept_secrets_there",
+        ),
+        "why": "logs and runs of other programs are deleted",
+    },
+    {
+        "name": "forget_deletes_what_was_released",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "    elif releases.is_released(own):\n",
+        "new": "    elif releases.is_released(root):\n",
+        "tests": (
+            _FORGET + "test_a_directory_is_private_only_if_a_stage_kept_secrets_there",
+        ),
+        "why": "the certificates of what others hold are gone",
+    },
+    {
+        "name": "limit_of_a_job_counts_its_first_run",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "    if planned:\n",
+        "new": "    if len(planned) == 1:\n",
+        "tests": (
+            "tests/run/test_budget.py::test_a_job_is_refused_before_its_first_stage_if"
+            "_all_its_runs_exceed_the_limit",
+        ),
+        "why": "the generator is paid for, and the rest of its job refused",
+    },
+    {
+        "name": "limit_reserves_nothing",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "        _reserve(limit.folders)\n",
+        "new": "        _reserve(())\n",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_a_stage_keeps_others_from_the_budget_that_it_is_about_to_spend",
+        ),
+        "why": "two stages that begin together are each within a budget for one",
+    },
+    {
+        "name": "budget_without_the_sets_that_lost_their_certificate",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "_MARKED = (FILE_NAME, *certificate_files.MARKED)\n",
+        "new": "_MARKED = (FILE_NAME, *certificate_files.MARKED[:-1])\n",
+        "tests": (
+            "tests/run/test_budget.py::test_a_set_whose_certificate_was_lost_is_named",
+        ),
+        "why": "the total of what is left is said to be that of all",
+    },
+    {
+        "name": "certified_output_whose_set_is_gone_costs_nothing",
+        "kind": "composition",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "        _require_certificate(found, folder)\n",
+        "new": "        pass\n",
+        "tests": (
+            "tests/run/test_budget.py::test_a_set_whose_certificate_was_lost_is_named",
+        ),
+        "why": "it was released, and its run is in no total any more",
+    },
+    {
+        "name": "forget_takes_unfinished_directories_by_their_names",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "    if all(isinstance(certificate_files.stated(record, e), dict) "
+        "for e in entries):\n",
+        "new": "    if True:\n",
+        "tests": (_FORGET + "test_unfinished_directories_are_ours_by_their_records",),
+        "why": "somebody's own files are deleted",
+    },
+)

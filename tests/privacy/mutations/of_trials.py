@@ -1,0 +1,211 @@
+"""Mistakes in what is tried on rows before a step is paid for."""
+
+_FAST = "tfdpsq/privacy/fast/"
+_TESTS = "tests/privacy/"
+_INDEPENDENCE = "tests/privacy/test_independence.py::"
+
+MUTATIONS = (
+    {
+        "name": "losses_that_read_weights_accepted",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "if not abs(losses(padding)[row] - before[row]) <= allowed[row]:",
+        "new": "if False:",
+        "tests": (
+            _INDEPENDENCE + "test_losses_that_read_how_many_rows_there_are_are_found",
+        ),
+        "why": "a loss over the sum of weights moves with every row that is drawn",
+    },
+    {
+        "name": "a_nan_passes_for_the_same_loss",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "if not abs(losses(copies)[row] - before[row]) <= allowed[row]:",
+        "new": "if abs(losses(copies)[row] - before[row]) > allowed[row]:",
+        "tests": (
+            _INDEPENDENCE + "test_a_loss_that_is_finite_among_others_alone_is_found",
+        ),
+        "why": "comparisons with NaN are false, and so is the alarm",
+    },
+    {
+        "name": "a_rows_part_in_the_sum_not_bounded",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "if len(units) == 1 and not moved <= expected.bound * (1 + share):",
+        "new": "if False:",
+        "tests": (
+            _INDEPENDENCE + "test_a_declared_sensitivity_that_is_too_small_is_refused",
+        ),
+        "why": "a sensitivity that was declared too small is believed",
+    },
+    {
+        "name": "sums_not_compared_with_their_parts",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "if not off <= share * min(1.0, max(1e-6, *sums)):",
+        "new": "if False:",
+        "tests": (
+            _INDEPENDENCE + "test_a_row_that_changes_what_others_add_is_refused",
+        ),
+        "why": "a gradient that is clipped over the batch moves the sum by 3.76 C",
+    },
+    {
+        "name": "short_gradients_compared_with_the_clip_norm",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "if not off <= share * min(1.0, max(1e-6, *sums)):",
+        "new": "if not off <= share:",
+        "tests": (_INDEPENDENCE + "test_short_gradients_hide_nothing",),
+        "why": "a dependence passes while gradients are short, and grows with them",
+    },
+    {
+        "name": "no_row_made_nan",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": """((np.nan, "NaN"), (1e6, "huge numbers"))""",
+        "new": """((1e6, "huge numbers"),)""",
+        "tests": (
+            _INDEPENDENCE + "test_a_row_that_changes_what_others_add_is_refused",
+        ),
+        "why": "a guard against NaN over the batch lets one row move the sum by 31 C",
+    },
+    {
+        "name": "no_row_made_huge",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": """((np.nan, "NaN"), (1e6, "huge numbers"))""",
+        "new": """((np.nan, "NaN"),)""",
+        "tests": (
+            _INDEPENDENCE + "test_a_row_that_changes_what_others_add_is_refused",
+        ),
+        "why": "a loss that skips batches of high mean lets one row silence the others",
+    },
+    {
+        "name": "four_rows_tried_of_a_microbatch",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "plan.max_rows, _NEIGHBOURS)",
+        "new": "plan.max_rows, _TRIED)",
+        "tests": (
+            _INDEPENDENCE + "test_a_row_that_changes_what_others_add_is_refused",
+        ),
+        "why": "of hard examples the eight hardest are all that are tried: 1.71 C",
+    },
+    {
+        "name": "weights_listed_twice_let_through",
+        "kind": "clipping",
+        "file": _FAST + "recorder.py",
+        "old": "        if variable_key(variable) in seen:\n",
+        "new": "        if False:\n",
+        "tests": (_INDEPENDENCE + "test_a_weight_that_is_listed_twice_is_refused",),
+        "why": "a shared encoder is clipped once and trained twice: 1.30 C",
+    },
+    {
+        "name": "neighbours_of_a_row_with_nan_have_other_masks",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "found = [run(part, True) for part in (batch, *parts)]",
+        "new": "pass",
+        "tests": (
+            _INDEPENDENCE + "test_rows_that_a_layer_makes_random_add_up[dpkeras]",
+        ),
+        "why": "dropout is blamed for reading other rows, and cannot be trained with",
+    },
+    {
+        "name": "independence_tried_on_rows_with_nan",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "        if len(finite) == wanted:\n",
+        "new": "        if True:\n",
+        "tests": (
+            _INDEPENDENCE + "test_a_nan_in_what_is_tried_hides_nothing[True-fast]",
+        ),
+        "why": "data with one NaN cannot be trained on, and the loss is blamed",
+    },
+    {
+        "name": "independence_tried_eagerly",
+        "kind": "release",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "    run = _repeating(losses)\n",
+        "new": "    run = losses\n",
+        "tests": (
+            _INDEPENDENCE + "test_a_model_that_keeps_its_inputs_is_given_no_row",
+        ),
+        "why": "a model that keeps its inputs in a list is saved with rows",
+    },
+    {
+        "name": "rules_tried_eagerly",
+        "kind": "release",
+        "file": "tfdpsq/privacy/fast/engine.py",
+        "old": "    run = tf.function(differentiated, autograph=False)\n",
+        "new": "    run = differentiated\n",
+        "tests": (
+            _INDEPENDENCE
+            + "test_a_whole_run_gives_a_model_that_keeps_its_inputs_no_row[fast]",
+        ),
+        "why": "a model that keeps its inputs in a list is saved with rows",
+    },
+    {
+        "name": "other_rows_reached_overlooked",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/fast/engine.py",
+        "old": "            others = tf.range(units) != row // rows_per_unit\n",
+        "new": "            others = tf.range(units) > units\n",
+        "tests": (
+            "tests/privacy/test_fast_refusals.py::"
+            "test_rows_that_depend_on_each_other_are_found",
+            "tests/privacy/test_fast_refusals.py::"
+            "test_inputs_that_only_look_like_the_examples_fail_the_check",
+        ),
+        "why": "clipping by row bounds nothing where rows reach each other",
+    },
+    {
+        "name": "dependent_rows_not_looked_for",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "        check_independence(run, tried, layers, together)\n",
+        "new": "        pass\n",
+        "tests": (
+            _TESTS + "test_independence.py::"
+            "test_an_undeclared_in_batch_softmax_is_refused_before_a_step",
+        ),
+        "why": "clipping by row bounds nothing where a loss reads other rows",
+    },
+    {
+        "name": "kept_rows_looked_for_where_nothing_is_declared",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        require_nothing_kept(traced.nodes)\n",
+        "new": "        if not (coupled or declared):\n"
+        "            require_nothing_kept(traced.nodes)\n",
+        "tests": (
+            _TESTS + "test_independence.py::"
+            "test_what_is_declared_does_not_allow_to_keep_rows",
+        ),
+        "why": "batch statistics of private rows are released without noise",
+    },
+    {
+        "name": "tables_not_taken_for_a_state",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "LookupTable(Find|Size|Export)(V2)?",
+        "new": "LookupTable\\w+",
+        "tests": (
+            _TESTS + "test_independence.py::"
+            "test_whatever_writes_is_found_before_it_does",
+        ),
+        "why": "a table keeps private rows as they are",
+    },
+    {
+        "name": "written_weights_not_looked_for",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "not np.array_equal(now, was[key], equal_nan=now.dtype != object)",
+        "new": "False",
+        "tests": (
+            _TESTS + "test_independence.py::"
+            "test_a_weight_that_the_forward_pass_writes_is_refused",
+        ),
+        "why": "a running mean of private rows is released without noise",
+    },
+)
