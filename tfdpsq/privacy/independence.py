@@ -272,7 +272,7 @@ def check_neighbours(
         what = f"{one} with {inputs} for inputs"
         try:
             _compare(run, odd, run(odd, False), np.array([between]), what, expected)
-        except _RefusedValueError:
+        except tf.errors.InvalidArgumentError:  # whose message quotes a value
             logging.warning(
                 "%s ends the model with an error: such a row would end a run, and show "
                 "that it is there",
@@ -416,10 +416,6 @@ def run_of(
     return lambda values: run(_tensors(values))
 
 
-class _RefusedValueError(validation.InputError):
-    """An operation refused a value of some row."""
-
-
 def _repeating(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function, traced, drawing the same random numbers in every call."""
     traced = tf.function(function, autograph=False)
@@ -436,16 +432,7 @@ def _repeating(function: Callable[..., Any]) -> Callable[..., Any]:
         # TensorFlow prepare all functions again, which takes longer than a small one.
         if draws[id(graph)]:
             tf.random.set_seed(1)
-        try:
-            return traced(*tensors)
-        except tf.errors.InvalidArgumentError:
-            # `None`: TensorFlow's message quotes the value, which is a row's.
-            raise _RefusedValueError(
-                "the rows tried before the first step could not be computed: an "
-                "operation of the model refused a value of the rows, such as an id "
-                "that an embedding does not have, or a label beyond the number of "
-                "classes. Nothing was spent. Check all rows."
-            ) from None
+        return traced(*tensors)
 
     return run
 
