@@ -213,7 +213,7 @@ class Expected(NamedTuple):
 
 
 def check_neighbours(
-    microbatch_sum: Callable[[Mapping[str, tf.Tensor], tf.Tensor], Clipped],
+    microbatch_sum: Callable[..., Clipped],
     batch: Mapping[str, np.ndarray],
     expected: Expected,
 ) -> None:
@@ -223,12 +223,13 @@ def check_neighbours(
     that of the highest loss if it is: none may move the sum by more than `bound`. And
     the sum must be that of its parts, within rounding: of one unit and the others, and
     of every second unit and the others. Both must hold, too, when the float inputs of
-    one row are NaN, or huge: such a row costs nobody else.
+    one row are NaN, or huge: such a row costs nobody else. And the sum must not change
+    when all units move on by one place, since the units drawn before it decide a unit's
+    place; random layers, whose masks are by place, are not tried for that.
 
     Units whose loss is not finite as it is are left out throughout. Not found: what
-    other rows, other weights or more rows would show; what is below the tolerance;
-    what depends on a row's place in the batch. Token ids cannot be NaN: data without
-    float inputs are not tried for that.
+    other rows, other weights or more rows would show; what is below the tolerance.
+    Token ids cannot be NaN: data without float inputs are not tried for that.
 
     Args:
       microbatch_sum: from `make_microbatch_sum`.
@@ -237,10 +238,10 @@ def check_neighbours(
 
     Raises:
       InputError: leaving out a unit moved the sum by more than `bound`, or by
-        something else than what that unit alone adds.
+        something else than what that unit alone adds; or another place did.
     """
     size = expected.rows_per_unit
-    run = _sums_of(microbatch_sum)
+    run = _Sums(microbatch_sum)
     real = np.asarray(batch["weights"]) > 0
     batch = _padded(batch, real)
     whole = run(batch, False)
@@ -265,6 +266,7 @@ def check_neighbours(
         return
     every = "every second row" if size == 1 else "every second unit"
     _compare(run, batch, whole, units[::2], every, expected)
+    _move(run, batch, whole, expected)
     for factor, inputs in ((np.nan, "NaN"), (1e6, "huge numbers")):
         odd = _odd(batch, between * size, factor)
         if odd is None:
@@ -280,33 +282,60 @@ def check_neighbours(
             )
 
 
-def _sums_of(microbatch_sum) -> Callable[[Mapping[str, np.ndarray], bool], Clipped]:
-    """Returns a function of (rows, whether units are taken one by one)."""
-    strategy = tf.distribute.get_strategy()
+class _Sums:
+    """The clipped sum of rows, whose units are taken one by one if `apart`."""
 
-    def made(tensors: Mapping[str, tf.Tensor], apart: tf.Tensor) -> Clipped:
-        found = microbatch_sum(tensors, apart)
-        return found._replace(complete=tf.convert_to_tensor(found.complete))
+    def __init__(self, microbatch_sum: Callable[..., Clipped]):
+        strategy = tf.distribute.get_strategy()
 
-    def first(tensors: Mapping[str, tf.Tensor], apart: tf.Tensor) -> Clipped:
-        if strategy.num_replicas_in_sync == 1:
-            return made(tensors, apart)
-        found = strategy.run(made, args=(tensors, apart))
-        return tf.nest.map_structure(
-            lambda one: strategy.experimental_local_results(one)[0], found
-        )
+        def made(*given: Any) -> Clipped:
+            found = microbatch_sum(*given)
+            return found._replace(complete=tf.convert_to_tensor(found.complete))
 
-    repeating = _repeating(first)
+        def first(*given: Any) -> Clipped:
+            if strategy.num_replicas_in_sync == 1:
+                return made(*given)
+            return tf.nest.map_structure(
+                lambda one: strategy.experimental_local_results(one)[0],
+                strategy.run(made, args=given),
+            )
 
-    def run(values: Mapping[str, np.ndarray], apart: bool) -> Clipped:
+        self._run = _Repeating(first)
+
+    def __call__(
+        self, values: Mapping[str, np.ndarray], apart: bool, key: int = 1
+    ) -> Clipped:
+        dropout = tf.constant([key, 2], tf.int64)
         with plain_errors(), fast.true_float32():
-            return repeating(_tensors(values), tf.constant(apart))
+            return self._run(_tensors(values), tf.constant(apart), dropout)
 
-    return run
+
+def _move(
+    run: _Sums, batch: Mapping[str, np.ndarray], together: Clipped, expected: Expected
+) -> None:
+    """Refuses a sum that depends on the places of units, where no mask does."""
+    moved = {
+        name: np.roll(values, expected.rows_per_unit, axis=0)
+        for name, values in batch.items()
+    }
+    found = [together, run(moved, False), run(batch, False, key=3)]
+    if not all(bool(one.complete) for one in found):
+        found = [run(batch, True), run(moved, True), run(batch, True, key=3)]
+    here, there, masked = (one.sums for one in found)
+    share = expected.tolerance * min(1.0, max(1e-6, _norm(here) / expected.clip_norm))
+    if _norm(here, masked) / expected.clip_norm > share:
+        return
+    off = _norm(here, there) / expected.clip_norm
+    if not off <= share:
+        raise validation.InputError(
+            f"the same rows, each moved on by one place in the batch, have another "
+            f"clipped sum, {off:.3g} clip norms away, and the rows drawn before a row "
+            f"decide its place. {_COUPLED}"
+        )
 
 
 def _compare(
-    run: Callable[[Mapping[str, np.ndarray], bool], Clipped],
+    run: _Sums,
     batch: Mapping[str, np.ndarray],
     together: Clipped,
     units: np.ndarray,
@@ -412,29 +441,31 @@ def run_of(
         # Coupled losses hold functions, which no traced function can return.
         return require_losses(found) if isinstance(found, Coupled) else found
 
-    run = _repeating(losses)
+    run = _Repeating(losses)
     return lambda values: run(_tensors(values))
 
 
-def _repeating(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function, traced, drawing the same random numbers in every call."""
-    traced = tf.function(function, autograph=False)
-    draws: dict[int, bool] = {}  # by graph, which `traced` keeps
+class _Repeating:
+    """A function that is traced, and draws the same random numbers in every call."""
 
-    def run(*tensors: Any) -> Any:
-        graph = traced.get_concrete_function(*tensors).graph
-        if id(graph) not in draws:
-            nodes = nodes_of(graph)
-            draws[id(graph)] = any(
-                draws_from_state(node.op) or "PyFunc" in node.op for node in nodes
-            )
-        # For a model that draws numbers by itself, or may, in Python. It makes
-        # TensorFlow prepare all functions again, which takes longer than a small one.
-        if draws[id(graph)]:
+    def __init__(self, function: Callable[..., Any]):
+        self._traced = tf.function(function, autograph=False)
+        self._draws: dict[int, bool] = {}  # by graph, which `_traced` keeps
+
+    def __call__(self, *tensors: Any) -> Any:
+        graph = self._traced.get_concrete_function(*tensors).graph
+        if id(graph) not in self._draws:
+            self._draws[id(graph)] = any(map(_may_draw, nodes_of(graph)))
+        # It makes TensorFlow prepare all functions again, which takes longer than a
+        # small one.
+        if self._draws[id(graph)]:
             tf.random.set_seed(1)
-        return traced(*tensors)
+        return self._traced(*tensors)
 
-    return run
+
+def _may_draw(node: Node) -> bool:
+    """Returns whether it draws numbers by itself, or might, in Python."""
+    return draws_from_state(node.op) or "PyFunc" in node.op
 
 
 def _tensors(values: Mapping[str, np.ndarray]) -> dict[str, tf.Tensor]:

@@ -108,7 +108,7 @@ def make_microbatch_sum(
     rows: int,
     layers: Iterable[tf.Module] = (),
     rows_are_independent: bool = True,
-) -> Callable[[Batch, tf.Tensor], Clipped]:
+) -> Callable[[Batch, tf.Tensor, tf.Tensor], Clipped]:
     """Builds what the logical step adds up, for trying it before anything is spent.
 
     Args:
@@ -120,11 +120,11 @@ def make_microbatch_sum(
       rows_are_independent: whether row i's loss depends on row i alone.
 
     Returns:
-      A function of (batch, apart), the second a scalar bool: take the units one by
-      one, as the step does where a gradient is not finite. It returns what
-      `LogicalStep.clipped_sum` does, of the step's own sums, always with the same
-      dropout. `complete` says whether the units were, or could have been, taken
-      together.
+      A function of (batch, apart, dropout). `apart`, a scalar bool: take the units one
+      by one, as the step does where a gradient is not finite. `dropout`: [2] int64,
+      the key of random layers. It returns what `LogicalStep.clipped_sum` does, of the
+      step's own sums. `complete` says whether the units were, or could have been,
+      taken together.
     """
     step = _Step(
         per_example_losses,
@@ -138,8 +138,8 @@ def make_microbatch_sum(
     )
     zero = tf.constant(0, tf.int64)
 
-    def microbatch_sum(batch: Batch, apart: tf.Tensor) -> Clipped:
-        keys = StepKeys(zero, zero, tf.constant([1, 2], tf.int64))
+    def microbatch_sum(batch: Batch, apart: tf.Tensor, dropout: tf.Tensor) -> Clipped:
+        keys = StepKeys(zero, zero, dropout)
         return step.of_microbatch(batch, zero, keys, apart)
 
     return microbatch_sum

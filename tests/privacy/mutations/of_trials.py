@@ -59,6 +59,26 @@ MUTATIONS = (
         "why": "a dependence passes while gradients are short, and grows with them",
     },
     {
+        "name": "places_of_rows_not_changed",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": '    if not off <= share:\n        raise validation.InputError(\n            f"the same',
+        "new": '    if False:\n        raise validation.InputError(\n            f"the same',
+        "tests": (
+            _INDEPENDENCE + "test_a_row_that_changes_what_others_add_is_refused",
+        ),
+        "why": "a row that is left out moves all rows behind it, and their gradients",
+    },
+    {
+        "name": "masks_taken_for_places_of_rows",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "    if _norm(here, masked) / expected.clip_norm > share:\n",
+        "new": "    if False:\n",
+        "tests": (_INDEPENDENCE + "test_rows_that_a_layer_makes_random_add_up[fast]",),
+        "why": "models with dropout cannot be trained with",
+    },
+    {
         "name": "no_row_made_nan",
         "kind": "clipping",
         "file": "tfdpsq/privacy/independence.py",
@@ -126,7 +146,7 @@ MUTATIONS = (
         "name": "independence_tried_eagerly",
         "kind": "release",
         "file": "tfdpsq/privacy/independence.py",
-        "old": "    run = _repeating(losses)\n",
+        "old": "    run = _Repeating(losses)\n",
         "new": "    run = losses\n",
         "tests": (
             _INDEPENDENCE + "test_a_model_that_keeps_its_inputs_is_given_no_row",
