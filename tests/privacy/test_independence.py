@@ -466,12 +466,8 @@ def _weighted_by_the_mean(model):
 
 def _signed_by_place(model):
     """Who was drawn before a row decides the sign of its gradient."""
-
-    def losses(b):
-        found = _squared(model)(b)
-        return found * (2.0 * tf.cast(tf.range(found.shape[0]) % 2, tf.float32) - 1.0)
-
-    return losses
+    signs = tf.constant([-1.0, 1.0] * 8)
+    return lambda b: _squared(model)(b) * signs[: b["x"].shape[0]]
 
 
 _OTHERS_READ = [
