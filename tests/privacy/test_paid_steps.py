@@ -122,7 +122,10 @@ def test_steps_taken_again_are_the_same_and_not_paid_for_again(tmp_path):
     first = _Run(begun, stop_at=3)  # the state after step 2 is saved
     assert first.raised is not None and first.steps == 3
     assert read_ledger(begun / FILE_NAME).steps_paid == 3
-    second = _Run(begun)
+    try:
+        second = _Run(begun)
+    except ValueError as error:
+        raise AssertionError("the run that it was is refused") from error
     assert second.executed == second.steps == _STEPS
     assert read_ledger(begun / FILE_NAME).steps_paid == _STEPS
     assert (begun / FILE_NAME).read_bytes() == (whole / FILE_NAME).read_bytes()
