@@ -24,7 +24,6 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
-from tfdpsq.privacy.endings import Diverged
 from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
@@ -255,10 +254,7 @@ class PrivateModel(keras.Model):
                 steps_per_loop=self._steps_at_once,
                 pause_every=per_epoch,
             )
-        except Diverged as error:
-            self.steps_executed = error.paid
-            raise
-        finally:  # also of a run that was interrupted
+        finally:  # also of a run that was interrupted, or has diverged
             # Callbacks of a killed run saw weights of steps paid for then,
             # also where this one has taken none. `iterations` is not it: a callback
             # that loads weights sets it back.

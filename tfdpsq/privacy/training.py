@@ -154,7 +154,6 @@ def train(
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
     repeats = directory is not None
-    settings = _settings(optimizer, variables, microbatch_size, jit_compile, repeats)
     seen: list[tf.Variable] = []
     if plan.spec.private:
         # First of all, and whatever is declared: nothing runs, so nothing is kept.
@@ -163,8 +162,6 @@ def train(
         require_nothing_kept(traced.nodes)
         replay.require_repeatable(traced.nodes)
         seen = list(traced.function.graph.variables)
-        if repeats:
-            settings[checkpoint.COMPUTED] = _described(traced, variables, layers, state)
     # Coupled rows are differentiated without an engine, and their bound needs nothing
     # of the loss.
     if plan.spec.private and rows > 1 and not coupled:
@@ -180,6 +177,9 @@ def train(
             rows_from,
             rows,
         )
+    settings = _settings(optimizer, variables, microbatch_size, jit_compile, repeats)
+    if repeats and plan.spec.private:
+        settings[checkpoint.COMPUTED] = _described(traced, variables, layers, state)
     if repeats:
         settings[checkpoint.NOT_TRAINED] = _not_trained(
             [*layers, *seen], [*variables, *state]
