@@ -1,4 +1,4 @@
-"""What a run computes is told apart from all else, and the same in every process.
+"""Descriptions of what a run computes: equal in every process, and for nothing else.
 
     python test_computation.py SHIFT
 

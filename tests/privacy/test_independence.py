@@ -465,7 +465,7 @@ def _weighted_by_the_mean(model):
 
 
 def _signed_by_place(model):
-    """Who was drawn before a row decides the sign of its gradient."""
+    """A row's sign depends on the rows drawn before it."""
     signs = tf.constant([-1.0, 1.0] * 8)
     return lambda b: _squared(model)(b) * signs[: b["x"].shape[0]]
 
@@ -491,7 +491,7 @@ _OTHERS_READ = [
 def test_a_row_that_changes_what_others_add_is_refused(
     losses_of, layers, engine, message, tmp_path
 ):
-    """Of these the losses of four finite rows tell nothing."""
+    """Losses of four finite rows do not show any of these."""
     with pytest.raises(ValueError, match=f"{message}.*clipping by row bounds nothing"):
         _wide_run(
             losses_of,

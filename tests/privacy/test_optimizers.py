@@ -219,7 +219,7 @@ def test_options_that_would_spoil_weights_are_refused(name, value):
 @pytest.mark.parametrize("value", [math.nan, math.inf, np.float32("nan"), 1e39, "0.1"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_number_among_the_options_is_checked(name, value):
-    """Of each option of the class that is a number, whatever it is called."""
+    """Tries each option of the class that is a number, whatever its name."""
     defaults = OPTIMIZERS[name]().get_config()
     numeric = {option for option, held in defaults.items() if isinstance(held, float)}
     numeric |= {"lr", "weight_decay", "clipnorm", "global_clipnorm", "clipvalue"}

@@ -154,7 +154,7 @@ def test_a_chain_is_as_long_as_the_roundings_that_a_term_meets(width, monkeypatc
 
 @pytest.mark.parametrize("cut_off", [False, True])
 def test_three_bfloat16_words_lose_no_more_than_is_presumed(cut_off):
-    """Of the nine products of two float32s, three words each, six are made.
+    """Six of the nine products of two float32s, three words each, are made.
 
     In the last of the values all bits of the words but the first are ones.
     """

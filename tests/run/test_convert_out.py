@@ -299,7 +299,7 @@ def test_the_card_says_what_the_manifest_holds(made):
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_card_tells_which_private_reads_made_the_set(made, tmp_path, depth):
-    """Of `documents=train`, and of sets that were filtered afterwards: it said none."""
+    """A set of `documents=train`, filtered 0 to 2 times; its card once said none."""
     manifest = read_manifest(made)
     read = synthesize.TRAINING_DOCUMENTS_READ
     told = f"{read['what']}: {read['where']}"

@@ -216,7 +216,7 @@ def test_what_is_given_is_not_refused_and_only_what_the_tables_need(small, tmp_p
 
 @pytest.mark.slow
 def test_two_devices_reproduce_what_one_does(small, tmp_path, on_two_devices):
-    """Of retrievers trained on known rows; what is sampled is sampled anew each time.
+    """Compares retrievers trained on known rows; samples are new in each run.
 
     The sums of two devices differ in their last digits: scores, not ranks, may follow.
     """

@@ -194,7 +194,7 @@ def check_independence(
 
 
 class Expected(NamedTuple):
-    """What `check_neighbours` compares with.
+    """Values that `check_neighbours` compares with.
 
     Attributes:
       clip_norm: C, above 0.

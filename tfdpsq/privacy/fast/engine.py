@@ -257,7 +257,7 @@ class _Differentiated(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """What `check` looks at.
+    """Measurements that `check` judges.
 
     Attributes:
       mismatches: of each output that was compared, the relative difference.

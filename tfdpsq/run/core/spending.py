@@ -148,7 +148,7 @@ def _require_releasable(found: Found, link: pathlib.Path) -> None:
         return
     found.refused[os.fspath(link)] = (
         f"this link releases {real}, {problem}: no certificate covers it. Remove the "
-        "link; whoever has a copy has what is private."
+        "link. Copies that were taken through it hold private data."
     )
     found.unreleased = [
         place
