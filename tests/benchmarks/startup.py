@@ -69,7 +69,9 @@ def measured(words, tree, place):
             time.sleep(0.01)
         wall = time.monotonic() - started
     child.kill()
-    child.wait()
+    status = child.wait()
+    if ended and status not in (0, 2):
+        raise RuntimeError(f"{words} in {tree} ended with {status}: {log.read_text()}")
     return wall, used
 
 

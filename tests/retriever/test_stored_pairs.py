@@ -6,15 +6,18 @@ import os
 import numpy as np
 import pytest
 
+from tfdpsq.data.rows import write_rows
 from tfdpsq.retriever import (
+    encode_documents,
+    encode_negatives,
     encode_pairs,
     make_batches,
     stored_pairs,
     with_vectors,
 )
 from tfdpsq.retriever.known_answers import KnownAnswers
-from tfdpsq.retriever.training import content_key
-from tfdpsq.validation import InputError
+from tfdpsq.retriever.training import content_key, encode_rows
+from tfdpsq.validation import DataError, InputError
 
 LENGTHS = {"query_length": 6, "document_length": 12}
 
@@ -114,6 +117,53 @@ def test_batches_are_those_of_memory(
         files = sorted((tmp_path / "rows" / "documents").glob("rows-*"))
         distinct = len({row.document for row in rows})
         assert sum(os.path.getsize(file) for file in files) == distinct * 12 * 4
+
+
+@pytest.mark.parametrize("known", [0, 5, None])
+def test_embedded_rows_are_those_of_memory(
+    rows, tokenizer, make_model, tmp_path, chunked, known
+):
+    """With hard negatives, and documents of which none, some or all are known."""
+    model = make_model(shared=False)
+    model.document_tower.trainable = False
+    texts = {
+        r.query_id: [other.document for other in rows[i::9]]
+        for i, r in enumerate(rows)
+        if i % 4
+    }
+    negatives = encode_negatives(rows, texts, tokenizer, LENGTHS["document_length"], 3)
+    arrays = {**encode_rows(rows, tokenizer, **LENGTHS), **negatives}
+    corpus = (
+        encode_documents(
+            sorted({row.document for row in rows})[:known],
+            tokenizer,
+            LENGTHS["document_length"],
+        )
+        if known != 0
+        else None
+    )
+    held = None if corpus is None else with_vectors(model, corpus)
+    expected = with_vectors(model, arrays, known=held)
+    chunks = ({k: v[i : i + 7] for k, v in arrays.items()} for i in range(0, 63, 7))
+    store = write_rows(tmp_path / "rows", chunks)
+    assert len(store) == len(rows) == 63
+    found = stored_pairs.WithVectors(tmp_path / "vectors", store, model, held)
+    at = np.array([62, 0, 13, 13, 7, 61])
+    taken = found.take(at)
+    assert taken.keys() == expected.keys() and len(found) == 63
+    for name, values in expected.items():
+        np.testing.assert_allclose(taken[name], values[at], atol=1e-6, err_msg=name)
+    # A run that goes on after a kill reads the same vectors, and embeds nothing.
+    model.document_tower.set_weights(
+        [0 * weight for weight in model.document_tower.get_weights()]
+    )
+    again = stored_pairs.WithVectors(tmp_path / "vectors", store, model, held)
+    for name, values in again.take(at).items():
+        np.testing.assert_array_equal(values, taken[name], strict=True)
+    if known is not None:  # else the missing negatives' text alone is stored
+        other = write_rows(tmp_path / "fewer", [{k: v[:3] for k, v in arrays.items()}])
+        with pytest.raises(DataError, match="vectors for"):
+            stored_pairs.WithVectors(tmp_path / "vectors", other, model, held)
 
 
 def test_rows_are_taken_in_any_order(rows, tokenizer, tmp_path, chunked):

@@ -10,7 +10,7 @@ import tiny as _tiny
 from tfdpsq import retriever
 from tfdpsq.data import BeirDirectory, Tokenizer, write_synthetic
 from tfdpsq.data.records import SyntheticQuery
-from tfdpsq.evaluation import read_trec_run, write_trec_run
+from tfdpsq.evaluation import ranked, read_trec_run, write_trec_run
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.retriever.training import content_key
 from tfdpsq.run import mine, train_retriever
@@ -77,8 +77,28 @@ def _train(base, name, **options):
     return read_certificate(base / name)
 
 
+def _arrays(config, source, tokenizer):
+    """Returns the hard negatives of all rows, as training reads them."""
+    own, length = _negatives(config), config.document_length
+    return hard_negatives.encoder(own, source, tokenizer, length)(source.pairs)
+
+
 def _negatives(config):
     return hard_negatives.HardNegatives(**config.hard_negatives)
+
+
+def _by_hand(own, beir, pairs):
+    """Returns query -> texts of its hard negatives, from everything in memory."""
+    texts = {document.id: document.content for document in beir.documents()}
+    qrels, run = beir.qrels("train"), read_trec_run(own.run)
+    found = {}
+    for query in {pair.query_id for pair in pairs}:
+        answers = {d for d, grade in qrels[query].items() if grade > 0}
+        known = {texts[d] for d in answers}
+        others = [d for d, _ in ranked(run.get(query, {})) if d not in answers]
+        kept = [texts[d] for d in others if texts[d] not in known]
+        found[query] = kept[own.skip : own.skip + own.count]
+    return found
 
 
 def test_what_is_mined_shares_words_and_depends_on_its_own_query_alone(base, tmp_path):
@@ -146,9 +166,7 @@ def test_the_rows_have_the_best_documents_that_are_no_answers(base):
     )
     tokenizer = Tokenizer(base / "spiece.model")
     source = sources.load_source(config.pairs, "train")
-    arrays = hard_negatives.arrays(
-        _negatives(config), source, tokenizer, config.document_length
-    )
+    arrays = _arrays(config, source, tokenizer)
     found = read_trec_run(base / "private" / "mined" / mine.RUN_FILE)
     texts = {d.id: d.content for d in BeirDirectory(base / "pairs").documents()}
     for row, pair in enumerate(source.pairs):
@@ -158,6 +176,42 @@ def test_the_rows_have_the_best_documents_that_are_no_answers(base):
     assert arrays["negative_ids"].shape == (60, 2, 24)
 
 
+@pytest.mark.parametrize("unit", ["query", "pair"])
+def test_the_table_on_disk_finds_what_a_loop_in_memory_does(tmp_path, unit):
+    """Equal scores, several answers, copies of answers, queries without a hit."""
+    draw = np.random.default_rng(7)
+    pairs = tmp_path / "pairs"
+    _tiny.write_pairs(pairs)
+    beir = BeirDirectory(pairs)
+    documents = [document.id for document in beir.documents()]
+    texts = {document.id: document.content for document in beir.documents()}
+    with open(pairs / "corpus.jsonl", "a") as file:
+        for like in draw.choice(documents, 30, replace=False):
+            row = {"_id": f"copy of {like}".replace(" ", "_"), "text": texts[like]}
+            file.write(json.dumps({"title": "", **row}) + "\n")
+            documents.append(row["_id"])
+    judged = beir.qrels("train")
+    with open(pairs / "qrels" / "train.tsv", "a") as file:
+        for query in list(judged)[:20]:
+            for document in draw.choice(documents, 3, replace=False):
+                if document not in judged[query]:
+                    file.write(f"{query}\t{document}\t{draw.integers(0, 3)}\n")
+    run = {
+        query: {
+            str(document): float(draw.integers(4)) + draw.choice([0, 1e-9])
+            for document in draw.choice(documents, 12, replace=False)
+        }
+        for query in [*list(judged)[5:], "another"]
+    }
+    write_trec_run(tmp_path / "run.trec", run)
+    own = hard_negatives.HardNegatives(str(tmp_path / "run.trec"), 3, 2, "", "")
+    source = sources.load_source(str(pairs), "train", unit)
+    table = hard_negatives.NegativeTable(own, source)
+    expected = _by_hand(own, beir, source.pairs)
+    assert {len(texts) for texts in expected.values()} >= {0, 3}
+    assert {query: table.texts(query) for query in expected} == expected
+
+
 def test_judgements_of_zero_are_negatives_from_the_data(base, tmp_path):
     pairs = tmp_path / "pairs"
     _tiny.write_pairs(pairs)
@@ -165,12 +219,7 @@ def test_judgements_of_zero_are_negatives_from_the_data(base, tmp_path):
         file.write("q3\td70\t0\nq3\td71\t2\n")
     config = _config(base, pairs=str(pairs), hard_negatives={"run": "judged"})
     source = sources.load_source(str(pairs), "train")
-    arrays = hard_negatives.arrays(
-        _negatives(config),
-        source,
-        Tokenizer(base / "spiece.model"),
-        config.document_length,
-    )
+    arrays = _arrays(config, source, Tokenizer(base / "spiece.model"))
     (row,) = np.flatnonzero(arrays["negative_keys"][:, 0] >= 0)
     assert source.pairs[row].query_id == "q3"
     text = {d.id: d.content for d in BeirDirectory(pairs).documents()}["d70"]
@@ -239,6 +288,15 @@ def test_other_methods_are_not_derived_for_them(base, method):
     assert not (base / "refused").exists()
 
 
+def test_a_document_twice_in_a_run_is_refused(base, tmp_path):
+    run = tmp_path / "run.trec"
+    run.write_text("q3 Q0 d5 1 2.0 x\nq3 Q0 d6 2 1.0 x\nq3 Q0 d5 3 0.5 x\n")
+    config = _config(base, pairs=str(base / "pairs"), hard_negatives={"run": str(run)})
+    source = sources.load_source(config.pairs, "train")
+    with pytest.raises(DataError, match="run.trec:3: document 'd5' comes a second"):
+        _arrays(config, source, Tokenizer(base / "spiece.model"))
+
+
 def test_what_negatives_follow_from_must_be_known(base, tmp_path, monkeypatch):
     def train(*_, **__):
         raise InterruptedError
@@ -292,12 +350,7 @@ def test_no_document_with_an_answers_text_is_a_negative(base, tmp_path):
         base, pairs=str(pairs), hard_negatives={"run": str(run), "count": 2}
     )
     source = sources.load_source(str(pairs), "train")
-    arrays = hard_negatives.arrays(
-        _negatives(config),
-        source,
-        Tokenizer(base / "spiece.model"),
-        config.document_length,
-    )
+    arrays = _arrays(config, source, Tokenizer(base / "spiece.model"))
     (row,) = [i for i, pair in enumerate(source.pairs) if pair.query_id == "q3"]
     expected = [content_key(texts[name]) for name in ("d5", "d6")]
     assert arrays["negative_keys"][row].tolist() == expected

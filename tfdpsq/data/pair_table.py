@@ -37,6 +37,15 @@ join queries as q on q.id = p.query join documents as d on d.id = p.document
 """
 
 
+def open_unnamed(schema: str) -> sqlite3.Connection:
+    """Opens an empty database without a name on disk, with the tables of a schema."""
+    store = sqlite3.connect("", check_same_thread=False)
+    store.execute(f"pragma cache_size=-{_CACHE_KIB}")
+    store.execute("pragma journal_mode=off")
+    store.executescript(schema)
+    return store
+
+
 class PairTable(Sequence[Pair]):
     """Pairs in the order of query and document ids, on disk.
 
@@ -46,10 +55,7 @@ class PairTable(Sequence[Pair]):
 
     def __init__(self) -> None:
         """Starts without pairs."""
-        self._store = sqlite3.connect("", check_same_thread=False)
-        self._store.execute(f"pragma cache_size=-{_CACHE_KIB}")
-        self._store.execute("pragma journal_mode=off")
-        self._store.executescript(_SCHEMA)
+        self._store = open_unnamed(_SCHEMA)
         self._count = 0
 
     def add_judgements(self, rows: Iterable[Judgement]) -> int:

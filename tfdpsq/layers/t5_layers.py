@@ -65,13 +65,15 @@ class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
         values = self._heads(self.value_projector(source))
         exact = self.dtype_policy.variable_dtype
         if position_bias is None:
-            position_bias = self._bias(queries, keys, mask, exact)
-        scores = tf.einsum("bqhd,bkhd->bhqk", queries, keys)
+            lengths = _length(hidden_states), _length(source)
+            position_bias = self._bias(*lengths, mask, exact)
+        # On processors, products of batches are faster than `tf.einsum`.
+        scores = tf.matmul(queries, keys, transpose_b=True)
         weights = tf.nn.softmax(tf.cast(scores, exact) + position_bias)
         weights = tf.cast(weights, self.compute_dtype)
         weights = _dropped(self.dropout_layer, weights, dropout_seed, training)
-        mixed = tf.einsum("bhqk,bkhd->bqhd", weights, values)
-        flat = tf.reshape(mixed, [-1, _length(mixed), self.inner_dim])
+        mixed = tf.transpose(tf.matmul(weights, values), [0, 2, 1, 3])
+        flat = tf.reshape(mixed, [-1, _length(hidden_states), self.inner_dim])
         return self.output_projector(flat), position_bias
 
     def get_config(self) -> dict[str, Any]:
@@ -87,9 +89,9 @@ class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
             "use_relative_attention_bias": self.use_relative_attention_bias,
         }
 
-    def _bias(self, queries, keys, mask, dtype):
+    def _bias(self, query_length, key_length, mask, dtype):
         if self.use_relative_attention_bias:
-            bias = self.compute_bias(_length(queries), _length(keys))
+            bias = self.compute_bias(query_length, key_length)
             bias = tf.cast(bias, dtype)
         else:
             bias = tf.zeros([], dtype)
@@ -98,8 +100,9 @@ class T5MultiHeadAttention(keras_nlp_attention.T5MultiHeadAttention):
         return bias
 
     def _heads(self, x: tf.Tensor) -> tf.Tensor:
-        """[B, L, heads · key_value_dim] to [B, L, heads, key_value_dim]."""
-        return tf.reshape(x, [-1, _length(x), self.num_heads, self.key_value_dim])
+        """[B, L, heads · key_value_dim] to [B, heads, L, key_value_dim]."""
+        parts = tf.reshape(x, [-1, _length(x), self.num_heads, self.key_value_dim])
+        return tf.transpose(parts, [0, 2, 1, 3])
 
 
 @tf.keras.utils.register_keras_serializable("tfdpsq")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -25,32 +26,35 @@ from tfdpsq.retriever.encoding import (
 from tfdpsq.retriever.known_answers import KnownAnswers
 from tfdpsq.retriever.model import TwoTower
 from tfdpsq.retriever.training import CHUNK, content_key, encode_rows, shuffled_epochs
+from tfdpsq.validation import DataError
 
 _QUERY = "query_key"
-# Texts embedded at a time, as `with_vectors` does.
+# Texts embedded at a time, as `with_vectors` does, and rows whose keys are read.
 _BATCH = 128
+_ROWS = 4096
+
+
+class Rows(Protocol):
+    """Rows that are read by number, such as a `RowStore`."""
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """Reads rows by number; field -> [rows, ...]."""
 
 
 class StoredPairs:
     """The arrays of `encode_pairs`, on disk. `len()` is the number of pairs."""
 
-    def __init__(
-        self,
-        rows: RowStore,
-        answers: KnownAnswers,
-        vectors: RowStore | None = None,
-        places: np.ndarray | None = None,
-    ):
+    def __init__(self, rows: Rows, answers: KnownAnswers):
         """Keeps the parts that `store_pairs` made.
 
         Args:
-          rows: n tokenised pairs.
+          rows: n tokenised pairs, and a key for each row's query.
           answers: known answers of their queries.
-          vectors: embeddings of the distinct documents, for a frozen tower.
-          places: [n] index of each row's vector.
         """
         self._rows, self._answers = rows, answers
-        self._vectors, self._places = vectors, places
 
     def __len__(self) -> int:
         """Returns the number of pairs."""
@@ -70,9 +74,6 @@ class StoredPairs:
         found["positive_keys"] = self._answers.others(
             found.pop(_QUERY), found["document_key"]
         )
-        if self._vectors is not None and self._places is not None:
-            del found["document_ids"], found["document_lengths"]
-            found.update(self._vectors.take(self._places[indices]))
         return found
 
     def batches(self, batch_size: int, seed: int) -> Iterator[dict[str, np.ndarray]]:
@@ -96,6 +97,7 @@ def store_pairs(
     query_length: int,
     document_length: int,
     model: TwoTower | None = None,
+    negatives: Callable[[Sequence[Pair]], Mapping[str, np.ndarray]] | None = None,
 ) -> StoredPairs:
     """Tokenises pairs to disk, in flat memory.
 
@@ -107,6 +109,7 @@ def store_pairs(
       document_length: tokens kept of a document, EOS included.
       model: a retriever with a frozen document tower, to embed each document once; see
         `with_vectors`.
+      negatives: makes of some pairs what `encode_negatives` returns.
 
     Raises:
       InputError: no pairs, a length below one, the disk is full, or the model's
@@ -126,36 +129,135 @@ def store_pairs(
                 query_length=query_length,
                 document_length=document_length,
             )
+            if negatives is not None:
+                arrays.update(negatives(chunk))
             hashes = [content_key(pair.query_id) for pair in chunk]
             arrays[_QUERY] = np.array(hashes, np.int64)
             queries.append(arrays[_QUERY])
             keys.append(arrays["document_key"])
             yield arrays
 
-    store = write_rows(Path(path) / "pairs", chunks())
-    contents = np.concatenate(keys)
-    keys.clear()
-    answers = KnownAnswers(np.concatenate(queries), contents)
-    if model is None:
-        return StoredPairs(store, answers)
-    vectors, places = _embedded(Path(path) / "documents", store, contents, model)
-    return StoredPairs(store, answers, vectors, places)
+    rows: Rows = write_rows(Path(path) / "pairs", chunks())
+    answers = KnownAnswers(np.concatenate(queries), np.concatenate(keys))
+    if model is not None:
+        rows = WithVectors(Path(path) / "documents", rows, model)
+    return StoredPairs(rows, answers)
 
 
-def _embedded(
-    path: Path, rows: RowStore, keys: np.ndarray, model: TwoTower
-) -> tuple[RowStore, np.ndarray]:
-    """Embeds the distinct documents, and returns the index of each row's vector."""
-    _, first, places = np.unique(keys, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
+class WithVectors:
+    """Rows whose documents are embedded, as `with_vectors` returns them, on disk.
 
-    def take(numbers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        found = rows.take(numbers)
-        return found["document_ids"], found["document_lengths"]
+    Memory holds two hashes for each document of each row.
+    """
 
-    embedder = Embedder(model, Tokenised(take), "document", _BATCH)
-    windows = embedder.windows(map(str, first[order].tolist()))
-    store = write_rows(path, ({"document_vectors": vectors} for vectors in windows))
-    return store, number[places]
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        rows: Rows,
+        model: TwoTower,
+        known: Mapping[str, np.ndarray] | None = None,
+    ):
+        """Embeds each distinct document once, or takes the vectors that are there.
+
+        Args:
+          path: the directory of the vectors; one that a killed run of the same rows
+            and model left is used again.
+          rows: tokenised pairs, with hard negatives or without.
+          model: a retriever with a frozen document tower.
+          known: see `with_vectors`.
+
+        Raises:
+          InputError: the model's document tower is trained, or the disk is full.
+          DataError: the vectors that are there are damaged, or of other rows.
+        """
+        require_frozen_documents(model)
+        self._rows = rows
+        keys = np.concatenate(
+            [
+                _document_keys(rows.take(range(start, min(start + _ROWS, len(rows)))))
+                for start in range(0, len(rows), _ROWS)
+            ]
+        )
+        held = {} if known is None else known
+        earlier = np.asarray(held.get("document_key", ()), np.int64)
+        self._known = held.get("document_vectors")
+        every = np.concatenate([earlier, keys.ravel()])
+        _, first, places = np.unique(every, return_index=True, return_inverse=True)
+        # New documents are numbered after the known ones, as they come.
+        order = np.sort(first[first >= len(earlier)])
+        number = np.where(
+            first < len(earlier), first, len(earlier) + np.searchsorted(order, first)
+        )
+        self._places = number[places.ravel()[len(earlier) :]].reshape(keys.shape)
+        self._stored = self._embedded(Path(path), order - len(earlier), model)
+
+    def _embedded(
+        self, path: Path, texts: np.ndarray, model: TwoTower
+    ) -> RowStore | None:
+        """Stores the vectors of texts, which are numbered row by row."""
+        if not len(texts):
+            return None
+        if path.is_dir():
+            store = RowStore(path)
+            store.verify()
+            if len(store) != len(texts):
+                raise DataError(
+                    path,
+                    f"it has {len(store)} vectors for {len(texts)} documents",
+                    "Delete it: it is made again.",
+                )
+            return store
+
+        def take(numbers: list[int]) -> tuple[np.ndarray, np.ndarray]:
+            rows, columns = np.divmod(numbers, self._places.shape[1])
+            found = self._rows.take(rows)
+            at = range(len(rows)), columns
+            return _together(found, "ids")[at], _together(found, "lengths")[at]
+
+        embedder = Embedder(model, Tokenised(take), "document", _BATCH)
+        windows = embedder.windows(map(str, texts.tolist()))
+        return write_rows(path, ({"document_vectors": some} for some in windows))
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(self._rows)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """Reads rows by number; raises as `RowStore.take` does."""
+        found = self._rows.take(indices)
+        places = self._places[np.asarray(indices, np.int64)]
+        vectors = self._vectors(places.ravel()).reshape([*places.shape, -1])
+        for name in ("document", "negative"):
+            if found.pop(f"{name}_ids", None) is not None:
+                del found[f"{name}_lengths"]
+        found["document_vectors"] = vectors[:, 0]
+        if "negative_keys" in found:
+            found["negative_vectors"] = vectors[:, 1:]
+        return found
+
+    def _vectors(self, places: np.ndarray) -> np.ndarray:
+        """Returns the vectors [P, D] at places among known and stored ones."""
+        count = 0 if self._known is None else len(self._known)
+        new = places >= count
+        parts = []
+        if self._known is not None:
+            parts.append(self._known[places[~new]])
+        if self._stored is not None:
+            parts.append(self._stored.take(places[new] - count)["document_vectors"])
+        order = np.argsort(np.concatenate([np.flatnonzero(~new), np.flatnonzero(new)]))
+        return np.concatenate(parts)[order]
+
+
+def _document_keys(rows: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns [R, 1 + H] keys of the rows' documents and hard negatives."""
+    keys = rows["document_key"][:, np.newaxis]
+    return np.hstack(
+        [keys, *([rows["negative_keys"]] if "negative_keys" in rows else [])]
+    )
+
+
+def _together(rows: Mapping[str, np.ndarray], what: str) -> np.ndarray:
+    """Returns [R, 1 + H, ...], the same of documents and of hard negatives."""
+    first = rows[f"document_{what}"][:, np.newaxis]
+    others = [rows[f"negative_{what}"]] if f"negative_{what}" in rows else []
+    return np.concatenate([first, *others], axis=1)

@@ -107,20 +107,38 @@ def read_trec_run(path: str | os.PathLike) -> dict[str, dict[str, float]]:
         document twice for one query, or bytes that are not UTF-8.
     """
     run: dict[str, dict[str, float]] = {}
-    for number, (query_id, _, document_id, rank, score, _) in _fields(path, 6):
+    for number, query_id, document_id, score in stream_trec_run(path):
+        hits = run.setdefault(query_id, {})
+        if document_id in hits:
+            raise repeated_hit(path, number, query_id, document_id)
+        hits[document_id] = score
+    return run
+
+
+def stream_trec_run(
+    path: str | os.PathLike,
+) -> Iterator[tuple[int, str, str, float]]:
+    """Streams a run that may be too large for memory.
+
+    Yields:
+      Line number, query id, document id and score. Whether a document comes twice is
+      for the caller to see; `repeated_hit` is the error.
+
+    Raises:
+      DataError: as `read_trec_run`.
+    """
+    for number, (query_id, _, document_id, rank, written, _) in _fields(path, 6):
         if not rank.isdecimal():
             raise DataError(
                 path, f"rank is {rank!r}", "Write an integer from 1.", number
             )
-        hits = run.setdefault(query_id, {})
-        _check_new(path, number, hits, query_id, document_id)
         try:
-            hits[document_id] = checked_score(float(score), query_id, document_id)
+            score = checked_score(float(written), query_id, document_id)
         except ValueError as error:
             raise DataError(
-                path, f"score is {score!r}", "Write a finite number.", number
+                path, f"score is {written!r}", "Write a finite number.", number
             ) from error
-    return run
+        yield number, query_id, document_id, score
 
 
 def write_trec_qrels(path: str | os.PathLike, qrels: Qrels) -> None:
@@ -160,7 +178,8 @@ def read_trec_qrels(path: str | os.PathLike) -> dict[str, dict[str, int]]:
     qrels: dict[str, dict[str, int]] = {}
     for number, (query_id, _, document_id, relevance) in _fields(path, 4):
         judgements = qrels.setdefault(query_id, {})
-        _check_new(path, number, judgements, query_id, document_id)
+        if document_id in judgements:
+            raise repeated_hit(path, number, query_id, document_id)
         try:
             judgements[document_id] = int(relevance)
         except ValueError as error:
@@ -178,20 +197,16 @@ def _check_word(name: str, word: str) -> None:
         )
 
 
-def _check_new(
-    path: str | os.PathLike,
-    number: int,
-    seen: Mapping[str, Any],
-    query_id: str,
-    document_id: str,
-) -> None:
-    if document_id in seen:
-        raise DataError(
-            path,
-            f"document {document_id!r} comes a second time for query {query_id!r}",
-            "Keep one line of the two.",
-            number,
-        )
+def repeated_hit(
+    path: str | os.PathLike, number: int, query_id: str, document_id: str
+) -> DataError:
+    """Returns the error of a document that comes twice for one query."""
+    return DataError(
+        path,
+        f"document {document_id!r} comes a second time for query {query_id!r}",
+        "Keep one line of the two.",
+        number,
+    )
 
 
 def _fields(path: str | os.PathLike, count: int) -> Iterator[tuple[int, list[str]]]:

@@ -19,6 +19,7 @@ from tfdpsq import privacy, retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.data.texts import Pair
 from tfdpsq.privacy import plan as plans
+from tfdpsq.retriever.stored_pairs import WithVectors
 from tfdpsq.retriever.training import encode_rows
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import settings, sources, spending
@@ -31,6 +32,9 @@ from tfdpsq.run.training import (
     private_training,
     training_settings,
 )
+
+# Embedded documents, next to the rows.
+_VECTORS = "vectors"
 
 ARGUMENTS = {
     "naive": (
@@ -278,29 +282,27 @@ def _take(
     negatives: hard_negatives.HardNegatives,
     corpus: dict[str, np.ndarray] | None,
 ) -> Callable[[np.ndarray], Mapping[str, np.ndarray]]:
-    """Returns what reads rows by number: from disk where each is of its pair alone.
+    """Returns what reads rows by number, from disk."""
+    lengths = {
+        "query_length": config.query_length,
+        "document_length": config.document_length,
+    }
 
-    With hard negatives or embedded documents, tokens are in memory.
-    """
-    encode = functools.partial(
-        rows_of,
-        tokenizer=context.tokenizer,
-        query_length=config.query_length,
-        document_length=config.document_length,
-    )
-    # logit_dp makes each score from copies of both texts.
-    frozen = config.method != "logit_dp" and model.documents_frozen
-    if not negatives.run and not frozen:
-        return private_training.stored_rows(context.run_dir, source.read(), encode).take
-    arrays = encode(source.pairs)
-    arrays.update(
-        hard_negatives.arrays(
+    @functools.cache
+    def mined() -> Callable[[Sequence[Pair]], Mapping[str, np.ndarray]]:
+        return hard_negatives.encoder(
             negatives, source, context.tokenizer, config.document_length
         )
-    )
-    if frozen:
-        arrays = retriever.with_vectors(model, arrays, known=corpus)
-    return lambda rows: {name: values[rows] for name, values in arrays.items()}
+
+    def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
+        return {**rows_of(pairs, context.tokenizer, **lengths), **mined()(pairs)}
+
+    rows = private_training.stored_rows(context.run_dir, source.read(), encode)
+    # logit_dp makes each score from copies of both texts.
+    if config.method == "logit_dp" or not model.documents_frozen:
+        return rows.take
+    vectors = rows.path.parent / _VECTORS
+    return WithVectors(vectors, rows, model, known=corpus).take
 
 
 def rows_of(

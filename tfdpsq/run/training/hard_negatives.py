@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfdpsq import evaluation, retriever, validation
-from tfdpsq.data import Tokenizer
+import numpy as np
+
+from tfdpsq import retriever, validation
+from tfdpsq.data import Tokenizer, pair_table
 from tfdpsq.data.files import sha256_of_file, write_json
+from tfdpsq.data.texts import Pair
+from tfdpsq.evaluation.ranking import trec
 from tfdpsq.run.core import settings, sources
 
 ORIGIN_FILE = "mining.json"
 JUDGED = "judged"
 _SPARE = 8
 BY_QUERY = "each query and public data alone"
+
+# In `contents` are digests of the pairs' own documents, which may be another corpus's.
+_SCHEMA = """
+create table answers (query text, document text, primary key (query, document))
+  without rowid;
+create table contents (query text, content blob, primary key (query, content))
+  without rowid;
+create table ranked (query text, document text, score real,
+                     primary key (query, document)) without rowid;
+create table candidates (query text, document text, place integer,
+                         primary key (query, place)) without rowid;
+create table texts (document text primary key, text text) without rowid;
+"""
+_CHOICE = """
+insert into candidates select query, document, place from (
+  select query, document, row_number() over
+    (partition by query order by score desc, {ties}) as place
+  from ranked where query in (select query from answers)
+  and (query, document) not in (select query, document from answers)
+) where place <= ?
+"""
+_ANSWERS = "select text from answers join texts using (document) where query = ?"
+_OTHERS = """
+select text from candidates join texts using (document) where query = ? order by place
+"""
 
 
 def declared() -> dict[str, Any]:
@@ -165,75 +195,134 @@ def origin(own: HardNegatives, source: sources.Source, pairs: str) -> str:
     return f"{count}, from a run declared to be made from {BY_QUERY}"
 
 
-def arrays(
+class NegativeTable:
+    """The hard negatives of a source's queries, on disk, as `PairTable` keeps pairs.
+
+    A document is skipped if it, or another with the same content, is a known answer.
+    """
+
+    def __init__(self, own: HardNegatives, source: sources.Source):
+        """Reads answers, ranking and documents, each streamed.
+
+        Args:
+          own: the settings.
+          source: the pairs.
+
+        Raises:
+          InputError: bad settings, or a run that has none of the queries.
+          DataError: a malformed run, or one that names a document the corpus lacks.
+        """
+        self._own = own
+        self._store = pair_table.open_unnamed(_SCHEMA)
+        self._add_answers(source)
+        self._add_ranking(source)
+        # A few spare ones: some may have the content of an answer.
+        ties = "document" if own.run == JUDGED else "document desc"
+        most = own.skip + own.count + _SPARE
+        self._store.execute(_CHOICE.format(ties=ties), (most,))
+        self._store.execute("delete from ranked")
+        self._add_documents(corpus_of(own.corpus, source.path))
+        queries = self._store.execute("select distinct query from candidates")
+        if not any(self.texts(query) for (query,) in queries):
+            raise validation.InputError(
+                f"hard_negatives.run {own.run} has no document for any query of "
+                f"{source.path}. Mine for these pairs, or lower skip (now {own.skip})."
+            )
+
+    def _add_answers(self, source: sources.Source) -> None:
+        for pair in source.read():
+            key = (pair.query_id, pair.document_id)
+            self._store.execute("insert or ignore into answers values (?, ?)", key)
+            content = (pair.query_id, _digest(pair.document))
+            self._store.execute("insert or ignore into contents values (?, ?)", content)
+        if not source.private:
+            return
+        self._store.executemany(
+            "insert or ignore into answers select ?1, ?2 where exists "
+            "(select 1 from answers where query = ?1)",
+            (
+                (row.query_id, row.document_id)
+                for row in sources.open_beir(source.path).judgements(source.split)
+                if row.score > 0
+            ),
+        )
+
+    def _add_ranking(self, source: sources.Source) -> None:
+        insert = "insert or ignore into ranked values (?, ?, ?)"
+        if self._own.run == JUDGED:
+            judged = sources.open_beir(source.path).judgements(source.split)
+            rows = ((r.query_id, r.document_id, 0.0) for r in judged if r.score <= 0)
+            self._store.executemany(insert, rows)
+            return
+        for line, query, document, score in trec.stream_trec_run(self._own.path):
+            # trec_eval ranks by float32.
+            row = (query, document, float(np.float32(score)))
+            if not self._store.execute(insert, row).rowcount:
+                raise trec.repeated_hit(self._own.path, line, query, document)
+
+    def _add_documents(self, corpus: str) -> None:
+        self._store.execute("create index wanted on candidates (document)")
+        self._store.execute("create index known on answers (document)")
+        for document in sources.open_beir(corpus).documents():
+            self._store.execute(
+                "insert or replace into texts select ?1, ?2 where exists "
+                "(select 1 from candidates where document = ?1) or exists "
+                "(select 1 from answers where document = ?1)",
+                (document.id, document.content),
+            )
+        (missing,) = self._store.execute(
+            "select min(document) from candidates "
+            "where document not in (select document from texts)"
+        ).fetchone()
+        if missing is not None:
+            raise validation.DataError(
+                self._own.run,
+                f"document {missing!r} is not in {corpus}",
+                "Set hard_negatives.corpus to the documents that the run was made on.",
+            )
+
+    def texts(self, query: str) -> list[str]:
+        """Returns the contents of a query's hard negatives, hardest first."""
+        known = {_digest(text) for text in self._column(_ANSWERS, query)}
+        known.update(
+            self._column("select content from contents where query = ?", query)
+        )
+        others = self._column(_OTHERS, query)
+        kept = [text for text in others if _digest(text) not in known]
+        return kept[self._own.skip : self._own.skip + self._own.count]
+
+    def _column(self, question: str, query: str) -> list[Any]:
+        return [value for (value,) in self._store.execute(question, (query,))]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def encoder(
     own: HardNegatives,
     source: sources.Source,
     tokenizer: Tokenizer,
     document_length: int,
-) -> dict[str, Any]:
-    """Returns the rows' hard negatives as `retriever.encode_negatives` makes them.
+) -> Callable[[Sequence[Pair]], dict[str, np.ndarray]]:
+    """Returns what tokenises pairs' hard negatives, as `retriever.encode_negatives`.
 
-    A document is skipped if it, or another with the same content, is a known answer.
+    Without hard negatives it returns no array.
 
     Raises:
-      InputError: bad settings, or a run that has none of the queries.
-      DataError: a malformed run, or one that names a document the corpus lacks.
+      InputError, DataError: as `NegativeTable`.
     """
     if not own.run:
-        return {}
-    answers: dict[str, set[str]] = {}
-    of_pairs: dict[str, set[str]] = {}
-    for pair in source.pairs:
-        answers.setdefault(pair.query_id, set()).add(pair.document_id)
-        of_pairs.setdefault(pair.query_id, set()).add(pair.document)
-    judged: Mapping[str, Mapping[str, int]] = {}
-    if source.private:
-        judged = sources.open_beir(source.path).qrels(source.split)
-    if own.run == JUDGED:
-        ranked = {
-            query: sorted(d for d, grade in documents.items() if grade <= 0)
-            for query, documents in judged.items()
-        }
-    else:
-        ranked = {
-            query: [document for document, _ in evaluation.ranked(documents)]
-            for query, documents in evaluation.read_trec_run(own.path).items()
-        }
-    candidates: dict[str, list[str]] = {}
-    for query, known in answers.items():
-        known |= {d for d, grade in judged.get(query, {}).items() if grade > 0}
-        others = [d for d in ranked.get(query, ()) if d not in known]
-        # A few spare ones: some may have the content of an answer.
-        candidates[query] = others[: own.skip + own.count + _SPARE]
-    known_answers = set().union(*answers.values())
-    corpus = corpus_of(own.corpus, source.path)
-    wanted = set().union(*candidates.values())
-    texts = {
-        document.id: document.content
-        for document in sources.open_beir(corpus).documents()
-        if document.id in wanted or document.id in known_answers
-    }
-    missing = sorted(wanted - texts.keys())
-    if missing:
-        raise validation.DataError(
-            own.run,
-            f"document {missing[0]!r} is not in {corpus}",
-            "Set hard_negatives.corpus to the documents that the run was made on.",
+        return lambda pairs: {}
+    table = NegativeTable(own, source)
+
+    def encode(pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
+        return retriever.encode_negatives(
+            pairs,
+            {pair.query_id: table.texts(pair.query_id) for pair in pairs},
+            tokenizer,
+            document_length,
+            own.count,
         )
-    chosen = {}
-    for query, others in candidates.items():
-        contents = {texts[d] for d in answers[query] if d in texts} | of_pairs[query]
-        kept = [d for d in others if texts[d] not in contents]
-        chosen[query] = kept[own.skip : own.skip + own.count]
-    if not any(chosen.values()):
-        raise validation.InputError(
-            f"hard_negatives.run {own.run} has no document for any query of "
-            f"{source.path}. Mine for these pairs, or lower skip (now {own.skip})."
-        )
-    return retriever.encode_negatives(
-        source.pairs,
-        {query: [texts[d] for d in ids] for query, ids in chosen.items()},
-        tokenizer,
-        document_length,
-        own.count,
-    )
+
+    return encode

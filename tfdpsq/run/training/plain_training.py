@@ -116,17 +116,15 @@ def _batches(
     negatives: hard_negatives.HardNegatives,
     **options: Any,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields batches from disk; pairs with hard negatives are held in memory."""
+    """Yields batches from disk."""
     require_enough(source.count, batch_size)
-    mined = hard_negatives.arrays(
+    mined = hard_negatives.encoder(
         negatives, source, tokenizer, options["document_length"]
     )
-    if not mined:
-        stored = retriever.store_pairs(scratch, source.read(), tokenizer, **options)
-        return stored.batches(batch_size, seed)
-    return retriever.make_batches(
-        source.pairs, tokenizer, batch_size, seed=seed, negatives=mined, **options
+    stored = retriever.store_pairs(
+        scratch, source.read(), tokenizer, negatives=mined, **options
     )
+    return stored.batches(batch_size, seed)
 
 
 @contextlib.contextmanager
