@@ -192,6 +192,28 @@ MUTATIONS = (
         "why": "the generator is paid for, and the rest of its job refused",
     },
     {
+        "name": "budget_passes_over_a_link_to_a_workdir",
+        "kind": "release",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "            _require_inside(found, inside)\n",
+        "new": "            pass\n",
+        "tests": (
+            "tests/run/test_budget.py::test_a_link_to_a_workdir_or_its_report_is_named",
+        ),
+        "why": "seeds of the noise are released, and no word is said of it",
+    },
+    {
+        "name": "budget_passes_over_a_link_to_a_report",
+        "kind": "release",
+        "file": "tfdpsq/run/core/spending.py",
+        "old": "    elif real.name in layout.JOB_FILES and (\n",
+        "new": "    elif real.name in () and (\n",
+        "tests": (
+            "tests/run/test_budget.py::test_a_link_to_a_workdir_or_its_report_is_named",
+        ),
+        "why": "private queries are released, and no word is said of it",
+    },
+    {
         "name": "limit_reserves_nothing",
         "kind": "composition",
         "file": "tfdpsq/run/core/spending.py",
