@@ -450,4 +450,14 @@ MUTATIONS = (
         ),
         "why": "readers of an older certificate believe what was found to be false",
     },
+    {
+        "name": "results_call_a_generator_that_reranks_public",
+        "kind": "certificate",
+        "file": "tfdpsq/results.py",
+        "old": "        if system.startswith(_RERANKED):  # by a generator\n",
+        "new": "        if system.startswith(_RERANKED):\n            return 0.0\n"
+        "        if system.startswith(_RERANKED):\n",
+        "tests": ("tests/test_results.py::test_tables_hold_what_the_files_do",),
+        "why": "a row of epsilon 8, or of none, is said to have read nothing private",
+    },
 )
