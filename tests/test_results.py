@@ -62,11 +62,15 @@ def work(tmp_path):
     _beir(release / "prepare" / "public_pairs" / "beir", ["sorts"], "p")
     _write(release / "retriever_synthetic_eps8" / "stage.json", {})
     _write(release / "retriever_synthetic_eps8" / "certificate.json", _CERTIFICATE)
+    _write(release / "retriever_public_only" / "stage.json", {})
     over = {"difference": 0.1, "low": 0.05, "high": 0.2, "p_value": 0.01}
     systems = {
         "bm25": {**_MEASURES, "difference_to_baseline": over},
         "public_only": {"ndcg@10": 0.2, "ndcg@10_ci": [0.1, 0.3]},
         "synthetic_eps8": _MEASURES,
+        "reranked_public_only": _MEASURES,
+        "reranked_eps8": _MEASURES,
+        "somebodys": _MEASURES,
     }
     evaluation = private / "evaluation"
     _write(evaluation / "stage.json", {"config": {"data": str(data)}})
@@ -108,14 +112,18 @@ def test_tables_hold_what_the_files_do(work):
     ]
     assert certificates.run.nunique() == 1 and set(certificates.epsilon) == {7.5}
     assert job.certificate("prepare") is None
-    assert dict(job.rows.epsilon) == {
+    # A generator that reranks was said to have used no private query.
+    assert dict(job.rows.epsilon.dropna()) == {
         "bm25": 0.0,
         "public_only": 0.0,
         "synthetic_eps8": 7.5,
+        "reranked_public_only": 0.0,
+        "reranked_eps8": 7.5,
     }
+    assert job.rows.epsilon.isna()["somebodys"]
     assert tuple(job.rows.loc["bm25", ["ndcg@10_low", "ndcg@10_high"]]) == (0.2, 0.45)
     assert job.rows.over_baseline["bm25"] == 0.1
-    assert job.rows.over_baseline.isna().sum() == 2
+    assert job.rows.over_baseline.isna().sum() == 5
     assert list(job.runs.columns) == ["system", "query", "document", "rank", "score"]
     assert list(job.runs["query"].unique()) == ["00"]  # not the number 0
     assert list(job.qrels.relevance) == [1, 1]
@@ -128,6 +136,24 @@ def test_tables_hold_what_the_files_do(work):
     assert job.canaries.mean_rank["audit_eps8"] == 4.0
     assert job.membership.auc_high["audit_eps8"] == 0.6
     assert job.private_reads.what.tolist() == ["losses"]
+
+
+def test_ids_that_look_like_other_things_are_ids(work):
+    """NA was missing, and a quotation mark swallowed the lines after it."""
+    evaluation = work / "private" / "evaluation"
+    lines = ["NA Q0 null 1 2 t", '00 Q0 "Heroes" 1 2 t', '00 Q0 "Low 2 1 t']
+    (evaluation / "runs" / "bm25.trec").write_text("\n".join([*lines, ""]))
+    (evaluation / "qrels.trec").write_text('NA 0 null 1\n00 0 "Low 1\n')
+    job = results.open_job(work)
+    own = job.runs[job.runs.system == "bm25"]
+    assert own["query"].tolist() == ["NA", "00", "00"]
+    assert own.document.tolist() == ["null", '"Heroes"', '"Low']
+    assert job.qrels.document.tolist() == ["null", '"Low']
+    data = pathlib.Path(job.config["data"])
+    _write(data / "queries.jsonl", {"_id": "NA", "text": "nothing"})
+    for path in (data / "qrels").glob("*.tsv"):
+        path.write_text("query-id\tcorpus-id\tscore\nNA\t1\t1\n")
+    assert set(results.open_job(work).pairs["query"]) == {"nothing"}
 
 
 def test_one_query_by_two_retrievers_and_one_document_by_every_source(work):
@@ -146,7 +172,8 @@ def test_figures_are_drawn_of_what_is_there(work):
     job = results.open_job(work)
     rows, curves, lengths = job.plot_rows(), job.plot_curves(), job.plot_lengths()
     names = [text.get_text() for text in rows.axes[0].get_yticklabels()]
-    assert names == ["synthetic_eps8", "public_only", "bm25"]
+    assert names[-3:] == ["synthetic_eps8", "public_only", "bm25"]
+    assert len(names) == 6
     drawn = curves.axes[0].lines[0]
     assert drawn.get_xydata().tolist() == [[1, 4.0], [2, 3.0]]
     assert len(lengths.axes[0].get_legend().get_texts()) == 3

@@ -16,6 +16,7 @@ cover.
 
 from __future__ import annotations
 
+import csv
 import functools
 import gzip
 import json
@@ -37,6 +38,7 @@ from tfdpsq.validation import DataError, InputError
 
 _STAGE, _CERTIFICATE = "stage.json", "certificate.json"
 _BASELINE = "public_only"
+_RERANKED = "reranked_"
 _RUN_COLUMNS = ("query", "_", "document", "rank", "score", "tag")
 
 
@@ -160,7 +162,8 @@ class Job:
 
         Columns: each measure with "_low" and "_high" (95 %); "over_baseline" with
         "_low", "_high" and "_p_value", the difference in NDCG@10 to public-only, paired
-        by query; "epsilon" of the certificate, 0 where no private query was used.
+        by query; "epsilon" of the certificate, 0 where no private query was used, NaN
+        for a system that this job did not make.
         """
         found = []
         for name, of in self._metrics["systems"].items():
@@ -184,7 +187,7 @@ class Job:
         folder = self.path("evaluation") / "runs"
         parts = []
         for path in sorted(folder.glob("*.trec")):
-            part = pd.read_csv(path, sep=r"\s+", names=_RUN_COLUMNS, dtype=_texts())
+            part = _table(path, r"\s+", names=_RUN_COLUMNS, dtype=_texts())
             parts.append(part.assign(system=path.stem))
         if not parts:
             raise InputError(f"{folder} holds no run. Run the stage evaluate again.")
@@ -196,7 +199,7 @@ class Job:
         """Judgements of the test queries: "query", "document", "relevance"."""
         names = ["query", "_", "document", "relevance"]
         path = self.path("evaluation") / "qrels.trec"
-        found = pd.read_csv(path, sep=r"\s+", names=names, dtype=_texts())
+        found = _table(path, r"\s+", names=names, dtype=_texts())
         return found[["query", "document", "relevance"]]
 
     def compare(
@@ -424,8 +427,14 @@ class Job:
         return pathlib.Path(given)
 
     def _epsilon(self, system: str) -> float:
+        if system in ("bm25", f"{_RERANKED}{_BASELINE}"):
+            return 0.0
         name = f"retriever_{system}"
-        certificate = self.certificate(name) if name in self.stages.index else None
+        if system.startswith(_RERANKED):  # by a generator
+            name = f"generator_{system[len(_RERANKED) :]}"
+        if name not in self.stages.index:
+            return np.nan
+        certificate = self.certificate(name)
         return float(certificate["guarantee"]["epsilon"]) if certificate else 0.0
 
     def _audits(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -446,7 +455,7 @@ class Job:
         documents = dict(self._corpus(beir))
         parts = []
         for path in sorted((beir / "qrels").glob("*.tsv")):
-            part = pd.read_csv(path, sep="\t", dtype=str, quoting=3)
+            part = _table(path, "\t", dtype=str)
             part = part[part["score"].astype(float) > 0]
             ids = part["query-id"], part["corpus-id"]
             columns = {
@@ -495,6 +504,18 @@ class Job:
                     yield json.loads(line)
                 except ValueError as error:
                     raise _damaged(path, error, number) from error
+
+
+def _table(path: pathlib.Path, separator: str, **options: Any) -> pd.DataFrame:
+    """Reads a table as it stands: `NA` and `"a"` are ids like others."""
+    return pd.read_csv(
+        path,
+        sep=separator,
+        quoting=csv.QUOTE_NONE,
+        keep_default_na=False,
+        encoding="utf-8",
+        **options,
+    )
 
 
 def _texts() -> dict[str, type]:

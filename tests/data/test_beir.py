@@ -346,6 +346,23 @@ def test_training_meets_the_same_errors_without_validate(sound):
         BeirDirectory(sound).pairs("train")
 
 
+@pytest.mark.parametrize("read", ["validate", "pairs", "judged_queries"])
+def test_a_query_that_comes_twice_is_named_in_a_log_of_any_size(read, tmp_path):
+    """The database of pairs met it first, and ended with a traceback."""
+    names = [f"q{number}" for number in range(5000)]
+    rows = [(name, "d", 1) for name in names]
+    queries = [(name, "text") for name in names]
+    documents = [Document("d", "", "text")]
+    beir = write_beir(tmp_path / "set", documents, queries, {"train": rows})
+    with beir.queries_file.open("a") as file:
+        file.write('{"_id": "q7", "text": "other"}\n')
+    lines = beir.queries_file.read_text().splitlines(keepends=True)
+    beir.queries_file.write_text("".join([*lines[:9], lines[-1], *lines[9:-1]]))
+    arguments = (["train"],) if read == "validate" else ("train",)
+    with pytest.raises(DataError, match="queries.jsonl:10: id 'q7' occurs on an earl"):
+        getattr(beir, read)(*arguments)
+
+
 @pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl"])
 def test_a_missing_file_is_named_at_once(sound, name):
     (sound / name).unlink()

@@ -180,6 +180,28 @@ def test_a_link_that_releases_what_is_private_is_named(job, capsys, target, why)
             spending.require_within({"new": privacy.make_plan(_SPEC)}, "keyed:1")
 
 
+def test_a_link_to_a_workdir_or_its_report_is_named(job, tmp_path, capsys):
+    """Its seeds and its queries were released, and the total called complete."""
+    other = tmp_path / "other"
+    (other / "private" / "runs" / "generator").mkdir(parents=True)
+    for name in ("config.json", "report.html", "private/fingerprint.key"):
+        (other / name).write_text("{}")
+    report = job / "release" / "report.html"
+    report.symlink_to(other / "report.html")
+    (job / "release" / "whole").symlink_to(other)
+    inside = job / "release" / "whole" / "private"
+    refused = spending.find_certificates(job).refused
+    assert set(refused) == {str(report), str(inside)}
+    assert f"releases {other}/report.html, which shows private" in refused[str(report)]
+    assert f"releases {other}/private, where keys, seeds" in refused[str(inside)]
+    code, out, _ = _exit(capsys, job, "--budget=5")
+    assert code == 1 and "what is left is unknown" in out
+    # A page of this name that no job wrote may be anybody's.
+    (other / "config.json").unlink()
+    shutil.rmtree(other / "private")
+    assert not spending.find_certificates(job).refused
+
+
 def test_a_retriever_has_one_certificate_for_all_its_files(tmp_path):
     """Its `model/` states the digest of the certificate that lies above it."""
     certificate = _certificate()

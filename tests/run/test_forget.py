@@ -16,6 +16,7 @@ from tfdpsq.privacy import checkpoint
 from tfdpsq.run import budget, choose, convert, forget, pretrain, status, verify
 from tfdpsq.run.core import layout, outputs, progress, releases, sources, workdir
 from tfdpsq.run.passes import pass_progress
+from tfdpsq.run.reproduction import reproduce_report
 from tfdpsq.run.training import choice_points, private_training
 from tfdpsq.validation import InputError
 
@@ -391,6 +392,58 @@ def test_an_output_next_to_its_private_directory_is_known(tmp_path, capsys):
         "generator/weights",
         "private/forgotten.json",
     }
+
+
+def test_the_pages_of_a_reproduction_are_deleted(job, capsys):
+    """Its examples quote private queries, and were said not to be tfdpsq's."""
+    assert {reproduce_report.RESULTS_FILE, reproduce_report.PAGE_FILE} < {
+        *layout.JOB_FILES
+    }
+    pages = [job / name for name in layout.JOB_FILES]
+    pages += [job / "private" / name for name in layout.EXAMPLE_FILES]
+    pages += [p.with_name(f".{p.name}.0123456789ab.partial") for p in pages]
+    for path in pages:
+        _write(path)
+    assert set(pages) < set(forget.plan(job).delete)
+    _exit(capsys, forget, job, "--delete")
+    assert not any(path.exists() for path in pages)
+    # In what is no job's workdir they are somebody's own.
+    (job / "config.json").unlink()
+    for path in pages:
+        _write(path)
+    made = forget.plan(job)
+    assert not set(pages) & set(made.delete)
+    assert set(pages[len(layout.JOB_FILES) :][:2]) < set(made.left)
+
+
+@pytest.mark.parametrize("place", ["private/sets", "sets"])
+def test_an_output_for_each_set_is_deleted(job, place, capsys):
+    """`zero_shot` has no `stage.json` of its own: private judgements were left."""
+    folder = job / place
+    for name in ("mine", "cqadupstack/android"):
+        _stage(folder / layout.SETS / name, "private", qrels__trec=_SECRET)
+    _write(folder / layout.SETS / ".next.0123456789ab.partial" / "qrels.trec")
+    _write(folder / "metrics.json")
+    _write(folder / ".metrics.json.0123456789ab.partial")
+    public = job / "public"
+    _stage(public / layout.SETS / "scifact", "public", qrels__trec="d")
+    _write(public / "metrics.json", "{}")
+    before = _files(public)
+    _exit(capsys, forget, job, "--delete")
+    assert not folder.exists() and _files(public) == before
+    _write(folder / layout.SETS / ".next.0123456789ab.partial" / "qrels.trec")
+    _exit(capsys, forget, job, "--delete")
+    assert not folder.exists()
+
+
+def test_outputs_deeper_in_a_private_directory_are_named(job, capsys):
+    """They were called not made by tfdpsq, and the workdir forgotten."""
+    for path in forget.plan(job).unsure:
+        path.unlink()
+    deeper = job / "private" / "tests" / "evaluation"
+    _stage(deeper, "private", metrics__json=_SECRET)
+    code, out, _ = _exit(capsys, forget, job, "--delete")
+    assert code == 1 and f"  {deeper / 'metrics.json'}\n" in out.split("LEFT,")[1]
 
 
 def test_a_directory_is_private_only_if_a_stage_kept_secrets_there(

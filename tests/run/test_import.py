@@ -286,6 +286,39 @@ def test_tfds_does_not_launder_a_set(tmp_path, monkeypatch):
             command.run(config_of(f"tfds:{name}#train", **names), tmp_path / "out")
 
 
+def test_caches_next_to_a_hugging_face_set_are_not_of_it(tmp_path):
+    """`map` writes its rows there: every query was two, each with the whole epsilon."""
+    log = _write_log(tmp_path, "hugging_face")
+    changed = [dict(row, asked=row["asked"].upper()) for row in dicts()]
+    table = pyarrow.Table.from_pylist(changed)
+    with pyarrow.ipc.new_stream(log / "cache-0123.arrow", table.schema) as out:
+        out.write_table(table)
+    state = {"_data_files": [{"filename": "data-00000.arrow"}]}
+    (log / "state.json").write_text(json.dumps(state))
+    config = config_of(log, dev_share=0.0, test_share=0.0)
+    assert command.run(config, tmp_path / "pairs")["result"]["rows"] == 6
+    (log / "state.json").write_text('{"_data_files": [1]}')
+    with pytest.raises(InputError, match="state.json: it is damaged"):
+        command.run(config, tmp_path / "again")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    """The last column of the file was read in their place."""
+    columns = [pyarrow.array([name]) for name in ("q", "d", "ann", "bob", "secret")]
+    names = ["asked", "clicked", "who", "who", "other"]
+    table = pyarrow.Table.from_arrays(columns, names=names)
+    with pyarrow.ipc.new_stream(tmp_path / "log.arrow", table.schema) as out:
+        out.write_table(table)
+    pyarrow.parquet.write_table(table, tmp_path / "log.parquet")
+    (tmp_path / "log.csv").write_text(",".join(names) + "\nq,d,ann,bob,secret\n")
+    for kind in ("arrow", "parquet", "csv"):
+        config = config_of(tmp_path / f"log.{kind}", columns__user="who")
+        with pytest.raises(
+            InputError, match=f"{kind} has 2 columns 'who', and nothing"
+        ):
+            command.run(config, tmp_path / "out")
+
+
 def test_times_are_read_as_they_come():
     noon = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.timezone.utc)
     for value in (
@@ -294,7 +327,7 @@ def test_times_are_read_as_they_come():
     ):
         assert tables.seconds_of(value) == noon.timestamp(), value
     assert tables.seconds_of(noon.date()) == noon.timestamp() - 12 * 3600
-    for value in (None, "", "yesterday", float("nan"), "inf", True, [1]):
+    for value in (None, "", "yesterday", float("nan"), "inf", True, [1], 10**400):
         assert tables.seconds_of(value) is None, value
 
 
@@ -330,6 +363,10 @@ def test_times_are_read_as_they_come():
         ({"corpus__path": "@/log.jsonl"}, "to which rows refer by id"),
         ({"corpus__columns__title": "t"}, "acts only where corpus.path is set"),
         ({"columns__score": "who"}, r"log.jsonl:1: score is 'ann'"),
+        (
+            {"logs__train": "@/huge.jsonl", "columns__score": "score"},
+            r"huge.jsonl:1: score is 1e\+19; judgements are integers below 2",
+        ),
         ({"columns__document_id": "who"}, "log.jsonl:4: document_id 'bob' has another"),
         (
             {"columns__time": "who", "split_by": "time", "test_from": "2026"},
@@ -349,6 +386,8 @@ def test_bad_input_is_refused_with_its_place(changes, message, tmp_path):
     (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
     packed = gzip.compress(log.read_bytes())
     (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    huge = {"asked": "a", "clicked": "b", "score": 1e19}
+    (tmp_path / "huge.jsonl").write_text(json.dumps(huge))
     (tmp_path / "mixed").mkdir()
     for name in ("a.csv", "b.jsonl"):
         (tmp_path / "mixed" / name).write_text("")

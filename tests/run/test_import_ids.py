@@ -149,3 +149,17 @@ def test_an_id_that_is_no_text_drops_its_row(tmp_path):
     config.queries.columns.update(query="text", query_id="id")
     with pytest.raises(InputError, match="texts.jsonl:1: query holds half"):
         command.run(config, tmp_path / "out")
+
+
+def test_ids_in_bytes_are_texts_or_none(tmp_path):
+    """Two users were one, and one query's row dropped another's."""
+    users, result = _imported_users(tmp_path / "u", [b"\x81", b"\x82", b"ann"], ["ann"])
+    assert users == ["ann"]
+    assert result["dropped"] == {
+        _no_id("user"): 2,
+        "the same pair was there before": 1,
+    }
+    for value in (b"\x81", b"1e+16"):
+        with pytest.raises(ValueError):
+            importing._id_of(value)
+    assert importing._id_of(b"7.0") == "7"

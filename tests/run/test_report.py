@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import report_page as _page
 
+from tfdpsq.run import pipeline
 from tfdpsq.run.reporting import content, plots, wording
 from tfdpsq.run.reporting import page as report_module
 from tfdpsq.validation import InputError
@@ -42,6 +43,46 @@ def test_top_says_what_was_protected_at_what_cost_and_what_the_report_is(tmp_pat
     assert "7 min 4 s for all stages, 5.40 GiB of memory at most" in top
     assert "What leaked Not measured: no generator was trained on planted" in top
     assert "Internal: this report is not covered by the guarantee." in top
+
+
+@pytest.mark.parametrize(
+    ("units", "said"),
+    [
+        (["query"], "Every single query of the private training pairs is protected"),
+        (["user", "user"], "Every single user of the private training pairs is"),
+        (["pair"], "a query with several documents, or a person .* is not protected"),
+        (["pair", "query"], "Every single unit that its certificate names is"),
+    ],
+)
+def test_the_top_names_the_unit_of_the_certificates(tmp_path, units, said):
+    """With unit "pair" it promised the epsilon of a pair to every query."""
+    certificates = [
+        {
+            "name": unit,
+            "certificate": {"guarantee": {"epsilon": 1.0, "delta": 1e-5, "unit": unit}},
+        }
+        for unit in units
+    ]
+    text = _text(_write(tmp_path, certificates=certificates))
+    assert re.search(said, text[: text.index("Results")])
+    assert "any one query" not in text
+
+
+def test_notes_say_what_was_trained_and_written_for():
+    """They gave direct training the batches of the others, and denied a read."""
+    config = pipeline.default_config()
+    config.direct.batch_size = config.retriever.batch_size
+    config.retriever.steps = 7
+    trained, written = content.made_how(config)
+    assert f"for 7 steps of {config.retriever.batch_size} pairs" in trained
+    assert "direct" not in trained and "without looking at which" in written
+    config.direct.batch_size = 3
+    config.synthesize.documents = "train"
+    trained, written = content.made_how(config)
+    assert "by direct DP, of 3 pairs at scale 20" in trained
+    assert "a private read that no ε covers" in written
+    config.direct_epsilons = ()
+    assert "direct" not in content.made_how(config)[0]
 
 
 @pytest.mark.parametrize(

@@ -264,8 +264,10 @@ def _id_of(value: Any, of_user: bool = False) -> str:
     Raises:
       ValueError: the value is no text and no whole number with all of its digits.
     """
+    if isinstance(value, bytes):  # strictly: else two ids could be one
+        value = value.decode("utf-8")
     text = _text(value)
-    if not text or isinstance(value, (str, bytes, uuid.UUID)):
+    if not text or isinstance(value, (str, uuid.UUID)):
         return _one_spelling(text.strip() if of_user else text, of_user)
     if isinstance(value, bool) or not isinstance(value, (int, float, decimal.Decimal)):
         raise ValueError
@@ -454,14 +456,14 @@ def _document_of(
 def _score_of(row: Mapping[str, Any], path: str, number: int) -> int:
     value = row.get("score", 1)
     try:
-        if float(value) == int(float(value)):
+        if float(value) == int(float(value)) and abs(float(value)) < _LARGEST:
             return int(float(value))
     except (TypeError, ValueError, OverflowError):
         pass
     raise DataError(
         path,
-        f"score is {shown(value)}; judgements are integers",
-        'Round it, or leave out the column (columns.score="")',
+        f"score is {shown(value)}; judgements are integers below 2^53",
+        'Correct it, or leave out the column (columns.score="")',
         number,
     )
 

@@ -91,9 +91,13 @@ class PairTable(Sequence[Pair]):
         self._store.execute("delete from judged")
 
     def add_queries(self, queries: Iterable[tuple[str, str]]) -> None:
-        """Adds the texts (id, text) of the rows' queries; passes over others."""
+        """Adds the texts (id, text) of the rows' queries; passes over others.
+
+        An id that comes again keeps its first text: who streams them refuses it, but
+        some thousands of lines later.
+        """
         self._store.executemany(
-            "insert into queries select ?1, ?2 where exists "
+            "insert or ignore into queries select ?1, ?2 where exists "
             "(select 1 from pairs where query = ?1)",
             queries,
         )

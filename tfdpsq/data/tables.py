@@ -93,7 +93,7 @@ def files_of(table: str) -> list[str]:
         ]
         # A Hugging Face set describes itself in JSON next to its Arrow files.
         arrow = [path for path in found if path.endswith(".arrow")]
-        found = arrow or found
+        found = _of_hugging_face(table) or arrow or found
     elif any_files.exists(table):
         found = [table]
     else:
@@ -111,6 +111,27 @@ def files_of(table: str) -> list[str]:
             ". Give a pattern of one, such as DIRECTORY/*.parquet."
         )
     return sorted(found)
+
+
+def _of_hugging_face(folder: str) -> list[str]:
+    """Returns the files that a set of `datasets` on disk calls its own, if it is one.
+
+    Next to them lie caches of `map` and `filter`: the same rows, changed.
+
+    Raises:
+      DataError: its record is damaged.
+    """
+    state = os.path.join(folder, "state.json")
+    if not any_files.exists(state):
+        return []
+    try:
+        with any_files.open_binary(state) as file:
+            listed = parse_json(file.read()).get("_data_files", [])
+        return [os.path.join(folder, each["filename"]) for each in listed]
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise DataError(
+            state, f"it is damaged ({error!r})", "Save the set again"
+        ) from error
 
 
 def is_marked(path: str) -> bool:
@@ -162,12 +183,15 @@ def seconds_of(value: Any) -> float | None:
         zone = value.tzinfo or datetime.timezone.utc
         return value.replace(tzinfo=zone).timestamp()
     if isinstance(value, (int, float)):
-        return _finite(float(value))
+        return _finite(value)
     return None
 
 
 def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None
 
 
 def _format_of(path: str) -> str | None:
@@ -190,6 +214,12 @@ def _require(path: str, columns: Sequence[str], there: Sequence[str]) -> None:
             f"{path} has no column {missing[0]!r}; it has {listed}. Name a column that "
             'is there, or "" for none.'
         )
+    for column in columns:
+        if list(there).count(column) > 1:
+            raise InputError(
+                f"{path} has {list(there).count(column)} columns {column!r}, and "
+                "nothing says which is meant. Rename all but one."
+            )
 
 
 def _lines(path: str) -> Iterator[str]:

@@ -10,7 +10,8 @@
 | `private/runs/*`: seeds, states, tokenised pairs     | `ledger.jsonl` of every run  |
 | `private/logs/`, `private/choices/`, durations       | `private_reads.jsonl`        |
 | `private/fingerprint.key`                            | certificates, `config.json`  |
-| `report.html`, `results.json`                        |                              |
+| `report.html`, `results.json`, `tables.*`,           |                              |
+| `private/examples.*`                                 |                              |
 | unfinished outputs: `.NAME.*.partial`, `.shards`, …  | what tfdpsq did not make     |
 
 `verify CERTIFICATE --ledger=LEDGER` and `budget` work as before. Ledgers and the list
@@ -66,11 +67,20 @@ _USAGE = "usage: python -m tfdpsq.run.forget WORKDIR [--delete] [--private=DIR]\
 _KEY = "fingerprint.key"
 # In every directory of a run that was begun.
 _OF_RUNS = (ledger.FILE_NAME, layout.RUN_FILE)
-# Of files in a private directory.
-_TEMPORARY = re.compile(
-    rf"\.({'|'.join(map(re.escape, (*outputs.PRIVATE_FILES, layout.FORGOTTEN)))})"
-    r"\.[0-9a-f]{12}(\.partial)?"
-)
+
+
+def _temporary(*names: str) -> re.Pattern:
+    """Returns a pattern of what a command that was killed left of files."""
+    return re.compile(
+        rf"\.({'|'.join(map(re.escape, names))})\.[0-9a-f]{{12}}(\.partial)?"
+    )
+
+
+# Of files in a private directory; in that of a job; in a job's workdir; of `zero_shot`.
+_TEMPORARY = _temporary(*outputs.PRIVATE_FILES, layout.FORGOTTEN)
+_OF_EXAMPLES = _temporary(*layout.EXAMPLE_FILES)
+_OF_JOBS = _temporary(*layout.JOB_FILES)
+_OF_SETS = _temporary(layout.METRICS_FILE, certificate_files.FILE_NAME)
 # Folders of a workdir that hold outputs, besides the private one.
 _FOLDERS = (".", releases.RELEASE_FOLDER, "points")
 
@@ -116,9 +126,9 @@ class Plan:
       linked: files that would be deleted, had no link under `release/` released them.
       left: what tfdpsq did not make, in or among what is deleted.
       unsure: files in a stage's output that are newer than its `stage.json`, among
-        runs and logs with names that no stage writes, or in an unfinished directory
-        without a record: somebody's own, or of a workdir whose copy did not keep file
-        times.
+        runs and logs with names that no stage writes, in an unfinished directory
+        without a record, or around outputs deeper in the private directory: somebody's
+        own, of another workdir, or of one whose copy did not keep file times.
     """
 
     private: pathlib.Path
@@ -165,8 +175,9 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
     if private is not None:
         _require_private(own, root)
     ours = own.is_dir() and (_is_private(own) or any(map(_stated, _folders(root))))
+    job = (root / workdir.CONFIG_FILE).is_file()
     if ours:
-        _plan_private(made, own)
+        _plan_private(made, own, job)
     for name in _FOLDERS:
         folder = root / name
         if folder.is_dir() and not folder.is_symlink():
@@ -177,8 +188,8 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
             f"{root} holds nothing that tfdpsq made. Give the workdir of a job, or the "
             "directory that stages' outputs are in."
         )
-    if (root / workdir.CONFIG_FILE).is_file():
-        made.delete += [root / f for f in layout.JOB_FILES if _is_file(root / f)]
+    if job:
+        made.delete += _files(root, layout.JOB_FILES, _OF_JOBS)
     _keep_linked(made, root / releases.RELEASE_FOLDER)
     busy = locks.holders([*made.delete, *made.folders, *made.kept])
     if busy:
@@ -251,8 +262,13 @@ def _is_private(own: pathlib.Path) -> bool:
     )
 
 
-def _plan_private(made: Plan, own: pathlib.Path) -> None:
-    """Plans for a private directory: by name, or as stages' outputs."""
+def _plan_private(made: Plan, own: pathlib.Path, job: bool) -> None:
+    """Plans for a private directory: by name, or as stages' outputs.
+
+    `job` says that it is in the workdir of a whole job.
+    """
+    examples = _files(own, layout.EXAMPLE_FILES, _OF_EXAMPLES) if job else []
+    made.delete += examples
     for path in sorted(own.iterdir()):
         name = path.name
         if path.is_symlink():
@@ -262,7 +278,7 @@ def _plan_private(made: Plan, own: pathlib.Path) -> None:
                 made.kept.append(path)
             elif name in outputs.PRIVATE_FILES or _TEMPORARY.fullmatch(name):
                 made.delete.append(path)
-            else:
+            elif path not in examples:
                 made.left.append(path)
         elif name in outputs.PRIVATE_FOLDERS:
             _plan_tree(made, path, None, _WRITTEN[name])
@@ -270,6 +286,10 @@ def _plan_private(made: Plan, own: pathlib.Path) -> None:
             _plan_unfinished(made, path)
         elif _stated(path):
             _plan_tree(made, path, path / releases.STAGE_FILE)
+        elif sets := _sets_of(path):
+            _plan_sets(made, path, sets)
+        elif any(map(_stated, path.rglob("*"))):
+            made.unsure += sorted(each for each in path.rglob("*") if _is_file(each))
         else:
             made.left.append(path)
 
@@ -282,11 +302,42 @@ def _plan_outputs(made: Plan, folder: pathlib.Path, own: pathlib.Path) -> None:
             continue
         if releases.UNFINISHED.fullmatch(path.name):
             _plan_unfinished(made, path)
-        elif (
-            certificate_files.stated(stage, certificate_files.GUARANTEE)
-            == releases.PRIVATE
-        ):
+        elif _guarantee(path) == releases.PRIVATE:
             _plan_tree(made, path, stage)
+        elif sets := _sets_of(path):
+            states = {_guarantee(each) for each in sets} - {None}
+            if not states or releases.PRIVATE in states:
+                _plan_sets(made, path, sets)
+
+
+def _plan_sets(made: Plan, folder: pathlib.Path, sets: list[pathlib.Path]) -> None:
+    """Plans to delete an output of `zero_shot`, which has one for each of its sets."""
+    for path in sets:
+        if releases.UNFINISHED.fullmatch(path.name):
+            _plan_unfinished(made, path)
+        else:
+            _plan_tree(made, path, path / releases.STAGE_FILE)
+    names = (layout.METRICS_FILE, certificate_files.FILE_NAME)
+    own = _files(folder, names, _OF_SETS)
+    made.delete += own
+    made.left += [p for p in sorted(folder.iterdir()) if _is_file(p) and p not in own]
+    made.folders += {folder, folder / layout.SETS, *(path.parent for path in sets)}
+
+
+def _sets_of(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns what `zero_shot` wrote in a directory for its sets, finished or not.
+
+    Those of CQADupStack are one directory deeper.
+    """
+    runs = folder / layout.SETS
+    if runs.is_symlink() or not runs.is_dir():
+        return []
+    inside = [path for above in (runs, *_folders(runs)) for path in _folders(above)]
+    return [
+        path
+        for path in inside
+        if _stated(path) or releases.UNFINISHED.fullmatch(path.name)
+    ]
 
 
 def _plan_unfinished(made: Plan, folder: pathlib.Path) -> None:
@@ -359,6 +410,17 @@ def _is_written(path: pathlib.Path, folder: pathlib.Path, written: str) -> bool:
     return bool(re.fullmatch(written, below))
 
 
+def _files(
+    folder: pathlib.Path, names: Sequence[str], unfinished: re.Pattern
+) -> list[pathlib.Path]:
+    """Returns the files in a directory that have these names, finished or not."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if (path.name in names or unfinished.fullmatch(path.name)) and _is_file(path)
+    ]
+
+
 def _folders(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields the directories in a directory, links apart."""
     for path in sorted(folder.iterdir()):
@@ -375,6 +437,12 @@ def _stated(path: pathlib.Path) -> bool:
     """Returns whether a directory is a finished stage's output."""
     stage = path / releases.STAGE_FILE
     return certificate_files.stated(stage, "fingerprint") is not None
+
+
+def _guarantee(path: pathlib.Path) -> str | None:
+    """Returns the guarantee that the `stage.json` in a directory states."""
+    stage = path / releases.STAGE_FILE
+    return certificate_files.stated(stage, certificate_files.GUARANTEE)
 
 
 def _is_file(path: pathlib.Path) -> bool:

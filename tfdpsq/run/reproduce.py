@@ -493,13 +493,13 @@ class Rows:
           The file, the names of the rows, and how many documents it shows.
         """
         made = {row.name: self.synthetic_set(row, seed) for row in rows}
-        path = self.stages.private / "examples.html"
+        table, path = (self.stages.private / name for name in layout.EXAMPLE_FILES)
         reads = privacy.PrivateReads(self.stages.private / privacy_reads.FILE_NAME)
         reads.record("some private queries as they are", "examples.html, examples.json")
         shown = report_content.examples(
             self.data, self.job.evaluate.similarity_split, self.job.examples, made
         )
-        page.write_file(path.with_suffix(".json"), json.dumps(shown, indent=1) + "\n")
+        page.write_file(table, json.dumps(shown, indent=1) + "\n")
         view = {
             "title": "Queries of every generator for the same documents",
             "examples": shown,

@@ -44,7 +44,7 @@ from tfdpsq.run.core import (
 from tfdpsq.run.search import benchmark_sets, retrieval, systems
 from tfdpsq.run.search.benchmark_sets import Part
 
-RUNS = "runs"
+RUNS = layout.SETS
 QRELS_FILE = "qrels.trec"
 COUNTS = ("documents", "empty_documents", "unknown_judgements")
 

@@ -224,6 +224,27 @@ MUTATIONS = (
         "why": "a forger states one head for all runs, and composition counts one",
     },
     {
+        "name": "import_replaces_what_is_no_text_in_an_id",
+        "kind": "sampling",
+        "file": "tfdpsq/data/importing.py",
+        "old": '        value = value.decode("utf-8")\n',
+        "new": "        value = _text(value)\n",
+        "tests": ("tests/run/test_import_ids.py::test_ids_in_bytes_are_texts_or_none",),
+        "why": "a query more drops another one, whose id has the same replacement",
+    },
+    {
+        "name": "import_takes_caches_of_a_set_for_its_rows",
+        "kind": "sampling",
+        "file": "tfdpsq/data/tables.py",
+        "old": "        found = _of_hugging_face(table) or arrow or found\n",
+        "new": "        found = arrow or found\n",
+        "tests": (
+            "tests/run/test_import.py::"
+            "test_caches_next_to_a_hugging_face_set_are_not_of_it",
+        ),
+        "why": "a query is two units, of which each has the whole epsilon",
+    },
+    {
         "name": "an_id_of_several_users_is_the_firsts",
         "kind": "reads",
         "file": "tfdpsq/data/importing.py",

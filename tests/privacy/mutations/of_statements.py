@@ -450,4 +450,25 @@ MUTATIONS = (
         ),
         "why": "readers of an older certificate believe what was found to be false",
     },
+    {
+        "name": "results_call_a_generator_that_reranks_public",
+        "kind": "certificate",
+        "file": "tfdpsq/results.py",
+        "old": "        if system.startswith(_RERANKED):  # by a generator\n",
+        "new": "        if system.startswith(_RERANKED):\n            return 0.0\n"
+        "        if system.startswith(_RERANKED):\n",
+        "tests": ("tests/test_results.py::test_tables_hold_what_the_files_do",),
+        "why": "a row of epsilon 8, or of none, is said to have read nothing private",
+    },
+    {
+        "name": "report_promises_queries_what_pairs_have",
+        "kind": "certificate",
+        "file": "tfdpsq/run/reporting/certificates_in_words.py",
+        "old": "    if len(units) > 1:\n",
+        "new": '    if units:\n        return _UNITS["query"]\n    if units:\n',
+        "tests": (
+            "tests/run/test_report.py::test_the_top_names_the_unit_of_the_certificates",
+        ),
+        "why": "a query with k documents has k times the epsilon that the page states",
+    },
 )

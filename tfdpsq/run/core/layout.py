@@ -12,6 +12,8 @@ IMPORTED = "pairs"
 PUBLIC_PAIRS = "public_pairs"
 # `evaluate` and `zero_shot`: measures by system, and the list of measures.
 METRICS_FILE = "metrics.json"
+# `zero_shot`: the folder with an output for each set.
+SETS = "runs"
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")
 # `audit`: the findings.
 AUDIT_FILE = "audit.json"
@@ -24,8 +26,12 @@ ROWS = "rows"
 CURVE_FILE = "curve.json"
 EVENTS = "events.out.tfevents."  # as TensorFlow calls them
 PROCESS = "process-"
+# `reproduce`: measures on private queries; and, in the private directory, examples,
+# which quote private queries.
+TABLE_FILES = ("tables.json", "tables.html")
+EXAMPLE_FILES = ("examples.json", "examples.html")
 # Of a whole job, which show private queries.
-JOB_FILES = ("report.html", "results.json")
+JOB_FILES = ("report.html", "results.json", *TABLE_FILES)
 # Of a private choice among the points of a grid.
 PLAN_FILE = "plan.json"
 CHOICE_FILE = "choice.json"

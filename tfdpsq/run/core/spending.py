@@ -24,7 +24,7 @@ from typing import Any
 from tfdpsq import privacy, validation
 from tfdpsq.privacy.proof import budget, certificate_files
 from tfdpsq.privacy.proof.certificate import FILE_NAME
-from tfdpsq.run.core import releases, workdir
+from tfdpsq.run.core import layout, releases, workdir
 
 # The certificate itself, and what says that one is missing if there is none.
 _MARKED = (FILE_NAME, *certificate_files.MARKED)
@@ -126,6 +126,8 @@ def _walk(
         hides = inside.name == releases.PRIVATE_FOLDER
         if hides and counts and not releases.is_released(inside):
             found.unreleased.append(os.fspath(inside))
+        elif hides and releases.is_released(inside):
+            _require_inside(found, inside)
         _walk(found, inside, seen, private or hides)
     if counts:
         _require_certificate(found, folder)
@@ -144,8 +146,25 @@ def _require_releasable(found: Found, link: pathlib.Path) -> None:
         if any((place / FILE_NAME).is_file() for place in (real, *real.parents[:2])):
             return
         problem = f"in {releases.PRIVATE_FOLDER}/, where nothing states a guarantee"
+    elif real.name in layout.JOB_FILES and (
+        (real.parent / workdir.CONFIG_FILE).is_file()
+    ):
+        problem = "which shows private queries or measures on them"
     else:
         return
+    _refuse_link(found, link, real, problem)
+
+
+def _require_inside(found: Found, folder: pathlib.Path) -> None:
+    """Refuses a private directory that a link above it releases, a workdir's, say."""
+    real = pathlib.Path(os.path.realpath(folder))
+    if releases.is_under_private(real):
+        _refuse_link(found, folder, real, "where keys, seeds and ledgers are kept")
+
+
+def _refuse_link(
+    found: Found, link: pathlib.Path, real: pathlib.Path, problem: str
+) -> None:
     found.refused[os.fspath(link)] = (
         f"this link releases {real}, {problem}: no certificate covers it. Remove the "
         "link. Copies that were taken through it hold private data."

@@ -9,6 +9,18 @@ from typing import Any
 from tfdpsq.run.reporting.wording import epsilon_text, number_text
 
 _MISSING = "not stated"
+# What a guarantee is of, and of what it is not, for each unit.
+_UNITS = {
+    "query": (
+        "query of the private training pairs",
+        "a person who wrote several queries",
+    ),
+    "pair": (
+        "pair of a private query and a document",
+        "a query with several documents, or a person who wrote several queries,",
+    ),
+    "user": ("user of the private training pairs", "a group of users"),
+}
 
 
 def in_words(certificates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -32,6 +44,21 @@ def in_words(certificates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "not_covered": common,
         "sum": _composition(private),
     }
+
+
+def protected_units(certificates: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Returns what private runs protect each of, and what they do not as a whole.
+
+    `certificates` are as in `in_words`; of different units, the words are of any.
+    """
+    units = {
+        _at(each["certificate"], "guarantee.unit")
+        for each in certificates
+        if _is_private(each["certificate"])
+    }
+    if len(units) > 1:
+        return "unit that its certificate names", "whoever has several of them"
+    return _UNITS.get(next(iter(units), "query"), _UNITS["query"])
 
 
 def _card(

@@ -121,13 +121,25 @@ def gather(
             f"{metrics['queries']} test queries; {rules['evaluator']}; gain "
             f"{rules['gain']}; ties {rules['ties']}; recall {rules['recall']}; "
             f"{rules['missing_queries']}.",
-            f"Every retriever was trained for {_duration(config.retriever)} of "
-            f"{config.retriever.batch_size} pairs from the same weights "
-            f"(scale {config.retriever.scale:g}).",
-            "Synthetic queries were written for documents chosen from the whole "
-            "corpus without looking at which of them have private queries.",
+            *made_how(config),
         ],
     }
+
+
+def made_how(config: ml_collections.ConfigDict) -> list[str]:
+    """States how retrievers were trained, and which documents have queries."""
+    own, direct = config.retriever, config.direct
+    trained = f"Every retriever but the untrained one was trained for {_duration(own)}"
+    trained += f" of {own.batch_size} pairs from the same weights (scale {own.scale:g})"
+    ours, theirs = ((one.batch_size, one.scale) for one in (own, direct))
+    if config.direct_epsilons and ours != theirs:
+        trained += f"; by direct DP, of {theirs[0]} pairs at scale {theirs[1]:g}"
+    written = "chosen from the whole corpus without looking at which of them have "
+    written += "private queries"
+    if config.synthesize.documents == "train":
+        written = "of the training pairs alone, which were declared public: a private "
+        written += "read that no ε covers"
+    return [f"{trained}.", f"Synthetic queries were written for documents {written}."]
 
 
 def _place(rows: Sequence[Row]) -> Callable[[str], int]:

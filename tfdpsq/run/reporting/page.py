@@ -204,6 +204,7 @@ def _view(report: Mapping[str, Any]) -> dict[str, Any]:
         and {"label": found["row"], "against_label": found["against"], **found},
         "leaks": evidence.leaks(report.get("audits", {})),
         "guarantee": certificates_in_words.in_words(report.get("certificates", [])),
+        "units": certificates_in_words.protected_units(report.get("certificates", [])),
         "examples": report.get("examples", []),
         "max_document_characters": MAX_DOCUMENT_CHARACTERS,
         "training": _training(

@@ -8,10 +8,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from tfdpsq.run.core import layout
 from tfdpsq.run.reporting import page
 from tfdpsq.run.reproduction import reproduce_tables
 
-RESULTS_FILE, PAGE_FILE = "tables.json", "tables.html"
+RESULTS_FILE, PAGE_FILE = layout.TABLE_FILES
 _CONTROL = "control, not in the paper"
 
 
