@@ -156,6 +156,22 @@ def test_a_row_has_one_owner():
         Groups(np.array([0, 1, 1, 2]), np.array([0, 2, 4]))
 
 
+def test_groups_of_rows_that_the_data_lack_cost_nothing(tmp_path):
+    """They used to end a run at some step, whose directory took no other groups."""
+    spec, rows = _spec(unit="user", num_units=6, batch_size=2), np.arange(12)
+    rows[7] = 50
+    groups = Groups(rows, np.arange(0, 13, 2))
+    message = "take has no row 50 .*Give groups of the rows that the data have"
+    with pytest.raises(InputError, match=message):
+        _train(tmp_path, spec, groups=groups)
+    assert _unpaid(tmp_path)
+    # Rows that belong to nobody need not be there, nor be in order.
+    data = np.arange(24, dtype=np.float32).reshape(8, 3)
+    data[:2] = np.nan
+    some = Groups(np.array([7, 5, 6, 2, 4, 3]), np.arange(7))
+    assert _train(tmp_path, spec, data, groups=some) == 3
+
+
 def test_the_baseline_does_not_wipe_a_private_runs_ledger(tmp_path):
     _train(tmp_path, _spec())
     discard_state(tmp_path)

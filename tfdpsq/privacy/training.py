@@ -149,7 +149,8 @@ def train(
     hooks.require_pace(pace)
     rows = len(groups.rows) if groups is not None else units or plan.spec.num_units
     together, declared = _rows_together(plan, microbatch_size, coupled)
-    rows_from = functools.partial(trials.first_rows, take, rows, together)
+    numbers = None if groups is None else np.sort(groups.rows)
+    rows_from = functools.partial(trials.first_rows, take, rows, together, numbers)
     batch = rows_from(0)
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set

@@ -228,4 +228,16 @@ MUTATIONS = (
         ),
         "why": "a running mean of private rows is released without noise",
     },
+    {
+        "name": "rows_of_groups_not_tried",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "numbers = None if groups is None else np.sort(groups.rows)",
+        "new": "numbers = None",
+        "tests": (
+            _TESTS + "test_before_spending.py::"
+            "test_groups_of_rows_that_the_data_lack_cost_nothing",
+        ),
+        "why": "groups of rows that are not there end a run that was paid for",
+    },
 )
