@@ -305,6 +305,31 @@ def test_random_numbers_that_cannot_be_repeated_are_refused(tmp_path):
     assert _train(tmp_path / "public", public, losses=losses) == 1
 
 
+def test_rows_that_are_drawn_when_they_are_taken_are_refused(tmp_path):
+    """A killed run took steps again with other noise on its inputs, and one of ours."""
+    plan, layer = make_plan(_spec()), tf.keras.layers.Dense(1, use_bias=False)
+    layer.build([None, 3])
+    random = np.random.default_rng(0)
+
+    def run(directory):
+        return train(
+            plan,
+            lambda batch: layer(batch["x"])[:, 0],
+            [layer.kernel],
+            make_optimizer(plan, 0.1, "sgd"),
+            lambda at: {"x": random.normal(size=[len(at), 3]).astype(np.float32)},
+            4,
+            layers=[layer],
+            directory=directory,
+            data_fingerprint="twelve rows",
+        )
+
+    with pytest.raises(InputError, match="another 'x' for the same row numbers"):
+        run(tmp_path)
+    assert _unpaid(tmp_path)
+    assert run(None) == 3  # of which no step is repeated
+
+
 def _looked_up(batch, layer):
     factors = tf.gather(tf.ones([10]), tf.cast(batch["x"][:, 0], tf.int32))
     return factors * _losses(batch, layer)

@@ -5,7 +5,7 @@ What they find is told without a value of a row, and nothing else of them stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -128,6 +128,26 @@ def first_rows(
             )
     batch["weights"] = np.ones(len(at), np.float32)
     return batch
+
+
+def require_same_rows(
+    once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray]
+) -> None:
+    """Refuses rows that are others when they are taken for the second time.
+
+    Raises:
+      InputError: names the field that changed.
+    """
+    for name, values in once.items():
+        other = again[name]
+        if values.dtype != other.dtype or values.tobytes() != other.tobytes():
+            raise validation.InputError(
+                f"take returned another {name!r} for the same row numbers the second "
+                "time, which a killed run could not repeat: its noise would be used "
+                "twice, on two different sums. Let rows follow from their numbers "
+                "alone and draw at random in Keras's layers, or train without a "
+                "directory."
+            )
 
 
 def _finite_rows(run, batch, rows_from, rows, together) -> dict[str, np.ndarray]:

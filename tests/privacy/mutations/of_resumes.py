@@ -251,4 +251,16 @@ MUTATIONS = (
         ),
         "why": "rows are kept in a variable of TensorFlow 1",
     },
+    {
+        "name": "rows_drawn_when_they_are_taken_let_through",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        trials.require_same_rows(batch, rows_from(0))\n",
+        "new": "        pass\n",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_rows_that_are_drawn_when_they_are_taken_are_refused",
+        ),
+        "why": "a killed run repeats its steps on other rows under the same noise",
+    },
 )
