@@ -348,6 +348,51 @@ def test_what_is_tried_quotes_no_value_of_a_row(tmp_path):
     assert "rows tried before the first step" in shown and "Nothing was spent" in shown
 
 
+def _failing_in_python(kind):
+    def look(values):
+        if (values == 4711).any():
+            raise kind(f"no {values.max():.0f} here")
+        return values[:, 0]
+
+    def losses(batch, layer):
+        found = tf.numpy_function(look, [batch["x"]], tf.float32)
+        return _losses(batch, layer) * tf.ensure_shape(found, batch["x"].shape[:1])
+
+    return losses
+
+
+def _read_from_a_file(batch, layer):
+    name = tf.strings.as_string(tf.cast(batch["x"][:, 0], tf.int32))
+    read = tf.map_fn(
+        lambda one: tf.cond(
+            one == "4711",
+            lambda: tf.strings.length(tf.io.read_file("/nowhere/" + one)),
+            lambda: 1,
+        ),
+        name,
+        fn_output_signature=tf.int32,
+    )
+    return _losses(batch, layer) * tf.cast(read, tf.float32)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        _read_from_a_file,
+        *map(_failing_in_python, (KeyError, MemoryError, NotImplementedError)),
+    ],
+    ids=["file", "key", "memory", "not implemented"],
+)
+def test_no_kind_of_error_quotes_a_value_of_a_row(tmp_path, losses):
+    """Of a row that is not tried; of Python code, TensorFlow knows five kinds."""
+    data = np.ones([12, 3], np.float32)
+    data[5, 0] = 4711
+    with pytest.raises(InputError) as caught:
+        _train(tmp_path, _spec(steps=30), data, losses=losses, rate=0.0)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "4711" not in shown and "steps of this run as spent" in shown
+
+
 def test_a_call_of_several_steps_that_fails_counts_them_all():
     """The first step took effect before the second one met a value that it refused."""
     plan = make_plan(_spec())
