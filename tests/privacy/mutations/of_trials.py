@@ -240,4 +240,13 @@ MUTATIONS = (
         ),
         "why": "groups of rows that are not there end a run that was paid for",
     },
+    {
+        "name": "data_blamed_for_a_row_that_was_made_up",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/independence.py",
+        "old": "        except REFUSED_VALUES:",
+        "new": "        except tf.errors.InvalidArgumentError:",
+        "tests": (_INDEPENDENCE + "test_a_row_that_no_data_hold_ends_nothing",),
+        "why": "sound data cannot be trained on, and all of its rows are searched",
+    },
 )
