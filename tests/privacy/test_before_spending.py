@@ -14,6 +14,7 @@ from tfdpsq.privacy import (
     Coupled,
     Groups,
     PrivacySpec,
+    PrivateModel,
     checkpoint,
     discard_state,
     make_optimizer,
@@ -391,6 +392,30 @@ def test_no_kind_of_error_quotes_a_value_of_a_row(tmp_path, losses):
         _train(tmp_path, _spec(steps=30), data, losses=losses, rate=0.0)
     shown = "".join(traceback.format_exception(caught.value))
     assert "4711" not in shown and "steps of this run as spent" in shown
+
+
+def test_validation_data_are_not_quoted_and_may_be_mended(tmp_path):
+    """They are read after steps that were paid for; those are not lost."""
+    plan = make_plan(_spec(n_is_public=True, steps=4))
+    ids, ones = np.ones([12, 1], np.int64), np.ones([12, 1], np.float32)
+    bad = ids.copy()
+    bad[3] = 4711
+
+    def run(validation):
+        parts = [tf.keras.layers.Embedding(9, 1), tf.keras.layers.Flatten()]
+        private = PrivateModel(tf.keras.Sequential(parts), plan, 4)
+        loss = tf.keras.losses.MeanSquaredError(reduction="none")
+        private.compile(make_optimizer(plan, 0.1, "sgd"), loss)
+        private.fit(
+            ids, ones, directory=tmp_path, validation_data=(validation, ones)
+        )
+        return private.steps_executed
+
+    with pytest.raises(InputError, match="validation_data .*after step 2") as caught:
+        run(bad)
+    assert "4711" not in "".join(traceback.format_exception(caught.value))
+    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 2
+    assert run(ids) == 4
 
 
 def test_a_call_of_several_steps_that_fails_counts_them_all():
