@@ -125,6 +125,19 @@ def test_a_model_that_cannot_be_compiled_costs_nothing(tmp_path):
     assert _unpaid(tmp_path)
 
 
+def test_what_xla_does_not_have_costs_nothing(tmp_path):
+    """It was told after a step was paid for, as a value that a row has."""
+
+    def losses(batch, layer):
+        told = tf.strings.length(tf.strings.as_string(batch["x"][:, 0]))
+        return _losses(batch, layer) * tf.cast(told, tf.float32)
+
+    with pytest.raises(InputError, match="XLA does not have .*String.*jit_compile to"):
+        _train(tmp_path, _spec(), losses=losses, jit_compile=True)
+    assert _unpaid(tmp_path)
+    assert _train(tmp_path, _spec(), losses=losses) == 3
+
+
 def test_a_model_whose_step_alone_cannot_be_compiled_costs_nothing(tmp_path):
     """Its loss can, and so can what is tried: not the loop over microbatches."""
 

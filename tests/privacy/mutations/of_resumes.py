@@ -263,4 +263,16 @@ MUTATIONS = (
         ),
         "why": "a killed run repeats its steps on other rows under the same noise",
     },
+    {
+        "name": "paid_before_xla_has_seen_the_step",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/compiled.py",
+        "old": "            if self._jit_compile:\n",
+        "new": "            if False:\n",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_what_xla_does_not_have_costs_nothing",
+        ),
+        "why": "a step is paid for that never ran, in a directory of no further use",
+    },
 )
