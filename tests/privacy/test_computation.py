@@ -202,6 +202,52 @@ def test_whatever_is_computed_otherwise_is_told(one, other, told):
     assert computation.difference(before, before) is None
 
 
+def _large(power):
+    return tf.constant(np.arange(400, dtype=np.float32) ** power)
+
+
+_FAR = {power: _large(power) for power in (1, 2)}
+
+
+@tf.function
+def _first_less_second(one, other):
+    return one - other
+
+
+@tf.function
+def _second_less_first(one, other):
+    return other - one
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (lambda x, y: x - y, lambda x, y: y - x),
+        (lambda x, y: x * _FAR[1][3], lambda x, y: x * _FAR[2][3]),
+        (
+            lambda x, y: tf.unstack(tf.stack([x, y]))[0],
+            lambda x, y: tf.unstack(tf.stack([x, y]))[1],
+        ),
+        (_first_less_second, _second_less_first),
+    ],
+    ids=["order", "captured numbers", "results", "arguments"],
+)
+def test_the_same_operations_connected_otherwise_are_told_apart(one, other):
+    """As many of each kind, on the same numbers but for one constant."""
+
+    def described(compute):
+        weights = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
+
+        def losses(batch):
+            return compute(*(tf.linalg.matvec(batch["x"], w) for w in weights))
+
+        return _described(losses, {"x": _vectors(2)}, [], weights)
+
+    assert computation.difference(described(one), described(one)) is None
+    told = computation.difference(described(one), described(other))
+    assert told == "its operations have other constants, settings or connections"
+
+
 def test_gradients_that_a_loss_defines_itself_count():
     def losses(factor):
         @tf.custom_gradient

@@ -275,4 +275,52 @@ MUTATIONS = (
         ),
         "why": "a step is paid for that never ran, in a directory of no further use",
     },
+    {
+        "name": "order_of_inputs_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": 'inputs = sorted(inputs) if node.op == "AddN" else inputs',
+        "new": 'inputs = sorted(inputs)',
+        "tests": (
+            _COMPUTED
+            + "test_the_same_operations_connected_otherwise_are_told_apart[order]",
+        ),
+        "why": "a difference turned around goes on under the same noise",
+    },
+    {
+        "name": "captured_numbers_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": 'str(values.shape), content])',
+        "new": 'str(values.shape)])',
+        "tests": (
+            _COMPUTED
+            + "test_the_same_operations_connected_otherwise_are_told_apart[captured numbers]",
+        ),
+        "why": "other class weights go on under the same noise",
+    },
+    {
+        "name": "results_of_operations_not_told_apart",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": 'return f"{found[node]}:{which or 0}"',
+        "new": 'return found[node]',
+        "tests": (
+            _COMPUTED
+            + "test_the_same_operations_connected_otherwise_are_told_apart[results]",
+        ),
+        "why": "the loss of another output goes on under the same noise",
+    },
+    {
+        "name": "arguments_of_functions_not_told_apart",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": 'each.name: f"argument {place}" for place',
+        "new": 'each.name: "argument" for place',
+        "tests": (
+            _COMPUTED
+            + "test_the_same_operations_connected_otherwise_are_told_apart[arguments]",
+        ),
+        "why": "a function turned around goes on under the same noise",
+    },
 )
