@@ -323,4 +323,13 @@ MUTATIONS = (
         ),
         "why": "a function turned around goes on under the same noise",
     },
+    {
+        "name": "content_of_tables_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": 'f"resource {place} {content}"',
+        "new": 'f"resource {place}"',
+        "tests": (_COMPUTED + "test_whatever_is_computed_otherwise_is_told",),
+        "why": "other class weights in a table go on under the same noise",
+    },
 )
