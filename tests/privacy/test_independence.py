@@ -503,26 +503,6 @@ def test_a_row_that_changes_what_others_add_is_refused(
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-@pytest.mark.parametrize("kind", [KeyError, ValueError])
-def test_a_row_that_no_data_hold_ends_nothing(kind, caplog):
-    """A look-up that refuses NaN and huge numbers; the data were blamed for it."""
-
-    def look(values):
-        if not (np.abs(values) < 100).all():
-            raise kind("no such number")
-        return values
-
-    def losses_of(model):
-        def losses(b):
-            found = tf.numpy_function(look, [b["x"]], tf.float32)
-            return _squared(model)({**b, "x": tf.ensure_shape(found, b["x"].shape)})
-
-        return losses
-
-    _wide_run(losses_of)
-    assert "one row with NaN for inputs ends the model with an error" in caplog.text
-
-
 def test_short_gradients_hide_nothing():
     """A coupling far below the clip norm grows with the gradients."""
     with pytest.raises(ValueError, match="not that of its parts"):
