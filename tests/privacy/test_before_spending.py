@@ -419,9 +419,7 @@ def test_validation_data_are_not_quoted_and_may_be_mended(tmp_path):
         private = PrivateModel(tf.keras.Sequential(parts), plan, 4)
         loss = tf.keras.losses.MeanSquaredError(reduction="none")
         private.compile(make_optimizer(plan, 0.1, "sgd"), loss)
-        private.fit(
-            ids, ones, directory=tmp_path, validation_data=(validation, ones)
-        )
+        private.fit(ids, ones, directory=tmp_path, validation_data=(validation, ones))
         return private.steps_executed
 
     with pytest.raises(InputError, match="validation_data .*after step 2") as caught:

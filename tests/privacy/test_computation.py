@@ -102,7 +102,8 @@ def _tables(last=1.0, first="two"):
     names = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, [0.0, 0.0])
     names.insert(["one", "two", "three"], [[1.0, 1.0], [2.0, 2.0], [3.0, last]])
     numbers = tf.lookup.StaticHashTable(
-        tf.lookup.KeyValueTensorInitializer(tf.range(3, dtype=tf.int64), [first] * 3), ""
+        tf.lookup.KeyValueTensorInitializer(tf.range(3, dtype=tf.int64), [first] * 3),
+        "",
     )
 
     def losses(batch):
@@ -247,7 +248,7 @@ def _second_less_first(one, other):
         ),
         (_first_less_second, _second_less_first),
     ],
-    ids=["order", "captured numbers", "results", "arguments"],
+    ids=["order", "numbers", "results", "arguments"],
 )
 def test_the_same_operations_connected_otherwise_are_told_apart(one, other):
     """As many of each kind, on the same numbers but for one constant."""

@@ -234,9 +234,9 @@ def _only_names(node: NodeDef) -> bool:
     return node.op == "Identity" and _GRADIENT not in node.attr
 
 
-def _of_values(values: np.ndarray | bytes) -> str:
-    if isinstance(values, bytes):  # of a single text TensorFlow makes no array
-        values = np.array(values, object)
+def _of_values(given: np.ndarray | bytes) -> str:
+    # Of a single text TensorFlow makes no array.
+    values = np.array(given, object) if isinstance(given, bytes) else given
     content = values.tobytes() if values.dtype != object else repr(values.tolist())
     return _hashed([str(values.dtype), str(values.shape), content])
 

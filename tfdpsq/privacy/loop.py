@@ -29,8 +29,8 @@ from tfdpsq.privacy.randomness.sampling import Sampler
 
 Take = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
-# By operations that refuse a value or look it up, as a file's name, and by Python code of
-# `tf.py_function`, of which an error of any kind may quote a row.
+# By operations that refuse a value or look it up, as a file's name, and by Python code
+# of `tf.py_function`, of which an error of any kind may quote a row.
 REFUSED_VALUES = (
     tf.errors.AlreadyExistsError,
     tf.errors.DataLossError,
@@ -296,9 +296,9 @@ def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
         yield
     except REFUSED_VALUES as error:
         raise validation.InputError(
-            f"{problem} ({type(error).__name__}): an operation of the model refused a value of the rows, such "
-            "as an id that an embedding does not have, or a label beyond the number of "
-            f"classes. {remedy}"
+            f"{problem} ({type(error).__name__}): an operation of the model refused a "
+            "value of the rows, such as an id that an embedding does not have, or a label "
+            f"beyond the number of classes. {remedy}"
         ) from None
 
 

@@ -280,7 +280,7 @@ MUTATIONS = (
         "kind": "resumes",
         "file": "tfdpsq/privacy/computation.py",
         "old": 'inputs = sorted(inputs) if node.op == "AddN" else inputs',
-        "new": 'inputs = sorted(inputs)',
+        "new": "inputs = sorted(inputs)",
         "tests": (
             _COMPUTED
             + "test_the_same_operations_connected_otherwise_are_told_apart[order]",
@@ -291,11 +291,11 @@ MUTATIONS = (
         "name": "captured_numbers_not_compared",
         "kind": "resumes",
         "file": "tfdpsq/privacy/computation.py",
-        "old": 'str(values.shape), content])',
-        "new": 'str(values.shape)])',
+        "old": "str(values.shape), content])",
+        "new": "str(values.shape)])",
         "tests": (
             _COMPUTED
-            + "test_the_same_operations_connected_otherwise_are_told_apart[captured numbers]",
+            + "test_the_same_operations_connected_otherwise_are_told_apart[numbers]",
         ),
         "why": "other class weights go on under the same noise",
     },
@@ -304,7 +304,7 @@ MUTATIONS = (
         "kind": "resumes",
         "file": "tfdpsq/privacy/computation.py",
         "old": 'return f"{found[node]}:{which or 0}"',
-        "new": 'return found[node]',
+        "new": "return found[node]",
         "tests": (
             _COMPUTED
             + "test_the_same_operations_connected_otherwise_are_told_apart[results]",

@@ -275,4 +275,16 @@ MUTATIONS = (
         ),
         "why": "without microbatches one row silences the whole batch",
     },
+    {
+        "name": "only_the_first_row_asked_whom_it_reaches",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/fast/engine.py",
+        "old": "for row in sorted({0, made.recorder.rows - 1}):",
+        "new": "for row in (0,):",
+        "tests": (
+            _TESTS + "test_fast_refusals.py::"
+            "test_rows_that_read_those_before_them_alone_are_found",
+        ),
+        "why": "clipping by row bounds nothing where rows read those before them",
+    },
 )
