@@ -297,8 +297,8 @@ def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
     except REFUSED_VALUES as error:
         raise validation.InputError(
             f"{problem} ({type(error).__name__}): an operation of the model refused a "
-            "value of the rows, such as an id that an embedding does not have, or a label "
-            f"beyond the number of classes. {remedy}"
+            "value of the rows, such as an id that an embedding does not have, or a "
+            f"label beyond the number of classes. {remedy}"
         ) from None
 
 
