@@ -14,6 +14,7 @@ from tfdpsq.privacy import (
     Coupled,
     Groups,
     PrivacySpec,
+    PrivateModel,
     checkpoint,
     discard_state,
     make_optimizer,
@@ -124,6 +125,19 @@ def test_a_model_that_cannot_be_compiled_costs_nothing(tmp_path):
     assert _unpaid(tmp_path)
 
 
+def test_what_xla_does_not_have_costs_nothing(tmp_path):
+    """It was told after a step was paid for, as a value that a row has."""
+
+    def losses(batch, layer):
+        told = tf.strings.length(tf.strings.as_string(batch["x"][:, 0]))
+        return _losses(batch, layer) * tf.cast(told, tf.float32)
+
+    with pytest.raises(InputError, match="XLA does not have .*String.*jit_compile to"):
+        _train(tmp_path, _spec(), losses=losses, jit_compile=True)
+    assert _unpaid(tmp_path)
+    assert _train(tmp_path, _spec(), losses=losses) == 3
+
+
 def test_a_model_whose_step_alone_cannot_be_compiled_costs_nothing(tmp_path):
     """Its loss can, and so can what is tried: not the loop over microbatches."""
 
@@ -154,6 +168,22 @@ def test_other_users_are_other_data(tmp_path):
 def test_a_row_has_one_owner():
     with pytest.raises(ValueError, match="belongs to two units"):
         Groups(np.array([0, 1, 1, 2]), np.array([0, 2, 4]))
+
+
+def test_groups_of_rows_that_the_data_lack_cost_nothing(tmp_path):
+    """They used to end a run at some step, whose directory took no other groups."""
+    spec, rows = _spec(unit="user", num_units=6, batch_size=2), np.arange(12)
+    rows[7] = 50
+    groups = Groups(rows, np.arange(0, 13, 2))
+    message = "take has no row 50 .*Give groups of the rows that the data have"
+    with pytest.raises(InputError, match=message):
+        _train(tmp_path, spec, groups=groups)
+    assert _unpaid(tmp_path)
+    # Rows that belong to nobody need not be there, nor be in order.
+    data = np.arange(24, dtype=np.float32).reshape(8, 3)
+    data[:2] = np.nan
+    some = Groups(np.array([7, 5, 6, 2, 4, 3]), np.arange(7))
+    assert _train(tmp_path, spec, data, groups=some) == 3
 
 
 def test_the_baseline_does_not_wipe_a_private_runs_ledger(tmp_path):
@@ -289,6 +319,31 @@ def test_random_numbers_that_cannot_be_repeated_are_refused(tmp_path):
     assert _train(tmp_path / "public", public, losses=losses) == 1
 
 
+def test_rows_that_are_drawn_when_they_are_taken_are_refused(tmp_path):
+    """A killed run took steps again with other noise on its inputs, and one of ours."""
+    plan, layer = make_plan(_spec()), tf.keras.layers.Dense(1, use_bias=False)
+    layer.build([None, 3])
+    random = np.random.default_rng(0)
+
+    def run(directory):
+        return train(
+            plan,
+            lambda batch: layer(batch["x"])[:, 0],
+            [layer.kernel],
+            make_optimizer(plan, 0.1, "sgd"),
+            lambda at: {"x": random.normal(size=[len(at), 3]).astype(np.float32)},
+            4,
+            layers=[layer],
+            directory=directory,
+            data_fingerprint="twelve rows",
+        )
+
+    with pytest.raises(InputError, match="another 'x' for the same row numbers"):
+        run(tmp_path)
+    assert _unpaid(tmp_path)
+    assert run(None) == 3  # of which no step is repeated
+
+
 def _looked_up(batch, layer):
     factors = tf.gather(tf.ones([10]), tf.cast(batch["x"][:, 0], tf.int32))
     return factors * _losses(batch, layer)
@@ -305,6 +360,73 @@ def test_what_is_tried_quotes_no_value_of_a_row(tmp_path):
     shown = "".join(traceback.format_exception(caught.value))
     assert "4711" not in shown and _unpaid(tmp_path)
     assert "rows tried before the first step" in shown and "Nothing was spent" in shown
+
+
+def _failing_in_python(kind):
+    def look(values):
+        if (values == 4711).any():
+            raise kind(f"no {values.max():.0f} here")
+        return values[:, 0]
+
+    def losses(batch, layer):
+        found = tf.numpy_function(look, [batch["x"]], tf.float32)
+        return _losses(batch, layer) * tf.ensure_shape(found, batch["x"].shape[:1])
+
+    return losses
+
+
+def _read_from_a_file(batch, layer):
+    name = tf.strings.as_string(tf.cast(batch["x"][:, 0], tf.int32))
+    read = tf.map_fn(
+        lambda one: tf.cond(
+            one == "4711",
+            lambda: tf.strings.length(tf.io.read_file("/nowhere/" + one)),
+            lambda: 1,
+        ),
+        name,
+        fn_output_signature=tf.int32,
+    )
+    return _losses(batch, layer) * tf.cast(read, tf.float32)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        _read_from_a_file,
+        *map(_failing_in_python, (KeyError, MemoryError, NotImplementedError)),
+    ],
+    ids=["file", "key", "memory", "not implemented"],
+)
+def test_no_kind_of_error_quotes_a_value_of_a_row(tmp_path, losses):
+    """Of a row that is not tried; of Python code, TensorFlow knows five kinds."""
+    data = np.ones([12, 3], np.float32)
+    data[5, 0] = 4711
+    with pytest.raises(InputError) as caught:
+        _train(tmp_path, _spec(steps=30), data, losses=losses, rate=0.0)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "4711" not in shown and "steps of this run as spent" in shown
+
+
+def test_validation_data_are_not_quoted_and_may_be_mended(tmp_path):
+    """They are read after steps that were paid for; those are not lost."""
+    plan = make_plan(_spec(n_is_public=True, steps=4))
+    ids, ones = np.ones([12, 1], np.int64), np.ones([12, 1], np.float32)
+    bad = ids.copy()
+    bad[3] = 4711
+
+    def run(validation):
+        parts = [tf.keras.layers.Embedding(9, 1), tf.keras.layers.Flatten()]
+        private = PrivateModel(tf.keras.Sequential(parts), plan, 4)
+        loss = tf.keras.losses.MeanSquaredError(reduction="none")
+        private.compile(make_optimizer(plan, 0.1, "sgd"), loss)
+        private.fit(ids, ones, directory=tmp_path, validation_data=(validation, ones))
+        return private.steps_executed
+
+    with pytest.raises(InputError, match="validation_data .*after step 2") as caught:
+        run(bad)
+    assert "4711" not in "".join(traceback.format_exception(caught.value))
+    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 2
+    assert run(ids) == 4
 
 
 def test_a_call_of_several_steps_that_fails_counts_them_all():

@@ -96,6 +96,23 @@ def _control(share=2):
     return _of(tf.keras.Sequential([layers.Dense(2)]), _vectors(3), loss)
 
 
+def _tables(last=1.0, first="two"):
+    """Tables of two types, in an order of their own, and a variable between them."""
+    weight, frozen = tf.Variable(1.0), tf.Variable(2.0, trainable=False)
+    names = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, [0.0, 0.0])
+    names.insert(["one", "two", "three"], [[1.0, 1.0], [2.0, 2.0], [3.0, last]])
+    numbers = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(tf.range(3, dtype=tf.int64), [first] * 3),
+        "",
+    )
+
+    def losses(batch):
+        found = names.lookup(numbers.lookup(tf.cast(batch["x"][:, 0], tf.int64)))
+        return weight * frozen * tf.reduce_sum(tf.ensure_shape(found, [_ROWS, 2]), 1)
+
+    return losses, {"x": _vectors(1)}, [], [weight]
+
+
 def _terms(reversed_=False):
     one, other = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
 
@@ -142,6 +159,7 @@ _MADE = {
     "recurrent": _recurrent,
     "attention": _attention,
     "control": _control,
+    "tables": _tables,
     "terms": _terms,
     "coupled": _coupled,
     "lora": _generator,
@@ -188,6 +206,8 @@ def test_two_processes_describe_the_same_code_alike():
         (_dense, lambda: _dense(epsilon=1e-2), "other constants"),
         (_dense, lambda: _dense(scale=1.5), "other constants"),
         (_control, lambda: _control(share=4), "other constants"),
+        (_tables, lambda: _tables(last=2.0), "other constants"),
+        (_tables, lambda: _tables(first="one"), "other constants"),
         (_attention, lambda: _attention("float32"), "Cast .* only then"),
         (_terms, lambda: _terms(reversed_=True), "other constants"),
         (_coupled, lambda: _coupled(power=3), "other constants"),
@@ -200,6 +220,50 @@ def test_whatever_is_computed_otherwise_is_told(one, other, told):
     with pytest.raises(AssertionError, match=told):
         raise AssertionError(computation.difference(before, now))
     assert computation.difference(before, before) is None
+
+
+def _far(power):
+    with tf.init_scope():  # captured, as it is large
+        return tf.constant(np.arange(400, dtype=np.float32) ** power)
+
+
+@tf.function
+def _first_less_second(one, other):
+    return one - other
+
+
+@tf.function
+def _second_less_first(one, other):
+    return other - one
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (lambda x, y: x - y, lambda x, y: y - x),
+        (lambda x, y: x * _far(1)[3], lambda x, y: x * _far(2)[3]),
+        (
+            lambda x, y: tf.unstack(tf.stack([x, y]))[0],
+            lambda x, y: tf.unstack(tf.stack([x, y]))[1],
+        ),
+        (_first_less_second, _second_less_first),
+    ],
+    ids=["order", "numbers", "results", "arguments"],
+)
+def test_the_same_operations_connected_otherwise_are_told_apart(one, other):
+    """As many of each kind, on the same numbers but for one constant."""
+
+    def described(compute):
+        weights = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
+
+        def losses(batch):
+            return compute(*(tf.linalg.matvec(batch["x"], w) for w in weights))
+
+        return _described(losses, {"x": _vectors(2)}, [], weights)
+
+    assert computation.difference(described(one), described(one)) is None
+    told = computation.difference(described(one), described(other))
+    assert told == "its operations have other constants, settings or connections"
 
 
 def test_gradients_that_a_loss_defines_itself_count():

@@ -239,6 +239,16 @@ def test_rows_that_depend_on_each_other_are_found():
         fast.check(in_batch_softmax, [model], model.trainable_variables)
 
 
+def test_rows_that_read_those_before_them_alone_are_found():
+    model, x = _made()
+    with pytest.raises(ValueError, match=f"example {ROWS - 1} depends on other rows"):
+        fast.check(
+            lambda: tf.cumsum(oracle.losses(model, x)),
+            [model],
+            model.trainable_variables,
+        )
+
+
 def test_batch_normalisation_is_refused_in_training_only():
     model = keras.Sequential([layers.Dense(3), layers.BatchNormalization(name="bn")])
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")

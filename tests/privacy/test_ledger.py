@@ -278,7 +278,7 @@ def test_a_ledger_of_another_version_and_no_ledger_at_all_are_named(tmp_path, pa
     "changed, message",
     [
         ({"plan": "cd" * 32}, "the plan changed: abab.*cdcd.*4 steps are paid. Put"),
-        ({"data": "x"}, "the private data changed: keyed.* x now"),
+        ({"data": "x"}, "the private data changed, and 4 steps are paid"),
         ({"steps": 11}, "number of steps changed: 10 when .* 11 now"),
     ],
 )

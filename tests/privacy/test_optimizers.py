@@ -235,6 +235,8 @@ def test_every_number_among_the_options_is_checked(name, value):
         ("adafactor", "beta_2_decay", 0.8),  # beta_2 = 1 - t^0.8 is below 0
         ("adafactor", "epsilon_1", 1e-60),  # 0 in float32, as is the root of it
         ("adam", "lr", 0.1),
+        ("adam", "beta_1", True),  # 1.0, which made all weights NaN
+        ("adafactor", "clip_threshold", False),
     ],
 )
 def test_options_out_of_their_range_are_refused(name, option, value):

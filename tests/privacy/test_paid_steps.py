@@ -84,7 +84,7 @@ class _Run:
             )
         except _Stop as raised:
             self.raised = raised
-        self.rows = self.rows[2:]  # the first looks are at no step's rows
+        self.rows = self.rows[3:]  # the first looks are at no step's rows
         self.steps = int(tf.convert_to_tensor(self.optimizer.iterations))
 
     def bytes(self):

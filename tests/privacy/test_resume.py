@@ -119,7 +119,7 @@ def test_what_changed_is_named_once_a_step_is_paid_for(tmp_path):
     run, output = tmp_path / "run", tmp_path / "none.npz"
     _killed(run, output, "pay:0")
     for change, message in (
-        ({"data": "other rows"}, "other.*data"),
+        ({"data": "other rows"}, "the private data changed, and 1 steps"),
         ({"clip_norm": 0.6}, "plan"),
         ({"engine": "vectorized"}, "engine was fast when the run.*vectorized"),
     ):

@@ -73,6 +73,8 @@ class CompiledSteps:
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         self._functions: dict[int, Any] = {}
+        # A strategy's devices compile, or not, by themselves.
+        self._jit_compile = jit_compile if self._replicas == 1 else None
         # Staying together declares nothing: without a multiplier `train` has tested
         # that rows keep to themselves, and one without a finite gradient must cost no
         # other.
@@ -98,8 +100,7 @@ class CompiledSteps:
             )
             return tf.function(
                 self._on_one(step) if self._replicas == 1 else self._on_all(step),
-                # A strategy's devices compile, or not, by themselves.
-                jit_compile=jit_compile if self._replicas == 1 else None,
+                jit_compile=self._jit_compile,
                 autograph=False,
             )
 
@@ -116,6 +117,9 @@ class CompiledSteps:
 
         Args:
           batch: one row or more of what `__call__` will get.
+
+        Raises:
+          InputError: XLA cannot compile the step, and is to.
         """
         rows = self.padded(1)
         empty = {
@@ -126,7 +130,28 @@ class CompiledSteps:
         noise = [] if self._plan.grid_step is None else silence
         arguments = self._arguments([empty], [0], [noise], 0)
         with self._precisely():
-            self._at(rows).get_concrete_function(*arguments)
+            function = self._at(rows)
+            function.get_concrete_function(*arguments)
+            if self._jit_compile:
+                self._require_compilable(function, arguments)
+
+    def _require_compilable(self, function: Any, arguments: Sequence[Any]) -> None:
+        """Refuses operations that XLA lacks, of which it would tell in the first call.
+
+        Raises:
+          InputError: names one of them, as XLA does.
+        """
+        try:
+            function.experimental_get_compiler_ir(*arguments)(stage="hlo")
+        except Exception as error:  # of a class that differs by version
+            told = str(error).partition("Detected unsupported operations")[2]
+            if not told:  # of the request, perhaps, and not of the step
+                return
+            raise validation.InputError(
+                "jit_compile is True, but XLA does not have all operations of the step"
+                f"{told.splitlines()[0].rpartition('_JIT')[2]}. Use others, or set "
+                "jit_compile to False."
+            ) from error
 
     def secure_noise(self, number: int) -> list[np.ndarray]:
         """Draws the noise of a step on the host, where the plan is secure."""

@@ -3,13 +3,14 @@
 A resumed run repeats steps that it paid for under the same noise, so model and loss
 must compute what they computed before. Their graph says what that is: operations with
 their settings and constants, from the batch and the variables to the losses, and to
-the gradients where a layer defines its own. Node names, which number the layers of a
-process, do not count, nor do the names of functions, nor anything that the result does
-not depend on.
+the gradients where a layer defines its own; and what is in tables that it reads. Node
+names, which number the layers of a process, do not count, nor do the names of
+functions, nor anything that the result does not depend on.
 
 The same code may be traced to other operations by another TensorFlow, so such
 descriptions are not compared. The Python code in `tf.py_function`, and what the
-optimizer does, are not in the graph of the loss.
+optimizer does, are not in the graph of the loss; nor is what is in tables that are read
+inside a `tf.function`, a loop or a branch of the loss.
 """
 
 from __future__ import annotations
@@ -62,13 +63,15 @@ def described(
     leaves = {}
     for place, tensor in enumerate(given[: len(given) - len(captured)]):
         leaves[tensor.op.name] = f"argument {place} {tensor.dtype} {tensor.shape}"
+    finds = {n.input[0]: n for n in graph.node if n.op == "LookupTableFindV2"}
     for place, (held, tensor) in enumerate(zip(captured, given[-len(captured) :])):
-        known = places.get(id(held), f"resource {place}")
-        leaves[tensor.op.name] = (
-            known
-            if held.dtype in (tf.resource, tf.variant)
-            else _of_values(held.numpy())
-        )
+        if held.dtype not in (tf.resource, tf.variant):
+            leaves[tensor.op.name] = _of_values(held.numpy())
+        elif id(held) in places:
+            leaves[tensor.op.name] = places[id(held)]
+        else:
+            content = _of_table(held, finds.get(tensor.op.name))
+            leaves[tensor.op.name] = f"resource {place} {content}"
     functions = _Functions(graph.library.function)
     digest = functions.digest(
         graph.node, leaves, [tensor.name for tensor in traced.outputs]
@@ -204,6 +207,25 @@ class _Functions:
         return self._known[name]
 
 
+def _of_table(held: tf.Tensor, find: NodeDef | None) -> str:
+    """Returns a digest of the content of a table that an operation reads, if one does.
+
+    By that operation's types: TensorFlow ends the process where others are asked for.
+    """
+    if find is None:
+        return ""
+    keys, values = (
+        part.numpy()
+        for part in tf.raw_ops.LookupTableExportV2(
+            table_handle=held,
+            Tkeys=find.attr["Tin"].type,
+            Tvalues=find.attr["Tout"].type,
+        )
+    )
+    order = np.argsort(keys, kind="stable")
+    return _hashed([_of_values(keys[order]), _of_values(values[order])])
+
+
 def _node_of(tensor: str) -> str:
     return tensor.partition(":")[0]
 
@@ -212,7 +234,9 @@ def _only_names(node: NodeDef) -> bool:
     return node.op == "Identity" and _GRADIENT not in node.attr
 
 
-def _of_values(values: np.ndarray) -> str:
+def _of_values(given: np.ndarray | bytes) -> str:
+    # Of a single text TensorFlow makes no array.
+    values = np.array(given, object) if isinstance(given, bytes) else given
     content = values.tobytes() if values.dtype != object else repr(values.tolist())
     return _hashed([str(values.dtype), str(values.shape), content])
 

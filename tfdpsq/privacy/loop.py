@@ -29,10 +29,17 @@ from tfdpsq.privacy.randomness.sampling import Sampler
 
 Take = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
-# By operations that refuse a value, and by Python code of `tf.py_function`.
-_REFUSED_VALUES = (
+# By operations that refuse a value or look it up, as a file's name, and by Python code
+# of `tf.py_function`, of which an error of any kind may quote a row.
+REFUSED_VALUES = (
+    tf.errors.AlreadyExistsError,
+    tf.errors.DataLossError,
+    tf.errors.FailedPreconditionError,
     tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
     tf.errors.OutOfRangeError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.UnimplementedError,
     tf.errors.UnknownError,
 )
 
@@ -225,8 +232,9 @@ class Loop:
                 f"weights, as where training ended tells of the rows. {_spent(now)}",
             ):
                 losses = self.take_steps(drawn, counts, noise, now.start)
-        except (tf.errors.ResourceExhaustedError, MemoryError) as error:
-            raise self._without_memory(now) from error
+        except (tf.errors.ResourceExhaustedError, MemoryError):
+            # Of `tf.py_function`, too, whose message may quote a row.
+            raise self._without_memory(now) from None
         if self.unchanging is not None:
             self.unchanging.mark()
         return losses
@@ -286,11 +294,11 @@ def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except _REFUSED_VALUES:
+    except REFUSED_VALUES as error:
         raise validation.InputError(
-            f"{problem}: an operation of the model refused a value of the rows, such "
-            "as an id that an embedding does not have, or a label beyond the number of "
-            f"classes. {remedy}"
+            f"{problem} ({type(error).__name__}): an operation of the model refused a "
+            "value of the rows, such as an id that an embedding does not have, or a "
+            f"label beyond the number of classes. {remedy}"
         ) from None
 
 

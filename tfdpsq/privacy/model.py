@@ -25,6 +25,7 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy.jacobian import require_rows
+from tfdpsq.privacy.loop import unquoted_values
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
@@ -367,9 +368,14 @@ class _Epochs:
         self._watch.on_train_batch_end(batch, logs)
         if batch == self._per_epoch - 1 or executed == self._steps:
             if self._validation is not None:
-                found = self._model.evaluate(
-                    *self._validation, verbose=0, return_dict=True
-                )
+                with unquoted_values(
+                    f"validation_data could not be evaluated after step {executed}",
+                    f"Mend it. {executed} steps of this run are spent; with a "
+                    "directory, fit goes on from those that are saved there.",
+                ):
+                    found = self._model.evaluate(
+                        *self._validation, verbose=0, return_dict=True
+                    )
                 logs = {**logs, **{f"val_{name}": v for name, v in found.items()}}
             self._watch.on_epoch_end(epoch, logs)
             self._losses = []

@@ -424,7 +424,9 @@ def _require_usable(learning_rate: Any, options: dict[str, Any], steps: int) -> 
             "from 0: before it, each would count as the first. Leave it at 0."
         )
     for name, value in options.items():
-        if value is None or isinstance(value, bool) or name == "name":
+        if value is None or name == "name":
+            continue
+        if isinstance(value, bool) and name not in _SHARES + _ABOVE_0:
             continue
         if callable(value) or isinstance(value, (list, tuple)):
             continue  # functions of gradients that are noised already

@@ -77,7 +77,7 @@ def train(
       variables: what is trained.
       optimizer: made by `make_optimizer` from the same plan.
       take: maps row numbers [rows] int64 to a dict of arrays with `rows` leading
-        rows, in that order.
+        rows, in that order. With a `directory` always the same for a number.
       microbatch_size: rows differentiated at a time on one replica; `None` when
         rows depend on each other (an in-batch softmax) and must stay together. The
         plan's sensitivity must then say so. Where rows depend only on those that
@@ -149,11 +149,14 @@ def train(
     hooks.require_pace(pace)
     rows = len(groups.rows) if groups is not None else units or plan.spec.num_units
     together, declared = _rows_together(plan, microbatch_size, coupled)
-    rows_from = functools.partial(trials.first_rows, take, rows, together)
+    numbers = None if groups is None else np.sort(groups.rows)
+    rows_from = functools.partial(trials.first_rows, take, rows, together, numbers)
     batch = rows_from(0)
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
     repeats = directory is not None
+    if repeats and plan.spec.private:
+        trials.require_same_rows(batch, rows_from(0))
     seen: list[tf.Variable] = []
     if plan.spec.private:
         # First of all, and whatever is declared: nothing runs, so nothing is kept.

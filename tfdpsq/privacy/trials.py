@@ -5,7 +5,7 @@ What they find is told without a value of a row, and nothing else of them stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -86,23 +86,34 @@ def try_rows(
 
 
 def first_rows(
-    take: Take, rows: int, together: int, look: int = 0, wanted: int = 0
+    take: Take,
+    rows: int,
+    together: int,
+    numbers: np.ndarray | None = None,
+    look: int = 0,
+    wanted: int = 0,
 ) -> dict[str, np.ndarray]:
     """A few rows that no draw decides, for trying things before anything is spent.
 
     Two groups of them where rows are clipped together in groups; or as many as are
-    `wanted`, if there are. `look` after the first they are others.
+    `wanted`, if there are. `look` after the first they are others. `numbers` are those
+    of the rows, ascending; `None` if they are 0, 1, 2, …
     """
     tried = min(wanted or _TRIED, rows) if together == 1 else wanted or 2 * together
     # Spread, as neighbours are often similar; the last one, as it may not exist.
     at = (np.linspace(0, rows - 1, tried).astype(np.int64) + look) % rows
     at = np.unique(at) if together == 1 else at
+    at = at if numbers is None else numbers[at]
     try:
         batch = {name: np.asarray(values) for name, values in take(at).items()}
     except IndexError as error:
         raise validation.InputError(
-            f"take has no row {rows - 1} ({error}). Pass units, the number of units "
-            "that the data have."
+            f"take has no row {at.max()} ({error}). "
+            + (
+                "Pass units, the number of units that the data have."
+                if numbers is None
+                else "Give groups of the rows that the data have."
+            )
         ) from error
     for name, values in batch.items():
         if len(values) != len(at):
@@ -117,6 +128,26 @@ def first_rows(
             )
     batch["weights"] = np.ones(len(at), np.float32)
     return batch
+
+
+def require_same_rows(
+    once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray]
+) -> None:
+    """Refuses rows that are others when they are taken for the second time.
+
+    Raises:
+      InputError: names the field that changed.
+    """
+    for name, values in once.items():
+        other = again[name]
+        if values.dtype != other.dtype or values.tobytes() != other.tobytes():
+            raise validation.InputError(
+                f"take returned another {name!r} for the same row numbers the second "
+                "time, which a killed run could not repeat: its noise would be used "
+                "twice, on two different sums. Let rows follow from their numbers "
+                "alone and draw at random in Keras's layers, or train without a "
+                "directory."
+            )
 
 
 def _finite_rows(run, batch, rows_from, rows, together) -> dict[str, np.ndarray]:

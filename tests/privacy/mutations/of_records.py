@@ -498,4 +498,15 @@ MUTATIONS = (
         "tests": (_ENDED,),
         "why": "the ledger says less than the certificate, which covers the plan",
     },
+    {
+        "name": "hash_of_the_data_told_where_they_changed",
+        "kind": "release",
+        "file": "tfdpsq/privacy/proof/ledger.py",
+        "old": "{'' if there == found.data else shown}",
+        "new": "{shown}",
+        "tests": (
+            _TESTS + "test_ledger.py::test_another_plan_or_other_data_are_refused",
+        ),
+        "why": "guesses at a row can be tested on a message that people send around",
+    },
 )

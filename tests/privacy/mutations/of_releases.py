@@ -476,4 +476,65 @@ MUTATIONS = (
         ),
         "why": "the same in a workdir of before",
     },
+    {
+        "name": "values_quoted_by_errors_of_other_kinds",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": """\
+    tf.errors.OutOfRangeError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.UnimplementedError,
+    tf.errors.UnknownError,
+""",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_no_kind_of_error_quotes_a_value_of_a_row[key]",
+            "tests/privacy/test_before_spending.py::"
+            "test_no_kind_of_error_quotes_a_value_of_a_row[not implemented]",
+        ),
+        "why": "a private row's value is in a traceback that people send around",
+    },
+    {
+        "name": "values_quoted_by_a_missing_file",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "    tf.errors.NotFoundError,\n",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_no_kind_of_error_quotes_a_value_of_a_row[file]",
+        ),
+        "why": "a private row's file is named in a traceback that people send around",
+    },
+    {
+        "name": "values_quoted_where_memory_is_short",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "raise self._without_memory(now) from None",
+        "new": "raise self._without_memory(now)",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_no_kind_of_error_quotes_a_value_of_a_row[memory]",
+        ),
+        "why": "a private row's value is in a traceback that people send around",
+    },
+    {
+        "name": "values_quoted_of_validation_data",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/model.py",
+        "old": """\
+                with unquoted_values(
+                    f"validation_data could not be evaluated after step {executed}",
+                    f"Mend it. {executed} steps of this run are spent; with a "
+                    "directory, fit goes on from those that are saved there.",
+                ):
+""",
+        "new": "                if True:\n",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_validation_data_are_not_quoted_and_may_be_mended",
+        ),
+        "why": "a private row's value is in a traceback that people send around",
+    },
 )

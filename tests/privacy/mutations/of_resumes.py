@@ -251,4 +251,85 @@ MUTATIONS = (
         ),
         "why": "rows are kept in a variable of TensorFlow 1",
     },
+    {
+        "name": "rows_drawn_when_they_are_taken_let_through",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        trials.require_same_rows(batch, rows_from(0))\n",
+        "new": "        pass\n",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_rows_that_are_drawn_when_they_are_taken_are_refused",
+        ),
+        "why": "a killed run repeats its steps on other rows under the same noise",
+    },
+    {
+        "name": "paid_before_xla_has_seen_the_step",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/compiled.py",
+        "old": "            if self._jit_compile:\n",
+        "new": "            if False:\n",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_what_xla_does_not_have_costs_nothing",
+        ),
+        "why": "a step is paid for that never ran, in a directory of no further use",
+    },
+    {
+        "name": "order_of_inputs_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": 'inputs = sorted(inputs) if node.op == "AddN" else inputs',
+        "new": "inputs = sorted(inputs)",
+        "tests": (
+            _COMPUTED
+            + "test_the_same_operations_connected_otherwise_are_told_apart[order]",
+        ),
+        "why": "a difference turned around goes on under the same noise",
+    },
+    {
+        "name": "captured_numbers_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": "str(values.shape), content])",
+        "new": "str(values.shape)])",
+        "tests": (
+            _COMPUTED
+            + "test_the_same_operations_connected_otherwise_are_told_apart[numbers]",
+        ),
+        "why": "other class weights go on under the same noise",
+    },
+    {
+        "name": "results_of_operations_not_told_apart",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": 'return f"{found[node]}:{which or 0}"',
+        "new": "return found[node]",
+        "tests": (
+            _COMPUTED
+            + "test_the_same_operations_connected_otherwise_are_told_apart[results]",
+        ),
+        "why": "the loss of another output goes on under the same noise",
+    },
+    {
+        "name": "arguments_of_functions_not_told_apart",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": 'each.name: f"argument {place}" for place',
+        "new": 'each.name: "argument" for place',
+        "tests": (
+            _COMPUTED
+            + "test_the_same_operations_connected_otherwise_are_told_apart[arguments]",
+        ),
+        "why": "a function turned around goes on under the same noise",
+    },
+    {
+        "name": "content_of_tables_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": 'f"resource {place} {content}"',
+        "new": 'f"resource {place}"',
+        "tests": (_COMPUTED + "test_whatever_is_computed_otherwise_is_told",),
+        "why": "other class weights in a table go on under the same noise",
+    },
 )

@@ -314,4 +314,15 @@ MUTATIONS = (
         ),
         "why": "the rate that was checked is not the one that is applied",
     },
+    {
+        "name": "flags_taken_for_numbers_of_an_optimizer",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "isinstance(value, bool) and name not in _SHARES + _ABOVE_0",
+        "new": "isinstance(value, bool)",
+        "tests": (
+            "tests/privacy/test_optimizers.py::test_options_out_of_their_range_are_refused[adam-beta_1-True]",
+        ),
+        "why": "weights are NaN after the first step, and all of the plan is paid for",
+    },
 )

@@ -358,9 +358,11 @@ def _check_same(path: Path, found: LedgerSummary, wanted: Mapping[str, Any]) -> 
         ("the plan", found.plan, wanted["plan"]),
     ):
         if there != now:
+            # On a hash of the data guesses at them can be tested.
+            shown = f": {there} when the ledger was made, {now} now"
             raise InputError(
-                f"{path}: {what} changed: {there} when the ledger was made, {now} "
-                f"now, and {found.steps_paid} steps are paid. Put back the data and "
+                f"{path}: {what} changed{'' if there == found.data else shown}, "
+                f"and {found.steps_paid} steps are paid. Put back the data and "
                 "the spec it was made with, or begin a new run with another ledger, "
                 "whose spending adds up with this one's."
             )
