@@ -139,8 +139,12 @@ def require_same_rows(
       InputError: names the field that changed.
     """
     for name, values in once.items():
-        other = again[name]
-        if values.dtype != other.dtype or values.tobytes() != other.tobytes():
+        other = again.get(name)
+        if (
+            other is None
+            or values.dtype != other.dtype
+            or values.tobytes() != other.tobytes()
+        ):
             raise validation.InputError(
                 f"take returned another {name!r} for the same row numbers the second "
                 "time, which a killed run could not repeat: its noise would be used "

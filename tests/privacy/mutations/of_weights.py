@@ -159,14 +159,8 @@ MUTATIONS = (
         "name": "hard_negatives_without_other_queries_answers",
         "kind": "negatives",
         "file": "tfdpsq/run/training/hard_negatives.py",
-        "old": "others = [d for d in ranked.get(query, ()) if d not in known]",
-        "new": (
-            "others = [\n"
-            "            d\n"
-            "            for d in ranked.get(query, ())\n"
-            "            if not any(d in each for each in answers.values())\n"
-            "        ]"
-        ),
+        "old": "and (query, document) not in (select query, document from answers)",
+        "new": "and document not in (select document from answers)",
         "tests": (
             "tests/run/test_mine.py::"
             "test_the_rows_have_the_best_documents_that_are_no_answers",
