@@ -422,6 +422,10 @@ def test_validation_data_are_not_quoted_and_may_be_mended(tmp_path):
         private.fit(ids, ones, directory=tmp_path, validation_data=(validation, ones))
         return private.steps_executed
 
+    # Without a look at a value, before anything is paid.
+    with pytest.raises(InputError, match=r"validation_data have \[11, 12\] rows"):
+        run(ids[1:])
+    assert not (tmp_path / "ledger.jsonl").exists()
     with pytest.raises(InputError, match="validation_data .*after step 2") as caught:
         run(bad)
     assert "4711" not in "".join(traceback.format_exception(caught.value))

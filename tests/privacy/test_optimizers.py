@@ -194,7 +194,8 @@ def test_a_row_without_a_finite_gradient_costs_nobody_else(engine, jit):
 
 
 @pytest.mark.parametrize(
-    "rate", [math.nan, math.inf, -1.0, "0.1", None, "becomes nan", "falls below"]
+    "rate",
+    [math.nan, math.inf, -1.0, "0.1", None, lambda: 0.1, "becomes nan", "falls below"],
 )
 def test_rates_that_would_spoil_weights_are_refused(rate):
     """After steps that were paid for: here before anything is."""

@@ -208,6 +208,7 @@ class PrivateModel(keras.Model):
         flat = tf.nest.flatten(data)
         rows = len(flat[0])
         if validation_data is not None:
+            _require_validation(validation_data)
             self.reads.record(
                 "the validation data, after every epoch", "the history of fit()"
             )
@@ -452,3 +453,21 @@ def _fingerprint(arrays: Sequence[np.ndarray]) -> str:
         digest.update(f"{values.dtype} {values.shape} ".encode())
         digest.update(np.ascontiguousarray(values).tobytes())
     return digest.hexdigest()
+
+
+def _require_validation(given: Any) -> None:
+    """Refuses validation data that Keras would refuse after steps are paid."""
+    if not isinstance(given, (list, tuple)) or len(given) not in (2, 3):
+        raise validation.InputError(
+            f"validation_data is a {type(given).__name__}; give (x, y) as arrays."
+        )
+    counts = {
+        len(values) if hasattr(values, "__len__") else 0
+        for values in tf.nest.flatten(list(given))
+        if values is not None
+    }
+    if len(counts) != 1 or not min(counts):
+        raise validation.InputError(
+            f"the arrays of validation_data have {sorted(counts)} rows; give as many "
+            "of each, and at least one."
+        )

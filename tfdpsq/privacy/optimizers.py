@@ -401,6 +401,12 @@ def make_optimizer(
 
 def _require_usable(learning_rate: Any, options: dict[str, Any], steps: int) -> None:
     """Refuses what would make weights NaN, after steps that were paid for."""
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    if callable(learning_rate) and not isinstance(learning_rate, schedule):
+        raise validation.InputError(
+            f"learning_rate is {learning_rate!r}. Give a number, or a "
+            "tf.keras.optimizers.schedules.LearningRateSchedule."
+        )
     if callable(learning_rate):
         # All steps of a short run: where a schedule breaks, it breaks at some boundary.
         tried = np.unique(np.linspace(0, steps - 1, min(steps, 200)).astype(np.int64))
