@@ -51,11 +51,11 @@ def test_mixed_bfloat16_is_of_the_encoders_products_alone(
     operations = losses.get_concrete_function(batch).graph.get_operations()
     kinds = {}
     for op in operations:
-        if op.type in ("Softmax", "Rsqrt", "Einsum", "MatMul"):
+        if op.type in ("Softmax", "Rsqrt", "BatchMatMulV2", "MatMul"):
             kinds.setdefault(op.type, []).append(op.outputs[0].dtype)
     assert set(kinds["Softmax"]) == set(kinds["Rsqrt"]) == {tf.float32}
     # For queries and for documents: a layer's 4 + 3 kernels, and 2 of its attention.
-    products = kinds["Einsum"] + kinds["MatMul"]
+    products = kinds["BatchMatMulV2"] + kinds["MatMul"]
     assert products.count(tf.bfloat16) == 2 * (4 + 3 + 2)
     # Two projections, and the scores.
     assert products.count(tf.float32) == 3

@@ -123,7 +123,9 @@ def test_rows_one_by_one_are_those_of_copies(learning, step):
     )
     norms = np.linalg.norm(expected, axis=1)
     assert norms.min() < _C < norms.max()  # some are clipped and some are not
-    assert (np.linalg.norm(gradients - expected, axis=1) < 1e-6 * norms).all()
+    # Small ones are differences of large ones, too.
+    off = np.linalg.norm(gradients - expected, axis=1)
+    assert (off < 1e-6 * norms.max()).all() and (off < 5e-6 * norms).all()
     # Each is clipped as it is: by min(1, C/‖g‖), and at most 2e-5 less, never more.
     clipped = (gradients * np.minimum(1, _C / norms)[:, None]).sum(axis=0)
     allowed = 2e-5 * np.minimum(_C, norms).sum()

@@ -3,6 +3,7 @@
 import glob
 import importlib
 import json
+import pathlib
 import shutil
 import sys
 
@@ -99,12 +100,26 @@ def _trained(base, name, pairs, **options):
     return base / name
 
 
+def _adds_int8_exactly():
+    """Returns whether sums of int8 products cannot overflow on this processor.
+
+    Without VNNI they may in CTranslate2, which `convert` notices and refuses.
+    """
+    flags = pathlib.Path("/proc/cpuinfo").read_text("utf-8")
+    return "vnni" in flags
+
+
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_generator_for_ctranslate2_writes_the_same(base, tmp_path, version, dtype):
     ctranslate2 = pytest.importorskip("ctranslate2")
     out = tmp_path / "release" / "out"
-    text = convert(base / version, out, "ctranslate2", dtype=dtype)
+    try:
+        text = convert(base / version, out, "ctranslate2", dtype=dtype)
+    except InputError as error:
+        assert dtype == "int8" and not _adds_int8_exactly()
+        assert "at most 0.1 in int8" in str(error) and not out.exists()
+        return
     found = json.loads((out / COMPARISON_FILE).read_text())
     nats = found["log_probability_difference"]
     if dtype == "float32":

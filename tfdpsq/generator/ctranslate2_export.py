@@ -198,7 +198,11 @@ def compare(
             f"{difference.mean():.3g} nats a token (at most {_MOST_NATS[dtype]:g} in "
             f"{dtype}) and writes {same:.1%} of its tokens (at least "
             f"{_FEWEST_SAME[dtype]:.0%}). "
-            + ("Use float32." if dtype != "float32" else "Use another format.")
+            + (
+                "Use float32: on processors without VNNI, int8 sums may overflow."
+                if dtype != "float32"
+                else "Use another format."
+            )
         )
     return result
 
