@@ -13,6 +13,8 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 _PYTHON = "3.11"
 # Written last: an environment without it is made again.
@@ -78,6 +80,30 @@ def run(python: str, *words: str) -> None:
             f"`{' '.join(words)}` ended with exit status {done.returncode}: see its "
             "message above. After 75, run the cell again to go on."
         )
+
+
+def knobs(show: Callable[..., Any], **choices: Sequence[Any]) -> bool:
+    """Shows a list to pick from for each argument of `show`, and what that returns.
+
+    Args:
+      show: called again with what was picked, such as `Job.look`.
+      **choices: argument -> values, the first of which is shown first; a value may be a
+        pair of a label and what is passed.
+
+    Returns:
+      Whether widgets are shown: not where ipywidgets is not installed, as it need not
+      be outside Colab.
+    """
+    try:
+        import ipywidgets
+    except ImportError:
+        return False
+    lists = {
+        name: ipywidgets.Dropdown(options=list(values), description=name)
+        for name, values in choices.items()
+    }
+    ipywidgets.interact(show, **lists)
+    return True
 
 
 def _run(said: str, *command: str) -> None:

@@ -7,6 +7,8 @@ TFDPSQ_NOTEBOOK_SCALE and TFDPSQ_NOTEBOOK_DIR say. A finished stage is not run a
 Run it in the environment of `environment.make`.
 """
 
+import contextlib
+import io
 import logging
 import os
 import pathlib
@@ -21,6 +23,9 @@ def main(until: str) -> None:
     """Runs the stages up to one of `STAGES`."""
     if until not in STAGES:
         sys.exit(f"error: the stage is {until!r}; choose one of {', '.join(STAGES)}.")
+    with contextlib.redirect_stdout(io.StringIO()):  # Keras names its backend
+        import keras_nlp  # noqa: F401
+
     from tfdpsq.run import pipeline
 
     for name in ("absl", "bm25s", "tensorflow"):

@@ -351,7 +351,7 @@ class Job:
         return figure
 
     def plot_curves(self, *runs: str) -> plt.Figure:
-        """Draws training losses, and the ε spent, by step.
+        """Draws training losses, and the ε spent where any run has one, by step.
 
         Args:
           *runs: names of runs; none draws all that have a loss.
@@ -364,19 +364,25 @@ class Job:
                 f"there is no log of {', '.join(unknown) or 'any run'} in "
                 f"{self.directory}; strict mode keeps none."
             )
-        figure, (left, right) = plt.subplots(
-            1, 2, figsize=(10, 3.4), layout="constrained"
+        drawn = {name: curves[curves.run == name] for name in names}
+        spent = {
+            name: own
+            for name, own in drawn.items()
+            if "epsilon" in own and np.isfinite(own.epsilon).any()
+        }
+        panels = 2 if spent else 1
+        figure, axes = plt.subplots(
+            1, panels, figsize=(5 * panels, 3.4), layout="constrained", squeeze=False
         )
-        for name in names:
-            own = curves[curves.run == name]
+        left, right = axes[0, 0], axes[0, -1]
+        for name, own in drawn.items():
             left.plot(own.step, own.loss, ".-", label=name)
-            if "epsilon" in own and np.isfinite(own.epsilon).any():
-                right.plot(own.step, own.epsilon, ".-", label=name)
-        left.set(xlabel="step", ylabel="loss (nats)", title="Training loss (private)")
-        right.set(xlabel="step", ylabel="ε", title="ε spent", ylim=0)
-        left.legend(fontsize="small")
-        if right.lines:
+        for name, own in spent.items():
+            right.plot(own.step, own.epsilon, ".-", label=name)
+            right.set(xlabel="step", ylabel="ε", title="ε spent", ylim=0)
             right.legend(fontsize="small")
+        left.set(xlabel="step", ylabel="loss (nats)", title="Training loss (private)")
+        left.legend(fontsize="small")
         return figure
 
     def plot_lengths(self) -> plt.Figure:

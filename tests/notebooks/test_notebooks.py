@@ -9,6 +9,7 @@ import re
 import struct
 import subprocess
 import sys
+import types
 import zipfile
 
 import nbformat
@@ -287,6 +288,20 @@ def test_a_command_that_fails_is_named():
     environment.run(sys.executable, "-c", "pass")
     with pytest.raises(RuntimeError, match="ended with exit status 3"):
         environment.run(sys.executable, "-c", "raise SystemExit(3)")
+
+
+def test_knobs_are_lists_that_show_what_is_picked(monkeypatch):
+    """The library's calls are recorded: nobody can pick in a test."""
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)  # not installed
+    assert not environment.knobs(print, sep=["a"])
+    shown = {}
+    library = types.SimpleNamespace(
+        Dropdown=lambda options, description: (description, options),
+        interact=lambda show, **lists: shown.update({show: lists}),
+    )
+    monkeypatch.setitem(sys.modules, "ipywidgets", library)
+    assert environment.knobs(print, sep=[("comma", ",")], end=(1, 2))
+    assert shown == {print: {"sep": ("sep", [("comma", ",")]), "end": ("end", [1, 2])}}
 
 
 # -- They run ---------------------------------------------------------------------
