@@ -351,7 +351,7 @@ MUTATIONS = (
         "kind": "keys",
         "file": "tfdpsq/data/pair_table.py",
         "old": 'sqlite3.connect("", ',
-        "new": 'sqlite3.connect(f"{id(self)}.sqlite", ',
+        "new": 'sqlite3.connect(f"{id(schema)}.sqlite", ',
         "tests": (
             "tests/data/test_beir.py::"
             "test_pairs_larger_than_the_cache_have_no_name_on_disk",
