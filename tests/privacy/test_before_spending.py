@@ -407,6 +407,15 @@ def test_no_kind_of_error_quotes_a_value_of_a_row(tmp_path, losses):
     assert "4711" not in shown and "steps of this run as spent" in shown
 
 
+@pytest.mark.parametrize("kind", [KeyError, MemoryError, NotImplementedError])
+def test_no_kind_of_error_quotes_a_row_that_is_tried(tmp_path, kind):
+    data = np.full([12, 3], 4711, np.float32)
+    with pytest.raises(InputError, match="Nothing was spent") as caught:
+        _train(tmp_path, _spec(), data, losses=_failing_in_python(kind))
+    assert "4711" not in "".join(traceback.format_exception(caught.value))
+    assert _unpaid(tmp_path)
+
+
 def test_validation_data_are_not_quoted_and_may_be_mended(tmp_path):
     """They are read after steps that were paid for; those are not lost."""
     plan = make_plan(_spec(n_is_public=True, steps=4))

@@ -11,7 +11,9 @@ import forking
 import numpy as np
 import pytest
 import resume_child
+import tensorflow as tf
 
+from tfdpsq.data import files
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof.ledger import FILE_NAME
 
@@ -135,3 +137,16 @@ def test_other_engines_resume_too(tmp_path, engine):
     child.communicate()
     seen, _ = _finished(tmp_path / "run", tmp_path / "o.npz", engine)
     assert seen == list(range(1, _STEPS + 1))
+
+
+def test_rows_that_a_killed_process_began_to_write_are_removed(tmp_path):
+    """They are a directory, of which saving a state made a traceback."""
+    found = checkpoint.open_secrets(tmp_path, 0, {})
+    state = tmp_path / checkpoint.STATE
+    left = state / files.partial_name("rows")
+    left.mkdir()
+    (left / "rows-00000.bin").write_bytes(b"tokens")
+    (state / ".01234567.partial").write_bytes(b"weights")
+    checkpoint.save(tmp_path, 0, [tf.Variable(1.0)], found)
+    names = {path.name for path in state.iterdir()}
+    assert names == {checkpoint.SECRETS, "step-00000000.npz"}

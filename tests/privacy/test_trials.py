@@ -10,6 +10,8 @@ from test_independence import (
     _wide_run,
 )
 
+from tfdpsq.privacy import trials
+
 
 @pytest.mark.parametrize("kind", [KeyError, ValueError])
 def test_a_row_that_no_data_hold_ends_nothing(kind, caplog):
@@ -55,3 +57,12 @@ def test_a_gradient_that_others_lengthen_by_a_hundredth_is_refused():
 def test_rows_that_stay_together_must_add_up_where_nothing_is_declared():
     with pytest.raises(ValueError, match="with huge numbers for inputs"):
         _wide_run(_skipped_where_the_mean_is_high, engine="vectorized", microbatch=None)
+
+
+def test_texts_that_are_made_anew_for_every_look_are_the_same_rows():
+    def taken(last="twenty-one"):
+        return {"words": tf.constant(["one", last]).numpy()}  # an array of objects
+
+    trials.require_same_rows(taken(), taken())
+    with pytest.raises(ValueError, match="another 'words'"):
+        trials.require_same_rows(taken(), taken("two"))

@@ -211,7 +211,10 @@ def save(
     for old in _files(folder)[:-_KEPT]:
         old.unlink()
     for left in folder.glob(".*.partial"):
-        left.unlink()
+        if left.is_dir():  # rows, of a process that was killed while it wrote them
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 def restore(

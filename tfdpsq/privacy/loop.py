@@ -42,6 +42,8 @@ REFUSED_VALUES = (
     tf.errors.UnimplementedError,
     tf.errors.UnknownError,
 )
+# Of `tf.py_function`, too, whose message may quote a row.
+_NO_MEMORY = (tf.errors.ResourceExhaustedError, MemoryError)
 
 
 class Kept(NamedTuple):
@@ -225,16 +227,15 @@ class Loop:
             for number in now:
                 self.kept.ledger.pay(number)
         counts = [draw.count for draw in draws]
-        try:
-            with unquoted_values(
-                f"{_named(now)} could not be computed",
-                "Check all rows, and train in a new directory; do not release these "
-                f"weights, as where training ended tells of the rows. {_spent(now)}",
-            ):
+        with unquoted_values(
+            f"{_named(now)} could not be computed",
+            "Check all rows, and train in a new directory; do not release these "
+            f"weights, as where training ended tells of the rows. {_spent(now)}",
+        ):
+            try:
                 losses = self.take_steps(drawn, counts, noise, now.start)
-        except (tf.errors.ResourceExhaustedError, MemoryError):
-            # Of `tf.py_function`, too, whose message may quote a row.
-            raise self._without_memory(now) from None
+            except _NO_MEMORY:
+                raise self._without_memory(now) from None
         if self.unchanging is not None:
             self.unchanging.mark()
         return losses
@@ -290,7 +291,7 @@ def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
       remedy: sentences that say what to do.
 
     Raises:
-      InputError: an operation refused a value.
+      InputError: an operation refused a value, or found too little memory.
     """
     try:
         yield
@@ -299,6 +300,11 @@ def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
             f"{problem} ({type(error).__name__}): an operation of the model refused a "
             "value of the rows, such as an id that an embedding does not have, or a "
             f"label beyond the number of classes. {remedy}"
+        ) from None
+    except _NO_MEMORY:
+        raise validation.InputError(
+            f"{problem}: there was too little memory. Free some, or take fewer rows at "
+            f"a time. {remedy}"
         ) from None
 
 

@@ -6,6 +6,7 @@ What they find is told without a value of a row, and nothing else of them stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -143,7 +144,7 @@ def require_same_rows(
         if (
             other is None
             or values.dtype != other.dtype
-            or values.tobytes() != other.tobytes()
+            or _content(values) != _content(other)
         ):
             raise validation.InputError(
                 f"take returned another {name!r} for the same row numbers the second "
@@ -152,6 +153,11 @@ def require_same_rows(
                 "alone and draw at random in Keras's layers, or train without a "
                 "directory."
             )
+
+
+def _content(values: np.ndarray) -> Any:
+    # The bytes of an array of texts may be their addresses.
+    return values.tolist() if values.dtype == object else values.tobytes()
 
 
 def _finite_rows(run, batch, rows_from, rows, together) -> dict[str, np.ndarray]:

@@ -10,8 +10,8 @@ private pairs by DP-SGD: "naive", "microbatch", "logit_dp" and "public_negatives
 
 Method "plain" streams its pairs, tokenised, to disk, four bytes for each of a row's
 `query_length + document_length` tokens, and reads them a batch at a time: sets may have
-any size. So do the other methods. With hard negatives, or under DP with a frozen
-document tower, the rows are in memory.
+any size. So do the other methods, also with hard negatives, or with a frozen document
+tower, whose vectors are on disk, too.
 """
 
 from __future__ import annotations

@@ -23,22 +23,22 @@ MUTATIONS = (
             for number in now:
                 self.kept.ledger.pay(number)
         counts = [draw.count for draw in draws]
-        try:
-            with unquoted_values(
-                f"{_named(now)} could not be computed",
-                "Check all rows, and train in a new directory; do not release these "
-                f"weights, as where training ended tells of the rows. {_spent(now)}",
-            ):
+        with unquoted_values(
+            f"{_named(now)} could not be computed",
+            "Check all rows, and train in a new directory; do not release these "
+            f"weights, as where training ended tells of the rows. {_spent(now)}",
+        ):
+            try:
                 losses = self.take_steps(drawn, counts, noise, now.start)
 """,
         "new": """\
         counts = [draw.count for draw in draws]
-        try:
-            with unquoted_values("", ""):
+        with unquoted_values("", ""):
+            try:
                 losses = self.take_steps(drawn, counts, noise, now.start)
-            if self.kept is not None:
-                for number in now:
-                    self.kept.ledger.pay(number)
+                if self.kept is not None:
+                    for number in now:
+                        self.kept.ledger.pay(number)
 """,
         "tests": (_PAID + "test_a_step_that_cannot_be_paid_for_has_no_effect",),
         "why": "killed between the two, a step took effect that nobody paid for",

@@ -508,6 +508,18 @@ MUTATIONS = (
         "why": "a private row's file is named in a traceback that people send around",
     },
     {
+        "name": "too_little_memory_quotes_a_row_that_is_tried",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "    except _NO_MEMORY:\n        raise validation",
+        "new": "    except ZeroDivisionError:\n        raise validation",
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_no_kind_of_error_quotes_a_row_that_is_tried",
+        ),
+        "why": "a private row's value is in a traceback that people send around",
+    },
+    {
         "name": "values_quoted_where_memory_is_short",
         "kind": "reads",
         "file": "tfdpsq/privacy/loop.py",
