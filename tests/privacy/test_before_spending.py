@@ -23,8 +23,10 @@ from tfdpsq.privacy import (
     read_ledger,
     replay,
     train,
+    workers,
 )
 from tfdpsq.privacy.compiled import CompiledSteps
+from tfdpsq.privacy.loop import unquoted_values
 from tfdpsq.validation import DataError, InputError
 
 _FOUR = {"x": np.ones([4, 3], np.float32), "weights": np.ones(4, np.float32)}
@@ -416,6 +418,17 @@ def test_no_kind_of_error_quotes_a_row_that_is_tried(tmp_path, kind):
     assert "4711" not in "".join(traceback.format_exception(caught.value))
     assert "Nothing was spent" in str(caught.value)
     assert _unpaid(tmp_path)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_worker_that_is_gone_is_not_taken_for_bad_data(monkeypatch, several):
+    """TensorFlow tells of a worker that started anew by the same kind of error."""
+    monkeypatch.setattr(workers, "several", lambda: several)
+    kind = tf.errors.FailedPreconditionError
+    with pytest.raises(kind if several else InputError) as caught:
+        with unquoted_values("the problem", "The remedy."):
+            raise kind(None, None, "4711")
+    assert "4711" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_validation_data_are_not_quoted_and_may_be_mended(tmp_path):

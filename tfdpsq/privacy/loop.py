@@ -292,10 +292,15 @@ def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
 
     Raises:
       InputError: an operation refused a value, or found too little memory.
+      FailedPreconditionError: of several workers, without its message: another worker
+        may have started anew.
     """
     try:
         yield
     except REFUSED_VALUES as error:
+        kind = tf.errors.FailedPreconditionError
+        if isinstance(error, kind) and workers.several():
+            raise kind(None, None, "a worker or an operation was not ready") from None
         raise validation.InputError(
             f"{problem} ({type(error).__name__}): an operation of the model refused a "
             "value of the rows, such as an id that an embedding does not have, or a "
