@@ -401,7 +401,7 @@ def _read_from_a_file(batch, layer):
     ids=["file", "key", "memory", "not implemented"],
 )
 def test_no_kind_of_error_quotes_a_value_of_a_row(tmp_path, losses):
-    """Of a row that is not tried; of Python code, TensorFlow knows five kinds."""
+    """The row is not among those tried; Python errors have five TensorFlow kinds."""
     data = np.ones([12, 3], np.float32)
     data[5, 0] = 4711
     with pytest.raises((InputError, tf.errors.OpError)) as caught:
@@ -422,7 +422,7 @@ def test_no_kind_of_error_quotes_a_row_that_is_tried(tmp_path, kind):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_worker_that_is_gone_is_not_taken_for_bad_data(monkeypatch, several):
-    """TensorFlow tells of a worker that started anew by the same kind of error."""
+    """A restarted worker shows as the same kind of TensorFlow error."""
     monkeypatch.setattr(workers, "several", lambda: several)
     kind = tf.errors.FailedPreconditionError
     with pytest.raises(kind if several else InputError) as caught:

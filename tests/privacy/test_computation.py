@@ -251,7 +251,7 @@ def _second_less_first(one, other):
     ids=["order", "numbers", "results", "arguments"],
 )
 def test_the_same_operations_connected_otherwise_are_told_apart(one, other):
-    """As many of each kind, on the same numbers but for one constant."""
+    """Both have the same operations, and the same numbers but for one constant."""
 
     def described(compute):
         weights = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])

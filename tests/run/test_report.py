@@ -51,7 +51,7 @@ def test_top_says_what_was_protected_at_what_cost_and_what_the_report_is(tmp_pat
         (["query"], "Every single query of the private training pairs is protected"),
         (["user", "user"], "Every single user of the private training pairs is"),
         (["pair"], "a query with several documents, or a person .* is not protected"),
-        (["pair", "query"], "Every single unit that its certificate names is"),
+        (["pair", "query"], "Every single unit named in its certificate is"),
     ],
 )
 def test_the_top_names_the_unit_of_the_certificates(tmp_path, units, said):
@@ -80,7 +80,7 @@ def test_notes_say_what_was_trained_and_written_for():
     config.synthesize.documents = "train"
     trained, written = content.made_how(config)
     assert "by direct DP, of 3 pairs at scale 20" in trained
-    assert "a private read that no ε covers" in written
+    assert "no ε covers which documents those are" in written
     config.direct_epsilons = ()
     assert "direct" not in content.made_how(config)[0]
 

@@ -292,8 +292,8 @@ def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
 
     Raises:
       InputError: an operation refused a value, or found too little memory.
-      FailedPreconditionError: of several workers, without its message: another worker
-        may have started anew.
+      FailedPreconditionError: several workers train, and one may have restarted; the
+        original message is dropped.
     """
     try:
         yield

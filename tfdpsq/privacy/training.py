@@ -77,7 +77,7 @@ def train(
       variables: what is trained.
       optimizer: made by `make_optimizer` from the same plan.
       take: maps row numbers [rows] int64 to a dict of arrays with `rows` leading
-        rows, in that order. With a `directory` always the same for a number.
+        rows, in that order. With a `directory`, a number must always give the same row.
       microbatch_size: rows differentiated at a time on one replica; `None` when
         rows depend on each other (an in-batch softmax) and must stay together. The
         plan's sensitivity must then say so. Where rows depend only on those that

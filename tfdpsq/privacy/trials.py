@@ -134,7 +134,7 @@ def first_rows(
 def require_same_rows(
     once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray]
 ) -> None:
-    """Refuses rows that are others when they are taken for the second time.
+    """Refuses rows that change when they are taken a second time.
 
     Raises:
       InputError: names the field that changed.

@@ -47,9 +47,9 @@ def in_words(certificates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def protected_units(certificates: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Returns what private runs protect each of, and what they do not as a whole.
+    """Returns the unit that private runs protect, and what they do not protect.
 
-    `certificates` are as in `in_words`; of different units, the words are of any.
+    `certificates` are as in `in_words`; where their units differ, the words fit any.
     """
     units = {
         _at(each["certificate"], "guarantee.unit")
@@ -57,7 +57,7 @@ def protected_units(certificates: Sequence[Mapping[str, Any]]) -> tuple[str, str
         if _is_private(each["certificate"])
     }
     if len(units) > 1:
-        return "unit that its certificate names", "whoever has several of them"
+        return "unit named in its certificate", "a group of several units"
     return _UNITS.get(next(iter(units), "query"), _UNITS["query"])
 
 

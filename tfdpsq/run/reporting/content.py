@@ -134,11 +134,16 @@ def made_how(config: ml_collections.ConfigDict) -> list[str]:
     ours, theirs = ((one.batch_size, one.scale) for one in (own, direct))
     if config.direct_epsilons and ours != theirs:
         trained += f"; by direct DP, of {theirs[0]} pairs at scale {theirs[1]:g}"
-    written = "chosen from the whole corpus without looking at which of them have "
-    written += "private queries"
     if config.synthesize.documents == "train":
-        written = "of the training pairs alone, which were declared public: a private "
-        written += "read that no ε covers"
+        written = (
+            "of the training pairs alone, declared public; no ε covers which documents "
+            "those are"
+        )
+    else:
+        written = (
+            "chosen from the whole corpus without looking at which of them have "
+            "private queries"
+        )
     return [f"{trained}.", f"Synthetic queries were written for documents {written}."]
 
 
