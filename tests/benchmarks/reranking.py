@@ -1,7 +1,7 @@
 """BM25 reranked by generators: what private queries are worth, with and without ε.
 
     python tests/benchmarks/reranking.py --workdir DIR [--config quickstart] \
-        [--data DIR] [--seeds 0 1 2]
+        [--data DIR] [--seeds 0 1 2] [--epsilons 3 8 16]
 
 Runs a job of `configs/` without its retrievers, once per seed, into DIR/seed0 and so
 on: the public T5, generators of every ε, and BM25's best documents ordered by each.
@@ -14,6 +14,7 @@ unprotected generator's gain over the public T5 each ε keeps.
 
 import argparse
 import json
+import math
 import pathlib
 import runpy
 
@@ -67,6 +68,9 @@ def main():
     parser.add_argument("--data", default="pydocs")
     parser.add_argument("--pretrain_steps", type=int, default=0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--epsilons", type=float, nargs="+", help="of generators; inf is added"
+    )
     options = parser.parse_args()
     config_file = ROOT / "configs" / f"{options.config}.py"
     get_config = runpy.run_path(str(config_file))["get_config"]
@@ -75,6 +79,8 @@ def main():
         config = get_config()
         config.data, config.seed = options.data, seed
         config.pretrain.steps = options.pretrain_steps
+        if options.epsilons:
+            config.epsilons = (math.inf, *options.epsilons)
         workdirs.append(options.workdir / f"seed{seed}")
         run(config, workdirs[-1])
     of = {"config": options.config, "data": pathlib.Path(options.data).name}

@@ -4,19 +4,24 @@ import json
 import os
 import subprocess
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdpsq import evaluation
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.layers import T5Config
 from tfdpsq.retriever import (
     RetrieverConfig,
     SearchModel,
     TwoTower,
+    as_run,
     encode_texts,
+    search,
 )
+from tfdpsq.retriever.word_search import WordSearch
 from tfdpsq.validation import InputError
 
 _DOCUMENTS = [
@@ -107,6 +112,116 @@ def _assert_found(result, model, tokenizer, ids, vectors):
     np.testing.assert_allclose(result["documents"], again, atol=1e-5)
 
 
+_HYBRID = """
+import json, sys
+import tensorflow as tf
+import tensorflow_text
+assert "tfdpsq" not in sys.modules
+search = tf.saved_model.load(sys.argv[2]).signatures["search_hybrid"]
+found = search(texts=tf.constant(json.loads(sys.argv[1])), k=tf.constant(1000))
+ids = [[i.decode() for i in row] for row in found["ids"].numpy()]
+print(json.dumps([ids, found["scores"].numpy().tolist()]))
+"""
+
+
+def _fused(parts, documents, queries, weight, depth):
+    """What `evaluation` makes of both runs: the oracle."""
+    model, tokenizer, ids, vectors = parts
+    names = [f"q{number}" for number in range(len(queries))]
+    words = evaluation.BM25(dict(zip(ids, documents)))
+    embedded = encode_texts(model, queries, tokenizer, "query", progress=False)
+    scores, found = search(embedded, vectors, ids, depth, kind="brute_force")
+    runs = [
+        words.search(dict(zip(names, queries)), depth),
+        as_run(names, scores, found),
+    ]
+    fused = evaluation.fuse(runs, [1 - weight, weight], k=1000)
+    return words.postings(), [fused[name] for name in names]
+
+
+@pytest.mark.parametrize(
+    ("weight", "depth"), [(0.3, 7), (0.0, 1), (1.0, 30), (0.6, 99)]
+)
+def test_hybrid_search_ranks_as_the_fusion_of_both_runs(parts, weight, depth):
+    model, tokenizer, ids, vectors = parts
+    # No common word; twice one word; underscores, digits, other scripts, no text.
+    queries = [*_QUERIES, "xyzzy", "array ARRAY, number 7", "", "ΑΡΡΑΥ İstanbul_2 été"]
+    postings, fused = _fused(parts, _DOCUMENTS, queries, weight, depth)
+    made = SearchModel(*parts, postings=postings, weight=weight, depth=depth)
+    found = made.search_hybrid(tf.constant(queries), tf.constant(1000))
+    for row, expected in enumerate(fused):
+        names = [name.decode() for name in found["ids"].numpy()[row]]
+        there = names.index("") if "" in names else len(names)
+        assert set(names[there:]) <= {""} and len(set(names[:there])) == there
+        got = dict(zip(names, found["scores"].numpy()[row]))
+        got.pop("", None)
+        assert got.keys() == expected.keys()
+        np.testing.assert_allclose(
+            [got[name] for name in expected], list(expected.values()), atol=1e-5
+        )
+        # Embeddings of other batches differ by rounding, which may swap near ties.
+        values = [expected[name] for name in names[:there]]
+        assert (np.diff(values) <= 1e-5).all()
+    few = made.search_hybrid(tf.constant(queries), tf.constant(2))
+    assert few["ids"].shape[1] == min(2, 2 * depth)
+
+
+def test_words_in_a_graph_are_scored_as_bm25_scores_them():
+    texts = {
+        "a": "The Élan of ARRAY_2 sorting; arrays, array",
+        "b": "Ελλάς ΕΛΛΆΣ наука НАУКА 数组 १२३ x",
+        "c": "of the and",  # stop words alone
+        "d": "array ab-cd ab_cd naïve\u0301 ß ẞ İstanbul",
+        "e": "array ab-cd ab_cd naïve\u0301 ß ẞ İstanbul",
+    }
+    words = evaluation.BM25(texts)
+    postings = words.postings()
+    made = WordSearch(
+        postings.words, postings.starts, postings.rows, postings.gains, len(texts)
+    )
+    queries = [*texts.values(), "ARRAY array", "unknown", "", "ELAN élan", "\u0130"]
+    run = words.search({str(n): text for n, text in enumerate(queries)}, len(texts))
+    scores = made.scores(tf.constant(queries)).numpy()
+    for number in range(len(queries)):
+        expected = [run.get(str(number), {}).get(name, 0.0) for name in texts]
+        np.testing.assert_allclose(scores[number], expected, rtol=1e-6)
+    # Every letter that this Python knows and TensorFlow's tables, too.
+    letters = [chr(code) for code in range(32, 0x2C00)]
+    letters = [c for c in letters if c.lower() not in ("i̇",) and len(c.lower()) == 1]
+    letters = [c for c in letters if unicodedata.category(c) != "Cn"]
+    found = evaluation.BM25({str(n): 2 * letter for n, letter in enumerate(letters)})
+    postings = found.postings()
+    made = WordSearch(
+        postings.words, postings.starts, postings.rows, postings.gains, len(letters)
+    )
+    run = found.search({letter: 2 * letter for letter in letters}, len(letters))
+    for start in range(0, len(letters), 500):
+        part = letters[start : start + 500]
+        scores = made.scores(tf.constant([2 * letter for letter in part])).numpy()
+        for letter, row in zip(part, scores):
+            assert {str(n) for n in np.flatnonzero(row)} == set(run.get(letter, {}))
+
+
+def test_hybrid_search_in_a_new_process_whatever_its_locale(parts, tmp_path):
+    postings, fused = _fused(parts, _DOCUMENTS, ["THE STRING IS Written"], 0.3, 30)
+    SearchModel(*parts, postings=postings).export(tmp_path / "made")
+    environment = {n: v for n, v in os.environ.items() if n != "PYTHONPATH"}
+    found = subprocess.run(
+        [
+            *(sys.executable, "-c", _HYBRID),
+            *(json.dumps(["THE STRING IS Written"]), str(tmp_path / "made")),
+        ],
+        capture_output=True,
+        text=True,
+        env={**environment, "TF_CPP_MIN_LOG_LEVEL": "2", "LC_ALL": "tr_TR.UTF-8"},
+        cwd=tmp_path,
+    )
+    assert found.returncode == 0, found.stderr
+    ids, scores = json.loads(found.stdout.splitlines()[-1])
+    assert ids == [list(fused[0])]
+    np.testing.assert_allclose(scores, [list(fused[0].values())], atol=1e-5)
+
+
 def test_what_does_not_fit_is_refused(parts, tmp_path):
     model, tokenizer, ids, vectors = parts
     for names, rows in ((ids[1:], vectors), (ids, vectors[:, 1:]), ([], vectors[:0])):
@@ -114,6 +229,17 @@ def test_what_does_not_fit_is_refused(parts, tmp_path):
             SearchModel(model, tokenizer, names, rows)
     with pytest.raises(InputError, match="kind is 'fast'"):
         SearchModel(*parts, kind="fast")
+    words = evaluation.BM25({"other": "text"}).postings()
+    with pytest.raises(InputError, match="document 'd0' is in the index of words or"):
+        SearchModel(*parts, postings=words)
+    for wrong, name in (({"weight": 1.5}, "weight"), ({"depth": 0}, "depth")):
+        with pytest.raises(InputError, match=f"{name} is"):
+            SearchModel(*parts, **wrong)
+    with pytest.raises(InputError, match="no words to search by"):
+        without = SearchModel(*parts)
+        without.search_hybrid(tf.constant(["a"]), tf.constant(1))
+    with pytest.raises(InputError, match="do not make an index"):
+        WordSearch(["a"], [0, 2], [0, 5], [1.0, 1.0], 5)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("mine")
     with pytest.raises(InputError, match="taken"):

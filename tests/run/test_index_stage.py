@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import tiny as _tiny
 
-from tfdpsq import retriever
+from tfdpsq import evaluation, retriever
 from tfdpsq.data import Document, Tokenizer, train_vocabulary, write_beir
 from tfdpsq.run import encode, evaluate, index
 from tfdpsq.run.core import layout
@@ -130,6 +130,36 @@ def test_documents_are_added_without_retraining(base, tmp_path):
         changes = {"retriever": str(base / "other"), "base": str(tmp_path / "first")}
         index.run(_config(base, **changes), tmp_path / "third")
     assert not (tmp_path / "third").exists()
+
+
+def test_an_index_answers_with_words_and_vectors(base, tmp_path):
+    """As the fusion of BM25 and the retriever that `evaluate` measures."""
+    index.run(_config(base, hybrid={"weight": 0.3}), tmp_path / "made")
+    text = "who sorts a table"
+    ids, products = _products(base, [text])
+    lines = (base / "pairs" / "corpus.jsonl").read_text().splitlines()
+    documents = {d["_id"]: d["text"] for d in map(json.loads, lines)}
+    words = evaluation.BM25(documents).search({"q": text}, 100)
+    dense = {"q": dict(zip(ids, map(float, products[0])))}
+    fused = evaluation.fuse([words, dense], [0.7, 0.3])["q"]
+    model = tf.saved_model.load(str(tmp_path / "made" / index.SEARCH))
+    found = model.search_hybrid(tf.constant([text]), tf.constant(5))
+    names = [name.decode() for name in found["ids"].numpy()[0]]
+    expected = [fused[name] for name in names]
+    np.testing.assert_allclose(found["scores"].numpy()[0], expected, atol=1e-5)
+    np.testing.assert_allclose(expected, sorted(fused.values())[:-6:-1], atol=1e-5)
+    # The old documents' words are not in the index that is extended.
+    more = [Document("new", "", "A word about graphs that is new.")]
+    write_beir(tmp_path / "more", more, [("q0", "any")], {"train": [("q0", "new", 1)]})
+    config = _config(
+        base,
+        hybrid={"weight": 0.3},
+        base=str(tmp_path / "made"),
+        corpus=str(tmp_path / "more"),
+    )
+    with pytest.raises(InputError, match=r"whose document \S+ is not in corpus .*more"):
+        index.run(config, tmp_path / "second")
+    assert not (tmp_path / "second").exists()
 
 
 def _encode_config(home):
@@ -283,6 +313,10 @@ def test_evaluation_takes_embeddings_that_are_there(base, encoded, monkeypatch):
         ({"kind": "best"}, "kind is 'best'"),
         ({"retriever": ""}, "retriever is ''"),
         ({"shard_documents": 0}, "shard_documents is 0"),
+        ({"hybrid": {"weight": 1.5}}, "hybrid.weight is 1.5"),
+        ({"hybrid": {"depth": 0}}, "hybrid.depth is 0"),
+        ({"hybrid": {"depth": 7}}, "hybrid.depth is 7"),
+        ({"hybrid": {"weight": 0.3}, "kind": "streamed"}, "hybrid.weight is 0.3"),
     ],
 )
 def test_bad_settings_are_refused(base, tmp_path, changes, message):

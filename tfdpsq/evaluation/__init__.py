@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         share_in_draws,
     )
     from tfdpsq.evaluation.overlap.word_stream import NORMALISATION
-    from tfdpsq.evaluation.ranking.bm25 import BM25, bm25_streamed
+    from tfdpsq.evaluation.ranking.bm25 import BM25, Postings, bm25_streamed
     from tfdpsq.evaluation.ranking.comparisons import (
         Comparison,
         Randomization,
@@ -134,6 +134,7 @@ __all__ = [
     "OneRunAudit",
     "Overlap",
     "OverlapScan",
+    "Postings",
     "Randomization",
     "RankTest",
     "RankingResult",

@@ -19,7 +19,14 @@ from tfdpsq.data import Tokenizer
 from tfdpsq.data.files import atomic_directory
 from tfdpsq.retriever.index import ScannBruteForce, ScannTree
 from tfdpsq.retriever.model import TwoTower
-from tfdpsq.validation import InputError, one_of
+from tfdpsq.retriever.word_search import (
+    Found,
+    WordSearch,
+    best_of,
+    fused_rows,
+    rows_by_id,
+)
+from tfdpsq.validation import InputError, in_range, one_of, positive_integer
 
 KINDS = ("exact", "scann_brute_force", "scann")
 
@@ -32,6 +39,7 @@ class SearchModel(tf.Module):
     | name | takes | gives |
     |---|---|---|
     | `search` | texts [Q] string, k [] int32 | ids [Q, k] string, scores [Q, k] |
+    | `search_hybrid` | the same; only with `postings` | the same, fused with BM25 |
     | `encode_queries` | texts [Q] string | embeddings [Q, D] float32 |
     | `encode_documents` | texts [N] string | embeddings [N, D] float32 |
 
@@ -47,6 +55,9 @@ class SearchModel(tf.Module):
         ids: Sequence[str],
         embeddings: np.ndarray,
         kind: str = "exact",
+        postings: Any = None,
+        weight: float = 0.3,
+        depth: int = 100,
     ):
         """Builds the index.
 
@@ -56,9 +67,15 @@ class SearchModel(tf.Module):
           ids: N document ids.
           embeddings: [N, D] float32, by the model's document tower.
           kind: "exact", "scann_brute_force" (exact) or "scann" (`ScannTree`).
+          postings: of the same documents, such as `evaluation.BM25.postings` returns;
+            `None` has no `search_hybrid`.
+          weight: of the retriever in `search_hybrid`, in [0, 1]; BM25 has 1 - weight.
+          depth: documents of each ranking that are fused, so that at most twice as
+            many are found; see `evaluation.fuse`.
 
         Raises:
-          InputError: an unknown kind, shapes that do not fit, or no document.
+          InputError: an unknown kind, shapes that do not fit, postings of other
+            documents, a weight or depth out of range, or no document.
           ImportError: scann is needed and not installed.
         """
         super().__init__(name="search_model")
@@ -69,6 +86,20 @@ class SearchModel(tf.Module):
                 f"embeddings have shape {vectors.shape} for {len(ids)} ids; they must "
                 f"be [{len(ids)}, {model.config.embedding_dim}], of one document at "
                 "least."
+            )
+        self._words: WordSearch | None = None
+        self._weight = in_range("weight", weight, 0, 1)
+        self._depth = min(positive_integer("depth", depth), len(ids))
+        if postings is not None:
+            # Of equal scores TREC's rules, and `evaluation.fuse`, take the larger id.
+            order = sorted(range(len(ids)), key=ids.__getitem__, reverse=True)
+            ids, vectors = [ids[row] for row in order], vectors[order]
+            self._words = WordSearch(
+                postings.words,
+                postings.starts,
+                rows_by_id(postings, ids),
+                postings.gains,
+                len(ids),
             )
         self._config, self._tokenizer = model.config, tokenizer
         self._query_tower, self._document_tower = (
@@ -101,20 +132,27 @@ class SearchModel(tf.Module):
     )
     def search(self, texts: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
         """Texts [Q] to the k best documents of each; see the class."""
-        queries = self._embedded(texts, 0, self._config.query_length)
-        k = tf.clip_by_value(k, 1, tf.shape(self._ids)[0])
-        if self._documents is not None:
-            product = tf.matmul(queries, self._documents, transpose_b=True)
-            scores, rows = tf.math.top_k(product, k)
-        else:
-            scores, rows = self._layer.nearest(queries, k)
-        # ScaNN marks a place that it could not fill by NaN.
-        there = tf.math.is_finite(scores)
-        names = tf.gather(self._ids, tf.where(there, rows, 0))
-        return {
-            "ids": tf.where(there, names, ""),
-            "scores": tf.where(there, scores, -np.inf),
-        }
+        return self._named(self._nearest(texts, k))
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int32)],
+        autograph=False,
+    )
+    def search_hybrid(self, texts: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Texts [Q] to the k best documents of each by BM25 and the retriever.
+
+        Raises:
+          InputError: there are no postings.
+        """
+        if self._words is None:
+            raise InputError(
+                "this SearchModel has no words to search by. Give it `postings`, such "
+                "as evaluation.BM25(documents).postings()."
+            )
+        words = best_of(self._words.scores(texts), self._depth)
+        k = tf.clip_by_value(k, 1, tf.minimum(2 * self._depth, tf.shape(self._ids)[0]))
+        found = self._nearest(texts, self._depth)
+        return self._named(fused_rows(words, found, self._weight, k))
 
     def export(self, directory: str | os.PathLike) -> None:
         """Writes a SavedModel, whole or not at all.
@@ -125,7 +163,9 @@ class SearchModel(tf.Module):
         Raises:
           InputError: it is taken or cannot be written.
         """
-        names = ("search", "encode_queries", "encode_documents")
+        names = ["search", "encode_queries", "encode_documents"]
+        if self._words is not None:
+            names.append("search_hybrid")
         with atomic_directory(directory) as partial:
             tf.saved_model.save(
                 self,
@@ -133,6 +173,27 @@ class SearchModel(tf.Module):
                 signatures={name: getattr(self, name) for name in names},
                 options=tf.saved_model.SaveOptions(namespace_whitelist=["Scann"]),
             )
+
+    def _nearest(self, texts: tf.Tensor, k: tf.Tensor | int) -> Found:
+        """Returns the k documents nearest to texts [Q]."""
+        queries = self._embedded(texts, 0, self._config.query_length)
+        k = tf.clip_by_value(k, 1, tf.shape(self._ids)[0])
+        if self._documents is not None:
+            product = tf.matmul(queries, self._documents, transpose_b=True)
+            scores, rows = tf.math.top_k(product, k)
+        else:
+            scores, rows = self._layer.nearest(queries, k)
+        # ScaNN marks a place that it could not fill by NaN.
+        return Found(rows, scores, tf.math.is_finite(scores))
+
+    def _named(self, found: Found) -> dict[str, tf.Tensor]:
+        """Returns what a signature gives: ids, and float32 scores."""
+        names = tf.gather(self._ids, tf.where(found.there, found.rows, 0))
+        scores = tf.cast(found.scores, tf.float32)
+        return {
+            "ids": tf.where(found.there, names, ""),
+            "scores": tf.where(found.there, scores, -np.inf),
+        }
 
     def _embedded(self, texts: tf.Tensor, side: int, length: int) -> tf.Tensor:
         return self._encoders[side](*self._tokenizer.encode(texts, length))

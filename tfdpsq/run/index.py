@@ -6,6 +6,7 @@
 Writes `documents/`, embeddings in shards that are searched on disk (see
 `retriever.DocumentIndex`), and, unless `kind` is "streamed", `search/`: encoder and
 index as one SavedModel, text in, ids and scores out (`retriever.SearchModel`).
+`--config.hybrid.weight=0.3` adds BM25 of the corpus, and the signature `search_hybrid`.
 `--config.base=INDEX` copies all documents of another index of the same retriever and
 embeds those with new ids; it does not notice documents that were changed or removed.
 The work is cut into shards, as that of `encode`.
@@ -18,16 +19,17 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
-from tfdpsq import retriever
+from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.retriever import serving
-from tfdpsq.run.core import command, records, settings, sources, workdir
+from tfdpsq.run.core import acting, command, records, settings, sources, workdir
 from tfdpsq.run.passes import embedding, passes, sharded_stages
 
 DOCUMENTS = embedding.DOCUMENTS
@@ -44,7 +46,20 @@ SETTINGS: settings.Declaration = {
     # "exact", "scann_brute_force", "scann" (approximate), or "streamed": on
     # disk, for corpora larger than memory.
     "kind": settings.Text("exact", (*serving.KINDS, STREAMED)),
+    # The retriever's weight in `search_hybrid`, of which BM25 has the rest, and how
+    # many documents of each are fused; see `retriever.SearchModel`. Weight 0 exports
+    # none.
+    "hybrid": {
+        "weight": settings.Number(0.0, 0, 1),
+        "depth": settings.Integer(100, 1, 100_000),
+    },
 }
+
+
+ACTING = (
+    acting.Only("hybrid.weight hybrid.depth", "kind", serving.KINDS),
+    acting.Only("hybrid.depth", "hybrid.weight"),
+)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -67,12 +82,15 @@ def run(
       DataError: malformed data, or a damaged base.
     """
     settings.check(config, SETTINGS)
+    acting.require_acting(config, SETTINGS, ACTING)
     inputs = embedding.check(config.retriever, config.vocabulary)
     certificate = embedding.certificate_of(config.retriever)
     base = sources.fetched(config.base) if config.base else ""
     output = embedding.output_of(directory, config.retriever, certificate, base)
     if base:
         inputs["base"] = workdir.stage_fingerprint(base)
+        if config.hybrid.weight:
+            _require_texts(f"{base}/{DOCUMENTS}", config)
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         if config.kind != STREAMED:
@@ -89,8 +107,15 @@ def run(
         taken_over = index.size
         embedding.add_shards(index, shards)
         if config.kind != STREAMED:
+            ids = list(index.ids())
             retriever.SearchModel(
-                model, tokenizer, list(index.ids()), index.embeddings(), config.kind
+                model,
+                tokenizer,
+                ids,
+                index.embeddings(),
+                config.kind,
+                _postings(config.corpus, ids) if config.hybrid.weight else None,
+                **config.hybrid,
             ).export(out / SEARCH)
         records.write_certificate(out, certificate)
         return {"documents": index.size, "taken_over": taken_over}
@@ -98,6 +123,30 @@ def run(
     return embedding.run_pass(
         "index", config, inputs, output, merge, launch, config.base
     )
+
+
+def _postings(corpus: str, ids: Sequence[str]) -> evaluation.Postings:
+    """Returns BM25's index of the documents `ids`, by the texts of the corpus."""
+    wanted = set(ids)
+    texts = ((d.id, d.content) for d in sources.open_beir(corpus).documents())
+    return evaluation.BM25(each for each in texts if each[0] in wanted).postings()
+
+
+def _require_texts(base: str, config: ml_collections.ConfigDict) -> None:
+    """Refuses a base with documents whose texts the corpus lacks.
+
+    Raises:
+      InputError: names one of them.
+    """
+    known = {document.id for document in sources.open_beir(config.corpus).documents()}
+    for name in retriever.DocumentIndex(base).ids():
+        if name not in known:
+            raise validation.InputError(
+                f"base is {config.base}, whose document {validation.shown(name)} is "
+                f"not in corpus {config.corpus}: BM25 (hybrid.weight) needs its text. "
+                "Give a corpus with the old documents and the new ones, or set "
+                "hybrid.weight to 0."
+            )
 
 
 def _number_anew() -> None:

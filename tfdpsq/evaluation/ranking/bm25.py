@@ -21,7 +21,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import bm25s
 import numpy as np
@@ -36,6 +36,24 @@ _STOP_WORDS = frozenset(STOPWORDS_EN)
 _VERSION = importlib.metadata.version("bm25s")
 # Documents that are scored together.
 _CHUNK = 16_384
+
+
+class Postings(NamedTuple):
+    """An index of words as arrays, for another program that searches; see `BM25`.
+
+    Attributes:
+      ids: N document ids.
+      words: W words.
+      starts: [W + 1]; entries starts[w] to starts[w + 1] are those of word w.
+      rows: [entries] places in `ids`.
+      gains: [entries] float32; a document's score is the sum over a query's words.
+    """
+
+    ids: list[str]
+    words: list[str]
+    starts: np.ndarray
+    rows: np.ndarray
+    gains: np.ndarray
 
 
 class BM25:
@@ -86,6 +104,14 @@ class BM25:
     def settings(self) -> dict[str, Any]:
         """Returns the settings that the scores depend on, to be written with them."""
         return _settings(self.k1, self.b)
+
+    def postings(self) -> Postings:
+        """Returns the index as arrays, not copied."""
+        held, numbers = self._index.scores, self._index.vocab_dict
+        # The library adds "" as the last word; no document has it.
+        words = sorted((word for word in numbers if word), key=numbers.__getitem__)
+        starts = held["indptr"][: len(words) + 1]
+        return Postings(self._ids, words, starts, held["indices"], held["data"])
 
     def search(
         self, queries: Mapping[str, str], k: int = 10, progress: bool = False
