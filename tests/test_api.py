@@ -14,8 +14,8 @@ _PUBLIC = {
         build_encoder dropout_seed encoder_of merge_lora train_only with_lora
     """,
     "generator": """
-        QueryLikelihood SamplingConfig SynthesisConfig Synthesizer T5QueryGenerator
-        encode_pairs synthesize
+        QueryLikelihood RerankedSearch SamplingConfig SynthesisConfig Synthesizer
+        T5QueryGenerator encode_pairs synthesize
     """,
     "retriever": """
         METHODS DocumentIndex Embedder GroupLosses LogitTerms NaiveLosses

@@ -204,7 +204,19 @@ def stages():
             fresh=True,
         ),
         Stage("encode", "encode", "embeddings", embedding, _SHARDED),
-        Stage("index", "index", "index", embedding, _SHARDED),
+        Stage(
+            "index",
+            "index",
+            "index",
+            {**embedding, "hybrid": {"weight": 0.3}},
+            _SHARDED,
+        ),
+        Stage(
+            "rerank",
+            "rerank",
+            "reranked",
+            {**_LENGTHS, "generator": "@generator", "corpus": "@@/pairs"},
+        ),
         Stage(
             "evaluate",
             "evaluate",

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdpsq import evaluation
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.layers import T5Config
+from tfdpsq.layers.word_search import WordSearch
 from tfdpsq.retriever import (
     RetrieverConfig,
     SearchModel,
@@ -21,7 +22,6 @@ from tfdpsq.retriever import (
     encode_texts,
     search,
 )
-from tfdpsq.retriever.word_search import WordSearch
 from tfdpsq.validation import InputError
 
 _DOCUMENTS = [
@@ -176,9 +176,7 @@ def test_words_in_a_graph_are_scored_as_bm25_scores_them():
     }
     words = evaluation.BM25(texts)
     postings = words.postings()
-    made = WordSearch(
-        postings.words, postings.starts, postings.rows, postings.gains, len(texts)
-    )
+    made = WordSearch.of(postings, list(texts))
     queries = [*texts.values(), "ARRAY array", "unknown", "", "ELAN élan", "\u0130"]
     run = words.search({str(n): text for n, text in enumerate(queries)}, len(texts))
     scores = made.scores(tf.constant(queries)).numpy()
@@ -191,9 +189,7 @@ def test_words_in_a_graph_are_scored_as_bm25_scores_them():
     letters = [c for c in letters if unicodedata.category(c) != "Cn"]
     found = evaluation.BM25({str(n): 2 * letter for n, letter in enumerate(letters)})
     postings = found.postings()
-    made = WordSearch(
-        postings.words, postings.starts, postings.rows, postings.gains, len(letters)
-    )
+    made = WordSearch.of(postings, postings.ids)
     run = found.search({letter: 2 * letter for letter in letters}, len(letters))
     for start in range(0, len(letters), 500):
         part = letters[start : start + 500]

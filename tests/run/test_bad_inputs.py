@@ -204,6 +204,12 @@ SETTINGS = {
         ("shards=0", "shards is 0; it must be an integer of at least 1"),
         ("synthetic=", "synthetic is ''; give a set that synthesize wrote"),
     ],
+    "rerank": [
+        ("depth=1", "depth is 1; it must be an integer of at least 2"),
+        ("weight=nan", "weight is nan; it must lie in [0, 1]"),
+        ("query_length=0", "query_length is 0; it must be an integer of at least 1"),
+        ("generator=", "generator is ''. Give it what finetune wrote"),
+    ],
     "overlap": [
         ("near=0", "near is 0.0; it must lie in (0, 1]"),
         ("n=0", "n is 0; it must be an integer of at least 1"),

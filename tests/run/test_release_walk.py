@@ -26,6 +26,7 @@ from tfdpsq.run import (
     overlap,
     pipeline,
     reproduce,
+    rerank,
     synthesize,
     train_retriever,
     zero_shot,
@@ -49,6 +50,7 @@ WRITES = {
     "encode": {PUBLIC, CERTIFIED, PRIVATE},
     "index": {PUBLIC, CERTIFIED, PRIVATE},
     "mine": {PUBLIC, CERTIFIED, PRIVATE},
+    "rerank": {PUBLIC, CERTIFIED, PRIVATE},
     "zero_shot": {PUBLIC, CERTIFIED, PRIVATE},
     "convert": {PUBLIC, CERTIFIED, PRIVATE},
     "overlap": {PUBLIC, PRIVATE},
@@ -148,6 +150,7 @@ class _Walk:
         for name, path in (("ε = ∞", unprotected), ("canaries", audited)):
             own = config.synthesize
             yield "synthesize", name, stage(synthesize, own, generator=path)
+            yield "rerank", name, stage(rerank, generator=path)
         for name, path in (("ε = ∞", loose), ("canaries", audits)):
             yield "filter", name, stage(filter, synthetic=path)
             yield "train_retriever", name, stage(train_retriever, trained, pairs=path)
@@ -320,7 +323,8 @@ def test_what_follows_from_a_certificate_may_be_released(job, tmp_path):
     walk.run(filter, release / "filter", synthetic=made)
     walk.run(mine, release / "mine", pairs=made)
     convert.convert(walk.release / "generator_eps8", release / "convert", "keras")
-    for name in ("filter", "mine", "convert"):
+    walk.run(rerank, release / "rerank", generator=str(walk.release / "generator_eps8"))
+    for name in ("filter", "mine", "convert", "rerank"):
         _released(tmp_path, name, CERTIFIED)
     walk.run(mine, release / "mine_public", pairs=walk.public_pairs)
     (tmp_path / "texts").mkdir()

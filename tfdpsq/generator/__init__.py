@@ -5,10 +5,12 @@ from tfdpsq.generator.examples import encode_pairs
 from tfdpsq.generator.likelihood import QueryLikelihood
 from tfdpsq.generator.model import T5QueryGenerator
 from tfdpsq.generator.sampling import SamplingConfig
+from tfdpsq.generator.serving import RerankedSearch
 from tfdpsq.generator.synthesis import SynthesisConfig, Synthesizer, synthesize
 
 __all__ = [
     "QueryLikelihood",
+    "RerankedSearch",
     "SamplingConfig",
     "SynthesisConfig",
     "Synthesizer",

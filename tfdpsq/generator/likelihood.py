@@ -65,7 +65,7 @@ class QueryLikelihood:
         self._batch_size = validation.positive_integer("batch_size", batch_size)
         self._prompt = prompt
         self._run = Replicated(
-            lambda *given: _log_likelihoods(model, *given), jit_compile=jit_compile
+            lambda *given: log_likelihoods(model, *given), jit_compile=jit_compile
         )
 
     def scores(self, pairs: Iterable[tuple[str, str]]) -> Iterator[float]:
@@ -94,7 +94,7 @@ class QueryLikelihood:
     def _batches(
         self, parts: list[list[tuple[str, str]]]
     ) -> list[Sequence[np.ndarray]]:
-        """Returns the arguments of `_log_likelihoods`, of one shape for all parts."""
+        """Returns the arguments of `log_likelihoods`, of one shape for all parts."""
         documents = [list(dict.fromkeys(d for d, _ in part)) for part in parts]
         count = _rounded(max(map(len, documents)), self._batch_size, _DOCUMENT_PARTS)
         queries = [
@@ -147,7 +147,7 @@ def _rounded(count: int, most: int, parts: int) -> int:
 
 
 @tf.autograph.experimental.do_not_convert
-def _log_likelihoods(
+def log_likelihoods(
     model: tf.keras.Model,
     document_ids: tf.Tensor,
     document_lengths: tf.Tensor,

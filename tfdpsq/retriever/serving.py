@@ -17,15 +17,9 @@ import tensorflow as tf
 
 from tfdpsq.data import Tokenizer
 from tfdpsq.data.files import atomic_directory
+from tfdpsq.layers import word_search
 from tfdpsq.retriever.index import ScannBruteForce, ScannTree
 from tfdpsq.retriever.model import TwoTower
-from tfdpsq.retriever.word_search import (
-    Found,
-    WordSearch,
-    best_of,
-    fused_rows,
-    rows_by_id,
-)
 from tfdpsq.validation import InputError, in_range, one_of, positive_integer
 
 KINDS = ("exact", "scann_brute_force", "scann")
@@ -87,20 +81,13 @@ class SearchModel(tf.Module):
                 f"be [{len(ids)}, {model.config.embedding_dim}], of one document at "
                 "least."
             )
-        self._words: WordSearch | None = None
+        self._words: word_search.WordSearch | None = None
         self._weight = in_range("weight", weight, 0, 1)
         self._depth = min(positive_integer("depth", depth), len(ids))
         if postings is not None:
-            # Of equal scores TREC's rules, and `evaluation.fuse`, take the larger id.
-            order = sorted(range(len(ids)), key=ids.__getitem__, reverse=True)
+            order = word_search.by_id(ids)
             ids, vectors = [ids[row] for row in order], vectors[order]
-            self._words = WordSearch(
-                postings.words,
-                postings.starts,
-                rows_by_id(postings, ids),
-                postings.gains,
-                len(ids),
-            )
+            self._words = word_search.WordSearch.of(postings, ids)
         self._config, self._tokenizer = model.config, tokenizer
         self._query_tower, self._document_tower = (
             model.query_tower,
@@ -132,7 +119,7 @@ class SearchModel(tf.Module):
     )
     def search(self, texts: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
         """Texts [Q] to the k best documents of each; see the class."""
-        return self._named(self._nearest(texts, k))
+        return word_search.named(self._nearest(texts, k), self._ids)
 
     @tf.function(
         input_signature=[tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int32)],
@@ -149,10 +136,12 @@ class SearchModel(tf.Module):
                 "this SearchModel has no words to search by. Give it `postings`, such "
                 "as evaluation.BM25(documents).postings()."
             )
-        words = best_of(self._words.scores(texts), self._depth)
+        words = word_search.best_of(self._words.scores(texts), self._depth)
         k = tf.clip_by_value(k, 1, tf.minimum(2 * self._depth, tf.shape(self._ids)[0]))
         found = self._nearest(texts, self._depth)
-        return self._named(fused_rows(words, found, self._weight, k))
+        return word_search.named(
+            word_search.fused_rows(words, found, self._weight, k), self._ids
+        )
 
     def export(self, directory: str | os.PathLike) -> None:
         """Writes a SavedModel, whole or not at all.
@@ -174,7 +163,7 @@ class SearchModel(tf.Module):
                 options=tf.saved_model.SaveOptions(namespace_whitelist=["Scann"]),
             )
 
-    def _nearest(self, texts: tf.Tensor, k: tf.Tensor | int) -> Found:
+    def _nearest(self, texts: tf.Tensor, k: tf.Tensor | int) -> word_search.Found:
         """Returns the k documents nearest to texts [Q]."""
         queries = self._embedded(texts, 0, self._config.query_length)
         k = tf.clip_by_value(k, 1, tf.shape(self._ids)[0])
@@ -184,16 +173,7 @@ class SearchModel(tf.Module):
         else:
             scores, rows = self._layer.nearest(queries, k)
         # ScaNN marks a place that it could not fill by NaN.
-        return Found(rows, scores, tf.math.is_finite(scores))
-
-    def _named(self, found: Found) -> dict[str, tf.Tensor]:
-        """Returns what a signature gives: ids, and float32 scores."""
-        names = tf.gather(self._ids, tf.where(found.there, found.rows, 0))
-        scores = tf.cast(found.scores, tf.float32)
-        return {
-            "ids": tf.where(found.there, names, ""),
-            "scores": tf.where(found.there, scores, -np.inf),
-        }
+        return word_search.Found(rows, scores, tf.math.is_finite(scores))
 
     def _embedded(self, texts: tf.Tensor, side: int, length: int) -> tf.Tensor:
         return self._encoders[side](*self._tokenizer.encode(texts, length))

@@ -19,24 +19,20 @@ from __future__ import annotations
 
 import pathlib
 import shutil
-from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
-import tensorflow as tf
-from tensorflow.python.framework import ops
 
-from tfdpsq import evaluation, retriever, validation
+from tfdpsq import retriever, validation
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.retriever import serving
 from tfdpsq.run.core import acting, command, records, settings, sources, workdir
 from tfdpsq.run.passes import embedding, passes, sharded_stages
+from tfdpsq.run.search import exported
 
 DOCUMENTS = embedding.DOCUMENTS
-SEARCH = "search"
+SEARCH = exported.SEARCH
 STREAMED = "streamed"
-# More names than a process creates before it merges.
-_ROUND = 1_000_000
 
 
 SETTINGS: settings.Declaration = {
@@ -94,7 +90,7 @@ def run(
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         if config.kind != STREAMED:
-            _number_anew()
+            exported.start_numbering()
         model, tokenizer, maker = embedding.load(config.retriever, config.vocabulary)
         if base:
             retriever.DocumentIndex(f"{base}/{DOCUMENTS}", maker).verify()
@@ -114,7 +110,7 @@ def run(
                 ids,
                 index.embeddings(),
                 config.kind,
-                _postings(config.corpus, ids) if config.hybrid.weight else None,
+                exported.postings(config.corpus, ids) if config.hybrid.weight else None,
                 **config.hybrid,
             ).export(out / SEARCH)
         records.write_certificate(out, certificate)
@@ -123,13 +119,6 @@ def run(
     return embedding.run_pass(
         "index", config, inputs, output, merge, launch, config.base
     )
-
-
-def _postings(corpus: str, ids: Sequence[str]) -> evaluation.Postings:
-    """Returns BM25's index of the documents `ids`, by the texts of the corpus."""
-    wanted = set(ids)
-    texts = ((d.id, d.content) for d in sources.open_beir(corpus).documents())
-    return evaluation.BM25(each for each in texts if each[0] in wanted).postings()
 
 
 def _require_texts(base: str, config: ml_collections.ConfigDict) -> None:
@@ -147,19 +136,6 @@ def _require_texts(base: str, config: ml_collections.ConfigDict) -> None:
                 "Give a corpus with the old documents and the new ones, or set "
                 "hybrid.weight to 0."
             )
-
-
-def _number_anew() -> None:
-    """Makes TensorFlow's generated names independent of the process's earlier work.
-
-    An exported model holds names of functions and variables with numbers that count
-    what the process did before, such as the shards it made. Keras's counters restart
-    (existing models keep their names); TensorFlow's cannot, and go on from the next
-    million.
-    """
-    tf.keras.backend.clear_session()
-    while ops.uid() % _ROUND:
-        pass
 
 
 if __name__ == "__main__":

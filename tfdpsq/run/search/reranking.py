@@ -91,22 +91,43 @@ def inputs(config: Any) -> dict[str, str]:
     """
     found = {}
     for name, path in sorted(config.rerankers.items()):
-        try:
-            located = checkpoints.locate(path)
-            checkpoints.open_checkpoint(path)  # its headers
-            vocabulary = sources.vocabulary_file("", path)
-        except validation.InputError as error:
-            raise validation.InputError(
-                f"rerankers.{name} is {path}, which cannot order documents: {error} "
-                "Give a generator with its vocabulary: what finetune wrote, a T5, or a "
-                "preset's name."
-            ) from error
-        sources.certificate_of_model(path)  # it is whole, or refused
-        sources.require_prompt("rerank.prompt", config.rerank.prompt, located)
-        tokenizer = Tokenizer(vocabulary)
-        found[f"reranker {name}"] = workdir.model_fingerprint(located)
-        found[f"vocabulary of reranker {name}"] = tokenizer.fingerprint
+        model, vocabulary = generator_inputs(
+            f"rerankers.{name}", path, "rerank.prompt", config.rerank.prompt
+        )
+        found[f"reranker {name}"] = model
+        found[f"vocabulary of reranker {name}"] = vocabulary
     return found
+
+
+def generator_inputs(
+    setting: str, path: str, prompt_setting: str, prompt: str
+) -> tuple[str, str]:
+    """Returns the ids of a generator that orders documents, and of its vocabulary.
+
+    Args:
+      setting: that names the generator.
+      path: its value.
+      prompt_setting: that states the prompt.
+      prompt: its value.
+
+    Raises:
+      InputError: it is missing, no generator, has no vocabulary, or was trained with
+        another prompt.
+      DataError: a damaged certificate.
+    """
+    try:
+        located = checkpoints.locate(path)
+        checkpoints.open_checkpoint(path)  # its headers
+        vocabulary = sources.vocabulary_file("", path)
+    except validation.InputError as error:
+        raise validation.InputError(
+            f"{setting} is {path}, which cannot order documents: {error} "
+            "Give a generator with its vocabulary: what finetune wrote, a T5, or a "
+            "preset's name."
+        ) from error
+    sources.certificate_of_model(path)  # it is whole, or refused
+    sources.require_prompt(prompt_setting, prompt, located)
+    return workdir.model_fingerprint(located), Tokenizer(vocabulary).fingerprint
 
 
 def rerank(

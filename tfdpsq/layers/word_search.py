@@ -1,6 +1,6 @@
-"""BM25 inside a graph, and its fusion with a retriever, for serving.
+"""BM25 inside a graph, and its fusion with another ranking, for serving.
 
-A search engine seldom deploys a dense retriever alone. `WordSearch` scores documents by
+A search engine seldom deploys a neural ranking alone. `WordSearch` scores documents by
 an index of words that was computed elsewhere, such as `evaluation.BM25.postings`, with
 TensorFlow's operations only, so that it can be part of a SavedModel. `fused_rows` ranks
 by both, as `evaluation.fuse` does by scores.
@@ -89,6 +89,20 @@ class WordSearch(tf.Module):
         self._rows = tf.Variable(rows.astype(np.int32), trainable=False)
         self._gains = tf.Variable(np.asarray(gains, np.float32), trainable=False)
 
+    @classmethod
+    def of(cls, postings: Any, ids: Sequence[str]) -> WordSearch:
+        """Makes the search of an index, with documents numbered by their place in ids.
+
+        Args:
+          postings: what `evaluation.BM25.postings` returns.
+          ids: N document ids, the same in any order.
+
+        Raises:
+          InputError: other documents; names one.
+        """
+        rows = _rows_by_id(postings, ids)
+        return cls(postings.words, postings.starts, rows, postings.gains, len(ids))
+
     def scores(self, texts: tf.Tensor) -> tf.Tensor:
         """Returns [Q, N] float32 scores of texts [Q] string; 0 without a common word.
 
@@ -112,7 +126,7 @@ class WordSearch(tf.Module):
         return tf.reshape(totals, [queries, self._size])
 
 
-def best_of(scores: tf.Tensor, depth: int) -> Found:
+def best_of(scores: tf.Tensor, depth: int | tf.Tensor) -> Found:
     """Returns the `depth` documents of the best scores [Q, N] above 0."""
     best, rows = tf.math.top_k(scores, depth)
     return Found(rows, best, best > 0)
@@ -149,6 +163,19 @@ def fused_rows(first: Found, second: Found, weight: float, k: tf.Tensor) -> Foun
     return Found(rows, best, tf.math.is_finite(best))
 
 
+def named(found: Found, ids: tf.Variable) -> dict[str, tf.Tensor]:
+    """Returns what a signature gives: "ids", and "scores" in float32.
+
+    Places that are not `there` have the id "" and the score -inf.
+    """
+    names = tf.gather(ids, tf.where(found.there, found.rows, 0))
+    scores = tf.cast(found.scores, tf.float32)
+    return {
+        "ids": tf.where(found.there, names, ""),
+        "scores": tf.where(found.there, scores, -np.inf),
+    }
+
+
 def _scaled(found: Found) -> tf.Tensor:
     """Returns scores scaled to [0, 1] in float64; 1 where all of a query are equal."""
     scores = tf.cast(found.scores, tf.float64)
@@ -164,21 +191,22 @@ def _scaled(found: Found) -> tf.Tensor:
     return tf.where(found.there, scaled, 0.0)
 
 
-def rows_by_id(postings: Any, ids: Sequence[str]) -> np.ndarray:
-    """Returns an index's document numbers as places in `ids`.
-
-    Args:
-      postings: with `ids` and `rows`, such as `evaluation.BM25.postings` returns.
-      ids: N document ids, the same in any order.
-
-    Raises:
-      InputError: other documents; names one.
-    """
+def _rows_by_id(postings: Any, ids: Sequence[str]) -> np.ndarray:
+    """Returns an index's document numbers as places in `ids`."""
     places = {name: place for place, name in enumerate(ids)}
     odd = set(places).symmetric_difference(postings.ids)
     if odd:
         raise InputError(
-            f"document {min(odd)!r} is in the index of words or in that of vectors, "
-            "but not in both. Make both from the same documents."
+            f"document {min(odd)!r} is in the index of words or among the documents to "
+            "search, but not in both. Make both from the same documents."
         )
     return np.array([places[name] for name in postings.ids], np.int64)[postings.rows]
+
+
+def by_id(ids: Sequence[str]) -> list[int]:
+    """Returns places of ids, the largest first.
+
+    Rows in this order give TREC's rule for equal scores, and that of `evaluation.fuse`:
+    the larger id comes first.
+    """
+    return sorted(range(len(ids)), key=ids.__getitem__, reverse=True)
