@@ -12,7 +12,7 @@ import tensorflow as tf
 import test_precision as precision
 
 from tfdpsq import privacy
-from tfdpsq.privacy import compiled, fast
+from tfdpsq.privacy import compiled, fast, step
 from tfdpsq.privacy.fast import products
 
 layers = tf.keras.layers
@@ -224,11 +224,13 @@ def test_a_private_step_turns_tensor_float_32_off_and_on_again():
             plan = privacy.PrivacyPlan(spec, 4, noise)
             steps = compiled.CompiledSteps(
                 plan,
-                per_example_losses,
-                layer.trainable_variables,
-                privacy.make_optimizer(plan, 1e-3, "sgd"),
-                4,
-                [layer],
+                step.Setup(
+                    per_example_losses,
+                    layer.trainable_variables,
+                    [layer],
+                    privacy.make_optimizer(plan, 1e-3, "sgd"),
+                    microbatch_size=4,
+                ),
                 jit_compile=False,
             )
             batch = {

@@ -341,8 +341,8 @@ MUTATIONS = (
     {
         "name": "step_that_cannot_be_repeated_accepted",
         "kind": "resumes",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "        replay.require_repeatable(traced.nodes)\n",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "    replay.require_repeatable(traced.nodes)\n",
         "new": "",
         "tests": (
             "tests/privacy/test_before_spending.py::"
@@ -353,10 +353,9 @@ MUTATIONS = (
     {
         "name": "draws_from_a_seed_in_the_graph_accepted_without_a_directory",
         "kind": "keys",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "        replay.require_repeatable(traced.nodes)\n",
-        "new": "        if directory is not None:\n"
-        "            replay.require_repeatable(traced.nodes)\n",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "    replay.require_repeatable(traced.nodes)\n",
+        "new": "    if repeats:\n        replay.require_repeatable(traced.nodes)\n",
         "tests": (
             "tests/privacy/test_training.py::"
             "test_draws_whose_seed_is_in_the_graph_are_refused",

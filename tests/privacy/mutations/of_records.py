@@ -198,11 +198,8 @@ MUTATIONS = (
         "name": "seed_stored_in_the_release",
         "kind": "release",
         "file": "tfdpsq/run/finetune.py",
-        "old": "                **outcome.recorded(),\n",
-        "new": """\
-                **outcome.recorded(),
-                "noise_seed": list(optimizer._noise_words),
-""",
+        "old": "        facts = {",
+        "new": '        facts = {"noise_seed": list(optimizer._noise_words), ',
         "tests": (
             "tests/run/test_release_secrets.py::"
             "test_the_release_holds_no_secret[seeds]",
