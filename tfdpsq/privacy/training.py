@@ -20,6 +20,7 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy import checkpoint, computation, fast, trials, workers
 from tfdpsq.privacy import coupled as coupled_rows
+from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Unchanging, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
@@ -297,7 +298,7 @@ def _not_trained(layers, restored) -> str:
     ):
         if id(variable) not in seen:
             seen.update(map(id, _copies(variable)))
-            digest.update(_content(np.array(variable)))
+            digest.update(content(np.array(variable)))
     return digest.hexdigest()
 
 
@@ -316,14 +317,6 @@ def _copies(variable) -> tuple:
     """Returns a variable, and those of its replicas, which a trace finds by itself."""
     mirrored = isinstance(variable, tf.distribute.DistributedValues)
     return (variable, *(variable.values if mirrored else ()))
-
-
-def _content(values: np.ndarray) -> bytes:
-    # Of texts and of tables, an array holds addresses.
-    held = (
-        values.tobytes() if values.dtype != object else repr(values.tolist()).encode()
-    )
-    return f"{values.dtype} {values.shape} {len(held)} ".encode() + held
 
 
 def _compiled_by_xla(jit_compile: bool) -> bool | str:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast, replay
-from tfdpsq.privacy.batches import padded_rows
+from tfdpsq.privacy.batches import content, padded_rows
 from tfdpsq.privacy.independence import (
     Expected,
     check_independence,
@@ -162,11 +161,7 @@ def require_same_rows(
     """
     for name, values in once.items():
         other = again.get(name)
-        if (
-            other is None
-            or values.dtype != other.dtype
-            or _content(values) != _content(other)
-        ):
+        if other is None or content(values) != content(other):
             raise validation.InputError(
                 f"take returned another {name!r} for the same row numbers the second "
                 "time, which a killed run could not repeat: its noise would be used "
@@ -174,11 +169,6 @@ def require_same_rows(
                 "alone and draw at random in Keras's layers, or train without a "
                 "directory."
             )
-
-
-def _content(values: np.ndarray) -> Any:
-    # The bytes of an array of texts may be their addresses.
-    return values.tolist() if values.dtype == object else values.tobytes()
 
 
 def _finite_rows(run, batch, rows: Rows) -> dict[str, np.ndarray]:

@@ -97,7 +97,7 @@ MUTATIONS = (
     {
         "name": "weights_not_trained_told_by_shape_alone",
         "kind": "resumes",
-        "file": "tfdpsq/privacy/training.py",
+        "file": "tfdpsq/privacy/batches.py",
         "old": ".encode() + held\n",
         "new": ".encode()\n",
         "tests": (_PAID + "test_weights_that_no_state_has_must_be_as_they_were",),
