@@ -13,11 +13,7 @@ PRIVATE = "private"
 _LENGTHS = {"document_length": 32, "query_length": 48}
 _T5 = {
     "vocabulary_size": 420,
-    "num_layers": 1,
-    "num_heads": 2,
-    "hidden_dim": 16,
-    "intermediate_dim": 24,
-    "key_value_dim": 8,
+    **tiny.SHAPE,
     "version": "1.0",
     "dropout": 0.0,
 }

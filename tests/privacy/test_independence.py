@@ -3,6 +3,14 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from dense_runs import (
+    batch_of_rows,
+    dense,
+    skipped_where_the_mean_is_high,
+    squared,
+    wide_plan,
+    wide_run,
+)
 
 from tfdpsq.privacy import (
     Coupled,
@@ -24,25 +32,6 @@ def check_independence(losses, batch, layers=(), rows_per_unit=1):
     independence.check_independence(run, batch, layers, rows_per_unit)
 
 
-def _batch(rows=4):
-    random = np.random.default_rng(0)
-    return {
-        "x": random.normal(size=(rows, 5)).astype(np.float32),
-        "y": random.normal(size=(rows, 5)).astype(np.float32),
-        "weights": np.ones(rows, np.float32),
-    }
-
-
-def _dense(*layers):
-    model = tf.keras.Sequential([tf.keras.layers.Dense(5), *layers])
-    model.build([None, 5])
-    return model
-
-
-def _squared(model):
-    return lambda b: tf.reduce_sum((model(b["x"], training=True) - b["y"]) ** 2, 1)
-
-
 @pytest.mark.parametrize(
     "layers",
     [
@@ -53,8 +42,8 @@ def _squared(model):
     ],
 )
 def test_rows_that_keep_to_themselves_pass(layers):
-    model = _dense(*layers)
-    check_independence(_squared(model), _batch(), [model])
+    model = dense(*layers)
+    check_independence(squared(model), batch_of_rows(), [model])
 
 
 def _in_batch_softmax(model):
@@ -76,36 +65,36 @@ def _mean_subtracted(model):
 @pytest.mark.parametrize(
     "losses_of, layers",
     [
-        (_squared, [tf.keras.layers.BatchNormalization()]),
+        (squared, [tf.keras.layers.BatchNormalization()]),
         (_in_batch_softmax, []),
         (_mean_subtracted, []),
     ],
 )
 def test_rows_that_read_each_other_are_found(losses_of, layers):
-    model = _dense(*layers)
+    model = dense(*layers)
     with pytest.raises(ValueError, match="depends on them.*in-batch softmax"):
-        check_independence(losses_of(model), _batch(), [model])
+        check_independence(losses_of(model), batch_of_rows(), [model])
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_rows_that_read_the_others_on_one_side_are_found(reverse):
     """The first row, or the last one, alone keeps to itself."""
-    model = _dense()
+    model = dense()
 
     def losses(b):
-        return tf.cumsum(_squared(model)(b), reverse=reverse)
+        return tf.cumsum(squared(model)(b), reverse=reverse)
 
     with pytest.raises(ValueError, match="depends on them"):
-        check_independence(losses, _batch(), [model])
+        check_independence(losses, batch_of_rows(), [model])
 
 
 def test_losses_that_read_how_many_rows_there_are_are_found():
     """Divided by it, another row drawn moves the losses of all."""
-    model = _dense()
+    model = dense()
     with pytest.raises(ValueError, match="among padding.*how many rows were drawn"):
         check_independence(
-            lambda b: _squared(model)(b) / tf.reduce_sum(b["weights"]),
-            _batch(),
+            lambda b: squared(model)(b) / tf.reduce_sum(b["weights"]),
+            batch_of_rows(),
             [model],
         )
 
@@ -114,10 +103,10 @@ def test_losses_that_read_how_many_rows_there_are_are_found():
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_nan_in_what_is_tried_hides_nothing(engine, reads):
     """Neither a loss that reads other rows nor one that does not."""
-    plan, model, data = _plan(), _dense(), _batch(12)
+    plan, model, data = _plan(), dense(), batch_of_rows(12)
     data["x"][0] = np.nan
     data["y"][11] = np.inf
-    losses = (_mean_subtracted if reads else _squared)(model)
+    losses = (_mean_subtracted if reads else squared)(model)
 
     def run():
         return train(
@@ -141,13 +130,13 @@ def test_a_nan_in_what_is_tried_hides_nothing(engine, reads):
 
 
 def test_a_loss_that_is_finite_among_others_alone_is_found():
-    model = _dense()
+    model = dense()
 
     def losses(b):
         spread = tf.math.reduce_std(b["x"])
-        return _squared(model)(b) * tf.where(spread > 0.0, 1.0, np.nan)
+        return squared(model)(b) * tf.where(spread > 0.0, 1.0, np.nan)
 
-    batch = {**_batch(), "x": np.ones([4, 5], np.float32)}
+    batch = {**batch_of_rows(), "x": np.ones([4, 5], np.float32)}
     batch["x"][1] = 2
     with pytest.raises(ValueError, match="depends on them"):
         check_independence(losses, batch, [model])
@@ -161,8 +150,8 @@ def test_a_model_that_keeps_its_inputs_is_given_no_row():
             self.seen.append(inputs)
             return inputs
 
-    model = _dense(Keeps())
-    check_independence(_squared(model), _batch(), [model])
+    model = dense(Keeps())
+    check_independence(squared(model), batch_of_rows(), [model])
     assert Keeps.seen and not any(hasattr(kept, "numpy") for kept in Keeps.seen)
 
 
@@ -177,10 +166,10 @@ def test_a_whole_run_gives_a_model_that_keeps_its_inputs_no_row(engine):
             self.seen.append(inputs)
             return inputs
 
-    model, data, plan = _dense(Keeps()), _batch(12), _plan()
+    model, data, plan = dense(Keeps()), batch_of_rows(12), _plan()
     train(
         plan,
-        _squared(model),
+        squared(model),
         model.trainable_variables,
         make_optimizer(plan, 0.1, "sgd", engine),
         lambda at: {"x": data["x"][at], "y": data["y"][at]},
@@ -191,20 +180,20 @@ def test_a_whole_run_gives_a_model_that_keeps_its_inputs_no_row(engine):
 
 
 def test_one_loss_too_few_is_found():
-    model = _dense()
+    model = dense()
     with pytest.raises(ValueError, match="3 losses for 4 rows"):
-        check_independence(lambda b: _squared(model)(b)[1:], _batch(), [model])
+        check_independence(lambda b: squared(model)(b)[1:], batch_of_rows(), [model])
 
 
 def test_random_numbers_of_a_models_own_are_held_fixed():
-    model = _dense()
+    model = dense()
     check_independence(
-        lambda b: _squared(model)(b) * tf.random.uniform([4]), _batch(), [model]
+        lambda b: squared(model)(b) * tf.random.uniform([4]), batch_of_rows(), [model]
     )
     with pytest.raises(ValueError, match="depends on them"):
         check_independence(
             lambda b: _mean_subtracted(model)(b) * tf.random.uniform([4]),
-            _batch(),
+            batch_of_rows(),
             [model],
         )
 
@@ -221,9 +210,9 @@ class _RunningMean(tf.keras.layers.Layer):
 
 
 def test_a_weight_that_the_forward_pass_writes_is_refused():
-    model = _dense(_RunningMean())
+    model = dense(_RunningMean())
     with pytest.raises(ValueError, match="changes its weight.*mean.*without noise"):
-        check_independence(_squared(model), _batch(), [model])
+        check_independence(squared(model), batch_of_rows(), [model])
 
 
 class _Keeps(tf.keras.layers.Layer):
@@ -274,9 +263,9 @@ class _Keeps(tf.keras.layers.Layer):
 )
 def test_whatever_writes_is_found_before_it_does(how):
     layer = _Keeps(how)
-    model = _dense(layer)
+    model = dense(layer)
     before = layer.table.export()[0].shape, [v.numpy() for v in layer.box.variables]
-    nodes, _ = replay.traced(_squared(model), _batch(), [model])
+    nodes, _ = replay.traced(squared(model), batch_of_rows(), [model])
     with pytest.raises(ValueError, match="changes a state .*unclipped"):
         require_nothing_kept(nodes)
     assert before[0] == layer.table.export()[0].shape
@@ -304,8 +293,8 @@ def test_what_only_reads_is_let_through():
                 rows = rows.write(i, inputs[i])
             return inputs + found + tf.gather(self.vectors, 1) + rows.stack()[0]
 
-    model = _dense(Reads(), tf.keras.layers.Dropout(0.5))
-    require_nothing_kept(replay.traced(_squared(model), _batch(), [model])[0])
+    model = dense(Reads(), tf.keras.layers.Dropout(0.5))
+    require_nothing_kept(replay.traced(squared(model), batch_of_rows(), [model])[0])
 
 
 def _plan(**changes):
@@ -318,8 +307,8 @@ def test_what_is_declared_does_not_allow_to_keep_rows(how):
     multiplier = 1.0 if how == "no layers" else 15.0
     plan = _plan(max_batch_size=8, sensitivity_multiplier=multiplier)
     norm = tf.keras.layers.BatchNormalization()
-    model, data = _dense(norm), _batch(12)
-    before, losses = norm.moving_mean.numpy(), _squared(model)
+    model, data = dense(norm), batch_of_rows(12)
+    before, losses = norm.moving_mean.numpy(), squared(model)
 
     def coupled(batch):
         def gradient(coefficients, variables):
@@ -353,13 +342,13 @@ def test_a_layer_that_remembers_the_last_batch_is_refused():
     )
     model.build([4, 5])
     with pytest.raises(ValueError, match="changes its weight|keeps a state"):
-        check_independence(_squared(model), _batch(), [model])
+        check_independence(squared(model), batch_of_rows(), [model])
 
 
 def test_rows_that_are_all_alike_are_warned_of(caplog):
-    model = _dense()
-    same = {name: np.repeat(v[:1], 4, 0) for name, v in _batch().items()}
-    check_independence(_squared(model), same, [model])
+    model = dense()
+    same = {name: np.repeat(v[:1], 4, 0) for name, v in batch_of_rows().items()}
+    check_independence(squared(model), same, [model])
     assert "all the same" in caplog.text
 
 
@@ -368,7 +357,7 @@ def test_rows_that_are_all_alike_are_warned_of(caplog):
 def test_an_undeclared_in_batch_softmax_is_refused_before_a_step(engine, microbatch):
     """Staying together in one microbatch declares nothing: the multiplier does."""
     plan = _plan()
-    model, data = _dense(), _batch(12)
+    model, data = dense(), batch_of_rows(12)
     optimizer = make_optimizer(plan, 0.1, "sgd", engine)
     with pytest.raises(ValueError, match="declare its sensitivity"):
         train(
@@ -386,38 +375,6 @@ def test_an_undeclared_in_batch_softmax_is_refused_before_a_step(engine, microba
 # -- Sums that a row moves otherwise than by its own clipped gradient -------------
 
 
-def _wide_plan(**changes):
-    values = dict(
-        epsilon=2.0,
-        clip_norm=1.0,
-        num_units=40,
-        batch_size=24,
-        max_batch_size=32,
-        steps=1,
-        accountant="rdp",
-    )
-    return make_plan(PrivacySpec(**{**values, **changes}))
-
-
-def _wide_run(losses_of, layers=(), engine="fast", microbatch=16, plan=None, **options):
-    """A run on 40 rows, of which a microbatch has 16."""
-    tf.keras.utils.set_random_seed(1)
-    plan = plan or _wide_plan()
-    model, data = _dense(*layers), _batch(40)
-    optimizer = make_optimizer(plan, 0.1, "sgd", engine)
-    steps = train(
-        plan,
-        losses_of(model),
-        model.trainable_variables,
-        optimizer,
-        lambda at: {"x": data["x"][at], "y": data["y"][at]},
-        microbatch,
-        layers=[model],
-        **options,
-    )
-    assert steps == plan.spec.steps == int(optimizer.iterations)
-
-
 @tf.custom_gradient
 def _clipped_over_the_batch(inputs):
     return tf.identity(inputs), lambda gradient: tf.clip_by_norm(gradient, 0.25)
@@ -427,16 +384,8 @@ def _guarded_over_the_batch(model):
     """The usual guard against a NaN: a row with one silences the whole batch."""
 
     def losses(b):
-        found = _squared(model)(b)
+        found = squared(model)(b)
         return tf.where(tf.math.is_finite(tf.reduce_mean(found)), found, 0.0)
-
-    return losses
-
-
-def _skipped_where_the_mean_is_high(model):
-    def losses(b):
-        found = _squared(model)(b)
-        return tf.where(tf.reduce_mean(found) > 1e4, 0.0, found)
 
     return losses
 
@@ -445,7 +394,7 @@ def _hardest_eight(model):
     """All rows where there are eight or fewer, as when few are tried."""
 
     def losses(b):
-        found = _squared(model)(b)
+        found = squared(model)(b)
         least = tf.math.top_k(found, min(8, found.shape[0])).values[-1]
         return tf.where(found >= tf.stop_gradient(least), found, 0.0)
 
@@ -458,7 +407,7 @@ def _softmax_under_a_large_constant(model):
 
 def _weighted_by_the_mean(model):
     def losses(b):
-        found = 0.01 * _squared(model)(b)
+        found = 0.01 * squared(model)(b)
         return found * tf.stop_gradient(tf.reduce_mean(found)) + 1e5
 
     return losses
@@ -467,19 +416,19 @@ def _weighted_by_the_mean(model):
 def _signed_by_place(model):
     """A row's sign depends on the rows drawn before it."""
     signs = tf.constant([-1.0, 1.0] * 8)
-    return lambda b: _squared(model)(b) * signs[: b["x"].shape[0]]
+    return lambda b: squared(model)(b) * signs[: b["x"].shape[0]]
 
 
 _OTHERS_READ = [
     (_signed_by_place, (), "fast", "each moved on by one place"),
     (_guarded_over_the_batch, (), "fast", "with NaN for inputs moves the clipped sum"),
-    (_skipped_where_the_mean_is_high, (), "fast", "with huge numbers for inputs"),
+    (skipped_where_the_mean_is_high, (), "fast", "with huge numbers for inputs"),
     (_hardest_eight, (), "fast", "leaving out one row moves"),
     (_hardest_eight, (), "vectorized", "leaving out one row moves"),
     (_softmax_under_a_large_constant, (), "vectorized", "the noise is made for 1"),
     (_weighted_by_the_mean, (), "fast", "not that of its parts"),
     (
-        _squared,
+        squared,
         (tf.keras.layers.Lambda(_clipped_over_the_batch),),
         "fast",
         "not that of its parts",
@@ -493,7 +442,7 @@ def test_a_row_that_changes_what_others_add_is_refused(
 ):
     """Losses of four finite rows do not show any of these."""
     with pytest.raises(ValueError, match=f"{message}.*clipping by row bounds nothing"):
-        _wide_run(
+        wide_run(
             losses_of,
             layers,
             engine,
@@ -506,7 +455,7 @@ def test_a_row_that_changes_what_others_add_is_refused(
 def test_short_gradients_hide_nothing():
     """A coupling far below the clip norm grows with the gradients."""
     with pytest.raises(ValueError, match="not that of its parts"):
-        _wide_run(_weighted_by_the_mean, plan=_wide_plan(clip_norm=1e3))
+        wide_run(_weighted_by_the_mean, plan=wide_plan(clip_norm=1e3))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02])
@@ -516,31 +465,31 @@ def test_a_small_dependence_is_found_in_bfloat16(share):
     def losses_of(model):
         def losses(b):
             b = {**b, "y": tf.cast(b["y"], tf.bfloat16)}
-            found = tf.cast(_squared(model)(b), tf.float32)
+            found = tf.cast(squared(model)(b), tf.float32)
             mean = tf.stop_gradient(tf.reduce_mean(found))
             return found * (1 + share * tf.tanh(mean - 5))
 
         return losses
 
     layers = (tf.keras.layers.Dense(5, dtype="mixed_bfloat16"),)
-    plan = _wide_plan(clip_norm=1e3)
+    plan = wide_plan(clip_norm=1e3)
     if not share:
-        _wide_run(losses_of, layers, plan=plan)
+        wide_run(losses_of, layers, plan=plan)
         return
     with pytest.raises(ValueError, match="not that of its parts"):
-        _wide_run(losses_of, layers, plan=plan)
+        wide_run(losses_of, layers, plan=plan)
 
 
 def test_a_declared_sensitivity_that_is_too_small_is_refused():
     """Declared losses may read each other, within what was declared."""
     few = dict(num_units=40, batch_size=8, max_batch_size=16)
-    too_small = _wide_plan(**few, sensitivity_multiplier=1.01)
+    too_small = wide_plan(**few, sensitivity_multiplier=1.01)
     declared = dict(engine="vectorized", microbatch=None)
     with pytest.raises(ValueError, match="the noise is made for 1.01"):
-        _wide_run(_hardest_eight, plan=too_small, **declared)
-    _wide_run(
+        wide_run(_hardest_eight, plan=too_small, **declared)
+    wide_run(
         _hardest_eight,
-        plan=_wide_plan(**few, sensitivity_multiplier=31.0),
+        plan=wide_plan(**few, sensitivity_multiplier=31.0),
         **declared,
     )
 
@@ -550,17 +499,17 @@ def test_rows_that_a_layer_makes_random_add_up(engine):
     """Also where a NaN makes the step take rows one by one, with other masks."""
     noisy = (tf.keras.layers.Dropout(0.5), tf.keras.layers.GaussianNoise(0.1))
     try:
-        _wide_run(_squared, noisy, engine)
+        wide_run(squared, noisy, engine)
     except ValueError as error:
         raise AssertionError("a layer that draws is blamed") from error
 
 
 def test_users_of_several_rows_add_up():
-    model, data = _dense(tf.keras.layers.Dropout(0.5)), _batch(40)
-    plan = _wide_plan(unit="user", rows_per_unit=3, num_units=20, batch_size=5)
+    model, data = dense(tf.keras.layers.Dropout(0.5)), batch_of_rows(40)
+    plan = wide_plan(unit="user", rows_per_unit=3, num_units=20, batch_size=5)
     steps = train(
         plan,
-        _squared(model),
+        squared(model),
         model.trainable_variables,
         make_optimizer(plan, 0.1, "sgd"),
         lambda at: {"x": data["x"][at], "y": data["y"][at]},
@@ -574,10 +523,10 @@ def test_users_of_several_rows_add_up():
 @pytest.mark.parametrize("door", ["train", "make_logical_step", "clipped_sum"])
 def test_a_weight_that_is_listed_twice_is_refused(door):
     """Two towers that share an encoder: one row moved the sum by 1.30 C."""
-    shared = _dense()
+    shared = dense()
     tower = tf.keras.Sequential([tf.keras.Input([5]), shared, tf.keras.layers.Dense(5)])
     variables = shared.trainable_variables + tower.trainable_variables
-    plan, data = _plan(), _batch(12)
+    plan, data = _plan(), batch_of_rows(12)
     optimizer = make_optimizer(plan, 0.1, "sgd")
 
     def losses(b):

@@ -9,10 +9,10 @@ import fast_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
-import test_precision as precision
+from rounding import DEVICES, rounded
 
 from tfdpsq import privacy
-from tfdpsq.privacy import compiled, fast
+from tfdpsq.privacy import compiled, fast, step
 from tfdpsq.privacy.fast import products
 
 layers = tf.keras.layers
@@ -126,13 +126,13 @@ def test_the_precision_presumed_is_that_of_the_device(
 def test_units_of_roundoff_are_those_of_the_formats():
     """Emulated: no number moves by more than p, and some by nearly that (RNE)."""
     values = np.random.default_rng(0).uniform(1, 2, 10_000).astype(np.float32)
-    for bits, (_, unit, _) in precision.DEVICES.values():
-        off = np.abs(precision.rounded(values, bits).astype(np.float64) / values - 1)
+    for bits, (_, unit, _) in DEVICES.values():
+        off = np.abs(rounded(values, bits).astype(np.float64) / values - 1)
         assert np.max(off) <= unit
         assert np.max(off) >= 0.45 * unit  # a GPU may truncate: twice as much
     one = tf.constant(values)
     back = tf.cast(tf.cast(one, tf.bfloat16), tf.float32)
-    np.testing.assert_array_equal(back, precision.rounded(values, 7))
+    np.testing.assert_array_equal(back, rounded(values, 7))
 
 
 @pytest.mark.parametrize("width", [1, 7, 1023, 1024, 1025, 2048, 2049, 5000, 99_999])
@@ -163,7 +163,7 @@ def test_three_bfloat16_words_lose_no_more_than_is_presumed(cut_off):
     words, rest = [], values.astype(np.float32)
     for _ in range(3):
         bits = rest.view(np.uint32) & np.uint32(0xFFFF0000)
-        words.append(bits.view(np.float32) if cut_off else precision.rounded(rest, 7))
+        words.append(bits.view(np.float32) if cut_off else rounded(rest, 7))
         rest = rest - words[-1]
     assert np.all(rest == 0)
     one, two, three = (word.astype(np.float64) for word in words)
@@ -224,11 +224,13 @@ def test_a_private_step_turns_tensor_float_32_off_and_on_again():
             plan = privacy.PrivacyPlan(spec, 4, noise)
             steps = compiled.CompiledSteps(
                 plan,
-                per_example_losses,
-                layer.trainable_variables,
-                privacy.make_optimizer(plan, 1e-3, "sgd"),
-                4,
-                [layer],
+                step.Setup(
+                    per_example_losses,
+                    layer.trainable_variables,
+                    [layer],
+                    privacy.make_optimizer(plan, 1e-3, "sgd"),
+                    microbatch_size=4,
+                ),
                 jit_compile=False,
             )
             batch = {

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_independence import (
-    _skipped_where_the_mean_is_high,
-    _squared,
-    _wide_plan,
-    _wide_run,
+from dense_runs import (
+    skipped_where_the_mean_is_high,
+    squared,
+    wide_plan,
+    wide_run,
 )
 
 from tfdpsq.privacy import trials
@@ -25,13 +25,13 @@ def test_a_row_that_no_data_hold_ends_nothing(kind, caplog):
     def losses_of(model):
         def losses(b):
             found = tf.numpy_function(look, [b["x"]], tf.float32)
-            return _squared(model)({**b, "x": tf.ensure_shape(found, b["x"].shape)})
+            return squared(model)({**b, "x": tf.ensure_shape(found, b["x"].shape)})
 
         return losses
 
     refused = None
     try:
-        _wide_run(losses_of)
+        wide_run(losses_of)
     except ValueError as error:
         refused = str(error)
     assert refused is None
@@ -43,7 +43,7 @@ def test_a_gradient_that_others_lengthen_by_a_hundredth_is_refused():
 
     def losses_of(model):
         def losses(b):
-            found = _squared(model)(b)
+            found = squared(model)(b)
             mean = tf.reduce_mean(tf.where(tf.math.is_finite(found), found, 0.0))
             more = 0.01 * tf.stop_gradient(tf.tanh(mean - 5))
             return found + more * (found - tf.stop_gradient(found))
@@ -51,12 +51,12 @@ def test_a_gradient_that_others_lengthen_by_a_hundredth_is_refused():
         return losses
 
     with pytest.raises(ValueError, match="not that of its parts"):
-        _wide_run(losses_of, plan=_wide_plan(clip_norm=1e3))
+        wide_run(losses_of, plan=wide_plan(clip_norm=1e3))
 
 
 def test_rows_that_stay_together_must_add_up_where_nothing_is_declared():
     with pytest.raises(ValueError, match="with huge numbers for inputs"):
-        _wide_run(_skipped_where_the_mean_is_high, engine="vectorized", microbatch=None)
+        wide_run(skipped_where_the_mean_is_high, engine="vectorized", microbatch=None)
 
 
 def test_texts_that_are_made_anew_for_every_look_are_the_same_rows():

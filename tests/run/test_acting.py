@@ -357,11 +357,7 @@ def test_every_setting_of_plain_training_acts(tmp_path):
         )
         config.t5.update(
             vocabulary_size=330,
-            num_layers=1,
-            num_heads=2,
-            hidden_dim=16,
-            intermediate_dim=24,
-            key_value_dim=8,
+            **_tiny.SHAPE,
             version="1.0",
             dropout=0.1,
         )

@@ -27,24 +27,9 @@ def base(tmp_path_factory):
 
 def _train(base, name, **options):
     config = train_retriever.default_config()
-    config.update(
-        {
-            "pairs": str(base / "pairs"),
-            "init": str(base / "public"),
-            "document_length": 24,
-            "query_length": 10,
-            "embedding_dim": 16,
-            "batch_size": 8,
-            "steps": 2,
-            "epsilon": 8.0,
-            "accountant": "rdp",
-            "n_is_public": True,
-            "clip_groups": 2,
-            "negatives": 20,
-            "microbatch_size": 4,
-            **options,
-        }
-    )
+    usual = {"embedding_dim": 16, "steps": 2, "epsilon": 8.0}
+    method = {"clip_groups": 2, "negatives": 20, "microbatch_size": 4}
+    config.update({**_tiny.training(base, **usual, **method), **options})
     train_retriever.run(_tiny.acting_only(train_retriever, config), base / name)
     model = retriever.load(base / name / layout.RETRIEVER_MODEL)
     return model, read_certificate(base / name)

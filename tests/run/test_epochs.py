@@ -21,19 +21,7 @@ def base(tmp_path_factory):
 
 def _config(stage, base, **options):
     config = stage.default_config()
-    config.update(
-        {
-            "pairs": str(base / "pairs"),
-            "init": str(base / "public"),
-            "document_length": 24,
-            "query_length": 10,
-            "batch_size": 8,
-            "accountant": "rdp",
-            "n_is_public": True,
-            "steps": 0,
-            **options,
-        }
-    )
+    config.update({**_tiny.training(base, steps=0), **options})
     return config
 
 

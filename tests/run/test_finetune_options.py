@@ -26,21 +26,8 @@ def base(tmp_path_factory):
 
 def _finetune(base, name, **options):
     config = finetune.default_config()
-    config.update(
-        {
-            "pairs": str(base / "pairs"),
-            "init": str(base / "public"),
-            "document_length": 24,
-            "query_length": 10,
-            "batch_size": 8,
-            "microbatch_size": 4,
-            "steps": 3,
-            "accountant": "rdp",
-            "n_is_public": True,
-            "learning_rate": 0.1,
-            **options,
-        }
-    )
+    usual = _tiny.training(base, microbatch_size=4, steps=3, learning_rate=0.1)
+    config.update({**usual, **options})
     out = base / name
     finetune.run(config, out)
     return T5QueryGenerator.from_preset(out), json.loads(

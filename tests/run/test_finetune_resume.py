@@ -12,11 +12,7 @@ import tiny as _tiny
 _STEPS = 24
 _SETTINGS = {
     "t5.vocabulary_size": 320,
-    "t5.num_layers": 1,
-    "t5.num_heads": 2,
-    "t5.hidden_dim": 16,
-    "t5.intermediate_dim": 24,
-    "t5.key_value_dim": 8,
+    **_tiny.FLAGS,
     "t5.dropout": 0.2,
     "document_length": 24,
     "query_length": 10,

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import tiny as _tiny
+import tiny_grid
 
 from tfdpsq import validation
 from tfdpsq.data import BeirDirectory, Document, keyword_pairs, train_vocabulary
@@ -24,29 +25,7 @@ def base(tmp_path_factory):
 def _config(base, **changes):
     config = grid.default_config()
     config.data = str(base / "pairs")
-    stage = config.finetune
-    stage.update(
-        {
-            "vocabulary": str(base / "spiece.model"),
-            "document_length": 24,
-            "query_length": 10,
-            "epsilon": 8.0,
-            "n_is_public": True,
-            "accountant": "rdp",
-            "batch_size": 8,
-            "microbatch_size": 4,
-            "steps": 2,
-        }
-    )
-    stage.t5.update(
-        vocabulary_size=320,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=16,
-        intermediate_dim=24,
-        key_value_dim=8,
-        dropout=0.0,
-    )
+    tiny_grid.in_common(config.finetune, base, steps=2)
     config.variants = {
         "lora": {"lora": {"rank": 2, "targets": ("*/query_projector",)}},
         "norms": {"trained": ("*layer_norm*",)},

@@ -239,11 +239,7 @@ def test_plain_training_takes_them_and_parts_of_a_batch(base):
         config = _config(base, **t5, **options)
         config.t5.update(
             vocabulary_size=330,
-            num_layers=1,
-            num_heads=2,
-            hidden_dim=16,
-            intermediate_dim=24,
-            key_value_dim=8,
+            **_tiny.SHAPE,
             dropout=0.0,
         )
         config.optimizer = "adam"

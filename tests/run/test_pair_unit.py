@@ -30,21 +30,8 @@ def base(tmp_path_factory):
 
 def _config(stage, base, **options):
     config = stage.default_config()
-    config.update(
-        {
-            "pairs": str(base / "pairs"),
-            "init": str(base / "public"),
-            "document_length": 24,
-            "query_length": 10,
-            "batch_size": 8,
-            "microbatch_size": 4,
-            "steps": 2,
-            "epsilon": 8.0,
-            "accountant": "rdp",
-            "n_is_public": True,
-            **options,
-        }
-    )
+    usual = _tiny.training(base, microbatch_size=4, steps=2, epsilon=8.0)
+    config.update({**usual, **options})
     return config
 
 

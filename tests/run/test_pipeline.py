@@ -16,7 +16,7 @@ import tiny_job as _tiny_job
 
 from tfdpsq import evaluation, results, validation
 from tfdpsq.data import BeirDirectory, read_synthetic, verify
-from tfdpsq.privacy import accounting, read_certificate
+from tfdpsq.privacy import accounting, read_certificate, verify_certificate
 from tfdpsq.run import finetune, forget, pipeline, status
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import releases, sources, workdir
@@ -448,7 +448,7 @@ def get_config():
     for name in ("finetune", "retriever", "direct"):
         config[name].t5 = plain[name].t5
     config.rerank = False
-    config.finetune.unit = "user"
+    config.finetune.update(unit="user", rows_per_unit=4, microbatch_size=8)
     config.log.columns.update(query="asked", document="clicked", user="who")
     config.log.split_by = "user"
     config.log.log_documents_are_public = True
@@ -485,7 +485,9 @@ def test_a_raw_log_becomes_a_report_in_one_command(tmp_path):
         pairs.fingerprint(), work / "private"
     )
     users = pairs.users("train")
+    assert certificate["guarantee"]["unit"] == "user"
     assert certificate["sampler"]["n"] == len(set(users.values())) < len(users)
+    assert verify_certificate(certificate).problems == ()
     stage = json.loads((work / "release" / "generator_eps8" / "stage.json").read_text())
     assert stage["config"]["pairs"] == str(pairs.path)
     assert set(pairs.queries().values()) == queries

@@ -29,11 +29,7 @@ _ROOT = _HERE.parents[1]
 
 _T5 = {
     "vocabulary_size": 460,
-    "num_layers": 1,
-    "num_heads": 2,
-    "hidden_dim": 16,
-    "intermediate_dim": 24,
-    "key_value_dim": 8,
+    **_tiny.SHAPE,
     "dropout": 0.2,
 }
 

@@ -48,20 +48,8 @@ def base(tmp_path_factory):
 def _train(base, name, **options):
     """The retriever that the stage makes, and its certificate."""
     config = train_retriever.default_config()
-    config.update(
-        {
-            "pairs": str(base / "public_pairs"),
-            "init": str(base / "public"),
-            "document_length": 24,
-            "query_length": 10,
-            "embedding_dim": 16,
-            "batch_size": 4,
-            "steps": 2,
-            "accountant": "rdp",
-            "n_is_public": True,
-            **options,
-        }
-    )
+    usual = {"pairs": str(base / "public_pairs"), "embedding_dim": 16}
+    config.update({**_tiny.training(base, **usual, batch_size=4, steps=2), **options})
     train_retriever.run(_tiny.acting_only(train_retriever, config), base / name)
     model = retriever.load(base / name / layout.RETRIEVER_MODEL)
     return model, read_certificate(base / name)

@@ -50,11 +50,7 @@ def base(tmp_path_factory):
     config = train_retriever.default_config()
     config.t5.update(
         vocabulary_size=330,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=16,
-        intermediate_dim=24,
-        key_value_dim=8,
+        **_tiny.SHAPE,
     )
     config.update(
         pairs=str(base / "pairs"),

@@ -18,11 +18,7 @@ _ROOT = _HERE.parents[1]
 
 _T5 = {
     "t5.vocabulary_size": 320,
-    "t5.num_layers": 1,
-    "t5.num_heads": 2,
-    "t5.hidden_dim": 16,
-    "t5.intermediate_dim": 24,
-    "t5.key_value_dim": 8,
+    **_tiny.FLAGS,
     "document_length": 24,
     "query_length": 10,
 }

@@ -10,6 +10,15 @@ import numpy as np
 
 # The entries that every stage.json has.
 STAGE = {"config": {}, "inputs": {}, "fingerprint": "f", "run": "r"}
+# The sizes of a T5, but for its vocabulary; as flags of a command, too.
+SHAPE = {
+    "num_layers": 1,
+    "num_heads": 2,
+    "hidden_dim": 16,
+    "intermediate_dim": 24,
+    "key_value_dim": 8,
+}
+FLAGS = {f"t5.{name}": size for name, size in SHAPE.items()}
 _NOUNS = "array list matrix tensor string file image graph table index".split()
 _VERBS = "sorts reads writes splits merges counts scales filters maps joins".split()
 _EXTRAS = "quickly safely lazily twice inplace backwards recursively once".split()
@@ -55,16 +64,7 @@ def tiny_config(data):
     config.init = ""  # random weights, and a vocabulary of these documents
     config.prepare.vocabulary_size = 320
     lengths = {"document_length": 32, "query_length": 12}
-    t5 = {
-        "vocabulary_size": 420,
-        "num_layers": 1,
-        "num_heads": 2,
-        "hidden_dim": 16,
-        "intermediate_dim": 24,
-        "key_value_dim": 8,
-        "version": "1.0",
-        "dropout": 0.0,
-    }
+    t5 = {**SHAPE, "vocabulary_size": 420, "version": "1.0", "dropout": 0.0}
     config.pretrain.t5.update(t5)
     config.pretrain.update(lengths)
     config.pretrain.steps = 3
@@ -127,6 +127,20 @@ def _start(version, dropout):
     return made
 
 
+def training(base, **options):
+    """Settings of a stage that trains on what `write_start` wrote, and others."""
+    return {
+        "pairs": str(base / "pairs"),
+        "init": str(base / "public"),
+        "document_length": 24,
+        "query_length": 10,
+        "batch_size": 8,
+        "accountant": "rdp",
+        "n_is_public": True,
+        **options,
+    }
+
+
 def add_answers(base):
     """Adds answers to 60 training queries of `write_start`: they have 63 pairs then."""
     with open(base / "pairs" / "qrels" / "train.tsv", "a") as qrels:
@@ -138,8 +152,7 @@ def write_retriever(directory, base, **options):
     from tfdpsq.run import train_retriever
 
     config = train_retriever.default_config()
-    config.t5.update(vocabulary_size=330, num_layers=1, num_heads=2, hidden_dim=16)
-    config.t5.update(intermediate_dim=24, key_value_dim=8)
+    config.t5.update(SHAPE, vocabulary_size=330)
     config.update(
         pairs=str(base / "pairs"),
         vocabulary=str(base / "spiece.model"),

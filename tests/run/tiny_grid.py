@@ -14,34 +14,29 @@ def write(directory):
     return directory
 
 
-def config(base, **changes):
-    """Two points of 3 steps; `finetune__strict=False` sets finetune.strict."""
-    made = choose.default_config()
-    stage = made.finetune
+def in_common(stage, base, steps):
+    """Sets what all points of a grid have in common."""
     stage.update(
         {
-            "pairs": str(base / "pairs"),
             "vocabulary": str(base / "spiece.model"),
             "document_length": 24,
             "query_length": 10,
             "epsilon": 8.0,
             "n_is_public": True,
             "accountant": "rdp",
-            "strict": True,
             "batch_size": 8,
-            "steps": 0,
+            "steps": steps,
             "microbatch_size": 4,
         }
     )
-    stage.t5.update(
-        vocabulary_size=320,
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=16,
-        intermediate_dim=24,
-        key_value_dim=8,
-        dropout=0.0,
-    )
+    stage.t5.update(tiny.SHAPE, vocabulary_size=320, dropout=0.0)
+
+
+def config(base, **changes):
+    """Two points of 3 steps; `finetune__strict=False` sets finetune.strict."""
+    made = choose.default_config()
+    made.finetune.update(pairs=str(base / "pairs"), strict=True)
+    in_common(made.finetune, base, steps=0)
     # 60 pairs in batches of 10: 0.5 epochs are 3 steps.
     made.axes = (
         ("learning_rate", (1e-3, 3e-2)),

@@ -32,8 +32,6 @@ from tfdpsq.data.texts import Document, text_problem
 from tfdpsq.validation import DataError, InputError, shown
 
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
-# Columns that a log can have, and those of the two public or shared tables.
-LOG = ("query", "query_id", "document", "title", "document_id", "score", "user", "time")
 USER_FIELD = "user_id"
 # What to do about rows that were dropped, where the reason does not say it.
 REMEDIES = {

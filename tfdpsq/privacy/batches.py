@@ -99,6 +99,15 @@ def batch_of(
     return batch
 
 
+def content(values: np.ndarray) -> bytes:
+    """Returns an array as bytes: its type, its shape and its values."""
+    # Of texts and of tables, an array holds addresses.
+    held = (
+        values.tobytes() if values.dtype != object else repr(values.tolist()).encode()
+    )
+    return f"{values.dtype} {values.shape} {len(held)} ".encode() + held
+
+
 def split_over_replicas(
     batch: Mapping[str, np.ndarray], count: int, replicas: int, microbatch_size: int
 ) -> tuple[Callable[[int], dict[str, np.ndarray]], Callable[[int], int]]:

@@ -10,7 +10,7 @@ and dealing it out changes nothing of that law.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,9 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.batches import padded_rows, split_over_replicas
-from tfdpsq.privacy.optimizers import LogicalStep, StepKeys
+from tfdpsq.privacy.optimizers import StepKeys
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.step import Batch, make_logical_step
-from tfdpsq.privacy.terms import Losses
+from tfdpsq.privacy.step import Batch, Setup, make_logical_step
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -33,32 +32,23 @@ class CompiledSteps:
     def __init__(
         self,
         plan: PrivacyPlan,
-        per_example_losses: Callable[[Batch], Losses],
-        variables: Sequence[tf.Variable],
-        optimizer: LogicalStep,
-        microbatch_size: int | None,
-        layers: Iterable[tf.Module],
+        setup: Setup,
         jit_compile: bool,
         most: int = 1,
-        coupled: bool = False,
     ):
         """Takes what `train` was given; nothing is traced yet.
 
         Args:
           plan: what is run.
-          per_example_losses: the loss.
-          variables: what is trained.
-          optimizer: of the plan.
-          microbatch_size: rows differentiated at a time, or `None` for coupled rows.
-          layers: that hold the variables.
+          setup: its loss and model, with an optimizer of the plan.
           jit_compile: compile with XLA; on several replicas left to the strategy.
           most: steps in one call at most.
-          coupled: the loss differentiates itself, on the whole batch.
 
         Raises:
           InputError: `most` below one; or above it, for coupled rows; more replicas
             than microbatches.
         """
+        losses, variables, layers, optimizer, microbatch_size, coupled = setup
         self._most = validation.positive_integer("steps_per_loop", most)
         if most > 1 and microbatch_size is None:
             raise validation.InputError(
@@ -68,7 +58,7 @@ class CompiledSteps:
         self._plan = plan
         self._coupled = coupled
         self._optimizer = optimizer
-        self.variables = list(variables)
+        self.variables = variables
         self.microbatch_size = microbatch_size
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
@@ -84,7 +74,7 @@ class CompiledSteps:
         # Autograph is for the caller's code; ours needs none, and is traced a third
         # faster without.
         of_caller = tf.__internal__.autograph.tf_convert(
-            per_example_losses, tf.__internal__.autograph.control_status_ctx()
+            losses, tf.__internal__.autograph.control_status_ctx()
         )
 
         def function(rows: int) -> Callable:

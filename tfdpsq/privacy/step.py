@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -16,6 +17,17 @@ from tfdpsq.privacy.replay import replayable
 from tfdpsq.privacy.terms import Losses, require_losses
 
 Batch = Mapping[str, tf.Tensor]
+
+
+class Setup(NamedTuple):
+    """A loss, what it trains, and how it is differentiated; see `train`."""
+
+    per_example_losses: Callable[[Batch], Losses]
+    variables: list[tf.Variable]
+    layers: list[tf.Module]
+    optimizer: LogicalStep
+    microbatch_size: int | None
+    coupled: bool = False
 
 
 def make_logical_step(

@@ -18,18 +18,17 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy import checkpoint, computation, fast, replay, trials, workers
+from tfdpsq.privacy import checkpoint, computation, fast, trials, workers
 from tfdpsq.privacy import coupled as coupled_rows
-from tfdpsq.privacy.batches import padded_rows
+from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.compiled import CompiledSteps
-from tfdpsq.privacy.independence import require_nothing_kept
 from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Unchanging, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.noise import SCHEME, derived_seed
 from tfdpsq.privacy.randomness.sampling import Groups, fresh_seed
 from tfdpsq.privacy.randomness.secure import SecureSource
-from tfdpsq.privacy.step import Batch
+from tfdpsq.privacy.step import Batch, Setup
 from tfdpsq.privacy.terms import Losses
 
 
@@ -143,50 +142,30 @@ def train(
         and a step that finds no memory, after it.
     """
     layers, variables = list(layers), list(variables)
+    setup = Setup(
+        per_example_losses, variables, layers, optimizer, microbatch_size, coupled
+    )
     _require_unused(optimizer, plan, variables)
     pace = Pace(save_every, pause_every or save_every, steps_per_loop)
     hooks = Hooks(before_step, before_call, on_step, preempted)
     hooks.require_pace(pace)
-    rows = len(groups.rows) if groups is not None else units or plan.spec.num_units
     together, declared = _rows_together(plan, microbatch_size, coupled)
+    count = len(groups.rows) if groups is not None else units or plan.spec.num_units
     numbers = None if groups is None else np.sort(groups.rows)
-    rows_from = functools.partial(trials.first_rows, take, rows, together, numbers)
-    batch = rows_from(0)
+    rows = trials.Rows(take, count, together, numbers)
+    batch = rows.few()
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
     repeats = directory is not None
-    if repeats and plan.spec.private:
-        trials.require_same_rows(batch, rows_from(0))
-    seen: list[tf.Variable] = []
+    read: list[tf.Module | tf.Variable] = [*layers]
     if plan.spec.private:
-        # First of all, and whatever is declared: nothing runs, so nothing is kept.
-        size = padded_rows(plan, 1, microbatch_size, coupled) if coupled else None
-        traced = replay.traced(per_example_losses, batch, layers, variables, size)
-        require_nothing_kept(traced.nodes)
-        replay.require_repeatable(traced.nodes)
-        seen = list(traced.function.graph.variables)
-    # Coupled rows are differentiated without an engine, and their bound needs nothing
-    # of the loss.
-    if plan.spec.private and rows > 1 and not coupled:
-        trials.try_rows(
-            per_example_losses,
-            variables,
-            layers,
-            optimizer,
-            microbatch_size,
-            together,
-            declared,
-            batch,
-            rows_from,
-            rows,
-        )
+        traced = trials.try_setup(setup, rows, batch, declared, repeats)
+        read += traced.function.graph.variables
     settings = _settings(optimizer, variables, microbatch_size, jit_compile, repeats)
     if repeats and plan.spec.private:
         settings[checkpoint.COMPUTED] = _described(traced, variables, layers, state)
     if repeats:
-        settings[checkpoint.NOT_TRAINED] = _not_trained(
-            [*layers, *seen], [*variables, *state]
-        )
+        settings[checkpoint.NOT_TRAINED] = _not_trained(read, [*variables, *state])
     data_fingerprint = _with_units(data_fingerprint, units, groups)
     _require_same_settings(plan, settings, units, groups)
     # Only the chief has a directory and pays.
@@ -194,22 +173,12 @@ def train(
     with kept_in(chiefs, plan, data_fingerprint, settings) as kept:
         seed = _seeded(plan, optimizer, kept, sampler_seed)
         optimizer.prepare(variables)  # or its slots would be missing from the state
-        take_steps = CompiledSteps(
-            plan,
-            per_example_losses,
-            variables,
-            optimizer,
-            microbatch_size,
-            layers,
-            jit_compile,
-            steps_per_loop,
-            coupled,
-        )
+        take_steps = CompiledSteps(plan, setup, jit_compile, steps_per_loop)
         take_steps.build(batch)  # what cannot be built must fail before it is paid for
         state = [*variables, *optimizer.state(), *state]
         unchanging = None
         if repeats and plan.spec.private:
-            everything = functools.partial(_not_trained, [*layers, *seen, *state], [])
+            everything = functools.partial(_not_trained, [*read, *state], [])
             unchanging = Unchanging(optimizer, everything if hooks_may_write else None)
         sampler = plan.sampler(units, seed, groups)
         return Loop(
@@ -329,7 +298,7 @@ def _not_trained(layers, restored) -> str:
     ):
         if id(variable) not in seen:
             seen.update(map(id, _copies(variable)))
-            digest.update(_content(np.array(variable)))
+            digest.update(content(np.array(variable)))
     return digest.hexdigest()
 
 
@@ -348,14 +317,6 @@ def _copies(variable) -> tuple:
     """Returns a variable, and those of its replicas, which a trace finds by itself."""
     mirrored = isinstance(variable, tf.distribute.DistributedValues)
     return (variable, *(variable.values if mirrored else ()))
-
-
-def _content(values: np.ndarray) -> bytes:
-    # Of texts and of tables, an array holds addresses.
-    held = (
-        values.tobytes() if values.dtype != object else repr(values.tolist()).encode()
-    )
-    return f"{values.dtype} {values.shape} {len(held)} ".encode() + held
 
 
 def _compiled_by_xla(jit_compile: bool) -> bool | str:

@@ -5,27 +5,26 @@ What they find is told without a value of a row, and nothing else of them stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from tfdpsq import validation
-from tfdpsq.privacy import fast
-from tfdpsq.privacy.batches import padded_rows
+from tfdpsq.privacy import fast, replay
+from tfdpsq.privacy.batches import content, padded_rows
 from tfdpsq.privacy.independence import (
     Expected,
     check_independence,
     check_neighbours,
     computes_in_16_bits,
     finite_rows,
+    require_nothing_kept,
     run_of,
 )
 from tfdpsq.privacy.loop import Take, unquoted_values
-from tfdpsq.privacy.optimizers import LogicalStep
-from tfdpsq.privacy.step import Batch, make_microbatch_sum
-from tfdpsq.privacy.terms import Losses
+from tfdpsq.privacy.step import Setup, make_microbatch_sum
 
 # Rows on which rules and independence are tried, and how often others are looked for
 # where losses are not finite.
@@ -35,100 +34,121 @@ _LOOKS = 8
 _NEIGHBOURS = 256
 
 
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of the data that no draw decides, for trials.
+
+    Attributes:
+      take: as for `train`.
+      count: how many there are.
+      together: rows that are clipped together in groups, else 1.
+      numbers: those of the rows, ascending; `None` if they are 0, 1, 2, …
+    """
+
+    take: Take
+    count: int
+    together: int
+    numbers: np.ndarray | None = None
+
+    def few(self, look: int = 0, wanted: int = 0) -> dict[str, np.ndarray]:
+        """Takes a few rows, with their "weights".
+
+        Two groups of them where rows are clipped together in groups; or as many as are
+        `wanted`, if there are. `look` after the first they are others.
+
+        Raises:
+          InputError: `take` has no such rows, or returns no array of them.
+        """
+        if self.together == 1:
+            tried = min(wanted or _TRIED, self.count)
+        else:
+            tried = wanted or 2 * self.together
+        # Spread, as neighbours are often similar; the last one, as it may not exist.
+        at = np.linspace(0, self.count - 1, tried).astype(np.int64)
+        at = (at + look) % self.count
+        at = np.unique(at) if self.together == 1 else at
+        at = at if self.numbers is None else self.numbers[at]
+        try:
+            batch = {name: np.asarray(values) for name, values in self.take(at).items()}
+        except IndexError as error:
+            raise validation.InputError(
+                f"take has no row {at.max()} ({error}). "
+                + (
+                    "Pass units, the number of units that the data have."
+                    if self.numbers is None
+                    else "Give groups of the rows that the data have."
+                )
+            ) from error
+        for name, values in batch.items():
+            if len(values) != len(at):
+                raise validation.InputError(
+                    f"take returned {len(values)} rows of {name!r} for {len(at)} row "
+                    "numbers; it must return one row for each."
+                )
+            if values.dtype == object:
+                raise validation.InputError(
+                    f"take returned {name!r} as Python objects. Give arrays of "
+                    "numbers, of bytes or of booleans, all rows of one shape."
+                )
+        batch["weights"] = np.ones(len(at), np.float32)
+        return batch
+
+
+def try_setup(
+    setup: Setup,
+    rows: Rows,
+    batch: dict[str, np.ndarray],
+    declared: bool,
+    repeats: bool,
+) -> replay.Traced:
+    """Tries whether the noise covers what a row changes, before a step is paid for.
+
+    Args:
+      setup: loss and model; nothing of them is changed.
+      rows: of the data.
+      batch: a few of them.
+      declared: whether rows are said to depend on each other. Then independence is not
+        tried, but engine "fast" must find every loss on copies of its own.
+      repeats: whether a killed run repeats steps.
+
+    Returns:
+      What the loss computes.
+
+    Raises:
+      InputError: rows that change, a loss that writes a state or draws numbers that
+        cannot be repeated; what `check_independence`, `check_neighbours` and
+        `fast.check` raise; hardly a row with a finite loss; a value that the model
+        refuses.
+    """
+    if repeats:
+        require_same_rows(batch, rows.few())
+    losses, variables, layers, optimizer, microbatch_size, coupled = setup
+    # First of all, and whatever is declared: nothing runs, so nothing is kept.
+    size = padded_rows(optimizer.plan, 1, microbatch_size, True) if coupled else None
+    traced = replay.traced(losses, batch, layers, variables, size)
+    require_nothing_kept(traced.nodes)
+    replay.require_repeatable(traced.nodes)
+    # Coupled rows are differentiated without an engine, and their bound needs nothing
+    # of the loss.
+    if rows.count > 1 and not coupled:
+        _try_rows(setup, rows, batch, declared)
+    return traced
+
+
 @unquoted_values(
     "the rows tried before the first step could not be computed",
     "Nothing was spent. Check all rows.",
 )
-def try_rows(
-    per_example_losses: Callable[[Batch], Losses],
-    variables: Sequence[tf.Variable],
-    layers: Iterable[tf.Module],
-    optimizer: LogicalStep,
-    microbatch_size: int | None,
-    together: int,
-    declared: bool,
-    batch: dict[str, np.ndarray],
-    rows_from: Callable[..., dict[str, np.ndarray]],
-    rows: int,
+def _try_rows(
+    setup: Setup, rows: Rows, batch: dict[str, np.ndarray], declared: bool
 ) -> None:
-    """Tries whether rows are clipped one by one, as the noise presumes.
-
-    Args:
-      per_example_losses: as for `train`.
-      variables: the trainable variables.
-      layers: the model.
-      optimizer: made by `make_optimizer`; nothing of it is changed.
-      microbatch_size: as for `train`.
-      together: rows that are clipped together in groups, else 1.
-      declared: whether rows are said to depend on each other. Then independence is not
-        tried, but engine "fast" must find every loss on copies of its own.
-      batch: the first of `first_rows`.
-      rows_from: `first_rows` of the data.
-      rows: how many there are.
-
-    Raises:
-      InputError: what `check_independence`, `check_neighbours` and `fast.check` raise;
-        hardly a row with a finite loss; a value that the model refuses.
-    """
-    run = run_of(per_example_losses, layers)
-    tried = _finite_rows(run, batch, rows_from, rows, together)
+    """Tries whether rows are clipped one by one, as the noise presumes."""
+    run = run_of(setup.per_example_losses, setup.layers)
+    tried = _finite_rows(run, batch, rows)
     if not declared:
-        check_independence(run, tried, layers, together)
-    _try_rules(per_example_losses, tried, variables, layers, optimizer, together)
-    _leave_rows_out(
-        per_example_losses,
-        variables,
-        layers,
-        optimizer,
-        microbatch_size,
-        declared,
-        rows_from,
-    )
-
-
-def first_rows(
-    take: Take,
-    rows: int,
-    together: int,
-    numbers: np.ndarray | None = None,
-    look: int = 0,
-    wanted: int = 0,
-) -> dict[str, np.ndarray]:
-    """A few rows that no draw decides, for trying things before anything is spent.
-
-    Two groups of them where rows are clipped together in groups; or as many as are
-    `wanted`, if there are. `look` after the first they are others. `numbers` are those
-    of the rows, ascending; `None` if they are 0, 1, 2, …
-    """
-    tried = min(wanted or _TRIED, rows) if together == 1 else wanted or 2 * together
-    # Spread, as neighbours are often similar; the last one, as it may not exist.
-    at = (np.linspace(0, rows - 1, tried).astype(np.int64) + look) % rows
-    at = np.unique(at) if together == 1 else at
-    at = at if numbers is None else numbers[at]
-    try:
-        batch = {name: np.asarray(values) for name, values in take(at).items()}
-    except IndexError as error:
-        raise validation.InputError(
-            f"take has no row {at.max()} ({error}). "
-            + (
-                "Pass units, the number of units that the data have."
-                if numbers is None
-                else "Give groups of the rows that the data have."
-            )
-        ) from error
-    for name, values in batch.items():
-        if len(values) != len(at):
-            raise validation.InputError(
-                f"take returned {len(values)} rows of {name!r} for {len(at)} row "
-                "numbers; it must return one row for each."
-            )
-        if values.dtype == object:
-            raise validation.InputError(
-                f"take returned {name!r} as Python objects. Give arrays of numbers, "
-                "of bytes or of booleans, all rows of one shape."
-            )
-    batch["weights"] = np.ones(len(at), np.float32)
-    return batch
+        check_independence(run, tried, setup.layers, rows.together)
+    _try_rules(setup, tried, rows.together)
+    _leave_rows_out(setup, rows, declared)
 
 
 def require_same_rows(
@@ -141,11 +161,7 @@ def require_same_rows(
     """
     for name, values in once.items():
         other = again.get(name)
-        if (
-            other is None
-            or values.dtype != other.dtype
-            or _content(values) != _content(other)
-        ):
+        if other is None or content(values) != content(other):
             raise validation.InputError(
                 f"take returned another {name!r} for the same row numbers the second "
                 "time, which a killed run could not repeat: its noise would be used "
@@ -155,12 +171,7 @@ def require_same_rows(
             )
 
 
-def _content(values: np.ndarray) -> Any:
-    # The bytes of an array of texts may be their addresses.
-    return values.tolist() if values.dtype == object else values.tobytes()
-
-
-def _finite_rows(run, batch, rows_from, rows, together) -> dict[str, np.ndarray]:
+def _finite_rows(run, batch, rows: Rows) -> dict[str, np.ndarray]:
     """The rows of a batch, or others where a loss is not finite, which tells nothing.
 
     A row with a NaN is nothing that training minds: it contributes nothing.
@@ -170,15 +181,15 @@ def _finite_rows(run, batch, rows_from, rows, together) -> dict[str, np.ndarray]
     """
     wanted = len(batch["weights"])
     found: list[dict[str, np.ndarray]] = []
-    for look in range(min(_LOOKS, rows)):
-        batch = rows_from(look) if look else batch
+    for look in range(min(_LOOKS, rows.count)):
+        batch = rows.few(look) if look else batch
         finite = np.flatnonzero(finite_rows(run, batch))
         if len(finite) == wanted:
             return batch
         found += [{name: v[i] for name, v in batch.items()} for i in finite]
         if len(found) >= wanted:
             break
-    if len(found) < (2 if together == 1 else wanted):
+    if len(found) < (2 if rows.together == 1 else wanted):
         raise validation.InputError(
             f"of all rows tried, {len(found)} had a finite loss: what the model makes "
             "of the data is NaN or infinite. Look for such values in inputs, targets "
@@ -188,47 +199,38 @@ def _finite_rows(run, batch, rows_from, rows, together) -> dict[str, np.ndarray]
     return {name: np.stack([one[name] for one in found]) for name in batch}
 
 
-def _try_rules(
-    per_example_losses, batch, variables, layers, optimizer, together
-) -> None:
+def _try_rules(setup: Setup, batch, together: int) -> None:
     """Tries the rules of engine "fast"; nothing of it leaves but an error."""
-    if optimizer.engine == "fast" and layers:
+    if setup.optimizer.engine == "fast" and setup.layers:
         tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
         fast.check(
-            per_example_losses,
-            layers,
-            variables,
-            tolerance=0.05 if computes_in_16_bits(layers) else 1e-4,
+            setup.per_example_losses,
+            setup.layers,
+            setup.variables,
+            tolerance=0.05 if computes_in_16_bits(setup.layers) else 1e-4,
             rows_per_unit=together,
             inputs=[tensors],
         )
 
 
-def _leave_rows_out(
-    per_example_losses,
-    variables,
-    layers,
-    optimizer,
-    microbatch_size,
-    declared,
-    rows_from,
-) -> None:
+def _leave_rows_out(setup: Setup, rows: Rows, declared: bool) -> None:
     """Tries whether one row moves the step's sums as the noise presumes.
 
     On a microbatch, as that many rows may read each other: of different rows, 256 at
     most, and padding.
     """
+    losses, variables, layers, optimizer, microbatch_size, _ = setup
     plan = optimizer.plan
     together = plan.rows_clipped_together
     most = min(microbatch_size or plan.max_rows, plan.max_rows, _NEIGHBOURS)
-    batch = rows_from(wanted=max(1, most // together) * together)
+    batch = rows.few(wanted=max(1, most // together) * together)
     count = len(batch["weights"])
     size = microbatch_size or padded_rows(plan, count, None)
     for name, values in batch.items():
         batch[name] = np.resize(values, [size, *values.shape[1:]])
     batch["weights"][count:] = 0
     of_caller = tf.__internal__.autograph.tf_convert(
-        per_example_losses, tf.__internal__.autograph.control_status_ctx()
+        losses, tf.__internal__.autograph.control_status_ctx()
     )
     check_neighbours(
         make_microbatch_sum(

@@ -202,38 +202,47 @@ def with_vectors(
     """
     require_frozen_documents(model)
     found = dict(arrays)
-    places: dict[int, int] = {}
-    vectors = [np.empty([0, model.config.embedding_dim], np.float32)]
-    if known is not None:
-        places.update(zip(known["document_key"].tolist(), itertools.count()))
-        vectors = [known["document_vectors"]]
-    for name in ("document", "negative"):
+    held = {} if known is None else known
+    embedded = np.asarray(held.get("document_key", ()), np.int64)
+    vectors = held.get(
+        "document_vectors", np.empty([0, model.config.embedding_dim], np.float32)
+    )
+    for name, keys in (("document", "document_key"), ("negative", "negative_keys")):
         if f"{name}_ids" not in arrays:
             continue
         ids, lengths = found.pop(f"{name}_ids"), found.pop(f"{name}_lengths")
-        keys = arrays[f"{name}_key" if name == "document" else f"{name}_keys"]
-        flat = ids.reshape([-1, ids.shape[-1]])
-        first = sum(map(len, vectors))
-        new: dict[int, int] = {}
-        for row, key in enumerate(keys.ravel().tolist()):
-            if key not in places:
-                places[key] = first + len(new)
-                new[key] = row
-        if new:
-            rows = list(new.values())
+        places, new = distinct(arrays[keys], embedded)
+        if len(new):
+            flat = ids.reshape([-1, ids.shape[-1]])
             texts = Tokenised(_taking(flat, lengths.ravel()))
-            numbers = map(str, rows)
-            vectors.append(
-                encode_texts(
-                    model, numbers, texts, "document", batch_size, progress=False
-                )
+            numbers = map(str, new.tolist())
+            made = encode_texts(
+                model, numbers, texts, "document", batch_size, progress=False
             )
-        everything = np.concatenate(vectors)
-        vectors = [everything]
-        found[f"{name}_vectors"] = everything[
-            np.reshape([places[key] for key in keys.ravel().tolist()], keys.shape)
-        ]
+            vectors = np.concatenate([vectors, made])
+            embedded = np.concatenate([embedded, arrays[keys].ravel()[new]])
+        found[f"{name}_vectors"] = vectors[places]
     return found
+
+
+def distinct(keys: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers documents by their keys: known ones first, then new ones as they come.
+
+    Args:
+      keys: [...] int64, one for each place that a document is in.
+      known: [K] int64; its documents have the numbers from 0 to K - 1.
+
+    Returns:
+      The documents' numbers, of the shape of `keys`; and [N], ascending, where in
+      `keys.ravel()` each new document comes first.
+    """
+    every = np.concatenate([known, keys.ravel()])
+    _, first, places = np.unique(every, return_index=True, return_inverse=True)
+    new = np.sort(first[first >= len(known)])
+    numbers = np.where(
+        first < len(known), first, len(known) + np.searchsorted(new, first)
+    )
+    return numbers[places.ravel()[len(known) :]].reshape(keys.shape), new - len(known)
 
 
 def require_frozen_documents(model: TwoTower) -> None:

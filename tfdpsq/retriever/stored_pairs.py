@@ -21,6 +21,7 @@ from tfdpsq.retriever.encoding import (
     Embedder,
     Encodes,
     Tokenised,
+    distinct,
     require_frozen_documents,
 )
 from tfdpsq.retriever.known_answers import KnownAnswers
@@ -181,15 +182,8 @@ class WithVectors:
         held = {} if known is None else known
         earlier = np.asarray(held.get("document_key", ()), np.int64)
         self._known = held.get("document_vectors")
-        every = np.concatenate([earlier, keys.ravel()])
-        _, first, places = np.unique(every, return_index=True, return_inverse=True)
-        # New documents are numbered after the known ones, as they come.
-        order = np.sort(first[first >= len(earlier)])
-        number = np.where(
-            first < len(earlier), first, len(earlier) + np.searchsorted(order, first)
-        )
-        self._places = number[places.ravel()[len(earlier) :]].reshape(keys.shape)
-        self._stored = self._embedded(Path(path), order - len(earlier), model)
+        self._places, new = distinct(keys, earlier)
+        self._stored = self._embedded(Path(path), new, model)
 
     def _embedded(
         self, path: Path, texts: np.ndarray, model: TwoTower

@@ -14,6 +14,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -176,16 +177,7 @@ def _make(
     with devices.scope():
         model = starting_model.load_generator(config, context.tokenizer)
         acting.require_shape(config, SETTINGS["t5"], model.config)
-        rate = private_training.learning_rate(
-            config.learning_rate, config.schedule, config.steps
-        )
-        optimizer = privacy.make_optimizer(
-            plan,
-            rate,
-            config.optimizer,
-            config.engine,
-            **training_settings.optimizer_options(config),
-        )
+        optimizer = private_training.make_optimizer(config, plan)
     with private_training.open_run(
         context.run_dir, written, context.inputs, context.output.directory
     ):
@@ -224,19 +216,8 @@ def _make(
         return {}
     certificate = certificates.inherited_certificate(source.certificate, context.parent)
     if source.private:
-        certificate = privacy.make_certificate(
-            plan,
-            outcome.paid,
-            description="A T5 generator fine-tuned to write queries from documents.",
-            sensitivity_argument=SENSITIVITY_ARGUMENTS[plan.spec.unit],
-            training={
-                **private_training.training_facts(config, model),
-                **outcome.recorded(),
-            },
-            fingerprints={**context.inputs, "code": privacy.code_fingerprint()},
-            private_reads=reads,
-            ledger_head=private_training.ledger_head(context.run_dir),
-        )
+        facts = {**private_training.training_facts(config, model), **outcome.recorded()}
+        certificate = _certificate(context, plan, outcome.paid, facts, reads)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise DivergedError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -246,6 +227,26 @@ def _make(
     model.save_to_preset(out, context.vocabulary)
     records.write_certificate(out, certificate)
     return {"steps_executed": outcome.paid, **outcome.recorded()}
+
+
+def _certificate(
+    context: contexts.Context,
+    plan: privacy.PrivacyPlan,
+    steps: int,
+    facts: dict[str, Any],
+    reads: list[dict[str, str]],
+) -> dict:
+    """Returns the certificate of a generator trained on private pairs."""
+    return privacy.make_certificate(
+        plan,
+        steps,
+        description="A T5 generator fine-tuned to write queries from documents.",
+        sensitivity_argument=SENSITIVITY_ARGUMENTS[plan.spec.unit],
+        training=facts,
+        fingerprints={**context.inputs, "code": privacy.code_fingerprint()},
+        private_reads=reads,
+        ledger_head=private_training.ledger_head(context.run_dir),
+    )
 
 
 def _encoding(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> Callable:

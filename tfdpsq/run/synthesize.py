@@ -157,22 +157,13 @@ def run(
         "private_reads": reads,
     }
 
-    def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
-        manifest = write_synthetic(
-            out / layout.SET,
-            _merged(shards),
-            provenance=provenance,
-            certificate=certificate,
-            shards=config.shards,
-            guarantee=output.guarantee,
-        )
-        data_card.write(out / layout.SET, manifest)
-        return {
-            "queries": manifest["count"],
-            "private_reads": reads,
-            "empty_queries_left_out": manifest["empty_queries_left_out"],
-        }
-
+    write = functools.partial(
+        _write_set,
+        provenance=provenance,
+        certificate=certificate,
+        shards=config.shards,
+        guarantee=output.guarantee,
+    )
     start = functools.partial(
         start_worker,
         config.generator,
@@ -188,7 +179,7 @@ def run(
         config,
         inputs,
         passes.Work("synthesize", corpus.count, start),
-        merge,
+        write,
         launch,
         also_keeps={
             corpus_shards.PLAN_FILE: corpus.plan.to_json(),
@@ -264,6 +255,26 @@ def _fetched(generator: str, vocabulary: str) -> tuple[str, pathlib.Path]:
     generator = sources.fetched(generator)
     given = sources.fetched(vocabulary) if vocabulary else ""
     return generator, sources.vocabulary_file(given, generator)
+
+
+def _write_set(
+    out: pathlib.Path,
+    written: ShardDirectory,
+    provenance: dict[str, Any],
+    **options: Any,
+) -> dict[str, Any]:
+    """Writes the queries of all shards as one set, with its data card.
+
+    `options` are those of `write_synthetic`.
+    """
+    path = out / layout.SET
+    manifest = write_synthetic(path, _merged(written), provenance=provenance, **options)
+    data_card.write(path, manifest)
+    return {
+        "queries": manifest["count"],
+        "private_reads": provenance["private_reads"],
+        "empty_queries_left_out": manifest["empty_queries_left_out"],
+    }
 
 
 def _merged(shards: ShardDirectory) -> Iterator[SyntheticQuery]:

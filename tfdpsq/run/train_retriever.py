@@ -41,6 +41,7 @@ from tfdpsq.run.core import (
     sources,
     workdir,
 )
+from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import (
@@ -261,20 +262,8 @@ def _make(
             strict=config.strict,
         ) as progress:
             if config.method == "plain":
-                if source.private:
-                    progress.epsilon = lambda step: math.inf
-                # Tokenised private queries are private.
-                scratch = context.run_dir if source.private else out
-                rows = scratch / private_training.ROWS
-                with (
-                    private_training.locked(context.run_dir)
-                    if source.private
-                    else contextlib.nullcontext()
-                ):
-                    plain_training.train(
-                        config, context, model, source, negatives, progress, rows
-                    )
-                outcome = outcomes.Outcome(config.steps)
+                _train_plainly(config, context, model, source, negatives, progress, out)
+                plan, outcome = None, outcomes.Outcome(config.steps)
             else:
                 with private_training.open_run(
                     context.run_dir, config, context.inputs, context.output.directory
@@ -282,22 +271,15 @@ def _make(
                     plan, outcome = direct_training.train(
                         config, context, model, source, negatives, progress
                     )
-        if config.method != "plain":
-            if not devices.chief:
-                return {}
-            certificate = privacy.make_certificate(
-                plan,
-                outcome.paid,
-                description="A two-tower retriever trained directly on private pairs.",
-                sensitivity_argument=direct_training.argument_of(
-                    config.method, config.unit
-                ),
-                ledger_head=private_training.ledger_head(context.run_dir),
-                **_facts(config, model, context.inputs, reads, mined, outcome),
-            )
-        elif source.private:
+        if plan is not None and not devices.chief:
+            return {}
+        if source.private:
             facts = _facts(config, model, context.inputs, reads, mined, outcome)
-            certificate = _unprotected(config, source.count, facts)
+            certificate = (
+                _unprotected(config, source.count, facts)
+                if plan is None
+                else _protected(config, context, plan, outcome.paid, facts)
+            )
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise validation.InputError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -306,6 +288,26 @@ def _make(
     retriever.save(model, out / layout.RETRIEVER_MODEL)
     records.write_certificate(out, certificate)
     return {"steps_executed": outcome.paid, **outcome.recorded()}
+
+
+def _train_plainly(
+    config: ml_collections.ConfigDict,
+    context: contexts.Context,
+    model: retriever.TwoTower,
+    source: sources.Source,
+    negatives: hard_negatives.HardNegatives,
+    progress: Progress,
+    out: pathlib.Path,
+) -> None:
+    """Trains by method "plain"; tokenised private queries stay with the run."""
+    scratch = out
+    lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if source.private:
+        progress.epsilon = lambda step: math.inf
+        scratch, lock = context.run_dir, private_training.locked(context.run_dir)
+    rows = scratch / private_training.ROWS
+    with lock:
+        plain_training.train(config, context, model, source, negatives, progress, rows)
 
 
 def _untrained(config) -> retriever.TwoTower:
@@ -408,6 +410,24 @@ def _unprotected(
         config.steps,
         description="A two-tower retriever trained on private pairs, unprotected.",
         sensitivity_argument="None: nothing is clipped and no noise is added.",
+        **facts,
+    )
+
+
+def _protected(
+    config: ml_collections.ConfigDict,
+    context: contexts.Context,
+    plan: privacy.PrivacyPlan,
+    steps: int,
+    facts: dict[str, Any],
+) -> dict:
+    """Returns the certificate of direct training, for the steps that were paid."""
+    return privacy.make_certificate(
+        plan,
+        steps,
+        description="A two-tower retriever trained directly on private pairs.",
+        sensitivity_argument=direct_training.argument_of(config.method, config.unit),
+        ledger_head=private_training.ledger_head(context.run_dir),
         **facts,
     )
 

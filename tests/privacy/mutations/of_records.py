@@ -2,10 +2,6 @@
 
 _TESTS = "tests/privacy/"
 _PAID = _TESTS + "test_paid_steps.py::"
-_DIVERGED = (
-    "tests/run/test_kept_budget.py::"
-    "test_a_run_that_diverges_leaves_its_last_finite_weights"
-)
 _ENDED = (
     _TESTS + "test_replicas.py::"
     "test_a_run_that_diverges_ends_at_its_last_finite_call_and_pays_for_the_plan"
@@ -198,11 +194,8 @@ MUTATIONS = (
         "name": "seed_stored_in_the_release",
         "kind": "release",
         "file": "tfdpsq/run/finetune.py",
-        "old": "                **outcome.recorded(),\n",
-        "new": """\
-                **outcome.recorded(),
-                "noise_seed": list(optimizer._noise_words),
-""",
+        "old": "        facts = {",
+        "new": '        facts = {"noise_seed": list(optimizer._noise_words), ',
         "tests": (
             "tests/run/test_release_secrets.py::"
             "test_the_release_holds_no_secret[seeds]",

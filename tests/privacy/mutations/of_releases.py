@@ -53,12 +53,8 @@ MUTATIONS = (
         "name": "certificate_without_the_private_reads",
         "kind": "reads",
         "file": "tfdpsq/run/finetune.py",
-        "old": """\
-            private_reads=reads,
-""",
-        "new": """\
-            private_reads=[],
-""",
+        "old": "private_reads=reads,",
+        "new": "private_reads=[],",
         "tests": (
             "tests/run/test_lineage.py::"
             "test_private_reads_are_on_record_before_training_and_in_the_certificate",

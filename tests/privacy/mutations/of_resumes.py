@@ -97,7 +97,7 @@ MUTATIONS = (
     {
         "name": "weights_not_trained_told_by_shape_alone",
         "kind": "resumes",
-        "file": "tfdpsq/privacy/training.py",
+        "file": "tfdpsq/privacy/batches.py",
         "old": ".encode() + held\n",
         "new": ".encode()\n",
         "tests": (_PAID + "test_weights_that_no_state_has_must_be_as_they_were",),
@@ -177,8 +177,8 @@ MUTATIONS = (
         "name": "frozen_weights_elsewhere_left_out",
         "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
-        "old": "            [*layers, *seen], [*variables, *state]\n",
-        "new": "            layers, [*variables, *state]\n",
+        "old": "_not_trained(read, [*variables, *state])",
+        "new": "_not_trained(layers, [*variables, *state])",
         "tests": (
             "tests/privacy/test_paid_steps.py::"
             "test_frozen_weights_that_no_layer_of_the_list_holds_are_compared",
@@ -189,8 +189,8 @@ MUTATIONS = (
         "name": "state_that_hooks_read_not_compared",
         "kind": "resumes",
         "file": "tfdpsq/privacy/training.py",
-        "old": "[*layers, *seen, *state], []",
-        "new": "[*layers, *seen], []",
+        "old": "[*read, *state], []",
+        "new": "read, []",
         "tests": (
             "tests/privacy/test_paid_steps.py::test_state_that_only_hooks_read_is_compared",
         ),
@@ -254,8 +254,8 @@ MUTATIONS = (
     {
         "name": "rows_drawn_when_they_are_taken_let_through",
         "kind": "resumes",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "        trials.require_same_rows(batch, rows_from(0))\n",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "        require_same_rows(batch, rows.few())\n",
         "new": "        pass\n",
         "tests": (
             "tests/privacy/test_before_spending.py::"

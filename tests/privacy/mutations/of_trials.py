@@ -183,7 +183,7 @@ MUTATIONS = (
         "name": "dependent_rows_not_looked_for",
         "kind": "clipping",
         "file": "tfdpsq/privacy/trials.py",
-        "old": "        check_independence(run, tried, layers, together)\n",
+        "old": "        check_independence(run, tried, setup.layers, rows.together)\n",
         "new": "        pass\n",
         "tests": (
             _TESTS + "test_independence.py::"
@@ -194,10 +194,10 @@ MUTATIONS = (
     {
         "name": "kept_rows_looked_for_where_nothing_is_declared",
         "kind": "clipping",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "        require_nothing_kept(traced.nodes)\n",
-        "new": "        if not (coupled or declared):\n"
-        "            require_nothing_kept(traced.nodes)\n",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "    require_nothing_kept(traced.nodes)\n",
+        "new": "    if not (coupled or declared):\n"
+        "        require_nothing_kept(traced.nodes)\n",
         "tests": (
             _TESTS + "test_independence.py::"
             "test_what_is_declared_does_not_allow_to_keep_rows",

@@ -24,7 +24,6 @@ from tfdpsq.run.training import (
     grid_points,
     private_training,
     starting_model,
-    training_settings,
 )
 
 MODES = ("declared", "accounted")
@@ -255,15 +254,7 @@ def _try(points: list[Point], specs: list[privacy.PrivacySpec]) -> None:
                 sources.certificate_of_model(stage.init),
                 f"epsilon {spec.epsilon} would not be all that was spent",
             )
-        privacy.make_optimizer(
-            privacy.make_plan(spec),
-            private_training.learning_rate(
-                stage.learning_rate, stage.schedule, stage.steps
-            ),
-            stage.optimizer,
-            stage.engine,
-            **training_settings.optimizer_options(stage),
-        )
+        private_training.make_optimizer(stage, privacy.make_plan(spec))
         model = json.dumps({name: workdir.plain(stage[name]) for name in _MODEL})
         if model not in made:
             made.add(model)

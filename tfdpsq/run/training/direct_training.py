@@ -30,7 +30,6 @@ from tfdpsq.run.training import (
     hard_negatives,
     outcomes,
     private_training,
-    training_settings,
 )
 
 # Embedded documents, next to the rows.
@@ -245,16 +244,7 @@ def train(
                 "before_step": loss.refresh,
                 "state": loss.state,
             }
-        rate = private_training.learning_rate(
-            config.learning_rate, config.schedule, config.steps
-        )
-        optimizer = privacy.make_optimizer(
-            plan,
-            rate,
-            config.optimizer,
-            config.engine,
-            **training_settings.optimizer_options(config),
-        )
+        optimizer = private_training.make_optimizer(config, plan)
     progress.epsilon = plan.epsilon_so_far
     outcome = private_training.train(
         devices,

@@ -27,7 +27,7 @@ from tfdpsq.run.core import layout, outputs, records, sources, workdir
 from tfdpsq.run.core.progress import LOGS, Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import context as contexts
-from tfdpsq.run.training import outcomes
+from tfdpsq.run.training import outcomes, training_settings
 
 RUN_FILE, ROWS = layout.RUN_FILE, layout.ROWS
 # In it: the output, from the run's directory.
@@ -400,6 +400,21 @@ def learning_rate(
     if schedule == "constant":
         return peak
     return WarmupCosine(peak, steps // 10, steps)
+
+
+def make_optimizer(config: ml_collections.ConfigDict, plan: privacy.PrivacyPlan) -> Any:
+    """Returns the optimizer of a stage's settings, which takes the plan's steps.
+
+    Raises:
+      InputError: what `privacy.make_optimizer` raises.
+    """
+    return privacy.make_optimizer(
+        plan,
+        learning_rate(config.learning_rate, config.schedule, config.steps),
+        config.optimizer,
+        config.engine,
+        **training_settings.optimizer_options(config),
+    )
 
 
 def training_facts(

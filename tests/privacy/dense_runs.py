@@ -1,0 +1,65 @@
+"""Small dense models, their losses, and runs of them on a few random rows."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
+
+
+def batch_of_rows(rows=4):
+    random = np.random.default_rng(0)
+    return {
+        "x": random.normal(size=(rows, 5)).astype(np.float32),
+        "y": random.normal(size=(rows, 5)).astype(np.float32),
+        "weights": np.ones(rows, np.float32),
+    }
+
+
+def dense(*layers):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(5), *layers])
+    model.build([None, 5])
+    return model
+
+
+def squared(model):
+    return lambda b: tf.reduce_sum((model(b["x"], training=True) - b["y"]) ** 2, 1)
+
+
+def wide_plan(**changes):
+    values = dict(
+        epsilon=2.0,
+        clip_norm=1.0,
+        num_units=40,
+        batch_size=24,
+        max_batch_size=32,
+        steps=1,
+        accountant="rdp",
+    )
+    return make_plan(PrivacySpec(**{**values, **changes}))
+
+
+def wide_run(losses_of, layers=(), engine="fast", microbatch=16, plan=None, **options):
+    """A run on 40 rows, of which a microbatch has 16."""
+    tf.keras.utils.set_random_seed(1)
+    plan = plan or wide_plan()
+    model, data = dense(*layers), batch_of_rows(40)
+    optimizer = make_optimizer(plan, 0.1, "sgd", engine)
+    steps = train(
+        plan,
+        losses_of(model),
+        model.trainable_variables,
+        optimizer,
+        lambda at: {"x": data["x"][at], "y": data["y"][at]},
+        microbatch,
+        layers=[model],
+        **options,
+    )
+    assert steps == plan.spec.steps == int(optimizer.iterations)
+
+
+def skipped_where_the_mean_is_high(model):
+    def losses(b):
+        found = squared(model)(b)
+        return tf.where(tf.reduce_mean(found) > 1e4, 0.0, found)
+
+    return losses
