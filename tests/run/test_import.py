@@ -363,6 +363,7 @@ def test_times_are_read_as_they_come():
         ({"corpus__path": "@/log.jsonl"}, "to which rows refer by id"),
         ({"corpus__columns__title": "t"}, "acts only where corpus.path is set"),
         ({"columns__score": "who"}, r"log.jsonl:1: score is 'ann'"),
+        ({"columns__score": "asked"}, "log.jsonl:1: score is not a number; judge"),
         (
             {"logs__train": "@/huge.jsonl", "columns__score": "score"},
             r"huge.jsonl:1: score is 1e\+19; judgements are integers below 2",
@@ -398,6 +399,66 @@ def test_bad_input_is_refused_with_its_place(changes, message, tmp_path):
     with pytest.raises(InputError, match=message):
         command.run(config_of(log, **changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("end", ["csv", "tsv"])
+def test_the_first_row_of_a_log_without_header_is_not_repeated(end, tmp_path):
+    """All of it was, a private query and a document of any length, as column names."""
+    log = tmp_path / f"log.{end}"
+    separator = {"csv": ",", "tsv": "\t"}[end]
+    log.write_text(f"is my rash contagious{separator}{'Rashes itch. ' * 900}\n" * 2)
+    with pytest.raises(InputError, match="no column 'clicked' among the 2 .* header") as e:
+        command.run(config_of(log), tmp_path / "out")
+    assert "rash" not in str(e.value).lower() and len(str(e.value)) < 500
+
+
+def test_a_query_under_the_name_of_an_id_is_not_repeated(tmp_path):
+    queries, log = tmp_path / "queries.csv", tmp_path / "log.csv"
+    queries.write_text("query_id,query\nis my rash contagious,7\n")
+    log.write_text("query_id,clicked\nis my rash contagious,Rashes itch.\n")
+    changes = {"columns__query": "", "columns__query_id": "query_id"}
+    with pytest.raises(InputError, match="query_id holds white space") as error:
+        command.run(
+            config_of(log, queries__path=str(queries), **changes), tmp_path / "out"
+        )
+    assert "rash" not in str(error.value)
+
+
+def _arrow_of(kind):
+    """Returns two values, the second of which Python cannot hold."""
+    import pyarrow as arrow
+
+    if kind == "text":
+        ends = b"\0\0\0\0\1\0\0\0\2\0\0\0"
+        buffers = [None, arrow.py_buffer(ends), arrow.py_buffer(b"a\xff")]
+        return arrow.Array.from_buffers(arrow.string(), 2, buffers)
+    if kind == "zone":
+        return arrow.array([None, 1], arrow.timestamp("us", tz="Mars/Base"))
+    return arrow.array([0, 2**30], arrow.date32())
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "said"),
+    [
+        ("text", "asked", "'asked' is not text in UTF-8"),
+        ("zone", "when", r"'when' is no timestamp\[us, tz=Mars/Base\] that can be read"),
+        ("day", "when", r"'when' is no date32\[day\] that can be read"),
+    ],
+)
+def test_a_value_that_python_cannot_hold_is_named_by_its_row(
+    kind, column, said, tmp_path
+):
+    """Arrow checks neither texts nor times; each of these was a traceback."""
+    arrow = pytest.importorskip("pyarrow")
+    columns = {"asked": ["a", "b"], "clicked": ["c", "d"], column: _arrow_of(kind)}
+    table = arrow.table(columns)
+    log = tmp_path / "log.arrow"
+    with arrow.ipc.new_stream(str(log), table.schema) as writer:
+        writer.write_table(table)
+    changes = {"split_by": "time", "columns__time": "when", "test_from": "2026"}
+    config = config_of(log, **({} if kind == "text" else changes))
+    with pytest.raises(InputError, match=f"log.arrow:2: the value of column {said}"):
+        command.run(config, tmp_path / "out")
 
 
 def test_times_out_of_order_change_nothing_and_drops_say_what_to_do(tmp_path, caplog):

@@ -462,10 +462,23 @@ def _score_of(row: Mapping[str, Any], path: str, number: int) -> int:
         pass
     raise DataError(
         path,
-        f"score is {shown(value)}; judgements are integers below 2^53",
+        # Under a wrong name it is a query, which messages do not repeat.
+        f"score is {_short(value)}; judgements are integers below 2^53",
         'Correct it, or leave out the column (columns.score="")',
         number,
     )
+
+
+def _short(value: Any) -> str:
+    """Returns a value that should be a number, for an error; not if it may be a query.
+
+    As `beir_lines` has it.
+    """
+    if isinstance(value, (int, float, decimal.Decimal)):
+        return shown(value)
+    if isinstance(value, str) and len(value.split()) < 2 and len(value) <= 20:
+        return repr(value)
+    return "not a number"
 
 
 def _keep_first_split(store: sqlite3.Connection, report: Report) -> None:
