@@ -29,7 +29,7 @@ from typing import Any
 from tfdpsq.data import tables
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.data.texts import Document, text_problem
-from tfdpsq.validation import DataError, InputError, shown
+from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, shown
 
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 # Columns that a log can have, and those of the two public or shared tables.
@@ -456,14 +456,14 @@ def _document_of(
 def _score_of(row: Mapping[str, Any], path: str, number: int) -> int:
     value = row.get("score", 1)
     try:
-        if float(value) == int(float(value)) and abs(float(value)) < _LARGEST:
+        if float(value) == int(float(value)) and abs(float(value)) <= MOST_RELEVANT:
             return int(float(value))
     except (TypeError, ValueError, OverflowError):
         pass
     raise DataError(
         path,
         # Under a wrong name it is a query, which messages do not repeat.
-        f"score is {_short(value)}; judgements are integers below 2^53",
+        f"score is {_short(value)}; judgements are integers up to {MOST_RELEVANT:,}",
         'Correct it, or leave out the column (columns.score="")',
         number,
     )
