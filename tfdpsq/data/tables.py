@@ -218,7 +218,7 @@ def _require(
     if missing and of_line:
         raise InputError(
             f"{path} has no column {shown(missing[0])} among the {len(there)} that its "
-            "first line names. Correct the name, or \"\" for none; if the first line is "
+            'first line names. Correct the name, or "" for none; if the first line is '
             "a row, set header to False and name columns by number, from 0."
         )
     if missing:
@@ -483,6 +483,7 @@ def _of_tfds(table: str, columns: Sequence[str]) -> Iterator[tuple[str, int, lis
             yield table, number, [_plain(table, number, value) for value in values]
     except tf.errors.OpError as error:
         first = str(error.message).partition("\n")[0]
+        first = first.partition(", value:")[0]  # of a row, which follows as it is
         raise DataError(
             table, f"it cannot be read: {first[:200]}", "Prepare it again"
         ) from error

@@ -202,7 +202,7 @@ def _require_setting(config: ml_collections.ConfigDict, name: str) -> None:
     if bracket and whole:
         raise validation.InputError(
             f"--config.{validation.cut(name)} would set a part of a value. Give the "
-            f"whole: --config.{whole}=VALUE, such as \"(1, 2)\"."
+            f'whole: --config.{whole}=VALUE, such as "(1, 2)".'
         )
     node: Any = config
     for part in name.split("."):
