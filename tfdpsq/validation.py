@@ -13,6 +13,9 @@ import os
 from collections.abc import Collection
 from typing import Any
 
+# Largest relevance of a document for a query. trec_eval counts in a table of all values
+# up to it: a time in seconds takes gigabytes, and from 2^32 on it is wrong.
+MOST_RELEVANT = 1_000_000
 # Longest value that a message repeats, in characters.
 _SHOWN = 80
 

@@ -238,3 +238,13 @@ def test_rules_name_the_evaluator_with_its_version_and_every_metric():
     assert stated["evaluator"].startswith("pytrec-eval-terrier 0.")
     for name in ("gain", "recall", "capped_recall", "map", "mrr"):
         assert stated[name]
+
+
+@pytest.mark.parametrize("relevance", [10**6 + 1, 2**32 + 1, 2**62, 10**30])
+def test_a_relevance_that_trec_eval_cannot_count_is_refused(relevance):
+    """It took gigabytes, was scored 0 from 2^32 on, or ended the process (2^62)."""
+    run = {"q": {"d": 2.0, "e": 1.0}}
+    with pytest.raises(InputError, match="'d' for query 'q' .* at most 1,000,000"):
+        evaluate_run({"q": {"d": relevance, "e": 1}}, run, ["ndcg@10"])
+    found = evaluate_run({"q": {"d": 10**6, "e": 1}}, run, ["ndcg@10"])
+    assert found.means["ndcg@10"] == pytest.approx(1.0)

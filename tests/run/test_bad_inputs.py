@@ -394,6 +394,31 @@ COMMANDS = [
         "mine --workdir=@/stray --config.pairs=@/pairs",
         "stage.js",
     ),
+    # These were tracebacks, or said nothing of the setting.
+    (
+        "synthesize --workdir=s3://bucket/x --config.corpus=@/pairs "
+        "--config.generator=t5_tiny_pydocs",
+        "s3://bucket/.x.shards/plan.json is of a file system 's3'",
+    ),
+    (
+        "import --workdir=@/out --config.logs.train=s3://bucket/x.csv "
+        "--config.log_documents_are_public=True",
+        "s3://bucket/x.csv is of a file system 's3', which TensorFlow does not know",
+    ),
+    ("mine --workdir=@/out --config=@/cycle.py", "a config that holds itself"),
+    ("mine --workdir=@/out --config=@/number.py", "a name that is not a text"),
+    ("mine --workdir=@/out --config=@/half.py", "pairs is '/tmp/\\udcff'; it must be"),
+    ("mine --workdir=@/out --config=@/talks.py", "... (600,012 characters)"),
+    ("mine --workdir=@/out --config=@/frozen.py", "/no/such: no such directory"),
+    ("mine --workdir=@/out --config=@/must.py", "k has no value, but a required"),
+    (
+        "mine --workdir=@/out --config=@/must.py --config.k=3",
+        "use placeholder(TYPE) there, which --config.k=VALUE sets",
+    ),
+    ("mine --workdir=@/out --config=@/may.py --config.k=3", "/no/such: no such"),
+    ("mine --workdir=@/out --config.k[0]=3", "Give the whole: --config.k=VALUE"),
+    ("mine --workdir=@/out --config.=3", "there is no setting --config.. There are"),
+    ("mine --workdir=@/out --flagfile=@/bytes.py", "a --flagfile is not in UTF-8"),
     (
         "prepare --workdir=@/taken --config.data=@/pairs --config.vocabulary_size=0",
         "already exists, and is not an empty directory. Choose another",
@@ -426,8 +451,22 @@ def base(tmp_path_factory):
         "imports": "import no_such_module_at_all\n",
         "three": "def get_config():\n    return 3\n",
         "locked": config + "    ml_collections.ConfigDict({'a': 1}).b = 2\n",
+        "talks": "def get_config():\n    raise ValueError('word ' * 120_000)\n",
     }.items():
         (base / f"{name}.py").write_text(text)
+    for name, line in {
+        "cycle": "c.unlock(); c['more'] = c",
+        "number": "c = ml_collections.ConfigDict({**c.to_dict(), 5: 1})",
+        "half": "c.pairs = '/tmp/\\udcff'",
+        "frozen": "c = ml_collections.FrozenConfigDict(c)",
+        "must": "del c.k; c.k = ml_collections.config_dict.required_placeholder(int)",
+        "may": "del c.k; c.k = ml_collections.config_dict.placeholder(int)",
+    }.items():
+        (base / f"{name}.py").write_text(
+            "import ml_collections\nfrom tfdpsq.run import mine\n\n\ndef get_config():"
+            "\n    c = mine.default_config()\n    c.unlock(); c.pairs = '/no/such'\n"
+            f"    {line}\n    return c\n"
+        )
     (base / "bytes.py").write_bytes(bytes(range(256)))
     for name, record in {
         "deep": '{"_id": "d0", "text": ' + DEEP + "}",

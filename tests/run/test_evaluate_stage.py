@@ -392,6 +392,7 @@ def test_bad_settings_are_named_before_anything_is_read(
         ("qrels/test.tsv", "q72\tgone\t1\n", r"test.tsv:14: document 'gone' is not in"),
         ("qrels/test.tsv", "gone\td1\t1\n", r"test.tsv:14: query 'gone' is not in"),
         ("qrels/test.tsv", "q72\td1\t0.5\n", r"test.tsv:14: the score is '0.5'"),
+        ("qrels/test.tsv", "q72\td1\t1795473938\n", r"14: .* relevant, at most 1,000,"),
         ("qrels/test.tsv", "q72\td72\t1\n", r"test.tsv:14: .* judged on an earlier"),
         ("corpus.jsonl", '{"_id": "d0", "text": "x"}\n', r"corpus.jsonl:85: id 'd0'"),
     ],

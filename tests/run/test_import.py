@@ -267,6 +267,18 @@ def test_a_tfds_set_that_cannot_be_read_says_so(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_damaged_row_of_tfds_is_not_repeated(tmp_path, monkeypatch):
+    """TensorFlow's message has the row as it is."""
+    _prepare_tfds(tmp_path / "sets")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    for path in (tmp_path / "sets").rglob("*-test.tfrecord*"):
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            writer.write(b"is my rash contagious")
+    with pytest.raises(InputError, match="my_log#test: it cannot be read: ") as error:
+        command.run(config_of("tfds:my_log#test"), tmp_path / "out")
+    assert "rash" not in str(error.value)
+
+
 def test_tfds_does_not_launder_a_set(tmp_path, monkeypatch):
     """Copied by our own builder, a set's rows would be taken for raw private pairs."""
     import tfdpsq.data.tfds_builder
@@ -363,9 +375,10 @@ def test_times_are_read_as_they_come():
         ({"corpus__path": "@/log.jsonl"}, "to which rows refer by id"),
         ({"corpus__columns__title": "t"}, "acts only where corpus.path is set"),
         ({"columns__score": "who"}, r"log.jsonl:1: score is 'ann'"),
+        ({"columns__score": "asked"}, "log.jsonl:1: score is not a number; judge"),
         (
             {"logs__train": "@/huge.jsonl", "columns__score": "score"},
-            r"huge.jsonl:1: score is 1e\+19; judgements are integers below 2",
+            r"huge.jsonl:1: score is 1e\+19; judgements are integers up to 1,000,000",
         ),
         ({"columns__document_id": "who"}, "log.jsonl:4: document_id 'bob' has another"),
         (

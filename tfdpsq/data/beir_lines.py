@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from tfdpsq.data import any_files
 from tfdpsq.data.texts import Document, text_problem
 from tfdpsq.data.unique_ids import BATCH, UniqueIds
-from tfdpsq.validation import DataError, parse_json, shown
+from tfdpsq.validation import MOST_RELEVANT, DataError, parse_json, shown
 
 _Item = TypeVar("_Item")
 _HEADER = ["query-id", "corpus-id", "score"]
@@ -350,12 +350,15 @@ def _parsed(path: Path) -> Iterator[Judgement]:
         try:
             row = Judgement(line, fields[0], fields[1], int(fields[2]))
         except ValueError:
+            row = None
+        if row is None or abs(row.score) > MOST_RELEVANT:
             raise DataError(
                 path,
                 f"the score is {_short(fields[2])}",
-                "Write an integer: 0 for irrelevant, 1 and above for relevant",
+                "Write an integer: 0 for irrelevant, 1 and above for relevant, at most "
+                f"{MOST_RELEVANT:,}",
                 line,
-            ) from None
+            )
         yield row
 
 

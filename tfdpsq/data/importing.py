@@ -29,7 +29,7 @@ from typing import Any
 from tfdpsq.data import tables
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.data.texts import Document, text_problem
-from tfdpsq.validation import DataError, InputError, shown
+from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, shown
 
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 USER_FIELD = "user_id"
@@ -454,16 +454,29 @@ def _document_of(
 def _score_of(row: Mapping[str, Any], path: str, number: int) -> int:
     value = row.get("score", 1)
     try:
-        if float(value) == int(float(value)) and abs(float(value)) < _LARGEST:
+        if float(value) == int(float(value)) and abs(float(value)) <= MOST_RELEVANT:
             return int(float(value))
     except (TypeError, ValueError, OverflowError):
         pass
     raise DataError(
         path,
-        f"score is {shown(value)}; judgements are integers below 2^53",
+        # Under a wrong name it is a query, which messages do not repeat.
+        f"score is {_short(value)}; judgements are integers up to {MOST_RELEVANT:,}",
         'Correct it, or leave out the column (columns.score="")',
         number,
     )
+
+
+def _short(value: Any) -> str:
+    """Returns a value that should be a number, for an error; not if it may be a query.
+
+    As `beir_lines` has it.
+    """
+    if isinstance(value, (int, float, decimal.Decimal)):
+        return shown(value)
+    if isinstance(value, str) and len(value.split()) < 2 and len(value) <= 20:
+        return repr(value)
+    return "not a number"
 
 
 def _keep_first_split(store: sqlite3.Connection, report: Report) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdpsq.data import any_files
-from tfdpsq.validation import DataError, InputError, parse_json
+from tfdpsq.validation import DataError, InputError, parse_json, shown
 
 IR_DATASETS, TFDS = NAMED = ("ir_datasets:", "tfds:")
 # The parts of a table that `ir_datasets` names.
@@ -206,13 +206,26 @@ def _reader_of(path: str, header: bool) -> Callable:
     return read
 
 
-def _require(path: str, columns: Sequence[str], there: Sequence[str]) -> None:
+def _require(
+    path: str, columns: Sequence[str], there: Sequence[str], of_line: bool = False
+) -> None:
+    """Refuses columns that are missing, or there twice.
+
+    `of_line` says that the names are the first line of a text file. It is not repeated:
+    without a header it is a row, with a private query.
+    """
     missing = [column for column in columns if column not in there]
-    if missing:
-        listed = ", ".join(map(repr, list(there)[:20]))
+    if missing and of_line:
         raise InputError(
-            f"{path} has no column {missing[0]!r}; it has {listed}. Name a column that "
-            'is there, or "" for none.'
+            f"{path} has no column {shown(missing[0])} among the {len(there)} that its "
+            'first line names. Correct the name, or "" for none; if the first line is '
+            "a row, set header to False and name columns by number, from 0."
+        )
+    if missing:
+        listed = ", ".join(map(shown, list(there)[:20]))
+        raise InputError(
+            f"{path} has no column {shown(missing[0])}; it has {listed}. Name a column "
+            'that is there, or "" for none.'
         )
     for column in columns:
         if list(there).count(column) > 1:
@@ -263,7 +276,7 @@ def _of_text(
         for row in rows:
             if places is None:
                 names = row if header else list(map(str, range(len(row))))
-                _require(path, columns, names)
+                _require(path, columns, names, of_line=header)
                 places, width = [names.index(each) for each in columns], len(row)
                 if header:
                     continue
@@ -306,7 +319,7 @@ def _of_parquet(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[A
         file = pyarrow.ParquetFile(raw, pre_buffer=False, buffer_size=_BUFFER)
         _require(path, columns, file.schema_arrow.names)
         batches = file.iter_batches(_BATCH, columns=list(dict.fromkeys(columns)))
-        yield from _of_batches(batches, columns)
+        yield from _of_batches(path, batches, columns)
 
 
 def _of_arrow(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
@@ -317,7 +330,7 @@ def _of_arrow(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Any
         _require(path, columns, opened.schema.names)
         numbers = range(opened.num_record_batches) if is_file else None
         batches = map(opened.get_batch, numbers) if numbers is not None else opened
-        yield from _of_batches(batches, columns)
+        yield from _of_batches(path, batches, columns)
 
 
 def _opened_arrow(raw: Any) -> tuple[Any, bool]:
@@ -328,13 +341,52 @@ def _opened_arrow(raw: Any) -> tuple[Any, bool]:
     return (ipc.open_file(raw) if is_file else ipc.open_stream(raw)), is_file
 
 
-def _of_batches(batches: Any, columns: Sequence[str]) -> Iterator[tuple[int, list]]:
+def _of_batches(
+    path: str, batches: Any, columns: Sequence[str]
+) -> Iterator[tuple[int, list]]:
     number = 0
     for batch in batches:
         values = [batch.column(batch.schema.get_field_index(name)) for name in columns]
-        for row in zip(*(each.to_pylist() for each in values)):
+        lists = [_values(path, number, *each) for each in zip(columns, values)]
+        for row in zip(*lists):
             number += 1
             yield number, list(row)
+
+
+def _values(path: str, before: int, name: str, column: Any) -> list[Any]:
+    """Returns a column's values in Python.
+
+    Args:
+      path: the file.
+      before: rows of the file before this batch.
+      name: of the column.
+      column: its values in Arrow, which checks neither texts nor times.
+
+    Raises:
+      DataError: Python has no such value: a text that is not UTF-8, a time beyond the
+        year 9999, or one of an unknown zone.
+    """
+    # Of a zone it is a KeyError, of a time an OverflowError.
+    broken = (ValueError, ArithmeticError, LookupError)
+    try:
+        return column.to_pylist()
+    except broken as error:
+        number = before
+        for value in column:
+            number += 1
+            try:
+                value.as_py()
+            except broken:
+                break
+        problem = f"is no {column.type} that can be read"
+        if isinstance(error, UnicodeDecodeError):
+            problem = "is not text in UTF-8"
+        raise DataError(
+            path,
+            f"the value of column {shown(name)} {problem}",
+            "Correct it, or leave out the column",
+            number,
+        ) from None
 
 
 @contextlib.contextmanager
@@ -431,6 +483,7 @@ def _of_tfds(table: str, columns: Sequence[str]) -> Iterator[tuple[str, int, lis
             yield table, number, [_plain(table, number, value) for value in values]
     except tf.errors.OpError as error:
         first = str(error.message).partition("\n")[0]
+        first = first.partition(", value:")[0]  # of a row, which follows as it is
         raise DataError(
             table, f"it cannot be read: {first[:200]}", "Prepare it again"
         ) from error

@@ -58,7 +58,8 @@ def documents_fingerprint(documents: Iterable[Document]) -> str:
 def text_problem(field: str, value: object, identifier: bool = False) -> str | None:
     """Says what is wrong with a text, for the errors of readers and writers.
 
-    The text itself is not repeated, as it may be a private query; an id is.
+    The text itself is not repeated, as it may be a private query; and so may an id with
+    white space. Other ids are repeated.
 
     Args:
       field: what the text is called.
@@ -77,8 +78,10 @@ def text_problem(field: str, value: object, identifier: bool = False) -> str | N
     except UnicodeEncodeError as error:
         place = f"character {error.start + 1}"
         return f"{field} holds half a surrogate pair ({place}), which is not text"
-    if identifier and (not value or value.split() != [value]):
-        return f"{field} is {shown(value)}; ids are not empty and hold no white space"
+    if identifier and not value:
+        return f"{field} is ''; ids are not empty"
+    if identifier and value.split() != [value]:
+        return f"{field} holds white space, which breaks qrels and TREC files"
     if identifier and "\0" in value:
         return f"{field} is {shown(value)}; ids hold no NUL character"
     return None

@@ -19,6 +19,7 @@ import numpy as np
 import pytrec_eval
 from absl import logging
 
+from tfdpsq import validation
 from tfdpsq.evaluation.ranking.trec import (
     Qrels,
     Run,
@@ -249,6 +250,13 @@ def _check_qrels(qrels: Qrels) -> None:
                 raise InputError(
                     f"qrels: relevance of document {document_id!r} for query "
                     f"{query_id!r} is {relevance!r}; it must be an integer."
+                )
+            if relevance > validation.MOST_RELEVANT:
+                raise InputError(
+                    f"qrels: relevance of document {document_id!r} for query "
+                    f"{query_id!r} is {validation.shown(relevance)}; it must be at "
+                    f"most {validation.MOST_RELEVANT:,}, as trec_eval keeps a table of "
+                    "all values below it. Write smaller integers in the same order."
                 )
 
 

@@ -346,7 +346,8 @@ def _header(path: Path, raw: bytes) -> tuple[dict[str, Any], str]:
     if found != FORMAT and str(found).startswith(FORMAT.split("/")[0]):
         raise DataError(path, f"format is {found!r}", f"This tfdpsq reads {FORMAT}", 1)
     if not sound or found != FORMAT:
-        raise DataError(path, f"{raw[:60]!r} is no ledger's header", _RESTORE, 1)
+        # Not repeated: another file may have been given, of private queries, say.
+        raise DataError(path, "the line is no ledger's header", _RESTORE, 1)
     return content, chain
 
 

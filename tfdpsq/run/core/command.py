@@ -14,6 +14,7 @@ import importlib
 import logging as standard_logging
 import os
 import pathlib
+import re
 import resource
 import sqlite3
 import sys
@@ -29,6 +30,12 @@ from tfdpsq.run.devices import dtypes, preemption, strategy
 
 _NO_DIRECTORY = (
     "There is a file where a directory is needed: move it, or use another directory."
+)
+
+# TensorFlow's, wherever such a path is first used. Compared by text: scripts do not
+# import TensorFlow.
+_UNKNOWN_SYSTEM = re.compile(
+    r"File system scheme '([^']*)' not implemented \(file: '([^']*)'\)"
 )
 
 
@@ -134,18 +141,21 @@ def refused_flags() -> Iterator[None]:
         yield
     except (flags.Error, validation.InputError, OSError) as error:
         _refuse(_of_system(error))
+    except UnicodeDecodeError as error:
+        _refuse(f"a --flagfile is not in UTF-8 ({error.reason}). Convert it.")
 
 
 def given_config(holder: Any) -> Any:
     """The config that was given.
 
     Raises:
-      InputError: there is none.
+      InputError: there is none, or a placeholder in it has no value.
     """
     if holder.value is None:
         raise validation.InputError(
             "no config was given. Pass --config=FILE, such as configs/finetune.py."
         )
+    settings.require_values(holder.value)
     return holder.value
 
 
@@ -172,6 +182,15 @@ def _reported_errors() -> Iterator[None]:
         if ended.code == preemption.RESTART:
             sys.stderr.write(preemption.ASKED)
         raise
+    except Exception as error:
+        found = _UNKNOWN_SYSTEM.match(str(getattr(error, "message", "")))
+        if not found:
+            raise
+        _refuse(
+            f"{found[2]} is of a file system {found[1]!r}, which TensorFlow does not "
+            "know here. Copy it to this machine or give what is mounted; some schemes "
+            "need a package of their own, such as tensorflow-io."
+        )
 
 
 def _refuse(message: object) -> NoReturn:

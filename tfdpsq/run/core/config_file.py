@@ -6,6 +6,7 @@ A missing or broken file, a config of another stage and an unknown setting are a
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.machinery
@@ -28,8 +29,10 @@ from tfdpsq import validation
 from tfdpsq.run.core import settings
 
 _FLAG = "config"
-_OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]+)")
+_OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _EXAMPLE = "such as configs/finetune.py"
+# Most characters of a message that a config fails with.
+_LONGEST = 1000
 # Value of `--config` that stands for the stage's default config.
 _DEFAULTS = "<defaults>"
 
@@ -66,9 +69,11 @@ class _Parser(flags.ArgumentParser):
             _require_stage(path, config, self._stage, self._declaration)
         for word in sys.argv[1:]:
             override = _OVERRIDE.fullmatch(word.split("=", 1)[0])
-            if override and "[" not in override[1]:
+            if override:
                 _require_setting(config, override[1])
-        config.lock()
+        # A placeholder gets its value from the command line, after this.
+        with contextlib.suppress(ml_collections.config_dict.RequiredValueError):
+            config.lock()
         return config
 
     def flag_type(self) -> str:
@@ -123,6 +128,9 @@ def load(path: str) -> ml_collections.ConfigDict:
             f"{file}: get_config() returned {validation.shown(config)}; it must return "
             "an ml_collections.ConfigDict. Start from the stage's default_config()."
         )
+    if isinstance(config, ml_collections.FrozenConfigDict):
+        config = ml_collections.ConfigDict(config)
+    _require_tree(file, config)
     return config
 
 
@@ -160,7 +168,42 @@ def _require_stage(path, config, stage: str, declaration) -> None:
     # `settings.check` reports missing and unknown settings.
 
 
+def _require_tree(
+    file: str, config: ml_collections.ConfigDict, above: tuple[int, ...] = ()
+) -> None:
+    """Refuses a config that holds itself, or names that are not texts."""
+    if id(config) in above:
+        raise validation.InputError(
+            f"{file}: get_config() returned a config that holds itself. Copy what is "
+            "in it twice, by copy_and_resolve_references()."
+        )
+    try:
+        inside = config.items(preserve_field_references=True)
+        texts = all(isinstance(name, str) for name, _ in inside)
+    except TypeError:  # names of several types cannot be sorted
+        inside, texts = [], False
+    if not texts:
+        raise validation.InputError(
+            f"{file}: get_config() returned a config with a name that is not a text. "
+            "Settings have texts as names; correct it."
+        )
+    for _, value in inside:
+        if isinstance(value, ml_collections.FieldReference):
+            try:
+                value = value.get()
+            except ml_collections.config_dict.RequiredValueError:
+                continue
+        if isinstance(value, ml_collections.ConfigDict):
+            _require_tree(file, value, (*above, id(config)))
+
+
 def _require_setting(config: ml_collections.ConfigDict, name: str) -> None:
+    whole, bracket, _ = name.partition("[")
+    if bracket and whole:
+        raise validation.InputError(
+            f"--config.{validation.cut(name)} would set a part of a value. Give the "
+            f'whole: --config.{whole}=VALUE, such as "(1, 2)".'
+        )
     node: Any = config
     for part in name.split("."):
         if not isinstance(node, ml_collections.ConfigDict) or part not in node:
@@ -171,7 +214,8 @@ def _require_setting(config: ml_collections.ConfigDict, name: str) -> None:
                 + (f"Did you mean --config.{near}?" if near else "")
                 + ("" if near else f"There are {', '.join(sorted(config))}.")
             )
-        node = node[part]
+        # No flag can set a required placeholder: ml_collections reads it before.
+        node = settings.value_of(node, part, name[: -len(part)])
 
 
 def _attempted(file: str, call: Callable[[], Any]) -> Any:
@@ -192,6 +236,8 @@ def _attempted(file: str, call: Callable[[], Any]) -> Any:
         place = f"{file}:{lines[-1]}" if lines else file
         own = isinstance(error, validation.InputError)
         text = str(error) if own else f"{type(error).__name__}: {error}"
+        if len(text) > _LONGEST:
+            text = f"{text[:_LONGEST]}... ({len(text):,} characters)"
         raise validation.InputError(f"{place}: the config fails: {text}") from error
 
 

@@ -183,6 +183,11 @@ class Text(Setting):
         if "\0" in value or len(value) > _TEXT:
             wanted = f"a string of at most {_TEXT} characters, none of them NUL"
             raise self._refuse(name, value, wanted)
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            wanted = "a string of valid Unicode, without halves of surrogate pairs"
+            raise self._refuse(name, value, wanted) from error
         if self.required and not value:
             raise self._refuse(name, value, "set")
 
@@ -309,17 +314,41 @@ def check(
                 f"the config has no setting {before}{name}. Start from the stage's "
                 "default_config()."
             )
-        try:
-            value = config[name]
-        except ml_collections.config_dict.RequiredValueError as error:
-            raise validation.InputError(
-                f"{before}{name} has no value, but a placeholder for a required one. "
-                f"Set it, as by --config.{before}{name}=VALUE."
-            ) from error
+        value = value_of(config, name, before)
         if isinstance(declared, Setting):
             declared.check(f"{before}{name}", value)
         else:
             check(value, declared, f"{before}{name}", partial=partial)
+
+
+def require_values(config: ml_collections.ConfigDict, before: str = "") -> None:
+    """Refuses a config with a placeholder that was not given its value.
+
+    `before` is the dotted name of the config in a larger one, ending in ".", or "".
+
+    Raises:
+      InputError: names the setting.
+    """
+    for name, _ in config.items(preserve_field_references=True):
+        value = value_of(config, name, before)
+        if isinstance(value, ml_collections.ConfigDict):
+            require_values(value, f"{before}{name}.")
+
+
+def value_of(config: Any, name: str, before: str = "") -> Any:
+    """Returns a setting's value; `before` as in `require_values`.
+
+    Raises:
+      InputError: it is a required placeholder.
+    """
+    try:
+        return config[name]
+    except ml_collections.config_dict.RequiredValueError as error:
+        raise validation.InputError(
+            f"{before}{name} has no value, but a required placeholder. Set it in the "
+            "config, or use placeholder(TYPE) there, which "
+            f"--config.{before}{name}=VALUE sets."
+        ) from error
 
 
 def unknown(
