@@ -5,8 +5,8 @@
 Needs the extras `parity` and `onnx` and the package `openvino` in addition, or
 `--sides` without those. All encoders have the same weights and token ids, pool by the
 mean over real tokens and divide by the norm, with the same batch size and threads, in
-float32 but for `*_int8` (see `retriever.onnx_export`) and `openvino_bfloat16`. OpenVINO
-reads the files that ONNX Runtime does. Hugging Face's batches follow the corpus's order
+float32 but for `*_int8` (see `retriever.onnx_export`) and `*_bfloat16`. OpenVINO reads
+the files that ONNX Runtime does. Hugging Face's batches follow the corpus's order
 and are padded to their longest text, as its collator does; `throughput_ratio` is ours
 over that. All others are sorted by length as ours, so that only the encoders differ:
 `ratio_of_sorted` is ours over Hugging Face's, `ratio_to_onnx` and `ratio_to_openvino`
@@ -37,7 +37,9 @@ from tfdpsq.run.core import sources
 
 # Number of batches that are sorted together, as in `encode_texts`.
 WINDOW = 16
+OWN_BFLOAT16 = "tfdpsq_bfloat16"
 SIDES = (
+    OWN_BFLOAT16,
     "huggingface",
     "huggingface_sorted",
     "onnx_float32",
@@ -59,6 +61,12 @@ class Tokens:
         """Maps [B] numbers to ids and lengths."""
         rows = [int(text) for text in texts]
         return self._ids[rows], self._lengths[rows]
+
+
+def own_encoder(model, tokens, batch_size, numbers):
+    """Returns a function that embeds all texts by `retriever.Embedder`."""
+    embedder = retriever.Embedder(model, tokens, "document", batch_size)
+    return lambda: np.concatenate(list(embedder.windows(numbers)))
 
 
 def in_batches(encode, ids, lengths, batch_size, by_length):
@@ -195,10 +203,14 @@ def main():
         )
         ours.load_encoder_weights_from(encoder)
         # Every side is compiled once, before it is timed.
-        embedder = retriever.Embedder(ours, tokens, "document", size)
-        ways = {"tfdpsq": lambda: np.concatenate(list(embedder.windows(numbers)))}
+        ways = {"tfdpsq": own_encoder(ours, tokens, size, numbers)}
         kernel = ours.document_tower.get_layer("projection").get_weights()[0]
         for side in options.sides:
+            if side == OWN_BFLOAT16:
+                retriever.save(ours, f"{directory}/ours")
+                near = retriever.load(f"{directory}/ours", "mixed_bfloat16")
+                ways[side] = own_encoder(near, tokens, size, numbers)
+                continue
             runtime, _, dtype = side.partition("_")
             encode = (
                 MAKERS[runtime](ours, dtype, threads)

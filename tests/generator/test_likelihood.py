@@ -8,7 +8,12 @@ import tensorflow as tf
 
 from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.data.texts import Pair
-from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, encode_pairs
+from tfdpsq.generator import (
+    QueryLikelihood,
+    T5QueryGenerator,
+    encode_pairs,
+    likelihood,
+)
 from tfdpsq.layers import T5Config
 from tfdpsq.validation import InputError
 
@@ -64,7 +69,7 @@ def test_scores_are_the_losses_of_each_pair(
     )
     assert (batch["query_lengths"] == 6).any() and (batch["query_lengths"] < 6).any()
     expected = -model.per_example_losses(batch).numpy() * batch["query_lengths"]
-    likelihood = QueryLikelihood(
+    scorer = QueryLikelihood(
         model,
         tokenizer,
         batch_size=batch_size,
@@ -72,9 +77,29 @@ def test_scores_are_the_losses_of_each_pair(
         jit_compile=compiled,
         **lengths,
     )
-    found = list(likelihood.scores(iter(pairs)))
+    found = list(scorer.scores(iter(pairs)))
     assert np.std(expected) > 1
     np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+def test_one_graph_serves_batches_of_all_shapes(tokenizer, monkeypatch):
+    """A graph for each shape took most of an audit's first seconds."""
+    traced = []
+    inner = likelihood._log_likelihoods
+
+    def counted(model, *given):
+        traced.append([tensor.shape for tensor in given])
+        return inner(model, *given)
+
+    monkeypatch.setattr(likelihood, "_log_likelihoods", counted)
+    scorer = QueryLikelihood(
+        _model(tokenizer), tokenizer, document_length=12, query_length=8, batch_size=4
+    )
+    short, long = "fox", " ".join(_WORDS)
+    shapes = ([("red", short)] * 4, [(w, short) for w in _WORDS], [("sun", long)] * 3)
+    for pairs in shapes:
+        assert len(list(scorer.scores(pairs))) == len(pairs)
+    assert len(traced) == 1
 
 
 def test_pairs_are_read_a_batch_at_a_time(tokenizer):

@@ -2,7 +2,17 @@
 
 import pytest
 
-from tfdpsq.run import finetune, pipeline, pretrain, train_retriever
+from tfdpsq.run import (
+    encode,
+    evaluate,
+    finetune,
+    index,
+    pipeline,
+    pretrain,
+    synthesize,
+    train_retriever,
+    zero_shot,
+)
 from tfdpsq.run.devices import dtypes
 
 
@@ -18,17 +28,17 @@ def test_float32_on_a_tpu_is_remarked_upon_and_left_alone():
 
 def test_of_a_whole_job_the_setting_is_named():
     config = pipeline.default_config()
-    # Synthesis has a dtype, too, but no TPU to use it on.
-    assert config.synthesize.dtype == "float32"
     lines = dtypes.advice(config, "tpu")
-    trained = ["direct", "finetune", "pretrain", "retriever"]
-    assert sorted(line.split(".")[0] for line in lines) == trained
-    for line, stage in zip(sorted(lines), trained):
+    stages = ["direct", "evaluate", "finetune", "pretrain", "retriever", "synthesize"]
+    assert sorted(line.split(".")[0] for line in lines) == stages
+    for line, stage in zip(sorted(lines), stages):
         assert f"--config.{stage}.dtype=mixed_bfloat16" in line
 
 
-@pytest.mark.parametrize("stage", [pretrain, train_retriever])
-def test_every_stage_that_trains_is_told(stage):
+@pytest.mark.parametrize(
+    "stage", [pretrain, train_retriever, synthesize, encode, index, evaluate, zero_shot]
+)
+def test_every_stage_with_products_is_told(stage):
     config = stage.default_config()
     assert len(dtypes.advice(config, "tpu")) == 1
     config.dtype = "mixed_bfloat16"
@@ -54,7 +64,7 @@ def test_bfloat16_is_remarked_upon_where_the_processor_lacks_it(
     monkeypatch.setattr(dtypes, "multiplies_bfloat16", lambda: has)
     config = pipeline.default_config()
     assert dtypes.advice(config, "default") == []
-    config.synthesize.dtype = "mixed_bfloat16"
+    config.synthesize.dtype = config.evaluate.dtype = "mixed_bfloat16"
     lines = dtypes.advice(config, "default")
-    expected = [] if has else ["synthesize.dtype"]
-    assert [line.split()[0] for line in lines] == expected
+    expected = [] if has else ["evaluate.dtype", "synthesize.dtype"]
+    assert sorted(line.split()[0] for line in lines) == expected

@@ -307,9 +307,89 @@ def test_evaluation_takes_embeddings_that_are_there(base, encoded, monkeypatch):
         assert not (base / "private" / "refused").exists()
 
 
+def test_embeddings_in_bfloat16_are_near_and_never_mixed_with_float32(
+    base, encoded, tmp_path, monkeypatch
+):
+    """The unit length is float32's; what would mix the two is refused by name."""
+    config = _encode_config(base)
+    config.dtype = "mixed_bfloat16"
+    encode.run(config, tmp_path / "encoded")
+    exact, near = (
+        retriever.DocumentIndex(place / "encoded" / embedding.DOCUMENTS)
+        for place in (base, tmp_path)
+    )
+    assert exact.encoder != near.encoder and list(exact.ids()) == list(near.ids())
+    one, other = (held.embeddings().astype(np.float64) for held in (exact, near))
+    assert 1e-5 < np.abs(one - other).max() and (one * other).sum(axis=1).min() > 0.999
+    # Divided in bfloat16, lengths would differ from 1 by up to 4e-3.
+    np.testing.assert_allclose(np.linalg.norm(other, axis=1), 1, rtol=0, atol=1e-6)
+    # The finished stage in the other dtype is not taken for this one.
+    with pytest.raises(InputError, match="dtype"):
+        encode.run(_encode_config(base), tmp_path / "encoded")
+
+    taking = evaluate.default_config()
+    taking.data = str(base / "pairs")
+    taking.vocabulary = str(base / "spiece.model")
+    taking.resamples = 100
+    with taking.unlocked():
+        taking.systems = {"mine": str(base / "retriever")}
+    makes = taking.copy_and_resolve_references()
+    makes.dtype = "mixed_bfloat16"
+    embedded = evaluate.run(makes, base / "private" / "near_embedded")["result"]
+    adding = _config(base, kind="streamed", base=str(tmp_path / "encoded"))
+    with monkeypatch.context() as patched:
+        patched.setattr(embedding.retriever, "load", None)  # refused before anything
+        with pytest.raises(InputError, match="base is .*'mixed_bfloat16', but dtype"):
+            index.run(adding, tmp_path / "added")
+        for dtype, made, message in (
+            (
+                "float32",
+                tmp_path,
+                "indexes.mine .*in 'mixed_bfloat16', but dtype is 'f",
+            ),
+            (
+                "mixed_bfloat16",
+                base,
+                "indexes.mine .*in 'float32', but dtype is 'mixed",
+            ),
+        ):
+            taking.dtype = dtype
+            with taking.unlocked():
+                taking.indexes = {"mine": str(made / "encoded")}
+            with pytest.raises(InputError, match=message):
+                evaluate.run(taking, base / "private" / "mixed")
+    with taking.unlocked():
+        taking.indexes = {"mine": str(tmp_path / "encoded")}
+    monkeypatch.setattr(retrieval.retriever, "Embedder", None)  # of documents, none
+    taken = evaluate.run(taking, base / "private" / "near_taken")["result"]
+    assert taken == embedded and 0 < taken["mine"] < 1
+
+
+@pytest.mark.slow
+def test_a_search_is_saved_in_its_dtype(base, tmp_path):
+    """And embeds queries as the index's documents were embedded."""
+    index.run(_config(base, dtype="mixed_bfloat16"), tmp_path / "made")
+    model = tf.saved_model.load(str(tmp_path / "made" / index.SEARCH))
+    text = "who sorts a table"
+    found = model.search(tf.constant([text]), tf.constant(84))
+    query = retriever.encode_texts(
+        retriever.load(base / "retriever" / layout.RETRIEVER_MODEL, "mixed_bfloat16"),
+        [text],
+        Tokenizer(base / "spiece.model"),
+        "query",
+        progress=False,
+    )
+    held = retriever.DocumentIndex(tmp_path / "made" / index.DOCUMENTS)
+    products = query @ held.embeddings().T
+    np.testing.assert_allclose(
+        found["scores"], -np.sort(-products, axis=1), rtol=0, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"dtype": "bfloat16"}, "dtype is 'bfloat16'"),
         ({"kind": "best"}, "kind is 'best'"),
         ({"retriever": ""}, "retriever is ''"),
         ({"shard_documents": 0}, "shard_documents is 0"),

@@ -19,15 +19,15 @@ from tfdpsq.data.tokenization import PROMPT, Tokenizer
 from tfdpsq.layers.replicated import Replicated
 
 # Documents, tokens of the longest query and real tokens of a batch are padded to
-# multiples of a part of what they could be at most: one graph for each multiple.
+# multiples of a part of what they could be at most: one XLA program for each multiple.
 _DOCUMENT_PARTS, _LENGTH_PARTS, _TOKEN_PARTS = 4, 4, 8
 
 
 class QueryLikelihood:
     """Log-likelihood of queries under a generator.
 
-    A document is encoded once for its neighbours in a batch. Shapes are static, so that
-    everything compiles with XLA, also for a TPU.
+    A document is encoded once for its neighbours in a batch. One graph serves batches
+    of all shapes; under XLA, also for a TPU, each shape is compiled.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class QueryLikelihood:
         self._batch_size = validation.positive_integer("batch_size", batch_size)
         self._prompt = prompt
         self._run = Replicated(
-            lambda *given: log_likelihoods(model, *given), jit_compile=jit_compile
+            lambda *given: log_likelihoods(model, *given),
+            None if jit_compile else _signature(self._batch_size, document_length),
+            jit_compile,
         )
 
     def scores(self, pairs: Iterable[tuple[str, str]]) -> Iterator[float]:
@@ -138,6 +140,20 @@ class QueryLikelihood:
     def _encoded(self, texts: list[str], length: int) -> tuple[np.ndarray, np.ndarray]:
         ids, lengths = self._tokenizer.encode(texts, length)
         return np.asarray(ids), np.asarray(lengths)
+
+
+def _signature(batch_size: int, document_length: int) -> list[tf.TensorSpec]:
+    """Returns the arguments of `log_likelihoods` after the model, of any batch."""
+    shapes: tuple[list[int | None], ...] = (
+        [None, document_length],
+        [None],
+        [batch_size],
+        [batch_size, None],
+        [batch_size],
+        [None],
+        [],
+    )
+    return [tf.TensorSpec(shape, tf.int32) for shape in shapes]
 
 
 def _rounded(count: int, most: int, parts: int) -> int:

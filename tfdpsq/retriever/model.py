@@ -92,7 +92,7 @@ class TwoTower(tfrs.models.Model):
             assign new `factorized_metrics`. They are not saved.
           dtype: that of the encoders, see `layers.T5Backbone`. Weights, pooling,
             projection, normalisation and scores are float32 under "mixed_bfloat16",
-            too; `load` takes float32.
+            too.
           **kwargs: `name` and `trainable`, as for `tf.keras.Model`.
         """
         super().__init__(**{"name": "two_tower", **kwargs})
@@ -337,16 +337,18 @@ def save(model: TwoTower, path: str | os.PathLike) -> None:
         _checkpoint(model).write(os.fspath(directory / _WEIGHTS))
 
 
-def load(path: str | os.PathLike) -> TwoTower:
+def load(path: str | os.PathLike, dtype: str | None = None) -> TwoTower:
     """Loads a retriever that `save` wrote.
 
     Args:
       path: the directory.
+      dtype: that of the encoders, see `TwoTower`; it is not saved with the weights.
 
     Returns:
       A model with the same config and weights.
 
     Raises:
+      InputError: unknown dtype.
       DataError: a file is missing or has unexpected content.
     """
     file = Path(path) / _CONFIG
@@ -358,7 +360,7 @@ def load(path: str | os.PathLike) -> TwoTower:
             f"no retriever's config ({error})",
             "Give a directory that retriever.save wrote, unchanged.",
         ) from error
-    model = TwoTower(config)
+    model = TwoTower(config, dtype=dtype)
     try:
         _checkpoint(model).read(os.fspath(Path(path) / _WEIGHTS)).assert_consumed()
     except (tf.errors.OpError, ValueError, AssertionError) as error:

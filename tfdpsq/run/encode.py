@@ -90,7 +90,9 @@ def run(
         output = embedding.output_of(directory, config.retriever, certificate, texts_of)
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
-        model, _, maker = embedding.load(config.retriever, config.vocabulary, texts)
+        model, _, maker = embedding.load(
+            config.retriever, config.vocabulary, texts, config.dtype
+        )
         index = retriever.DocumentIndex.create(
             out / texts, maker, model.config.embedding_dim
         )

@@ -297,8 +297,9 @@ def _measure(
             shared=settings.shared,
             pooling=settings.pooling,
         )
-        if "documents" in needed:  # always in float32
-            model, batch = retriever.TwoTower(towers), job.evaluate.batch_size
+        if "documents" in needed:
+            model = retriever.TwoTower(towers, dtype=job.evaluate.dtype)
+            batch = job.evaluate.batch_size
             found.update(rates.encoding(model, tokenizer, documents, batch, seconds))
         if "retriever_steps" in needed:
             model = retriever.TwoTower(towers, dtype=settings.dtype)

@@ -74,7 +74,7 @@ def run(
     Returns what `sharded_stages.run_stage` returns.
 
     Raises:
-      InputError: bad settings; a base made by another retriever.
+      InputError: bad settings; a base made by another retriever, or in another dtype.
       DataError: malformed data, or a damaged base.
     """
     settings.check(config, SETTINGS)
@@ -85,13 +85,16 @@ def run(
     output = embedding.output_of(directory, config.retriever, certificate, base)
     if base:
         inputs["base"] = workdir.stage_fingerprint(base)
+        embedding.require_dtype("base", base, config.dtype)
         if config.hybrid.weight:
             _require_texts(f"{base}/{DOCUMENTS}", config)
 
     def merge(out: pathlib.Path, shards: ShardDirectory) -> dict[str, Any]:
         if config.kind != STREAMED:
             exported.start_numbering()
-        model, tokenizer, maker = embedding.load(config.retriever, config.vocabulary)
+        model, tokenizer, maker = embedding.load(
+            config.retriever, config.vocabulary, dtype=config.dtype
+        )
         if base:
             retriever.DocumentIndex(f"{base}/{DOCUMENTS}", maker).verify()
             shutil.copytree(f"{base}/{DOCUMENTS}", out / DOCUMENTS)

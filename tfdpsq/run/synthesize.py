@@ -83,7 +83,7 @@ SETTINGS: settings.Declaration = {
     "top_p": settings.Number(0.8, 0, 1, low_open=True),
     "batch_size": settings.Integer(64),
     # "mixed_bfloat16" is faster on machines that support it; the text differs.
-    "dtype": settings.Text("float32", ("float32", "mixed_bfloat16")),
+    "dtype": settings.Text(settings.FLOAT32, settings.DTYPES),
     # Files of the written set, for any division of the work.
     "shards": settings.Integer(4, 1, 100000),
     # Documents of one process at a time, the most that a kill can lose.

@@ -41,6 +41,7 @@ from tfdpsq.run.core import (
     sources,
     workdir,
 )
+from tfdpsq.run.passes import embedding
 from tfdpsq.run.search import benchmark_sets, retrieval, systems
 from tfdpsq.run.search.benchmark_sets import Part
 
@@ -59,6 +60,7 @@ SETTINGS: settings.Declaration = {
     "k": settings.Integer(100, 1, 1000000),
     "index": settings.Text("scann_brute_force", systems.INDEXES),
     "batch_size": settings.Integer(128),
+    **embedding.dtype_settings(),
     "resamples": settings.Integer(10000, 1, 10000000),
     "seed": settings.Integer(0, 0, settings.SEED),
     "strict": settings.Flag(False),
@@ -118,7 +120,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         "mean": _mean(config.systems, config.metrics, sets),
         "skipped": missing,
         "systems": {
-            name: _system(path, config.index, notes[name])
+            name: _system(path, config.index, config.dtype, notes[name])
             for name, path in config.systems.items()
         },
         "tests": _tests(config.compared, config.resamples, config.seed),
@@ -221,6 +223,7 @@ def _search(
         "systems": sorted(config.systems),
         "index": config.index,
         "batch_size": config.batch_size,
+        "dtype": config.dtype,
     }
 
     def make(out: pathlib.Path) -> dict[str, Any]:
@@ -389,14 +392,16 @@ def _tests(metric: str, resamples: int, seed: int) -> dict[str, str]:
     }
 
 
-def _system(path: str, index: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _system(
+    path: str, index: str, dtype: str, settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns a system's description and the guarantee of private queries in it."""
     if path == systems.BM25:
         return {"kind": systems.BM25, "settings": settings, "guarantee": None}
     certificate = read_certificate(path)
     return {
         "kind": "retriever",
-        "settings": {"index": index},
+        "settings": {"index": index, "dtype": dtype},
         "guarantee": None if certificate is None else certificate["guarantee"],
     }
 

@@ -37,6 +37,9 @@ WIDTH = 10**6
 LAYERS = 10_000
 # NumPy's largest seed.
 SEED = 2**32 - 1
+# Precision of products in a T5; see `layers.T5Backbone`.
+FLOAT32 = "float32"
+DTYPES = (FLOAT32, "mixed_bfloat16")
 # Below it float32 has 0, or few digits: budget would be spent on nothing.
 SMALLEST = 1e-18
 # Longest path on Linux, in characters.

@@ -177,7 +177,10 @@ class Retrievers:
             self._model = self._embedder = None
             path = pathlib.Path(self._systems.paths[name])
             with strategy.here():
-                self._model = name, retriever.load(path / layout.RETRIEVER_MODEL)
+                self._model = (
+                    name,
+                    retriever.load(path / layout.RETRIEVER_MODEL, self._systems.dtype),
+                )
         return self._model[1]
 
 
@@ -256,8 +259,8 @@ def index_inputs(searched: systems.Systems, data: str) -> dict[str, str]:
     """Returns ids of the existing embeddings, as inputs of a stage.
 
     Raises:
-      InputError: one belongs to no system that needs it, is missing, was made of
-        another corpus, or holds documents of a further one.
+      InputError: one belongs to no system that needs it, is missing, was computed in
+        another dtype, was made of another corpus, or holds documents of a further one.
     """
     found = {}
     given = {name: path for name, path in searched.indexes.items() if path}
@@ -269,6 +272,7 @@ def index_inputs(searched: systems.Systems, data: str) -> dict[str, str]:
                 f"{name!r}. Correct the name, or take it out of indexes."
             )
         found[f"index {name}"] = workdir.stage_fingerprint(path)
+        embedding.require_dtype(f"indexes.{name}", path, searched.dtype)
         stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
         made_of = stage["inputs"].get("corpus")
         if made_of != corpus:

@@ -29,6 +29,7 @@ class Systems:
       vocabulary: the SentencePiece file of all retrievers.
       index: one of INDEXES.
       batch_size: texts embedded at a time.
+      dtype: of the encoders that embed them; see `layers.T5Backbone`.
       indexes: name -> output of `index` or `encode` with embeddings to use.
     """
 
@@ -36,6 +37,7 @@ class Systems:
     vocabulary: str
     index: str
     batch_size: int
+    dtype: str
     indexes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -46,6 +48,7 @@ class Systems:
             config.vocabulary,
             config.index,
             config.batch_size,
+            config.dtype,
             dict(config.get("indexes", {})),
         )
 

@@ -135,7 +135,7 @@ def dtype_settings() -> dict[str, settings.Setting]:
     "mixed_bfloat16" multiplies in bfloat16 inside the T5. Weights, softmax, norms,
     losses, clipping and noise stay in float32.
     """
-    return {"dtype": settings.Text("float32", ("float32", "mixed_bfloat16"))}
+    return {"dtype": settings.Text(settings.FLOAT32, settings.DTYPES)}
 
 
 def prompt_settings() -> dict[str, settings.Setting]:
