@@ -85,13 +85,13 @@ def test_scores_are_the_losses_of_each_pair(
 def test_one_graph_serves_batches_of_all_shapes(tokenizer, monkeypatch):
     """A graph for each shape took most of an audit's first seconds."""
     traced = []
-    inner = likelihood._log_likelihoods
+    inner = likelihood.log_likelihoods
 
     def counted(model, *given):
         traced.append([tensor.shape for tensor in given])
         return inner(model, *given)
 
-    monkeypatch.setattr(likelihood, "_log_likelihoods", counted)
+    monkeypatch.setattr(likelihood, "log_likelihoods", counted)
     scorer = QueryLikelihood(
         _model(tokenizer), tokenizer, document_length=12, query_length=8, batch_size=4
     )
