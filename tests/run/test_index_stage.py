@@ -143,7 +143,9 @@ def test_an_index_answers_with_words_and_vectors(base, tmp_path):
     dense = {"q": dict(zip(ids, map(float, products[0])))}
     fused = evaluation.fuse([words, dense], [0.7, 0.3])["q"]
     model = tf.saved_model.load(str(tmp_path / "made" / index.SEARCH))
-    found = model.search_hybrid(tf.constant([text]), tf.constant(5))
+    found = model.signatures["search_hybrid"](
+        texts=tf.constant([text]), k=tf.constant(5)
+    )
     names = [name.decode() for name in found["ids"].numpy()[0]]
     expected = [fused[name] for name in names]
     np.testing.assert_allclose(found["scores"].numpy()[0], expected, atol=1e-5)

@@ -22,6 +22,7 @@ from tfdpsq.retriever.index import ScannBruteForce, ScannTree
 from tfdpsq.retriever.model import TwoTower
 from tfdpsq.validation import InputError, in_range, one_of, positive_integer
 
+_TEXTS_AND_K = (tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int32))
 KINDS = ("exact", "scann_brute_force", "scann")
 
 
@@ -82,12 +83,17 @@ class SearchModel(tf.Module):
                 "least."
             )
         self._words: word_search.WordSearch | None = None
+        self._hybrid: Any = None
         self._weight = in_range("weight", weight, 0, 1)
         self._depth = min(positive_integer("depth", depth), len(ids))
         if postings is not None:
             order = word_search.by_id(ids)
             ids, vectors = [ids[row] for row in order], vectors[order]
             self._words = word_search.WordSearch.of(postings, ids)
+            # Not a decorated method: saving would trace it without words, too.
+            self._hybrid = tf.function(
+                self._search_both, input_signature=_TEXTS_AND_K, autograph=False
+            )
         self._config, self._tokenizer = model.config, tokenizer
         self._query_tower, self._document_tower = (
             model.query_tower,
@@ -113,29 +119,27 @@ class SearchModel(tf.Module):
         """Texts [N] to embeddings [N, D] of unit length."""
         return {"embeddings": self._embedded(texts, 1, self._config.document_length)}
 
-    @tf.function(
-        input_signature=[tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int32)],
-        autograph=False,
-    )
+    @tf.function(input_signature=_TEXTS_AND_K, autograph=False)
     def search(self, texts: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
         """Texts [Q] to the k best documents of each; see the class."""
         return word_search.named(self._nearest(texts, k), self._ids)
 
-    @tf.function(
-        input_signature=[tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int32)],
-        autograph=False,
-    )
     def search_hybrid(self, texts: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
         """Texts [Q] to the k best documents of each by BM25 and the retriever.
 
         Raises:
           InputError: there are no postings.
         """
-        if self._words is None:
+        if self._hybrid is None:
             raise InputError(
                 "this SearchModel has no words to search by. Give it `postings`, such "
                 "as evaluation.BM25(documents).postings()."
             )
+        return self._hybrid(texts, k)
+
+    def _search_both(self, texts: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns what `search_hybrid` does, inside a graph."""
+        assert self._words is not None
         words = word_search.best_of(self._words.scores(texts), self._depth)
         k = tf.clip_by_value(k, 1, tf.minimum(2 * self._depth, tf.shape(self._ids)[0]))
         found = self._nearest(texts, self._depth)
@@ -152,14 +156,18 @@ class SearchModel(tf.Module):
         Raises:
           InputError: it is taken or cannot be written.
         """
-        names = ["search", "encode_queries", "encode_documents"]
-        if self._words is not None:
-            names.append("search_hybrid")
+        signatures = {
+            "search": self.search,
+            "encode_queries": self.encode_queries,
+            "encode_documents": self.encode_documents,
+        }
+        if self._hybrid is not None:
+            signatures["search_hybrid"] = self._hybrid
         with atomic_directory(directory) as partial:
             tf.saved_model.save(
                 self,
                 os.fspath(partial),
-                signatures={name: getattr(self, name) for name in names},
+                signatures=signatures,
                 options=tf.saved_model.SaveOptions(namespace_whitelist=["Scann"]),
             )
 
