@@ -25,6 +25,10 @@ from tfdpsq.validation import InputError, in_range, one_of, positive_integer
 KINDS = ("exact", "scann_brute_force", "scann")
 
 
+# Texts [Q], k [].
+_SEARCH = (tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int32))
+
+
 class SearchModel(tf.Module):
     """Tokenizer, both towers and an index of documents.
 
@@ -102,6 +106,11 @@ class SearchModel(tf.Module):
         else:
             layer = ScannTree if kind == "scann" else ScannBruteForce
             self._layer = layer(k=min(100, len(ids))).index(vectors)
+        if self._words is not None:
+            # Saving traces every tf.function of a module, this one where it can run.
+            self.search_hybrid = tf.function(  # type: ignore[method-assign]
+                self.search_hybrid, input_signature=_SEARCH, autograph=False
+            )
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
     def encode_queries(self, texts: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -113,18 +122,11 @@ class SearchModel(tf.Module):
         """Texts [N] to embeddings [N, D] of unit length."""
         return {"embeddings": self._embedded(texts, 1, self._config.document_length)}
 
-    @tf.function(
-        input_signature=[tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int32)],
-        autograph=False,
-    )
+    @tf.function(input_signature=_SEARCH, autograph=False)
     def search(self, texts: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
         """Texts [Q] to the k best documents of each; see the class."""
         return word_search.named(self._nearest(texts, k), self._ids)
 
-    @tf.function(
-        input_signature=[tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.int32)],
-        autograph=False,
-    )
     def search_hybrid(self, texts: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
         """Texts [Q] to the k best documents of each by BM25 and the retriever.
 
