@@ -410,6 +410,11 @@ COMMANDS = [
         "--config.private_directory=@/loop",
         "out is not under",
     ),
+    (
+        "filter --workdir=@/out --config.round_trip.retriever=bm25 "
+        "--config.round_trip.vocabulary=/none",
+        "round_trip.vocabulary is '/none', which does nothing here: 'bm25' has none",
+    ),
     ("mine --workdir=@/out --config=@/cycle.py", "a config that holds itself"),
     ("mine --workdir=@/out --config=@/number.py", "a name that is not a text"),
     ("mine --workdir=@/out --config=@/half.py", "pairs is '/tmp/\\udcff'; it must be"),
