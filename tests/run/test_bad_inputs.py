@@ -405,6 +405,16 @@ COMMANDS = [
         "--config.log_documents_are_public=True",
         "s3://bucket/x.csv is of a file system 's3', which TensorFlow does not know",
     ),
+    (
+        "canaries --workdir=@/out --config.data=@/pairs "
+        "--config.private_directory=@/loop",
+        "out is not under",
+    ),
+    (
+        "filter --workdir=@/out --config.round_trip.retriever=bm25 "
+        "--config.round_trip.vocabulary=/none",
+        "round_trip.vocabulary is '/none', which does nothing here: 'bm25' has none",
+    ),
     ("mine --workdir=@/out --config=@/cycle.py", "a config that holds itself"),
     ("mine --workdir=@/out --config=@/number.py", "a name that is not a text"),
     ("mine --workdir=@/out --config=@/half.py", "pairs is '/tmp/\\udcff'; it must be"),
@@ -474,6 +484,7 @@ def base(tmp_path_factory):
     }.items():
         tiny.write_pairs(base / name, train=8, dev=2, test=2)
         (base / name / "corpus.jsonl").write_text(record + "\n")
+    (base / "loop").symlink_to(base / "loop")
     (base / "taken").mkdir()
     (base / "taken" / "thesis.txt").write_text("not ours")
     (base / "stray").mkdir()

@@ -101,6 +101,13 @@ def test_a_corpus_is_indexed_by_command_and_searched(base):
     assert again.shape == (2, 84)
 
 
+def test_an_index_without_words_has_no_search_by_them(base, tmp_path):
+    """Saving traced the search by words, which ended every index without BM25."""
+    index.run(_config(base), tmp_path / "out")
+    model = tf.saved_model.load(str(tmp_path / "out" / index.SEARCH))
+    assert "search" in model.signatures and "search_hybrid" not in model.signatures
+
+
 def test_documents_are_added_without_retraining(base, tmp_path):
     index.run(_config(base, kind="streamed"), tmp_path / "first")
     assert not (tmp_path / "first" / index.SEARCH).exists()

@@ -371,7 +371,7 @@ def _users(given: dict[str, Any], field: str) -> set[str]:
 def _check(
     config: ml_collections.ConfigDict, private: pathlib.Path, directory: pathlib.Path
 ) -> None:
-    if private.resolve() not in directory.resolve().parents:
+    if not releases.is_inside(directory, private):
         raise validation.InputError(
             f"{directory} is not under {private}. It would hold the private pairs: "
             "give a --workdir inside a directory called private."

@@ -271,6 +271,11 @@ def _check(config: ml_collections.ConfigDict) -> None:
             f"round_trip.retriever is {judge!r}, where there is no retriever. Give an "
             f"output of train_retriever, {round_trip.BM25!r}, or nothing."
         )
+    if judge == round_trip.BM25 and config.round_trip.vocabulary:
+        raise validation.InputError(
+            f"round_trip.vocabulary is {config.round_trip.vocabulary!r}, which does "
+            f"nothing here: {judge!r} has none. Leave it at ''."
+        )
     if not config.synthetic or not sources.is_free(config.synthetic):
         raise validation.InputError(
             f"synthetic is {config.synthetic!r}; give a set that synthesize wrote. "

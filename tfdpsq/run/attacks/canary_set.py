@@ -134,7 +134,7 @@ def require_private_output(
       InputError: the pairs hold canaries, and the directory is not a private one.
     """
     made = _found_in(pairs)
-    if made is not None and private.resolve() not in directory.resolve().parents:
+    if made is not None and not releases.is_inside(directory, private):
         raise validation.InputError(
             f"{pairs} holds canaries ({made}): a model trained on it knows secrets to "
             f"be audited, and must not be released. Write it under {private} "

@@ -272,6 +272,15 @@ def is_under_private(place: Place, given: str = "") -> bool:
     return under or PRIVATE_FOLDER in real.split("/")
 
 
+def is_inside(place: str | os.PathLike, folder: str | os.PathLike) -> bool:
+    """Returns whether a local path is below a folder, links followed.
+
+    Unlike `pathlib.Path.resolve`, it takes links that lead to themselves.
+    """
+    above = pathlib.Path(os.path.realpath(folder))
+    return above in pathlib.Path(os.path.realpath(place)).parents
+
+
 def _remedy(place: Place) -> str:
     path = os.fspath(place).rstrip("/")
     name = path.rpartition("/")[2]

@@ -104,7 +104,7 @@ def open_queries(
     if config.private:
         out = releases.local_path(directory)
         private = releases.private_directory(out, config.private_directory)
-        if private.resolve() not in out.resolve().parents:
+        if not releases.is_inside(out, private):
             raise validation.InputError(
                 f"the queries of {path} are private, and an embedding reveals its "
                 f"query, so none can be released. Write them under {private} instead "
