@@ -77,7 +77,9 @@ def train(
       variables: what is trained.
       optimizer: made by `make_optimizer` from the same plan.
       take: maps row numbers [rows] int64 to a dict of arrays with `rows` leading
-        rows, in that order. With a `directory`, a number must always give the same row.
+        rows, in that order, whatever it is; numbers may repeat. A row must not depend
+        on the others taken with it, nor must its shape. With a `directory`, a number
+        must always give the same row.
       microbatch_size: rows differentiated at a time on one replica; `None` when
         rows depend on each other (an in-batch softmax) and must stay together. The
         plan's sensitivity must then say so. Where rows depend only on those that
@@ -155,8 +157,11 @@ def train(
     if before_step is not None:
         before_step(0)  # or what is tried would read what was never set
     repeats = directory is not None
-    if repeats and plan.spec.private:
-        trials.require_same_rows(batch, rows_from(0))
+    if plan.spec.private:
+        if repeats:
+            trials.require_same_rows(batch, rows_from(0))
+        trials.require_own_rows(take, rows, together, numbers)
+        take = trials.of_one_shape(take, batch)
     seen: list[tf.Variable] = []
     if plan.spec.private:
         # First of all, and whatever is declared: nothing runs, so nothing is kept.
