@@ -95,7 +95,8 @@ def train(
       data_fingerprint: any text that identifies the data, needed with `directory`; a
         run refuses to go on with other data.
       save_every: steps between two saved states; what is lost by a kill is redone.
-      sampler_seed: secret; `None` takes fresh entropy. Only tests fix it.
+      sampler_seed: secret; `None` takes fresh entropy. Only tests fix it, without a
+        `directory`: that keeps a seed of its own.
       on_step: called after each step with the number of steps executed and the
         mean loss, a private measurement wherever the data are private. Training
         stops early if it returns `True`.
@@ -146,6 +147,7 @@ def train(
     """
     layers, variables = list(layers), list(variables)
     _require_unused(optimizer, plan, variables)
+    _require_no_seed(directory, sampler_seed)
     pace = Pace(save_every, pause_every or save_every, steps_per_loop)
     hooks = Hooks(before_step, before_call, on_step, preempted)
     hooks.require_pace(pace)
@@ -242,6 +244,18 @@ def _require_unused(optimizer, plan, variables) -> None:
         )
 
 
+def _require_no_seed(
+    directory: str | os.PathLike | None, sampler_seed: int | None
+) -> None:
+    """Refuses a given seed next to the one that a directory keeps."""
+    if directory is not None and sampler_seed is not None:
+        raise validation.InputError(
+            "sampler_seed is given, and a directory: another seed would repeat steps "
+            "that are paid for on other rows under the same noise. Leave sampler_seed "
+            "out; the directory keeps a secret one."
+        )
+
+
 def _rows_together(
     plan: PrivacyPlan, microbatch_size: int | None, coupled: bool
 ) -> tuple[int, bool]:
@@ -278,7 +292,7 @@ def _seeded(plan, optimizer, kept: Kept | None, sampler_seed: int | None) -> int
     optimizer.reseed_for_a_run()
     if kept is not None:
         optimizer.reseed(kept.secrets.noise_seed)
-        seed = kept.secrets.sampler_seed if sampler_seed is None else seed
+        seed = kept.secrets.sampler_seed
     optimizer.take_chiefs_seeds()
     seed = workers.chiefs_number(seed)
     if plan.spec.private:

@@ -332,4 +332,16 @@ MUTATIONS = (
         "tests": (_COMPUTED + "test_whatever_is_computed_otherwise_is_told",),
         "why": "other class weights in a table go on under the same noise",
     },
+    {
+        "name": "a_given_seed_of_samples_taken_where_one_is_kept",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "    _require_no_seed(directory, sampler_seed)\n",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_kept_seeds.py::"
+            "test_a_seed_of_samples_is_refused_where_a_directory_keeps_one",
+        ),
+        "why": "what was given is not what is drawn by, or a paid step has other rows",
+    },
 )
