@@ -215,8 +215,11 @@ def _random(at):
 
 
 @pytest.mark.parametrize("take", [_embedded, _random])
-def test_rows_of_their_own_pass(take):
+def test_rows_of_their_own_pass(take, caplog):
+    """Of random ones it cannot be told whether they are those of the numbers."""
     assert _of_rows(take) == _wide_plan().spec.steps
+    warned = "the rows must be those of the numbers" in caplog.text
+    assert warned == (take is _random)
 
 
 def test_texts_pass_in_arrays_as_wide_as_the_longest_of_them():

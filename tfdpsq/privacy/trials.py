@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast
@@ -165,6 +166,13 @@ def require_own_rows(
     at = np.unique(_first_numbers(rows, together, numbers))[-_TRIED:]
     whole, again = _copied(take(at)), _copied(take(at))
     fixed = all(_alike(values, again[name]) for name, values in whole.items())
+    if not fixed:
+        logging.warning(
+            "take returned other rows for the same row numbers the second time. What "
+            "it draws at random must be drawn for each row by itself, and the rows "
+            "must be those of the numbers, or they are not drawn as they are accounted "
+            "for"
+        )
     places = [np.append(np.arange(len(at))[::-1], 0)]
     places += [np.array([place]) for place in range(len(at))]
     for own in places:
