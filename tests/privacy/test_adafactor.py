@@ -315,7 +315,6 @@ def test_a_private_run_goes_on_to_the_same_bytes(tmp_path):
             lambda at: {"x": x[at]},
             4,
             layers=[model],
-            sampler_seed=3,
             directory=tmp_path / directory,
             data_fingerprint="x",
             save_every=2,

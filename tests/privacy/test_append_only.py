@@ -9,7 +9,9 @@ import sys
 import textwrap
 
 import pytest
+import tensorflow as tf
 
+from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
 from tfdpsq.privacy.proof.reads import PrivateReads
 from tfdpsq.validation import InputError
@@ -37,14 +39,18 @@ class _Device:
             path = pathlib.Path(os.readlink(f"/proc/self/fd/{descriptor}"))
             self.names[path] = {entry.name: entry.inode() for entry in os.scandir(path)}
         else:
-            self.files[status.st_ino] = os.pread(descriptor, 1 << 20, 0)
+            # Also one that is open for writing alone.
+            path = pathlib.Path(f"/proc/self/fd/{descriptor}")
+            self.files[status.st_ino] = path.read_bytes()
 
     def content(self, path):
         """Bytes of a file; None if it, or a folder of its path, has no name yet."""
         return self.files.get(self.names.get(path.parent, {}).get(path.name))
 
     def restore(self, path, target):
-        target.write_bytes(self.content(path))
+        content = self.content(path)
+        assert content is not None, path
+        target.write_bytes(content)
         return target
 
 
@@ -59,6 +65,21 @@ def test_a_paid_step_is_on_the_device_before_its_update(tmp_path, monkeypatch):
             assert read_ledger(copy).steps_paid == step
             assert ledger.pay(step)
         assert read_ledger(device.restore(path, tmp_path / "copy")).steps_paid == 3
+
+
+def test_seeds_and_states_are_on_the_device_before_what_they_are_for(
+    tmp_path, monkeypatch
+):
+    """Without them, paid steps cannot be repeated, and the budget is lost."""
+    device = _Device(monkeypatch)
+    secrets = checkpoint.open_secrets(tmp_path, 0, {})
+    folder = tmp_path / checkpoint.STATE
+    seeds = folder / checkpoint.SECRETS
+    assert device.content(seeds) == seeds.read_bytes()
+    for step in range(2):
+        checkpoint.save(tmp_path, step, [tf.Variable([1.0, 2.0])], secrets)
+        state = folder / f"step-{step:08d}.npz"
+        assert device.content(state) == state.read_bytes()
 
 
 def test_a_replay_relies_on_the_device_alone(tmp_path, monkeypatch):

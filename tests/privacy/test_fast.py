@@ -176,6 +176,57 @@ class _Scale(layers.Layer):
         return x * self.factor
 
 
+@pytest.mark.parametrize(
+    "layer, shape",
+    [
+        (layers.Conv2D(3, 2, dilation_rate=2, padding="same"), [6, 5, 2]),
+        (layers.Conv2D(3, 2, dilation_rate=2, padding="valid"), [6, 5, 2]),
+        # No product along the last axes, though its shapes are those of one.
+        (layers.EinsumDense("abc,cd->adb", [5, 5]), [5, 3]),
+    ],
+    ids=["same", "valid", "permuted"],
+)
+def test_each_weight_meets_the_inputs_that_its_layer_reads(layer, shape):
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential([keras.Input(shape), layer])
+    x = np.random.default_rng(2).normal(size=(ROWS, *shape)).astype("float32")
+    found, rows = _run(model, x), _by_row(model, x)
+    np.testing.assert_allclose(found.norms, _norms(rows), rtol=1e-5)
+    for summed, each in zip(found.sums, rows):
+        np.testing.assert_allclose(summed, each.sum(0), rtol=1e-4, atol=1e-5)
+
+
+class _Again(layers.Layer):
+    """A layer that is rematerialised."""
+
+    rematerialize = True
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(5, "tanh")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def pieces(self, x):
+        return self.dense, [x]
+
+
+def test_a_rematerialised_layer_that_runs_twice_has_the_cross_terms_of_both_runs():
+    keras.utils.set_random_seed(2)
+    inputs = keras.Input([5])
+    shared = _Again()
+    outputs = layers.Dense(3, use_bias=False)(shared(shared(inputs)))
+    model = keras.Model(inputs, outputs)
+    x = np.random.default_rng(2).normal(size=(ROWS, 5)).astype("float32")
+    for mode in ("graph", "eager"):
+        found = _run(model, x, mode=mode)
+        rows = _by_row(model, x)
+        np.testing.assert_allclose(found.norms, _norms(rows), rtol=1e-5)
+        for summed, each in zip(found.sums, rows):
+            np.testing.assert_allclose(summed, each.sum(0), rtol=1e-4, atol=1e-6)
+
+
 def test_a_weight_without_a_rule_is_named_until_a_rule_is_registered():
     model = keras.Sequential([layers.Dense(4, "tanh"), _Scale(name="gain")])
     x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
@@ -230,6 +281,32 @@ def test_a_wrong_rule_is_found():
     fast.register_rule(_Odd, lambda *a: rule(*a, factor=1.01))
     with pytest.raises(ValueError, match="'odd' computes another output"):
         fast.check(*arguments)
+
+
+def test_a_wrong_rule_is_found_where_other_gradients_are_a_thousand_times_as_large():
+    """Its share of the whole gradient is small now, and need not stay so."""
+
+    class _Small(layers.Dense):
+        pass
+
+    def rule(record, layer, inputs, share):
+        output = inputs @ record.read(layer.kernel)
+        record.outer(layer.kernel, share * inputs, output)
+        return output
+
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+    parts = [layers.Dense(2, use_bias=False), _Small(2, use_bias=False, name="small")]
+    kernels = [part(x) is not None and part.kernel for part in parts]
+
+    def losses():
+        large, small = (tf.reduce_sum(part(x), axis=1) for part in parts)
+        return 1000 * large + small
+
+    fast.register_rule(_Small, lambda *a: rule(*a, share=1.0))
+    fast.check(losses, parts, kernels)
+    fast.register_rule(_Small, lambda *a: rule(*a, share=1.01))
+    with pytest.raises(ValueError, match="'small' is used where.*off by 0.0"):
+        fast.check(losses, parts, kernels)
 
 
 def test_a_layer_that_branches_on_values_is_compared_with_its_rule():

@@ -84,7 +84,8 @@ class _Run:
             )
         except _Stop as raised:
             self.raised = raised
-        self.rows = self.rows[3:]  # the first looks are at no step's rows
+        # Looks before the first step are at five rows or fewer.
+        self.rows = [rows for rows in self.rows if len(rows) > 5]
         self.steps = int(tf.convert_to_tensor(self.optimizer.iterations))
 
     def bytes(self):

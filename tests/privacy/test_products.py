@@ -123,6 +123,28 @@ def test_the_precision_presumed_is_that_of_the_device(
     assert products.arithmetic(tf.float64).operand == 0
 
 
+@pytest.mark.parametrize(
+    "rewrite", ["auto_mixed_precision", "auto_mixed_precision_onednn_bfloat16"]
+)
+def test_products_are_not_rewritten_to_16_bits(rewrite):
+    """What TensorFlow rewrites after tracing, `arithmetic` cannot see.
+
+    Bounded as float32 and multiplied in bfloat16, rows add up to 1.05 C: see
+    `test_without_the_error_bound_rows_would_add_more`.
+    """
+    options = tf.config.optimizer
+    options.set_experimental_options({rewrite: True})
+    try:
+        with pytest.raises(KeyError), products.true_float32():
+            inside = options.get_experimental_options()[rewrite]
+            raise KeyError
+        after = options.get_experimental_options()[rewrite]
+    finally:
+        options.set_experimental_options({rewrite: False})
+    assert not inside
+    assert after
+
+
 def test_units_of_roundoff_are_those_of_the_formats():
     """Emulated: no number moves by more than p, and some by nearly that (RNE)."""
     values = np.random.default_rng(0).uniform(1, 2, 10_000).astype(np.float32)

@@ -332,6 +332,20 @@ def test_the_two_draws_of_a_noise_are_independent_normals(jit):
     assert np.std(alone) == pytest.approx(math.sqrt(2), rel=0.03)
 
 
+def test_noise_of_float64_sums_has_all_their_digits():
+    """With float32's, the last ones of a sum would be those of no noise at all.
+
+    A normal number of float32 is a multiple of 2^-40, but for one in a million.
+    """
+    query = SeededGaussianSumQuery(1.0, math.sqrt(2))  # two draws of deviation 1
+    seed, step = tf.constant([[1, 2], [3, 4]], tf.int64), tf.constant(1, tf.int64)
+    for dtype, share in ((tf.float32, 1.0), (tf.float64, 0.0)):
+        (found,) = query.noised([tf.zeros([1000], dtype)], seed, step)
+        steps = found.numpy().astype(np.float64) * 2.0**40
+        assert found.dtype == dtype
+        assert np.mean(steps == np.round(steps)) == pytest.approx(share, abs=0.02)
+
+
 def test_the_dropout_seed_tells_nothing_of_the_noise_seed():
     optimizer = make_optimizer(_plan(), _RATE, "sgd", noise_seed=(5 << 100) + 3)
     own = tuple(optimizer.dropout_seed.numpy().tolist())

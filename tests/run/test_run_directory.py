@@ -2,7 +2,9 @@
 
 import json
 
+import ml_collections
 import pytest
+import tensorflow as tf
 
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger
@@ -33,6 +35,16 @@ def _begun(directory, paid=0):
         for step in range(paid):
             ledger.pay(step)
     return rows
+
+
+@pytest.mark.parametrize("engine", ["fast", "dpkeras", "vectorized"])
+def test_only_the_own_engine_is_said_to_bound_rounding(engine):
+    """The others clip by norms as tensorflow-privacy computes them."""
+    config = {"optimizer": "sgd", "learning_rate": 0.1, "engine": engine}
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(3,))])
+    found = private_training.training_facts(ml_collections.ConfigDict(config), model)
+    said = "includes rounding" in found["products_of_clipping"]
+    assert said == (engine == "fast") and found["trained_parameters"] == 8
 
 
 @pytest.mark.parametrize(

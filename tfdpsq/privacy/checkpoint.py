@@ -43,15 +43,15 @@ _SEEDS = ("noise_seed", "sampler_seed")
 
 @dataclasses.dataclass(frozen=True)
 class Secrets:
-    """The seeds of one run.
+    """The seeds of one run, which no `repr` shows.
 
     Attributes:
       noise_seed: of noise and dropout, 128 bits; 256 where the spec is secure.
       sampler_seed: of which rows are drawn, likewise.
     """
 
-    noise_seed: int
-    sampler_seed: int
+    noise_seed: int = dataclasses.field(repr=False)
+    sampler_seed: int = dataclasses.field(repr=False)
 
     @property
     def digest(self) -> str:

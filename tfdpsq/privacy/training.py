@@ -76,7 +76,9 @@ def train(
       variables: what is trained.
       optimizer: made by `make_optimizer` from the same plan.
       take: maps row numbers [rows] int64 to a dict of arrays with `rows` leading
-        rows, in that order. With a `directory`, a number must always give the same row.
+        rows, in that order, whatever it is; numbers may repeat. A row must not depend
+        on the others taken with it, nor must its shape. With a `directory`, a number
+        must always give the same row.
       microbatch_size: rows differentiated at a time on one replica; `None` when
         rows depend on each other (an in-batch softmax) and must stay together. The
         plan's sensitivity must then say so. Where rows depend only on those that
@@ -92,7 +94,8 @@ def train(
       data_fingerprint: any text that identifies the data, needed with `directory`; a
         run refuses to go on with other data.
       save_every: steps between two saved states; what is lost by a kill is redone.
-      sampler_seed: secret; `None` takes fresh entropy. Only tests fix it.
+      sampler_seed: secret; `None` takes fresh entropy. Only tests fix it, without a
+        `directory`: that keeps a seed of its own.
       on_step: called after each step with the number of steps executed and the
         mean loss, a private measurement wherever the data are private. Training
         stops early if it returns `True`.
@@ -146,6 +149,7 @@ def train(
         per_example_losses, variables, layers, optimizer, microbatch_size, coupled
     )
     _require_unused(optimizer, plan, variables)
+    _require_no_seed(directory, sampler_seed)
     pace = Pace(save_every, pause_every or save_every, steps_per_loop)
     hooks = Hooks(before_step, before_call, on_step, preempted)
     hooks.require_pace(pace)
@@ -161,6 +165,7 @@ def train(
     if plan.spec.private:
         traced = trials.try_setup(setup, rows, batch, declared, repeats)
         read += traced.function.graph.variables
+        take = trials.of_one_shape(take, batch)
     settings = _settings(optimizer, variables, microbatch_size, jit_compile, repeats)
     if repeats and plan.spec.private:
         settings[checkpoint.COMPUTED] = _described(traced, variables, layers, state)
@@ -206,6 +211,18 @@ def _require_unused(optimizer, plan, variables) -> None:
         )
 
 
+def _require_no_seed(
+    directory: str | os.PathLike | None, sampler_seed: int | None
+) -> None:
+    """Refuses a given seed next to the one that a directory keeps."""
+    if directory is not None and sampler_seed is not None:
+        raise validation.InputError(
+            "sampler_seed is given, and a directory: another seed would repeat steps "
+            "that are paid for on other rows under the same noise. Leave sampler_seed "
+            "out; the directory keeps a secret one."
+        )
+
+
 def _rows_together(
     plan: PrivacyPlan, microbatch_size: int | None, coupled: bool
 ) -> tuple[int, bool]:
@@ -242,7 +259,7 @@ def _seeded(plan, optimizer, kept: Kept | None, sampler_seed: int | None) -> int
     optimizer.reseed_for_a_run()
     if kept is not None:
         optimizer.reseed(kept.secrets.noise_seed)
-        seed = kept.secrets.sampler_seed if sampler_seed is None else seed
+        seed = kept.secrets.sampler_seed
     optimizer.take_chiefs_seeds()
     seed = workers.chiefs_number(seed)
     if plan.spec.private:

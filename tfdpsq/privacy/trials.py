@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast, replay
@@ -59,17 +61,9 @@ class Rows:
         Raises:
           InputError: `take` has no such rows, or returns no array of them.
         """
-        if self.together == 1:
-            tried = min(wanted or _TRIED, self.count)
-        else:
-            tried = wanted or 2 * self.together
-        # Spread, as neighbours are often similar; the last one, as it may not exist.
-        at = np.linspace(0, self.count - 1, tried).astype(np.int64)
-        at = (at + look) % self.count
-        at = np.unique(at) if self.together == 1 else at
-        at = at if self.numbers is None else self.numbers[at]
+        at = self.first_numbers(look, wanted)
         try:
-            batch = {name: np.asarray(values) for name, values in self.take(at).items()}
+            batch = _copied(self.take(at))
         except IndexError as error:
             raise validation.InputError(
                 f"take has no row {at.max()} ({error}). "
@@ -92,6 +86,18 @@ class Rows:
                 )
         batch["weights"] = np.ones(len(at), np.float32)
         return batch
+
+    def first_numbers(self, look: int = 0, wanted: int = 0) -> np.ndarray:
+        """Returns the row numbers that `few` takes, ascending."""
+        if self.together == 1:
+            tried = min(wanted or _TRIED, self.count)
+        else:
+            tried = wanted or 2 * self.together
+        # Spread, as neighbours are often similar; the last one, as it may not exist.
+        at = np.linspace(0, self.count - 1, tried).astype(np.int64)
+        at = (at + look) % self.count
+        at = np.unique(at) if self.together == 1 else at
+        return at if self.numbers is None else self.numbers[at]
 
 
 def try_setup(
@@ -122,6 +128,7 @@ def try_setup(
     """
     if repeats:
         require_same_rows(batch, rows.few())
+    require_own_rows(rows)
     losses, variables, layers, optimizer, microbatch_size, coupled = setup
     # First of all, and whatever is declared: nothing runs, so nothing is kept.
     size = padded_rows(optimizer.plan, 1, microbatch_size, True) if coupled else None
@@ -149,6 +156,103 @@ def _try_rows(
         check_independence(run, tried, setup.layers, rows.together)
     _try_rules(setup, tried, rows.together)
     _leave_rows_out(setup, rows, declared)
+
+
+@unquoted_values(
+    "the rows tried before the first step could not be taken",
+    "Nothing was spent. Check take.",
+)
+def require_own_rows(rows: Rows) -> None:
+    """Refuses rows that are others in the company of other rows.
+
+    A row that `take` normalises by those taken with it is clipped with what they say.
+    And `take` gets numbers in any order, 0 again and again for padding: one that sorts
+    them puts row 0, drawn or not, in the places of those that were drawn. So a few rows
+    are taken in falling order, the smallest twice, and each by itself. Of rows that are
+    drawn at random shapes alone are compared.
+
+    Raises:
+      InputError: names the field that changed.
+    """
+    at = np.unique(rows.first_numbers())[-_TRIED:]
+    whole, again = _copied(rows.take(at)), _copied(rows.take(at))
+    fixed = all(_alike(values, again[name]) for name, values in whole.items())
+    if not fixed:
+        logging.warning(
+            "take returned other rows for the same row numbers the second time. What "
+            "it draws at random must be drawn for each row by itself, and the rows "
+            "must be those of the numbers, or they are not drawn as they are accounted "
+            "for"
+        )
+    places = [np.append(np.arange(len(at))[::-1], 0)]
+    places += [np.array([place]) for place in range(len(at))]
+    for own in places:
+        found = rows.take(at[own])
+        for name, values in whole.items():
+            if not _alike(values[own], found.get(name), fixed):
+                raise validation.InputError(
+                    f"take returned another {name!r} for the same rows among other "
+                    "rows, or not in the order of their numbers, which come in any "
+                    "order, some of them repeated. So one row, drawn or not, changes "
+                    "what others contribute, and clipping by row bounds nothing. "
+                    "Common causes are a statistic of the rows taken (their mean, "
+                    "their longest text) and sorted row numbers. Return each row as "
+                    "it is by itself, padded to a fixed length, in the order of the "
+                    "numbers."
+                )
+
+
+def _copied(rows: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Copies rows, as `take` may fill the same arrays each time."""
+    return {name: np.array(values) for name, values in rows.items()}
+
+
+def _alike(one: Any, other: Any, values: bool = True) -> bool:
+    """Returns whether rows agree in shape and type, and within rounding in values."""
+    one, other = np.asarray(one), np.asarray(other)
+    texts = one.dtype.kind in "SU"  # as wide as the longest of them
+    same = one.dtype.kind == other.dtype.kind if texts else one.dtype == other.dtype
+    if one.shape != other.shape or not same:
+        return False
+    if not values:
+        return True
+    if one.dtype.kind != "f" and one.dtype != tf.bfloat16.as_numpy_dtype:
+        return bool((one == other).all())
+    # What a model computes in `take` may differ by the size of its batch.
+    one, other = (part.astype(np.float64) for part in (one, other))
+    size = float(np.max(np.abs(one), initial=0.0, where=np.isfinite(one)))
+    return np.allclose(one, other, 1e-3, 1e-3 * size, equal_nan=True)
+
+
+def of_one_shape(take: Take, tried: Mapping[str, np.ndarray]) -> Take:
+    """Returns `take`, which refuses rows of another shape or type than those tried.
+
+    Rows as wide as the longest of a batch would tell each of them of the others.
+
+    Args:
+      take: as for `train`.
+      tried: what `Rows.few` returned.
+
+    Raises:
+      InputError: by what is returned, before the step is paid for.
+    """
+
+    def of(numbers: np.ndarray) -> Mapping[str, np.ndarray]:
+        found = take(numbers)
+        for name, values in found.items():
+            one, other = (
+                np.asarray(part)[:0] for part in (values, tried.get(name, ()))
+            )
+            if not _alike(one, other):
+                raise validation.InputError(
+                    f"take returned {name!r} in another shape or type than for the "
+                    "rows tried before the first step, so one row decides the shape "
+                    "of others. Pad all rows to one fixed length. No step was paid "
+                    "for these rows."
+                )
+        return found
+
+    return of
 
 
 def require_same_rows(

@@ -358,4 +358,17 @@ MUTATIONS = (
         ),
         "why": "private queries stay behind in a file where anybody may look",
     },
+    {
+        "name": "names_of_a_ledger_in_the_page_cache",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/proof/append_only.py",
+        "old": ("    _flush(path.parent)\n    return descriptor\n"),
+        "new": "    return descriptor\n",
+        "tests": (
+            "tests/privacy/test_append_only.py::"
+            "test_a_paid_step_is_on_the_device_before_its_update",
+        ),
+        "why": "after a power failure there is no ledger, and an update that "
+        "nobody paid for",
+    },
 )

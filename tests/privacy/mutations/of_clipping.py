@@ -411,4 +411,69 @@ MUTATIONS = (
         "why": "a row's gradient reads the others through their mean: clipping bounds "
         "nothing",
     },
+    {
+        "name": "first_of_two_second_runs_forgotten",
+        "kind": "ties",
+        "file": "tfdpsq/privacy/fast/recorder.py",
+        "old": "            self._finished.setdefault(key, []).extend(merged)\n",
+        "new": "            self._finished[key] = merged\n",
+        "tests": (
+            "tests/privacy/test_fast.py::"
+            "test_a_rematerialised_layer_that_runs_twice_has_the_cross_terms_of_both_runs",
+        ),
+        "why": "a rematerialised layer that runs twice is clipped by half of its "
+        "gradient",
+    },
+    {
+        "name": "dilation_left_out_of_patches",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/fast/convolution_rules.py",
+        "old": "rates=[*ones, *layer.dilation_rate, 1],",
+        "new": (
+            "rates=[1, 1, 1, 1]\n"
+            '            if layer.padding == "same"\n'
+            "            else [*ones, *layer.dilation_rate, 1],"
+        ),
+        "tests": (
+            "tests/privacy/test_fast.py::"
+            "test_each_weight_meets_the_inputs_that_its_layer_reads[same]",
+        ),
+        "why": "the kernel's gradient is made of inputs that it never met",
+    },
+    {
+        "name": "scales_gradient_by_what_is_scaled_already",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/fast/normalization_rules.py",
+        "old": "sum_to(g * tf.cast(unit, g.dtype), shape)",
+        "new": "sum_to(g * tf.cast(output, g.dtype), shape)",
+        "tests": (
+            "tests/privacy/test_fast_layers.py::"
+            "test_in_float64_nothing_but_rounding_is_left",
+        ),
+        "why": "the norm of a scale's gradient is that of another function",
+    },
+    {
+        "name": "permuted_equations_taken_for_products",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/fast/keras_rules.py",
+        "old": "(into + out, along + into, along + out) == (weight, source, target)",
+        "new": "(into + out, along + into) == (weight, source)",
+        "tests": (
+            "tests/privacy/test_fast.py::"
+            "test_each_weight_meets_the_inputs_that_its_layer_reads[permuted]",
+        ),
+        "why": "square shapes fit, and rows are clipped by a norm that is not theirs",
+    },
+    {
+        "name": "padding_of_coupled_rows_added",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/coupled.py",
+        "old": "counts = tf.math.is_finite(bound) & (weights[row] > 0)",
+        "new": "counts = tf.math.is_finite(bound)",
+        "tests": (
+            "tests/privacy/test_coupled.py::test_each_row_is_clipped_by_itself",
+            "tests/privacy/test_coupled.py::test_two_replicas_take_the_step_of_one",
+        ),
+        "why": "how many rows are padding, so how many were drawn, moves the sum",
+    },
 )

@@ -197,4 +197,16 @@ MUTATIONS = (
         ),
         "why": ("the same, by the file that holds the key"),
     },
+    {
+        "name": "seeds_shown_by_their_repr",
+        "kind": "keys",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "    noise_seed: int = dataclasses.field(repr=False)\n",
+        "new": "    noise_seed: int\n",
+        "tests": (
+            "tests/privacy/test_kept_seeds.py::"
+            "test_what_holds_the_seeds_does_not_show_them",
+        ),
+        "why": "a traceback with the values of its frames tells the noise",
+    },
 )

@@ -324,4 +324,37 @@ own = self.optimizer.step_keys(self.optimizer.iterations)
         "tests": (_STATISTICS + "test_no_seed_is_in_a_dump_of_the_graph[True]",),
         "why": "who is given TensorBoard's files knows the masks",
     },
+    {
+        "name": "weights_that_no_row_touches_left_without_noise",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/randomness/noise.py",
+        "old": (
+            "            noised.append(value + tf.cast(share, "
+            "value.dtype) * tf.add_n(draws))"
+        ),
+        "new": (
+            "            drawn = tf.cast(share, value.dtype) * tf.add_n(draws)\n"
+            "            noised.append(tf.where(value != 0, value + drawn, value))"
+        ),
+        "tests": (
+            "tests/privacy/test_statistics.py::"
+            "test_zero_gradients_leave_the_stated_noise",
+        ),
+        "why": "weights that did not move tell which words nobody wrote",
+    },
+    {
+        "name": "noise_of_float32_on_sums_of_float64",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/randomness/noise.py",
+        "old": "normal(tf.shape(value), draw_key(own, step, position), value.dtype)",
+        "new": (
+            "tf.cast(normal(tf.shape(value), draw_key(own, step, "
+            "position), tf.float32), value.dtype)"
+        ),
+        "tests": (
+            "tests/privacy/test_statistics.py::"
+            "test_noise_of_float64_sums_has_all_their_digits",
+        ),
+        "why": "the last digits of a sum have no noise at all",
+    },
 )

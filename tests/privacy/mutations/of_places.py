@@ -353,4 +353,36 @@ MUTATIONS = (
         ),
         "why": "a private row's value is in a traceback that people send around",
     },
+    {
+        "name": "number_of_units_told_where_it_is_private",
+        "kind": "release",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": (
+            '                    else "the data have more units than '
+            'num_units, a bound of "\n'
+        ),
+        "new": (
+            '                    else f"the data have {units} units, '
+            'more than num_units, a bound of "\n'
+        ),
+        "tests": (
+            "tests/privacy/test_plan.py::"
+            "test_data_that_do_not_fit_the_plan_are_refused",
+        ),
+        "why": "an error in a log tells how many units there are",
+    },
+    {
+        "name": "steps_follow_from_the_private_number_of_units",
+        "kind": "release",
+        "file": "tfdpsq/run/finetune.py",
+        "old": (
+            "        config, private_training.public_n(config, "
+            "units.count, units.private)\n"
+        ),
+        "new": "        config, units.count\n",
+        "tests": (
+            "tests/run/test_epochs.py::test_steps_of_a_generator_follow_from_its_units",
+        ),
+        "why": "the certificate's steps tell how many units there are",
+    },
 )

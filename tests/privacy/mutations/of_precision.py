@@ -243,4 +243,16 @@ MUTATIONS = (
         ),
         "why": "what a TPU leaves out of its products is missing in the bound",
     },
+    {
+        "name": "products_rewritten_to_16_bits",
+        "kind": "precision",
+        "file": _FAST + "products.py",
+        "old": "set_experimental_options(dict.fromkeys(to_16_bits, False))",
+        "new": "get_experimental_options()",
+        "tests": (
+            _TESTS + "test_products.py::test_products_are_not_rewritten_to_16_bits",
+        ),
+        "why": "TensorFlow's automatic mixed precision multiplies in 8 bits what is "
+        "bounded as 24",
+    },
 )

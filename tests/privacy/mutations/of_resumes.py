@@ -332,4 +332,114 @@ MUTATIONS = (
         "tests": (_COMPUTED + "test_whatever_is_computed_otherwise_is_told",),
         "why": "other class weights in a table go on under the same noise",
     },
+    {
+        "name": "a_given_seed_of_samples_taken_where_one_is_kept",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "    _require_no_seed(directory, sampler_seed)\n",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_kept_seeds.py::"
+            "test_a_seed_of_samples_is_refused_where_a_directory_keeps_one",
+        ),
+        "why": "what was given is not what is drawn by, or a paid step has other rows",
+    },
+    {
+        "name": "noise_left_out_of_the_plans_fingerprint",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": '            "noise_multiplier": self.noise_multiplier,\n',
+        "new": "",
+        "tests": (
+            "tests/privacy/test_plan.py::"
+            "test_the_fingerprint_is_of_all_that_decides_what_runs",
+        ),
+        "why": "a run goes on with less noise than its ledger was opened for",
+    },
+    {
+        "name": "largest_batch_left_out_of_the_plans_fingerprint",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/plan.py",
+        "old": (
+            '            "max_batch_size": self.max_batch_size,\n            "noise'
+        ),
+        "new": ' "noise',
+        "tests": (
+            "tests/privacy/test_plan.py::"
+            "test_the_fingerprint_is_of_all_that_decides_what_runs",
+        ),
+        "why": "paid steps are repeated on more rows, under the same noise",
+    },
+    {
+        "name": "scheme_of_draws_not_compared_on_resume",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/training.py",
+        "old": '        "random_numbers": SCHEME,\n',
+        "new": "",
+        "tests": (
+            "tests/privacy/test_kept_seeds.py::"
+            "test_a_run_goes_on_with_the_draws_of_its_own_version_only",
+        ),
+        "why": "another version repeats paid steps with other draws",
+    },
+    {
+        "name": "state_of_another_model_restored",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "value.shape) for value in values] != shapes:",
+        "new": "value.shape) for value in values][:0]:",
+        "tests": (
+            "tests/privacy/test_kept_seeds.py::"
+            "test_a_state_of_other_shapes_is_not_restored",
+        ),
+        "why": "bits of other weights are taken for those of this model",
+    },
+    {
+        "name": "seeds_in_the_page_cache",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": (
+            "        file.write(content)\n"
+            "        file.flush()\n"
+            "        os.fsync(file.fileno())\n"
+        ),
+        "new": "        file.write(content)\n",
+        "tests": (
+            "tests/privacy/test_append_only.py::"
+            "test_seeds_and_states_are_on_the_device_before_what_they_are_for",
+        ),
+        "why": "after a power failure paid steps cannot be repeated: all is lost",
+    },
+    {
+        "name": "states_in_the_page_cache",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": (
+            "            file.flush()\n"
+            "            os.fsync(file.fileno())\n"
+            "        os.replace(partial, folder"
+        ),
+        "new": "        os.replace(partial, folder",
+        "tests": (
+            "tests/privacy/test_append_only.py::"
+            "test_seeds_and_states_are_on_the_device_before_what_they_are_for",
+        ),
+        "why": "the same, of the weights that they start from",
+    },
+    {
+        "name": "refused_values_in_the_cause_of_an_error",
+        "kind": "release",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": ('f"label beyond the number of classes. {remedy}"\n        ) from None'),
+        "new": (
+            'f"label beyond the number of classes. {remedy}"\n        ) from error'
+        ),
+        "tests": (
+            "tests/privacy/test_before_spending.py::"
+            "test_no_kind_of_error_quotes_a_value_of_a_row",
+            "tests/privacy/test_before_spending.py::"
+            "test_what_is_tried_quotes_no_value_of_a_row",
+        ),
+        "why": "a traceback shows the cause, and in it a value of a row",
+    },
 )

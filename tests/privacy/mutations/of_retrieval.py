@@ -115,4 +115,20 @@ MUTATIONS = (
         ),
         "why": "a pair more would shift all pairs after it into other groups",
     },
+    {
+        "name": "logit_dp_at_the_expected_batch",
+        "kind": "clipping",
+        "file": "tfdpsq/run/training/direct_training.py",
+        "old": "retriever.logit_dp_sensitivity_multiplier(maximum, config.scale)",
+        "new": (
+            "retriever.logit_dp_sensitivity_multiplier(\n"
+            "            config.batch_size, config.scale\n"
+            "        )"
+        ),
+        "tests": (
+            "tests/run/test_direct_training.py::"
+            "test_each_method_trains_and_certifies_the_sensitivity_it_derives",
+        ),
+        "why": "the bound must cover the largest batch that can be drawn",
+    },
 )

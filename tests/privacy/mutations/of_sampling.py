@@ -168,4 +168,30 @@ MUTATIONS = (
         "tests": ("tests/privacy/test_sampling.py::test_what_does_not_fit_is_refused",),
         "why": "two users own one row: leaving one of them out does not leave it out",
     },
+    {
+        "name": "last_microbatch_left_out_if_not_full",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "used = (count + size - 1) // size",
+        "new": "used = count // size",
+        "tests": (
+            "tests/privacy/test_optimizers.py::"
+            "test_engines_and_microbatch_sizes_give_the_same_training",
+        ),
+        "why": "a row more lets all rows of the last microbatch in, or none",
+    },
+    {
+        "name": "an_epoch_has_a_batch_too_many",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/randomness/sampling.py",
+        "old": "        self.steps_per_epoch = n // batch_size\n",
+        "new": "        self.steps_per_epoch = -(-n // batch_size)\n",
+        "tests": (
+            "tests/privacy/test_sampling.py::"
+            "test_a_shuffled_epoch_is_a_permutation_cut_into_equal_batches",
+            "tests/privacy/test_plan.py::"
+            "test_no_epoch_shows_a_unit_twice_nor_more_epochs_than_counted",
+        ),
+        "why": "the last batch of an epoch has units that were in it before",
+    },
 )

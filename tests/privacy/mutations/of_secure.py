@@ -241,4 +241,16 @@ MUTATIONS = (
         ),
         "why": "half of the key's bits can be guessed",
     },
+    {
+        "name": "coins_of_later_units_thrown_for_the_first",
+        "kind": "secure",
+        "file": "tfdpsq/privacy/randomness/secure.py",
+        "old": "drawn.append(start + np.flatnonzero(coins <= last))",
+        "new": "drawn.append(np.flatnonzero(coins <= last))",
+        "tests": (
+            "tests/privacy/test_secure.py::"
+            "test_coins_are_the_same_whatever_is_held_at_a_time",
+        ),
+        "why": "the first million units are drawn again and again, the others never",
+    },
 )

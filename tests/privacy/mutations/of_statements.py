@@ -471,4 +471,16 @@ MUTATIONS = (
         ),
         "why": "a query with k documents has k times the epsilon that the page states",
     },
+    {
+        "name": "products_of_any_engine_called_exact",
+        "kind": "certificate",
+        "file": "tfdpsq/run/training/private_training.py",
+        "old": ('        if config.engine == "fast"\n        else "as in'),
+        "new": ('        if config.engine\n        else "as in'),
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_only_the_own_engine_is_said_to_bound_rounding",
+        ),
+        "why": "a certificate promises bounds that tensorflow-privacy does not have",
+    },
 )

@@ -58,6 +58,8 @@ _HIGHEST = Arithmetic("float32 (XLA, highest)", 2.0**-22, 2.0**-23)
 _TENSOR_FLOAT_32 = Arithmetic("TensorFloat-32", 2.0**-10, 2.0**-23)
 _BFLOAT16 = Arithmetic("bfloat16", 2.0**-8, 2.0**-23)
 
+# TensorFlow's graph rewrites that compute float32 in 16 bits.
+_REWRITES = "auto_mixed_precision"
 # Terms of an inner product that are added up at a time; see `gram`.
 _PANEL = 1024
 
@@ -197,18 +199,29 @@ def gram(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def true_float32() -> Iterator[None]:
-    """While inside, GPUs multiply float32 in float32; afterwards as they did before.
+    """While inside, float32 is multiplied in float32; afterwards as it was before.
 
-    TensorFlow keeps one switch for the whole process, which every operation looks at
-    when it runs, so this must be open while a step is traced and while it runs.
+    TensorFlow keeps one switch for TensorFloat-32 for the whole process, which every
+    operation looks at when it runs, so this must be open while a step is traced and
+    while it runs. Its graph rewrites to 16 bits (`auto_mixed_precision`,
+    `auto_mixed_precision_onednn_bfloat16`) would turn the products of norms and sums
+    into such of 8 or 11 bits, of which no bound knows.
     """
-    config = tf.config.experimental
+    config, rewrites = tf.config.experimental, tf.config.optimizer
     before = config.tensor_float_32_execution_enabled()
+    options = rewrites.get_experimental_options()
+    to_16_bits = {
+        name: on for name, on in options.items() if name.startswith(_REWRITES)
+    }
     config.enable_tensor_float_32_execution(False)
+    if any(to_16_bits.values()):
+        rewrites.set_experimental_options(dict.fromkeys(to_16_bits, False))
     try:
         yield
     finally:
         config.enable_tensor_float_32_execution(before)
+        if any(to_16_bits.values()):
+            rewrites.set_experimental_options(to_16_bits)
 
 
 def _compiled_by_xla() -> bool:

@@ -1,0 +1,44 @@
+"""Seeds and states that a run keeps: shown to nobody, and of this run alone."""
+
+import pytest
+import tensorflow as tf
+from test_before_spending import _spec, _train, _unpaid
+
+from tfdpsq.privacy import checkpoint, training
+from tfdpsq.privacy.loop import Kept
+from tfdpsq.validation import InputError
+
+
+def test_a_seed_of_samples_is_refused_where_a_directory_keeps_one(tmp_path):
+    """Killed and begun with another one, a run took a paid step on other rows."""
+    with pytest.raises(ValueError, match="other rows under the same noise"):
+        _train(tmp_path, _spec(), sampler_seed=5)
+    assert _unpaid(tmp_path)
+
+
+def test_what_holds_the_seeds_does_not_show_them(tmp_path):
+    """Tracebacks and logs show the `repr` of what a frame holds."""
+    found = checkpoint.open_secrets(tmp_path, 0, {})
+    kept = Kept(tmp_path, None, found)
+    for seed in (found.noise_seed, found.sampler_seed):
+        assert str(seed) not in f"{found!r} {kept!r} {kept}"
+
+
+def test_a_run_goes_on_with_the_draws_of_its_own_version_only(tmp_path, monkeypatch):
+    """Other draws from the same seeds are other noise on a paid step."""
+    assert _train(tmp_path, _spec(), on_step=lambda step, loss: True) == 1
+    with monkeypatch.context() as changed:
+        changed.setattr(training, "SCHEME", "one draw")
+        with pytest.raises(ValueError, match="random_numbers was Philox .*one draw"):
+            _train(tmp_path, _spec())
+    assert _train(tmp_path, _spec()) == 3
+
+
+def test_a_state_of_other_shapes_is_not_restored(tmp_path):
+    found = checkpoint.open_secrets(tmp_path, 0, {})
+    checkpoint.save(tmp_path, 2, [tf.Variable([1.0, 2.0])], found)
+    for other in ([tf.Variable([1, 2])], [tf.Variable([[1.0, 2.0]])]):
+        before = other[0].numpy().tolist()
+        with pytest.raises(InputError, match="state of another model or optimizer"):
+            checkpoint.restore(tmp_path, other, 2, found)
+        assert other[0].numpy().tolist() == before
