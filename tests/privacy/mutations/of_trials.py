@@ -290,8 +290,8 @@ MUTATIONS = (
     {
         "name": "rows_that_read_the_rows_taken_with_them_accepted",
         "kind": "clipping",
-        "file": "tfdpsq/privacy/training.py",
-        "old": "        trials.require_own_rows(take, rows, together, numbers)\n",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "    require_own_rows(rows)\n",
         "new": "",
         "tests": (
             _TESTS + "test_trials.py::"
@@ -339,8 +339,8 @@ MUTATIONS = (
         "name": "rows_tried_are_not_copied",
         "kind": "resumes",
         "file": "tfdpsq/privacy/trials.py",
-        "old": "        batch = _copied(take(at))\n",
-        "new": "        batch = {n: np.asarray(v) for n, v in take(at).items()}\n",
+        "old": "            batch = _copied(self.take(at))\n",
+        "new": "            batch = {n: np.asarray(v) for n, v in self.take(at).items()}\n",
         "tests": (
             _TESTS + "test_trials.py::"
             "test_an_array_that_is_filled_anew_does_not_hide_what_changes",
