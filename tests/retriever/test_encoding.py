@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdpsq.retriever import TwoTower, encode_texts
+from tfdpsq.retriever import Embedder, TwoTower, encode_texts
 from tfdpsq.validation import InputError
 
 
@@ -99,3 +99,23 @@ def test_weights_trained_since_are_used(make_model, tokenizer):
         variable.assign_add(tf.random.normal(variable.shape, seed=1))
     after = encode_texts(model, texts, tokenizer, "query", 2, progress=False)
     assert np.abs(after - before).max() > 0.01
+
+
+def test_on_a_processor_a_batch_is_cut_where_results_leave_the_cache(
+    model, tokenizer, monkeypatch
+):
+    """70 texts at a time are 32, 32 and 6; with a GPU or XLA they stay together."""
+    texts = _texts(70)
+
+    def embedded(jit_compile=False):
+        counts = []
+        embedder = Embedder(model, tokenizer, "document", 70, jit_compile)
+        return np.concatenate(list(embedder.windows(texts, counts.append))), counts
+
+    parts, counts = embedded()
+    assert counts == [32, 32, 6]
+    assert embedded(jit_compile=True)[1] == [70]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    whole, counts = embedded()
+    assert counts == [70]
+    np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-6)

@@ -40,6 +40,7 @@ def declared() -> dict[str, settings.Setting]:
         "retriever": settings.Text(""),
         "vocabulary": settings.Text(""),
         "corpus": settings.Text(sources.PYDOCS, required=True),
+        # Texts at a time, at most; see `retriever.Embedder`.
         "batch_size": settings.Integer(128),
         # Most documents (or queries) of a shard, which one process holds in memory.
         "shard_documents": settings.Integer(65_536),
