@@ -154,7 +154,7 @@ def test_texts_as_long_as_the_longest_are_refused_when_they_are_tried():
         return {"x": x[:, : widths.max()]}
 
     with pytest.raises(ValueError, match="another 'x' for the same rows among other"):
-        trials.require_own_rows(padded, 40, 1)
+        trials.require_own_rows(trials.Rows(padded, 40, 1))
 
 
 def test_a_row_that_decides_the_shape_of_others_is_refused_before_it_is_paid(tmp_path):

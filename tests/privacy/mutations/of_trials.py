@@ -340,7 +340,9 @@ MUTATIONS = (
         "kind": "resumes",
         "file": "tfdpsq/privacy/trials.py",
         "old": "            batch = _copied(self.take(at))\n",
-        "new": "            batch = {n: np.asarray(v) for n, v in self.take(at).items()}\n",
+        "new": (
+            "            batch = {n: np.asarray(v) for n, v in self.take(at).items()}\n"
+        ),
         "tests": (
             _TESTS + "test_trials.py::"
             "test_an_array_that_is_filled_anew_does_not_hide_what_changes",
