@@ -488,6 +488,16 @@ def _naive_pairs(judged, best):
     return [(query, min(ranked)[1]) for query, ranked in sorted(of_query.items())]
 
 
+def test_a_split_is_a_file_of_this_set(tmp_path):
+    """Judgements from elsewhere would be read as this set's."""
+    documents = [Document("d0", "", "text")]
+    for name in ("one", "two"):
+        rows = {"train": [("q0", "d0", 1)]}
+        beir = write_beir(tmp_path / name, documents, [("q0", "query")], rows)
+    with pytest.raises(InputError, match="split is '../../one/qrels/train', which"):
+        beir.pairs("../../one/qrels/train")
+
+
 @pytest.mark.parametrize("best", [True, False])
 def test_pairs_on_disk_are_those_of_a_naive_join(best, tmp_path):
     random = np.random.default_rng(1)

@@ -38,7 +38,7 @@ from tfdpsq.data.beir_writer import write_beir_files
 from tfdpsq.data.files import atomic_directory
 from tfdpsq.data.pair_table import PairTable
 from tfdpsq.data.texts import Document
-from tfdpsq.validation import DataError, shown
+from tfdpsq.validation import DataError, InputError, shown
 
 # Lines that are looked at together.
 _CHUNK = 4096
@@ -375,6 +375,11 @@ class BeirDirectory:
         return read_judgements(path)
 
     def _qrels_file(self, split: str) -> Path:
+        if split != Path(split).name:
+            raise InputError(
+                f"split is {shown(split)}, which does not name a file in "
+                f"{self.path / 'qrels'}. Give a name without slashes, such as 'train'."
+            )
         return self.path / "qrels" / f"{split}.tsv"
 
     def _positive(self, split: str) -> Iterator[Judgement]:
