@@ -127,7 +127,7 @@ def test_the_precision_presumed_is_that_of_the_device(
     "rewrite", ["auto_mixed_precision", "auto_mixed_precision_onednn_bfloat16"]
 )
 def test_products_are_not_rewritten_to_16_bits(rewrite):
-    """What TensorFlow rewrites after tracing, `arithmetic` cannot see.
+    """TensorFlow rewrites after tracing, which `arithmetic` cannot see.
 
     Bounded as float32 and multiplied in bfloat16, rows add up to 1.05 C: see
     `test_without_the_error_bound_rows_would_add_more`.

@@ -99,7 +99,7 @@ def _normalised(at):
 
 
 def _sorted(at):
-    """As who reads from a file in which numbers must rise."""
+    """Reads rows in ascending order, as some files require."""
     return {"x": _WIDE[np.sort(at)]}
 
 
@@ -216,7 +216,7 @@ def _random(at):
 
 @pytest.mark.parametrize("take", [_embedded, _random])
 def test_rows_of_their_own_pass(take, caplog):
-    """Of random ones it cannot be told whether they are those of the numbers."""
+    """Random rows cannot be compared with those of the numbers; a warning says so."""
     assert _of_rows(take) == wide_plan().spec.steps
     warned = "the rows must be those of the numbers" in caplog.text
     assert warned == (take is _random)

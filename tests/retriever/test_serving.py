@@ -125,7 +125,7 @@ print(json.dumps([ids, found["scores"].numpy().tolist()]))
 
 
 def _fused(parts, documents, queries, weight, depth):
-    """What `evaluation` makes of both runs: the oracle."""
+    """Fuses both runs by `evaluation`: the oracle."""
     model, tokenizer, ids, vectors = parts
     names = [f"q{number}" for number in range(len(queries))]
     words = evaluation.BM25(dict(zip(ids, documents)))
@@ -176,7 +176,7 @@ def test_words_in_a_graph_are_scored_as_bm25_scores_them():
     }
     words = evaluation.BM25(texts)
     postings = words.postings()
-    made = WordSearch.of(postings, list(texts))
+    made = WordSearch.from_postings(postings, list(texts))
     queries = [*texts.values(), "ARRAY array", "unknown", "", "ELAN élan", "\u0130"]
     run = words.search({str(n): text for n, text in enumerate(queries)}, len(texts))
     scores = made.scores(tf.constant(queries)).numpy()
@@ -189,7 +189,7 @@ def test_words_in_a_graph_are_scored_as_bm25_scores_them():
     letters = [c for c in letters if unicodedata.category(c) != "Cn"]
     found = evaluation.BM25({str(n): 2 * letter for n, letter in enumerate(letters)})
     postings = found.postings()
-    made = WordSearch.of(postings, postings.ids)
+    made = WordSearch.from_postings(postings, postings.ids)
     run = found.search({letter: 2 * letter for letter in letters}, len(letters))
     for start in range(0, len(letters), 500):
         part = letters[start : start + 500]

@@ -140,7 +140,7 @@ def test_documents_are_added_without_retraining(base, tmp_path):
 
 
 def test_an_index_answers_with_words_and_vectors(base, tmp_path):
-    """As the fusion of BM25 and the retriever that `evaluate` measures."""
+    """Ranks as the fusion of BM25 and the retriever that `evaluate` measures."""
     index.run(_config(base, hybrid={"weight": 0.3}), tmp_path / "made")
     text = "who sorts a table"
     ids, products = _products(base, [text])

@@ -299,7 +299,7 @@ def test_the_pipelines_default_config_is_complete():
 
 
 def test_a_query_of_no_user_cannot_be_protected_by_user(stages, tmp_path):
-    """Whose a query is stands in queries.jsonl; test_pipeline trains by user."""
+    """Users are named in queries.jsonl; test_pipeline trains by user."""
     pairs = tmp_path / "pairs"
     shutil.copytree(stages.base / "pairs", pairs)
     records = [json.loads(line) for line in open(pairs / "queries.jsonl")]

@@ -98,7 +98,7 @@ def test_an_exported_search_ranks_as_evaluate_measured(tmp_path):
 
 
 def test_a_search_is_as_private_as_its_generator(tmp_path):
-    """What was trained without a guarantee must not be released."""
+    """A search by an unprotected generator must not be released."""
     _tiny.write_start(tmp_path)
     generator = tmp_path / "private" / "generator"
     _tiny.write_private_generator(generator, tmp_path / "public", math.inf)

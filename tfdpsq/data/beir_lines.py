@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tfdpsq.data import any_files
-from tfdpsq.data.texts import Document, text_problem
+from tfdpsq.data.texts import Document, number_shown, text_problem
 from tfdpsq.data.unique_ids import BATCH, UniqueIds
 from tfdpsq.validation import MOST_RELEVANT, DataError, parse_json, shown
 
@@ -354,7 +354,7 @@ def _parsed(path: Path) -> Iterator[Judgement]:
         if row is None or abs(row.score) > MOST_RELEVANT:
             raise DataError(
                 path,
-                f"the score is {_short(fields[2])}",
+                f"the score is {number_shown(fields[2])}",
                 "Write an integer: 0 for irrelevant, 1 and above for relevant, at most "
                 f"{MOST_RELEVANT:,}",
                 line,
@@ -414,8 +414,3 @@ def check_known(
 def _id(field: str) -> str:
     """A field that should be an id, for an error; not if it may be a query."""
     return shown(field) if field.split() == [field] else "whose id has white space"
-
-
-def _short(text: str) -> str:
-    """A field that should be a number, for an error; not if it may be a query."""
-    return repr(text) if len(text.split()) < 2 and len(text) <= 20 else "not a number"

@@ -28,7 +28,7 @@ from typing import Any
 
 from tfdpsq.data import tables
 from tfdpsq.data.beir_writer import BeirWriter
-from tfdpsq.data.texts import Document, text_problem
+from tfdpsq.data.texts import Document, number_shown, text_problem
 from tfdpsq.validation import MOST_RELEVANT, DataError, InputError, shown
 
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
@@ -458,25 +458,15 @@ def _score_of(row: Mapping[str, Any], path: str, number: int) -> int:
             return int(float(value))
     except (TypeError, ValueError, OverflowError):
         pass
+    is_number = isinstance(value, (int, float, decimal.Decimal))
+    found = shown(value) if is_number else number_shown(value)
     raise DataError(
         path,
         # Under a wrong name it is a query, which messages do not repeat.
-        f"score is {_short(value)}; judgements are integers up to {MOST_RELEVANT:,}",
+        f"score is {found}; judgements are integers up to {MOST_RELEVANT:,}",
         'Correct it, or leave out the column (columns.score="")',
         number,
     )
-
-
-def _short(value: Any) -> str:
-    """Returns a value that should be a number, for an error; not if it may be a query.
-
-    As `beir_lines` has it.
-    """
-    if isinstance(value, (int, float, decimal.Decimal)):
-        return shown(value)
-    if isinstance(value, str) and len(value.split()) < 2 and len(value) <= 20:
-        return repr(value)
-    return "not a number"
 
 
 def _keep_first_split(store: sqlite3.Connection, report: Report) -> None:

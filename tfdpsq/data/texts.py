@@ -55,6 +55,13 @@ def documents_fingerprint(documents: Iterable[Document]) -> str:
     return digest.hexdigest()
 
 
+def number_shown(value: object) -> str:
+    """Returns what should be a number, for an error; not if it may be a query."""
+    if isinstance(value, str) and len(value.split()) < 2 and len(value) <= 20:
+        return repr(value)
+    return "not a number"
+
+
 def text_problem(field: str, value: object, identifier: bool = False) -> str | None:
     """Says what is wrong with a text, for the errors of readers and writers.
 

@@ -82,7 +82,9 @@ class RerankedSearch(tf.Module):
         self._query_length = positive_integer("query_length", query_length)
         length = positive_integer("document_length", document_length)
         order = word_search.by_id(ids)
-        self._words = word_search.WordSearch.of(postings, [ids[row] for row in order])
+        self._words = word_search.WordSearch.from_postings(
+            postings, [ids[row] for row in order]
+        )
         tokens, lengths = _tokenized(documents, tokenizer, length, prompt)
         if len(tokens) != len(ids):
             raise InputError(

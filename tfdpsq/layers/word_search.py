@@ -90,7 +90,7 @@ class WordSearch(tf.Module):
         self._gains = tf.Variable(np.asarray(gains, np.float32), trainable=False)
 
     @classmethod
-    def of(cls, postings: Any, ids: Sequence[str]) -> WordSearch:
+    def from_postings(cls, postings: Any, ids: Sequence[str]) -> WordSearch:
         """Makes the search of an index, with documents numbered by their place in ids.
 
         Args:

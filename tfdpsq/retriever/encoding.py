@@ -35,7 +35,7 @@ class Embedder:
     never changes an embedding (beyond rounding, below 1e-6). Under XLA every batch has
     the full length instead, as each new shape would compile again. In a strategy's
     scope, which the model was made in, each replica embeds batches of its own. On a
-    processor, without XLA, a batch is at most 32 texts, which is faster.
+    processor, without XLA, a batch is at most 32 texts, which stay in the cache.
     """
 
     def __init__(

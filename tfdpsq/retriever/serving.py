@@ -89,7 +89,7 @@ class SearchModel(tf.Module):
         if postings is not None:
             order = word_search.by_id(ids)
             ids, vectors = [ids[row] for row in order], vectors[order]
-            self._words = word_search.WordSearch.of(postings, ids)
+            self._words = word_search.WordSearch.from_postings(postings, ids)
             # Not a decorated method: saving would trace it without words, too.
             self._hybrid = tf.function(
                 self._search_both, input_signature=_TEXTS_AND_K, autograph=False

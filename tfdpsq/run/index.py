@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
 
-from tfdpsq import retriever, validation
+from tfdpsq import evaluation, retriever, validation
 from tfdpsq.data.shards import ShardDirectory
 from tfdpsq.retriever import serving
 from tfdpsq.run.core import acting, command, records, settings, sources, workdir
@@ -113,7 +114,7 @@ def run(
                 ids,
                 index.embeddings(),
                 config.kind,
-                exported.postings(config.corpus, ids) if config.hybrid.weight else None,
+                _postings(config.corpus, ids) if config.hybrid.weight else None,
                 **config.hybrid,
             ).export(out / SEARCH)
         records.write_certificate(out, certificate)
@@ -122,6 +123,13 @@ def run(
     return embedding.run_pass(
         "index", config, inputs, output, merge, launch, config.base
     )
+
+
+def _postings(corpus: str, ids: Sequence[str]) -> evaluation.Postings:
+    """Returns BM25's index of the documents `ids`, by the texts of the corpus."""
+    wanted = set(ids)
+    texts = ((d.id, d.content) for d in sources.open_beir(corpus).documents())
+    return evaluation.BM25(each for each in texts if each[0] in wanted).postings()
 
 
 def _require_texts(base: str, config: ml_collections.ConfigDict) -> None:

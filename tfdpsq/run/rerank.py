@@ -18,7 +18,7 @@ import pathlib
 
 import ml_collections
 
-from tfdpsq import generator, validation
+from tfdpsq import evaluation, generator, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import command, records, releases, settings, sources, workdir
@@ -75,13 +75,14 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     def make(out: pathlib.Path) -> dict:
         exported.start_numbering()
         beir = sources.open_beir(config.corpus)
-        ids = [document.id for document in beir.documents()]
+        documents = list(beir.documents())
+        words = evaluation.BM25((each.id, each.content) for each in documents)
         generator.RerankedSearch(
             generator.T5QueryGenerator.from_preset(config.generator),
             Tokenizer(sources.vocabulary_file("", config.generator)),
-            ids,
-            (document.content for document in beir.documents()),
-            exported.postings(config.corpus, ids),
+            [document.id for document in documents],
+            (document.content for document in documents),
+            words.postings(),
             config.depth,
             config.weight,
             config.document_length,
@@ -89,7 +90,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             config.prompt,
         ).export(os.fspath(out / exported.SEARCH))
         records.write_certificate(out, certificate)
-        return {"documents": len(ids)}
+        return {"documents": len(documents)}
 
     return workdir.run_stage(output, config, inputs, make)
 
