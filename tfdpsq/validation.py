@@ -7,9 +7,9 @@ handling, or raises an error that names the value, its setting and the remedy.
 from __future__ import annotations
 
 import json
-import math
 import numbers
 import os
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -101,7 +101,8 @@ def positive(name: str, value: float) -> float:
     Raises:
       InputError: it is not.
     """
-    if not _is_number(value) or not math.isfinite(value) or value <= 0:
+    # An integer above the largest float is no finite number to compute with.
+    if not _is_number(value) or not 0 < value <= sys.float_info.max:
         raise InputError(
             f"{name} is {shown(value)}; it must be a finite number above 0."
         )

@@ -102,7 +102,7 @@ def test_one_graph_serves_batches_of_all_shapes(tokenizer, monkeypatch):
     assert len(traced) == 1
 
 
-def test_pairs_are_read_a_batch_at_a_time(tokenizer):
+def test_pairs_are_read_as_a_stream(tokenizer):
     read = []
 
     def pairs():
@@ -113,8 +113,34 @@ def test_pairs_are_read_a_batch_at_a_time(tokenizer):
     scores = QueryLikelihood(
         _model(tokenizer), tokenizer, document_length=8, query_length=4, batch_size=5
     ).scores(pairs())
-    assert np.ptp([next(scores) for _ in range(6)]) < 1e-4
-    assert len(read) == 10
+    assert np.ptp([next(scores) for _ in range(81)]) < 1e-4
+    assert len(read) == 2 * 16 * 5
+
+
+def test_a_batch_has_documents_of_like_length(tokenizer, monkeypatch):
+    """Padding was up to half of what was computed."""
+    given = []
+    inner = likelihood.log_likelihoods
+
+    def noted(model, ids, lengths, *rest):
+        spread = tf.reduce_max(lengths) - tf.reduce_min(lengths)
+        tf.py_function(
+            lambda *sizes: given.append([int(size) for size in sizes]),
+            [tf.shape(ids)[0], tf.shape(ids)[1], spread, tf.shape(rest[0])[0]],
+            [],
+        )
+        return inner(model, ids, lengths, *rest)
+
+    monkeypatch.setattr(likelihood, "log_likelihoods", noted)
+    scorer = QueryLikelihood(
+        _model(tokenizer), tokenizer, 60, query_length=8, batch_size=4, prompt=""
+    )
+    pairs = [(" ".join(["fox"] * (1 + n % 8)), _WORDS[n % 5]) for n in range(32)]
+    assert len(list(scorer.scores(pairs))) == 32
+    # Eight documents, each with its four queries: none is padded or read twice.
+    assert [row[0] for row in given] == [1] * 8
+    assert len({row[1] for row in given}) == 8
+    assert [row[2:] for row in given] == [[0, 4]] * 8
 
 
 def test_no_pairs_have_no_scores(tokenizer):

@@ -113,6 +113,22 @@ def _tables(last=1.0, first="two"):
     return losses, {"x": _vectors(1)}, [], [weight]
 
 
+def _vector_keys(last=1.0):
+    """A table whose keys are vectors: sorted one by one, the last entry counted not."""
+    weight = tf.Variable(1.0)
+    table = tf.lookup.experimental.DenseHashTable(
+        tf.int64, tf.float32, 0.0, empty_key=[-1, -1], deleted_key=[-2, -2]
+    )
+    keys = np.stack([np.arange(6)] * 2, 1)
+    table.insert(tf.constant(keys), tf.constant([1.0, 2.0, 3.0, 4.0, 5.0, last]))
+
+    def losses(batch):
+        at = tf.cast(batch["x"], tf.int64)
+        return weight * tf.ensure_shape(table.lookup(at), [_ROWS])
+
+    return losses, {"x": _vectors(2)}, [], [weight]
+
+
 def _terms(reversed_=False):
     one, other = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
 
@@ -160,6 +176,7 @@ _MADE = {
     "attention": _attention,
     "control": _control,
     "tables": _tables,
+    "vector keys": _vector_keys,
     "terms": _terms,
     "coupled": _coupled,
     "lora": _generator,
@@ -208,6 +225,7 @@ def test_two_processes_describe_the_same_code_alike():
         (_control, lambda: _control(share=4), "other constants"),
         (_tables, lambda: _tables(last=2.0), "other constants"),
         (_tables, lambda: _tables(first="one"), "other constants"),
+        (_vector_keys, lambda: _vector_keys(last=2.0), "other constants"),
         (_attention, lambda: _attention("float32"), "Cast .* only then"),
         (_terms, lambda: _terms(reversed_=True), "other constants"),
         (_coupled, lambda: _coupled(power=3), "other constants"),

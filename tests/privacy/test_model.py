@@ -545,7 +545,7 @@ def test_mixed_float16_is_refused():
         with pytest.raises(ValueError, match="mixed_float16.*mixed_bfloat16"):
             _compiled(_functional(), _plan())
     finally:
-        tf.keras.mixed_precision.set_global_policy("float32")
+        tf.keras.mixed_precision.set_global_policy(None)
 
 
 @pytest.mark.parametrize("tried", [True, False])

@@ -22,6 +22,8 @@ def _spec(**changes):
         (dict(epsilon=0.0), "epsilon is 0.0"),
         (dict(epsilon=-1.0), "epsilon is -1.0"),
         (dict(epsilon=math.nan), "epsilon is nan"),
+        (dict(epsilon=10**400), "epsilon is 1000"),
+        (dict(clip_norm=10**400), "clip_norm is 1000"),
         (dict(epsilon="8"), "epsilon is '8'"),
         (dict(clip_norm=0.0), "clip_norm is 0.0"),
         (dict(steps=0), "steps is 0"),

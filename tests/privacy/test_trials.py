@@ -11,6 +11,7 @@ from dense_runs import (
 )
 
 from tfdpsq.privacy import make_optimizer, read_ledger, train, trials
+from tfdpsq.validation import InputError
 
 
 @pytest.mark.parametrize("kind", [KeyError, ValueError])
@@ -114,8 +115,22 @@ def _filled_up_with_their_mean(at):
     return {"x": np.where(np.isnan(x), np.nanmean(x), x).astype(np.float32)}
 
 
+def _normalised_beside_a_time(at):
+    """A large column must not hide what changes in the others."""
+    x = _normalised(at)["x"]
+    x[:, 0] = 1.7e9
+    return {"x": x}
+
+
 @pytest.mark.parametrize(
-    "take", [_normalised, _sorted, _each_once, _filled_up_with_their_mean]
+    "take",
+    [
+        _normalised,
+        _sorted,
+        _each_once,
+        _filled_up_with_their_mean,
+        _normalised_beside_a_time,
+    ],
 )
 @pytest.mark.parametrize("kept", [True, False])
 def test_rows_that_are_others_among_other_rows_are_refused(tmp_path, take, kept):
@@ -214,12 +229,65 @@ def _random(at):
     return {"x": _WIDE[at] + random.normal(size=(len(at), 5)).astype(np.float32)}
 
 
-@pytest.mark.parametrize("take", [_embedded, _random])
-def test_rows_of_their_own_pass(take, caplog):
-    """Random rows cannot be compared with those of the numbers; a warning says so."""
-    assert _of_rows(take) == wide_plan().spec.steps
-    warned = "the rows must be those of the numbers" in caplog.text
-    assert warned == (take is _random)
+def _beside_random_ones(at):
+    return {**_normalised(at), "drawn": np.random.default_rng().normal(size=len(at))}
+
+
+def _less_a_running_mean():
+    mean = np.zeros(5, np.float32)
+
+    def take(at):
+        mean[:] = 0.9 * mean + 0.1 * _WIDE[at].mean(0)
+        return {"x": _WIDE[at] - mean}
+
+    return take
+
+
+def test_rows_of_their_own_pass_if_a_model_computes_them():
+    assert _of_rows(_embedded) == wide_plan().spec.steps
+
+
+@pytest.mark.parametrize(
+    "take, name",
+    [(_random, "x"), (_beside_random_ones, "drawn"), (_less_a_running_mean(), "x")],
+)
+def test_rows_that_cannot_be_compared_are_refused(take, name):
+    """A random field let all others be normalised by the batch, and a mean that goes on
+    over all rows taken before.
+    """
+    with pytest.raises(ValueError, match=f"another '{name}' for the same row numbers"):
+        _of_rows(take)
+
+
+@pytest.mark.parametrize("change", ["missing", "more", "scalar"])
+def test_fields_of_some_rows_only_are_refused_before_they_are_paid(change):
+    def take(at):
+        return {"x": _WIDE[at], "y": _WIDE[at]}
+
+    rows = trials.Rows(take, 40, 1)
+    later = take(np.array([3]))
+    if change == "missing":
+        del later["y"]
+    else:
+        later["z" if change == "more" else "y"] = np.zeros([3] * (change == "more"))
+    with pytest.raises(ValueError, match="'[yz]' for some rows only, or in another"):
+        trials.of_one_shape(lambda at: later, rows.few())(np.array([3]))
+
+
+@pytest.mark.parametrize(
+    "found, message",
+    [
+        (None, "NoneType without named rows"),
+        ({}, "dict without named rows"),
+        ((_WIDE, _WIDE), "tuple without named rows"),
+        ({"x": _WIDE[:4], 1: _WIDE[:4]}, "dict without named rows"),
+        ({"x": _WIDE[:4], "y": 3.0}, "no rows of 'y' for 4"),
+        ({"x": _WIDE[:4], "weights": np.ones(4)}, "'weights', the name of"),
+    ],
+)
+def test_what_is_no_named_rows_is_refused(found, message):
+    with pytest.raises(InputError, match=message):
+        trials.Rows(lambda at: found, 40, 1).few()
 
 
 def test_texts_pass_in_arrays_as_wide_as_the_longest_of_them():

@@ -91,12 +91,12 @@ def test_ten_million_documents_by_hand():
 
 
 def test_reranking_by_hand():
-    work = Work(documents=1000, queries=50, rerankers=4, reranked=20)
+    work = Work(documents=1000, queries=50, rerankers=4, reranked=20, fitted=10)
     speed = Rates(likelihoods=10.0, start=3.0)
     part = _by_name(parts_of(work, speed, Devices(workers=2)))["rerank"]
-    # 1,000 pairs by each of four, ten a second on each of two machines.
-    assert part.seconds == pytest.approx(4 * (1000 / 20 + 3))
-    assert part.work == "4 × 1,000 pairs" and part.bytes == 0
+    # 1,000 pairs by each of four, and 200 by one, ten a second on each of two machines.
+    assert part.seconds == pytest.approx(4200 / 20 + 4 * 3)
+    assert part.work == "4,200 pairs" and part.bytes == 0
     found = _by_name(parts_of(work, Rates(documents=1.0), Devices()))
     assert found["rerank"].seconds is None  # unknown
     assert "rerank" not in _by_name(
@@ -167,6 +167,7 @@ def test_the_work_of_a_job_is_what_its_config_says(tmp_path):
         systems=6,
         rerankers=3,  # both generators and the public T5
         reranked=20,
+        fitted=0,
         dimension=16,
     )
     options = estimate_job.Options(pairs=1000, epochs=2.5, documents=10**7, queries=100)
@@ -213,6 +214,15 @@ def test_documents_and_reranked_pairs_are_those_of_the_stages(tmp_path, monkeypa
         stage.rerank.update(prompt="", document_length=20, query_length=6)
     evaluate.run(stage, tmp_path / "private" / "evaluated")
     assert work.rerankers * work.queries * work.reranked == len(scored) == 2 * 12 * 7
+    config.fit_rerank = True
+    fit = {"fit": _tiny.write_public_pairs(tmp_path), "fit_queries": 5}
+    stage.rerank.update(baseline="public", **fit)
+    config.evaluate.rerank.fit_queries = 5
+    work = estimate_job.work_of(config, estimate_job.Options(), 16)
+    del scored[:]
+    evaluate.run(stage, tmp_path / "private" / "fitted")
+    queries = work.rerankers * work.queries + work.fitted
+    assert queries * work.reranked == len(scored) == (2 * 12 + 5) * 7
 
     config.synthesize.max_documents = 9
     work = estimate_job.work_of(config, estimate_job.Options(), 16)

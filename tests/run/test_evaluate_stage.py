@@ -150,14 +150,7 @@ def test_streamed_runs_are_those_of_all_embeddings_at_once(base, monkeypatch):
 
 @pytest.fixture(scope="module")
 def public(base):
-    """A set of public queries, in words of the documents."""
-    documents = list(BeirDirectory(base / "pairs").documents())
-    rows = (
-        SyntheticQuery(f"genQ{n}", " ".join(d.content.split()[:3]), d.id, d.content, 0)
-        for n, d in enumerate(documents[:40])
-    )
-    write_synthetic(base / "public", rows, {}, None)
-    return str(base / "public")
+    return _tiny.write_public_pairs(base)
 
 
 def _evaluated(base, out, fusion):
@@ -250,8 +243,17 @@ def test_a_weight_is_never_fitted_on_what_a_guarantee_does_not_cover(base, publi
         ({"base": "words", "fit": str(unprotected)}, "without protection"),
         ({"base": "none"}, "fusion.base is 'none', which is none of the systems"),
         ({"fit": public}, "fusion.fit is .* which does nothing here"),
+        ({"rerank": public}, "rerank.fit is .* which does nothing here"),
+        ({"rerank": str(base / "pairs"), "by": "a"}, "rerank.fit .* tells about them"),
+        ({"rerank": str(unprotected), "by": "a"}, "rerank.fit .* without protection"),
     ):
         config = _bad(base, systems={"words": "bm25"})
+        if fit := fusion.pop("rerank", None):
+            config.rerank.fit = fit
+            with config.unlocked():
+                if fusion.pop("by", None):
+                    config.rerank.base = "words"
+                    config.rerankers = {"a": "t5_tiny_pydocs"}
         config.fusion.update(fusion)
         with pytest.raises(InputError, match=message):
             evaluate.run(config, out)
@@ -275,7 +277,19 @@ def _reranked(start, **changes):
         system: evaluation.read_trec_run(out / "runs" / f"{system}.trec")
         for system in ("words", "one", "two")
     }
-    return metrics["systems"], runs
+    return metrics, runs
+
+
+def _nats(start, pairs):
+    """Returns likelihoods of (document, query), without shared encodings."""
+    model = T5QueryGenerator.from_preset(start / "public")
+    batch = encode_pairs(
+        [Pair("", query, "", document) for document, query in pairs],
+        Tokenizer(start / "spiece.model"),
+        query_length=6,
+        document_length=20,
+    )
+    return -model.per_example_losses(batch).numpy() * batch["query_lengths"]
 
 
 def test_rerankers_order_the_best_documents_by_both_scores(tmp_path):
@@ -284,17 +298,9 @@ def test_rerankers_order_the_best_documents_by_both_scores(tmp_path):
     metrics, runs = _reranked(tmp_path, depth=3, weight=0.6)
     beir = BeirDirectory(tmp_path / "pairs")
     documents = {document.id: document.content for document in beir.documents()}
-    model = T5QueryGenerator.from_preset(tmp_path / "public")
-    tokenizer = Tokenizer(tmp_path / "spiece.model")
     first = {q: [d for d, _ in trec.ranked(hits)] for q, hits in runs["words"].items()}
     pairs = [(q, d) for q, ranked in first.items() for d in ranked[:3]]
-    batch = encode_pairs(
-        [Pair("", beir.queries()[q], d, documents[d]) for q, d in pairs],
-        tokenizer,
-        query_length=6,
-        document_length=20,
-    )
-    nats = -model.per_example_losses(batch).numpy() * batch["query_lengths"]
+    nats = _nats(tmp_path, [(documents[d], beir.queries()[q]) for q, d in pairs])
     for (query, name), value in zip(pairs, nats):
         expected = 0.4 * runs["words"][query][name] + 0.6 * value
         assert runs["one"][query][name] == pytest.approx(expected, rel=1e-4)
@@ -306,10 +312,69 @@ def test_rerankers_order_the_best_documents_by_both_scores(tmp_path):
     assert deeper and runs["one"] == runs["two"]
     qrels = beir.qrels("test")
     expected = evaluation.evaluate_run(qrels, runs["one"], layout.METRICS).means
+    assert metrics["settings"]["one"] == {"weight": 0.6, "depth": 3}
+    metrics = metrics["systems"]
     assert metrics["one"]["ndcg@10"] == pytest.approx(expected["ndcg@10"], abs=1e-6)
     assert metrics["one"]["difference_to_baseline"]["difference"] == 0
     assert "difference_to_baseline" not in metrics["two"]
     assert "difference_to_baseline" not in metrics["words"]
+
+
+def test_a_rerankers_weight_is_fitted_on_public_queries(tmp_path):
+    """By a search and likelihoods of their own, and a sum over places by hand."""
+    _tiny.write_start(tmp_path)
+    public = _tiny.write_public_pairs(tmp_path)
+    metrics, runs = _reranked(tmp_path, depth=6, fit=public, fit_queries=30)
+    rows = list(read_synthetic(public))
+    rows = [rows[int(place)] for place in np.linspace(0, len(rows) - 1, 30)]
+    beir = BeirDirectory(tmp_path / "pairs")
+    documents = {document.id: document.content for document in beir.documents()}
+    found = evaluation.BM25(documents).search({r.query_id: r.query for r in rows}, 6)
+    pairs = [(row, name) for row in rows for name in found[row.query_id]]
+    nats = dict(
+        zip(
+            ((row.query_id, name) for row, name in pairs),
+            _nats(tmp_path, [(documents[name], row.query) for row, name in pairs]),
+        )
+    )
+
+    def gained(weight):
+        gains = []
+        for row in rows:
+            scores = {
+                name: (1 - weight) * score + weight * nats[row.query_id, name]
+                for name, score in found[row.query_id].items()
+            }
+            names = [name for name, _ in trec.ranked(scores)]
+            there = row.document_id in names
+            gains.append(1 / np.log2(names.index(row.document_id) + 2) if there else 0)
+        return np.mean(gains)
+
+    note = metrics["settings"]["two"]  # the baseline; others take its weight
+    one = {"weight": note["weight"], "depth": 6}
+    assert metrics["settings"]["one"] == one and note.items() > one.items()
+    assert note["fitted"] == pytest.approx(gained(note["weight"]), abs=1e-6)
+    values = [gained(weight) for weight in (0, 0.02, 0.05, 0.12, 0.25, 0.5, 0.8, 1)]
+    assert note["fitted"] >= max(values) - 1e-6 > min(values) + 0.02
+    # Of equal ones the smallest, and it is the one that documents are ordered by.
+    assert note["weight"] == 0 or gained(0) < note["fitted"] - 1e-6
+    assert set(runs["one"]) == set(runs["words"]) <= set(beir.qrels("test"))
+    for query, hits in runs["words"].items():
+        first = [name for name, _ in trec.ranked(hits)][:6]
+        own = _nats(tmp_path, [(documents[d], beir.queries()[query]) for d in first])
+        for name, value in zip(first, own):
+            mixed = (1 - note["weight"]) * hits[name] + note["weight"] * value
+            assert runs["one"][query][name] == pytest.approx(mixed, rel=1e-4)
+
+
+def test_a_weight_cannot_be_fitted_on_queries_of_another_corpus(tmp_path):
+    _tiny.write_start(tmp_path)
+    rows = (
+        SyntheticQuery(f"genQ{n}", "no such words", f"x{n}", "x", 0) for n in (0, 1)
+    )
+    write_synthetic(tmp_path / "others", rows, {}, None)
+    with pytest.raises(InputError, match="of rerank.fit .*others has its document"):
+        _reranked(tmp_path, fit=str(tmp_path / "others"))
 
 
 @pytest.mark.parametrize(

@@ -309,6 +309,10 @@ def test_caches_next_to_a_hugging_face_set_are_not_of_it(tmp_path):
     (log / "state.json").write_text(json.dumps(state))
     config = config_of(log, dev_share=0.0, test_share=0.0)
     assert command.run(config, tmp_path / "pairs")["result"]["rows"] == 6
+    state["_data_files"].append({"filename": "data-00001.arrow"})
+    (log / "state.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match="'data-00001.arrow', which is not there"):
+        command.run(config, tmp_path / "again")
     (log / "state.json").write_text('{"_data_files": [1]}')
     with pytest.raises(InputError, match="state.json: it is damaged"):
         command.run(config, tmp_path / "again")

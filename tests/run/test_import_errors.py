@@ -2,6 +2,7 @@
 
 import pyarrow
 import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 from import_logs import command, config_of
 
@@ -69,3 +70,17 @@ def test_a_value_that_python_cannot_hold_is_named_by_its_row(
     config = config_of(log, **({} if kind == "text" else changes))
     with pytest.raises(InputError, match=f"log.arrow:2: the value of column {said}"):
         command.run(config, tmp_path / "out")
+
+
+@pytest.mark.parametrize("column", ["asked", "clicked"])
+def test_several_values_are_not_one_text(column, tmp_path):
+    """A column of lists became queries such as "['my rash']"."""
+    columns = {"asked": ["a", "b"], "clicked": ["c", "d"]}
+    columns[column] = [["my rash"], []]
+    log = tmp_path / "log.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), log)
+    with pytest.raises(
+        InputError, match=f"log.parquet:1: .* '{column}'. holds several values"
+    ) as error:
+        command.run(config_of(log), tmp_path / "out")
+    assert "rash" not in str(error.value)

@@ -25,6 +25,7 @@ _WRITERS = {
     "training/pretraining_loop.py": "the state of a run on public documents",
     "passes/embedding.py": "a pass's shards",
     "passes/sharded_stages.py": "what is kept next to a pass's shards",
+    "search/exported.py": "a search's config, in a stage's temporary directory",
     "search/retrieval.py": "a pass's shards",
     "reporting/data_card.py": "the card, in a stage's temporary directory",
     "estimation/rates.py": "made-up texts in a temporary directory",

@@ -127,6 +127,8 @@ def test_a_file_url_is_a_path_of_this_machine(tmp_path):
 
 def test_a_private_directory_is_on_this_machine(tmp_path):
     """A directory called "gs:" was made where the command ran."""
+    with pytest.raises(InputError, match="private_directory is ' ', which is white"):
+        releases.private_directory("/jobs/one/out", " ")
     with pytest.raises(InputError, match="private_directory is gs://bucket/keys; keys"):
         Output(tmp_path / "out", CERTIFIED, "test data", "gs://bucket/keys")
 

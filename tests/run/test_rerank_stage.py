@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -12,8 +13,10 @@ import tiny as _tiny
 from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory
 from tfdpsq.evaluation.ranking import trec
+from tfdpsq.privacy import read_certificate
 from tfdpsq.run import evaluate, rerank
-from tfdpsq.validation import InputError
+from tfdpsq.run.core import spending
+from tfdpsq.validation import DataError, InputError
 
 _LENGTHS = {"document_length": 20, "query_length": 6}
 _IN_A_NEW_PROCESS = """
@@ -105,6 +108,28 @@ def test_a_search_is_as_private_as_its_generator(tmp_path):
     config = _config(tmp_path, generator=str(generator))
     with pytest.raises(InputError, match="must stay private"):
         rerank.run(config, tmp_path / "job" / "release" / "search")
+
+
+@pytest.mark.parametrize("epsilon", [8.0, math.inf])
+def test_a_search_that_is_copied_alone_asks_for_its_certificate(tmp_path, epsilon):
+    """It holds all weights; `--budget` took a release of it for nothing."""
+    _tiny.write_start(tmp_path)
+    generator = tmp_path / "private" / "generator"
+    _tiny.write_private_generator(generator, tmp_path / "public", epsilon)
+    out = tmp_path / "job" / "made"
+    rerank.run(_config(tmp_path, generator=str(generator)), out)
+    assert read_certificate(out)["private"] == math.isfinite(epsilon)
+    copy = tmp_path / "other" / "release" / "copy"
+    shutil.copytree(out / "search", copy)
+    try:
+        refused = list(spending.find_certificates(str(tmp_path / "other")).refused)
+    except InputError:  # nothing was found
+        refused = []
+    assert refused == [str(copy / "certificate.json")]
+    with pytest.raises(DataError, match="missing, while config.json says"):
+        read_certificate(copy)
+    shutil.copy(out / "certificate.json", copy)
+    assert read_certificate(copy) == read_certificate(out)
 
 
 @pytest.mark.parametrize(

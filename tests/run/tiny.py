@@ -209,3 +209,19 @@ def acting_only(stage, config):
                 node = node[part]
             node[last] = default
     return config
+
+
+def write_public_pairs(base, count=40):
+    """Writes a set of public queries: the first words of documents. Returns its path.
+
+    `base` holds the pairs of `write_pairs`.
+    """
+    from tfdpsq.data import BeirDirectory, SyntheticQuery, write_synthetic
+
+    documents = list(BeirDirectory(base / "pairs").documents())
+    rows = (
+        SyntheticQuery(f"genQ{n}", " ".join(d.content.split()[:3]), d.id, d.content, 0)
+        for n, d in enumerate(documents[:count])
+    )
+    write_synthetic(base / "public_queries", rows, {}, None)
+    return str(base / "public_queries")

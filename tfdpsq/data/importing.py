@@ -26,6 +26,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from tfdpsq.data import tables
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.data.texts import Document, number_shown, text_problem
@@ -44,6 +46,8 @@ REMEDIES = {
     "its query is in an earlier split already": "Rows may come in any order: a query "
     "stays where its earliest row is. Move dev_from or test_from to keep these.",
 }
+# What must be one text each.
+_TEXTS = frozenset(("query", "document", "title"))
 _COMMIT = 50_000
 _CACHE_KIB = 64 << 10
 # Below it, a float has the digits of the whole number that it was made from.
@@ -75,13 +79,27 @@ class Table:
     part: str = tables.PAIRS
 
     def rows(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yields file, row number, and what -> value."""
+        """Yields file, row number, and what -> value.
+
+        Raises:
+          DataError: a query or a document is not one value, with its row.
+        """
         roles = list(self.columns)
         names = list(self.columns.values())
         for path, number, row in tables.read_rows(
             self.path, names, self.header, self.part
         ):
-            yield path, number, dict(zip(roles, row))
+            found = dict(zip(roles, row))
+            for role in _TEXTS & found.keys():
+                if isinstance(found[role], (list, dict, tuple, np.ndarray)):
+                    raise DataError(
+                        path,
+                        f"its {role} (column {shown(self.columns[role])}) holds "
+                        "several values, not one text",
+                        "Write a row for each, or name another column",
+                        number,
+                    )
+            yield path, number, found
 
 
 @dataclasses.dataclass(frozen=True)

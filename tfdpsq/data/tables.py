@@ -119,7 +119,7 @@ def _of_hugging_face(folder: str) -> list[str]:
     Next to them lie caches of `map` and `filter`: the same rows, changed.
 
     Raises:
-      DataError: its record is damaged.
+      DataError: its record is damaged, or lists a file that is not there.
     """
     state = os.path.join(folder, "state.json")
     if not any_files.exists(state):
@@ -127,11 +127,19 @@ def _of_hugging_face(folder: str) -> list[str]:
     try:
         with any_files.open_binary(state) as file:
             listed = parse_json(file.read()).get("_data_files", [])
-        return [os.path.join(folder, each["filename"]) for each in listed]
+        files = [os.path.join(folder, each["filename"]) for each in listed]
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise DataError(
             state, f"it is damaged ({error!r})", "Save the set again"
         ) from error
+    for path in files:
+        if not any_files.exists(path):
+            raise DataError(
+                state,
+                f"it lists {shown(os.path.basename(path))}, which is not there",
+                "Copy the whole directory, or save the set again",
+            )
+    return files
 
 
 def is_marked(path: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,16 +19,19 @@ from tfdpsq import validation
 from tfdpsq.data.tokenization import PROMPT, Tokenizer
 from tfdpsq.layers.replicated import Replicated
 
-# Documents, tokens of the longest query and real tokens of a batch are padded to
-# multiples of a part of what they could be at most: one XLA program for each multiple.
+# For XLA, documents, tokens of the longest query and real tokens of a batch are padded
+# to multiples of a part of what they could be at most: one program for each multiple.
 _DOCUMENT_PARTS, _LENGTH_PARTS, _TOKEN_PARTS = 4, 4, 8
+# Pairs are dealt to batches by length among as many.
+_BATCHES_READ = 16
 
 
 class QueryLikelihood:
     """Log-likelihood of queries under a generator.
 
-    A document is encoded once for its neighbours in a batch. One graph serves batches
-    of all shapes; under XLA, also for a TPU, each shape is compiled.
+    A document is encoded once for its neighbours in a batch, which have documents of
+    like length: little padding is computed. One graph serves batches of all shapes;
+    under XLA, also for a TPU, each of a few shapes is compiled.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class QueryLikelihood:
           tokenizer: its vocabulary.
           document_length: tokens kept of prompt and document, L, EOS included.
           query_length: tokens kept of a query, T, EOS included.
-          batch_size: pairs scored at a time, B; the last batch is padded.
+          batch_size: pairs scored at a time, B; for XLA, the last batch is padded.
           prompt: text before every document.
           jit_compile: compile with XLA.
 
@@ -66,94 +70,107 @@ class QueryLikelihood:
         self._prompt = prompt
         self._run = Replicated(
             lambda *given: log_likelihoods(model, *given),
-            None if jit_compile else _signature(self._batch_size, document_length),
+            None if jit_compile else _SIGNATURE,
             jit_compile,
         )
+        # XLA compiles a program for each shape.
+        self._few_shapes = jit_compile or self._run.static
 
     def scores(self, pairs: Iterable[tuple[str, str]]) -> Iterator[float]:
         """Scores queries with documents.
 
         Args:
-          pairs: (document, query), read as a stream; those of one document should
-            follow each other.
+          pairs: (document, query), read as a stream, 16 batches at a time; those of
+            one document should follow each other.
 
         Yields:
           For each pair, the log-likelihood in nats of the query's tokens and its end;
           of a longer query than T tokens, of the first T.
         """
         stream = iter(pairs)
-        while rows := list(
-            itertools.islice(stream, self._batch_size * self._run.at_a_time)
-        ):
-            parts = [
-                rows[start : start + self._batch_size]
-                for start in range(0, len(rows), self._batch_size)
-            ]
-            batches = self._batches(parts)
-            for part, found in zip(parts, self._run(batches)):
-                yield from found.numpy().astype(np.float64)[: len(part)].tolist()
+        size, at_once = self._batch_size, self._batch_size * self._run.at_a_time
+        while rows := list(itertools.islice(stream, at_once * _BATCHES_READ)):
+            number: dict[str, int] = {}
+            own = np.array([number.setdefault(text, len(number)) for text, _ in rows])
+            documents = self._encoded([self._prompt + t for t in number], 0)
+            queries = self._encoded([query for _, query in rows], 1)
+            # Documents of like length, and the pairs of each, in one batch.
+            order = np.lexsort((own, documents.lengths[own]))
+            nats = np.empty(len(rows))
+            for start in range(0, len(rows), at_once):
+                chunk = order[start : start + at_once]
+                parts = [chunk[s : s + size] for s in range(0, len(chunk), size)]
+                batches = self._batches(parts, own, documents, queries)
+                for part, found in zip(parts, self._run(batches)):
+                    nats[part] = found.numpy()[: len(part)]
+            yield from nats.tolist()
 
     def _batches(
-        self, parts: list[list[tuple[str, str]]]
+        self,
+        parts: list[np.ndarray],
+        own: np.ndarray,
+        documents: _Encoded,
+        queries: _Encoded,
     ) -> list[Sequence[np.ndarray]]:
-        """Returns the arguments of `log_likelihoods`, of one shape for all parts."""
-        documents = [list(dict.fromkeys(d for d, _ in part)) for part in parts]
-        count = _rounded(max(map(len, documents)), self._batch_size, _DOCUMENT_PARTS)
-        queries = [
-            self._encoded(
-                [query for _, query in part] + [""] * (self._batch_size - len(part)),
-                self._lengths[1],
-            )
-            for part in parts
-        ]
-        width = _rounded(
-            max(int(lengths.max()) for _, lengths in queries),
-            self._lengths[1],
-            _LENGTH_PARTS,
-        )
-        real = _rounded(
-            max(int(lengths.sum()) for _, lengths in queries),
-            self._batch_size * width,
-            _TOKEN_PARTS,
-        )
+        """Returns the arguments of `log_likelihoods`, of one shape for all parts.
+
+        Args:
+          parts: the pairs of each batch.
+          own: the document of each pair.
+          documents: of all pairs.
+          queries: of all pairs.
+        """
+        found = [np.unique(own[part], return_inverse=True) for part in parts]
+        rows = max(map(len, parts))
+        count = max(len(distinct) for distinct, _ in found)
+        length = max(int(documents.lengths[own[part]].max()) for part in parts)
+        width = max(int(queries.lengths[part].max()) for part in parts)
+        real = max(int(queries.lengths[part].sum()) for part in parts)
+        if self._few_shapes:
+            rows, length = self._batch_size, self._lengths[0]
+            count = _rounded(count, rows, _DOCUMENT_PARTS)
+            width = _rounded(width, self._lengths[1], _LENGTH_PARTS)
+            real = _rounded(real, rows * width, _TOKEN_PARTS)
         batches: list[Sequence[np.ndarray]] = []
-        for part, own, (ids, lengths) in zip(parts, documents, queries):
-            place = {document: number for number, document in enumerate(own)}
-            which = np.zeros(self._batch_size, np.int32)
-            which[: len(part)] = [place[document] for document, _ in part]
-            texts = [self._prompt + document for document in own]
-            texts += [self._prompt] * (count - len(own))
+        for part, (distinct, which) in zip(parts, found):
+            lengths = _padded(queries.lengths[part], rows)
             tokens = np.flatnonzero(np.arange(width) < lengths[:, np.newaxis])
             batches.append(
                 (
-                    *self._encoded(texts, self._lengths[0]),
-                    which,
-                    ids[:, :width],
+                    _padded(documents.ids[distinct, :length], count),
+                    _padded(documents.lengths[distinct], count),
+                    _padded(which.astype(np.int32), rows),
+                    _padded(queries.ids[part, :width], rows),
                     lengths,
                     # The rest repeats a place, and is not counted.
-                    np.pad(tokens, (0, real - len(tokens))).astype(np.int32),
+                    _padded(tokens.astype(np.int32), real),
                     np.array(len(tokens), np.int32),
                 )
             )
         return batches
 
-    def _encoded(self, texts: list[str], length: int) -> tuple[np.ndarray, np.ndarray]:
-        ids, lengths = self._tokenizer.encode(texts, length)
-        return np.asarray(ids), np.asarray(lengths)
+    def _encoded(self, texts: list[str], which: int) -> _Encoded:
+        ids, lengths = self._tokenizer.encode(texts, self._lengths[which])
+        return _Encoded(np.asarray(ids), np.asarray(lengths))
 
 
-def _signature(batch_size: int, document_length: int) -> list[tf.TensorSpec]:
-    """Returns the arguments of `log_likelihoods` after the model, of any batch."""
-    shapes: tuple[list[int | None], ...] = (
-        [None, document_length],
-        [None],
-        [batch_size],
-        [batch_size, None],
-        [batch_size],
-        [None],
-        [],
-    )
-    return [tf.TensorSpec(shape, tf.int32) for shape in shapes]
+class _Encoded(NamedTuple):
+    """Texts: token ids [N, L] and lengths [N]."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+
+
+def _padded(array: np.ndarray, rows: int) -> np.ndarray:
+    """Returns an array with rows of zeros at its end."""
+    return np.pad(array, [(0, rows - len(array)), *[(0, 0)] * (array.ndim - 1)])
+
+
+# The arguments of `log_likelihoods` after the model, of any batch.
+_SIGNATURE = [
+    tf.TensorSpec(shape, tf.int32)
+    for shape in ([None, None], [None], [None], [None, None], [None], [None], [])
+]
 
 
 def _rounded(count: int, most: int, parts: int) -> int:

@@ -331,7 +331,9 @@ def _writer(
         )[0]
 
     # One graph serves documents of any width; XLA needs a static width.
-    run = Replicated(generated, None if jit_compile else signature, jit_compile)
+    run = Replicated(
+        generated, None if jit_compile else signature, jit_compile, overlapped=True
+    )
 
     def arguments(tasks: list[_Task]) -> tuple[np.ndarray, ...]:
         # Batch and samples are filled up, so that one shape is compiled.

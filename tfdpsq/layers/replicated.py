@@ -7,18 +7,22 @@ depend on the number of devices.
 
 from __future__ import annotations
 
+import concurrent.futures
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+_OVERLAPPED = 2
 
 
 class Replicated:
     """A function of one batch, run on as many at a time as there are replicas.
 
     Attributes:
-      at_a_time: most batches of a call; 1 outside of a scope. Of several workers, each
-        has batches for its own devices.
+      at_a_time: most batches of a call. Of several workers, each has batches for its
+        own devices.
       static: whether the devices need shapes that are known, as TPUs do.
     """
 
@@ -27,6 +31,7 @@ class Replicated:
         function: Callable[..., tf.Tensor],
         input_signature: Sequence[tf.TensorSpec] | None = None,
         jit_compile: bool = False,
+        overlapped: bool = False,
     ):
         """Takes the strategy of the scope that this is called in.
 
@@ -35,11 +40,16 @@ class Replicated:
           input_signature: of `function`, as `tf.function` takes it; in a scope, shapes
             are those of the calls.
           jit_compile: compile with XLA, as a TPU does in any case.
+          overlapped: outside of a scope, run two batches at a time on processors,
+            which fill with one what the operations of the other leave idle.
         """
         strategy = tf.distribute.get_strategy()
         inside = tf.distribute.has_strategy()
         self._strategy = strategy if inside else None
-        self.at_a_time = len(strategy.extended.worker_devices) if inside else 1
+        self.at_a_time = _OVERLAPPED if overlapped and _cores_alone() else 1
+        if inside:
+            self.at_a_time = len(strategy.extended.worker_devices)
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self.static = isinstance(strategy, tf.distribute.TPUStrategy)
         compiled = jit_compile and not self.static
         if self._strategy is None or compiled:
@@ -63,7 +73,7 @@ class Replicated:
         """Returns the results of 1 to `at_a_time` batches, each a list of arguments."""
         strategy = self._strategy
         if strategy is None:
-            return [self._function(*batch) for batch in batches]
+            return self._by_threads(batches)
         # Replicas without a batch repeat the last one.
         filled = [*batches, *[batches[-1]] * (self.at_a_time - len(batches))]
         given = [
@@ -76,3 +86,17 @@ class Replicated:
         ]
         found = strategy.experimental_local_results(self._function(*given))
         return list(found[: len(batches)])
+
+    def _by_threads(self, batches: Sequence[Sequence[Any]]) -> list[tf.Tensor]:
+        if self.at_a_time == 1 or self._pool is None:
+            # The first ones in turn: the function is traced.
+            found = [self._function(*batch) for batch in batches]
+            if self.at_a_time > 1:
+                self._pool = concurrent.futures.ThreadPoolExecutor(self.at_a_time)
+            return found
+        return list(self._pool.map(lambda batch: self._function(*batch), batches))
+
+
+def _cores_alone() -> bool:
+    """Returns whether there are several cores and no accelerator."""
+    return (os.cpu_count() or 1) > 1 and not tf.config.list_physical_devices("GPU")

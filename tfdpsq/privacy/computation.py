@@ -222,8 +222,13 @@ def _of_table(held: tf.Tensor, find: NodeDef | None) -> str:
             Tvalues=find.attr["Tout"].type,
         )
     )
-    order = np.argsort(keys, kind="stable")
-    return _hashed([_of_values(keys[order]), _of_values(values[order])])
+    kinds = [f"{part.dtype} {part.shape}" for part in (keys, values)]
+    # By entry, as a key may be a vector; in the table's order, which may change.
+    entries = sorted(
+        _hashed([_of_values(key), _of_values(value)])
+        for key, value in zip(keys, values)
+    )
+    return _hashed([*kinds, *entries])
 
 
 def _node_of(tensor: str) -> str:
@@ -234,8 +239,8 @@ def _only_names(node: NodeDef) -> bool:
     return node.op == "Identity" and _GRADIENT not in node.attr
 
 
-def _of_values(given: np.ndarray | bytes) -> str:
-    # Of a single text TensorFlow makes no array.
+def _of_values(given: np.ndarray | np.generic | bytes) -> str:
+    # Of a single text TensorFlow and numpy make no array.
     values = np.array(given, object) if isinstance(given, bytes) else given
     content = values.tobytes() if values.dtype != object else repr(values.tolist())
     return _hashed([str(values.dtype), str(values.shape), content])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -268,6 +269,5 @@ def _is_positive(value) -> bool:
     return (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
-        and not math.isnan(value)
-        and value > 0
+        and (0 < value <= sys.float_info.max or value == math.inf)
     )

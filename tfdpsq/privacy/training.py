@@ -77,8 +77,8 @@ def train(
       optimizer: made by `make_optimizer` from the same plan.
       take: maps row numbers [rows] int64 to a dict of arrays with `rows` leading
         rows, in that order, whatever it is; numbers may repeat. A row must not depend
-        on the others taken with it, nor must its shape. With a `directory`, a number
-        must always give the same row.
+        on the others taken with it, nor must its shape, and a number must always give
+        the same row: draw at random in Keras's layers.
       microbatch_size: rows differentiated at a time on one replica; `None` when
         rows depend on each other (an in-batch softmax) and must stay together. The
         plan's sensitivity must then say so. Where rows depend only on those that

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast, replay
@@ -63,7 +62,9 @@ class Rows:
         """
         at = self.first_numbers(look, wanted)
         try:
-            batch = _copied(self.take(at))
+            found = self.take(at)
+            _require_named(found)
+            batch = _copied(found)
         except IndexError as error:
             raise validation.InputError(
                 f"take has no row {at.max()} ({error}). "
@@ -74,9 +75,10 @@ class Rows:
                 )
             ) from error
         for name, values in batch.items():
-            if len(values) != len(at):
+            if values.ndim == 0 or len(values) != len(at):
+                rows = len(values) if values.ndim else "no"
                 raise validation.InputError(
-                    f"take returned {len(values)} rows of {name!r} for {len(at)} row "
+                    f"take returned {rows} rows of {name!r} for {len(at)} row "
                     "numbers; it must return one row for each."
                 )
             if values.dtype == object:
@@ -168,28 +170,29 @@ def require_own_rows(rows: Rows) -> None:
     A row that `take` normalises by those taken with it is clipped with what they say.
     And `take` gets numbers in any order, 0 again and again for padding: one that sorts
     them puts row 0, drawn or not, in the places of those that were drawn. So a few rows
-    are taken in falling order, the smallest twice, and each by itself. Of rows that are
-    drawn at random shapes alone are compared.
+    are taken in falling order, the smallest twice, and each by itself. Rows that are
+    drawn at random, or that follow from those taken before, could not be compared.
 
     Raises:
       InputError: names the field that changed.
     """
     at = np.unique(rows.first_numbers())[-_TRIED:]
-    whole, again = _copied(rows.take(at)), _copied(rows.take(at))
-    fixed = all(_alike(values, again[name]) for name, values in whole.items())
-    if not fixed:
-        logging.warning(
-            "take returned other rows for the same row numbers the second time. What "
-            "it draws at random must be drawn for each row by itself, and the rows "
-            "must be those of the numbers, or they are not drawn as they are accounted "
-            "for"
-        )
+    whole, again = _copied(rows.take(at)), rows.take(at)
+    for name, values in whole.items():
+        if not _alike(values, again.get(name)):
+            raise validation.InputError(
+                f"take returned another {name!r} for the same row numbers the second "
+                "time. Drawn at random, or from a statistic that goes on, rows could "
+                "follow from each other, and clipping by row would bound nothing. Let "
+                "rows follow from their numbers alone, and draw at random in Keras's "
+                "layers."
+            )
     places = [np.append(np.arange(len(at))[::-1], 0)]
     places += [np.array([place]) for place in range(len(at))]
     for own in places:
         found = rows.take(at[own])
         for name, values in whole.items():
-            if not _alike(values[own], found.get(name), fixed):
+            if not _alike(values[own], found.get(name)):
                 raise validation.InputError(
                     f"take returned another {name!r} for the same rows among other "
                     "rows, or not in the order of their numbers, which come in any "
@@ -202,26 +205,57 @@ def require_own_rows(rows: Rows) -> None:
                 )
 
 
+def _require_named(found: Any) -> None:
+    """Refuses what is no mapping from names to rows.
+
+    Raises:
+      InputError: says what it is, or which name is taken.
+    """
+    if (
+        not isinstance(found, Mapping)
+        or not found
+        or not all(isinstance(name, str) for name in found)
+    ):
+        raise validation.InputError(
+            f"take returned {type(found).__name__} without named rows. Return a dict "
+            "of arrays by name, with one row for each row number."
+        )
+    if "weights" in found:
+        raise validation.InputError(
+            "take returned 'weights', the name of what tells real rows from padding. "
+            "Give yours another name."
+        )
+
+
 def _copied(rows: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Copies rows, as `take` may fill the same arrays each time."""
     return {name: np.array(values) for name, values in rows.items()}
 
 
-def _alike(one: Any, other: Any, values: bool = True) -> bool:
+def _alike(one: Any, other: Any) -> bool:
     """Returns whether rows agree in shape and type, and within rounding in values."""
     one, other = np.asarray(one), np.asarray(other)
     texts = one.dtype.kind in "SU"  # as wide as the longest of them
     same = one.dtype.kind == other.dtype.kind if texts else one.dtype == other.dtype
     if one.shape != other.shape or not same:
         return False
-    if not values:
-        return True
     if one.dtype.kind != "f" and one.dtype != tf.bfloat16.as_numpy_dtype:
         return bool((one == other).all())
-    # What a model computes in `take` may differ by the size of its batch.
+    # What a model computes in `take` may differ by the size of its batch. By column:
+    # a large one, such as a time, would hide what changes in the others.
     one, other = (part.astype(np.float64) for part in (one, other))
-    size = float(np.max(np.abs(one), initial=0.0, where=np.isfinite(one)))
-    return np.allclose(one, other, 1e-3, 1e-3 * size, equal_nan=True)
+    size = np.max(np.abs(one), axis=0, initial=0.0, where=np.isfinite(one))
+    least = 1e-6 * min(1.0, np.max(size, initial=0.0))
+    with np.errstate(invalid="ignore"):
+        close = np.abs(one - other) <= 1e-3 * size + least + 1e-3 * np.abs(other)
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    return bool((same | (close & np.isfinite(one) & np.isfinite(other))).all())
+
+
+def _head(values: Any) -> np.ndarray:
+    """Returns no rows, of the shape and type of those given."""
+    array = np.asarray(values)
+    return array[:0] if array.ndim else array
 
 
 def of_one_shape(take: Take, tried: Mapping[str, np.ndarray]) -> Take:
@@ -239,16 +273,15 @@ def of_one_shape(take: Take, tried: Mapping[str, np.ndarray]) -> Take:
 
     def of(numbers: np.ndarray) -> Mapping[str, np.ndarray]:
         found = take(numbers)
-        for name, values in found.items():
-            one, other = (
-                np.asarray(part)[:0] for part in (values, tried.get(name, ()))
-            )
-            if not _alike(one, other):
+        names = tried.keys() - {"weights"}
+        for name in sorted({*found, *names}, key=str):
+            there = name in found and name in names
+            if not there or not _alike(_head(found[name]), _head(tried[name])):
                 raise validation.InputError(
-                    f"take returned {name!r} in another shape or type than for the "
-                    "rows tried before the first step, so one row decides the shape "
-                    "of others. Pad all rows to one fixed length. No step was paid "
-                    "for these rows."
+                    f"take returned {name!r} for some rows only, or in another shape "
+                    "or type than for the rows tried before the first step, so one "
+                    "row decides the shape of others. Give all rows the same fields, "
+                    "padded to one fixed length. No step was paid for these rows."
                 )
         return found
 
@@ -270,8 +303,7 @@ def require_same_rows(
                 f"take returned another {name!r} for the same row numbers the second "
                 "time, which a killed run could not repeat: its noise would be used "
                 "twice, on two different sums. Let rows follow from their numbers "
-                "alone and draw at random in Keras's layers, or train without a "
-                "directory."
+                "alone, and draw at random in Keras's layers."
             )
 
 

@@ -154,6 +154,10 @@ def work_of(
         systems=1 + retrievers + len(config.direct_epsilons),
         rerankers=_rerankers(config),
         reranked=min(config.evaluate.rerank.depth, documents),
+        # At most a public pair for each document.
+        fitted=min(config.evaluate.rerank.fit_queries, documents)
+        if config.fit_rerank and config.rerank
+        else 0,
         dimension=dimension,
     )
 

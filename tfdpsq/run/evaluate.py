@@ -73,6 +73,8 @@ ACTING = (
     acting.Only("fusion.fit_queries", "fusion.fit"),
     acting.Only("fusion.weight", "fusion.fit", ("",)),
     acting.Only(" ".join(f"rerank.{name}" for name in reranking.SETTINGS), "rerankers"),
+    acting.Only("rerank.fit_queries", "rerank.fit"),
+    acting.Only("rerank.weight", "rerank.fit", ("",)),
     acting.Only("similarity.points", "similarity.featurizer"),
 )
 
@@ -120,7 +122,7 @@ def run(
         **searched.fingerprints(),
         **retrieval.index_inputs(searched, config.data),
         **similarity.inputs(config),
-        **hybrid.inputs(config),
+        **hybrid.inputs(config.fusion),
         **reranking.inputs(config),
         "data": sources.source_fingerprint(config.data, private),
     }
@@ -152,7 +154,7 @@ def run(
         config.split,
         config.k,
         corpus,
-        hybrid.fit_set(config.fusion),
+        _fits(config),
     )
     return sharded_stages.run_stage(
         output,
@@ -191,14 +193,15 @@ def _make(
     found_by_shards = retrieval.merged(searched.by_shards, config.k, shards)
     beir = sources.open_beir(config.data)
     qrels = beir.qrels(config.split)
-    fit = hybrid.fit_set(config.fusion)
-    queries = retrieval.queries_of(config.data, config.split, fit)
+    fits = _fits(config)
+    queries = retrieval.queries_of(config.data, config.split, fits)
     (out / "runs").mkdir()
     evaluation.write_trec_qrels(out / "qrels.trec", qrels)
     results, base = {}, {}
     fusion = hybrid.Fusion(
-        config.fusion, fit, qrels, config.k, config.ignore_identical_ids
+        config.fusion, fits[0], qrels, config.k, config.ignore_identical_ids
     )
+    reranker = reranking.Reranking(config.rerank, config.rerankers, fits[1])
     notes: dict[str, Any] = {}
     for name, found, note in retrieval.retrieve(
         searched, beir, queries, config.k, found_by_shards
@@ -209,8 +212,9 @@ def _make(
         judged = {query: hits for query, hits in found.items() if query in qrels}
         results[name] = _measured(config, name, judged, qrels, out)
         if name == config.rerank.base:
-            base = judged
-    for name, run in reranking.rerank(config, base, beir, queries):
+            base = found
+    for name, run, note in reranker.runs(base, beir, queries, qrels):
+        notes[name] = note
         results[name] = _measured(config, name, run, qrels, out)
     against = {name: config.baseline for name in searched.paths}
     against.update(dict.fromkeys(config.rerankers, config.rerank.baseline))
@@ -241,6 +245,14 @@ def _make(
     }
     write_json(out / layout.METRICS_FILE, metrics)
     return {name: values["ndcg@10"] for name, values in metrics["systems"].items()}
+
+
+def _fits(config: ml_collections.ConfigDict) -> list[hybrid.FitSet | None]:
+    """Returns the sets that weights of fusion and of reranking are fitted on."""
+    return [
+        hybrid.fit_set(config.fusion),
+        hybrid.fit_set(config.rerank, "rerank") if config.rerankers else None,
+    ]
 
 
 def _measured(

@@ -117,6 +117,7 @@ def run(
                 _postings(config.corpus, ids) if config.hybrid.weight else None,
                 **config.hybrid,
             ).export(out / SEARCH)
+            exported.add_config(out)
         records.write_certificate(out, certificate)
         return {"documents": index.size, "taken_over": taken_over}
 

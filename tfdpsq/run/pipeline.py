@@ -76,6 +76,9 @@ SETTINGS: settings.Declaration = {
     "audit_epsilons": settings.Several((), _EPSILON),
     # Whether generators, and the public T5, also order BM25's best documents anew.
     "rerank": settings.Flag(True),
+    # Whether the weight of their likelihoods is fitted, for the public T5, on sentences
+    # of the documents (the public pairs).
+    "fit_rerank": settings.Flag(False),
     "examples": settings.Integer(8, 0, 10_000),
     "seed": settings.Integer(0, 0, settings.SEED),
     "strict": settings.Flag(False),
@@ -128,7 +131,7 @@ FILLED = {
     "retriever": "pairs init vocabulary seed",
     "direct": "pairs init vocabulary epsilon seed",
     "evaluate": "data vocabulary systems synthetic baseline rerankers rerank.baseline "
-    "rerank.prompt rerank.document_length rerank.query_length",
+    "rerank.fit rerank.prompt rerank.document_length rerank.query_length",
     "canaries": "data user_field",
     "audit": "canaries generator synthetic seed",
 }
@@ -297,6 +300,8 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
                 stage.init = config.init or ("pretrained" if pretrained else "")
             if module is evaluate and config.rerank:
                 stage.rerankers = {"a generator": "of the job"}
+                if config.fit_rerank:
+                    stage.rerank.fit = "of the job"
         rules = getattr(module, "ACTING", ())
         acting.require_acting(stage, declared, rules, name)
     for name in ("steps", "epochs"):
@@ -506,6 +511,8 @@ class Job:
             return own
         for name in ("prompt", "document_length", "query_length"):
             own[name] = self.config.finetune[name]
+        if self.config.fit_rerank:
+            own["fit"] = self.public_pairs
         baseline = f"{_RERANKED}_{_PUBLIC}"
         known = any(row.name == baseline for row in rows)
         return {**own, "baseline": baseline if known else ""}

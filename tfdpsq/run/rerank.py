@@ -3,9 +3,11 @@
     python -m tfdpsq.run.rerank --workdir=OUT --config.generator=GENERATOR \
         --config.corpus=BEIR
 
-This is *BM25 + generator* as `evaluate` measures it (`rerankers`), ready to deploy:
-writes `search/`, a SavedModel, text in, ids and scores out, that needs TensorFlow and
-tensorflow-text alone (see `generator.RerankedSearch`). Corpus and model are in memory.
+This is *BM25 + generator* as `evaluate` measures it (`rerankers`), ready to deploy;
+`--config.weight` is what was fitted there (`rerank_weight` in a job's `results.json`).
+The stage writes `search/`, a SavedModel, text in, ids and scores out, that needs
+TensorFlow and tensorflow-text alone (see `generator.RerankedSearch`). Corpus and model
+are in memory.
 
 Documents are public, so the search costs no privacy; but it reveals the generator, and
 so carries its certificate.
@@ -89,6 +91,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
             config.query_length,
             config.prompt,
         ).export(os.fspath(out / exported.SEARCH))
+        exported.add_config(out)
         records.write_certificate(out, certificate)
         return {"documents": len(documents)}
 

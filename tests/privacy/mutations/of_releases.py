@@ -545,4 +545,16 @@ MUTATIONS = (
         ),
         "why": "a private row's value is in a traceback that people send around",
     },
+    {
+        "name": "a_search_that_is_copied_alone_is_unmarked",
+        "kind": "release",
+        "file": "tfdpsq/privacy/proof/certificate_files.py",
+        "old": '"model/config.json", "search/config.json")',
+        "new": '"model/config.json")',
+        "tests": (
+            "tests/run/test_rerank_stage.py::"
+            "test_a_search_that_is_copied_alone_asks_for_its_certificate",
+        ),
+        "why": "what is deployed holds all weights, and --budget does not count it",
+    },
 )

@@ -339,10 +339,8 @@ MUTATIONS = (
         "name": "rows_tried_are_not_copied",
         "kind": "resumes",
         "file": "tfdpsq/privacy/trials.py",
-        "old": "            batch = _copied(self.take(at))\n",
-        "new": (
-            "            batch = {n: np.asarray(v) for n, v in self.take(at).items()}\n"
-        ),
+        "old": "            batch = _copied(found)\n",
+        "new": "            batch = {n: np.asarray(v) for n, v in found.items()}\n",
         "tests": (
             _TESTS + "test_trials.py::"
             "test_an_array_that_is_filled_anew_does_not_hide_what_changes",
@@ -372,5 +370,40 @@ MUTATIONS = (
             "gradients_are_a_thousand_times_as_large",
         ),
         "why": "a wrong rule passes while its gradient is small, and it may grow",
+    },
+    {
+        "name": "large_columns_hide_what_changes_in_others",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "    size = np.max(np.abs(one), axis=0, ",
+        "new": "    size = np.max(np.abs(one), ",
+        "tests": (
+            _TESTS + "test_trials.py::"
+            "test_rows_that_are_others_among_other_rows_are_refused",
+        ),
+        "why": "next to a time, rows normalised by their batch moved the sum by 8.3 C",
+    },
+    {
+        "name": "rows_that_change_by_themselves_accepted",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "        if not _alike(values, again.get(name)):\n",
+        "new": "        if values.shape != np.shape(again.get(name)):\n",
+        "tests": (
+            _TESTS + "test_trials.py::test_rows_that_cannot_be_compared_are_refused",
+        ),
+        "why": "less a mean that goes on, a row is in all that are taken after it",
+    },
+    {
+        "name": "fields_of_some_rows_only_accepted",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "        for name in sorted({*found, *names}, key=str):\n",
+        "new": "        for name in sorted({*found} & names, key=str):\n",
+        "tests": (
+            _TESTS + "test_trials.py::"
+            "test_fields_of_some_rows_only_are_refused_before_they_are_paid",
+        ),
+        "why": "a field that is missing ended a step that was paid",
     },
 )

@@ -21,8 +21,9 @@ from tfdpsq import validation
 from tfdpsq.privacy.proof.certificate import FILE_NAME, digest_of, load_certificate
 
 MARK = "certificate_digest"
-# A T5's and a retriever's, which `run` marks with the certificate that it writes.
-CONFIGS = ("config.json", "model/config.json")
+# A T5's, a retriever's, and of a search that may be deployed alone, which `run` marks
+# with the certificate that it writes.
+CONFIGS = ("config.json", "model/config.json", "search/config.json")
 _STAGE_FILE = "stage.json"
 _MANIFEST = "manifest.json"
 # All files that say that a certificate belongs next to them.

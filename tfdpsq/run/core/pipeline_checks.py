@@ -52,7 +52,7 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
         own = _with_rows(config)
         systems.check_search(own.systems, own.k, layout.METRICS)
         hybrid.check(own)
-        hybrid.inputs(own)
+        hybrid.inputs(own.fusion)
         reranking.check(own)
     if own.rerankers and config.init and not config.pretrain.steps:
         # It orders documents itself, with the prompt that generators are trained with.

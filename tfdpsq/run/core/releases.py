@@ -201,6 +201,11 @@ def private_directory(place: Place, given: str = "") -> pathlib.Path:
     Raises:
       InputError: it would be released; or none was set for an output that is not local.
     """
+    if given and not given.strip():
+        raise validation.InputError(
+            f"private_directory is {given!r}, which is white space. Set it to a "
+            'directory, or to "".'
+        )
     if given:
         given = any_files.without_scheme(given)
         if not any_files.is_local(given):

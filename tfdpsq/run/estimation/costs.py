@@ -28,6 +28,7 @@ class Work:
       systems: evaluated retrievers, each of which encodes all documents.
       rerankers: generators that order the first documents of each query.
       reranked: those documents.
+      fitted: further queries, which the weight of one reranker is fitted on.
       dimension: of an embedding.
 
     Raises:
@@ -47,6 +48,7 @@ class Work:
     systems: int = 0
     rerankers: int = 0
     reranked: int = 0
+    fitted: int = 0
     dimension: int = 1
 
     def __post_init__(self):
@@ -148,7 +150,7 @@ def parts_of(work: Work, rates: Rates, devices: Devices) -> list[Part]:
     | index           | documents / documents a second, and writing embeddings      |
     | evaluate        | systems · (documents + queries) / documents a second,       |
     |                 | systems · documents · queries · dimension / products        |
-    | rerank          | rerankers · queries · reranked / likelihoods                |
+    | rerank          | (rerankers · queries + fitted) · reranked / likelihoods     |
 
     each plus `start` for every output. A Poisson batch of K pairs takes ⌈K / m⌉
     microbatches, on average half a microbatch more than B / m. Microbatches are
@@ -200,13 +202,12 @@ def parts_of(work: Work, rates: Rates, devices: Devices) -> list[Part]:
         found.append(
             Part("evaluate", _times(work.systems, text), seconds, devices.workers)
         )
-    pairs = work.queries * work.reranked
+    pairs = (work.rerankers * work.queries + work.fitted) * work.reranked
     if work.rerankers and pairs:
         seconds = _over(pairs, rates.likelihoods * shared)
         if seconds is not None:
-            seconds = work.rerankers * (seconds + rates.start)
-        text = _times(work.rerankers, f"{pairs:,} pairs")
-        found.append(Part("rerank", text, seconds, devices.workers))
+            seconds += work.rerankers * rates.start
+        found.append(Part("rerank", f"{pairs:,} pairs", seconds, devices.workers))
     return found
 
 

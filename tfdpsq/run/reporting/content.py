@@ -166,12 +166,18 @@ def _row(row: Row, metrics: Mapping[str, Any]) -> dict[str, Any]:
         # ε spent, from the steps that ran; the target is only its bound.
         epsilon = certificate["guarantee"]["epsilon"]
     difference = values.get("difference_to_baseline")
+    description = _DESCRIPTIONS[
+        row.name if row.name in _DESCRIPTIONS else row.name.split("_")[0]
+    ]
+    reranked = {}
+    if row.against and row.name in metrics.get("settings", {}):
+        weight = metrics["settings"][row.name]["weight"]
+        description += f" Weight of its log-likelihood: {weight:g}."
+        reranked = {"rerank_weight": weight}
     return {
         "name": row.name,
         "label": row.label,
-        "description": _DESCRIPTIONS[
-            row.name if row.name in _DESCRIPTIONS else row.name.split("_")[0]
-        ],
+        "description": description,
         "private_data": "none"
         if row.epsilon is None
         else ("unprotected" if math.isinf(row.epsilon) else "protected"),
@@ -189,6 +195,7 @@ def _row(row: Row, metrics: Mapping[str, Any]) -> dict[str, Any]:
             "p": difference["p_value"],
         },
         **_fused(metrics.get("fused", {}).get(row.name)),
+        **reranked,
         **({"reference_rows": dict(row.against)} if row.against else {}),
     }
 

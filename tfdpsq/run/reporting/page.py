@@ -8,7 +8,7 @@ infinite ε may be a float or "inf". Required:
   None when no private query was used; for both METRICS m: m, m_ci: [low, high];
   difference_to_public_only: {difference, ci, p} or None}; of rows that were fused with
   BM25 also FUSED: {fused_ndcg@10, fused_ndcg@10_ci, fused_weight: float;
-  fused_over_public_only: {mean, low, high} or None}
+  fused_over_public_only: {mean, low, high} or None}; of reranked ones rerank_weight
 
 Optional:
 
@@ -81,7 +81,7 @@ def write_results(path: str | os.PathLike, report: Mapping[str, Any]) -> None:
     results["rows"] = [
         {
             **{key: row.get(key) for key in (*ROW_KEYS, "difference_to_public_only")},
-            **{key: row[key] for key in FUSED if key in row},
+            **{key: row[key] for key in (*FUSED, "rerank_weight") if key in row},
         }
         for row in report["rows"]
     ]

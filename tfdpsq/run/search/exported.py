@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import tensorflow as tf
 from tensorflow.python.framework import ops
+
+from tfdpsq.data.files import write_json
 
 SEARCH = "search"
 # More names than a process creates before it exports.
@@ -21,3 +25,11 @@ def start_numbering() -> None:
     tf.keras.backend.clear_session()
     while ops.uid() % _ROUND:
         pass
+
+
+def add_config(out: pathlib.Path) -> None:
+    """Adds the file that is marked with the certificate, to a search in `out`.
+
+    A search is deployed without the rest of its stage's output, and holds the weights.
+    """
+    write_json(out / SEARCH / "config.json", {"format": "tensorflow_saved_model"})

@@ -32,7 +32,7 @@ SETTINGS: settings.Declaration = {
     "fit_queries": settings.Integer(500, 2, 1_000_000),
 }
 
-# Before the ids of queries to fit on; no id of a data set begins so.
+# Before the ids of queries to fit on; no id of a data set has it.
 _FIT = "\x01"
 
 
@@ -41,12 +41,44 @@ class FitSet:
     """A set of queries to fit weights on.
 
     Attributes:
+      setting: the settings that name it: "fusion", "rerank".
       path: of the set.
       most: queries to take of it.
     """
 
+    setting: str
     path: str
     most: int
+
+    def check(self) -> None:
+        """Refuses a set that may be of private queries, before it is read.
+
+        Raises:
+          InputError: names the setting.
+        """
+        if not sources.is_free(self.path):
+            raise validation.InputError(
+                f"{self.setting}.fit is {self.path!r}, which is no set of public or "
+                "synthetic queries. A weight fitted on private queries tells about "
+                "them. Give what prepare, synthesize or filter wrote."
+            )
+
+    def inputs(self) -> dict[str, str]:
+        """Returns the id of the set, as an input of a stage.
+
+        Raises:
+          InputError: it was written by a generator without a guarantee.
+          DataError: it is damaged.
+        """
+        certificate = sources.certificate_of_pairs(self.path)
+        if certificate is not None and not certificate["private"]:
+            raise validation.InputError(
+                f"{self.setting}.fit is {self.path}, whose generator learnt from "
+                "private queries without protection, so a weight fitted on it tells "
+                "about them. Give public queries, or a set with a certificate of "
+                "finite epsilon."
+            )
+        return {f"{self.setting}.fit": read_manifest(self.path)["fingerprint"]}
 
     def read(self) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
         """Reads an evenly spread part of the set.
@@ -58,16 +90,16 @@ class FitSet:
         wanted = min(self.most, source.count)
         places = set(np.linspace(0, source.count - 1, wanted).astype(int).tolist())
         pairs = [p for row, p in enumerate(source.read()) if row in places]
-        ids = [f"{_FIT}{number}" for number in range(len(pairs))]
+        ids = [f"{_FIT}{self.setting}{number}" for number in range(len(pairs))]
         return (
             {name: pair.query for name, pair in zip(ids, pairs)},
             {name: {pair.document_id: 1} for name, pair in zip(ids, pairs)},
         )
 
 
-def fit_set(own: Any) -> FitSet | None:
-    """Returns the set that settings of a fusion name; `None` without one."""
-    return FitSet(own.fit, own.fit_queries) if own.fit else None
+def fit_set(own: Any, setting: str = "fusion") -> FitSet | None:
+    """Returns the set that `fit` of some settings names; `None` without one."""
+    return FitSet(setting, own.fit, own.fit_queries) if own.fit else None
 
 
 def check(config: Any) -> None:
@@ -82,33 +114,14 @@ def check(config: Any) -> None:
             f"fusion.base is {own.base!r}, which is none of the systems "
             f"{', '.join(sorted(config.systems))}. Name one of them, or none."
         )
-    if not own.fit:
-        return
-    if not sources.is_free(own.fit):
-        raise validation.InputError(
-            f"fusion.fit is {own.fit!r}, which is no set of public or synthetic "
-            "queries. A weight fitted on private queries tells about them. Give what "
-            "prepare, synthesize or filter wrote."
-        )
+    if fit := fit_set(own):
+        fit.check()
 
 
-def inputs(config: Any) -> dict[str, str]:
-    """Returns the id of the set to fit on, as an input of a stage.
-
-    Raises:
-      InputError: it was written by a generator without a guarantee.
-      DataError: it is damaged.
-    """
-    if not config.fusion.fit:
-        return {}
-    certificate = sources.certificate_of_pairs(config.fusion.fit)
-    if certificate is not None and not certificate["private"]:
-        raise validation.InputError(
-            f"fusion.fit is {config.fusion.fit}, whose generator learnt from private "
-            "queries without protection, so a weight fitted on it tells about them. "
-            "Give public queries, or a set with a certificate of finite epsilon."
-        )
-    return {"fusion.fit": read_manifest(config.fusion.fit)["fingerprint"]}
+def inputs(own: Any, setting: str = "fusion") -> dict[str, str]:
+    """Returns the id of the set to fit on, if there is one; see `FitSet.inputs`."""
+    fit = fit_set(own, setting)
+    return fit.inputs() if fit else {}
 
 
 class Fusion:

@@ -7,22 +7,27 @@ best `depth` documents of the base, such as BM25, are ordered by
 
 with the likelihood in nats; the others keep their order below. Of deployed systems this
 is the one that a generator is part of itself, under its own certificate.
+
+How much a generator's likelihood is worth beside the base differs from corpus to
+corpus. So the weight can be fitted, on public or synthetic queries: for the baseline,
+such as the public T5, whose weight all take, as generators that were trained on other
+queries than these seem worse on them than they are; without one, for each reranker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tqdm import tqdm
 
-from tfdpsq import validation
+from tfdpsq import evaluation, validation
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.evaluation.ranking.trec import ranked
 from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, checkpoints
-from tfdpsq.run.core import settings, sources, workdir
+from tfdpsq.run.core import layout, settings, sources, workdir
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.search import benchmark_sets, systems
+from tfdpsq.run.search import benchmark_sets, hybrid, systems
 from tfdpsq.run.training import training_settings
 
 SETTINGS: settings.Declaration = {
@@ -32,6 +37,11 @@ SETTINGS: settings.Declaration = {
     "depth": settings.Integer(20, 2, 1_000_000),
     # Of the log-likelihood; the base has 1 - weight.
     "weight": settings.Number(0.25, 0, 1),
+    # A set of public or synthetic queries (`prepare`, `synthesize`, `filter`) to fit
+    # the weight on; "" takes `weight`.
+    "fit": settings.Text(""),
+    # How many of its queries are searched for.
+    "fit_queries": settings.Integer(500, 2, 1_000_000),
     # The reranker that others are compared with, such as the public T5; "" for none.
     "baseline": settings.Text(""),
     # As the generators were trained.
@@ -42,6 +52,8 @@ SETTINGS: settings.Declaration = {
 }
 
 Run = Mapping[str, Mapping[str, float]]
+# Weights to fit: finer where a weak generator's optimum is.
+_WEIGHTS = (0.0, 0.02, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 
 
 def check(config: Any) -> None:
@@ -74,6 +86,8 @@ def check(config: Any) -> None:
             f"rerank.depth is {own.depth}, but k is {config.k}, so that no query has "
             "as many documents. Raise k, or lower rerank.depth."
         )
+    if fit := hybrid.fit_set(own, "rerank"):
+        fit.check()
     if own.baseline and own.baseline not in config.rerankers:
         raise validation.InputError(
             f"rerank.baseline is {own.baseline!r}, which is none of the rerankers "
@@ -82,14 +96,14 @@ def check(config: Any) -> None:
 
 
 def inputs(config: Any) -> dict[str, str]:
-    """Returns the ids of all rerankers, as inputs of a stage.
+    """Returns the ids of all rerankers and of the set to fit on, as inputs of a stage.
 
     Raises:
       InputError: one is missing, no generator, has no vocabulary, or was trained with
-        another prompt.
-      DataError: a damaged certificate.
+        another prompt; or the set's generator has no guarantee.
+      DataError: a damaged certificate or set.
     """
-    found = {}
+    found = hybrid.inputs(config.rerank, "rerank") if config.rerankers else {}
     for name, path in sorted(config.rerankers.items()):
         model, vocabulary = generator_inputs(
             f"rerankers.{name}", path, "rerank.prompt", config.rerank.prompt
@@ -130,52 +144,147 @@ def generator_inputs(
     return workdir.model_fingerprint(located), Tokenizer(vocabulary).fingerprint
 
 
-def rerank(
-    config: Any, base: Run, beir: BeirDirectory, queries: Mapping[str, str]
-) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
-    """Yields each reranker's name and its run.
+class Reranking:
+    """Orders the best documents of a system with each of several generators."""
 
-    Documents are read once for each reranker, as a stream; of pairs, memory holds ids
-    and scores.
+    def __init__(
+        self, own: Any, rerankers: Mapping[str, str], fit: hybrid.FitSet | None = None
+    ):
+        """Reads the judgements to fit on.
 
-    Args:
-      config: of the stage.
-      base: the run of `rerank.base`.
-      beir: the corpus.
-      queries: {query id: text} of all queries of the run.
-    """
-    own = config.rerank
-    best = {query: dict(ranked(hits)[: own.depth]) for query, hits in base.items()}
+        Args:
+          own: settings, see SETTINGS.
+          rerankers: name -> generator.
+          fit: the set that the settings name.
+        """
+        self._own, self._rerankers = own, rerankers
+        self._fit_qrels = fit.read()[1] if fit else {}
+
+    def runs(
+        self,
+        base: Run,
+        beir: BeirDirectory,
+        queries: Mapping[str, str],
+        qrels: Iterable[str],
+    ) -> Iterator[tuple[str, dict[str, dict[str, float]], dict[str, float]]]:
+        """Yields each reranker's name, its run, and its "weight" and "depth".
+
+        Of a fitted weight, "fitted" is what it reaches on the queries that it is fitted
+        on. Documents are read once for each reranker, as a stream; of pairs, memory
+        holds ids and scores.
+
+        Args:
+          base: the run of `rerank.base`, of all queries.
+          beir: the corpus.
+          queries: {query id: text} of all queries of the run.
+          qrels: ids of the queries that are evaluated.
+
+        Raises:
+          InputError: for no query to fit on the base finds its document.
+        """
+        own, judged = self._own, set(qrels)
+        weight = own.weight
+        # The baseline first: its weight is that of all.
+        for name in sorted(self._rerankers, key=lambda name: name != own.baseline):
+            fits = self._fit_qrels if own.baseline in ("", name) else {}
+            best = {
+                query: dict(ranked(hits)[: own.depth])
+                for query, hits in base.items()
+                if query in judged or query in fits
+            }
+            if fits:
+                self._require_found(best)
+            path = self._rerankers[name]
+            nats = _likelihoods(own, name, path, best, beir, queries)
+            fitted = {}
+            if fits:
+                weight, value = self._fitted(best, nats)
+                fitted = {"fitted": value}
+            run = {
+                query: _ordered(hits, _mixed(best[query], nats[query], weight))
+                for query, hits in base.items()
+                if query in judged
+            }
+            yield name, run, {"weight": weight, "depth": own.depth, **fitted}
+
+    def _require_found(self, best: Run) -> None:
+        """Refuses to fit on queries that the base finds nothing right for."""
+        if any(
+            best.get(query, {}).keys() & right.keys()
+            for query, right in self._fit_qrels.items()
+        ):
+            return
+        raise validation.InputError(
+            f"none of the {len(self._fit_qrels)} queries of rerank.fit "
+            f"{self._own.fit} has its document among the best {self._own.depth} of "
+            f"{self._own.base}, so no weight is better than another. Give a set of "
+            "this corpus's documents, or leave rerank.fit out."
+        )
+
+    def _fitted(self, best: Run, nats: Run) -> tuple[float, float]:
+        """Returns the weight that is best for the queries to fit on, and its NDCG@10.
+
+        Of equally good weights it is the smallest.
+        """
+        values = {}
+        for weight in _WEIGHTS:
+            run = {
+                query: _mixed(best.get(query, {}), nats.get(query, {}), weight)
+                for query in self._fit_qrels
+            }
+            run = {query: hits for query, hits in run.items() if hits}
+            metric = layout.METRICS[0]
+            measured = evaluation.evaluate_run(self._fit_qrels, run, [metric])
+            values[weight] = measured.means[metric]
+        weight = max(_WEIGHTS, key=lambda one: (values[one], -one))
+        return weight, values[weight]
+
+
+def _likelihoods(
+    own: Any,
+    name: str,
+    path: str,
+    best: Run,
+    beir: BeirDirectory,
+    queries: Mapping[str, str],
+) -> dict[str, dict[str, float]]:
+    """Returns log p(query | document) under one generator, for the documents given."""
     wanted: dict[str, list[str]] = {}
     for query, hits in best.items():
         for document in hits:
             wanted.setdefault(document, []).append(query)
-    for name, path in config.rerankers.items():
-        with strategy.here():
-            likelihood = QueryLikelihood(
-                T5QueryGenerator.from_preset(path),
-                Tokenizer(sources.vocabulary_file("", path)),
-                own.document_length,
-                own.query_length,
-                own.batch_size,
-                own.prompt,
-            )
-            scored: dict[str, dict[str, float]] = {query: {} for query in best}
-            places: list[tuple[str, str]] = []
+    nats: dict[str, dict[str, float]] = {query: {} for query in best}
+    places: list[tuple[str, str]] = []
 
-            def pairs(places=places):
-                for document in beir.documents():
-                    for query in wanted.get(document.id, ()):
-                        places.append((query, document.id))
-                        yield document.content, queries[query]
+    def pairs() -> Iterator[tuple[str, str]]:
+        for document in beir.documents():
+            for query in wanted.get(document.id, ()):
+                places.append((query, document.id))
+                yield document.content, queries[query]
 
-            with tqdm(desc=f"{name}: likelihoods", unit="pair") as bar:
-                for row, nats in enumerate(likelihood.scores(pairs())):
-                    query, document = places[row]
-                    first = (1 - own.weight) * best[query][document]
-                    scored[query][document] = first + own.weight * nats
-                    bar.update()
-        yield name, {q: _ordered(hits, scored[q]) for q, hits in base.items()}
+    with strategy.here(), tqdm(desc=f"{name}: likelihoods", unit="pair") as bar:
+        likelihood = QueryLikelihood(
+            T5QueryGenerator.from_preset(path),
+            Tokenizer(sources.vocabulary_file("", path)),
+            own.document_length,
+            own.query_length,
+            own.batch_size,
+            own.prompt,
+        )
+        for row, value in enumerate(likelihood.scores(pairs())):
+            query, document = places[row]
+            nats[query][document] = value
+            bar.update()
+    return nats
+
+
+def _mixed(
+    scores: Mapping[str, float], nats: Mapping[str, float], weight: float
+) -> dict[str, float]:
+    return {
+        document: (1 - weight) * scores[document] + weight * nats[document]
+        for document in nats
+    }
 
 
 def _ordered(

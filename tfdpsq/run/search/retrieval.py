@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,17 +185,19 @@ class Retrievers:
 
 
 def queries_of(
-    data: str, split: str, fit: hybrid.FitSet | None = None
+    data: str, split: str, fits: Sequence[hybrid.FitSet | None] = ()
 ) -> dict[str, str]:
     """Returns all queries to search for: {query id: text}.
 
-    They are the judged ones of a split, and those that weights of a fusion are fitted
-    on, so that each document is embedded once for both.
+    They are the judged ones of a split, and those that weights are fitted on, so that
+    each document is embedded once for all.
     """
     beir = sources.open_beir(data)
     qrels = beir.qrels(split)
     judged = {name: text for name, text in beir.read_queries() if name in qrels}
-    return {**judged, **(fit.read()[0] if fit else {})}
+    for fit in filter(None, fits):
+        judged.update(fit.read()[0])
+    return judged
 
 
 def start_worker(
@@ -204,10 +206,10 @@ def start_worker(
     split: str,
     k: int,
     corpus: corpus_shards.CorpusShards | None,
-    fit: hybrid.FitSet | None = None,
+    fits: Sequence[hybrid.FitSet | None] = (),
 ) -> passes.MakeShard:
     """Embeds the queries of a split; returns a function that searches a shard."""
-    queries = queries_of(data, split, fit) if corpus is not None else {}
+    queries = queries_of(data, split, fits) if corpus is not None else {}
     dense = Retrievers(searched, queries, k)
 
     def make(index: int, out: ShardWriter) -> None:
