@@ -102,8 +102,8 @@ def build_pydocs(
     Summaries that make none are left out altogether, since they are of the kind that
     is private here. Splits train, dev and test follow the hash of the document id,
     so that neither a document nor a query is relevant in two of them. The same
-    versions of Python and the packages give the same bytes. ``provenance.json`` lies
-    beside the corpus.
+    versions of Python and the packages give the same bytes. ``provenance.json`` is
+    next to the corpus.
 
     Args:
       cache_dir: where corpora are kept; default ``$XDG_CACHE_HOME/tfdpsq``, else

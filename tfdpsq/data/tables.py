@@ -116,7 +116,7 @@ def files_of(table: str) -> list[str]:
 def _of_hugging_face(folder: str) -> list[str]:
     """Returns the files that a set of `datasets` on disk calls its own, if it is one.
 
-    Next to them lie caches of `map` and `filter`: the same rows, changed.
+    Next to them are caches of `map` and `filter`: the same rows, changed.
 
     Raises:
       DataError: its record is damaged, or lists a file that is not there.

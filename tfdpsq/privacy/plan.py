@@ -154,7 +154,7 @@ class PrivacyPlan:
                 (
                     f"the data have {units} units, but num_units is {spec.num_units}, "
                     "declared to be exact by n_is_public."
-                    if spec.n_is_public  # else how many there are is not told
+                    if spec.n_is_public  # else their number is not released
                     else "the data have more units than num_units, a bound of "
                     f"{spec.num_units}."
                 )

@@ -74,7 +74,7 @@ def make_logical_step(
       empty batch still takes a noisy step. Where the plan is secure, a third argument
       is what `secure_noise` drew for this step. A fourth is what `step_keys` of the
       optimizer returned for it; without it the step's number is `iterations`, which
-      must never go back, and seeds are constants of the graph, so that whoever has
+      must never go back, and seeds are constants of the graph, so that anybody who has
       a dump or a profile of it can subtract the noise. It can be wrapped in
       `tf.function`, `jit_compile=True` included, and run by `Strategy.run`, each
       replica on rows of its own; noise and result are then the same on all. Of R

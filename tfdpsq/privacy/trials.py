@@ -1,6 +1,6 @@
 """Trials of model and loss on a few rows, before a step is paid for.
 
-What they find is told without a value of a row, and nothing else of them stays.
+Reports quote no value of a row, and nothing else is kept.
 """
 
 from __future__ import annotations

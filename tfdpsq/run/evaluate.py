@@ -51,7 +51,7 @@ SETTINGS: settings.Declaration = {
     "similarity": similarity.declared(),
     "baseline": settings.Text(""),
     "fusion": hybrid.SETTINGS,
-    # Name -> a generator that orders a system's best documents anew.
+    # Name -> a generator that reorders a system's best documents.
     "rerankers": settings.Named({}, settings.Text("")),
     "rerank": reranking.SETTINGS,
     "k": settings.Integer(100, 1, 1000000),
@@ -86,7 +86,7 @@ def default_config() -> ml_collections.ConfigDict:
     maps a name to an output of `synthesize`, whose queries are compared with those of
     `similarity_split` and of the training split; see `similarity`. With `fusion.base`
     every other system is also measured together with it; see `search.hybrid`.
-    `rerankers` maps a name to a generator that orders a system's best documents anew,
+    `rerankers` maps a name to a generator that reorders a system's best documents,
     which counts as a system of its own; see `search.reranking`.
     """
     return settings.default_config(SETTINGS)

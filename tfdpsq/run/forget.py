@@ -20,7 +20,7 @@ nobody can test guesses at the pairs on the fingerprints in certificates, nor sh
 pairs were trained on. Files are removed, not overwritten: snapshots, backups and copies
 elsewhere are yours to delete.
 
-What a link under `release/` leads to is released, wherever it lies: it is kept and
+What a link under `release/` leads to is released, wherever it is: it is kept and
 listed. Other links are not followed, and neither links nor files that tfdpsq does not
 write are deleted: they are listed as left. A file in a stage's directory that is newer
 than its `stage.json` counts as yours, and so does one among runs and logs whose name no

@@ -170,7 +170,7 @@ def run(
 
 
 def _require_public(parts: Sequence[CorpusPart]) -> None:
-    """Refuses a corpus of which it would be told what occurs in it.
+    """Refuses a private corpus: matches would reveal its texts.
 
     Raises:
       InputError: a part is, or was made from, private queries.

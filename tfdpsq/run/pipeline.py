@@ -74,7 +74,7 @@ SETTINGS: settings.Declaration = {
     "epsilons": settings.Several((math.inf, 8.0), _EPSILON),
     "direct_epsilons": settings.Several((8.0,), _EPSILON),
     "audit_epsilons": settings.Several((), _EPSILON),
-    # Whether generators, and the public T5, also order BM25's best documents anew.
+    # Whether generators, and the public T5, also reorder BM25's best documents.
     "rerank": settings.Flag(True),
     # Whether the weight of their likelihoods is fitted, for the public T5, on sentences
     # of the documents (the public pairs).

@@ -105,7 +105,7 @@ class Array:
 @functools.cache
 def _context(tensorstore: Any) -> Any:
     """Returns what arrays share: a cache for each would in the end hold all of them."""
-    one = {"limit": 1}  # chunks unpacked at a time: each is in memory beside the cache
+    one = {"limit": 1}  # chunks unpacked at a time: each is in memory next to the cache
     return tensorstore.Context(
         {
             "cache_pool": {"total_bytes_limit": _CACHE},

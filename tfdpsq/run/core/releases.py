@@ -8,10 +8,9 @@
 
 A path is *released* if it has a directory called `release` in it, under any spelling:
 symbolic links are followed, also those in a `file://` URL. Below it, no output is in a
-directory called `private` or one with a dot before its name: whoever lists a release
-passes over both. A stage states its guarantee
-in an `Output` before it reads or spends anything, and can write nowhere else (see
-`outputs`). Its result is compared with the statement and appears only if the two agree.
+directory called `private` or one with a dot before its name: anybody who lists a
+release passes over both. A stage states its guarantee in an `Output` before it reads or
+spends anything, and can write nowhere else (see `outputs`). Its result is compared with the statement and appears only if the two agree.
 """
 
 from __future__ import annotations

@@ -82,13 +82,13 @@ class Devices:
 
     @property
     def chief(self) -> bool:
-        """Whether this process writes the output."""
+        """True if this process writes the output."""
         with self.scope():
             return workers.is_chief()
 
     @property
     def several_workers(self) -> bool:
-        """Whether there are other processes."""
+        """True if there are other processes."""
         with self.scope():
             return workers.several()
 

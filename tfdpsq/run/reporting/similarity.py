@@ -44,7 +44,7 @@ def declared() -> dict[str, settings.Setting]:
     `vocabulary` (by default the one next to its weights); "gpt2", the keras-nlp preset
     `init`; or "", for neither. k-means runs with `seeds` seeds. MAUVE is the exact area
     under the curve, or with `points`, of which 25 is the published number, that of its
-    published discretisation: give it beside published figures. At most `samples` texts
+    published discretisation: give it next to published figures. At most `samples` texts
     of a set get features; a public seed draws them. Copies are looked for among the
     queries of `training_split`.
     """

@@ -8,7 +8,7 @@ best `depth` documents of the base, such as BM25, are ordered by
 with the likelihood in nats; the others keep their order below. Of deployed systems this
 is the one that a generator is part of itself, under its own certificate.
 
-How much a generator's likelihood is worth beside the base differs from corpus to
+How much a generator's likelihood is worth next to the base differs from corpus to
 corpus. So the weight can be fitted, on public or synthetic queries: for the baseline,
 such as the public T5, whose weight all take, as generators that were trained on other
 queries than these seem worse on them than they are; without one, for each reranker.
@@ -31,7 +31,7 @@ from tfdpsq.run.search import benchmark_sets, hybrid, systems
 from tfdpsq.run.training import training_settings
 
 SETTINGS: settings.Declaration = {
-    # The system whose best documents are ordered anew.
+    # The system whose best documents are reordered.
     "base": settings.Text(systems.BM25, required=True),
     # How many of them, for each query.
     "depth": settings.Integer(20, 2, 1_000_000),
