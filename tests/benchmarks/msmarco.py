@@ -1,0 +1,296 @@
+"""Stages on a made-up corpus of MS MARCO's exact shape: time and memory.
+
+    python tests/benchmarks/msmarco.py --workdir DIR [--documents 88418 8841823]
+
+The stand-in has 8,841,823 passages of 56 words, 502,939 training queries in 532,751
+pairs, 6,980 dev queries with 7,437 judgements, and 43 test queries with 9,260, as BEIR
+has them; words follow Zipf, with a long tail. A query is words of its passage. A
+smaller corpus has the training pairs in proportion, and dev and test whole.
+
+Each part runs in a process of its own:
+
+| part | what runs |
+|---|---|
+| `make` | the stand-in is written, 3.9 GB |
+| `prepare` | the stage: everything is validated, pseudo-queries of every passage |
+| `plans` | epochs, δ, noise and steps of every row of `configs/paper/retrieval.py` |
+| `tokens` | what `finetune` does with the pairs before step 0, 384 + 128 tokens |
+| `bm25` | `evaluate` on dev: BM25 of all passages, TREC runs, metrics |
+| `exact` | given embeddings of 768 numbers to disk, exact search on dev, metrics |
+
+Generation and encoding are measured on a part, and extrapolated, by `estimate_job`.
+
+Prints one JSON line per part and size: wall and processor seconds, the largest resident
+set, what the part says of itself; and one line with `memory_ratio`, the largest of the
+two sizes' peaks over the smaller, of each part. Finished parts are read from DIR.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import runpy
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PASSAGES, TRAIN_QUERIES, TRAIN_PAIRS = 8_841_823, 502_939, 532_751
+JUDGED = {"dev": (6_980, 7_437), "test": (43, 9_260)}
+WIDTH = 768
+_WORDS, _SENTENCE = 56, 14
+_AT_ONCE = 10_000
+_STAGES = {
+    "prepare": (
+        "--config.data={data}",
+        "--config.splits=('train','dev')",
+        "--config.vocabulary_size=0",
+    ),
+    "evaluate": (
+        f"--config={ROOT / 'tests' / 'benchmarks' / 'msmarco.py'}:bm25",
+        "--config.data={data}",
+        "--config.split=dev",
+    ),
+}
+_COMMANDS = {"prepare": "prepare", "bm25": "evaluate"}
+PARTS = ("make", "prepare", "plans", "tokens", "bm25", "exact")
+
+
+def get_config(name):
+    """Returns `evaluate`'s settings with the system `name` alone."""
+    from tfdpsq.run import evaluate
+
+    config = evaluate.default_config()
+    with config.unlocked():
+        config.systems = {name: name}
+    return config
+
+
+def sizes(documents):
+    """Returns {split: (queries, judgements)} of a corpus of this size."""
+    share = documents / PASSAGES
+    train = (round(TRAIN_QUERIES * share), round(TRAIN_PAIRS * share))
+    return {"train": train, **JUDGED}
+
+
+def passages(count):
+    """Yields made-up passages of four sentences."""
+    from scaling import VOCABULARY, made_up_words
+
+    draw = np.random.default_rng(0)
+    words = np.array(made_up_words(draw), object)
+    share = 1 / np.arange(1, VOCABULARY + 1)
+    share /= share.sum()
+    for start in range(0, count, _AT_ONCE):
+        chosen = words[draw.choice(VOCABULARY, [_AT_ONCE, _WORDS], p=share)]
+        for number, row in enumerate(chosen[: count - start], start):
+            # Some words come in few passages.
+            row[5], row[23] = f"x{number % 2_000_003:x}", f"y{number % 300_007:x}"
+            yield ". ".join(
+                " ".join(row[at : at + _SENTENCE]).capitalize()
+                for at in range(0, _WORDS, _SENTENCE)
+            )
+
+
+def judgements(documents):
+    """Returns {passage: [(split, query's number)]}; all but a few have one query."""
+    draw = np.random.default_rng(1)
+    found = {}
+    for split, (queries, judged) in sizes(documents).items():
+        # Every query has a passage; those that are left go to the first queries.
+        of = np.concatenate([np.arange(queries), np.arange(judged - queries) % queries])
+        for query, at in zip(of, draw.choice(documents, judged, replace=False)):
+            found.setdefault(int(at), []).append((split, int(query)))
+    return found
+
+
+def make(home, documents):
+    """Writes the stand-in."""
+    from tfdpsq.data import Document, write_beir
+
+    wanted = judgements(documents)
+    texts = {}
+    rows = {split: [] for split in sizes(documents)}
+
+    def corpus():
+        for number, text in enumerate(passages(documents)):
+            for split, query in wanted.get(number, ()):
+                name = f"{split}{query}"
+                texts.setdefault(name, " ".join(text.split()[3:9]).strip("."))
+                rows[split].append((name, str(number), 1))
+            yield Document(str(number), "", text)
+
+    def queries():
+        yield from texts.items()
+
+    # Both are filled while the corpus is written.
+    write_beir(home / "data", corpus(), queries(), rows)
+    return {"bytes": (home / "data" / "corpus.jsonl").stat().st_size}
+
+
+def plans(home, documents):
+    """Counts units and makes the plan of every row of the paper's configs."""
+    from tfdpsq import privacy
+    from tfdpsq.run.core import sources
+    from tfdpsq.run.training import private_training
+
+    module = runpy.run_path(str(ROOT / "configs" / "paper" / "retrieval.py"))
+    source = sources.load_source(str(home / "data"), "train", "pair")
+    units = private_training.units_of(source, "pair", "")
+    found = {}
+    for row, (kind, size, epsilon) in module["ROWS"].items():
+        config = module["get_config"](row)
+        stage = config.direct if kind == "direct" else config.finetune
+        if kind == "original" or (size != "base" and kind == "synthetic"):
+            continue  # the same plan as base's, or none
+        stage.epsilon = epsilon
+        counted = private_training.public_n(stage, units.count, units.private)
+        if kind == "direct":
+            with stage.unlocked():
+                stage.epochs = module["RETRIEVER_EPOCHS"]
+                stage.steps = 0
+        settled = private_training.with_steps(stage, counted)
+        if kind == "direct":
+            found[row] = {"steps": settled.steps}
+            continue
+        plan = privacy.make_plan(private_training.spec_of(settled, units))
+        found[row] = {"steps": settled.steps}
+        if plan.spec.private:
+            found[row] |= {
+                "noise_multiplier": round(plan.noise_multiplier, 4),
+                "epsilon": round(plan.epsilon_so_far(settled.steps), 4),
+                "delta": plan.spec.target_delta,
+            }
+    return {"pairs": units.count, "plans": found}
+
+
+def tokens(home, documents):
+    """Reads the private pairs as `finetune` does, and takes ten batches."""
+    from tfdpsq.data import Tokenizer
+    from tfdpsq.run import finetune
+    from tfdpsq.run.core import sources
+    from tfdpsq.run.training import private_training
+
+    config = finetune.default_config()
+    tokenizer = Tokenizer(sources.vocabulary_file("", "t5_tiny_pydocs"))
+    source = sources.load_source(str(home / "data"), "train", "pair")
+    private_training.units_of(source, "pair", "")
+    encode = finetune._encoding(config, tokenizer)
+    rows = private_training.stored_rows(home / "rows", source.read(), encode)
+    draw = np.random.default_rng(0)
+    for _ in range(10):
+        rows.take(draw.integers(0, len(rows), config.batch_size))
+    shutil.rmtree(home / "rows")
+    return {"pairs": len(rows)}
+
+
+def exact(home, documents):
+    """Writes given embeddings, searches them for the dev queries, and measures."""
+    from tfdpsq import evaluation, retriever
+    from tfdpsq.run.core import sources
+
+    qrels = sources.open_beir(str(home / "data")).qrels("dev")
+    shutil.rmtree(home / "index", ignore_errors=True)
+    index = retriever.DocumentIndex.create(home / "index", "given", WIDTH)
+    draw = np.random.default_rng(2)
+    right = {int(next(iter(of))): name for name, of in qrels.items()}
+    queries = {}
+    for start in range(0, documents, 262_144):
+        count = min(262_144, documents - start)
+        vectors = draw.standard_normal([count, WIDTH], np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        index.add([str(n) for n in range(start, start + count)], vectors)
+        for number in range(start, start + count):
+            if number in right:
+                # Twice as far from its passage as that is long.
+                noise = draw.standard_normal(WIDTH).astype(np.float32)
+                noise /= np.linalg.norm(noise)
+                queries[right[number]] = vectors[number - start] + 2 * noise
+    written = time.monotonic()
+    names = sorted(queries)
+    scores, places = index.search(np.stack([queries[n] for n in names]), 10)
+    seconds = time.monotonic() - written
+    run = {
+        name: {str(p): float(s) for p, s in zip(places[at], scores[at])}
+        for at, name in enumerate(names)
+    }
+    measured = evaluation.evaluate_run(qrels, run, ["recall@10"])
+    size = sum(f.stat().st_size for f in (home / "index").iterdir())
+    shutil.rmtree(home / "index")
+    return {
+        "queries": len(names),
+        "search_seconds": round(seconds, 1),
+        "bytes": size,
+        "recall@10": round(measured.means["recall@10"], 4),
+    }
+
+
+def measured(part, home, documents):
+    """Runs a part in a process of its own, unless it is finished; returns its row."""
+    done = home / f"{part}.json"
+    if done.is_file():
+        return json.loads(done.read_text())
+    if part in _COMMANDS:
+        stage = _COMMANDS[part]
+        command = ["-m", f"tfdpsq.run.{stage}", f"--workdir={home / part}"]
+        command += [o.format(data=home / "data") for o in _STAGES[stage]]
+    else:
+        command = [__file__, f"--part={part}", f"--workdir={home}"]
+        command += [f"--documents={documents}"]
+    home.mkdir(parents=True, exist_ok=True)
+    log = home / f"{part}.log"
+    started = time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}"},
+            stdout=file,
+            stderr=file,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(f"{' '.join(command)} failed; see {log}")
+    row = {
+        "benchmark": "msmarco",
+        "part": part,
+        "documents": documents,
+        "seconds": round(time.monotonic() - started, 1),
+        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "peak_gib": round(usage.ru_maxrss / 2**20, 3),
+    }
+    said = home / f"{part}.said.json"
+    if said.is_file():
+        row.update(json.loads(said.read_text()))
+    done.write_text(json.dumps(row) + "\n")
+    return row
+
+
+def main():
+    """Measures missing parts; prints all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument("--documents", type=int, nargs="+", default=[88_418, PASSAGES])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--part", choices=PARTS, help="run one, in this process")
+    options = parser.parse_args()
+    home = options.workdir.resolve()
+    if options.part:
+        said = globals()[options.part](home, options.documents[0])
+        (home / f"{options.part}.said.json").write_text(json.dumps(said))
+        return
+    peaks = {}
+    for documents in sorted(options.documents):
+        for part in options.parts:
+            row = measured(part, home / str(documents), documents)
+            peaks.setdefault(part, []).append(row["peak_gib"])
+            print(json.dumps(row), flush=True)
+    ratios = {part: round(max(own) / min(own), 3) for part, own in peaks.items()}
+    print(json.dumps({"benchmark": "msmarco", "memory_ratio": ratios}))
+
+
+if __name__ == "__main__":
+    main()
