@@ -211,7 +211,7 @@ def stages():
             "rerank",
             "rerank",
             "reranked",
-            {**_LENGTHS, "generator": "@generator", "corpus": "@@/pairs"},
+            {**_LENGTHS, "generator": "@finetune", "corpus": "@@/pairs"},
         ),
         Stage(
             "evaluate",

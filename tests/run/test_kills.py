@@ -1,5 +1,6 @@
 """The benchmark of kills, at three of them: stages that are killed go on."""
 
+import importlib
 import json
 import pathlib
 import subprocess
@@ -8,6 +9,16 @@ import sys
 import pytest
 
 _FILE = pathlib.Path(__file__).parents[1] / "benchmarks" / "kills.py"
+
+
+def test_each_stage_reads_stages_that_are_there_before_it(monkeypatch):
+    """`rerank` named one that was not, which ended the benchmark at its 18th kill."""
+    monkeypatch.syspath_prepend(str(_FILE.parent))
+    kill_stages = importlib.import_module("kill_stages")
+    known = set()
+    for stage in kill_stages.stages():
+        assert set(kill_stages.named(stage.settings)) <= known, stage.name
+        known.add(stage.name)
 
 
 @pytest.mark.slow
