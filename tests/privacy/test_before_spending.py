@@ -181,7 +181,7 @@ def test_groups_of_rows_that_the_data_lack_cost_nothing(tmp_path):
     # Where it is not refused, a step that draws the row ends in an IndexError.
     with pytest.raises((InputError, IndexError)) as caught:
         _train(tmp_path, spec, groups=groups)
-    message = "take has no row 50 .*Give groups of the rows that the data have"
+    message = r"take has no row 50\. Give groups of the rows that the data have"
     assert re.search(message, str(caught.value))
     assert _unpaid(tmp_path)
     # Rows that belong to nobody need not be there, nor be in order.

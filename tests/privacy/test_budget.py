@@ -122,11 +122,13 @@ def test_five_certificates_cost_what_dp_accounting_composes(five):
 
 
 def test_the_sum_for_settings_chosen_in_between_is_that_of_all_runs_once(five):
-    made, releases = five
+    _, releases = five
     total = budget.compose({**releases, "again": releases["0"]})
+    # The last one, which stopped early, as if it had not: see the next test.
+    made = [_certificate(spec, head=str(n)) for n, spec in enumerate(_SPECS)]
     stated = [certificate["guarantee"] for certificate in made]
     # Stated by each run's own accountant, RDP here; the sum is by PLD.
-    tight = [budget.compose({name: r}).epsilon_pld for name, r in releases.items()]
+    tight = [budget.compose({"": budget.release_of(c)}).epsilon_pld for c in made]
     assert total.epsilon_sum == pytest.approx(sum(tight), rel=1e-9)
     assert total.epsilon_sum <= sum(g["epsilon"] for g in stated)
     assert total.delta_sum == pytest.approx(sum(g["delta"] for g in stated))
@@ -137,6 +139,24 @@ def test_the_sum_for_settings_chosen_in_between_is_that_of_all_runs_once(five):
     }
     parallel = budget.in_parallel(apart, "user")
     assert parallel.epsilon_sum == max(log.epsilon_sum for log in apart.values())
+
+
+def test_a_run_that_stopped_early_counts_whole_unless_nobody_looked():
+    """Its certificate says so; a total without the condition was told as all of it."""
+    plan = make_plan(_SPEC)
+    early, whole = (
+        {"a": budget.release_of(_certificate(_SPEC, steps))}
+        for steps in (3, _SPEC.steps)
+    )
+    found, full = budget.compose(early), budget.compose(whole)
+    assert (found.stopped_early, full.stopped_early) == (1, 0)
+    assert found.epsilon_pld < 0.9 * full.epsilon_pld
+    assert found.epsilon_sum == full.epsilon_sum == full.epsilon_pld
+    planned = {"next": budget.planned_release({"next": plan}, "keyed:1")}
+    total = budget.compose({**whole, **planned}).epsilon_pld
+    assert budget.require_within(total + 1e-9, early, planned).epsilon_pld == total
+    with pytest.raises(InputError, match=f"spent {full.epsilon_pld:.4g}"):
+        budget.require_within(total - 1e-6, early, planned)
 
 
 def test_what_is_made_from_a_release_costs_nothing_and_a_second_run_does(five):
@@ -327,7 +347,10 @@ def test_a_run_is_refused_exactly_where_the_total_would_exceed_the_budget(five):
     _, releases = five
     plan = make_plan(_SPEC)
     planned = {"next": budget.planned_release({"next": plan}, "keyed:9")}
-    total = budget.compose({**planned, **releases}, one_log=True).epsilon_pld
+    # The one that stopped early counts whole.
+    last = budget.release_of(_certificate(_SPECS[4], head="4"))
+    whole = {**planned, **releases, "4": last}
+    total = budget.compose(whole, one_log=True).epsilon_pld
     assert total > budget.compose(releases).epsilon_pld
     kept = budget.require_within(total * (1 + 1e-9), releases, planned)
     assert kept.epsilon_pld == total

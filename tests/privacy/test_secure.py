@@ -91,6 +91,21 @@ def test_keys_of_purposes_are_derived_by_hkdf():
         )
 
 
+def test_seeds_for_other_generators_are_of_subkeys_and_tell_no_key():
+    """Dropout and TensorFlow's own state: what a graph or a profile may show."""
+    number = int.from_bytes(bytes(range(32)), "big")
+    source = SecureSource(number)
+    seeds = {purpose: source.seed(purpose) for purpose in PURPOSES}
+    assert len(set(seeds.values())) == len(PURPOSES)
+    halves = {int.from_bytes(h, "big") for h in (source.key[:16], source.key[16:])}
+    assert not halves & set(seeds.values())
+    for purpose, seed in seeds.items():
+        extracted = hmac.digest(bytes(32), source.key, hashlib.sha256)
+        info = b"tfdpsq secure/1 " + purpose.encode() + b"\x01"
+        key = hmac.digest(extracted, info, hashlib.sha256)
+        assert seed.to_bytes(16, "big") == key[:16]
+
+
 def test_streams_repeat_and_no_two_are_alike():
     def words(seed=1, purpose="noise", step=0, index=0):
         return SecureSource(seed).stream(purpose, step, index).words(2000)

@@ -399,6 +399,11 @@ def test_without_privacy_it_guarantees_nothing():
     "changes, message",
     [
         (dict(unit="user"), "has unit 'user'"),
+        # For one query with several pairs, another guarantee than the chosen run's.
+        (dict(unit="pair"), "has unit 'pair', and another one 'query'"),
+        (dict(secure=True), "has secure True, and another one False"),
+        (dict(n_is_public=True), "has n_is_public True, and another one False"),
+        (dict(epsilon=3.0), "has epsilon 3.0, and another one"),
         (dict(sampler="shuffled", n_is_public=True), "has sampler 'shuffled'"),
         (dict(num_units=1999), "has num_units 1999"),
         (dict(accountant="pld"), "has accountant 'pld'"),

@@ -79,7 +79,7 @@ def batch_of(
         only clipping keeps apart from the other rows.
 
     Raises:
-      InputError: `take` returns another number of rows.
+      InputError: `take` returns another number of rows, or a text that is not UTF-8.
     """
     indices = np.zeros(rows, np.int64)
     weights = np.zeros(rows, np.float32)
@@ -95,8 +95,26 @@ def batch_of(
         batch[name] = np.array(values)
         if private:
             batch[name][weights == 0] = 0
+        if batch[name].dtype.kind == "U":
+            batch[name] = as_bytes(name, batch[name])
     batch["weights"] = weights
     return batch
+
+
+def as_bytes(name: str, texts: np.ndarray) -> np.ndarray:
+    """Encodes texts as TensorFlow does, but before a step is paid for.
+
+    Raises:
+      InputError: one cannot be encoded; it is not quoted.
+    """
+    try:
+        return np.char.encode(texts, "utf-8")
+    except UnicodeEncodeError:
+        raise validation.InputError(
+            f"{name!r} has a text that is not UTF-8, such as half of a surrogate pair, "
+            "which TensorFlow does not take. Mend it, for instance by "
+            "text.encode('utf-8', 'replace').decode(). Nothing was paid for these rows."
+        ) from None
 
 
 def content(values: np.ndarray) -> bytes:

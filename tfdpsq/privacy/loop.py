@@ -210,15 +210,19 @@ class Loop:
     def _take(self, now: range) -> Sequence[float]:
         """Draws the rows of these steps, pays for the steps, and takes them."""
         draws = [self.sampler.draw(number) for number in now]
-        drawn = [
-            batch_of(
-                self.take,
-                draw,
-                self.take_steps.padded(draw.count),
-                self.plan.spec.private,
-            )
-            for draw in draws
-        ]
+        with unquoted_values(
+            f"the rows of {_named(now)} could not be taken",
+            "Check take. Nothing was paid for these rows.",
+        ):
+            drawn = [
+                batch_of(
+                    self.take,
+                    draw,
+                    self.take_steps.padded(draw.count),
+                    self.plan.spec.private,
+                )
+                for draw in draws
+            ]
         noise = [self.take_steps.secure_noise(number) for number in now]
         workers.require_same_rows(drawn)
         if self.unchanging is not None:

@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
+from tfdpsq.privacy.batches import as_bytes
 from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.loop import unquoted_values
 from tfdpsq.privacy.optimizers import LogicalStep
@@ -40,8 +41,8 @@ _SET_RATES = (
     keras.callbacks.LearningRateScheduler,
     keras.callbacks.ReduceLROnPlateau,
 )
-
-
+# By Keras, of metrics, shapes and types.
+_NOT_EVALUATED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 _NO_DATASET = """fit got a tf.data.Dataset, whose batches are already drawn, and the \
 plan's sampler must draw them itself, from all rows. If the data set has batches of \
 (x, y), each row once (no repeat), and fits in memory, these lines do it:
@@ -161,6 +162,29 @@ class PrivateModel(keras.Model):
             **options,
         )
 
+    def _try_validation(self, given: Sequence[Any]) -> None:
+        """Evaluates one row: a misspelt metric would end the run after an epoch.
+
+        Raises:
+          InputError: it fails; the message does not quote Keras's, which may quote the
+            row.
+        """
+        first = [tf.nest.map_structure(_first_row, part) for part in given]
+        with unquoted_values(
+            "validation_data could not be evaluated", "Nothing was spent. Mend it."
+        ):
+            try:
+                _evaluated(self, first)
+            except validation.InputError:
+                raise
+            except _NOT_EVALUATED as error:
+                raise validation.InputError(
+                    "validation_data cannot be evaluated with the metrics that "
+                    f"compile() was given ({type(error).__name__}). Nothing was spent. "
+                    "Compare shapes, types and the names of metrics; "
+                    "evaluate(x[:1], y[:1]) shows Keras's own error."
+                ) from None
+
     def fit(  # noqa: D417  (the arguments of Keras's that have no meaning here)
         self,
         x: Any,
@@ -170,7 +194,7 @@ class PrivateModel(keras.Model):
         directory: str | os.PathLike | None = None,
         steps_per_epoch: int | None = None,
         callbacks: Sequence[keras.callbacks.Callback] = (),
-        validation_data: tuple[Any, Any] | None = None,
+        validation_data: tuple[Any, ...] | None = None,
         verbose: int = 0,
     ) -> keras.callbacks.History:
         """Runs the plan: its steps, drawn by its sampler from all rows.
@@ -187,8 +211,9 @@ class PrivateModel(keras.Model):
             `None` takes n over the batch size.
           callbacks: Keras callbacks; `stop_training` is obeyed. With `directory` none
             may change a weight, a learning rate or another setting of the optimizer.
-          validation_data: (x, y), evaluated after every epoch: recorded in `reads`
-            as a private read. For public data use `evaluate` after `fit`.
+          validation_data: (x, y) or (x, y, sample weights), evaluated after every
+            epoch: recorded in `reads` as a private read. For public data use
+            `evaluate` after `fit`.
           verbose: as in Keras.
 
         Returns:
@@ -233,6 +258,8 @@ class PrivateModel(keras.Model):
         # the data, of which it might keep something.
         empty = tf.nest.map_structure(_blank, data["x"])
         self.model(empty, training=False)
+        if validation_data is not None:
+            self._try_validation(validation_data)
         self.stop_training = False
         watch.on_train_begin()
 
@@ -340,6 +367,22 @@ def _blank(values: np.ndarray) -> np.ndarray:
     return np.full_like(values[:1], zero)
 
 
+def _first_row(values: Any) -> Any:
+    return None if values is None else np.asarray(values)[:1]
+
+
+def _evaluated(model: keras.Model, given: Sequence[Any]) -> dict[str, float]:
+    """Evaluates (x, y) or (x, y, sample weights)."""
+    x, y, *weights = given
+    return model.evaluate(
+        x,
+        y,
+        sample_weight=weights[0] if weights else None,
+        verbose=0,
+        return_dict=True,
+    )
+
+
 class _Epochs:
     """Tells Keras's callbacks of steps and epochs."""
 
@@ -374,9 +417,7 @@ class _Epochs:
                     f"Mend it. {executed} steps of this run are spent; with a "
                     "directory, fit goes on from those that are saved there.",
                 ):
-                    found = self._model.evaluate(
-                        *self._validation, verbose=0, return_dict=True
-                    )
+                    found = _evaluated(self._model, self._validation)
                 logs = {**logs, **{f"val_{name}": v for name, v in found.items()}}
             self._watch.on_epoch_end(epoch, logs)
             self._losses = []
@@ -433,7 +474,10 @@ def _rows_of(x: Any, y: Any) -> Any:
                 "example: the plan's sampler must draw the batches itself. For data "
                 "that do not fit in memory use tfdpsq.privacy.train."
             )
-        return np.asarray(values)
+        array = np.asarray(values)
+        if array.dtype.kind == "U":
+            as_bytes("one of the arrays of fit", array)  # every row can be drawn
+        return array
 
     x = tf.nest.map_structure(as_array, x)
     if y is None:

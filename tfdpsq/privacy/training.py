@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
@@ -22,6 +23,7 @@ from tfdpsq.privacy import checkpoint, computation, fast, trials, workers
 from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.compiled import CompiledSteps
+from tfdpsq.privacy.environment import warning_of_logs
 from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Unchanging, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
@@ -145,6 +147,8 @@ def train(
         and a step that finds no memory, after it.
     """
     layers, variables = list(layers), list(variables)
+    if plan.spec.private and (warning := warning_of_logs()):
+        logging.log_first_n(logging.WARNING, "%s", 1, warning)
     setup = Setup(
         per_example_losses, variables, layers, optimizer, microbatch_size, coupled
     )

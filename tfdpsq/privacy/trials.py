@@ -31,6 +31,10 @@ from tfdpsq.privacy.step import Setup, make_microbatch_sum
 # where losses are not finite.
 _TRIED = 4
 _LOOKS = 8
+_NOT_TAKEN = (
+    "the rows tried before the first step could not be taken",
+    "Nothing was spent. Check take.",
+)
 # Rows at most of the microbatch of which some are left out.
 _NEIGHBOURS = 256
 
@@ -51,6 +55,7 @@ class Rows:
     together: int
     numbers: np.ndarray | None = None
 
+    @unquoted_values(*_NOT_TAKEN)
     def few(self, look: int = 0, wanted: int = 0) -> dict[str, np.ndarray]:
         """Takes a few rows, with their "weights".
 
@@ -65,15 +70,16 @@ class Rows:
             found = self.take(at)
             _require_named(found)
             batch = _copied(found)
-        except IndexError as error:
+        except IndexError:
+            # Numpy's own message has the number of rows, which may be private.
             raise validation.InputError(
-                f"take has no row {at.max()} ({error}). "
+                f"take has no row {at.max()}. "
                 + (
                     "Pass units, the number of units that the data have."
                     if self.numbers is None
                     else "Give groups of the rows that the data have."
                 )
-            ) from error
+            ) from None
         for name, values in batch.items():
             if values.ndim == 0 or len(values) != len(at):
                 rows = len(values) if values.ndim else "no"
@@ -161,8 +167,7 @@ def _try_rows(
 
 
 @unquoted_values(
-    "the rows tried before the first step could not be taken",
-    "Nothing was spent. Check take.",
+    *_NOT_TAKEN,
 )
 def require_own_rows(rows: Rows) -> None:
     """Refuses rows that are others in the company of other rows.

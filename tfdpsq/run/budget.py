@@ -75,7 +75,8 @@ def budget(
     Returns:
       "logs": of each log its "name", "unit", "adjacency", "epsilon" (by PLD),
       "epsilon_rdp", "delta", "epsilon_sum", "delta_sum", "runs", "not_for" (whom they
-      do not hold, or `None`) and "releases";
+      do not hold, or `None`), "stopped_early" (runs that took fewer steps than planned)
+      and "releases";
       "together": the same numbers of all, or `None` where there is no such number;
       "not_composed": "what" and "why"; "not_released": directories passed over;
       "budget" and "left".
@@ -228,6 +229,7 @@ def _numbers(total: budgets.Composition) -> dict[str, Any]:
         "delta_sum": total.delta_sum,
         "runs": total.runs,
         "not_for": total.not_for,
+        "stopped_early": total.stopped_early,
     }
 
 
@@ -285,11 +287,21 @@ def _epsilon(total: Mapping[str, Any]) -> str:
         f"at delta {total['delta']:.3g}"
         + (f", but not for {total['not_for']}" if total["not_for"] else "")
     )
-    if total["runs"] == 1:
+    conditions = []
+    if total["runs"] > 1:
+        conditions.append(
+            "the settings of every run were fixed without looking at earlier releases"
+        )
+    if total["stopped_early"]:
+        conditions.append(
+            "no run stopped early for what its weights showed "
+            f"({total['stopped_early']} stopped early)"
+        )
+    if not conditions:
         return composed
     return (
-        f"{composed}, if the settings of every run were fixed without looking at "
-        f"earlier releases; else {total['epsilon_sum']:.6g} at {total['delta_sum']:.3g}"
+        f"{composed}, if {' and '.join(conditions)}; else "
+        f"{total['epsilon_sum']:.6g} at {total['delta_sum']:.3g}"
     )
 
 

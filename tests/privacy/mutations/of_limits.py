@@ -257,4 +257,112 @@ MUTATIONS = (
         "tests": (_FORGET + "test_unfinished_directories_are_ours_by_their_records",),
         "why": "somebody's own files are deleted",
     },
+    {
+        "name": "units_of_runs_not_compared",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/selection.py",
+        "old": '            "unit",\n            "num_units",',
+        "new": '            "num_units",',
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_runs_that_do_not_belong_together_are_refused",
+        ),
+        "why": "a query is promised what a run by pairs does not give it",
+    },
+    {
+        "name": "secure_of_runs_not_compared",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/selection.py",
+        "old": '            "delta",\n            "secure",',
+        "new": '            "delta",',
+        "tests": (
+            "tests/privacy/test_selection.py::"
+            "test_runs_that_do_not_belong_together_are_refused",
+        ),
+        "why": "runs of the default generator are certified in the words of secure ones",
+    },
+    {
+        "name": "dropout_of_a_secure_run_from_its_key",
+        "kind": "secure",
+        "file": "tfdpsq/privacy/randomness/secure.py",
+        "old": "self._subkeys[purpose][:16]",
+        "new": "self._key[:16]",
+        "tests": (
+            "tests/privacy/test_secure.py::"
+            "test_seeds_for_other_generators_are_of_subkeys_and_tell_no_key",
+        ),
+        "why": "half of the key of noise and samples seeds TensorFlow's own draws",
+    },
+    {
+        "name": "texts_encoded_after_the_payment",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/batches.py",
+        "old": '        if batch[name].dtype.kind == "U":',
+        "new": "        if False:",
+        "tests": (
+            "tests/privacy/test_quoted_values.py::"
+            "test_a_text_that_tensorflow_does_not_take_costs_no_step",
+        ),
+        "why": "one text ends a run that was paid for, and it cannot go on",
+    },
+    {
+        "name": "values_that_take_looks_up_quoted",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "    @unquoted_values(*_NOT_TAKEN)\n    def few",
+        "new": "    def few",
+        "tests": (
+            "tests/privacy/test_quoted_values.py::"
+            "test_what_take_looks_up_is_not_quoted",
+        ),
+        "why": "a value of a private row stands in an error message",
+    },
+    {
+        "name": "early_stop_counts_as_planned",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/budget.py",
+        "old": "_epsilon([_to_the_last_step(release)], release.delta",
+        "new": "_epsilon([release], release.delta",
+        "tests": (
+            "tests/privacy/test_budget.py::"
+            "test_a_run_that_stopped_early_counts_whole_unless_nobody_looked",
+        ),
+        "why": "a run stopped for what its weights showed has the smaller epsilon",
+    },
+    {
+        "name": "stopped_runs_leave_more_of_a_budget",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/budget.py",
+        "old": "{name: _to_the_last_step(release) for name, release in every",
+        "new": "{name: release for name, release in every",
+        "tests": (
+            "tests/privacy/test_budget.py::"
+            "test_a_run_that_stopped_early_counts_whole_unless_nobody_looked",
+        ),
+        "why": "the next run is allowed what the stopped ones may have spent",
+    },
+    {
+        "name": "logs_show_the_batch_of_a_refused_value",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/environment.py",
+        "old": 'if "tensorflow" not in sys.modules:\n    os',
+        "new": "if False:\n    os",
+        "tests": (
+            "tests/privacy/test_quoted_values.py::"
+            "test_tensorflow_logs_no_row_of_a_refused_batch_or_it_is_said",
+        ),
+        "why": "TensorFlow writes private labels of a whole batch to stderr",
+    },
+    {
+        "name": "validation_first_evaluated_after_an_epoch",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "            self._try_validation(validation_data)\n",
+        "new": "            pass\n",
+        "tests": (
+            "tests/privacy/test_quoted_values.py::"
+            "test_validation_that_cannot_be_evaluated_costs_no_epoch",
+        ),
+        "why": "a misspelt metric ends a run whose steps are spent",
+    },
 )

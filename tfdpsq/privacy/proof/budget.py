@@ -32,7 +32,9 @@ they train, such as weights to start from, may depend on those. Settings chosen 
 looking make the order of losses the releases' own choice, and no total by PLD is proved
 for that: an adversary could pick the next run by the loss of the last. The sum of ε and
 of δ holds all the same, if a bound on it was fixed before the first release (basic
-composition as a privacy filter: Rogers et al. 2016). So both are given.
+composition as a privacy filter: Rogers et al. 2016). So both are given. A run that
+stopped early may have been stopped for what its noised weights showed, which is a
+setting chosen after looking: the sum counts all steps that it had planned.
 """
 
 from __future__ import annotations
@@ -97,8 +99,9 @@ class Composition:
       delta: δ that ε is computed at.
       epsilon_pld: ε of all releases together by PLD.
       epsilon_rdp: the same by RDP.
-      epsilon_sum: sum of the releases' ε, each run counted once: for runs whose
-        settings were chosen after looking at earlier releases.
+      epsilon_sum: sum of the releases' ε, each run counted once and to its last
+        planned step: for runs whose settings were chosen after looking at earlier
+        releases, or that were stopped early after looking at their own weights.
       delta_sum: δ that goes with it.
     """
 
@@ -115,6 +118,12 @@ class Composition:
     def runs(self) -> int:
         """Number of training runs, each counted once."""
         return len({key for release in self.releases for key in release.runs})
+
+    @property
+    def stopped_early(self) -> int:
+        """Number of runs that took fewer steps than planned."""
+        runs = {k: run for release in self.releases for k, run in release.runs.items()}
+        return sum(steps < plan.spec.steps for plan, steps in runs.values())
 
     @property
     def not_for(self) -> str | None:
@@ -348,7 +357,8 @@ def require_within(
 
     Every release given counts, as if all were from one log: a run may be refused that
     disjoint logs would have allowed. The total is by PLD, so the settings of all runs
-    must have been fixed without looking at earlier releases; see the module.
+    must have been fixed without looking at earlier releases; see the module. A run that
+    stopped early counts with all steps that it had planned.
 
     Args:
       budget: ε that all releases together must stay within.
@@ -367,10 +377,13 @@ def require_within(
         while name in every:  # a directory can have the name of a run
             name = f"earlier {name}"
         every[name] = release
+    # Why a run stopped early is not known, so it counts whole.
+    every = {name: _to_the_last_step(release) for name, release in every.items()}
     total = compose(every, one_log=True)
     if total.epsilon_pld <= budget:
         return total
-    before = compose(released, one_log=True).epsilon_pld if released else 0.0
+    earlier = {name: _to_the_last_step(each) for name, each in released.items()}
+    before = compose(earlier, one_log=True).epsilon_pld if released else 0.0
     raise validation.InputError(
         f"the budget is epsilon {budget:g}, of which {len(released)} earlier releases "
         f"spent {before:.4g}; with {' and '.join(planned)} it would be "
@@ -402,9 +415,15 @@ def _summed(releases: Sequence[Release]) -> tuple[float, float]:
         if release.choice_epsilon is None and set(release.runs) <= seen:
             continue
         seen |= set(release.runs)
-        epsilon += _epsilon([release], release.delta, "pld")
+        epsilon += _epsilon([_to_the_last_step(release)], release.delta, "pld")
         delta += release.delta
     return epsilon, delta
+
+
+def _to_the_last_step(release: Release) -> Release:
+    """Returns a release with all planned steps of its runs."""
+    runs = {key: (plan, plan.spec.steps) for key, (plan, _) in release.runs.items()}
+    return dataclasses.replace(release, runs=runs)
 
 
 def _subsets(choices: Sequence[Release]) -> Iterator[tuple[Release, ...]]:

@@ -132,6 +132,7 @@ class Selection:
         yield from requirements(spec)
         first = next(iter(self.runs.values())).plan.spec
         fields = (
+            "unit",
             "num_units",
             "n_is_public",
             "accountant",

@@ -10,7 +10,8 @@ A path is *released* if it has a directory called `release` in it, under any spe
 symbolic links are followed, also those in a `file://` URL. Below it, no output is in a
 directory called `private` or one with a dot before its name: anybody who lists a
 release passes over both. A stage states its guarantee in an `Output` before it reads or
-spends anything, and can write nowhere else (see `outputs`). Its result is compared with the statement and appears only if the two agree.
+spends anything, and can write nowhere else (see `outputs`). Its result is compared with
+the statement and appears only if the two agree.
 """
 
 from __future__ import annotations
