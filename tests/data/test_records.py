@@ -180,6 +180,11 @@ def test_a_broken_manifest_is_named(path, content, message):
         (("shards", 0), None, r"shards\[0\] is None"),
         (("files", "records/x"), 0, r"files\['records/x'\] is 0"),
         (("count",), 10**30, "count is 1000"),
+        (("provenance", "private_reads"), True, "provenance.private_reads is True"),
+        (("provenance", "private_reads"), ["x"], "provenance.private_reads is "),
+        (("provenance", "config"), 3, "provenance.config is 3"),
+        (("provenance", "of"), {"of": None}, "provenance.of.of is None"),
+        (("provenance", "of"), {"inputs": []}, r"provenance.of.inputs is \[\]"),
     ],
 )
 def test_a_damaged_entry_of_a_manifest_is_named(path, where, value, message):

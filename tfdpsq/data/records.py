@@ -153,6 +153,7 @@ def read_manifest(path: str | os.PathLike) -> dict:
     ):
         if not isinstance(manifest.get(key), kind):
             raise DataError(file, f"{key} is {shown(manifest.get(key))}", _REWRITE)
+    _check_provenance(file, manifest["provenance"])
     for key, value in manifest["files"].items():
         if not isinstance(value, str):
             raise DataError(file, f"files[{key!r}] is {shown(value)}", _REWRITE)
@@ -183,6 +184,25 @@ def read_manifest(path: str | os.PathLike) -> dict:
             "The guarantee of this set is unclear: do not release it. " + _REWRITE,
         )
     return manifest
+
+
+def _check_provenance(file: Path, provenance: dict) -> None:
+    """Refuses a provenance whose form is not that of the stages that make sets.
+
+    Raises:
+      DataError: names the entry.
+    """
+    where, found = "provenance", provenance
+    while True:
+        for key in ("config", "inputs", "of"):
+            if not isinstance(found.get(key, {}), dict):
+                raise DataError(file, f"{where}.{key} is {shown(found[key])}", _REWRITE)
+        reads = found.get("private_reads", [])
+        if not isinstance(reads, list) or not all(isinstance(r, dict) for r in reads):
+            raise DataError(file, f"{where}.private_reads is {shown(reads)}", _REWRITE)
+        if "of" not in found:
+            return
+        where, found = f"{where}.of", found["of"]
 
 
 def verify(path: str | os.PathLike) -> dict:

@@ -128,17 +128,18 @@ def _of_hugging_face(folder: str) -> list[str]:
         with any_files.open_binary(state) as file:
             listed = parse_json(file.read()).get("_data_files", [])
         files = [os.path.join(folder, each["filename"]) for each in listed]
+        # A name that no file system holds is an error of its own.
+        missing = [path for path in files if not any_files.exists(path)]
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise DataError(
             state, f"it is damaged ({error!r})", "Save the set again"
         ) from error
-    for path in files:
-        if not any_files.exists(path):
-            raise DataError(
-                state,
-                f"it lists {shown(os.path.basename(path))}, which is not there",
-                "Copy the whole directory, or save the set again",
-            )
+    for path in missing:
+        raise DataError(
+            state,
+            f"it lists {shown(os.path.basename(path))}, which is not there",
+            "Copy the whole directory, or save the set again",
+        )
     return files
 
 

@@ -280,6 +280,27 @@ def _write_records(
         )
 
 
+def _vocabulary_of(retriever_directory: pathlib.Path) -> pathlib.Path:
+    """Returns the vocabulary that a retriever was trained with, by its record.
+
+    Raises:
+      DataError: the record does not name it.
+    """
+    record = retriever_directory / workdir.STAGE_FILE
+    trained = workdir.read_json(record)["config"]
+    given, init = (trained.get(name) for name in ("vocabulary", "init"))
+    if not isinstance(given, str) or not isinstance(init, str):
+        raise validation.DataError(
+            record,
+            f"vocabulary is {validation.shown(given)} and init "
+            f"{validation.shown(init)} in its config, which are texts in that of "
+            "train_retriever",
+            "Restore it, or give the SentencePiece file it was trained with by "
+            "--vocabulary=FILE",
+        )
+    return sources.vocabulary_file(given, init)
+
+
 def _convert_retriever(
     source: str | os.PathLike,
     destination: str | os.PathLike,
@@ -295,9 +316,7 @@ def _convert_retriever(
             f"is converted to {', '.join(_WRITERS)}."
         )
     certificate, output = _output(directory, destination)
-    stage = workdir.read_json(directory / workdir.STAGE_FILE)
-    own = stage["config"]
-    path = vocabulary or sources.vocabulary_file(own["vocabulary"], own["init"])
+    path = vocabulary or _vocabulary_of(directory)
     tokenizer = Tokenizer(path)
     sources.require_vocabulary("vocabulary", path, tokenizer, str(directory))
     model = retriever.load(directory / layout.RETRIEVER_MODEL)

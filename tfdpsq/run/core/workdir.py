@@ -39,7 +39,10 @@ from tfdpsq.run.core import outputs, releases
 
 STAGE_FILE = releases.STAGE_FILE
 CONFIG_FILE = "config.json"
-_STAGE_ENTRIES = {"config": dict, "inputs": dict, "fingerprint": str, "run": str}
+_STAGE_ENTRIES = {
+    **{"config": dict, "inputs": dict, "result": dict},
+    **{"fingerprint": str, "run": str},
+}
 # Nothing is to be deleted that may have cost budget.
 _REMEDIES = {
     STAGE_FILE: "Restore it, or move the directory it is in away to make it again.",
@@ -384,7 +387,8 @@ def peak_memory_gib() -> float:
 def read_json(path: str | os.PathLike, **entries: Any) -> dict[str, Any]:
     """Reads the object in a JSON file, local or of another file system.
 
-    `entries` must be in it, with these types, and what every `stage.json` has.
+    `entries` must be in it, with these types, and what every `stage.json` has; one
+    without "result" has an empty one.
 
     Raises:
       DataError: it is damaged.
@@ -398,9 +402,16 @@ def read_json(path: str | os.PathLike, **entries: Any) -> dict[str, Any]:
         found = validation.parse_json(data)
         if not isinstance(found, dict):
             raise ValueError("it is not an object")
+        if name == STAGE_FILE:
+            found.setdefault("result", {})
         for key, kind in entries.items():
             if not isinstance(found.get(key), kind):
                 raise ValueError(f"it has no sound entry {key!r}")
+        # Of `choose`: what is asked of a generator's config is asked of this part.
+        if name == STAGE_FILE and not isinstance(
+            found["config"].get("finetune", {}), dict
+        ):
+            raise ValueError("it has no sound entry 'config.finetune'")
     except ValueError as error:
         raise validation.DataError(
             path,

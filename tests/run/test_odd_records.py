@@ -1,0 +1,61 @@
+"""Records of JSON whose form is odd: named with their place, never a traceback."""
+
+import json
+
+import pytest
+import tiny
+
+from tfdpsq.data import tables
+from tfdpsq.run.convert import convert
+from tfdpsq.run.core import layout, sources, workdir
+from tfdpsq.run.training import outcomes
+from tfdpsq.validation import DataError
+
+
+def _stage(directory, **entries):
+    directory.mkdir(exist_ok=True)
+    stage = json.dumps({**tiny.STAGE, **entries})
+    (directory / workdir.STAGE_FILE).write_text(stage)
+    return directory / workdir.STAGE_FILE
+
+
+@pytest.mark.parametrize("part", [3, None, "x", []])
+def test_a_generator_whose_config_is_odd_is_named(tmp_path, part):
+    """It was an AttributeError: 'int' object has no attribute 'get'."""
+    _stage(tmp_path / "odd", config={"finetune": part})
+    with pytest.raises(DataError, match="odd/stage.json: .*'config.finetune'.*Restore"):
+        sources.require_prompt("prompt", "a prompt", tmp_path / "odd")
+
+
+@pytest.mark.parametrize("result", ["x", 3, None, ["diverged"]])
+def test_a_result_that_is_no_object_is_named(tmp_path, result):
+    path = _stage(tmp_path / "odd", result=result)
+    with pytest.raises(DataError, match="odd/stage.json: .* no sound entry 'result'"):
+        workdir.read_json(path)
+
+
+def test_a_stage_without_a_result_has_an_empty_one(tmp_path):
+    stage = workdir.read_json(_stage(tmp_path / "plain"))
+    outcomes.require_converged(stage, tmp_path, 0.1)
+    assert stage["result"] == {}
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"vocabulary": 3, "init": ""}, {"vocabulary": "", "init": None}]
+)
+def test_a_retriever_whose_config_is_odd_is_named(tmp_path, config):
+    """It was a KeyError: 'vocabulary'."""
+    _stage(tmp_path / "odd", config=config)
+    (tmp_path / "odd" / layout.RETRIEVER_MODEL).mkdir()
+    with pytest.raises(DataError, match="odd/stage.json: vocabulary is .*--vocabulary"):
+        convert(tmp_path / "odd", tmp_path / "out", "onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["odd"]
+
+
+@pytest.mark.parametrize("name", ["\ud800.arrow", "a\0.arrow", 3, "none.arrow"])
+def test_a_hugging_face_set_that_lists_odd_files_is_named(tmp_path, name):
+    """A name that is no UTF-8 was a UnicodeEncodeError."""
+    state = {"_data_files": [{"filename": name}]}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(DataError, match="state.json: it (is damaged|lists )"):
+        tables.files_of(str(tmp_path))
