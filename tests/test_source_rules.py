@@ -3,6 +3,7 @@
 import ast
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -25,6 +26,8 @@ MAX_LINES = 600
 MAX_FUNCTION_LINES = 80
 # A table of all stages, in a function.
 LONG_FUNCTIONS = {"tests/benchmarks/kill_stages.py": ["stages"]}
+# `forget` deletes; a damaged state is of no use, and another is before it.
+MAY_TELL_TO_DELETE = {"tfdpsq/run/forget.py", "tfdpsq/privacy/checkpoint.py"}
 KERAS_METHODS = (
     "apply_gradients",
     "build",
@@ -166,6 +169,27 @@ def untyped_violations(source):
 # -- The checks, on the project --------------------------------------------------
 
 
+def advice_to_delete(source):
+    """Lists messages that tell to delete something.
+
+    It may be somebody else's, or have cost budget that cannot be had back: say to move
+    it away.
+    """
+    told = re.compile(r"\b[Dd]elete (?!the rest)(it|the|this|that|\{)")
+    problems = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            parts = (getattr(part, "value", "{}") for part in node.values)
+            text = "".join(part if isinstance(part, str) else "{}" for part in parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        else:
+            continue
+        if told.search(text):
+            problems.append(f"line {node.lineno}: {text[:60]}")
+    return problems
+
+
 def _python_files():
     return [
         path
@@ -229,6 +253,16 @@ def test_public_functions_state_their_types():
     }
 
     assert {k: v for k, v in problems.items() if v} == {}
+
+
+def test_no_message_tells_to_delete():
+    problems = {
+        str(path.relative_to(ROOT)): advice_to_delete(path.read_text("utf-8"))
+        for path in _python_files()
+        if path.is_relative_to(ROOT / PACKAGE)
+    }
+
+    assert {k for k, v in problems.items() if v} <= MAY_TELL_TO_DELETE
 
 
 def _imported_by(*steps):
@@ -317,6 +351,12 @@ def test_a_public_function_without_types_is_found(source, missing):
     assert missing in problem
     private = source.replace("def f", "def _f").replace("class A", "class _A")
     assert untyped_violations(private) == []
+
+
+@pytest.mark.parametrize("told", ["Delete it", "or delete {x} now", "delete the one"])
+def test_advice_to_delete_is_found(told):
+    assert len(advice_to_delete(f'raise E("no", f"is bad. {told}")')) >= 1
+    assert advice_to_delete(f'raise E("{told.replace("elete", "o not move")}")') == []
 
 
 def test_postponed_annotations_run_on_python_3_9():

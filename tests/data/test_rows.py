@@ -279,7 +279,7 @@ def test_verify_sees_a_manifest_edited_with_a_digest_to_match(store):
         ("[]", "is not a manifest of rows"),
         ("not json", "is not a manifest of rows"),
         ('{"format": "tfdpsq-rows/2", "digest": ""}', "tfdpsq reads 'tfdpsq-rows/1'"),
-        (None, r"cannot be read \(No such file.* delete it: the same"),
+        (None, r"cannot be read \(No such file.* move it away: the same"),
     ],
 )
 def test_what_is_no_manifest_is_named(store, content, message):

@@ -1,4 +1,4 @@
-"""Records of JSON whose form is odd: named with their place, never a traceback."""
+"""Records of JSON whose form is odd, or not ours: named, never a traceback."""
 
 import json
 
@@ -59,3 +59,26 @@ def test_a_hugging_face_set_that_lists_odd_files_is_named(tmp_path, name):
     (tmp_path / "state.json").write_text(json.dumps(state))
     with pytest.raises(DataError, match="state.json: it (is damaged|lists )"):
         tables.files_of(str(tmp_path))
+
+
+FOREIGN = ['{"version": 1, "schema": "https://example.org/dataset"}', '{"a"', "{}"]
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+def test_a_beir_directory_with_another_programs_manifest_is_no_set(tmp_path, content):
+    """It was taken for a damaged set, which a message told to delete."""
+    tiny.write_pairs(tmp_path / "pairs", train=8, dev=2, test=2)
+    manifest = tmp_path / "pairs" / "manifest.json"
+    manifest.write_text(content)
+    found = sources.load_source(str(tmp_path / "pairs"))
+    assert found.private and found.count == 8
+    # Elsewhere a damaged manifest is a set's: its reader says what is wrong with it.
+    for name, inside in (("set", "records"), ("bare", "beir")):
+        (tmp_path / name / inside).mkdir(parents=True)
+        (tmp_path / name / "manifest.json").write_text(content)
+        with pytest.raises(DataError, match="manifest.json: ") as refused:
+            sources.load_source(str(tmp_path / name))
+        assert "elete" not in str(refused.value)
+        assert "move the set away" in str(refused.value) or content == "{}"
+    (tmp_path / "pairs" / "records").mkdir()
+    assert sources.is_free(str(tmp_path / "pairs"))

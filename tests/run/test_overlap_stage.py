@@ -194,7 +194,7 @@ def test_shards_of_another_corpus_are_not_taken_up(base):
     # Of a.txt as it was: what was found there is not in it any more.
     _write(base / "corpus" / "a.txt", ["x", "y", "z"])
     (base / "corpus" / "c.txt").unlink()
-    with pytest.raises(InputError, match=r"is of another pass.*inputs\.corpus.*Delete"):
+    with pytest.raises(InputError, match=r"is of another pass.*inputs\.corpus.*away"):
         _run(base)
     shutil.rmtree(base / "private" / ".overlap.shards")
     assert _run(base)[0]["corpus"]["records"] == 6

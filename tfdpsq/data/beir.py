@@ -350,7 +350,7 @@ class BeirDirectory:
         packed = self.path / f"{name}.jsonl.gz"
         if plain.is_file() and packed.is_file():
             raise DataError(
-                plain, f"{packed.name} is there too", "Delete the one that is stale"
+                plain, f"{packed.name} is there too", "Move the one that is stale away"
             )
         if not plain.is_file() and not packed.is_file():
             raise DataError(

@@ -49,7 +49,11 @@ SCHEMA = {
     "sample": "int64",
 }
 
-_REWRITE = "Delete the directory and run synthesis again"
+# Nothing is to be deleted that may be somebody else's, or have cost budget.
+_REWRITE = (
+    "Restore it from where it was made, or move the set away and make it again; if "
+    "manifest.json is another program's, move that file away"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,12 +227,12 @@ def verify(path: str | os.PathLike) -> dict:
                 root / name,
                 f"SHA-256 is {found[:12]}..., the manifest says {expected[:12]}...: "
                 "the file was altered or damaged",
-                "Copy it again from where it was made. " + _REWRITE,
+                _REWRITE,
             )
     extra = set(_data_files(root)) - set(listed)
     if extra:
         raise DataError(
-            root / min(extra), "is not in the manifest", "Remove it. " + _REWRITE
+            root / min(extra), "is not in the manifest", "Move it out of the set"
         )
     return manifest
 

@@ -32,7 +32,9 @@ from tfdpsq.validation import DataError, InputError, parse_json, positive_intege
 FORMAT = "tfdpsq-rows/1"
 
 _MANIFEST = "manifest.json"
-_REWRITE = "Copy the directory again from where it was made, or delete it and redo it"
+_REWRITE = (
+    "Copy the directory again from where it was made, or move it away and make it again"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,8 +359,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise DataError(
             path,
             f"cannot be read ({error.strerror})",
-            "If a run left the directory, delete it: the same command makes it again. "
-            "Otherwise give one that write_rows made",
+            "If a run left the directory, move it away: the same command makes it "
+            "again. Otherwise give one that write_rows made",
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(path, "is not a manifest of rows", _REWRITE) from error

@@ -207,8 +207,8 @@ class ShardDirectory:
             raise validation.InputError(
                 f"{self.directory}/{PASS_FILE} is of another pass, fingerprint "
                 f"{any_files.seal_of(found)}, and this one's is {self._fingerprint} "
-                f"({'; '.join(changed)}). Delete {self.directory} to begin again, or "
-                "use another directory."
+                f"({'; '.join(changed)}). Move {self.directory} away to begin again, "
+                "or use another directory."
             )
         self.write_json(PASS_FILE, wanted)
 
@@ -409,8 +409,8 @@ class ShardDirectory:
         if found["pass"] != self._fingerprint:
             raise validation.InputError(
                 f"{path} is of another pass, fingerprint {found['pass']}; this one's "
-                f"is {self._fingerprint}. Delete {self.directory} to begin again, or "
-                "use another directory."
+                f"is {self._fingerprint}. Move {self.directory} away to begin again, "
+                "or use another directory."
             )
         if found["shard"] != index:
             raise DamagedShard(index, path, f"is the mark of shard {found['shard']}")

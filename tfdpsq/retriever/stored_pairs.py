@@ -198,7 +198,7 @@ class WithVectors:
                 raise DataError(
                     path,
                     f"it has {len(store)} vectors for {len(texts)} documents",
-                    "Delete it: it is made again.",
+                    "Move it away: it is made again.",
                 )
             return store
 

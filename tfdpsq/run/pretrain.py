@@ -255,7 +255,7 @@ def _open_state(own: pathlib.Path, config, inputs: dict) -> None:
         if changed:
             raise validation.InputError(
                 f"{own} holds an unfinished run with another config or other "
-                f"documents ({'; '.join(changed)}). Delete it to start again."
+                f"documents ({'; '.join(changed)}). Move it away to start again."
             )
     own.mkdir(parents=True, exist_ok=True)
     atomic_write(path, json.dumps(wanted))

@@ -21,7 +21,8 @@ from tfdpsq.layers import SoftPrompt, T5Config
 
 FILE_NAME = "soft_prompt.safetensors"
 TENSOR = "soft_prompt"
-_REMEDY = "Copy it again, or delete it to use the model without its soft prompt"
+# Not to be deleted: it may have cost budget.
+_REMEDY = "Copy it again, or move it away to use the model without its soft prompt"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +78,14 @@ def read(directory: str | os.PathLike, config: T5Config) -> StoredPrompt | None:
             path,
             f"tensor {TENSOR} has shape {list(vectors.shape)}, the model's config "
             f"makes it [length, {config.hidden_dim}]",
-            "Use the soft prompt that was tuned for this model, or delete it",
+            "Use the soft prompt that was tuned for this model, or move it away",
         )
     if not np.isfinite(vectors).all():
         row = int(np.argmin(np.isfinite(vectors).all(axis=1)))
         raise validation.DataError(
             path,
             f"tensor {TENSOR} holds NaN or infinity in row {row}",
-            "Use one from before training diverged, or delete it",
+            "Use one from before training diverged, or move it away",
         )
     return StoredPrompt(path, vectors)
 

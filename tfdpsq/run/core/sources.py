@@ -57,6 +57,7 @@ PYDOCS = "pydocs"
 KEY_FILE = "fingerprint.key"
 _KEYED = "keyed:"
 _SCHEMA = "schema"
+_TOP_OF_BEIR = ("corpus.jsonl", "corpus.jsonl.gz", "qrels")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -397,13 +398,17 @@ def is_free(path: str) -> bool:
     """Returns whether a path is a synthetic or public set, not private pairs.
 
     Other programs write a `manifest.json`, too: that of a set has a schema. A damaged
-    one counts as a set's, so that its reader says what is wrong with it.
+    one counts as a set's, so that its reader says what is wrong with it; but not where
+    a BEIR directory is at the top, which in a set is in a directory of its own.
     """
     manifest = pathlib.Path(path) / "manifest.json"
     if path == PYDOCS or not manifest.is_file():
         return False
     if (manifest.parent / CERTIFICATE).is_file():
         return True
+    top = (manifest.parent / name for name in _TOP_OF_BEIR)
+    if any(map(os.path.lexists, top)) and not (manifest.parent / "records").is_dir():
+        return False
     try:
         values = validation.parse_json(manifest.read_text("utf-8"))
     except (OSError, ValueError):

@@ -117,7 +117,7 @@ def cut_file(
         plan = corpus_plan.plan_corpus(file, bounds)
     else:
         logging.info("%s/%s: the corpus is not read again", pass_directory, PLAN_FILE)
-    remedy = f"Restore it, or delete {pass_directory} to begin again"
+    remedy = f"Restore it, or move {pass_directory} away to begin again"
     return CorpusShards(file, most, plan, remedy)
 
 
