@@ -12,6 +12,8 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import checkpoint
+from tfdpsq.privacy.proof import append_only
+from tfdpsq.privacy.proof.append_only import AppendOnlyFile
 from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
 from tfdpsq.privacy.proof.reads import PrivateReads
 from tfdpsq.validation import InputError
@@ -299,3 +301,23 @@ def test_a_ledger_replaced_before_it_was_locked_is_not_used(
     with pytest.raises(InputError, match="was replaced while it was opened"):
         _open(path)
     assert late and read_ledger(path).steps_paid == paid + 1
+
+
+def test_what_a_kill_left_of_making_the_file_is_removed(tmp_path, monkeypatch):
+    """A killed `audit` left one next to its list of reads for good."""
+    monkeypatch.setattr(append_only, "_YOUNG", 0.0)
+    path = tmp_path / "ledger.jsonl"
+    names = [f".ledger.jsonl.{number:012x}.partial" for number in range(3)]
+    abandoned, linked, locked = (tmp_path / name for name in names)
+    others = [tmp_path / f".other.{0:012x}.partial", tmp_path / ".ledger.jsonl.partial"]
+    for file in (abandoned, *others):
+        file.write_bytes(b"")
+    AppendOnlyFile.open(path, b"first\n").close()
+    assert not abandoned.exists()
+    # Killed between the two names of a file.
+    os.link(path, linked)
+    with locked.open("xb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # of a process that is making it
+        AppendOnlyFile.open(path, b"").close()
+        assert sorted(tmp_path.iterdir()) == sorted([path, locked, *others])
+    assert path.read_bytes() == b"first\n"

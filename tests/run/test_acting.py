@@ -158,6 +158,25 @@ def test_steps_that_another_row_decides_are_refused():
     pipeline.require_acting(config)
 
 
+def test_settings_of_reranking_are_refused_where_nothing_reranks():
+    """A job without a generator took them until its last stage refused them."""
+    config = pipeline.default_config()
+    config.epsilons, config.init, config.pretrain.steps = (), "", 0
+    pipeline.require_acting(config)
+    config.fit_rerank = True
+    with pytest.raises(InputError, match="fit_rerank is True, which does nothing"):
+        pipeline.require_acting(config)
+    config.fit_rerank, config.evaluate.rerank.depth = False, 7
+    with pytest.raises(InputError, match="evaluate.rerank.depth is 7, which does noth"):
+        pipeline.require_acting(config)
+    config.epsilons = (8.0,)
+    pipeline.require_acting(config)
+    config.rerank, config.fit_rerank = False, True
+    config.evaluate.rerank.depth = 20
+    with pytest.raises(InputError, match="as rerank is False"):
+        pipeline.require_acting(config)
+
+
 def test_the_shipped_configs_hold_nothing_without_effect():
     pipeline.require_acting(
         runpy.run_path(str(ROOT / "configs" / "quickstart.py"))["get_config"]()

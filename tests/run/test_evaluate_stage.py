@@ -26,7 +26,7 @@ from tfdpsq.privacy import PrivacySpec, make_certificate, make_plan
 from tfdpsq.run import evaluate
 from tfdpsq.run.core import layout
 from tfdpsq.run.passes import passes
-from tfdpsq.run.search import retrieval, systems
+from tfdpsq.run.search import hybrid, retrieval, systems
 from tfdpsq.validation import DataError, InputError
 
 
@@ -329,7 +329,9 @@ def test_a_rerankers_weight_is_fitted_on_public_queries(tmp_path):
     rows = [rows[int(place)] for place in np.linspace(0, len(rows) - 1, 30)]
     beir = BeirDirectory(tmp_path / "pairs")
     documents = {document.id: document.content for document in beir.documents()}
-    found = evaluation.BM25(documents).search({r.query_id: r.query for r in rows}, 6)
+    queries = {row.query_id: row.query for row in rows}
+    found = evaluation.BM25(documents).search(queries, 6)
+    all_found = evaluation.BM25(documents).search(queries, 10)
     pairs = [(row, name) for row in rows for name in found[row.query_id]]
     nats = dict(
         zip(
@@ -346,6 +348,12 @@ def test_a_rerankers_weight_is_fitted_on_public_queries(tmp_path):
                 for name, score in found[row.query_id].items()
             }
             names = [name for name, _ in trec.ranked(scores)]
+            # Those beyond the first 6 keep their places below.
+            names += [
+                name
+                for name, _ in trec.ranked(all_found[row.query_id])
+                if name not in scores
+            ]
             there = row.document_id in names
             gains.append(1 / np.log2(names.index(row.document_id) + 2) if there else 0)
         return np.mean(gains)
@@ -373,8 +381,14 @@ def test_a_weight_cannot_be_fitted_on_queries_of_another_corpus(tmp_path):
         SyntheticQuery(f"genQ{n}", "no such words", f"x{n}", "x", 0) for n in (0, 1)
     )
     write_synthetic(tmp_path / "others", rows, {}, None)
-    with pytest.raises(InputError, match="of rerank.fit .*others has its document"):
+    with pytest.raises(InputError, match=r"of rerank\.fit .*others has its document"):
         _reranked(tmp_path, fit=str(tmp_path / "others"))
+    # Nor can one of a fusion: it was 0, and looked fitted.
+    run = {"\x01fusion0": {"d1": 1.0}, "q": {"d2": 1.0}}
+    qrels = {"\x01fusion0": {"x0": 1}}
+    with pytest.raises(InputError, match="none of the 1 queries of fusion.fit SET has"):
+        hybrid.require_found("fusion", "SET", qrels, [run, run])
+    hybrid.require_found("fusion", "SET", {"q": {"d2": 1}}, [{}, run])
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,13 @@ import tiny as _tiny
 import tiny_job as _tiny_job
 
 from tfdpsq import evaluation, results, validation
-from tfdpsq.data import BeirDirectory, read_synthetic, verify
+from tfdpsq.data import BeirDirectory, read_synthetic, verify, write_synthetic
+from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.privacy import accounting, read_certificate, verify_certificate
 from tfdpsq.run import finetune, forget, pipeline, status
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import releases, sources, workdir
+from tfdpsq.run.core import pipeline_checks, releases, sources, workdir
+from tfdpsq.validation import InputError
 
 
 @pytest.fixture(scope="module")
@@ -398,6 +400,31 @@ def test_bad_data_is_named_by_file_and_line(tmp_path, file, content, message):
     with pytest.raises(ValueError, match=message):
         pipeline.run(_tiny.tiny_config(tmp_path / "pairs"), tmp_path / "work")
     assert not (tmp_path / "work" / "release").exists()
+
+
+def test_documents_that_bm25_has_no_word_of_cost_nothing(tmp_path):
+    """Its row used to refuse them after every generator was paid for."""
+    _tiny.write_pairs(tmp_path / "pairs")
+    corpus = tmp_path / "pairs" / "corpus.jsonl"
+    rows = [json.loads(line) for line in corpus.read_text().splitlines()]
+    for row in rows:
+        row.update(title="", text=" ".join(row["title"] + row["text"]))
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match="pairs, no document of which has a word of"):
+        pipeline.run(_tiny.tiny_config(tmp_path / "pairs"), tmp_path / "work")
+    assert not (tmp_path / "work" / "release").exists()
+
+
+def test_a_weight_that_nothing_can_be_fitted_on_ends_before_training(tmp_path):
+    _tiny.write_pairs(tmp_path / "pairs")
+    config = _tiny.tiny_config(tmp_path / "pairs")
+    config.fit_rerank = True
+    rows = (SyntheticQuery(f"genQ{n}", "no such", f"d{n}", "x", 0) for n in (0, 1))
+    write_synthetic(tmp_path / "public", rows, {}, None)
+    with pytest.raises(InputError, match="fit_rerank is True, but none of the 2 quer"):
+        pipeline_checks.check_fit(config, str(tmp_path / "public"))
+    config.fit_rerank = False
+    pipeline_checks.check_fit(config, str(tmp_path / "public"))
 
 
 def test_an_unwritable_workdir_is_named(tmp_path):

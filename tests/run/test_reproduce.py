@@ -189,6 +189,8 @@ def test_all_that_a_later_stage_would_refuse_is_refused_first(small, tmp_path):
         ({"job.data": str(tmp_path / "no_dev")}, "evaluate.split is 'dev'; choose"),
         ({"job.seed": 3}, "job.seed is 3, which does nothing here"),
         ({"job.evaluate.fusion.weight": 0.5}, "fusion.weight is 0.5, which does noth"),
+        ({"job.evaluate.rerank.depth": 7}, "rerank.depth is 7, which does nothing"),
+        ({"job.fit_rerank": True}, "job.fit_rerank is True, which does nothing"),
         ({"job.direct.batch_size": 100}, "direct.batch_size 100 is larger than"),
         ({"job.finetune.document_length": 32}, "a canary's secret has more than docu"),
         ({"job.canaries.trials": 20}, "settings give 240 canaries"),

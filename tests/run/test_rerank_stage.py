@@ -140,6 +140,7 @@ def test_a_search_that_is_copied_alone_asks_for_its_certificate(tmp_path, epsilo
         ({"generator": "@/pairs"}, "generator is .*/pairs, which cannot order"),
         ({"depth": 1}, "depth is 1"),
         ({"weight": 1.5}, "weight is 1.5"),
+        ({"weight": 0.0}, "weight is 0"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, changes, message):

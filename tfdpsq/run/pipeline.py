@@ -291,6 +291,13 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
                     f"here: data is {config.data}, not a log. Leave it at "
                     f"{validation.shown(default)}."
                 )
+    rerankers = pipeline_checks.rerankers_of(config)
+    if config.fit_rerank and not rerankers:
+        raise validation.InputError(
+            "fit_rerank is True, which does nothing here: no generator orders "
+            f"documents, as rerank is {config.rerank}, epsilons {config.epsilons} and "
+            f"init {config.init!r}. Leave it False, or set one of these."
+        )
     for name, module in _STAGES.items():
         stage, declared = config[name].copy_and_resolve_references(), SETTINGS[name]
         acting.require_unfilled(stage, declared, FILLED[name].split(), name, "this job")
@@ -298,8 +305,8 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
             if "init" in stage:
                 pretrained = config.pretrain.steps and name != "pretrain"
                 stage.init = config.init or ("pretrained" if pretrained else "")
-            if module is evaluate and config.rerank:
-                stage.rerankers = {"a generator": "of the job"}
+            if module is evaluate and rerankers:
+                stage.rerankers = dict.fromkeys(rerankers, "of the job")
                 if config.fit_rerank:
                     stage.rerank.fit = "of the job"
         rules = getattr(module, "ACTING", ())
@@ -376,6 +383,7 @@ class Job:
                 )
             )
         # Before any budget is spent on generators.
+        pipeline_checks.check_fit(self.config, self.public_pairs)
         theirs = self.config.retriever_init
         pipeline_checks.require_one_vocabulary(theirs, self.vocabulary)
         if not (self.release / "retriever_untrained").exists():

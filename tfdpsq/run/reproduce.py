@@ -69,7 +69,7 @@ from tfdpsq.run.reproduction import (
     reproduce_report,
     reproduce_rows,
 )
-from tfdpsq.run.search import benchmark_sets, hybrid, systems
+from tfdpsq.run.search import benchmark_sets, hybrid, reranking, systems
 from tfdpsq.run.training import private_training
 
 CONFIG = pathlib.Path("configs", "paper", "tables.py")
@@ -200,7 +200,7 @@ def check(
     sizes = {row.size for rows in of_measure.values() for row in rows if row.size}
     for size in (*sorted(sizes), config.retriever_size):
         validation.one_of("the size of a row", size, tuple(config.sizes))
-    for name in ("seed", "audit_epsilons", "retriever_init"):
+    for name in ("seed", "audit_epsilons", "retriever_init", "rerank", "fit_rerank"):
         acting.require_unfilled(
             config.job, pipeline.SETTINGS, [name], "job", "this command"
         )
@@ -209,6 +209,13 @@ def check(
         settings.with_defaults(hybrid.SETTINGS, base=systems.BM25),
         hybrid.SETTINGS,
         "job.evaluate.fusion",
+        "this command",
+    )
+    acting.require_unfilled(
+        config.job.evaluate.rerank,
+        reranking.SETTINGS,
+        reranking.SETTINGS,
+        "job.evaluate.rerank",
         "this command",
     )
     vocabulary = reproduce_models.check(config, sorted(sizes), pretrain.RESIZE)

@@ -34,7 +34,8 @@ SETTINGS: settings.Declaration = {
     # Documents of each query that the generator orders, and the weight of its
     # likelihood; BM25 has the rest.
     "depth": reranking.SETTINGS["depth"],
-    "weight": reranking.SETTINGS["weight"],
+    # With 0 the generator would do nothing: `index` has words alone.
+    "weight": settings.Number(0.25, 0, 1, low_open=True),
     # As the generator was trained.
     **training_settings.prompt_settings(),
     **training_settings.length_settings(384, 128),

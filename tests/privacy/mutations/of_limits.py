@@ -279,7 +279,7 @@ MUTATIONS = (
             "tests/privacy/test_selection.py::"
             "test_runs_that_do_not_belong_together_are_refused",
         ),
-        "why": "runs of the default generator are certified in the words of secure ones",
+        "why": "runs of the default generator have the words of secure ones",
     },
     {
         "name": "dropout_of_a_secure_run_from_its_key",

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +22,8 @@ from typing import BinaryIO
 from tfdpsq.validation import DataError, InputError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_HEX = "[0-9a-f]" * 12
+_YOUNG = 0.5  # seconds
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -58,6 +62,7 @@ class AppendOnlyFile:
         """
         target = Path(os.path.abspath(path))
         with _explained(target):
+            _remove_abandoned(target)
             descriptor = None if target.exists() else _create(target, first)
             if descriptor is None:
                 descriptor = os.open(target, os.O_RDWR | os.O_APPEND)
@@ -191,6 +196,20 @@ def _create(path: Path, first: bytes, place: Callable = os.link) -> int | None:
             os.unlink(partial)
     _flush(path.parent)
     return descriptor
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Removes what processes left that were killed while they made the file.
+
+    That is a file that nobody has locked, or one more name of the file itself.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{_HEX}.partial"):
+        with contextlib.suppress(OSError), open(left, "rb") as file:
+            # One that was made just now may be locked in a moment.
+            if time.time() - os.fstat(file.fileno()).st_ctime > _YOUNG:
+                if not _is_at(path, file.fileno()):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
 
 
 def _lock(path: Path, descriptor: int, wait: bool) -> None:

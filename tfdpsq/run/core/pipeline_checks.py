@@ -15,6 +15,7 @@ import ml_collections
 
 from tfdpsq import privacy, validation
 from tfdpsq.data import BeirDirectory, Tokenizer
+from tfdpsq.evaluation.ranking.bm25 import words
 from tfdpsq.generator import checkpoints
 from tfdpsq.run.core import layout, sources
 from tfdpsq.run.reporting import similarity
@@ -85,14 +86,20 @@ def _with_rows(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     made = ["untrained", PUBLIC_ONLY, "original"]
     made += [f"synthetic_{name(epsilon)}" for epsilon in config.epsilons]
     made += [f"direct_{name(epsilon)}" for epsilon in config.direct_epsilons]
-    ordering = [name(epsilon) for epsilon in config.epsilons]
-    if config.init or config.pretrain.steps:
-        ordering.append(PUBLIC_ONLY)
     with own.unlocked():
         own.systems = {systems.BM25: systems.BM25, **dict.fromkeys(made, _MADE)}
-        if config.rerank:
-            own.rerankers = {f"{RERANKED}_{each}": _MADE for each in ordering}
+        own.rerankers = dict.fromkeys(rerankers_of(config), _MADE)
     return own
+
+
+def rerankers_of(config: ml_collections.ConfigDict) -> list[str]:
+    """Returns the names of the rows in which a generator of a job orders documents."""
+    if not config.rerank:
+        return []
+    ordering = [layout.epsilon_name(epsilon) for epsilon in config.epsilons]
+    if config.init or config.pretrain.steps:
+        ordering.append(PUBLIC_ONLY)
+    return [f"{RERANKED}_{each}" for each in ordering]
 
 
 def _check_epsilons(name: str, values: Sequence[float]) -> None:
@@ -185,6 +192,13 @@ def check_data(config: ml_collections.ConfigDict) -> None:
       InputError: names the setting.
     """
     similarity.check_models(config.evaluate.similarity)
+    documents = sources.open_beir(config.data).documents()
+    if not any(words(document.content) for document in documents):
+        raise validation.InputError(
+            f"data is {config.data}, no document of which has a word of two letters or "
+            "digits, as BM25 counts them, and this job compares its rows with BM25. "
+            "Write words apart, with spaces."
+        )
     own = config.finetune
     source = sources.load_source(config.data, own.split, own.unit)
     with _of_stage("finetune"):
@@ -204,6 +218,23 @@ def check_data(config: ml_collections.ConfigDict) -> None:
         with _of_stage("direct"):
             units = private_training.Units(source.count, None, True)
             direct_training.make_plan(_direct_stage(config, epsilon), units)
+
+
+def check_fit(config: ml_collections.ConfigDict, public_pairs: str) -> None:
+    """Refuses public pairs that no weight of reranking can be fitted on.
+
+    Raises:
+      InputError: for none of them BM25 finds its document.
+    """
+    if not config.fit_rerank:
+        return
+    corpus = sources.open_beir(config.data)
+    try:
+        reranking.require_fits(config.evaluate.rerank, public_pairs, corpus)
+    except validation.InputError as error:
+        raise validation.InputError(
+            f"fit_rerank is True, but {error} For this job: set fit_rerank to False."
+        ) from error
 
 
 def plans_of(

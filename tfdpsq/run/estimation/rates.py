@@ -36,6 +36,8 @@ from tfdpsq.run.estimation.costs import Rates
 from tfdpsq.run.estimation.step import in_turns
 from tfdpsq.run.training import plain_training, training_settings
 
+# Words of a query, and batches, where pairs are scored.
+_QUERY_WORDS, _BATCHES = 8, 8
 # Documents used in the measurements.
 _SAMPLED = 4096
 # Fewest batches of queries that are written after the first.
@@ -131,17 +133,18 @@ def reranking(
     """Measures reranking in `evaluate`: "likelihoods" a second.
 
     Each pair has a document of its own, as where few queries share one. `tokens` are
-    the most of a document, and of a query, which is cut from its document's end.
+    the most of a document, and of a query, which is `_QUERY_WORDS` words of its
+    document. Several batches, as pairs are dealt to batches by length.
     """
     scorer = QueryLikelihood(
         T5QueryGenerator(shape), tokenizer, *tokens, batch_size=batch
     )
     pairs = [
-        (one.content, " ".join(one.content.split()[-tokens[1] :]))
-        for one in itertools.islice(_again(documents), batch)
+        (one.content, " ".join(one.content.split()[:_QUERY_WORDS]))
+        for one in itertools.islice(_again(documents), _BATCHES * batch)
     ]
     (each,) = in_turns([lambda: list(scorer.scores(pairs))], seconds)
-    return {"likelihoods": batch / each}
+    return {"likelihoods": len(pairs) / each}
 
 
 def retriever_training(

@@ -8,7 +8,7 @@ queries are refused for it: a weight is a function of all of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,38 @@ def inputs(own: Any, setting: str = "fusion") -> dict[str, str]:
     return fit.inputs() if fit else {}
 
 
+def require_found(
+    setting: str,
+    path: str,
+    qrels: Mapping[str, Mapping[str, int]],
+    runs: Sequence[Mapping[str, Mapping[str, float]]],
+    among: str = "what the systems find",
+) -> None:
+    """Refuses to fit on queries that nothing right is found for: no weight would count.
+
+    Args:
+      setting: the settings that name the set: "fusion", "rerank".
+      path: of the set.
+      qrels: judgements of its queries.
+      runs: what is to be mixed.
+      among: documents that the runs hold, in words.
+
+    Raises:
+      InputError: names the setting.
+    """
+    if any(
+        run.get(query, {}).keys() & right.keys()
+        for query, right in qrels.items()
+        for run in runs
+    ):
+        return
+    raise validation.InputError(
+        f"none of the {len(qrels)} queries of {setting}.fit {path} has its document "
+        f"among {among}, so no weight is better than another. Give a set "
+        f"of this corpus's documents, or leave {setting}.fit out."
+    )
+
+
 class Fusion:
     """Fuses systems with the base as they come, and measures the results.
 
@@ -178,6 +210,7 @@ class Fusion:
                 {query: run.get(query, {}) for query in self._fit_qrels}
                 for run in (self._base, found)
             )
+            require_found("fusion", own.fit, self._fit_qrels, [base, other])
             fitted = evaluation.fit_weight(
                 base, other, self._fit_qrels, own.method, layout.METRICS[0], k
             )

@@ -95,6 +95,29 @@ def check(config: Any) -> None:
         )
 
 
+def require_fits(own: Any, path: str, beir: BeirDirectory) -> None:
+    """Refuses a set that a weight could not be fitted on, before models are trained.
+
+    Args:
+      own: settings, see SETTINGS; another base than BM25 is not known yet.
+      path: of the set.
+      beir: the corpus.
+
+    Raises:
+      InputError: for none of its queries BM25 finds its document.
+    """
+    if own.base != systems.BM25:
+        return
+    queries, qrels = hybrid.FitSet("rerank", path, own.fit_queries).read()
+    found, _ = evaluation.bm25_streamed(
+        lambda: ((each.id, each.content) for each in beir.documents()),
+        queries,
+        own.depth,
+    )
+    among = f"the best {own.depth} of {own.base}"
+    hybrid.require_found("rerank", path, qrels, [found], among)
+
+
 def inputs(config: Any) -> dict[str, str]:
     """Returns the ids of all rerankers and of the set to fit on, as inputs of a stage.
 
@@ -193,12 +216,13 @@ class Reranking:
                 if query in judged or query in fits
             }
             if fits:
-                self._require_found(best)
+                among = f"the best {own.depth} of {own.base}"
+                hybrid.require_found("rerank", own.fit, fits, [best], among)
             path = self._rerankers[name]
             nats = _likelihoods(own, name, path, best, beir, queries)
             fitted = {}
             if fits:
-                weight, value = self._fitted(best, nats)
+                weight, value = self._fitted(base, best, nats)
                 fitted = {"fitted": value}
             run = {
                 query: _ordered(hits, _mixed(best[query], nats[query], weight))
@@ -207,21 +231,7 @@ class Reranking:
             }
             yield name, run, {"weight": weight, "depth": own.depth, **fitted}
 
-    def _require_found(self, best: Run) -> None:
-        """Refuses to fit on queries that the base finds nothing right for."""
-        if any(
-            best.get(query, {}).keys() & right.keys()
-            for query, right in self._fit_qrels.items()
-        ):
-            return
-        raise validation.InputError(
-            f"none of the {len(self._fit_qrels)} queries of rerank.fit "
-            f"{self._own.fit} has its document among the best {self._own.depth} of "
-            f"{self._own.base}, so no weight is better than another. Give a set of "
-            "this corpus's documents, or leave rerank.fit out."
-        )
-
-    def _fitted(self, best: Run, nats: Run) -> tuple[float, float]:
+    def _fitted(self, base: Run, best: Run, nats: Run) -> tuple[float, float]:
         """Returns the weight that is best for the queries to fit on, and its NDCG@10.
 
         Of equally good weights it is the smallest.
@@ -229,10 +239,10 @@ class Reranking:
         values = {}
         for weight in _WEIGHTS:
             run = {
-                query: _mixed(best.get(query, {}), nats.get(query, {}), weight)
+                query: _ordered(base[query], _mixed(best[query], nats[query], weight))
                 for query in self._fit_qrels
+                if base.get(query)
             }
-            run = {query: hits for query, hits in run.items() if hits}
             metric = layout.METRICS[0]
             measured = evaluation.evaluate_run(self._fit_qrels, run, [metric])
             values[weight] = measured.means[metric]
