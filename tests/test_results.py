@@ -1,5 +1,6 @@
 """`tfdpsq.results` reads workdirs without TensorFlow, and says what is missing."""
 
+import gzip
 import json
 import os
 import pathlib
@@ -212,6 +213,90 @@ def test_damaged_files_and_other_directories_are_named(work, tmp_path):
         results.open_job(tmp_path / "empty")
     with pytest.raises(InputError, match="none does not exist"):
         results.open_job(tmp_path / "none")
+
+
+DEEP = "[" * 100_000 + "\n"
+QRELS = "pairs/qrels/train.tsv"
+LOG = "work/private/logs/generator_eps8/log.jsonl"
+HEAD = "query-id\tcorpus-id\tscore\n"
+# (what is used, the file, its bytes or none, what is said after its name)
+DAMAGED = [
+    ("curves", LOG, b"\xff\xfe\n", ":1: it is damaged"),
+    ("curves", LOG, '{"step": 1, "epsilon": []}\n', ":1: it is damaged"),
+    ("curves", LOG, '{"step": 1}\n{"step": 1, "epsilon": "x"}\n', ":2: it is damaged"),
+    ("curves", LOG, '{"step": [], "loss": 1.0}\n', ":1: it is damaged"),
+    ("curves", LOG, "true\n", ":1: it is damaged: it is not an object"),
+    ("curves", LOG, DEEP, ":1: it is damaged: it is nested too deeply"),
+    (
+        "private_reads",
+        "work/private/private_reads.jsonl",
+        "null\n",
+        ":1: it is damaged",
+    ),
+    ("stages", "work/private/seconds.json", DEEP, ": it is damaged: it is nested"),
+    ("stages", "work/private/seconds.json", "[1]", ": it is damaged"),
+    ("config", "work/config.json", DEEP, ": it is damaged: it is nested"),
+    ("certificates", "work/release/generator_eps8/certificate.json", "{}", "'guaran"),
+    ("rows", "work/release/generator_eps8/certificate.json", "{}", "'guarantee'"),
+    ("sets", "work/release/synthetic_eps8/set/certificate.json", "{}", "'guarantee'"),
+    ("rows", "work/private/evaluation/metrics.json", '{"systems": [1]}', "damaged"),
+    (
+        "rows",
+        "work/private/evaluation/metrics.json",
+        '{"systems": {"a": {"f1_ci": [1]}}}',
+        ": it is damaged: not enough values",
+    ),
+    ("canaries", "work/private/audit_eps8/audit.json", '{"canaries": [1]}', "damaged"),
+    ("membership", "work/private/audit_eps8/audit.json", "{}", "no entry 'membership'"),
+    ("pairs", QRELS, "", ": it is damaged: No columns"),
+    ("pairs", QRELS, bytes(range(256)), ": it is damaged"),
+    ("pairs", QRELS, HEAD + "00\t1\n", ": it is damaged: its row 1 has no number in"),
+    ("pairs", QRELS, HEAD + "00\t1\tx\n", ": it is damaged: its row 1 has no number"),
+    ("pairs", QRELS, HEAD + "00\t1\t1\t1\n", ": it is damaged: a row has more fields"),
+    ("pairs", QRELS, "00\t1\t1\n", ": it is damaged: it has no entry 'score'"),
+    ("pairs", QRELS, "q\td\tscore\n0\t1\t1\n", "it has no entry 'query-id'"),
+    ("pairs", "pairs/queries.jsonl", None, ": it is missing. Restore it"),
+    (
+        "pairs",
+        "pairs/queries.jsonl",
+        "{}\n",
+        ":1: it is damaged: it has no entry 'text",
+    ),
+    # Without texts the column was one of numbers, which have no words to count.
+    ("pairs", "pairs/queries.jsonl", "", "train.tsv: .*'00' is not in queries.jsonl"),
+    ("documents", "pairs/corpus.jsonl", None, ": it is missing. Restore it"),
+    ("documents", "pairs/corpus.jsonl", '{"_id": "1"}\n', ":1: .* no entry 'text'"),
+    ("qrels", "work/private/evaluation/qrels.trec", None, ": it is damaged: No such"),
+    ("qrels", "work/private/evaluation/qrels.trec", "0 0 1\n", "row 1 has no number"),
+    ("runs", "work/private/evaluation/runs/bm25.trec", "1 Q0 2\n", "row 1 has no num"),
+    ("runs", "work/private/evaluation/runs/bm25.trec", b"\xff\n", ": it is damaged"),
+]
+
+
+@pytest.mark.parametrize(
+    ("use", "name", "content", "message"),
+    DAMAGED,
+    ids=[f"{use}-{number}" for number, (use, *_) in enumerate(DAMAGED)],
+)
+def test_whatever_is_damaged_is_named(work, tmp_path, use, name, content, message):
+    """They were raw exceptions of Python and of pandas."""
+    path = tmp_path / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    said = message if ".tsv" in message else f"{path.name}.*{message}"
+    with pytest.raises(DataError, match=said) as refused:
+        getattr(results.open_job(work), use)
+    assert "Restore it" in str(refused.value) and len(str(refused.value)) < 500
+
+
+def test_a_packed_file_that_was_cut_is_named(work, tmp_path):
+    packed = gzip.compress(b'{"_id": "00", "text": "x"}\n' * 500)
+    (tmp_path / "pairs" / "queries.jsonl").unlink()
+    (tmp_path / "pairs" / "queries.jsonl.gz").write_bytes(packed[:-20])
+    with pytest.raises(DataError, match="queries.jsonl.*: it is damaged"):
+        results.open_job(work).pairs  # noqa: B018
 
 
 def test_it_imports_without_tensorflow(work):

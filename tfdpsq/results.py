@@ -16,13 +16,14 @@ cover.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import gzip
-import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
 try:
@@ -34,12 +35,15 @@ except ImportError as _missing:
         f"tfdpsq.results needs {_missing.name}: python -m pip install pandas matplotlib"
     ) from _missing
 
-from tfdpsq.validation import DataError, InputError
+from tfdpsq.validation import DataError, InputError, cut, parse_json, shown
 
 _STAGE, _CERTIFICATE = "stage.json", "certificate.json"
 _BASELINE = "public_only"
 _RERANKED = "reranked_"
 _RUN_COLUMNS = ("query", "_", "document", "rank", "score", "tag")
+# What reading raises where a file is damaged, or not as a stage writes it.
+_BAD_FILE = (OSError, EOFError, zlib.error, ValueError, OverflowError)
+_BAD_ENTRY = (AttributeError, LookupError, TypeError)
 
 
 def open_job(path: str | os.PathLike) -> Job:
@@ -119,34 +123,34 @@ class Job:
         """
         found = []
         for name in self.stages.index:
-            certificate = self.certificate(name)
-            if certificate is None:
+            path = self._certificate_file(name)
+            if path is None:
                 continue
-            guarantee, accounting = certificate["guarantee"], certificate["accounting"]
-            found.append(
-                {
-                    "name": name,
-                    "epsilon": float(guarantee["epsilon"]),
-                    "epsilon_pld": float(accounting["epsilon_pld"]),
-                    "epsilon_rdp": float(accounting["epsilon_rdp"]),
-                    "delta": guarantee["delta"],
-                    "unit": guarantee["unit"],
-                    "noise_multiplier": certificate["mechanism"]["noise_multiplier"],
-                    "clip_norm": certificate["mechanism"]["clip_norm"],
-                    "steps": accounting["steps_executed"],
-                    "n": certificate["sampler"]["n"],
-                    "place": self.stages.place[name],
-                    "run": certificate["digest"][:8],
-                }
-            )
+            of = self._json(path)
+            with _reading(path):
+                guarantee, accounting = of["guarantee"], of["accounting"]
+                found.append(
+                    {
+                        "name": name,
+                        "epsilon": float(guarantee["epsilon"]),
+                        "epsilon_pld": float(accounting["epsilon_pld"]),
+                        "epsilon_rdp": float(accounting["epsilon_rdp"]),
+                        "delta": guarantee["delta"],
+                        "unit": guarantee["unit"],
+                        "noise_multiplier": of["mechanism"]["noise_multiplier"],
+                        "clip_norm": of["mechanism"]["clip_norm"],
+                        "steps": accounting["steps_executed"],
+                        "n": of["sampler"]["n"],
+                        "place": self.stages.place[name],
+                        "run": of["digest"][:8],
+                    }
+                )
         return _frame(found)
 
     def certificate(self, stage: str) -> dict[str, Any] | None:
         """Returns the certificate of a stage's output; `None` where it has none."""
-        for folder in (self.path(stage), self.path(stage) / "set"):
-            if (folder / _CERTIFICATE).is_file():
-                return self._json(folder / _CERTIFICATE)
-        return None
+        path = self._certificate_file(stage)
+        return self._json(path) if path else None
 
     @functools.cached_property
     def private_reads(self) -> pd.DataFrame:
@@ -165,20 +169,25 @@ class Job:
         by query; "epsilon" of the certificate, 0 where no private query was used, NaN
         for a system that this job did not make.
         """
+        path = self.path("evaluation") / "metrics.json"
+        metrics = self._json(path)
+        if "systems" not in metrics:
+            raise DataError(path, "it lists no systems", "Run the stage evaluate again")
         found = []
-        for name, of in self._metrics["systems"].items():
-            row: dict[str, Any] = {"name": name, "epsilon": self._epsilon(name)}
-            for measure, value in of.items():
-                if measure.endswith("_ci"):
-                    base = measure[: -len("_ci")]
-                    row[f"{base}_low"], row[f"{base}_high"] = value
-                elif isinstance(value, (int, float)):
-                    row[measure] = value
-            over = of.get("difference_to_baseline") or {}
-            row["over_baseline"] = over.get("difference", np.nan)
-            for end in ("low", "high", "p_value"):
-                row[f"over_baseline_{end}"] = over.get(end, np.nan)
-            found.append(row)
+        with _reading(path):
+            for name, of in metrics["systems"].items():
+                row: dict[str, Any] = {"name": name, "epsilon": self._epsilon(name)}
+                for measure, value in of.items():
+                    if measure.endswith("_ci"):
+                        base = measure[: -len("_ci")]
+                        row[f"{base}_low"], row[f"{base}_high"] = map(float, value)
+                    elif isinstance(value, (int, float)):
+                        row[measure] = value
+                over = of.get("difference_to_baseline") or {}
+                row["over_baseline"] = over.get("difference", np.nan)
+                for end in ("low", "high", "p_value"):
+                    row[f"over_baseline_{end}"] = over.get(end, np.nan)
+                found.append(row)
         return _frame(found)
 
     @functools.cached_property
@@ -187,7 +196,7 @@ class Job:
         folder = self.path("evaluation") / "runs"
         parts = []
         for path in sorted(folder.glob("*.trec")):
-            part = _table(path, r"\s+", names=_RUN_COLUMNS, dtype=_texts())
+            part = _table(path, r"\s+", ("rank", "score"), names=_RUN_COLUMNS)
             parts.append(part.assign(system=path.stem))
         if not parts:
             raise InputError(f"{folder} holds no run. Run the stage evaluate again.")
@@ -199,7 +208,7 @@ class Job:
         """Judgements of the test queries: "query", "document", "relevance"."""
         names = ["query", "_", "document", "relevance"]
         path = self.path("evaluation") / "qrels.trec"
-        found = _table(path, r"\s+", names=names, dtype=_texts())
+        found = _table(path, r"\s+", ("relevance",), names=names)
         return found[["query", "document", "relevance"]]
 
     def compare(
@@ -260,15 +269,13 @@ class Job:
             if not (self.path(name) / "set" / "manifest.json").is_file():
                 continue
             queries = self.set(name)["query"]
-            certificate = self.certificate(name)
-            epsilon = certificate["guarantee"]["epsilon"] if certificate else 0.0
             found.append(
                 {
                     "name": name,
                     "queries": len(queries),
                     "distinct": queries.nunique(),
                     "words": queries.str.split().str.len().mean(),
-                    "epsilon": float(epsilon),
+                    "epsilon": self._epsilon_of(name),
                 }
             )
         return _frame(found)
@@ -300,32 +307,36 @@ class Job:
         """Training logs: "run", "step", "loss", "epsilon", "seconds" and rates."""
         found = []
         for path in sorted((self.directory / "private" / "logs").glob("*/log.jsonl")):
-            for point in self._lines(path):
+            for number, point in enumerate(self._lines(path), 1):
                 if "step" in point:
-                    if "epsilon" in point:
-                        point["epsilon"] = float(point["epsilon"])
+                    with _reading(path, number):
+                        for name in {"epsilon", "loss"} & point.keys():
+                            point[name] = float(point[name])
+                        point["step"] = int(point["step"])
                     found.append({"run": path.parent.name, **point})
         return pd.DataFrame(found, columns=None if found else ["run", "step", "loss"])
 
     @functools.cached_property
     def canaries(self) -> pd.DataFrame:
         """Planted secrets by audit, form and repetitions: ranks, p-values, leaks."""
-        found = [
-            {"name": name, **entry}
-            for name, audit in self._audits()
-            for entry in audit["canaries"]
-        ]
+        found = []
+        for name, path in self._audits():
+            audit = self._json(path)
+            with _reading(path):
+                found += [{"name": name, **entry} for entry in audit["canaries"]]
         return _frame(found)
 
     @functools.cached_property
     def membership(self) -> pd.DataFrame:
         """AUC of every attack on membership, with its 95 % interval, by audit."""
         found = []
-        for name, audit in self._audits():
-            for attack, of in audit["membership"].items():
-                auc, low, high = of["auc"]
-                row = {"name": name, "attack": attack, "auc": auc}
-                found.append({**row, "auc_low": low, "auc_high": high})
+        for name, path in self._audits():
+            audit = self._json(path)
+            with _reading(path):
+                for attack, of in audit["membership"].items():
+                    auc, low, high = of["auc"]
+                    row = {"name": name, "attack": attack, "auc": auc}
+                    found.append({**row, "auc_low": low, "auc_high": high})
         return _frame(found)
 
     # -- Figures ----------------------------------------------------------------------
@@ -407,13 +418,11 @@ class Job:
             for path in sorted((self.directory / folder).glob("[!.]*/" + _STAGE)):
                 yield path.parent
 
-    @functools.cached_property
-    def _metrics(self) -> dict[str, Any]:
-        path = self.path("evaluation") / "metrics.json"
-        found = self._json(path)
-        if "systems" not in found:
-            raise DataError(path, "it lists no systems", "Run the stage evaluate again")
-        return found
+    def _certificate_file(self, stage: str) -> pathlib.Path | None:
+        for folder in (self.path(stage), self.path(stage) / "set"):
+            if (folder / _CERTIFICATE).is_file():
+                return folder / _CERTIFICATE
+        return None
 
     @property
     def _data(self) -> pathlib.Path:
@@ -422,9 +431,12 @@ class Job:
         if imported.is_dir():  # of a log, by the job itself
             return imported
         given = str(self.config.get("data", ""))
-        if given == "pydocs" or not pathlib.Path(given).is_dir():
-            given = str(self._json(self.path("evaluation") / _STAGE)["config"]["data"])
-        if not given or not pathlib.Path(given).is_dir():
+        if given == "pydocs" or not os.path.isdir(given):
+            path = self.path("evaluation") / _STAGE
+            stage = self._json(path)
+            with _reading(path):
+                given = str(stage["config"]["data"])
+        if not given or not os.path.isdir(given):
             raise InputError(
                 f"the pairs of this job, {given!r}, are not a directory of this "
                 "machine. Open the workdir where they are, or set config.data to the "
@@ -438,32 +450,49 @@ class Job:
         name = f"retriever_{system}"
         if system.startswith(_RERANKED):  # by a generator
             name = f"generator_{system[len(_RERANKED) :]}"
-        if name not in self.stages.index:
-            return np.nan
-        certificate = self.certificate(name)
-        return float(certificate["guarantee"]["epsilon"]) if certificate else 0.0
+        return self._epsilon_of(name) if name in self.stages.index else np.nan
 
-    def _audits(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _epsilon_of(self, stage: str) -> float:
+        """Returns what the certificate of a stage states; 0 where it has none."""
+        path = self._certificate_file(stage)
+        if path is None:
+            return 0.0
+        certificate = self._json(path)
+        with _reading(path):
+            return float(certificate["guarantee"]["epsilon"])
+
+    def _audits(self) -> Iterator[tuple[str, pathlib.Path]]:
         for name in self.stages.index:
             path = self.path(name) / "audit.json"
             if path.is_file():
-                yield name, self._json(path)
+                yield name, path
 
     def _corpus(self, beir: pathlib.Path) -> Iterator[tuple[str, str]]:
-        for record in self._lines(beir / "corpus.jsonl"):
-            text = f"{record.get('title') or ''} {record['text']}".strip()
-            yield str(record["_id"]), text
+        path = beir / "corpus.jsonl"
+        for number, record in enumerate(self._lines(path, required=True), 1):
+            with _reading(path, number):
+                text = f"{record.get('title') or ''} {record['text']}".strip()
+                name = str(record["_id"])
+            yield name, text
 
     def _pairs_of(self, beir: pathlib.Path) -> pd.DataFrame:
-        queries = {
-            str(r["_id"]): r["text"] for r in self._lines(beir / "queries.jsonl")
-        }
+        judged = sorted((beir / "qrels").glob("*.tsv"))
+        if not judged:
+            raise InputError(f"{beir} holds no qrels/*.tsv. Give a BEIR directory.")
+        queries = {}
+        path = beir / "queries.jsonl"
+        for number, record in enumerate(self._lines(path, required=True), 1):
+            with _reading(path, number):
+                queries[str(record["_id"])] = str(record["text"])
         documents = dict(self._corpus(beir))
         parts = []
-        for path in sorted((beir / "qrels").glob("*.tsv")):
-            part = _table(path, "\t", dtype=str)
-            part = part[part["score"].astype(float) > 0]
-            ids = part["query-id"], part["corpus-id"]
+        for path in judged:
+            part = _table(path, "\t", ("score",))
+            part = part[part["score"] > 0]
+            with _reading(path):
+                ids = part["query-id"], part["corpus-id"]
+                if lost := set(ids[0]) - queries.keys():
+                    raise ValueError(f"{shown(min(lost))} is not in queries.jsonl")
             columns = {
                 "query_id": ids[0],
                 "query": ids[0].map(queries),
@@ -472,66 +501,97 @@ class Job:
                 "split": path.stem,
             }
             parts.append(pd.DataFrame(columns))
-        if not parts:
-            raise InputError(f"{beir} holds no qrels/*.tsv. Give a BEIR directory.")
         return pd.concat(parts, ignore_index=True)
 
     def _json(self, path: pathlib.Path) -> dict[str, Any]:
         """Reads an object; empty where there is no file."""
-        try:
-            found = json.loads(path.read_text("utf-8"))
-        except FileNotFoundError:
+        if not path.is_file():
             return {}
-        except (OSError, ValueError) as error:
-            raise _damaged(path, error) from error
-        if not isinstance(found, Mapping):
-            raise _damaged(path, "it is not an object")
-        return dict(found)
+        with _reading(path):
+            return {**parse_json(path.read_text("utf-8"))}
 
-    def _lines(self, path: pathlib.Path) -> Iterator[dict[str, Any]]:
-        """Yields the objects of a JSON Lines file, or of its .gz."""
+    def _lines(self, path: pathlib.Path, required: bool = False) -> Iterator[dict]:
+        """Yields the objects of a JSON Lines file, or of its .gz, one for each line.
+
+        Raises:
+          DataError: it is damaged; or `required`, and there is none.
+        """
         packed = path.with_name(path.name + ".gz")
         if not path.is_file() and not packed.is_file():
+            if required:
+                raise DataError(path, "it is missing", "Restore it, or make it again")
             return
-        opened: Any = (
-            open(path, encoding="utf-8")
-            if path.is_file()
-            else gzip.open(packed, "rt", encoding="utf-8")
-        )
-        with opened as file:
+        with (
+            _reading(path),
+            open(path, "rb") if path.is_file() else gzip.open(packed, "rb") as file,
+        ):
             for number, line in enumerate(file, 1):
-                if not line.endswith("\n"):
-                    try:
-                        yield json.loads(line)
-                    except ValueError:  # it is being written
-                        pass
-                    return
                 try:
-                    yield json.loads(line)
+                    found = parse_json(line.decode("utf-8"))
                 except ValueError as error:
+                    if not line.endswith(b"\n"):
+                        return  # it is being written
                     raise _damaged(path, error, number) from error
+                if not isinstance(found, dict):
+                    raise _damaged(path, "it is not an object", number)
+                yield found
 
 
-def _table(path: pathlib.Path, separator: str, **options: Any) -> pd.DataFrame:
-    """Reads a table as it stands: `NA` and `"a"` are ids like others."""
-    return pd.read_csv(
-        path,
-        sep=separator,
-        quoting=csv.QUOTE_NONE,
-        keep_default_na=False,
-        encoding="utf-8",
-        **options,
-    )
+def _table(
+    path: pathlib.Path, separator: str, numbers: tuple[str, ...], **options: Any
+) -> pd.DataFrame:
+    """Reads a table as it stands: `NA` and `"a"` are ids like others.
 
+    Args:
+      path: the file.
+      separator: what is between its columns.
+      numbers: columns that must be there and hold a number in every row.
+      **options: of `pandas.read_csv`.
 
-def _texts() -> dict[str, type]:
-    """Column types of a TREC file: ids are texts, also where they are digits."""
-    return {"query": str, "document": str}
+    Raises:
+      DataError: it is damaged.
+    """
+    with _reading(path):
+        found = pd.read_csv(
+            path,
+            sep=separator,
+            quoting=csv.QUOTE_NONE,
+            keep_default_na=False,
+            encoding="utf-8",
+            dtype=str,
+            **options,
+        )
+        # Of more fields than names pandas makes ids of rows.
+        if not isinstance(found.index, pd.RangeIndex):
+            raise ValueError("a row has more fields than there are columns")
+        for name in numbers:
+            found[name] = pd.to_numeric(found[name], errors="coerce")
+            if found[name].isna().any():
+                row = int(np.argmax(found[name].isna())) + 1
+                raise ValueError(f"its row {row} has no number in column {name!r}")
+    return found
 
 
 def _frame(found: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(found, columns=None if found else ["name"]).set_index("name")
 
 
+@contextlib.contextmanager
+def _reading(path: pathlib.Path, line: int | None = None) -> Iterator[None]:
+    """Names the file where what is read in the block is not as a stage writes it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except KeyError as error:
+        raise _damaged(path, f"it has no entry {error}", line) from error
+    except (*_BAD_FILE, *_BAD_ENTRY) as error:
+        raise _damaged(path, error, line) from error
+
+
 def _damaged(path: pathlib.Path, why: object, line: int | None = None) -> DataError:
-    return DataError(path, f"it is damaged: {why}", "Make it again", line)
+    if isinstance(why, OSError) and why.strerror:
+        why = why.strerror
+    return DataError(
+        path, f"it is damaged: {cut(str(why))}", "Restore it, or make it again", line
+    )
