@@ -31,6 +31,8 @@ _SENTENCE = re.compile(
 _CLAUSE = re.compile(r"[^,;:]*[^,;:\s][^,;:]*")
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*[.,;:!?\"')\]]*")
 _EDGE = " \t\n.,;:"
+# Words of a query.
+LEAST_WORDS, MOST_WORDS = 3, 25
 
 
 def pseudo_pairs(
@@ -38,8 +40,8 @@ def pseudo_pairs(
     seed: int,
     per_document: int = 1,
     *,
-    least_words: int = 3,
-    most_words: int = 25,
+    least_words: int = LEAST_WORDS,
+    most_words: int = MOST_WORDS,
     least_left: int = 15,
 ) -> Iterator[Pair]:
     """Cuts sentences out of documents and pairs them with what is left.

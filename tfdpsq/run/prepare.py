@@ -16,10 +16,12 @@ import ml_collections
 from absl import logging
 
 from tfdpsq.data import pseudo_pairs, train_vocabulary, write_synthetic
+from tfdpsq.data.pseudo_queries import LEAST_WORDS, MOST_WORDS
 from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.run.core import command, layout, releases, settings, sources, workdir
 from tfdpsq.run.reporting import data_card
+from tfdpsq.validation import InputError, shown
 
 VOCABULARY = pathlib.Path("vocabulary", VOCABULARY_FILE)
 
@@ -44,6 +46,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
 
     Raises:
       DataError: the data are bad; the first problem is named by file and line.
+      InputError: no document has a sentence that can be a query.
     """
     settings.check(config, SETTINGS)
     holds = "a vocabulary and pairs of public documents"
@@ -55,6 +58,15 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     corpus = sources.corpus_fingerprint(config.data)
 
     def make(out: pathlib.Path) -> dict:
+        # Nothing is learned before it is known that there will be pairs.
+        if next(pseudo_pairs(beir.documents(), config.seed), None) is None:
+            raise InputError(
+                f"data is {shown(config.data)}: none of its {counts.documents} "
+                f"documents has a sentence of {LEAST_WORDS} to {MOST_WORDS} words "
+                "between spaces to cut a public query from. Give documents of prose; "
+                "where a language is written without spaces, put them between its "
+                "words first, such as by a segmenter, in the queries too."
+            )
         if config.vocabulary_size:
             (out / VOCABULARY).parent.mkdir()
             train_vocabulary(
