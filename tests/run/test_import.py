@@ -378,6 +378,13 @@ def test_times_are_read_as_they_come():
         ({"columns__query": ""}, "rows have no query"),
         ({"corpus__path": "@/log.jsonl"}, "to which rows refer by id"),
         ({"corpus__columns__title": "t"}, "acts only where corpus.path is set"),
+        (
+            {"columns__title": "t", "corpus__path": "@/log.jsonl"},
+            "columns.title is 't', which does nothing here: it acts only where corpus.",
+        ),
+        ({"logs__dev": "@/log.jsonl", "seed": 7}, "seed is 7, which does nothing here"),
+        ({"header": False}, "header is False, which does nothing here: it acts only"),
+        ({"header": False, "logs__train": "@/log.parquet"}, "header is False, which"),
         ({"columns__score": "who"}, r"log.jsonl:1: score is 'ann'"),
         ({"columns__score": "asked"}, "log.jsonl:1: score is not a number; judge"),
         (

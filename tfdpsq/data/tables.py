@@ -168,6 +168,17 @@ def is_table_name(path: str) -> bool:
     return _format_of(path) is not None
 
 
+def has_lines(table: str) -> bool:
+    """Returns whether a table is of TSV or CSV files, which may name columns in a line.
+
+    Raises:
+      InputError: there is no such table.
+    """
+    if table.startswith(NAMED):
+        return False
+    return _READERS[_format_of(files_of(table)[0]) or ""] is _of_text
+
+
 def seconds_of(value: Any) -> float | None:
     """Returns a time in seconds since 1970, or `None` if it is none.
 

@@ -93,6 +93,8 @@ SETTINGS: settings.Declaration = {
 ACTING = (
     acting.Only("queries.columns.*", "queries.path"),
     acting.Only("corpus.columns.*", "corpus.path"),
+    # Of rows that hold their documents; others' titles are in the corpus.
+    acting.Only("columns.title", "corpus.path", ("",)),
     acting.Only("dev_share test_share seed", "split_by", (_QUERY, _USER)),
     acting.Only("dev_from test_from", "split_by", (_TIME,)),
 )
@@ -130,6 +132,12 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
     for table in (*logs.values(), queries, corpus):
         if table is not None:
             _require_raw(table)
+    given = [each.path for each in (*logs.values(), queries, corpus) if each]
+    if not config.header and not any(map(tables.has_lines, given)):
+        raise validation.InputError(
+            "header is False, which does nothing here: it acts only where a table is "
+            "of TSV or CSV files, and none is. Leave header at True."
+        )
     inputs = {
         name: sources.keyed_fingerprint(_content(table), private)
         for name, table in (("queries", queries), ("corpus", corpus), *logs.items())
@@ -272,11 +280,8 @@ def _split(config: ml_collections.ConfigDict, tables_given: int):
     Raises:
       InputError: shares, times or columns that do not fit `split_by`.
     """
-    changed = [
-        name
-        for name in ("split_by", "dev_share", "test_share", "dev_from", "test_from")
-        if config[name] != default_config()[name]
-    ]
+    ways = ("split_by", "dev_share", "test_share", "dev_from", "test_from", "seed")
+    changed = [name for name in ways if config[name] != default_config()[name]]
     if tables_given > 1:
         if changed:
             raise validation.InputError(
