@@ -148,7 +148,7 @@ def test_a_command_that_is_none_is_refused(given, message):
 
 
 def test_a_workdir_on_another_file_system_is_not_taken_for_a_local_one():
-    assert command.place_of("out/a", anywhere=True) == pathlib.Path("out/a")
+    assert command.place_of("out/a", anywhere=True) == pathlib.Path.cwd() / "out/a"
     assert command.place_of("gs://bucket/a", anywhere=True) == "gs://bucket/a"
     with pytest.raises(InputError, match="gs://bucket/a; this stage writes to local"):
         command.place_of("gs://bucket/a", anywhere=False)

@@ -125,6 +125,20 @@ def test_a_file_url_is_a_path_of_this_machine(tmp_path):
         assert found == tmp_path / "link" / "out"
 
 
+@pytest.mark.parametrize("given", [".", "./", "../here", "../here/../here/."])
+def test_a_relative_workdir_has_a_name_and_a_parent(tmp_path, monkeypatch, given):
+    """Of "." the private directory was made in the output, which then was not empty."""
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    place = command.place_of(given, anywhere=False)
+    assert place == tmp_path / "here"
+    assert releases.private_directory(place) == tmp_path / "private"
+    # Where it is not the same, a link is followed as the system does.
+    (tmp_path / "link").symlink_to(tmp_path / "here" / "below")
+    place = command.place_of("../link/../out", anywhere=False)
+    assert os.path.realpath(place) == str(tmp_path / "here" / "out")
+
+
 def test_a_private_directory_is_on_this_machine(tmp_path):
     """A directory called "gs:" was made where the command ran."""
     with pytest.raises(InputError, match="private_directory is ' ', which is white"):

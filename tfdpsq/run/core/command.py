@@ -228,8 +228,9 @@ def place_of(workdir: str | None, anywhere: bool) -> str | pathlib.Path:
     `anywhere` says that the stage also writes to other file systems, such as `gs://`.
 
     Returns:
-      A local path, also of a `file://` URL; or `workdir` itself if it is not local:
-      `pathlib.Path` would turn it into a local directory called "gs:".
+      An absolute local path, also of a `file://` URL: "." has no name, and no parent
+      for private things. Or `workdir` itself if it is not local: `pathlib.Path` would
+      turn it into a local directory called "gs:".
 
     Raises:
       InputError: it is empty, a file, or not local where the stage needs a local one.
@@ -246,7 +247,10 @@ def place_of(workdir: str | None, anywhere: bool) -> str | pathlib.Path:
 
         workdir = any_files.without_scheme(workdir) or "/"
     if "://" not in workdir:
-        place = pathlib.Path(workdir)
+        place = pathlib.Path(os.path.abspath(workdir))
+        if os.path.realpath(place) != os.path.realpath(workdir):
+            # With ".." after a link, which leads to the parent of what is linked.
+            place = pathlib.Path.cwd() / workdir
         for above in (place, *place.parents):
             if os.path.lexists(above):
                 if not above.is_dir():
