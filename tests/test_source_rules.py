@@ -26,8 +26,8 @@ MAX_LINES = 600
 MAX_FUNCTION_LINES = 80
 # A table of all stages, in a function.
 LONG_FUNCTIONS = {"tests/benchmarks/kill_stages.py": ["stages"]}
-# `forget` deletes; a damaged state is of no use, and another is before it.
-MAY_TELL_TO_DELETE = {"tfdpsq/run/forget.py", "tfdpsq/privacy/checkpoint.py"}
+# What `forget` is for.
+MAY_TELL_TO_DELETE = {"tfdpsq/run/forget.py"}
 KERAS_METHODS = (
     "apply_gradients",
     "build",

@@ -254,7 +254,7 @@ def restore(
         raise validation.DataError(
             path,
             f"it cannot be read ({error})",
-            "Delete it: training goes on from the state before it, if that is there, "
+            "Move it away: training goes on from the state before it, if there is one, "
             "and repeats steps that are paid already.",
         ) from error
     if digest != secrets.digest:

@@ -408,7 +408,9 @@ class _Epochs:
     def step(self, executed: int, loss: float) -> bool:
         epoch, batch = divmod(executed - 1, self._per_epoch)
         self._losses.append(loss)
-        logs = {} if self._model.reads.strict else {"loss": np.mean(self._losses)}
+        logs: dict[str, Any] = {}
+        if not self._model.reads.strict:
+            logs["loss"] = np.mean(self._losses)
         self._watch.on_train_batch_end(batch, logs)
         if batch == self._per_epoch - 1 or executed == self._steps:
             if self._validation is not None:

@@ -204,20 +204,12 @@ def check(
         acting.require_unfilled(
             config.job, pipeline.SETTINGS, [name], "job", "this command"
         )
-    acting.require_unfilled(
-        config.job.evaluate.fusion,
-        settings.with_defaults(hybrid.SETTINGS, base=systems.BM25),
-        hybrid.SETTINGS,
-        "job.evaluate.fusion",
-        "this command",
-    )
-    acting.require_unfilled(
-        config.job.evaluate.rerank,
-        reranking.SETTINGS,
-        reranking.SETTINGS,
-        "job.evaluate.rerank",
-        "this command",
-    )
+    for name, declared in (
+        ("fusion", settings.with_defaults(hybrid.SETTINGS, base=systems.BM25)),
+        ("rerank", reranking.SETTINGS),
+    ):
+        own, where = config.job.evaluate[name], f"job.evaluate.{name}"
+        acting.require_unfilled(own, declared, declared, where, "this command")
     vocabulary = reproduce_models.check(config, sorted(sizes), pretrain.RESIZE)
     job = _whole_job(config, of_measure, data)
     pipeline.require_acting(job)
