@@ -303,9 +303,8 @@ def test_a_ledger_replaced_before_it_was_locked_is_not_used(
     assert late and read_ledger(path).steps_paid == paid + 1
 
 
-def test_what_a_kill_left_of_making_the_file_is_removed(tmp_path, monkeypatch):
+def test_what_a_kill_left_of_making_the_file_is_removed(tmp_path):
     """A killed `audit` left one next to its list of reads for good."""
-    monkeypatch.setattr(append_only, "_YOUNG", 0.0)
     path = tmp_path / "ledger.jsonl"
     names = [f".ledger.jsonl.{number:012x}.partial" for number in range(3)]
     abandoned, linked, locked = (tmp_path / name for name in names)
@@ -320,4 +319,21 @@ def test_what_a_kill_left_of_making_the_file_is_removed(tmp_path, monkeypatch):
         fcntl.flock(held, fcntl.LOCK_EX)  # of a process that is making it
         AppendOnlyFile.open(path, b"").close()
         assert sorted(tmp_path.iterdir()) == sorted([path, locked, *others])
+    assert path.read_bytes() == b"first\n"
+
+
+def test_a_file_taken_for_abandoned_before_it_was_locked_is_made_again(
+    tmp_path, monkeypatch
+):
+    path, lock, taken = tmp_path / "ledger.jsonl", fcntl.flock, []
+
+    def flock(file, how):
+        if not taken:  # the moment between making the file and locking it
+            taken.extend(tmp_path.iterdir())
+            taken[0].unlink()
+        lock(file, how)
+
+    monkeypatch.setattr(append_only.fcntl, "flock", flock)
+    AppendOnlyFile.open(path, b"first\n").close()
+    assert len(taken) == 1 and list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == b"first\n"

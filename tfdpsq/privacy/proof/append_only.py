@@ -14,7 +14,6 @@ import fcntl
 import glob
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -23,7 +22,6 @@ from tfdpsq.validation import DataError, InputError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _HEX = "[0-9a-f]" * 12
-_YOUNG = 0.5  # seconds
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -176,11 +174,8 @@ def _create(path: Path, first: bytes, place: Callable = os.link) -> int | None:
     the name; a link, unlike a rename, never replaces another's file.
     """
     _make_folder(path.parent, 0o700)  # what else comes there is private, too
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL
-    descriptor = os.open(partial, flags, 0o600)
+    partial, descriptor = _locked_new(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.write(descriptor, first) != len(first):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(descriptor)
@@ -198,6 +193,22 @@ def _create(path: Path, first: bytes, place: Callable = os.link) -> int | None:
     return descriptor
 
 
+def _locked_new(path: Path) -> tuple[Path, int]:
+    """Makes a file of a name of its own next to `path`, and locks it."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL
+    while True:
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
+        descriptor = os.open(partial, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(partial, descriptor):
+                return partial, descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # another process took it for abandoned
+
+
 def _remove_abandoned(path: Path) -> None:
     """Removes what processes left that were killed while they made the file.
 
@@ -205,11 +216,9 @@ def _remove_abandoned(path: Path) -> None:
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.{_HEX}.partial"):
         with contextlib.suppress(OSError), open(left, "rb") as file:
-            # One that was made just now may be locked in a moment.
-            if time.time() - os.fstat(file.fileno()).st_ctime > _YOUNG:
-                if not _is_at(path, file.fileno()):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                left.unlink()
+            if not _is_at(path, file.fileno()):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
 
 
 def _lock(path: Path, descriptor: int, wait: bool) -> None:
