@@ -122,9 +122,9 @@ MUTATIONS = (
         "kind": "release",
         "file": "tfdpsq/privacy/model.py",
         "old": (
-            'logs = {} if self._model.reads.strict else {"loss": np.mean(self._losses)}'
+            '        if not self._model.reads.strict:\n            logs["loss"] = np'
         ),
-        "new": 'logs = {"loss": np.mean(self._losses)}',
+        "new": '        if True:\n            logs["loss"] = np',
         "tests": (
             "tests/privacy/test_model.py::"
             "test_validation_is_recorded_as_a_private_read_and_refused_in_strict_mode",
