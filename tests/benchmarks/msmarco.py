@@ -27,15 +27,14 @@ two sizes' peaks over the smaller, of each part. Finished parts are read from DI
 
 import argparse
 import json
-import os
 import pathlib
 import runpy
 import shutil
-import subprocess
 import sys
 import time
 
 import numpy as np
+from scaling import VOCABULARY, cost_of, made_up_words
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PASSAGES, TRAIN_QUERIES, TRAIN_PAIRS = 8_841_823, 502_939, 532_751
@@ -78,8 +77,6 @@ def sizes(documents):
 
 def passages(count):
     """Yields made-up passages of four sentences."""
-    from scaling import VOCABULARY, made_up_words
-
     draw = np.random.default_rng(0)
     words = np.array(made_up_words(draw), object)
     share = 1 / np.arange(1, VOCABULARY + 1)
@@ -241,27 +238,8 @@ def measured(part, home, documents):
         command = [__file__, f"--part={part}", f"--workdir={home}"]
         command += [f"--documents={documents}"]
     home.mkdir(parents=True, exist_ok=True)
-    log = home / f"{part}.log"
-    started = time.monotonic()
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}"},
-            stdout=file,
-            stderr=file,
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        sys.exit(f"{' '.join(command)} failed; see {log}")
-    row = {
-        "benchmark": "msmarco",
-        "part": part,
-        "documents": documents,
-        "seconds": round(time.monotonic() - started, 1),
-        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
-        "peak_gib": round(usage.ru_maxrss / 2**20, 3),
-    }
+    cost = cost_of([sys.executable, *command], ROOT, home / f"{part}.log")
+    row = {"benchmark": "msmarco", "part": part, "documents": documents, **cost}
     said = home / f"{part}.said.json"
     if said.is_file():
         row.update(json.loads(said.read_text()))

@@ -165,6 +165,27 @@ def small(config):
     return config
 
 
+def cost_of(command, root, log):
+    """Runs a command in the sources `root`; returns its time and largest memory."""
+    started = time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            stdout=file,
+            stderr=file,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(f"{' '.join(command)} failed; see {log}")
+    return {
+        "seconds": round(time.monotonic() - started, 1),
+        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "peak_gib": round(usage.ru_maxrss / 2**20, 3),
+    }
+
+
 def measured(name, count, home, root):
     """Returns a row: the cost of one stage on one corpus."""
     done = home / "rows" / f"{name}-{count}.json"
@@ -193,27 +214,8 @@ def measured(name, count, home, root):
     command += [f"--config.{n}={v.format(**places)}" for n, v in settings.items()]
     log = home / "logs" / f"{name}-{count}.txt"
     log.parent.mkdir(exist_ok=True)
-    started = time.monotonic()
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)},
-            stdout=file,
-            stderr=file,
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.monotonic() - started
-    if status:
-        sys.exit(f"{' '.join(command)} failed; see {log}")
-    row = {
-        "benchmark": "scaling",
-        "stage": name,
-        "documents": count,
-        "seconds": round(seconds, 1),
-        "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
-        "peak_gib": round(usage.ru_maxrss / 2**20, 3),
-    }
+    cost = cost_of(command, root, log)
+    row = {"benchmark": "scaling", "stage": name, "documents": count, **cost}
     done.parent.mkdir(exist_ok=True)
     done.write_text(json.dumps(row) + "\n")
     return row

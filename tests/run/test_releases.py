@@ -127,7 +127,7 @@ def test_a_file_url_is_a_path_of_this_machine(tmp_path):
 
 @pytest.mark.parametrize("given", [".", "./", "../here", "../here/../here/."])
 def test_a_relative_workdir_has_a_name_and_a_parent(tmp_path, monkeypatch, given):
-    """Of "." the private directory was made in the output, which then was not empty."""
+    """With "." it was made inside the output, which then was not empty."""
     (tmp_path / "here" / "below").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     place = command.place_of(given, anywhere=False)
