@@ -34,7 +34,6 @@ import sys
 import time
 
 import numpy as np
-from scaling import VOCABULARY, cost_of, made_up_words
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PASSAGES, TRAIN_QUERIES, TRAIN_PAIRS = 8_841_823, 502_939, 532_751
@@ -77,6 +76,8 @@ def sizes(documents):
 
 def passages(count):
     """Yields made-up passages of four sentences."""
+    from scaling import VOCABULARY, made_up_words
+
     draw = np.random.default_rng(0)
     words = np.array(made_up_words(draw), object)
     share = 1 / np.arange(1, VOCABULARY + 1)
@@ -227,6 +228,8 @@ def exact(home, documents):
 
 def measured(part, home, documents):
     """Runs a part in a process of its own, unless it is finished; returns its row."""
+    from scaling import cost_of  # not where this file is read as a config
+
     done = home / f"{part}.json"
     if done.is_file():
         return json.loads(done.read_text())
