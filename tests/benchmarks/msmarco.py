@@ -196,8 +196,8 @@ def exact(home, documents):
     draw = np.random.default_rng(2)
     right = {int(next(iter(of))): name for name, of in qrels.items()}
     queries = {}
-    for start in range(0, documents, 262_144):
-        count = min(262_144, documents - start)
+    for start in range(0, documents, 65_536):
+        count = min(65_536, documents - start)
         vectors = draw.standard_normal([count, WIDTH], np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         index.add([str(n) for n in range(start, start + count)], vectors)
