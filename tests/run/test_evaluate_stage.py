@@ -383,12 +383,21 @@ def test_a_weight_cannot_be_fitted_on_queries_of_another_corpus(tmp_path):
     write_synthetic(tmp_path / "others", rows, {}, None)
     with pytest.raises(InputError, match=r"of rerank\.fit .*others has its document"):
         _reranked(tmp_path, fit=str(tmp_path / "others"))
-    # Nor can one of a fusion: it was 0, and looked fitted.
-    run = {"\x01fusion0": {"d1": 1.0}, "q": {"d2": 1.0}}
-    qrels = {"\x01fusion0": {"x0": 1}}
-    with pytest.raises(InputError, match="none of the 1 queries of fusion.fit SET has"):
-        hybrid.require_found("fusion", "SET", qrels, [run, run])
-    hybrid.require_found("fusion", "SET", {"q": {"d2": 1}}, [{}, run])
+
+
+def test_a_fusion_that_cannot_be_fitted_keeps_its_weight_and_warns(tmp_path, caplog):
+    """It was 0 and looked fitted; in a job, an error would come after all is paid."""
+    rows = (SyntheticQuery(f"genQ{n}", "no words", f"x{n}", "x", 0) for n in (0, 1))
+    write_synthetic(tmp_path / "others", rows, {}, None)
+    fit = hybrid.FitSet("fusion", str(tmp_path / "others"), 2)
+    own = evaluate.default_config().fusion
+    own.update({"base": "words", "fit": fit.path, "weight": 0.3})
+    run = {"q": {"d1": 1.0, "d2": 0.5}}
+    fusion = hybrid.Fusion(own, fit, {"q": {"d2": 1}}, 10, False)
+    fusion.add("words", run)
+    fusion.add("dense", {"q": {"d2": 1.0, "d1": 0.5}})
+    assert fusion.notes["dense"] == {"weight": 0.3}
+    assert "no weight could be fitted" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from tfdpsq import evaluation, validation
 from tfdpsq.data import read_manifest
@@ -129,12 +130,12 @@ def require_found(
     path: str,
     qrels: Mapping[str, Mapping[str, int]],
     runs: Sequence[Mapping[str, Mapping[str, float]]],
-    among: str = "what the systems find",
+    among: str,
 ) -> None:
     """Refuses to fit on queries that nothing right is found for: no weight would count.
 
     Args:
-      setting: the settings that name the set: "fusion", "rerank".
+      setting: the settings that name the set, such as "rerank".
       path: of the set.
       qrels: judgements of its queries.
       runs: what is to be mixed.
@@ -143,16 +144,23 @@ def require_found(
     Raises:
       InputError: names the setting.
     """
-    if any(
-        run.get(query, {}).keys() & right.keys()
-        for query, right in qrels.items()
-        for run in runs
-    ):
+    if _any_found(qrels, runs):
         return
     raise validation.InputError(
         f"none of the {len(qrels)} queries of {setting}.fit {path} has its document "
         f"among {among}, so no weight is better than another. Give a set "
         f"of this corpus's documents, or leave {setting}.fit out."
+    )
+
+
+def _any_found(
+    qrels: Mapping[str, Mapping[str, int]],
+    runs: Sequence[Mapping[str, Mapping[str, float]]],
+) -> bool:
+    return any(
+        run.get(query, {}).keys() & right.keys()
+        for query, right in qrels.items()
+        for run in runs
     )
 
 
@@ -210,11 +218,22 @@ class Fusion:
                 {query: run.get(query, {}) for query in self._fit_qrels}
                 for run in (self._base, found)
             )
-            require_found("fusion", own.fit, self._fit_qrels, [base, other])
-            fitted = evaluation.fit_weight(
-                base, other, self._fit_qrels, own.method, layout.METRICS[0], k
-            )
-            weight, notes = fitted.weight, {"fitted": fitted.value}
+            if _any_found(self._fit_qrels, [base, other]):
+                fitted = evaluation.fit_weight(
+                    base, other, self._fit_qrels, own.method, layout.METRICS[0], k
+                )
+                weight, notes = fitted.weight, {"fitted": fitted.value}
+            else:
+                # Not refused: in a job this comes after all models are paid for.
+                logging.warning(
+                    "neither %s nor %s finds the document of any query of fusion.fit "
+                    "%s, so no weight could be fitted, and %g is taken. Give a set of "
+                    "this corpus's documents",
+                    own.base,
+                    name,
+                    own.fit,
+                    weight,
+                )
         base, other = (
             {query: run.get(query, {}) for query in self._qrels}
             for run in (self._base, found)
