@@ -15,7 +15,7 @@ from tfdpsq.privacy import (
     make_selection_certificate,
     share_epsilon,
 )
-from tfdpsq.privacy.proof import budget
+from tfdpsq.privacy.proof import budget, composition
 from tfdpsq.privacy.proof.certificate import digest_of
 from tfdpsq.validation import InputError
 
@@ -109,7 +109,7 @@ def _by_hand(certificates, *deltas):
 
 def test_five_certificates_cost_what_dp_accounting_composes(five):
     made, releases = five
-    total = budget.compose(releases)
+    total = composition.compose(releases)
     # The smallest δ, 1 / (2 · 2500), at which no ε is below a stated one.
     assert (total.runs, total.delta) == (5, 2e-4)
     whole, less = _by_hand(made, 2e-4, 1.2e-4)
@@ -117,27 +117,29 @@ def test_five_certificates_cost_what_dp_accounting_composes(five):
     stated = [certificate["guarantee"]["epsilon"] for certificate in made]
     assert max(stated) < total.epsilon_pld < sum(stated)
     assert total.epsilon_pld < total.epsilon_rdp
-    at = budget.compose(releases, delta=1.2e-4)
+    at = composition.compose(releases, delta=1.2e-4)
     assert at.epsilon_pld == pytest.approx(less, rel=1e-3)
 
 
 def test_the_sum_for_settings_chosen_in_between_is_that_of_all_runs_once(five):
     _, releases = five
-    total = budget.compose({**releases, "again": releases["0"]})
+    total = composition.compose({**releases, "again": releases["0"]})
     # The last one, which stopped early, as if it had not: see the next test.
     made = [_certificate(spec, head=str(n)) for n, spec in enumerate(_SPECS)]
     stated = [certificate["guarantee"] for certificate in made]
     # Stated by each run's own accountant, RDP here; the sum is by PLD.
-    tight = [budget.compose({"": budget.release_of(c)}).epsilon_pld for c in made]
+    tight = [composition.compose({"": budget.release_of(c)}).epsilon_pld for c in made]
     assert total.epsilon_sum == pytest.approx(sum(tight), rel=1e-9)
     assert total.epsilon_sum <= sum(g["epsilon"] for g in stated)
     assert total.delta_sum == pytest.approx(sum(g["delta"] for g in stated))
     assert total.epsilon_sum > total.epsilon_pld
     apart = {
-        name: budget.compose({name: dataclasses.replace(releases[name], pairs=name)})
+        name: composition.compose(
+            {name: dataclasses.replace(releases[name], pairs=name)}
+        )
         for name in ("0", "4")
     }
-    parallel = budget.in_parallel(apart, "user")
+    parallel = composition.in_parallel(apart, "user")
     assert parallel.epsilon_sum == max(log.epsilon_sum for log in apart.values())
 
 
@@ -148,12 +150,12 @@ def test_a_run_that_stopped_early_counts_whole_unless_nobody_looked():
         {"a": budget.release_of(_certificate(_SPEC, steps))}
         for steps in (3, _SPEC.steps)
     )
-    found, full = budget.compose(early), budget.compose(whole)
+    found, full = composition.compose(early), composition.compose(whole)
     assert (found.stopped_early, full.stopped_early) == (1, 0)
     assert found.epsilon_pld < 0.9 * full.epsilon_pld
     assert found.epsilon_sum == full.epsilon_sum == full.epsilon_pld
     planned = {"next": budget.planned_release({"next": plan}, "keyed:1")}
-    total = budget.compose({**whole, **planned}).epsilon_pld
+    total = composition.compose({**whole, **planned}).epsilon_pld
     assert budget.require_within(total + 1e-9, early, planned).epsilon_pld == total
     with pytest.raises(InputError, match=f"spent {full.epsilon_pld:.4g}"):
         budget.require_within(total - 1e-6, early, planned)
@@ -161,15 +163,15 @@ def test_a_run_that_stopped_early_counts_whole_unless_nobody_looked():
 
 def test_what_is_made_from_a_release_costs_nothing_and_a_second_run_does(five):
     made, releases = five
-    one = budget.compose({"generator": releases["0"]})
+    one = composition.compose({"generator": releases["0"]})
     assert one.epsilon_pld == pytest.approx(
         made[0]["accounting"]["epsilon_pld"], rel=1e-9
     )
     # A set has the certificate of its generator: the same ledger, the same steps.
-    both = budget.compose({"generator": releases["0"], "set": releases["0"]})
+    both = composition.compose({"generator": releases["0"], "set": releases["0"]})
     assert (both.runs, both.epsilon_pld) == (1, one.epsilon_pld)
     again = budget.release_of(_certificate(_SPEC, head="another"))
-    twice = budget.compose({"generator": releases["0"], "again": again})
+    twice = composition.compose({"generator": releases["0"], "again": again})
     assert (twice.runs, twice.epsilon_pld > 1.2 * one.epsilon_pld) == (2, True)
 
 
@@ -177,13 +179,13 @@ def test_runs_without_a_ledger_are_told_apart_by_their_certificates(five):
     made, _ = five
     alone = budget.release_of(_certificate(_SPEC, head=None))
     other = dataclasses.replace(_SPEC, clip_norm=0.25)  # of the same cost
-    total = budget.compose(
+    total = composition.compose(
         {"one": alone, "two": budget.release_of(_certificate(other, head=None))}
     )
     assert total.runs == 2
     # A second run of the same settings has an equal certificate, as a copy would.
     with pytest.raises(InputError, match="one and again hold equal certificates"):
-        budget.compose({"one": alone, "again": alone})
+        composition.compose({"one": alone, "again": alone})
 
 
 @pytest.mark.parametrize(
@@ -207,17 +209,17 @@ def test_what_cannot_be_composed_is_refused_by_name(five, changes, pairs, messag
         {"a": releases["1"], "here": releases["0"], "there": release},
     ):
         with pytest.raises(InputError, match="and there cannot be composed") as caught:
-            budget.compose(named)
+            composition.compose(named)
         assert message in str(caught.value)
     if pairs == "keyed:2":  # declared to be one log, they cost what both do
         named = {"here": releases["0"], "there": release}
-        assert budget.compose(named, one_log=True).runs == 2
+        assert composition.compose(named, one_log=True).runs == 2
 
 
 def test_pairs_without_a_fingerprint_are_not_taken_for_the_same(five):
     unknown = dataclasses.replace(five[1]["0"], pairs=None)
     with pytest.raises(InputError, match="fingerprints None and None"):
-        budget.compose({"one": unknown, "two": unknown})
+        composition.compose({"one": unknown, "two": unknown})
 
 
 def test_forged_and_unprotected_certificates_are_refused(five):
@@ -242,18 +244,18 @@ def test_a_ledger_head_stands_for_one_run(five):
     _, releases = five
     copied = dataclasses.replace(releases["4"], runs={"0": releases["4"].runs["4"]})
     with pytest.raises(InputError, match="one of them was forged"):
-        budget.compose({"true": releases["0"], "copy": copied})
+        composition.compose({"true": releases["0"], "copy": copied})
 
 
 def test_one_head_with_two_trainings_is_not_one_run():
     """A ledger was copied before step 0, and a setting changed: two runs, one price."""
     one = budget.release_of(_certificate(_SPEC, code="of version 1"))
     again = budget.release_of(_certificate(_SPEC, code="of version 2"))
-    assert budget.compose({"one": one, "again": again}).runs == 1
+    assert composition.compose({"one": one, "again": again}).runs == 1
     for change in ({"rate": 0.2}, {"init": "other weights"}):
         other = budget.release_of(_certificate(_SPEC, **change))
         with pytest.raises(InputError, match="one and other state the same ledger hea"):
-            budget.compose({"one": one, "other": other})
+            composition.compose({"one": one, "other": other})
 
 
 def test_a_chosen_run_costs_all_runs_or_the_choice(five, chosen):
@@ -263,19 +265,19 @@ def test_a_chosen_run_costs_all_runs_or_the_choice(five, chosen):
         head: budget.release_of(_certificate(spec, head=head))
         for head, spec in zip(heads, specs)
     }
-    alone = budget.compose({"chosen": release})
-    together = budget.compose(runs, delta=2e-4)
+    alone = composition.compose({"chosen": release})
+    together = composition.compose(runs, delta=2e-4)
     assert alone.runs == 2
     assert alone.epsilon_pld == pytest.approx(together.epsilon_pld, rel=1e-12)
     # Showing the runs of the grid as well costs those who were trained on no more.
-    with_runs = budget.compose({"chosen": release, **runs}, delta=2e-4)
+    with_runs = composition.compose({"chosen": release, **runs}, delta=2e-4)
     # Who was held out in the choice may have been trained on by the others.
     held_out = together.epsilon_pld + 1.5
     assert with_runs.epsilon_pld == pytest.approx(held_out, rel=1e-12)
     # An expensive choice: held-out units pay its ε in addition to all other runs.
     dear = dataclasses.replace(release, choice_epsilon=7.0)
-    first = budget.compose({"first": five[1]["0"]}, delta=2e-4)
-    total = budget.compose({"first": five[1]["0"], "chosen": dear}, delta=2e-4)
+    first = composition.compose({"first": five[1]["0"]}, delta=2e-4)
+    total = composition.compose({"first": five[1]["0"], "chosen": dear}, delta=2e-4)
     assert total.epsilon_pld == pytest.approx(first.epsilon_pld + 7.0, rel=1e-12)
 
 
@@ -286,8 +288,8 @@ def test_two_draws_among_the_same_runs_cost_two_choices(chosen):
     assert made[0]["digest"] != made[1]["digest"]
     assert made[0]["selection"]["draw"] == "1" * 32
     releases = {str(i): budget.release_of(each) for i, each in enumerate(made)}
-    one = budget.compose({"0": releases["0"]})
-    both = budget.compose(releases)
+    one = composition.compose({"0": releases["0"]})
+    both = composition.compose(releases)
     assert one.epsilon_pld == pytest.approx(2.0, rel=0.02)
     assert both.epsilon_pld == pytest.approx(4.0, rel=1e-12) and both.runs == 2
 
@@ -300,21 +302,21 @@ def test_a_choice_without_noise_is_told_with_every_total(five, chosen):
         (covered, None),
         (declared, "held out to choose among runs"),
     ):
-        log = budget.compose({"first": first, "chosen": release}, delta=2e-4)
+        log = composition.compose({"first": first, "chosen": release}, delta=2e-4)
         said = log.not_for or ""
         assert (said == "") if words is None else words in said
-        whole = budget.in_parallel({"own": log}, "time")
+        whole = composition.in_parallel({"own": log}, "time")
         assert whole.not_for == log.not_for
 
 
 def test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time(five):
     _, releases = five
-    january = budget.compose({"a": releases["0"], "b": releases["1"]})
+    january = composition.compose({"a": releases["0"], "b": releases["1"]})
     other = dataclasses.replace(releases["2"], pairs="keyed:2")
-    february = budget.compose({"c": other})
+    february = composition.compose({"c": other})
     logs = {"january": january, "february": february}
-    for disjoint in budget.DISJOINT:
-        total = budget.in_parallel(logs, disjoint)
+    for disjoint in composition.DISJOINT:
+        total = composition.in_parallel(logs, disjoint)
         assert total.epsilon_pld == max(january.epsilon_pld, february.epsilon_pld)
         assert total.delta == january.delta == 2.5e-4 > february.delta
         assert total.delta_sum == january.delta_sum > february.delta_sum
@@ -324,23 +326,27 @@ def test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time(five):
         certificate = _certificate(
             dataclasses.replace(_SPEC, unit="user"), head=name, pairs=name
         )
-        users[name] = budget.compose({name: budget.release_of(certificate)})
-    apart = budget.in_parallel(users, "user").epsilon_pld
+        users[name] = composition.compose({name: budget.release_of(certificate)})
+    apart = composition.in_parallel(users, "user").epsilon_pld
     assert apart == users["january"].epsilon_pld
-    assert budget.in_parallel(users, "time").epsilon_pld > 1.2 * apart
+    assert composition.in_parallel(users, "time").epsilon_pld > 1.2 * apart
     with pytest.raises(InputError, match="a unit 'query' and the other a unit 'user'"):
-        budget.in_parallel({"january": january, "february": users["february"]}, "user")
+        composition.in_parallel(
+            {"january": january, "february": users["february"]}, "user"
+        )
 
 
 def test_logs_of_the_same_pairs_are_not_disjoint(five):
     _, releases = five
-    same = {n: budget.compose({n: releases[n]}) for n in ("0", "1")}
+    same = {n: composition.compose({n: releases[n]}) for n in ("0", "1")}
     with pytest.raises(InputError, match="releases of the same pairs: give them one"):
-        budget.in_parallel(same, "time")
+        composition.in_parallel(same, "time")
     # The same run, whose pairs somebody called otherwise.
     copied = dataclasses.replace(releases["0"], pairs="keyed:2")
     with pytest.raises(InputError, match="releases of the same pairs"):
-        budget.in_parallel({"0": same["0"], "1": budget.compose({"1": copied})}, "time")
+        composition.in_parallel(
+            {"0": same["0"], "1": composition.compose({"1": copied})}, "time"
+        )
 
 
 def test_a_run_is_refused_exactly_where_the_total_would_exceed_the_budget(five):
@@ -350,8 +356,8 @@ def test_a_run_is_refused_exactly_where_the_total_would_exceed_the_budget(five):
     # The one that stopped early counts whole.
     last = budget.release_of(_certificate(_SPECS[4], head="4"))
     whole = {**planned, **releases, "4": last}
-    total = budget.compose(whole, one_log=True).epsilon_pld
-    assert total > budget.compose(releases).epsilon_pld
+    total = composition.compose(whole, one_log=True).epsilon_pld
+    assert total > composition.compose(releases).epsilon_pld
     kept = budget.require_within(total * (1 + 1e-9), releases, planned)
     assert kept.epsilon_pld == total
     with pytest.raises(InputError, match="with next it would be") as caught:
@@ -365,18 +371,18 @@ def test_a_run_is_refused_exactly_where_the_total_would_exceed_the_budget(five):
 
 def test_a_delta_that_truncation_uses_up_is_refused(five):
     with pytest.raises(InputError, match="truncating the batches of these releases"):
-        budget.compose(five[1], delta=1e-12)
+        composition.compose(five[1], delta=1e-12)
     with pytest.raises(InputError, match="no release"):
-        budget.compose({})
+        composition.compose({})
 
 
 def test_a_delta_above_what_releases_state_is_refused(five):
     """ε falls as δ grows: 2e-4 each, and four of them may say 8e-4 together."""
     releases = {name: five[1][name] for name in "0123"}
     stated = sum(release.delta for release in releases.values())
-    assert budget.compose(releases, delta=stated).delta == stated
+    assert composition.compose(releases, delta=stated).delta == stated
     with pytest.raises(InputError, match="the sum of what releases state"):
-        budget.compose(releases, delta=stated * 1.001)
+        composition.compose(releases, delta=stated * 1.001)
 
 
 def test_a_selection_is_nameless_if_one_of_its_runs_is(chosen):
@@ -399,7 +405,7 @@ def test_basic_composition_counts_every_private_choice(chosen):
         budget.release_of(_chosen(specs, 2.0, draw=f"{number}" * 32))
         for number in (1, 2)
     ]
-    one, two = budget._summed(made[:1]), budget._summed(made)
+    one, two = composition._summed(made[:1]), composition._summed(made)
     assert two == pytest.approx([2 * value for value in one], rel=1e-12)
 
 
@@ -408,10 +414,10 @@ def test_selections_that_share_a_run_cost_what_either_has_alone(chosen):
     specs, _ = chosen
     first = budget.release_of(_chosen(specs, None, heads=(0, 1)))
     second = budget.release_of(_chosen(specs, None, heads=(2, 1)))
-    made = budget.compose({"first": first, "second": second})
+    made = composition.compose({"first": first, "second": second})
     assert made.runs == 3
     # Both have the same two settings, so the same ε of their own.
-    alone = budget.compose({"first": first}).epsilon_pld
+    alone = composition.compose({"first": first}).epsilon_pld
     assert made.epsilon_sum == pytest.approx(2 * alone, rel=1e-9)
     assert made.epsilon_sum > made.epsilon_pld > 1.1 * alone
 

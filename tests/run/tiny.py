@@ -24,9 +24,9 @@ _VERBS = "sorts reads writes splits merges counts scales filters maps joins".spl
 _EXTRAS = "quickly safely lazily twice inplace backwards recursively once".split()
 
 
-def write_pairs(directory, train=60, dev=12, test=12):
+def write_pairs(directory, train=60, dev=12, test=12, seed=0):
     """Writes a BEIR directory of templated pairs; returns its private queries."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     total = train + dev + test
     documents, queries, splits = [], [], {"train": [], "dev": [], "test": []}
     for i in range(total):

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
         code_fingerprint,
         read_certificate,
     )
+    from tfdpsq.privacy.proof.continuation import (
+        Continuation,
+        make_continuation_certificate,
+    )
     from tfdpsq.privacy.proof.ledger import Ledger, read_ledger
     from tfdpsq.privacy.proof.reads import PrivateReads
     from tfdpsq.privacy.proof.selection import (
@@ -40,6 +44,7 @@ else:
     __getattr__, __dir__ = lazy.package(__name__)
 
 __all__ = [
+    "Continuation",
     "Coupled",
     "Diverged",
     "ENGINES",
@@ -61,6 +66,7 @@ __all__ = [
     "discard_state",
     "epsilon_of",
     "make_certificate",
+    "make_continuation_certificate",
     "make_logical_step",
     "make_optimizer",
     "make_plan",

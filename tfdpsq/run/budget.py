@@ -39,6 +39,8 @@ from absl import app, flags  # noqa: E402
 
 from tfdpsq import validation  # noqa: E402
 from tfdpsq.privacy.proof import budget as budgets  # noqa: E402
+from tfdpsq.privacy.proof import composition  # noqa: E402
+from tfdpsq.privacy.proof.certificate import parents_of  # noqa: E402
 from tfdpsq.run.core import command, spending  # noqa: E402
 
 _USAGE = (
@@ -52,7 +54,7 @@ class _Log:
     """Releases that are composed with each other."""
 
     name: str
-    releases: dict[str, budgets.Release] = dataclasses.field(default_factory=dict)
+    releases: dict[str, composition.Release] = dataclasses.field(default_factory=dict)
     lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
@@ -74,9 +76,9 @@ def budget(
 
     Returns:
       "logs": of each log its "name", "unit", "adjacency", "epsilon" (by PLD),
-      "epsilon_rdp", "delta", "epsilon_sum", "delta_sum", "runs", "not_for" (whom they
-      do not hold, or `None`), "stopped_early" (runs that took fewer steps than planned)
-      and "releases";
+      "epsilon_rdp", "delta", "epsilon_sum", "delta_sum", "runs", "runs_of_one_unit" (as
+      many can have read one unit), "not_for" (whom they do not hold, or `None`),
+      "stopped_early" (runs that took fewer steps than planned) and "releases";
       "together": the same numbers of all, or `None` where there is no such number;
       "not_composed": "what" and "why"; "not_released": directories passed over;
       "budget" and "left".
@@ -88,23 +90,27 @@ def budget(
     refused: list[dict[str, str]] = []
     passed_over: list[str] = []
     logs: list[_Log] = []
+    read: list[tuple[str, list[str], dict[str, Any]]] = []
     for name, path in named:
         found = spending.find_certificates(path)
         passed_over += found.unreleased
         refused += [{"what": at, "why": why} for at, why in found.refused.items()]
         for digest, certificate in found.certificates.items():
-            places = found.places[digest]
-            _add(logs, name, places, certificate, refused)
-    composed: dict[str, budgets.Composition] = {}
+            read.append((name, found.places[digest], certificate))
+    # First those that continue others, as they state how several logs relate.
+    read.sort(key=lambda each: -len([*parents_of(each[2])]))
+    for name, places, certificate in read:
+        _add(logs, name, places, certificate, refused)
+    composed: dict[str, composition.Composition] = {}
     shown: list[dict[str, Any]] = []
     for log in logs:
-        total = budgets.compose(log.releases, delta, one_log=bool(log.name))
+        total = composition.compose(log.releases, delta, one_log=bool(log.name))
         label = log.name or f"log {len(shown) + 1}"
         if label in composed:
             label = f"{label} ({total.unit}, {total.adjacency})"
         composed[label] = total
         shown.append({"name": label, **_numbers(total), "releases": log.lines})
-    together = _together(composed, disjoint, refused)
+    together = _together(composed, disjoint, delta, refused)
     left = None
     if limit is not None and together is not None and not refused:
         left = limit - together.epsilon_pld
@@ -132,7 +138,7 @@ def _named(words: Sequence[str], disjoint: str) -> list[tuple[str, str]]:
             "NAME=DIRECTORY, or none."
         )
     if disjoint:
-        validation.one_of("disjoint", disjoint, budgets.DISJOINT)
+        validation.one_of("disjoint", disjoint, composition.DISJOINT)
         if unnamed:
             raise validation.InputError(
                 f"disjoint is {disjoint!r}, but {unnamed[0]} has no name: the same "
@@ -156,13 +162,15 @@ def _add(
     """
     try:
         release = budgets.release_of(certificate, places[0])
-        budgets.require_one_run(release, places)
+        composition.require_one_run(release, places)
     except validation.InputError as error:
         refused.append({"what": places[0], "why": str(error)})
         return
     for log in logs:
-        first = next(iter(log.releases.values()))
-        if log.name == name and not budgets.difference(first, release, bool(name)):
+        if log.name == name and not all(
+            composition.difference(each, release, bool(name))
+            for each in log.releases.values()
+        ):
             break
     else:
         log = _Log(name)
@@ -171,7 +179,7 @@ def _add(
         if line["digest"] == certificate["digest"]:
             line["places"] += [place for place in places if place not in line["places"]]
             try:
-                budgets.require_one_run(release, line["places"])
+                composition.require_one_run(release, line["places"])
             except validation.InputError as error:
                 refused.append({"what": places[0], "why": str(error)})
             return
@@ -189,10 +197,11 @@ def _add(
 
 
 def _together(
-    composed: Mapping[str, budgets.Composition],
+    composed: Mapping[str, composition.Composition],
     disjoint: str,
+    delta: float | None,
     refused: list[dict[str, str]],
-) -> budgets.Composition | None:
+) -> composition.Composition | None:
     """Returns the total of all logs; adds to `refused` why there is none."""
     if not composed:
         return None
@@ -201,12 +210,12 @@ def _together(
     (first, log), *others = composed.items()
     if disjoint:
         try:
-            return budgets.in_parallel(composed, disjoint)
+            return composition.in_parallel(composed, disjoint, delta)
         except validation.InputError as error:
             refused.append({"what": " and ".join(composed), "why": str(error)})
             return None
     for name, other in others:
-        why = budgets.difference(log.releases[0], other.releases[0])
+        why = composition.difference(log.releases[0], other.releases[0])
         if why is None or "fingerprints" in why:
             remedy = (
                 "Name the logs: NAME=DIRECTORY with one name for directories of the "
@@ -218,7 +227,7 @@ def _together(
     return None
 
 
-def _numbers(total: budgets.Composition) -> dict[str, Any]:
+def _numbers(total: composition.Composition) -> dict[str, Any]:
     return {
         "unit": total.unit,
         "adjacency": total.adjacency,
@@ -228,6 +237,7 @@ def _numbers(total: budgets.Composition) -> dict[str, Any]:
         "epsilon_sum": total.epsilon_sum,
         "delta_sum": total.delta_sum,
         "runs": total.runs,
+        "runs_of_one_unit": total.runs_of_one_unit,
         "not_for": total.not_for,
         "stopped_early": total.stopped_early,
     }
@@ -288,7 +298,7 @@ def _epsilon(total: Mapping[str, Any]) -> str:
         + (f", but not for {total['not_for']}" if total["not_for"] else "")
     )
     conditions = []
-    if total["runs"] > 1:
+    if total["runs_of_one_unit"] > 1:
         conditions.append(
             "the settings of every run were fixed without looking at earlier releases"
         )

@@ -14,7 +14,6 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import ml_collections
 import numpy as np
@@ -36,6 +35,7 @@ from tfdpsq.run.core import (
 from tfdpsq.run.devices import strategy as strategies
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import (
+    continuing,
     outcomes,
     private_training,
     starting_model,
@@ -74,6 +74,7 @@ SETTINGS: settings.Declaration = {
     # A directory in any format that `convert` reads, or a preset's name, such
     # as "t5_tiny_pydocs"; "" starts from random weights.
     "init": settings.Text(""),
+    **continuing.declared(),
     "t5": training_settings.t5_settings(32128, 8, 6, 512, 1024, 64),
     # Train a low-rank update only, on the Dense layers that `targets` match
     # (see `layers.apply_lora`); rank 0 trains all weights.
@@ -110,6 +111,7 @@ SETTINGS: settings.Declaration = {
 ACTING = (
     acting.Only("lora.alpha lora.targets", "lora.rank"),
     acting.Only("user_field", "unit", ("user",)),
+    acting.Only("continues", "init"),
     *training_settings.OPTIMIZER_ACTING,
 )
 
@@ -164,7 +166,7 @@ def _make(
 ) -> dict:
     devices = context.devices
     source = sources.load_source(config.pairs, config.split, config.unit)
-    _check_lineage(source, config.epsilon, config.init, context.parent)
+    _check_lineage(source, config, context.parent)
     units = private_training.units_of(source, config.unit, config.user_field)
     # Epochs are of the units found; from here on their steps.
     written = config
@@ -173,7 +175,11 @@ def _make(
     )
     plan = privacy.make_plan(private_training.spec_of(config, units))
     if devices.chief and not canary_set.holds_canaries(config.pairs):
-        spending.require_within({context.run_dir.name: plan}, context.inputs["pairs"])
+        spending.require_within(
+            {context.run_dir.name: plan},
+            context.inputs["pairs"],
+            continuation=continuing.continuation_of(config, context, plan),
+        )
     with devices.scope():
         model = starting_model.load_generator(config, context.tokenizer)
         acting.require_shape(config, SETTINGS["t5"], model.config)
@@ -217,7 +223,17 @@ def _make(
     certificate = certificates.inherited_certificate(source.certificate, context.parent)
     if source.private:
         facts = {**private_training.training_facts(config, model), **outcome.recorded()}
-        certificate = _certificate(context, plan, outcome.paid, facts, reads)
+        certificate = continuing.certificate_of(
+            config,
+            context,
+            plan,
+            outcome.paid,
+            description="A T5 generator fine-tuned to write queries from documents.",
+            sensitivity_argument=SENSITIVITY_ARGUMENTS[plan.spec.unit],
+            training=facts,
+            fingerprints={**context.inputs, "code": privacy.code_fingerprint()},
+            private_reads=reads,
+        )
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise DivergedError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -229,26 +245,6 @@ def _make(
     return {"steps_executed": outcome.paid, **outcome.recorded()}
 
 
-def _certificate(
-    context: contexts.Context,
-    plan: privacy.PrivacyPlan,
-    steps: int,
-    facts: dict[str, Any],
-    reads: list[dict[str, str]],
-) -> dict:
-    """Returns the certificate of a generator trained on private pairs."""
-    return privacy.make_certificate(
-        plan,
-        steps,
-        description="A T5 generator fine-tuned to write queries from documents.",
-        sensitivity_argument=SENSITIVITY_ARGUMENTS[plan.spec.unit],
-        training=facts,
-        fingerprints={**context.inputs, "code": privacy.code_fingerprint()},
-        private_reads=reads,
-        ledger_head=private_training.ledger_head(context.run_dir),
-    )
-
-
 def _encoding(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> Callable:
     """Returns `encode_pairs` with the stage's lengths and prompt."""
     names = ("query_length", "document_length", "prompt")
@@ -257,14 +253,17 @@ def _encoding(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> Callab
 
 
 def _check_lineage(
-    source: sources.Source, epsilon: float | str, init: str, parent: dict | None
+    source: sources.Source, config: ml_collections.ConfigDict, parent: dict | None
 ) -> None:
     """Refuses training that could not be certified correctly.
 
     Raises:
-      InputError: finite ε on pairs that are not private themselves, or from weights
-        that already derive from private queries.
+      InputError: finite ε on pairs that are not private themselves, or starting weights
+        that do not fit `continues`.
     """
+    epsilon = config.epsilon
+    if config.continues:
+        continuing.require_continuable(config, parent)
     if not math.isfinite(float(epsilon)):
         certificates.inherited_certificate(source.certificate, parent)
         return
@@ -275,9 +274,7 @@ def _check_lineage(
             'rows, so noise now would certify nothing: set epsilon to "inf". The '
             "result has the guarantee of the set."
         )
-    sources.require_public(
-        init, parent, f"epsilon {epsilon} would not be all that was spent"
-    )
+    continuing.require_continuable(config, parent)
 
 
 if __name__ == "__main__":

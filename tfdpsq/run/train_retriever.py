@@ -45,6 +45,7 @@ from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import (
+    continuing,
     direct_training,
     hard_negatives,
     outcomes,
@@ -65,6 +66,7 @@ SETTINGS: settings.Declaration = {
     # preset's name, or an output of this stage; `t5` is then ignored. "" starts
     # from random weights.
     "init": settings.Text(""),
+    **continuing.declared(),
     # Trained weights, as patterns of their paths (`train_only`): "*layer_norm*",
     # "*projection/kernel", "*transformer_encoder_layer_2*". ("query_tower/*",)
     # with shared = False freezes the documents' embeddings: each is computed
@@ -107,6 +109,7 @@ ACTING = (
     acting.Only("engine", "method", ("microbatch", "logit_dp", *_NEGATIVES)),
     acting.Only("hard_negatives.*", "hard_negatives.run"),
     acting.Only(_UNITS_AND_NOISE, "method", retriever.METHODS),
+    acting.Only("continues", "method", retriever.METHODS),
     # No method's sensitivity is derived for users.
     acting.Only("rows_per_unit user_field", "unit", ("user",)),
     *training_settings.OPTIMIZER_ACTING,
@@ -228,11 +231,7 @@ def _make(
 ) -> dict:
     devices, parent, tokenizer = context.devices, context.parent, context.tokenizer
     if config.method != "plain":
-        sources.require_public(
-            config.init,
-            parent,
-            f"epsilon {config.epsilon} would not be all that was spent",
-        )
+        continuing.require_continuable(config, parent)
     with devices.scope():
         model = _untrained(config)
     tokenizer.require_embeddings(model.config.t5.vocabulary_size, bool(config.init))
@@ -422,12 +421,13 @@ def _protected(
     facts: dict[str, Any],
 ) -> dict:
     """Returns the certificate of direct training, for the steps that were paid."""
-    return privacy.make_certificate(
+    return continuing.certificate_of(
+        config,
+        context,
         plan,
         steps,
         description="A two-tower retriever trained directly on private pairs.",
         sensitivity_argument=direct_training.argument_of(config.method, config.unit),
-        ledger_head=private_training.ledger_head(context.run_dir),
         **facts,
     )
 

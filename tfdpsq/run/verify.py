@@ -88,6 +88,11 @@ def _claims(
             f"the {at('accounting', 'steps_executed')} steps of {len(runs)} runs; "
             f"choosing one of them: epsilon {at('selection', 'epsilon_of_choice')}"
         )
+    if at("continuation", "runs_counted"):
+        steps = (
+            f"all {at('continuation', 'runs_counted')} runs, of which the last took "
+            f"{steps}"
+        )
     return [
         f"  states      epsilon {at('guarantee', 'epsilon')}, "
         f"delta {at('guarantee', 'delta')} for {at('guarantee', 'unit_in_words')}",

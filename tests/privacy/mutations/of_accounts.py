@@ -107,8 +107,10 @@ MUTATIONS = (
         "name": "retriever_trained_directly_from_private_weights",
         "kind": "certificate",
         "file": "tfdpsq/run/train_retriever.py",
-        "old": ('    if config.method != "plain":\n        sources.require_public('),
-        "new": ('    if config.method == "":\n        sources.require_public('),
+        "old": (
+            '    if config.method != "plain":\n        continuing.require_continuable('
+        ),
+        "new": ('    if config.method == "":\n        continuing.require_continuable('),
         "tests": (
             "tests/run/test_lineage.py::"
             "test_a_retriever_inherits_from_its_starting_weights_too",

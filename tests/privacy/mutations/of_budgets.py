@@ -21,7 +21,7 @@ MUTATIONS = (
     {
         "name": "budget_takes_the_largest_release_for_all",
         "kind": "composition",
-        "file": _FILE,
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "            found.update(release.runs)\n",
         "new": "            found = found or dict(release.runs)\n",
         "tests": (_TESTS + "test_five_certificates_cost_what_dp_accounting_composes",),
@@ -30,18 +30,18 @@ MUTATIONS = (
     {
         "name": "budget_composes_other_pairs_as_the_same",
         "kind": "composition",
-        "file": _FILE,
-        "old": "first.pairs is None or first.pairs != other.pairs",
-        "new": "first.pairs is None",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "if not one_log and not first.known & other.known:",
+        "new": "if not one_log and not (first.known and other.known):",
         "tests": (_TESTS + "test_what_cannot_be_composed_is_refused_by_name",),
         "why": "nobody declared that these are one log, and a wrong total looks right",
     },
     {
         "name": "budget_takes_unknown_pairs_for_the_same",
         "kind": "composition",
-        "file": _FILE,
-        "old": "first.pairs is None or first.pairs != other.pairs",
-        "new": "first.pairs != other.pairs",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "if not one_log and not first.known & other.known:",
+        "new": "if not one_log and first.known != other.known:",
         "tests": (
             _TESTS + "test_pairs_without_a_fingerprint_are_not_taken_for_the_same",
         ),
@@ -50,7 +50,7 @@ MUTATIONS = (
     {
         "name": "budget_composes_other_units",
         "kind": "composition",
-        "file": _FILE,
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "if ours.unit != theirs.unit:",
         "new": "if ours.unit > theirs.unit:",
         "tests": (_TESTS + "test_what_cannot_be_composed_is_refused_by_name",),
@@ -59,7 +59,7 @@ MUTATIONS = (
     {
         "name": "budget_composes_other_neighbours",
         "kind": "composition",
-        "file": _FILE,
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "if ours.sampler != theirs.sampler:",
         "new": "if ours.sampler > theirs.sampler:",
         "tests": (_TESTS + "test_what_cannot_be_composed_is_refused_by_name",),
@@ -68,9 +68,9 @@ MUTATIONS = (
     {
         "name": "budget_compares_neighbouring_releases_only_with_themselves",
         "kind": "composition",
-        "file": _FILE,
-        "old": "problem = difference(first, release, one_log)",
-        "new": "problem = difference(release, release, one_log)",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "difference(joined, r, one_log)",
+        "new": "difference(r, r, one_log)",
         "tests": (_TESTS + "test_what_cannot_be_composed_is_refused_by_name",),
         "why": "anything is composed with anything",
     },
@@ -95,16 +95,16 @@ MUTATIONS = (
     {
         "name": "budget_counts_planned_steps",
         "kind": "composition",
-        "file": _FILE,
-        "old": "runs = {head or digest_of(certificate): plan_of(certificate)}",
-        "new": "runs = {head or digest_of(certificate): (plan_of(certificate)[0], 1)}",
+        "file": "tfdpsq/privacy/proof/certified.py",
+        "old": "{head or digest: plan_of(certificate)}",
+        "new": "{head or digest: (plan_of(certificate)[0], 1)}",
         "tests": (_TESTS + "test_five_certificates_cost_what_dp_accounting_composes",),
         "why": "the steps that ran are what was spent",
     },
     {
         "name": "budget_counts_equal_certificates_once",
         "kind": "composition",
-        "file": _FILE,
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "if release.nameless and len(places) > 1:",
         "new": "if release.nameless and len(places) > 2:",
         "tests": (
@@ -115,9 +115,9 @@ MUTATIONS = (
     {
         "name": "budget_tells_runs_apart_by_their_plan",
         "kind": "composition",
-        "file": _FILE,
-        "old": "runs = {head or digest_of(certificate): plan_of(certificate)}",
-        "new": 'runs = {certificate["plan"]: plan_of(certificate)}',
+        "file": "tfdpsq/privacy/proof/certified.py",
+        "old": "{head or digest: plan_of(certificate)}",
+        "new": '{certificate["plan"]: plan_of(certificate)}',
         "tests": (
             _TESTS
             + "test_what_is_made_from_a_release_costs_nothing_and_a_second_run_does",
@@ -127,7 +127,7 @@ MUTATIONS = (
     {
         "name": "budget_forgets_the_choice",
         "kind": "composition",
-        "file": _FILE,
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "+ sum(r.choice_epsilon or 0.0 for r in held_out)",
         "new": "+ max([r.choice_epsilon or 0.0 for r in held_out[:0]], default=0.0)",
         "tests": (_TESTS + "test_a_chosen_run_costs_all_runs_or_the_choice",),
@@ -136,7 +136,7 @@ MUTATIONS = (
     {
         "name": "budget_counts_all_units_as_held_out",
         "kind": "composition",
-        "file": _FILE,
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "for size in range(len(choices) + 1):",
         "new": "for size in range(len(choices), len(choices) + 1):",
         "tests": (_TESTS + "test_a_chosen_run_costs_all_runs_or_the_choice",),
@@ -145,7 +145,7 @@ MUTATIONS = (
     {
         "name": "budget_believes_one_of_two_costs_of_a_ledger",
         "kind": "composition",
-        "file": _FILE,
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "if (before[0].fingerprint, before[1]) != (run[0].fingerprint, run[1]):",
         "new": "if before[1] < run[1] < before[1]:",
         "tests": (_TESTS + "test_a_ledger_head_stands_for_one_run",),
@@ -154,9 +154,9 @@ MUTATIONS = (
     {
         "name": "users_taken_to_be_in_one_log_of_time",
         "kind": "composition",
-        "file": _FILE,
-        "old": 'if first.unit == "user" and disjoint == TIME:',
-        "new": 'if first.unit == "user" and disjoint == USER:',
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": 'return disjoint == USER or unit != "user"',
+        "new": 'return disjoint == TIME or unit != "user"',
         "tests": (
             _TESTS + "test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs"
             "_of_time",
@@ -166,7 +166,7 @@ MUTATIONS = (
     {
         "name": "disjoint_logs_may_hold_the_same_pairs",
         "kind": "composition",
-        "file": _FILE,
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "(log.pairs & other.pairs or _keys(log) & _keys(other))",
         "new": "(_keys(log) & _keys(other))",
         "tests": (_TESTS + "test_logs_of_the_same_pairs_are_not_disjoint",),
@@ -175,9 +175,10 @@ MUTATIONS = (
     {
         "name": "disjoint_logs_take_the_smallest_delta",
         "kind": "composition",
-        "file": _FILE,
-        "old": "max(log.delta for log in logs.values()),",
-        "new": "min(log.delta for log in logs.values()),",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "*(max(numbers) for numbers in zip(*found)),",
+        "new": "min(each[0] for each in found),\n"
+        "        *(max(numbers) for numbers in [*zip(*found)][1:]),",
         "tests": (
             _TESTS + "test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs"
             "_of_time",
@@ -230,9 +231,9 @@ MUTATIONS = (
     {
         "name": "budget_takes_an_open_choice_for_a_covered_one",
         "kind": "composition",
-        "file": _FILE,
-        "old": "selection.choice_epsilon is None)",
-        "new": "selection.choice_epsilon is False)",
+        "file": "tfdpsq/privacy/proof/certified.py",
+        "old": "open_choice=selection.choice_epsilon is None,",
+        "new": "open_choice=selection.choice_epsilon is False,",
         "tests": (_TESTS + "test_a_choice_without_noise_is_told_with_every_total",),
         "why": "queries held out to choose without noise have no guarantee at all",
     },
@@ -299,7 +300,7 @@ MUTATIONS = (
     {
         "name": "one_head_with_two_trainings_counted_once",
         "kind": "composition",
-        "file": "tfdpsq/privacy/proof/budget.py",
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "            if digest != before_digest:\n",
         "new": "            if name == before_name and digest != before_digest:\n",
         "tests": (
@@ -311,9 +312,11 @@ MUTATIONS = (
     {
         "name": "disjoint_logs_of_the_smallest_delta",
         "kind": "composition",
-        "file": "tfdpsq/privacy/proof/budget.py",
-        "old": "        max(log.delta_sum for",
-        "new": "        min(log.delta_sum for",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "*(max(numbers) for numbers in zip(*found)),",
+        "new": "*(max(numbers) for numbers in [*zip(*found)][:-2]),\n"
+        "        min(each[-2] for each in found),\n"
+        "        max(each[-1] for each in found),",
         "tests": (
             _TESTS
             + "test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time",
@@ -323,9 +326,9 @@ MUTATIONS = (
     {
         "name": "disjoint_logs_of_the_smallest_epsilon_by_rdp",
         "kind": "composition",
-        "file": "tfdpsq/privacy/proof/budget.py",
-        "old": "        max(log.epsilon_rdp for",
-        "new": "        min(log.epsilon_rdp for",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "delta, pld, rdp, *_summed(parts), runs",
+        "new": "delta, pld, -rdp, *_summed(parts), runs",
         "tests": (
             _TESTS
             + "test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time",
@@ -338,7 +341,11 @@ MUTATIONS = (
         "file": "tfdpsq/run/training/direct_training.py",
         "old": """\
     if devices.chief and not canary_set.holds_canaries(config.pairs):
-        spending.require_within({context.run_dir.name: plan}, context.inputs["pairs"])
+        spending.require_within(
+            {context.run_dir.name: plan},
+            context.inputs["pairs"],
+            continuation=continuing.continuation_of(config, context, plan),
+        )
 """,
         "new": "",
         "tests": (
@@ -399,7 +406,7 @@ MUTATIONS = (
     {
         "name": "choices_among_the_same_runs_counted_once",
         "kind": "composition",
-        "file": "tfdpsq/privacy/proof/budget.py",
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "if release.choice_epsilon is None and set(",
         "new": "if set(",
         "tests": (
@@ -410,7 +417,7 @@ MUTATIONS = (
     {
         "name": "delta_above_what_is_stated",
         "kind": "composition",
-        "file": "tfdpsq/privacy/proof/budget.py",
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "if delta > sum(deltas):",
         "new": "if False:",
         "tests": (
@@ -421,9 +428,9 @@ MUTATIONS = (
     {
         "name": "nameless_only_if_all_runs_are",
         "kind": "composition",
-        "file": "tfdpsq/privacy/proof/budget.py",
-        "old": "nameless = not all(",
-        "new": "nameless = not any(",
+        "file": "tfdpsq/privacy/proof/certified.py",
+        "old": "nameless=not all(",
+        "new": "nameless=not any(",
         "tests": (
             "tests/privacy/test_budget.py::test_a_selection_is_nameless_if_one_of_its_runs_is",
         ),
@@ -432,7 +439,7 @@ MUTATIONS = (
     {
         "name": "selection_that_shares_a_run_costs_nothing",
         "kind": "composition",
-        "file": "tfdpsq/privacy/proof/budget.py",
+        "file": "tfdpsq/privacy/proof/composition.py",
         "old": "set(release.runs) <= seen:",
         "new": "set(release.runs) & seen:",
         "tests": (

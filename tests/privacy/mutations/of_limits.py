@@ -320,8 +320,8 @@ MUTATIONS = (
     {
         "name": "early_stop_counts_as_planned",
         "kind": "composition",
-        "file": "tfdpsq/privacy/proof/budget.py",
-        "old": "_epsilon([_to_the_last_step(release)], release.delta",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "_epsilon([to_the_last_step(release)], release.delta",
         "new": "_epsilon([release], release.delta",
         "tests": (
             "tests/privacy/test_budget.py::"
@@ -333,7 +333,7 @@ MUTATIONS = (
         "name": "stopped_runs_leave_more_of_a_budget",
         "kind": "composition",
         "file": "tfdpsq/privacy/proof/budget.py",
-        "old": "{name: _to_the_last_step(release) for name, release in every",
+        "old": "{name: to_the_last_step(release) for name, release in every",
         "new": "{name: release for name, release in every",
         "tests": (
             "tests/privacy/test_budget.py::"

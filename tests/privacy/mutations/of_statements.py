@@ -443,8 +443,8 @@ MUTATIONS = (
         "name": "withdrawn_sentence_not_warned_of",
         "kind": "certificate",
         "file": "tfdpsq/privacy/proof/verification.py",
-        "old": "        certificate_words.warnings_of(certificate),\n",
-        "new": "        (),\n",
+        "old": "in certificate_words.warnings_of(each)",
+        "new": "in ()",
         "tests": (
             "tests/privacy/test_older_certificates.py::test_it_holds_with_its_ledgers_and_the_same_epsilon[generator_pld]",
         ),

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdpsq import validation
@@ -25,6 +25,8 @@ from tfdpsq.privacy.spec import PrivacySpec
 
 FORMAT = "tfdpsq-certificate/2"
 FILE_NAME = "certificate.json"
+# Of more that were continued one after another, `verify` would take minutes.
+MOST_EARLIER = 24
 _REMEDY = "Make the artefact again; a certificate must not be edited."
 
 _UNIT_IN_WORDS = {
@@ -273,7 +275,8 @@ def inherited_certificate(
     """The certificate of what is made from several artefacts and public data.
 
     By post-processing, what is made from one guaranteed artefact has its guarantee;
-    what an unprotected artefact had any part in has none.
+    what an unprotected artefact had any part in has none. The guarantee of a run that
+    continued others holds for all that was made from any of them.
 
     Args:
       *certificates: of the artefacts used; `None` for public ones.
@@ -288,6 +291,8 @@ def inherited_certificate(
     for certificate in present:
         if not certificate["private"]:
             return certificate
+    earlier = {parent.get("digest") for own in present for parent in parents_of(own)}
+    present = [own for own in present if own.get("digest") not in earlier]
     if any(certificate != present[0] for certificate in present):
         raise validation.InputError(
             "two artefacts with guarantees of their own meet here, and their "
@@ -295,6 +300,17 @@ def inherited_certificate(
             "that the other one was made from."
         )
     return present[0] if present else None
+
+
+def parents_of(certificate: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields the certificates that one continues, the last one first."""
+    while isinstance(certificate, Mapping):
+        certificate = certificate.get("continuation")
+        if not isinstance(certificate, Mapping):
+            return
+        certificate = certificate.get("parent")
+        if isinstance(certificate, Mapping):
+            yield certificate
 
 
 def adjacency_of(spec: PrivacySpec) -> str:
@@ -361,6 +377,8 @@ def load_certificate(path: str | os.PathLike) -> dict[str, Any]:
 
 def format_problem(certificate: Any) -> str | None:
     """Says why a value cannot be a certificate of this format, or returns `None`."""
+    if sum(1 for _ in parents_of(certificate)) > MOST_EARLIER:
+        return f"it continues more than {MOST_EARLIER} certificates, one after another"
     if not isinstance(certificate, Mapping) or "format" not in certificate:
         return f"this is no {FORMAT} file"
     found = certificate["format"]

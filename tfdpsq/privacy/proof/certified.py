@@ -1,4 +1,4 @@
-"""The plan, or the selection among plans, that a certificate describes.
+"""The plan, the selection or the continuation that a certificate describes.
 
 All its other entries follow from these; nothing else in it is looked at here. See
 `verification`, which compares the rest.
@@ -6,12 +6,17 @@ All its other entries follow from these; nothing else in it is looked at here. S
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from tfdpsq import validation
 from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.proof.certificate import digest_of
+from tfdpsq.privacy.proof.composition import Release
+from tfdpsq.privacy.proof.continuation import Continuation
 from tfdpsq.privacy.proof.selection import Selection, TrainedRun
 from tfdpsq.privacy.spec import PrivacySpec
 
@@ -116,6 +121,97 @@ def _run(name: str, entry: Any) -> TrainedRun:
             "which they cannot be"
         )
     return TrainedRun(plan, settings, head, diverged)
+
+
+def continuation_of(certificate: Mapping[str, Any]) -> Continuation:
+    """The continuation that a certificate's free entries describe.
+
+    Args:
+      certificate: as `make_continuation_certificate` gives it.
+
+    Raises:
+      InputError: they describe none.
+    """
+    plan, steps = plan_of(certificate)
+    parent = entry_at(certificate, "continuation.parent")
+    if not isinstance(parent, Mapping):
+        raise validation.InputError(
+            f"continuation.parent is {validation.shown(parent)}, which is no "
+            "certificate"
+        )
+    return Continuation(
+        plan,
+        steps,
+        _pairs_of(certificate),
+        parent,
+        release_in(parent),
+        entry_at(certificate, "continuation.disjoint"),
+        _head_of(certificate),
+    )
+
+
+def release_in(certificate: Mapping[str, Any]) -> Release:
+    """What a certificate's release costs by its free entries, which are not verified.
+
+    `budget.release_of` verifies the certificate first.
+
+    Raises:
+      InputError: they describe no run.
+    """
+    head, digest = _head_of(certificate), digest_of(certificate)
+    trained = {head: _trained(certificate)} if head else {}
+    if "continuation" in certificate:
+        return continuation_of(certificate).release(digest, digest, trained)
+    if "selection" not in certificate:
+        return Release(
+            {head or digest: plan_of(certificate)},
+            None,
+            _pairs_of(certificate),
+            _delta_of(certificate),
+            nameless=not head,
+            trained=trained,
+            digest=digest,
+        )
+    selection = selection_of(certificate)
+    runs = {
+        run.ledger_head or f"{digest}/{key}": (run.plan, run.plan.spec.steps)
+        for key, run in selection.runs.items()
+    }
+    return Release(
+        runs,
+        selection.choice_epsilon,
+        _pairs_of(certificate),
+        _delta_of(certificate),
+        open_choice=selection.choice_epsilon is None,
+        nameless=not all(run.ledger_head for run in selection.runs.values()),
+        trained=trained,
+        digest=digest,
+    )
+
+
+def _pairs_of(certificate: Mapping[str, Any]) -> str | None:
+    pairs = entry_at(certificate, "fingerprints.pairs")
+    return pairs if isinstance(pairs, str) else None
+
+
+def _head_of(certificate: Mapping[str, Any]) -> str | None:
+    head = certificate.get("ledger_head")
+    return head if isinstance(head, str) and head else None
+
+
+def _delta_of(certificate: Mapping[str, Any]) -> float:
+    return validation.positive(
+        "guarantee.delta", entry_at(certificate, "guarantee.delta")
+    )
+
+
+def _trained(certificate: Mapping[str, Any]) -> str:
+    """Returns a digest of what a run's certificate states of training and inputs."""
+    inputs = entry_at(certificate, "fingerprints")
+    if isinstance(inputs, Mapping):
+        inputs = {**inputs, "code": None}  # a newer one may go on
+    stated = json.dumps([certificate.get("training"), inputs], sort_keys=True)
+    return hashlib.sha256(stated.encode()).hexdigest()
 
 
 def entry_at(certificate: Mapping[str, Any], path: str, missing: Any = None) -> Any:

@@ -6,7 +6,8 @@ recomputed here and compared: q = B/n, the sensitivity, the noise's deviation,
 truncation's cost, ε by both accountants for the steps *executed*, δ and its warnings,
 all sentences that explain them, and the plan's fingerprint. The digest covers all of
 it. If a run was chosen among several, each of them and their composition are checked
-in the same way (see `selection`).
+in the same way (see `selection`). If it started from released weights, so are their
+certificate and what both cost together (see `continuation`).
 
 | changed in the file                       | found by                            |
 |-------------------------------------------|-------------------------------------|
@@ -16,7 +17,7 @@ in the same way (see `selection`).
 | description, sensitivity argument,        | the digest only; their content is   |
 | training, fingerprints, private reads;    | the maker's word                    |
 | of a selection the score and the runs'    |                                     |
-| settings                                  |                                     |
+| settings; how logs are disjoint           |                                     |
 | everything, consistently, digest included | nothing in the file; the ledger     |
 
 The last row is what no file can prove about itself. A digest is not a signature: a
@@ -41,8 +42,15 @@ from tfdpsq.privacy.proof.certificate import (
     digest_of,
     format_problem,
     library_version,
+    parents_of,
 )
-from tfdpsq.privacy.proof.certified import entry_at, plan_of, selection_of
+from tfdpsq.privacy.proof.certified import (
+    continuation_of,
+    entry_at,
+    plan_of,
+    selection_of,
+)
+from tfdpsq.privacy.proof.continuation import computed_continuation
 from tfdpsq.privacy.proof.ledger import LedgerSummary
 from tfdpsq.privacy.proof.selection import Selection, computed_selection
 
@@ -60,7 +68,11 @@ _EPSILONS = (
     "accounting.epsilon_pld",
     "accounting.epsilon_rdp",
     "selection.epsilon_of_training",
+    "continuation.epsilon_of_this_run",
+    "continuation.epsilon_sum",
 )
+# Verified by itself.
+_PARENT = "continuation.parent"
 # Less than this share of its target no calibrated selection spends: `share_epsilon`
 # uses up 99 % of it, and accountants of other versions agree to 1 %. Of k like runs one
 # makes about 1/(2k) of ε: one that is left out shows up to k = 25. Of more it does not
@@ -128,6 +140,12 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
             problems += _selection_problems(certificate, selection)
             plan = selection.runs[selection.chosen].plan
             expected = _leaves(computed_selection(selection))
+        elif "continuation" in certificate:
+            _require_parent(certificate)
+            continuation = continuation_of(certificate)
+            plan = continuation.plan
+            problems += _plan_problems(plan)
+            expected = _leaves(computed_continuation(continuation))
         else:
             plan, steps = plan_of(certificate)
             problems += _plan_problems(plan)
@@ -140,7 +158,7 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
     expected = certificate_words.as_stated(expected, stated)
     version = entry_at(certificate, "accounting.library_version")
     for path in sorted(expected.keys() | stated.keys()):
-        if any(f"{path}.".startswith(f"{word}.") for word in _STATED):
+        if any(f"{path}.".startswith(f"{word}.") for word in (*_STATED, _PARENT)):
             continue
         if path not in expected:
             problems.append(f"{path} is there, but belongs to no certificate.")
@@ -155,8 +173,27 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         float(expected["accounting.epsilon_pld"]),
         float(expected["accounting.epsilon_rdp"]),
         tuple(problems),
-        certificate_words.warnings_of(certificate),
+        tuple(
+            warning
+            for each in (certificate, *parents_of(certificate))
+            for warning in certificate_words.warnings_of(each)
+        ),
     )
+
+
+def _require_parent(certificate: Mapping[str, Any]) -> None:
+    """Refuses a certificate whose parent does not hold: nothing follows from it.
+
+    Raises:
+      InputError: the first problem of the parent.
+    """
+    parent = entry_at(certificate, _PARENT)
+    if not isinstance(parent, Mapping):
+        raise validation.InputError(
+            f"{_PARENT} is {validation.shown(parent)}, which is no certificate"
+        )
+    for problem in verify_certificate(parent).problems[:1]:
+        raise validation.InputError(f"the certificate of its parent: {problem}")
 
 
 def _selection_problems(

@@ -377,11 +377,16 @@ def certificate_of_model(model: str) -> dict[str, Any] | None:
     return read_certificate(checkpoints.locate(model)) if model else None
 
 
-def require_public(init: str, parent: dict[str, Any] | None, consequence: str) -> None:
+def require_public(
+    init: str,
+    parent: dict[str, Any] | None,
+    consequence: str,
+    remedy: str = "Start from public weights",
+) -> None:
     """Refuses weights that derive from private queries, protected or not.
 
     `parent` is the certificate of the model `init`. `consequence` is the claim that
-    would become untrue, for the error.
+    would become untrue, and `remedy` a way out, for the error.
 
     Raises:
       InputError: the weights have a certificate.
@@ -390,7 +395,7 @@ def require_public(init: str, parent: dict[str, Any] | None, consequence: str) -
         raise validation.InputError(
             f"init is {init}, which was itself trained on private queries (epsilon "
             f"{parent['guarantee']['epsilon']}), as its certificate says: "
-            f"{consequence}. Start from public weights."
+            f"{consequence}. {remedy}."
         )
 
 

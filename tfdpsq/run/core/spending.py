@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdpsq import privacy, validation
-from tfdpsq.privacy.proof import budget, certificate_files
+from tfdpsq.privacy.proof import budget, certificate_files, composition
 from tfdpsq.privacy.proof.certificate import FILE_NAME
 from tfdpsq.run.core import layout, releases, workdir
 
@@ -270,6 +270,7 @@ def require_within(
     plans: Mapping[str, privacy.PrivacyPlan],
     pairs: str,
     choice_epsilon: float | None = None,
+    continuation: privacy.Continuation | None = None,
 ) -> None:
     """Refuses runs that would exceed the limit, if there is one; nothing is spent yet.
 
@@ -277,6 +278,7 @@ def require_within(
       plans: by name; of several, one will be chosen.
       pairs: fingerprint of the private pairs.
       choice_epsilon: ε of a private choice among the runs.
+      continuation: of the one run that starts from released weights.
 
     Raises:
       InputError: the total would exceed the limit, or cannot be computed; or another
@@ -284,7 +286,7 @@ def require_within(
     """
     if not _limits or not all(plan.spec.private for plan in plans.values()):
         return
-    planned = budget.planned_release(plans, pairs, choice_epsilon)
+    planned = budget.planned_release(plans, pairs, choice_epsilon, continuation)
     name = next(iter(plans)) if len(plans) == 1 else f"the grid of {len(plans)} runs"
     _require_within({name: planned})
 
@@ -349,6 +351,6 @@ def _releases_in(folder: str, may_be_empty: bool) -> dict[str, budget.Release]:
     for digest, certificate in found.certificates.items():
         places = found.places[digest]
         release = budget.release_of(certificate, places[0])
-        budget.require_one_run(release, places)
+        composition.require_one_run(release, places)
         releases_there[places[0]] = release
     return releases_there

@@ -65,7 +65,11 @@ def _card(
     name: str, certificate: Mapping[str, Any], said_elsewhere: Sequence[str]
 ) -> dict[str, Any]:
     private = _is_private(certificate)
-    particulars = {**_particulars(certificate), **_choice(certificate)}
+    particulars = {
+        **_particulars(certificate),
+        **_choice(certificate),
+        **_continuation(certificate),
+    }
     if private:
         particulars.update(_limits(certificate, said_elsewhere))
     return {
@@ -166,6 +170,20 @@ def _choice(certificate: Mapping[str, Any]) -> dict[str, Any]:
             else _epsilon_at(certificate, "selection.epsilon_of_choice")
         ),
         "Mechanism, noise and sampler above": "of the run that was chosen",
+    }
+
+
+def _continuation(certificate: Mapping[str, Any]) -> dict[str, Any]:
+    """Describes the released weights that training started from."""
+    if "continuation" not in certificate:
+        return {}
+    earlier = _at(certificate, "continuation.parent.guarantee.epsilon")
+    return {
+        "Continued from released weights": _at(certificate, "continuation.in_words"),
+        "ε of this run and of the weights": "this run "
+        f"{_epsilon_at(certificate, 'continuation.epsilon_of_this_run')}, the weights "
+        f"{earlier if earlier == _MISSING else epsilon_text(float(earlier))}",
+        "Mechanism, noise, sampler and steps above": "of the last run",
     }
 
 

@@ -27,6 +27,7 @@ from tfdpsq.run.core.progress import Progress
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import (
+    continuing,
     hard_negatives,
     outcomes,
     private_training,
@@ -220,7 +221,11 @@ def train(
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = make_plan(config, units)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
-        spending.require_within({context.run_dir.name: plan}, context.inputs["pairs"])
+        spending.require_within(
+            {context.run_dir.name: plan},
+            context.inputs["pairs"],
+            continuation=continuing.continuation_of(config, context, plan),
+        )
     with devices.scope():
         corpus = None
         if config.method == "public_negatives":

@@ -1,0 +1,448 @@
+"""Composition of releases: what several from private pairs cost together.
+
+**One log.** Every release is a run of DP-SGD on the same units, so what an observer of
+all of them learns is the composition of their events, over the steps that ran. Its ε is
+computed by PLD at one δ, off which the truncation of every run is taken; that is less
+than the sum of the stated ε. What is made from a released artefact and public data
+carries the same certificate and costs nothing (post-processing): a run counts once, by
+the head of its ledger.
+
+**A run that was chosen** among several counts as all of them. A unit was either trained
+on, which costs those runs, or held out, which costs the exponential mechanism's ε at
+δ = 0 and adds to the rest. Every combination of roles over all such releases is
+computed, and the largest ε holds for every unit. Where the choice was "declared", made
+without noise, nothing is guaranteed for the units held out, nor by any total with it.
+
+**Disjoint logs.** A unit in one log only is protected by the composition of that log's
+releases, whatever was released from the others (parallel composition): (largest ε,
+largest δ) of the logs. Logs cut by time share no query, but they do share users; for
+unit "user" they are composed like one log. Logs cut by user share neither. Where some
+logs are disjoint and others may share units, every largest set of logs that one unit
+can be in is composed, and the largest ε and the largest δ hold.
+
+**What was fixed when.** Composition by PLD or RDP holds for runs whose settings (noise,
+sampling, steps) were fixed without looking at earlier releases of the same pairs; what
+they train, such as weights to start from, may depend on those. Settings chosen after
+looking make the order of losses the releases' own choice, and no total by PLD is proved
+for that: an adversary could pick the next run by the loss of the last. The sum of ε and
+of δ holds all the same, if a bound on it was fixed before the first release (basic
+composition as a privacy filter: Rogers et al. 2016). So both are given. A run that
+stopped early may have been stopped for what its noised weights showed, which is a
+setting chosen after looking: the sum counts all steps that it had planned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tfdpsq import validation
+from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.proof.certificate import adjacency_of
+from tfdpsq.privacy.proof.selection import epsilon_of_runs
+
+# How logs can be disjoint.
+TIME, USER = DISJOINT = ("time", "user")
+# Beyond this many private choices, the combinations of roles would take minutes.
+_MOST_CHOICES = 6
+_Run = tuple[PrivacyPlan, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """The part of a certificate that decides what its release costs.
+
+    Attributes:
+      runs: ledger head, or else digest -> (plan, steps executed), of all runs.
+      choice_epsilon: ε for a unit that was held out to choose among the runs; `None`
+        where there was no private choice.
+      pairs: fingerprint of the private pairs; `None` where none is stated.
+      delta: δ of the certificate.
+      open_choice: whether units that were held out chose among the runs without noise,
+        so that nothing is guaranteed for them.
+      trained: ledger head -> digest of what the certificate states of that run's
+        training and data, where it does.
+      nameless: whether a run has no ledger head, so that a second run of the same
+        settings has an equal certificate.
+      digest: that of the certificate, by which equal releases count once.
+      before: the releases whose weights its run started from, each by itself.
+      apart_from: fingerprints of earlier pairs that were declared to share no unit
+        with its own.
+    """
+
+    runs: Mapping[str, _Run]
+    choice_epsilon: float | None
+    pairs: str | None
+    delta: float
+    open_choice: bool = False
+    nameless: bool = False
+    trained: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    digest: str = ""
+    before: tuple[Release, ...] = ()
+    apart_from: frozenset[str] = frozenset()
+
+    @property
+    def each(self) -> tuple[Release, ...]:
+        """The releases before it, and its own run or runs alone."""
+        return (*self.before, dataclasses.replace(self, before=()))
+
+    @property
+    def known(self) -> set[str]:
+        """Fingerprints of pairs that it states how its own relate to."""
+        return {part.pairs for part in self.each if part.pairs}
+
+
+@dataclasses.dataclass(frozen=True)
+class Composition:
+    """Several releases together.
+
+    Attributes:
+      releases: what is composed.
+      unit: privacy unit of all of them.
+      adjacency: neighbouring relation of all of them, in words.
+      delta: δ that ε is computed at.
+      epsilon_pld: ε of all releases together by PLD.
+      epsilon_rdp: the same by RDP.
+      epsilon_sum: sum of the releases' ε, each run counted once and to its last
+        planned step: for runs whose settings were chosen after looking at earlier
+        releases, or that were stopped early after looking at their own weights.
+      delta_sum: δ that goes with it.
+      runs_of_one_unit: number of runs, at most, that one unit can have had a part in.
+    """
+
+    releases: tuple[Release, ...]
+    unit: str
+    adjacency: str
+    delta: float
+    epsilon_pld: float
+    epsilon_rdp: float
+    epsilon_sum: float
+    delta_sum: float
+    runs_of_one_unit: int
+
+    @property
+    def runs(self) -> int:
+        """Number of training runs, each counted once."""
+        return len(self._runs)
+
+    @property
+    def stopped_early(self) -> int:
+        """Number of runs that took fewer steps than planned."""
+        return sum(steps < plan.spec.steps for plan, steps in self._runs.values())
+
+    @property
+    def not_for(self) -> str | None:
+        """Returns the units that no ε here holds for, in words; `None` for all."""
+        parts = _distinct(self.releases)
+        if not any(part.open_choice for part in parts):
+            return None
+        return "units held out to choose among runs without noise"
+
+    @property
+    def pairs(self) -> set[str]:
+        """Fingerprints of the releases' own pairs, where they are stated."""
+        return {release.pairs for release in self.releases if release.pairs}
+
+    @property
+    def _runs(self) -> dict[str, _Run]:
+        parts = _distinct(self.releases)
+        return {key: run for part in parts for key, run in part.runs.items()}
+
+
+def compose(
+    releases: Mapping[str, Release],
+    delta: float | None = None,
+    one_log: bool = False,
+    apart: Sequence[frozenset[str]] = (),
+) -> Composition:
+    """Composes all releases, as from one log where no certificate says otherwise.
+
+    Args:
+      releases: by name, for errors; see `budget.release_of`.
+      delta: δ to compute ε at; `None` takes, of releases that can share a unit, the
+        smallest, at which the composed ε is at least that of each.
+      one_log: declares that pairs with other fingerprints belong to the same log,
+        unless a certificate states that they share no unit.
+      apart: fingerprints of pairs, two by two, that are declared to share no unit.
+
+    Raises:
+      InputError: no release; other pairs, another unit or another adjacency; a run with
+        two costs or two trainings; or δ above the sum of theirs, or one that truncation
+        uses up.
+    """
+    if not releases:
+        raise validation.InputError(
+            "there is no release to compose. Give at least one certificate."
+        )
+    _require_alike(releases, one_log)
+    _require_one_cost(releases)
+    if delta is not None:
+        validation.in_range("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
+    given = tuple(releases.values())
+    found = [_together(parts, delta) for parts in _sharing(_distinct(given), apart)]
+    spec = _spec_of(given[0])
+    return Composition(
+        given,
+        spec.unit,
+        adjacency_of(spec),
+        *(max(numbers) for numbers in zip(*found)),
+    )
+
+
+def _together(parts: Sequence[Release], delta: float | None) -> tuple[Any, ...]:
+    """What `Composition` states from `delta` on, of releases that share units."""
+    deltas = [release.delta for release in parts]
+    if delta is None:
+        delta = min(deltas)
+    if delta > sum(deltas):
+        raise validation.InputError(
+            f"delta is {delta:g}, above {sum(deltas):.3g}, the sum of what releases "
+            "state: epsilon would look smaller than any of them promises. Give at most "
+            "that sum."
+        )
+    pld, rdp = (_epsilon(parts, delta, name) for name in ("pld", "rdp"))
+    if not math.isfinite(pld):
+        raise validation.InputError(
+            f"delta is {delta!r}, which truncating the batches of these releases uses "
+            "up. Compute epsilon at a larger delta."
+        )
+    runs = len({key for part in parts for key in part.runs})
+    return delta, pld, rdp, *_summed(parts), runs
+
+
+def _distinct(releases: Sequence[Release]) -> tuple[Release, ...]:
+    """Each release by itself, and those before it, once."""
+    found: list[Release] = []
+    for part in (part for release in releases for part in release.each):
+        if not part.digest or all(part.digest != other.digest for other in found):
+            found.append(part)
+    return tuple(found)
+
+
+def _sharing(
+    parts: Sequence[Release], apart: Sequence[frozenset[str]]
+) -> Iterator[list[Release]]:
+    """Yields the largest sets of releases that one unit can have had a part in.
+
+    These are the maximal cliques of the logs that are not declared disjoint, by the
+    algorithm of Bron and Kerbosch 1973.
+    """
+    edges = {frozenset((log_of(p), other)) for p in parts for other in p.apart_from}
+    edges.update(apart)
+    logs = list(dict.fromkeys(map(log_of, parts)))
+    shares = {
+        log: {o for o in logs if o != log and frozenset((log, o)) not in edges}
+        for log in logs
+    }
+
+    def cliques(chosen: set[str], left: set[str], done: set[str]):
+        if not left and not done:
+            yield chosen
+        for log in sorted(left):
+            yield from cliques(chosen | {log}, left & shares[log], done & shares[log])
+            left, done = left - {log}, done | {log}
+
+    for clique in cliques(set(), set(logs), set()):
+        yield [part for part in parts if log_of(part) in clique]
+
+
+def log_of(release: Release) -> str:
+    """Returns the name of a release's log: the fingerprint of its pairs, if stated."""
+    return release.pairs or f"pairs of {min(release.runs)}"
+
+
+def difference(first: Release, other: Release, one_log: bool = False) -> str | None:
+    """Returns why two releases cannot be composed, as a clause, or `None`.
+
+    Arguments are those of `compose`.
+    """
+    ours, theirs = _spec_of(first), _spec_of(other)
+    if ours.unit != theirs.unit:
+        return (
+            f"one protects a unit {ours.unit!r} and the other a unit {theirs.unit!r}, "
+            "and neither guarantee says anything of the other's unit"
+        )
+    if ours.sampler != theirs.sampler:
+        return (
+            f"their neighbours differ: {adjacency_of(ours)!r} and "
+            f"{adjacency_of(theirs)!r}"
+        )
+    if not one_log and not first.known & other.known:
+        return (
+            f"their pairs have the fingerprints {first.pairs} and {other.pairs}: "
+            "other pairs, or the same under the key of another private directory"
+        )
+    return None
+
+
+def in_parallel(
+    logs: Mapping[str, Composition], disjoint: str, delta: float | None = None
+) -> Composition:
+    """Composes releases from disjoint logs.
+
+    Args:
+      logs: the composition of each log, by its name.
+      disjoint: "time", where every query is in one log, or "user", where every user is.
+      delta: as `compose` takes it.
+
+    Returns:
+      (Largest ε, largest δ) of the logs; for unit "user" and logs cut by time, the
+      composition of all of them, since a user can be in every log. A release whose
+      weights a run started from counts to the log of its own pairs.
+
+    Raises:
+      InputError: no log; two with the same pairs or the same run, which are then not
+        disjoint; or of another unit or adjacency.
+    """
+    validation.one_of("disjoint", disjoint, DISJOINT)
+    if not logs:
+        raise validation.InputError("there is no log. Give at least one.")
+    apart = []
+    for (name, log), (other_name, other) in itertools.combinations(logs.items(), 2):
+        problem = difference(log.releases[0], other.releases[0], one_log=True)
+        if not problem and (log.pairs & other.pairs or _keys(log) & _keys(other)):
+            problem = "both hold releases of the same pairs: give them one name"
+        if problem:
+            raise validation.InputError(
+                f"the logs {name} and {other_name} cannot be composed: {problem}."
+            )
+        couples = itertools.product(log.releases, other.releases)
+        apart += [frozenset(map(log_of, couple)) for couple in couples]
+    first = next(iter(logs.values()))
+    every = [release for log in logs.values() for release in log.releases]
+    named = {str(number): release for number, release in enumerate(every)}
+    if not separates(disjoint, first.unit):
+        apart = []
+    return compose(named, delta, one_log=True, apart=apart)
+
+
+def separates(disjoint: str, unit: str) -> bool:
+    """Returns whether logs that are disjoint in this way share no unit."""
+    return disjoint == USER or unit != "user"
+
+
+def require_one_run(release: Release, places: Sequence[str]) -> None:
+    """Refuses equal certificates of which nobody can say whether they are of one run.
+
+    Args:
+      release: what one of them costs.
+      places: where they were found.
+
+    Raises:
+      InputError: a run without a ledger head is found in several places.
+    """
+    if release.nameless and len(places) > 1:
+        raise validation.InputError(
+            f"{places[0]} and {places[1]} hold equal certificates without a ledger "
+            "head: two runs of the same settings, or copies of one, and a total would "
+            "differ. Give one of them if they are copies; train with a directory to "
+            "have a ledger."
+        )
+
+
+def to_the_last_step(release: Release) -> Release:
+    """Returns a release with all planned steps of its runs."""
+    runs = {key: (plan, plan.spec.steps) for key, (plan, _) in release.runs.items()}
+    before = tuple(map(to_the_last_step, release.before))
+    return dataclasses.replace(release, runs=runs, before=before)
+
+
+def _epsilon(releases: Sequence[Release], delta: float, accountant: str) -> float:
+    """ε for every unit, whichever role it had in each private choice."""
+    choices = [r for r in releases if r.choice_epsilon is not None]
+    if len(choices) > _MOST_CHOICES:
+        raise validation.InputError(
+            f"there are {len(choices)} releases with a private choice, of which at "
+            f"most {_MOST_CHOICES} can be composed. Compose fewer at a time."
+        )
+    return max(
+        epsilon_of_runs(_runs_of(releases, held_out), delta, accountant)
+        + sum(r.choice_epsilon or 0.0 for r in held_out)
+        for held_out in _subsets(choices)
+    )
+
+
+def _summed(releases: Sequence[Release]) -> tuple[float, float]:
+    """ε and δ by basic composition; a release whose runs are another's counts once."""
+    seen: set[str] = set()
+    epsilon = delta = 0.0
+    for release in sorted(releases, key=lambda each: len(each.runs), reverse=True):
+        if release.choice_epsilon is None and set(release.runs) <= seen:
+            continue
+        seen |= set(release.runs)
+        epsilon += _epsilon([to_the_last_step(release)], release.delta, "pld")
+        delta += release.delta
+    return epsilon, delta
+
+
+def _subsets(choices: Sequence[Release]) -> Iterator[tuple[Release, ...]]:
+    for size in range(len(choices) + 1):
+        yield from itertools.combinations(choices, size)
+
+
+def _runs_of(
+    releases: Sequence[Release], held_out: Sequence[Release]
+) -> tuple[_Run, ...]:
+    """Returns the runs of all releases but some, each once."""
+    found: dict[str, _Run] = {}
+    for release in releases:
+        if not any(release is other for other in held_out):
+            found.update(release.runs)
+    return tuple(found.values())
+
+
+def _require_alike(releases: Mapping[str, Release], one_log: bool) -> None:
+    """Refuses releases whose pairs nothing relates, or of another kind of guarantee."""
+    # One that continues others states how several logs relate.
+    ordered = sorted(releases.items(), key=lambda item: -len(item[1].before))
+    first_name, first = ordered[0]
+    left = ordered[1:]
+    joined = first
+    while left:
+        problems = {n: difference(joined, r, one_log) for n, r in left}
+        found = {n: r for n, r in left if not problems[n]}
+        if not found:
+            name, problem = next(iter(problems.items()))
+            raise validation.InputError(
+                f"{first_name} and {name} cannot be composed: {problem}."
+            )
+        before = [part for r in found.values() for part in r.each]
+        joined = dataclasses.replace(joined, before=(*joined.before, *before))
+        left = [(n, r) for n, r in left if problems[n]]
+
+
+def _require_one_cost(releases: Mapping[str, Release]) -> None:
+    """Refuses releases that state other costs or trainings for one ledger's run."""
+    seen: dict[str, tuple[str, _Run]] = {}
+    stated: dict[str, tuple[str, str]] = {}
+    for name, part in ((n, part) for n, r in releases.items() for part in r.each):
+        for key, run in part.runs.items():
+            before_name, before = seen.setdefault(key, (name, run))
+            if before_name != name:
+                require_one_run(part, (before_name, name))
+            if (before[0].fingerprint, before[1]) != (run[0].fingerprint, run[1]):
+                raise validation.InputError(
+                    f"{before_name} and {name} state the same ledger head and other "
+                    "runs, so one of them was forged. Compare both with the ledger: "
+                    "tfdpsq verify CERTIFICATE --ledger=LEDGER."
+                )
+        for head, digest in part.trained.items():
+            before_name, before_digest = stated.setdefault(head, (name, digest))
+            if digest != before_digest:
+                raise validation.InputError(
+                    f"{before_name} and {name} state the same ledger head and another "
+                    "training or other inputs: two runs from a copied ledger, which "
+                    "may share their noise, so that no total holds for both, or one "
+                    "was edited. Compare both with what they were made with."
+                )
+
+
+def _keys(log: Composition) -> set[str]:
+    return {key for release in log.releases for key in release.runs}
+
+
+def _spec_of(release: Release):
+    return next(iter(release.runs.values()))[0].spec

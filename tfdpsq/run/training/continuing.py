@@ -1,0 +1,123 @@
+"""Private training that goes on from weights which an earlier private run released.
+
+What both runs guarantee together is in `privacy.proof.continuation`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from typing import Any
+
+import ml_collections
+from absl import logging
+
+from tfdpsq import privacy, validation
+from tfdpsq.privacy.proof import budget, composition
+from tfdpsq.run.core import settings, sources
+from tfdpsq.run.training import context as contexts
+from tfdpsq.run.training import private_training
+
+COMPOSED = "composed"
+
+
+def declared() -> dict[str, settings.Setting]:
+    """Declares how a run on new pairs relates to the runs that `init` came from.
+
+    "" refuses weights that were trained on private queries. "composed" counts all runs
+    together, whatever their pairs; "time" declares that no query, and "user" that no
+    user, of these pairs was among theirs, so that the largest ε holds.
+    """
+    return {"continues": settings.Text("", ("", COMPOSED, *composition.DISJOINT))}
+
+
+def require_continuable(
+    config: ml_collections.ConfigDict, parent: dict[str, Any] | None
+) -> None:
+    """Refuses starting weights that do not fit `continues`.
+
+    Args:
+      config: of a stage that trains privately, with `init`, `epsilon` and `continues`.
+      parent: certificate of the starting weights; `None` for public ones.
+
+    Raises:
+      InputError: private weights without `continues`, or `continues` without them or
+        without a finite ε.
+    """
+    epsilon = config.epsilon
+    if config.continues and parent is None:
+        raise validation.InputError(
+            f"continues is {config.continues!r}, but init ({config.init!r}) has no "
+            "certificate: no private run is continued. Leave continues out."
+        )
+    if config.continues and not math.isfinite(float(epsilon)):
+        raise validation.InputError(
+            f"continues is {config.continues!r} and epsilon {epsilon}: nothing would "
+            "be guaranteed. Leave continues out, or give a finite epsilon."
+        )
+    if not config.continues:
+        sources.require_public(
+            config.init,
+            parent,
+            f"epsilon {epsilon} would not be all that was spent",
+            "Start from public weights, or set continues: 'composed' counts all runs "
+            "together; 'time' or 'user' declares that these pairs share no query, or "
+            "no user, with the earlier ones",
+        )
+
+
+def continuation_of(
+    config: ml_collections.ConfigDict,
+    context: contexts.Context,
+    plan: privacy.PrivacyPlan,
+) -> privacy.Continuation | None:
+    """Returns the run to its last step and what it continues; `None` if nothing.
+
+    Raises:
+      InputError: the earlier certificate does not hold, or both cannot be composed.
+    """
+    if not config.continues:
+        return None
+    assert context.parent is not None  # by `require_continuable`
+    disjoint = None if config.continues == COMPOSED else config.continues
+    found = privacy.Continuation(
+        plan,
+        plan.spec.steps,
+        context.inputs["pairs"],
+        context.parent,
+        budget.release_of(context.parent, f"the certificate of {config.init}"),
+        disjoint,
+    )
+    total = found.total()  # before anything is spent
+    logging.info(
+        "%s: with the runs that it continues, epsilon is %.4g at delta %.3g",
+        os.path.basename(context.run_dir),
+        total.epsilon_pld,
+        total.delta,
+    )
+    return found
+
+
+def certificate_of(
+    config: ml_collections.ConfigDict,
+    context: contexts.Context,
+    plan: privacy.PrivacyPlan,
+    steps: int,
+    **stated: Any,
+) -> dict[str, Any]:
+    """Returns the certificate of a private run, and of what it continues.
+
+    Args:
+      config: of the stage.
+      context: of the run.
+      plan: what was run.
+      steps: logical steps that were paid.
+      **stated: what `privacy.make_certificate` takes besides.
+    """
+    head = private_training.ledger_head(context.run_dir)
+    continuation = continuation_of(config, context, plan)
+    if continuation is None:
+        return privacy.make_certificate(plan, steps, ledger_head=head, **stated)
+    done = dataclasses.replace(continuation, steps=steps, ledger_head=head)
+    return privacy.make_continuation_certificate(done, **stated)
