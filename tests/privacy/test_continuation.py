@@ -314,6 +314,13 @@ def test_unprotected_weights_and_damaged_certificates_are_not_continued():
         )
 
 
+def test_a_parent_without_privacy_has_no_total():
+    spec = dataclasses.replace(_WHOLE, epsilon=math.inf)
+    release = budget.release_of(_first())
+    with pytest.raises(InputError, match="no total is finite with it"):
+        Continuation(make_plan(_WHOLE), 4, "p2", _first(spec), release, None)
+
+
 def test_a_chain_has_an_end():
     """Each link verifies all before it; a longer file is refused before it is read."""
     spec = dataclasses.replace(_WHOLE, accountant="rdp", steps=1)
@@ -411,3 +418,11 @@ def test_a_planned_continuation_counts_with_all_its_steps():
     assert total.epsilon_pld == pytest.approx(_gaussian(_SPECS[:1]), rel=1e-3)
     with pytest.raises(InputError, match="the budget is epsilon 2, of which 1"):
         budget.require_within(2.0, released, {"next": shared})
+
+
+def test_a_budget_counts_all_planned_steps_of_a_parent():
+    """Why it stopped early is not known: maybe for what its weights showed."""
+    child = _next(_first(steps=1))
+    planned = {"next": budget.planned_release({"next": make_plan(_SPECS[2])}, "p1")}
+    found = budget.require_within(9.0, _releases(child=child), planned)
+    assert found.epsilon_pld == pytest.approx(_gaussian(_SPECS), rel=1e-3)

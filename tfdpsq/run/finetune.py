@@ -14,6 +14,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -223,17 +224,7 @@ def _make(
     certificate = certificates.inherited_certificate(source.certificate, context.parent)
     if source.private:
         facts = {**private_training.training_facts(config, model), **outcome.recorded()}
-        certificate = continuing.certificate_of(
-            config,
-            context,
-            plan,
-            outcome.paid,
-            description="A T5 generator fine-tuned to write queries from documents.",
-            sensitivity_argument=SENSITIVITY_ARGUMENTS[plan.spec.unit],
-            training=facts,
-            fingerprints={**context.inputs, "code": privacy.code_fingerprint()},
-            private_reads=reads,
-        )
+        certificate = _certificate(config, context, plan, outcome.paid, facts, reads)
     if not all(np.isfinite(v.numpy()).all() for v in model.trainable_variables):
         raise DivergedError(
             "training diverged: the weights hold NaN or infinity. Lower "
@@ -243,6 +234,28 @@ def _make(
     model.save_to_preset(out, context.vocabulary)
     records.write_certificate(out, certificate)
     return {"steps_executed": outcome.paid, **outcome.recorded()}
+
+
+def _certificate(
+    config: ml_collections.ConfigDict,
+    context: contexts.Context,
+    plan: privacy.PrivacyPlan,
+    steps: int,
+    facts: dict[str, Any],
+    reads: list[dict[str, str]],
+) -> dict:
+    """Returns the certificate of a generator trained on private pairs."""
+    return continuing.certificate_of(
+        config,
+        context,
+        plan,
+        steps,
+        description="A T5 generator fine-tuned to write queries from documents.",
+        sensitivity_argument=SENSITIVITY_ARGUMENTS[plan.spec.unit],
+        training=facts,
+        fingerprints={**context.inputs, "code": privacy.code_fingerprint()},
+        private_reads=reads,
+    )
 
 
 def _encoding(config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> Callable:

@@ -37,6 +37,7 @@ FILES = (
     "of_budgets.py",
     "of_limits.py",
     "of_derivations.py",
+    "of_continuations.py",
 )
 # Parts of the guarantee that a mistake can be in.
 KINDS = (

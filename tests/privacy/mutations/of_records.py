@@ -258,13 +258,15 @@ MUTATIONS = (
         "name": "verify_ignores_sigma",
         "kind": "certificate",
         "file": "tfdpsq/privacy/proof/verification.py",
-        "old": "        expected = _leaves(computed(plan, steps))\n",
+        "old": "    return plan, _leaves(computed(plan, steps))\n",
         "new": """\
-        from tfdpsq.privacy.plan import make_plan
+    from tfdpsq.privacy.plan import make_plan
 
-        expected = _leaves(computed(make_plan(plan.spec), steps))
-        for path in [path for path in expected if path.startswith("mechanism.noise")]:
-            expected[path] = stated[path]
+    expected = _leaves(computed(make_plan(plan.spec), steps))
+    stated = _leaves(certificate)
+    for path in [path for path in expected if path.startswith("mechanism.noise")]:
+        expected[path] = stated[path]
+    return plan, expected
 """,
         "tests": (
             _TESTS + "test_forgeries.py::test_forgeries_with_a_new_digest_are_found",

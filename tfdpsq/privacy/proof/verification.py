@@ -135,21 +135,7 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
         elif not isinstance(found, kind):
             problems.append(f"{path} is {validation.shown(found)}, which it cannot be.")
     try:
-        if "selection" in certificate:
-            selection = selection_of(certificate)
-            problems += _selection_problems(certificate, selection)
-            plan = selection.runs[selection.chosen].plan
-            expected = _leaves(computed_selection(selection))
-        elif "continuation" in certificate:
-            _require_parent(certificate)
-            continuation = continuation_of(certificate)
-            plan = continuation.plan
-            problems += _plan_problems(plan)
-            expected = _leaves(computed_continuation(continuation))
-        else:
-            plan, steps = plan_of(certificate)
-            problems += _plan_problems(plan)
-            expected = _leaves(computed(plan, steps))
+        plan, expected = _followed(certificate, problems)
     except (validation.InputError, ArithmeticError, TypeError, ValueError) as error:
         problems.append(f"what was run cannot be told: {error}")
         return Verification(math.nan, math.nan, tuple(problems))
@@ -179,6 +165,32 @@ def verify_certificate(certificate: Mapping[str, Any]) -> Verification:
             for warning in certificate_words.warnings_of(each)
         ),
     )
+
+
+def _followed(
+    certificate: Mapping[str, Any], problems: list[str]
+) -> tuple[PrivacyPlan, dict[str, Any]]:
+    """The plan, and all leaves that follow from it and from other runs.
+
+    Adds to `problems` what no runs have that were planned by this project.
+
+    Raises:
+      InputError: the free entries describe no run.
+      ArithmeticError, TypeError, ValueError: likewise.
+    """
+    if "selection" in certificate:
+        selection = selection_of(certificate)
+        problems += _selection_problems(certificate, selection)
+        plan = selection.runs[selection.chosen].plan
+        return plan, _leaves(computed_selection(selection))
+    if "continuation" in certificate:
+        _require_parent(certificate)
+        continuation = continuation_of(certificate)
+        problems += _plan_problems(continuation.plan)
+        return continuation.plan, _leaves(computed_continuation(continuation))
+    plan, steps = plan_of(certificate)
+    problems += _plan_problems(plan)
+    return plan, _leaves(computed(plan, steps))
 
 
 def _require_parent(certificate: Mapping[str, Any]) -> None:
