@@ -55,6 +55,11 @@ class _Deferred(types.ModuleType):
         return getattr(importlib.import_module(self.__name__), attribute)
 
 
+def is_loaded(name: str) -> bool:
+    """Returns whether a module was imported, and not only deferred."""
+    return name in sys.modules and not isinstance(sys.modules[name], _Deferred)
+
+
 def defer(name: str) -> None:
     """Makes `import name` load a top-level module when an attribute of it is read.
 

@@ -6,7 +6,7 @@ imported there is one, and TensorFlow, which takes seconds, is not imported yet.
 An operation that refuses a value, such as a label beyond the number of classes, logs
 values of its whole batch as a warning, whatever becomes of the exception. TensorFlow
 reads how much it logs once, at its first message, so warnings are turned off here,
-before it is imported.
+before it is imported. (A command that only defers the import has not loaded it.)
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from __future__ import annotations
 import os
 import sys
 
+from tfdpsq import lazy
+
 _VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
-if "tensorflow" not in sys.modules:
+if not lazy.is_loaded("tensorflow"):
     os.environ.setdefault(_VARIABLE, "2")
 # As TensorFlow has read it, or will.
 _LEVEL = os.environ.get(_VARIABLE, "0")
