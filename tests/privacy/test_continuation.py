@@ -2,8 +2,10 @@
 
 import copy
 import dataclasses
+import itertools
 import math
 
+import numpy as np
 import pytest
 import scipy.optimize
 import scipy.stats
@@ -426,3 +428,43 @@ def test_a_budget_counts_all_planned_steps_of_a_parent():
     planned = {"next": budget.planned_release({"next": make_plan(_SPECS[2])}, "p1")}
     found = budget.require_within(9.0, _releases(child=child), planned)
     assert found.epsilon_pld == pytest.approx(_gaussian(_SPECS), rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_sets_that_compose_are_all_maximal_ones(seed):
+    """Against all subsets of seven logs, of which some are declared disjoint."""
+    random = np.random.default_rng(seed)
+    release = budget.release_of(_first(dataclasses.replace(_WHOLE, accountant="rdp")))
+    names = [f"p{i}" for i in range(7)]
+    parts = [dataclasses.replace(release, pairs=name, digest=name) for name in names]
+    couples = map(frozenset, itertools.combinations(names, 2))
+    apart = {couple for couple in couples if random.random() < seed / 5}
+
+    def can_share(subset):
+        return not any(
+            frozenset(couple) in apart for couple in itertools.combinations(subset, 2)
+        )
+
+    subsets = [
+        set(subset)
+        for size in range(1, 8)
+        for subset in itertools.combinations(names, size)
+        if can_share(subset)
+    ]
+    wanted = [a for a in subsets if not any(a < b for b in subsets)]
+    found = [{p.pairs for p in each} for each in composition._sharing(parts, apart)]
+    assert sorted(map(sorted, found)) == sorted(map(sorted, wanted))
+
+
+def test_a_thousand_logs_are_composed_at_once():
+    """In one clique, apart from each other, and apart from one."""
+    release = budget.release_of(_first(dataclasses.replace(_WHOLE, accountant="rdp")))
+    names = [f"p{i}" for i in range(1000)]
+    parts = [dataclasses.replace(release, pairs=name, digest=name) for name in names]
+    for apart, sizes in (
+        ([], [1000]),
+        (itertools.combinations(names, 2), [1] * 1000),
+        ([(names[0], name) for name in names[1:]], [1, 999]),
+    ):
+        found = composition._sharing(parts, list(map(frozenset, apart)))
+        assert sorted(map(len, found)) == sizes

@@ -127,8 +127,8 @@ MUTATIONS = (
     _mistake(
         "only_one_set_of_logs_counts",
         _COMPOSITION,
-        "        yield [part for part in parts if log_of(part) in clique]\n",
-        "        yield [part for part in parts if log_of(part) in clique]\n"
+        "        yield [part for part in parts if leader[log_of(part)] in clique]\n",
+        "        yield [part for part in parts if leader[log_of(part)] in clique]\n"
         "        return\n",
         _PROOF + _TOTAL,
         "units of the other logs have a larger epsilon than is stated",
@@ -181,5 +181,13 @@ MUTATIONS = (
         "    continuation = continuation_of(config, context, plan)\n    if True:\n",
         _MONTH,
         "who reads the second certificate does not learn of the first run",
+    ),
+    _mistake(
+        "sets_of_logs_without_the_pivot_s_own",
+        _COMPOSITION,
+        "for log in sorted(left - shares[pivot]):",
+        "for log in sorted(left & shares[pivot]):",
+        _PROOF + "test_the_sets_that_compose_are_all_maximal_ones",
+        "runs that one unit had a part in are not composed",
     ),
 )

@@ -345,7 +345,7 @@ MUTATIONS = (
         "name": "logs_show_the_batch_of_a_refused_value",
         "kind": "reads",
         "file": "tfdpsq/privacy/environment.py",
-        "old": 'if "tensorflow" not in sys.modules:\n    os',
+        "old": 'if not lazy.is_loaded("tensorflow"):\n    os',
         "new": "if False:\n    os",
         "tests": (
             "tests/privacy/test_quoted_values.py::"

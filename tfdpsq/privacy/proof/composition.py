@@ -228,25 +228,35 @@ def _sharing(
     """Yields the largest sets of releases that one unit can have had a part in.
 
     These are the maximal cliques of the logs that are not declared disjoint, by the
-    algorithm of Bron and Kerbosch 1973.
+    algorithm of Bron and Kerbosch 1973 with a pivot.
     """
     edges = {frozenset((log_of(p), other)) for p in parts for other in p.apart_from}
     edges.update(apart)
     logs = list(dict.fromkeys(map(log_of, parts)))
-    shares = {
-        log: {o for o in logs if o != log and frozenset((log, o)) not in edges}
+    # Of logs that share units with each other and with the same others, one stands for
+    # all: of any number in one clique, say, so that the recursion is no deeper.
+    stands: dict[frozenset[str], str] = {}
+    leader = {
+        log: stands.setdefault(
+            frozenset(o for o in logs if o == log or frozenset((log, o)) not in edges),
+            log,
+        )
         for log in logs
     }
+    leaders = set(stands.values())
+    shares = {log: same & leaders - {log} for same, log in stands.items()}
 
     def cliques(chosen: set[str], left: set[str], done: set[str]):
         if not left and not done:
             yield chosen
-        for log in sorted(left):
+            return
+        pivot = max(sorted(left | done), key=lambda log: len(left & shares[log]))
+        for log in sorted(left - shares[pivot]):
             yield from cliques(chosen | {log}, left & shares[log], done & shares[log])
             left, done = left - {log}, done | {log}
 
-    for clique in cliques(set(), set(logs), set()):
-        yield [part for part in parts if log_of(part) in clique]
+    for clique in cliques(set(), set(shares), set()):
+        yield [part for part in parts if leader[log_of(part)] in clique]
 
 
 def log_of(release: Release) -> str:
