@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import json
 import math
 
 import numpy as np
@@ -28,6 +29,8 @@ from tfdpsq.privacy.proof.certificate import (
     digest_of,
     inherited_certificate,
 )
+from tfdpsq.privacy.proof.ledger import LedgerSummary
+from tfdpsq.privacy.proof.verification import ledger_problems
 from tfdpsq.validation import InputError
 
 # Every batch is the whole log, so that ε has a closed form.
@@ -236,14 +239,9 @@ def _other(value):
 def test_every_edit_of_what_follows_is_found(kinds, kind):
     certificate = kinds[kind]
     assert verify_certificate(certificate).problems == ()
-    word_of_the_maker = (
-        "description",
-        "mechanism.sensitivity_argument",
-        "accounting.library_version",
-        "training",
-        "fingerprints",
-        "private_reads",
-        "ledger_head",
+    word_of_the_maker = tuple(
+        "description mechanism.sensitivity_argument accounting.library_version "
+        "training fingerprints private_reads ledger_head".split()
     )
     for path, value in _paths(certificate):
         if path == "digest" or path.startswith(word_of_the_maker):
@@ -337,7 +335,7 @@ def test_a_chain_has_an_end():
     nested = _first(spec)
     for _ in range(3000):
         nested = {"continuation": {"parent": nested}}
-    with pytest.raises(InputError, match="continues more than 24 certificates"):
+    with pytest.raises(InputError, match="continues more than 12 certificates"):
         verify_certificate(nested)
 
 
@@ -468,3 +466,135 @@ def test_a_thousand_logs_are_composed_at_once():
     ):
         found = composition._sharing(parts, list(map(frozenset, apart)))
         assert sorted(map(len, found)) == sizes
+
+
+def _sealed(certificate, **entries):
+    changed = {**certificate, **entries}
+    return {**changed, "digest": digest_of(changed)}
+
+
+def test_a_head_that_reads_like_another_run_s_name_is_another_run():
+    """Heads are free text: runs without one must not be counted as a forged head's."""
+    names = ["this run", "that is certified", "run that is certified", "planned next"]
+    nameless = _next(_first(), spec=_SPECS[0], head=None)
+    names.append(nameless["digest"])
+    both = _gaussian([_SPECS[0]] * 2)
+    for head in names:
+        parent = _first(head=head)
+        child = _next(parent, spec=_SPECS[0], head=None)
+        assert _stated(child) == pytest.approx(both, rel=1e-3)
+        released = _releases(parent=parent)
+        plans = {"next": make_plan(_SPECS[0])}
+        planned = {"next": budget.planned_release(plans, "p1")}
+        total = budget.require_within(9.0, released, planned)
+        assert total.epsilon_pld == pytest.approx(both, rel=1e-3)
+    one = _first(head=None)
+    other = _first(head=one["digest"])
+    for order in ((one, other), (other, one)):
+        found = composition.compose(_releases(**dict(zip("ab", order))))
+        assert found.epsilon_pld == pytest.approx(both, rel=1e-3)
+
+
+def test_a_selection_cannot_bring_a_parent_along(kinds):
+    base = dataclasses.replace(_WHOLE, accountant="rdp")
+    specs = share_epsilon([base, dataclasses.replace(base, steps=5)], 2.0, 1e-5)
+    runs = {f"r{i}": TrainedRun(make_plan(s), {}, f"g{i}") for i, s in enumerate(specs)}
+    selection = Selection(runs, "r1", 2.0, 1e-5, 0.5, "BLEU")
+    own = make_selection_certificate(selection, _first(specs[1], head="g1"), [])
+    first = _first()
+    for parent in ({"a": 1}, {"digest": first["digest"]}, first):
+        forged = _sealed(own, continuation={"parent": parent})
+        assert verify_certificate(own).problems == ()
+        assert verify_certificate(forged).problems
+        with pytest.raises(InputError):
+            inherited_certificate(first, forged)
+    # Nor is a parent believed that states another's digest.
+    forged = _sealed(own, digest="")
+    child = {**_next(_first(head="x")), "continuation": {"parent": {**forged}}}
+    child["continuation"]["parent"]["digest"] = first["digest"]
+    with pytest.raises(InputError, match="would add up"):
+        inherited_certificate(first, child)
+
+
+def test_what_earlier_certificates_warn_of_stands_in_the_last_one():
+    rough = dataclasses.replace(_SPECS[0], num_units=450, batch_size=450, delta=2e-3)
+    first = make_certificate(
+        make_plan(rough),
+        2,
+        fingerprints={"pairs": "p1"},
+        ledger_head="h1",
+        private_reads=[{"what": "losses", "where": "terminal"}],
+        **_WORDS,
+    )
+    secure = dataclasses.replace(_SPECS[1], secure=True, n_is_public=True)
+    child = _next(first, secure, "time")
+    last = _next(child, _SPECS[2], "time", head="h3", pairs="p3")
+    for certificate in (child, last):
+        said = " ".join(certificate["warnings"])
+        assert "before this one: Training stopped after 2 of 4" in said
+        assert "above 1/(2n) = 0.001 for the log of this one" in said
+        limits = " ".join(certificate["not_covered"])
+        assert "Of the runs before this one: The upper bound n" in limits
+        assert "before this one: losses" in certificate["private_reads"][0]["what"]
+        assert verify_certificate(certificate).problems == ()
+    insecure = [line for line in first["not_covered"] if "floating" in line]
+    limits = " ".join(child["not_covered"])
+    assert insecure and all(line in limits for line in insecure)
+    text = json.dumps(last)
+    assert "one: Of the runs before this one" not in text
+
+
+def test_an_early_stop_is_warned_of_with_the_epsilon_of_all_planned_steps():
+    found = _next(_first(), steps=3)
+    (warning,) = found["warnings"]
+    assert "epsilon_sum at delta_sum" in warning and "the target" not in warning
+    whole = _gaussian(_SPECS[:1]) + _gaussian(_SPECS[1:2])
+    assert found["continuation"]["epsilon_sum"] == pytest.approx(whole, rel=1e-3)
+
+
+def test_an_unconditional_maximum_is_not_claimed_of_logs_that_composed_before():
+    composed = _next(_first())
+    last = _next(composed, _SPECS[2], "time", head="h3", pairs="p3")
+    words = last["continuation"]["in_words"]
+    assert "That holds if the settings of runs on one log were fixed" in words
+    apart = _next(_first(), disjoint="time")
+    assert "That holds if" not in apart["continuation"]["in_words"]
+
+
+def test_two_relations_of_the_same_logs_count_as_one_log(kinds):
+    """A run certified twice is refused; two runs share a log if one says so."""
+    with pytest.raises(InputError, match="state the same ledger head and another"):
+        composition.compose(_releases(**kinds))
+    parent = kinds["time"]["continuation"]["parent"]
+    other = _next(parent, _SPECS[2], None, head="h3")
+    found = composition.compose(_releases(time=kinds["time"], other=other))
+    assert found.epsilon_pld == pytest.approx(_gaussian(_SPECS), rel=1e-3)
+    assert not found.rests_on_declarations
+    assert composition.compose(_releases(time=kinds["time"])).rests_on_declarations
+
+
+def test_words_do_not_change_with_the_accountant_s_version(kinds):
+    """ε may be one percent higher by an older accountant, and the file still holds."""
+    for certificate in kinds.values():
+        older = copy.deepcopy(certificate)
+        older["accounting"]["library_version"] = "0.4.2"
+        for section, name in (
+            ("guarantee", "epsilon"),
+            ("accounting", "epsilon_pld"),
+            ("accounting", "epsilon_rdp"),
+            ("continuation", "epsilon_sum"),
+            ("continuation", "epsilon_of_this_run"),
+        ):
+            older[section][name] *= 1.003
+        assert verify_certificate(_sealed(older)).problems == ()
+
+
+def test_a_ledger_is_compared_with_the_run_that_states_its_head(kinds):
+    child = kinds["composed"]
+    for spec, head in ((_SPECS[0], "h1"), (_SPECS[1], "h2")):
+        plan = make_plan(spec)
+        ledger = LedgerSummary(plan.fingerprint, "", spec.steps, spec.steps, head)
+        assert ledger_problems(child, ledger) == ()
+        fewer = dataclasses.replace(ledger, steps_paid=spec.steps - 1)
+        assert ledger_problems(child, fewer)
+    assert ledger_problems(child, dataclasses.replace(ledger, head="h9"))

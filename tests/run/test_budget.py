@@ -305,7 +305,7 @@ def test_other_pairs_are_composed_only_as_declared(job, tmp_path, capsys):
         (["log=@", "--disjoint=place"], "disjoint is 'place'; choose one of 'time'"),
         (["@", "--budget=-1"], "budget is -1.0"),
         (["@", "--delta=2"], "delta is 2.0"),
-        (["@", "--delta=0.5"], "the sum of what releases state"),
+        (["@", "--delta=0.5"], "the sum of what releases state that one unit"),
         (["@", "--delta=1e-30"], "Compute epsilon at a larger delta"),
         (["@", "--bugdet=3"], "Unknown command line flag"),
     ],
@@ -406,12 +406,14 @@ def test_direct_training_is_refused_before_it_reads_its_pairs(
         tokenizer=None,
     )
     model = types.SimpleNamespace(documents_frozen=True)
-    given = (config, context, model, sources.load_source(pairs.pairs, "train"))
+    source = sources.load_source(pairs.pairs, "train")
     negatives = types.SimpleNamespace(run="")
     for limit, message in ((1.0, "budget is epsilon 1, of which"), (4.0, "reached")):
         with spending.limited(limit, [], tmp_path / "release" / "next"):
             with pytest.raises(InputError, match=message):
-                direct_training.train(*given, negatives, None)
+                plan = direct_training.planned(config, context, source, negatives)
+                given = (config, context, model, source, negatives, None)
+                direct_training.train(*given, *plan)
 
 
 def _runs_counted(monkeypatch, released, place):

@@ -45,6 +45,14 @@ def base(tmp_path_factory):
             "the grid varies 'secure'",
         ),
         (dict(variants={"a": {}, "b" * 240: {"steps": 2}}), "of at most 200"),
+        (
+            dict(
+                finetune__init="t5_tiny_pydocs",
+                finetune__vocabulary="",
+                variants={"a": {}, "b": {"continues": "composed"}},
+            ),
+            "continues is 'composed', but runs to choose among start from public",
+        ),
         (dict(finetune__epsilon=math.inf), "a private choice protects nothing"),
         (dict(choice_epsilon=-1.0), "choice_epsilon is -1.0"),
         (dict(choice="declared", choice_epsilon=1.0), "adds no noise"),

@@ -10,8 +10,17 @@ from tfdpsq.data import train_vocabulary
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import budget as budgets
 from tfdpsq.privacy.proof.certified import plan_of
-from tfdpsq.run import budget, finetune, synthesize, train_retriever, verify
-from tfdpsq.run.core import layout, spending
+from tfdpsq.run import (
+    budget,
+    finetune,
+    pipeline,
+    synthesize,
+    train_retriever,
+    verify,
+)
+from tfdpsq.run.attacks import audit_subject
+from tfdpsq.run.core import layout, progress, spending
+from tfdpsq.run.reporting.certificates_in_words import in_words
 from tfdpsq.validation import InputError
 
 
@@ -46,6 +55,23 @@ class _Logs:
     def retriever(self, out, **changes):
         train_retriever.run(self._config("direct", "february", **changes), out)
         return read_certificate(out)
+
+
+class _Stopped(Exception):
+    pass
+
+
+def _stopped(logs, out, **config):
+    """Stops a run after its second step is paid and saved."""
+
+    def stop(self, step, *_, **__):
+        if step >= 2:
+            raise _Stopped
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress.Progress, "__call__", stop)
+        with pytest.raises(_Stopped):
+            logs.generator(out, **config)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +199,91 @@ def test_a_limit_counts_what_is_continued(logs):
     with pytest.raises(InputError, match="the budget is epsilon 3, of which 1"):
         logs.continued(out, "composed", **limited)
     # Also where only its own certificate tells of the first log.
-    with pytest.raises(InputError, match="the budget is epsilon 3, of which 0"):
+    with pytest.raises(InputError, match="the budget is epsilon 3, of which 1"):
         logs.continued(out, "composed", limit=3.0)
     assert not out.exists()
     assert logs.continued(out, "time", **limited)["guarantee"]["epsilon"] <= 3.0
+
+
+def test_a_refused_retriever_reads_nothing_private(logs):
+    out = logs.base / "unread" / "release" / "retriever"
+    with spending.limited(3.0, (), out):
+        with pytest.raises(InputError, match="the budget is epsilon 3, of which 1"):
+            changes = {"init": str(logs.first), "epsilon": 2.0}
+            logs.retriever(out, continues="composed", **changes)
+    assert not (logs.base / "unread" / "private" / "private_reads.jsonl").exists()
+
+
+def test_a_remedy_that_would_be_refused_is_not_given(logs):
+    out = logs.base / "remedy" / "private" / "retriever"
+    changes = {"init": str(logs.first), "epsilon": math.inf}
+    with pytest.raises(InputError, match="Start from public weights.$"):
+        logs.retriever(out, method="naive", **changes)
+
+
+def test_ledgers_of_all_runs_are_compared(logs, capsys):
+    """Each with the run that states its head; the rest is said to be left."""
+    out = logs.base / "kept" / "release" / "generator"
+    logs.continued(out, "composed")
+    ledgers = [
+        f"--ledger={where.parents[1] / 'private' / 'runs' / 'generator'}/ledger.jsonl"
+        for where in (logs.first, out)
+    ]
+    for given, said in (
+        (ledgers[1:], "and with 1 of the 2 ledgers"),
+        (ledgers, "and with 2 of the 2 ledgers"),
+    ):
+        code, out_ = _said(capsys, verify, out, *given)
+        assert code == 0 and said in out_
+
+
+def test_a_card_tells_the_reads_and_limits_of_every_run(logs):
+    out = logs.base / "card" / "release" / "generator"
+    certificate = logs.continued(out, "time", strict=True)
+    card = in_words([{"name": "", "certificate": certificate}])["cards"][0]
+    reads = card["particulars"]["Private reads that ε does not cover"]
+    assert any("Of the runs before this one: the training loss" in r for r in reads)
+    assert "the target of the last run was" in card["particulars"]["ε and δ"]
+    assert "post-processing" in card["particulars"]["Continued from released weights"]
+
+
+def test_canaries_are_put_where_they_can_be_certified(logs, monkeypatch):
+    """What cannot be composed is told before the run on canaries, too."""
+    monkeypatch.setattr(finetune.canary_set, "holds_canaries", lambda *_: True)
+    monkeypatch.setattr(finetune.canary_set, "require_private_output", lambda *_: None)
+    out = logs.base / "canaries" / "private" / "generator"
+    with pytest.raises(InputError, match="the same unit and sampler"):
+        logs.continued(out, "time", unit="pair")
+    runs = logs.base / "canaries" / "private" / "runs"
+    assert not list(runs.rglob("ledger.jsonl"))
+
+
+@pytest.mark.parametrize("stage", ["finetune", "retriever", "direct"])
+def test_a_job_starts_from_public_weights(logs, stage):
+    """Found before the job's first stage, not after it has paid for generators."""
+    config = logs.config.copy_and_resolve_references()
+    config[stage].continues = "time"
+    with pytest.raises(InputError, match=f"{stage}.continues is 'time', which"):
+        pipeline.require_acting(config)
+
+
+def test_an_audit_compares_with_the_run_that_had_the_canaries(logs):
+    out = logs.base / "audited" / "release" / "generator"
+    certificate = logs.continued(out, "time")
+    claimed = audit_subject.guarantee_of(str(out))
+    own = certificate["continuation"]["epsilon_of_this_run"]
+    assert claimed["epsilon"] == own < certificate["guarantee"]["epsilon"]
+
+
+def test_a_run_begun_before_there_was_this_setting_goes_on(logs):
+    """An older record lacks the setting, and at its default it changes nothing."""
+    out = logs.base / "older" / "release" / "generator"
+    config = {"steps": 4, "save_every": 1, "epsilon": 2.0}
+    _stopped(logs, out, **config)
+    path = logs.base / "older" / "private" / "runs" / "generator" / "run.json"
+    record = json.loads(path.read_text())
+    assert record["config"].pop("continues") == ""
+    path.write_text(json.dumps(record))
+    assert logs.generator(out, **config)["accounting"]["steps_executed"] == 4
+    with pytest.raises(InputError, match="steps"):
+        logs.generator(out, **{**config, "steps": 5})

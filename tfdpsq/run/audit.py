@@ -182,7 +182,7 @@ def _audit(config, made, trained, references) -> dict[str, Any]:
         trained.document_length,
         audit_subject.prompt_of(trained),
     )
-    guarantee = audit_subject.certificate_of(config.generator)["guarantee"]
+    guarantee = audit_subject.guarantee_of(config.generator)
     # Without a claim (ε = ∞) the bound is on pure DP.
     delta = float(guarantee["delta"] or 0.0)
     return {

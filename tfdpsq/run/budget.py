@@ -77,7 +77,8 @@ def budget(
     Returns:
       "logs": of each log its "name", "unit", "adjacency", "epsilon" (by PLD),
       "epsilon_rdp", "delta", "epsilon_sum", "delta_sum", "runs", "runs_of_one_unit" (as
-      many can have read one unit), "not_for" (whom they do not hold, or `None`),
+      many can have read one unit), "rests_on_declarations" (logs that were declared
+      disjoint are not composed), "not_for" (whom they do not hold, or `None`),
       "stopped_early" (runs that took fewer steps than planned) and "releases";
       "together": the same numbers of all, or `None` where there is no such number;
       "not_composed": "what" and "why"; "not_released": directories passed over;
@@ -238,6 +239,7 @@ def _numbers(total: composition.Composition) -> dict[str, Any]:
         "delta_sum": total.delta_sum,
         "runs": total.runs,
         "runs_of_one_unit": total.runs_of_one_unit,
+        "rests_on_declarations": total.rests_on_declarations,
         "not_for": total.not_for,
         "stopped_early": total.stopped_early,
     }
@@ -297,6 +299,8 @@ def _epsilon(total: Mapping[str, Any]) -> str:
         f"at delta {total['delta']:.3g}"
         + (f", but not for {total['not_for']}" if total["not_for"] else "")
     )
+    if total["rests_on_declarations"]:
+        composed += ", with logs apart as they were declared"
     conditions = []
     if total["runs_of_one_unit"] > 1:
         conditions.append(

@@ -175,12 +175,10 @@ def _make(
         config, private_training.public_n(config, units.count, units.private)
     )
     plan = privacy.make_plan(private_training.spec_of(config, units))
+    continuation = continuing.continuation_of(config, context, plan)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
-        spending.require_within(
-            {context.run_dir.name: plan},
-            context.inputs["pairs"],
-            continuation=continuing.continuation_of(config, context, plan),
-        )
+        planned, pairs = {context.run_dir.name: plan}, context.inputs["pairs"]
+        spending.require_within(planned, pairs, continuation=continuation)
     with devices.scope():
         model = starting_model.load_generator(config, context.tokenizer)
         acting.require_shape(config, SETTINGS["t5"], model.config)

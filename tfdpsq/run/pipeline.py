@@ -126,10 +126,10 @@ FILLED = {
     "log": "logs.train",
     "prepare": "data seed",
     "pretrain": "data init vocabulary seed",
-    "finetune": "pairs init vocabulary epsilon seed",
+    "finetune": "pairs init continues vocabulary epsilon seed",
     "synthesize": "generator vocabulary corpus prompt seed",
-    "retriever": "pairs init vocabulary seed",
-    "direct": "pairs init vocabulary epsilon seed",
+    "retriever": "pairs init continues vocabulary seed",
+    "direct": "pairs init continues vocabulary epsilon seed",
     "evaluate": "data vocabulary systems synthetic baseline rerankers rerank.baseline "
     "rerank.fit rerank.prompt rerank.document_length rerank.query_length",
     "canaries": "data user_field",

@@ -251,6 +251,9 @@ def _make(
         mined = hard_negatives.origin(negatives, source, context.inputs["pairs"])
         if not source.private:  # by post-processing; before any training
             certificate = certificates.inherited_certificate(source.certificate, parent)
+        plan = None
+        if config.method != "plain":
+            units, plan = direct_training.planned(config, context, source, negatives)
         reads = private_training.record_losses(context, source, config.strict)
         with private_training.progress_of(
             context,
@@ -260,16 +263,15 @@ def _make(
             save_every=config.save_every,
             strict=config.strict,
         ) as progress:
-            if config.method == "plain":
+            if plan is None:
                 _train_plainly(config, context, model, source, negatives, progress, out)
-                plan, outcome = None, outcomes.Outcome(config.steps)
+                outcome = outcomes.Outcome(config.steps)
             else:
                 with private_training.open_run(
                     context.run_dir, config, context.inputs, context.output.directory
                 ):
-                    plan, outcome = direct_training.train(
-                        config, context, model, source, negatives, progress
-                    )
+                    given = (config, context, model, source, negatives, progress)
+                    outcome = direct_training.train(*given, units, plan)
         if plan is not None and not devices.chief:
             return {}
         if source.private:

@@ -62,7 +62,10 @@ def verify(path: str, ledgers: Sequence[str] = ()) -> tuple[bool, str]:
     elif certificate["private"]:
         compared = "(not compared with a ledger)"
         if ledgers:
-            runs = len(certificate.get("selection", {}).get("runs", {})) or 1
+            runs = sum(
+                len(each.get("selection", {}).get("runs", {})) or 1
+                for each in (certificate, *certificates.parents_of(certificate))
+            )
             compared = "and with the ledger"
             if runs > 1:
                 compared = f"and with {len(heads)} of the {runs} ledgers"
@@ -98,6 +101,26 @@ def _claims(
         f"delta {at('guarantee', 'delta')} for {at('guarantee', 'unit_in_words')}",
         f"  recomputed  epsilon {result.epsilon_pld:.6g} by PLD, "
         f"{result.epsilon_rdp:.6g} by RDP, for {steps}",
+        *_declared(certificate),
+    ]
+
+
+def _declared(certificate: Mapping[str, Any]) -> list[str]:
+    """Returns a line on the declaration that the stated epsilon rests on."""
+    chain = (certificate, *certificates.parents_of(certificate))
+    shared = {"time": "query", "user": "user"}
+    found = [
+        shared.get(str(entry["disjoint"]), "unit")
+        for each in chain
+        if isinstance(entry := each.get("continuation"), Mapping)
+        and entry.get("disjoint")
+    ]
+    if not found:
+        return []
+    units = " and no ".join(dict.fromkeys(found))
+    return [
+        f"  rests on    what nothing checks: no {units} is in two of the logs that "
+        "were declared disjoint"
     ]
 
 

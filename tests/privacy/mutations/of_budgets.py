@@ -96,8 +96,8 @@ MUTATIONS = (
         "name": "budget_counts_planned_steps",
         "kind": "composition",
         "file": "tfdpsq/privacy/proof/certified.py",
-        "old": "{head or digest: plan_of(certificate)}",
-        "new": "{head or digest: (plan_of(certificate)[0], 1)}",
+        "old": "{run_key(head, digest): plan_of(certificate)}",
+        "new": "{run_key(head, digest): (plan_of(certificate)[0], 1)}",
         "tests": (_TESTS + "test_five_certificates_cost_what_dp_accounting_composes",),
         "why": "the steps that ran are what was spent",
     },
@@ -116,7 +116,7 @@ MUTATIONS = (
         "name": "budget_tells_runs_apart_by_their_plan",
         "kind": "composition",
         "file": "tfdpsq/privacy/proof/certified.py",
-        "old": "{head or digest: plan_of(certificate)}",
+        "old": "{run_key(head, digest): plan_of(certificate)}",
         "new": '{certificate["plan"]: plan_of(certificate)}',
         "tests": (
             _TESTS
@@ -314,9 +314,9 @@ MUTATIONS = (
         "kind": "composition",
         "file": "tfdpsq/privacy/proof/composition.py",
         "old": "*(max(numbers) for numbers in zip(*found)),",
-        "new": "*(max(numbers) for numbers in [*zip(*found)][:-2]),\n"
-        "        min(each[-2] for each in found),\n"
-        "        max(each[-1] for each in found),",
+        "new": "*(max(numbers) for numbers in [*zip(*found)][:4]),\n"
+        "        min(each[4] for each in found),\n"
+        "        *(max(numbers) for numbers in [*zip(*found)][5:]),",
         "tests": (
             _TESTS
             + "test_disjoint_logs_cost_the_largest_and_users_are_in_all_logs_of_time",
@@ -341,11 +341,8 @@ MUTATIONS = (
         "file": "tfdpsq/run/training/direct_training.py",
         "old": """\
     if devices.chief and not canary_set.holds_canaries(config.pairs):
-        spending.require_within(
-            {context.run_dir.name: plan},
-            context.inputs["pairs"],
-            continuation=continuing.continuation_of(config, context, plan),
-        )
+        own, pairs = {context.run_dir.name: plan}, context.inputs["pairs"]
+        spending.require_within(own, pairs, continuation=continuation)
 """,
         "new": "",
         "tests": (

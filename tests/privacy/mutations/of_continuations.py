@@ -92,8 +92,8 @@ MUTATIONS = (
     _mistake(
         "one_ledger_for_both_runs",
         _CONTINUATION,
-        "self.ledger_head in part.runs for part in self.earlier.each",
-        "False for part in self.earlier.each",
+        "any(key in part.runs for part in self.earlier.each)",
+        "False",
         _REFUSED,
         "two runs under one ledger head count as one",
     ),
@@ -117,8 +117,8 @@ MUTATIONS = (
     _mistake(
         "the_parent_counts_for_the_child",
         "tfdpsq/privacy/proof/certificate.py",
-        'if own.get("digest") not in earlier]',
-        'if own.get("digest") in earlier or not earlier]',
+        "if digest_of(own) not in earlier]",
+        "if digest_of(own) in earlier or not earlier]",
         _PROOF
         + "test_what_is_made_from_parent_and_child_has_the_guarantee_of_the_child",
         "what both months made carries the certificate of the first",

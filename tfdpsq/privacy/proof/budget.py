@@ -26,6 +26,7 @@ from tfdpsq.privacy.proof.composition import (
     Composition,
     Release,
     compose,
+    run_key,
     to_the_last_step,
 )
 from tfdpsq.privacy.proof.continuation import Continuation
@@ -73,8 +74,11 @@ def planned_release(
       continuation: of the one run that starts from released weights.
     """
     if continuation is not None:
-        return continuation.release(next(iter(plans)))
-    runs = {name: (plan, plan.spec.steps) for name, plan in plans.items()}
+        return continuation.release(f"planned {next(iter(plans))}")
+    runs = {
+        run_key(None, f"planned {name}"): (plan, plan.spec.steps)
+        for name, plan in plans.items()
+    }
     delta = sum(plan.spec.target_delta for plan in plans.values())
     return Release(runs, choice_epsilon, pairs, delta)
 
@@ -112,10 +116,15 @@ def require_within(
     if total.epsilon_pld <= budget:
         return total
     earlier = {name: to_the_last_step(each) for name, each in released.items()}
-    before = compose(earlier, one_log=True).epsilon_pld if released else 0.0
+    for release in planned.values():
+        for part in map(to_the_last_step, release.before):
+            if all(part.digest != other.digest for other in earlier.values()):
+                earlier[f"what is continued ({part.digest})"] = part
+    before = compose(earlier, one_log=True).epsilon_pld if earlier else 0.0
+    remedy = "lower epsilon or steps, or raise the budget"
     raise validation.InputError(
-        f"the budget is epsilon {budget:g}, of which {len(released)} earlier releases "
+        f"the budget is epsilon {budget:g}, of which {len(earlier)} earlier releases "
         f"spent {before:.4g}; with {' and '.join(planned)} it would be "
-        f"{total.epsilon_pld:.4g} at delta {total.delta:.3g}. Nothing was spent: lower "
-        "epsilon or steps, or raise the budget."
+        f"{total.epsilon_pld:.4g} at delta {total.delta:.3g}. Nothing more was spent: "
+        f"{remedy if before < budget else 'raise the budget'}."
     )

@@ -26,7 +26,7 @@ from tfdpsq.privacy.spec import PrivacySpec
 FORMAT = "tfdpsq-certificate/2"
 FILE_NAME = "certificate.json"
 # Of more that were continued one after another, `verify` would take minutes.
-MOST_EARLIER = 24
+MOST_EARLIER = 12
 _REMEDY = "Make the artefact again; a certificate must not be edited."
 
 _UNIT_IN_WORDS = {
@@ -291,8 +291,8 @@ def inherited_certificate(
     for certificate in present:
         if not certificate["private"]:
             return certificate
-    earlier = {parent.get("digest") for own in present for parent in parents_of(own)}
-    present = [own for own in present if own.get("digest") not in earlier]
+    earlier = {digest_of(parent) for own in present for parent in parents_of(own)}
+    present = [own for own in present if digest_of(own) not in earlier]
     if any(certificate != present[0] for certificate in present):
         raise validation.InputError(
             "two artefacts with guarantees of their own meet here, and their "
@@ -304,7 +304,7 @@ def inherited_certificate(
 
 def parents_of(certificate: Any) -> Iterator[Mapping[str, Any]]:
     """Yields the certificates that one continues, the last one first."""
-    while isinstance(certificate, Mapping):
+    while isinstance(certificate, Mapping) and "selection" not in certificate:
         certificate = certificate.get("continuation")
         if not isinstance(certificate, Mapping):
             return

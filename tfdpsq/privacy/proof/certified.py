@@ -15,7 +15,7 @@ from typing import Any
 from tfdpsq import validation
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof.certificate import digest_of
-from tfdpsq.privacy.proof.composition import Release
+from tfdpsq.privacy.proof.composition import Release, run_key
 from tfdpsq.privacy.proof.continuation import Continuation
 from tfdpsq.privacy.proof.selection import Selection, TrainedRun
 from tfdpsq.privacy.spec import PrivacySpec
@@ -160,11 +160,12 @@ def release_in(certificate: Mapping[str, Any]) -> Release:
     """
     head, digest = _head_of(certificate), digest_of(certificate)
     trained = {head: _trained(certificate)} if head else {}
+    require_one_kind(certificate)
     if "continuation" in certificate:
         return continuation_of(certificate).release(digest, digest, trained)
     if "selection" not in certificate:
         return Release(
-            {head or digest: plan_of(certificate)},
+            {run_key(head, digest): plan_of(certificate)},
             None,
             _pairs_of(certificate),
             _delta_of(certificate),
@@ -174,7 +175,7 @@ def release_in(certificate: Mapping[str, Any]) -> Release:
         )
     selection = selection_of(certificate)
     runs = {
-        run.ledger_head or f"{digest}/{key}": (run.plan, run.plan.spec.steps)
+        run_key(run.ledger_head, f"{digest}/{key}"): (run.plan, run.plan.spec.steps)
         for key, run in selection.runs.items()
     }
     return Release(
@@ -187,6 +188,19 @@ def release_in(certificate: Mapping[str, Any]) -> Release:
         trained=trained,
         digest=digest,
     )
+
+
+def require_one_kind(certificate: Mapping[str, Any]) -> None:
+    """Refuses a certificate of a selection that would be a continuation as well.
+
+    Raises:
+      InputError: it has the entries of both.
+    """
+    if "selection" in certificate and "continuation" in certificate:
+        raise validation.InputError(
+            "there are entries of a selection and of a continuation, but a run that "
+            "was chosen starts from public weights"
+        )
 
 
 def _pairs_of(certificate: Mapping[str, Any]) -> str | None:
@@ -210,8 +224,12 @@ def _trained(certificate: Mapping[str, Any]) -> str:
     inputs = entry_at(certificate, "fingerprints")
     if isinstance(inputs, Mapping):
         inputs = {**inputs, "code": None}  # a newer one may go on
-    stated = json.dumps([certificate.get("training"), inputs], sort_keys=True)
-    return hashlib.sha256(stated.encode()).hexdigest()
+    continued = [
+        entry_at(certificate, "continuation.disjoint"),
+        entry_at(certificate, "continuation.parent.digest"),
+    ]
+    stated = [certificate.get("training"), inputs, *continued]
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
 
 def entry_at(certificate: Mapping[str, Any], path: str, missing: Any = None) -> Any:

@@ -48,6 +48,8 @@ from tfdpsq.privacy.proof.selection import epsilon_of_runs
 TIME, USER = DISJOINT = ("time", "user")
 # Beyond this many private choices, the combinations of roles would take minutes.
 _MOST_CHOICES = 6
+# Beyond this many sets of logs that can share a unit, all releases are composed.
+_MOST_GROUPS = 1024
 _Run = tuple[PrivacyPlan, int]
 
 
@@ -56,7 +58,7 @@ class Release:
     """The part of a certificate that decides what its release costs.
 
     Attributes:
-      runs: ledger head, or else digest -> (plan, steps executed), of all runs.
+      runs: name of the run, by `run_key` -> (plan, steps executed), of all runs.
       choice_epsilon: ε for a unit that was held out to choose among the runs; `None`
         where there was no private choice.
       pairs: fingerprint of the private pairs; `None` where none is stated.
@@ -71,6 +73,7 @@ class Release:
       before: the releases whose weights its run started from, each by itself.
       apart_from: fingerprints of earlier pairs that were declared to share no unit
         with its own.
+      sharing_with: fingerprints of earlier pairs of which nothing was declared.
     """
 
     runs: Mapping[str, _Run]
@@ -83,6 +86,7 @@ class Release:
     digest: str = ""
     before: tuple[Release, ...] = ()
     apart_from: frozenset[str] = frozenset()
+    sharing_with: frozenset[str] = frozenset()
 
     @property
     def each(self) -> tuple[Release, ...]:
@@ -111,6 +115,8 @@ class Composition:
         releases, or that were stopped early after looking at their own weights.
       delta_sum: δ that goes with it.
       runs_of_one_unit: number of runs, at most, that one unit can have had a part in.
+      rests_on_declarations: whether runs were not composed because their logs were
+        declared disjoint.
     """
 
     releases: tuple[Release, ...]
@@ -122,6 +128,7 @@ class Composition:
     epsilon_sum: float
     delta_sum: float
     runs_of_one_unit: int
+    rests_on_declarations: bool = False
 
     @property
     def runs(self) -> int:
@@ -165,7 +172,8 @@ def compose(
       delta: δ to compute ε at; `None` takes, of releases that can share a unit, the
         smallest, at which the composed ε is at least that of each.
       one_log: declares that pairs with other fingerprints belong to the same log,
-        unless a certificate states that they share no unit.
+        unless a certificate states that they share no unit, and none states that of
+        the same two logs nothing was declared.
       apart: fingerprints of pairs, two by two, that are declared to share no unit.
 
     Raises:
@@ -182,7 +190,11 @@ def compose(
     if delta is not None:
         validation.in_range("delta", delta, 0.0, 1.0, low_open=True, high_open=True)
     given = tuple(releases.values())
-    found = [_together(parts, delta) for parts in _sharing(_distinct(given), apart)]
+    parts = _distinct(given)
+    groups = list(itertools.islice(_sharing(parts, apart), _MOST_GROUPS + 1))
+    if len(groups) > _MOST_GROUPS:
+        groups = [list(parts)]  # which is an upper bound
+    found = [(*_together(group, delta), len(groups) > 1) for group in groups]
     spec = _spec_of(given[0])
     return Composition(
         given,
@@ -200,8 +212,8 @@ def _together(parts: Sequence[Release], delta: float | None) -> tuple[Any, ...]:
     if delta > sum(deltas):
         raise validation.InputError(
             f"delta is {delta:g}, above {sum(deltas):.3g}, the sum of what releases "
-            "state: epsilon would look smaller than any of them promises. Give at most "
-            "that sum."
+            "state that one unit can be in: epsilon would look smaller than any of "
+            "them promises. Give at most that sum."
         )
     pld, rdp = (_epsilon(parts, delta, name) for name in ("pld", "rdp"))
     if not math.isfinite(pld):
@@ -231,6 +243,7 @@ def _sharing(
     algorithm of Bron and Kerbosch 1973 with a pivot.
     """
     edges = {frozenset((log_of(p), other)) for p in parts for other in p.apart_from}
+    edges -= {frozenset((log_of(p), other)) for p in parts for other in p.sharing_with}
     edges.update(apart)
     logs = list(dict.fromkeys(map(log_of, parts)))
     # Of logs that share units with each other and with the same others, one stands for
@@ -257,6 +270,18 @@ def _sharing(
 
     for clique in cliques(set(), set(shares), set()):
         yield [part for part in parts if leader[log_of(part)] in clique]
+
+
+def run_key(head: str | None, otherwise: str) -> str:
+    """Names a run: by the head of its ledger, or what else tells it from all others.
+
+    A head is a text that a forger can choose; the two kinds of names never meet.
+
+    Args:
+      head: of the ledger, if it has one.
+      otherwise: such as the digest of its certificate.
+    """
+    return f"ledger {head}" if head else f"run {otherwise}"
 
 
 def log_of(release: Release) -> str:

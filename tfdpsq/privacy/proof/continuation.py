@@ -35,6 +35,12 @@ from tfdpsq import validation
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.proof import certificate, composition
 
+_OF_EARLIER = "Of the runs before this one: "
+_CONDITION = (
+    "That holds if the settings of {runs} were fixed without looking at what was "
+    "released before; else epsilon_sum at delta_sum holds, if a bound on it was fixed "
+    "before the first release."
+)
 _NOUNS = {
     "query": ("query", "queries"),
     "pair": ("pair", "pairs"),
@@ -106,9 +112,8 @@ class Continuation:
                 f"these very pairs ({self.pairs}). Declare nothing: epsilon then "
                 "composes all runs."
             )
-        if self.ledger_head and any(
-            self.ledger_head in part.runs for part in self.earlier.each
-        ):
+        key = composition.run_key(self.ledger_head, "")
+        if self.ledger_head and any(key in part.runs for part in self.earlier.each):
             raise validation.InputError(
                 "it has the ledger head of a run that it continues, but every run has "
                 "a ledger of its own."
@@ -136,7 +141,7 @@ class Continuation:
           trained: see `composition.Release`.
         """
         return composition.Release(
-            {self.ledger_head or key: (self.plan, self.steps)},
+            {composition.run_key(self.ledger_head, key): (self.plan, self.steps)},
             None,
             self.pairs,
             self.plan.spec.target_delta,
@@ -145,6 +150,11 @@ class Continuation:
             digest=digest,
             before=self.earlier.each,
             apart_from=self.apart_from,
+            sharing_with=frozenset(
+                part.pairs
+                for part in self.earlier.each
+                if part.pairs and part.pairs not in (self.pairs, *self.apart_from)
+            ),
         )
 
     def total(self) -> composition.Composition:
@@ -153,7 +163,8 @@ class Continuation:
         Raises:
           InputError: truncation uses up δ.
         """
-        return composition.compose({"the run": self.release("this run")}, one_log=True)
+        own = self.release("that is certified")
+        return composition.compose({"the run": own}, one_log=True)
 
 
 def make_continuation_certificate(
@@ -174,7 +185,8 @@ def make_continuation_certificate(
         the plan's sensitivity.
       training: optimizer, engine, learning rate, trained parameters and so on.
       fingerprints: SHA-256 of the data and of the code; "pairs" is the continuation's.
-      private_reads: further reads of private data, none of them covered by ε.
+      private_reads: further reads of private data, none of them covered by ε; those
+        of the earlier runs are added.
 
     Raises:
       InputError: other pairs than the continuation's, or a value that JSON cannot hold.
@@ -190,7 +202,7 @@ def make_continuation_certificate(
         sensitivity_argument=sensitivity_argument,
         training=training,
         fingerprints=fingerprints,
-        private_reads=private_reads,
+        private_reads=[*private_reads, *_earlier_reads(continuation)],
         ledger_head=continuation.ledger_head,
     )
 
@@ -217,7 +229,12 @@ def computed_continuation(continuation: Continuation) -> dict[str, Any]:
     found["accounting"].update(
         epsilon_pld=number(total.epsilon_pld), epsilon_rdp=number(total.epsilon_rdp)
     )
-    found["not_covered"] = [*found["not_covered"], *_not_covered(continuation)]
+    found["warnings"] = [*_warnings(continuation, total), *_earlier(continuation)]
+    found["not_covered"] = [
+        *found["not_covered"],
+        *_not_covered(continuation),
+        *_earlier(continuation, "not_covered", but=found["not_covered"]),
+    ]
     found["continuation"] = {
         "in_words": _in_words(continuation, total),
         "disjoint": continuation.disjoint,
@@ -244,19 +261,64 @@ def _in_words(continuation: Continuation, total: composition.Composition) -> str
             f"{many} of this log, the weights that it started from are the same "
             f"whether or not the {one} is there. So the largest epsilon and the "
             "largest delta hold."
+            + (
+                f" {_CONDITION.format(runs='runs on one log')}"
+                if total.runs_of_one_unit > 1
+                else ""
+            )
         )
+    composed = f"{total.runs_of_one_unit} of {total.runs}"
+    if total.runs_of_one_unit == total.runs:
+        composed = f"all {total.runs}"
     why = (
         "The log of this run was declared to share no query with those before it, but "
         "a user can be in all of them"
         if continuation.disjoint
         else f"One {one} can be in the log of this run and in those before it"
     )
-    return (
-        f"{start} {why}, so epsilon composes all {total.runs} runs. That holds if the "
-        "settings of this run were fixed without looking at what was released before; "
-        f"else epsilon {total.epsilon_sum:.6g} at delta {total.delta_sum:.3g} holds, "
-        "if a bound on it was fixed before the first release."
-    )
+    condition = _CONDITION.format(runs="these runs")
+    return f"{start} {why}, so epsilon composes {composed} runs. {condition}"
+
+
+def _warnings(continuation: Continuation, total: composition.Composition) -> list[str]:
+    """Warns of a large δ, and of what an early stop may mean for all runs."""
+    spec, steps = continuation.plan.spec, continuation.steps
+    found = [spec.delta_warning] if spec.delta_warning else []
+    if total.delta > max(spec.target_delta, 0.5 / spec.num_units):
+        found.append(
+            f"delta {total.delta:.3g}, which an earlier run has, is above 1/(2n) = "
+            f"{0.5 / spec.num_units:.3g} for the log of this one."
+        )
+    if steps < spec.steps:
+        found.append(
+            f"Training stopped after {steps} of {spec.steps} planned steps. If that "
+            "was decided by looking at the noised weights, epsilon_sum at delta_sum, "
+            "as stated under continuation, applies instead; if by losses or metrics of "
+            "private data, that choice is a private read, which no epsilon covers."
+        )
+    return found
+
+
+def _earlier(
+    continuation: Continuation, name: str = "warnings", but: Sequence[str] = ()
+) -> list[str]:
+    """What certificates state of earlier runs, where it is not in `but` already."""
+    lines = continuation.parent.get(name)
+    lines = lines if isinstance(lines, list) else []
+    return [
+        line if line.startswith(_OF_EARLIER) else f"{_OF_EARLIER}{line}"
+        for line in lines
+        if isinstance(line, str) and line not in but
+    ]
+
+
+def _earlier_reads(continuation: Continuation) -> list[dict[str, str]]:
+    reads = continuation.parent.get("private_reads")
+    return [
+        {**read, "what": f"{_OF_EARLIER}{str(read['what']).removeprefix(_OF_EARLIER)}"}
+        for read in (reads if isinstance(reads, list) else [])
+        if isinstance(read, Mapping) and "what" in read
+    ]
 
 
 def _not_covered(continuation: Continuation) -> list[str]:

@@ -48,6 +48,7 @@ from tfdpsq.privacy.proof.certified import (
     continuation_of,
     entry_at,
     plan_of,
+    require_one_kind,
     selection_of,
 )
 from tfdpsq.privacy.proof.continuation import computed_continuation
@@ -178,6 +179,7 @@ def _followed(
       InputError: the free entries describe no run.
       ArithmeticError, TypeError, ValueError: likewise.
     """
+    require_one_kind(certificate)
     if "selection" in certificate:
         selection = selection_of(certificate)
         problems += _selection_problems(certificate, selection)
@@ -239,10 +241,20 @@ def ledger_problems(
 ) -> tuple[str, ...]:
     """Lists where the ledger of a run contradicts its certificate.
 
+    It may be of the certificate's run, of one of those that this was chosen among, or
+    of one that it continues: the one that states the ledger's head.
+
     Args:
       certificate: of the format that `verify_certificate` takes.
       ledger: what `read_ledger` says of the private ledger.
     """
+    for earlier in parents_of(certificate):
+        heads = {earlier.get("ledger_head")}
+        if "selection" in earlier:
+            heads = {run.ledger_head for run in selection_of(earlier).runs.values()}
+        if ledger.head in heads and certificate.get("ledger_head") != ledger.head:
+            certificate = earlier
+            break
     stated: Mapping[str, Any] = {
         path: entry_at(certificate, path)
         for path in (

@@ -195,6 +195,23 @@ def require_own_set(synthetic: str, generator: str) -> None:
         )
 
 
+def guarantee_of(generator: str) -> dict[str, Any]:
+    """Returns the guarantee of the run that the canaries were put into.
+
+    A generator that continued others states the ε of all runs; the canaries' queries
+    were in the last one alone.
+
+    Raises:
+      InputError: the certificate is missing.
+    """
+    certificate = certificate_of(generator)
+    found = dict(certificate["guarantee"])
+    if own := certificate.get("continuation"):
+        found["epsilon"] = own["epsilon_of_this_run"]
+        found["delta"] = own["delta_of_this_run"]
+    return found
+
+
 def certificate_of(generator: str) -> dict[str, Any]:
     """Returns the certificate of the generator under audit.
 

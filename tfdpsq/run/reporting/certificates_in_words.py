@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfdpsq.privacy.proof.certificate import parents_of
 from tfdpsq.run.reporting.wording import epsilon_text, number_text
 
 _MISSING = "not stated"
@@ -111,7 +112,9 @@ def _promise(certificate: Mapping[str, Any]) -> str:
     epsilon, delta = _epsilon(certificate), _at(certificate, "guarantee.delta")
     factor = math.exp(min(epsilon, 700.0))
     unit = _at(certificate, "guarantee.unit")
-    if _at(certificate, "selection.epsilon_of_choice") is None:
+    # Of the weights that training started from as well.
+    chain = (certificate, *parents_of(certificate))
+    if any(_at(each, "selection.epsilon_of_choice") is None for each in chain):
         unit = f"{unit} that was trained on"
     # Batches of a fixed size protect what a unit holds, among a fixed number of them.
     change = (
@@ -135,7 +138,8 @@ def _particulars(certificate: Mapping[str, Any]) -> dict[str, Any]:
         "What is protected": at("guarantee.unit_in_words"),
         "Neighbouring data": at("guarantee.adjacency"),
         "ε and δ": f"ε = {_epsilon_at(certificate, 'guarantee.epsilon')}, "
-        f"δ = {at('guarantee.delta')}; the target was ε = "
+        f"δ = {at('guarantee.delta')}; the target "
+        f"{'of the last run ' if 'continuation' in certificate else ''}was ε = "
         f"{_epsilon_at(certificate, 'accounting.target_epsilon')}",
         "ε by two accountants": "PLD "
         f"{_epsilon_at(certificate, 'accounting.epsilon_pld')}, RDP "

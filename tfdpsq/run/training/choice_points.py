@@ -248,6 +248,11 @@ def _try(points: list[Point], specs: list[privacy.PrivacySpec]) -> None:
     made = set()
     for point, spec in zip(points, specs):
         stage = point.stage
+        if stage.continues:
+            raise validation.InputError(
+                f"continues is {stage.continues!r}, but runs to choose among start "
+                "from public weights. Leave it out of finetune and of every variant."
+            )
         if spec.private:
             sources.require_public(
                 stage.init,

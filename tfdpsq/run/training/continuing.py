@@ -57,14 +57,15 @@ def require_continuable(
             "be guaranteed. Leave continues out, or give a finite epsilon."
         )
     if not config.continues:
-        sources.require_public(
-            config.init,
-            parent,
-            f"epsilon {epsilon} would not be all that was spent",
-            "Start from public weights, or set continues: 'composed' counts all runs "
-            "together; 'time' or 'user' declares that these pairs share no query, or "
-            "no user, with the earlier ones",
-        )
+        remedy = "Start from public weights"
+        if math.isfinite(float(epsilon)):
+            remedy += (
+                ", or set continues: 'composed' counts all runs together; 'time' or "
+                "'user' declares that these pairs share no query, or no user, with the "
+                "earlier ones"
+            )
+        consequence = f"epsilon {epsilon} would not be all that was spent"
+        sources.require_public(config.init, parent, consequence, remedy)
 
 
 def continuation_of(

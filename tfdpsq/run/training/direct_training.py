@@ -191,25 +191,20 @@ def make_plan(
     )
 
 
-def train(
+def planned(
     config: ml_collections.ConfigDict,
     context: contexts.Context,
-    model: retriever.TwoTower,
     source: sources.Source,
     negatives: hard_negatives.HardNegatives,
-    progress: Progress,
-) -> tuple[privacy.PrivacyPlan, outcomes.Outcome]:
-    """Trains by the config's method.
-
-    `model` was made in the scope of the context's devices; `progress` is called after
-    each step.
+) -> tuple[private_training.Units, privacy.PrivacyPlan]:
+    """Plans training by the config's method, before anything private is shown.
 
     Returns:
-      The plan, and the outcome of training.
+      The units, and the plan.
 
     Raises:
-      InputError: pairs that are not private, or invalid settings; always before any
-        budget is spent.
+      InputError: pairs that are not private, invalid settings, weights that cannot be
+        continued, or a limit that would be exceeded.
     """
     if not source.private:
         raise validation.InputError(
@@ -220,12 +215,32 @@ def train(
     _require_devices(config.method, config.batch_size, devices)
     units = private_training.units_of(source, config.unit, config.user_field)
     plan = make_plan(config, units)
+    continuation = continuing.continuation_of(config, context, plan)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
-        spending.require_within(
-            {context.run_dir.name: plan},
-            context.inputs["pairs"],
-            continuation=continuing.continuation_of(config, context, plan),
-        )
+        own, pairs = {context.run_dir.name: plan}, context.inputs["pairs"]
+        spending.require_within(own, pairs, continuation=continuation)
+    return units, plan
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    context: contexts.Context,
+    model: retriever.TwoTower,
+    source: sources.Source,
+    negatives: hard_negatives.HardNegatives,
+    progress: Progress,
+    units: private_training.Units,
+    plan: privacy.PrivacyPlan,
+) -> outcomes.Outcome:
+    """Trains by the config's method.
+
+    `model` was made in the scope of the context's devices; `progress` is called after
+    each step; `units` and `plan` are those of `planned`.
+
+    Raises:
+      InputError: invalid settings; always before any budget is spent.
+    """
+    devices = context.devices
     with devices.scope():
         corpus = None
         if config.method == "public_negatives":
@@ -251,7 +266,7 @@ def train(
             }
         optimizer = private_training.make_optimizer(config, plan)
     progress.epsilon = plan.epsilon_so_far
-    outcome = private_training.train(
+    return private_training.train(
         devices,
         model,
         plan,
@@ -266,7 +281,6 @@ def train(
         jit_compile=config.jit_compile,
         **options,
     )
-    return plan, outcome
 
 
 def _take(

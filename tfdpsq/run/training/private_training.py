@@ -203,6 +203,17 @@ def open_run(
         yield
 
 
+def _recorded(config: Any, found: Any) -> Any:
+    """Returns a config without settings that an older record lacks and that are off."""
+    if not isinstance(config, Mapping) or not isinstance(found, Mapping):
+        return config
+    return {
+        name: _recorded(value, found.get(name))
+        for name, value in config.items()
+        if name in found or value
+    }
+
+
 def _begin(
     directory: pathlib.Path,
     config: Any,
@@ -214,7 +225,8 @@ def _begin(
     paid = directory / ledger.FILE_NAME
     found = workdir.read_json(path) if path.is_file() else {}
     not_compared = {workdir.MADE_BY: None, _OUTPUT: None}
-    differences = workdir.differences({**found, **not_compared}, wanted)
+    compared = {**wanted, "config": _recorded(wanted["config"], found.get("config"))}
+    differences = workdir.differences({**found, **not_compared}, compared)
     # A state after some steps: then the ledger is damaged, and nothing is deleted.
     begun = paid.is_file() and ledger.read_ledger(paid).steps_paid
     if begun or checkpoint.steps_taken(directory):
