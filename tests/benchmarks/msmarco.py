@@ -17,6 +17,10 @@ Each part runs in a process of its own:
 | `tokens` | what `finetune` does with the pairs before step 0, 384 + 128 tokens |
 | `bm25` | `evaluate` on dev: BM25 of all passages, TREC runs, metrics |
 | `exact` | given embeddings of 768 numbers to disk, exact search on dev, metrics |
+| `tables` | `reproduce --scale=paper` with small T5s, all tables; only if it is named |
+
+    python tests/benchmarks/msmarco.py --workdir DIR --documents 44209 \\
+        --parts make tables
 
 Generation and encoding are measured on a part, and extrapolated, by `estimate_job`.
 
@@ -26,10 +30,12 @@ two sizes' peaks over the smaller, of each part. Finished parts are read from DI
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import runpy
 import shutil
+import subprocess
 import sys
 import time
 
@@ -54,7 +60,22 @@ _STAGES = {
     ),
 }
 _COMMANDS = {"prepare": "prepare", "bm25": "evaluate"}
-PARTS = ("make", "prepare", "plans", "tokens", "bm25", "exact")
+PARTS = ("make", "prepare", "plans", "tokens", "bm25", "exact", "tables")
+# Layers and width of small T5s under the names of the paper's sizes.
+_SMALL = {"small": (1, 32), "base": (2, 48), "large": (2, 64), "xl": (3, 64)}
+# What differs from scale "paper" besides: lengths that fit passages of 56 words, and
+# fewer epochs.
+_LENGTHS = ("finetune", "retriever", "direct")
+_CHANGES = (
+    *(f"--config.job.{stage}.document_length=96" for stage in _LENGTHS),
+    *(f"--config.job.{stage}.query_length=32" for stage in _LENGTHS),
+    "--config.job.synthesize.document_length=96",
+    "--config.job.synthesize.query_length=24",
+    "--config.job.finetune.epochs=3",
+    "--config.job.retriever.epochs=1",
+    "--config.job.canaries.document_characters=100",
+    "--config.job.canaries.query_characters=40",
+)
 
 
 def get_config(name):
@@ -226,6 +247,42 @@ def exact(home, documents):
     }
 
 
+def tables(home, documents):
+    """Makes all tables of the paper at its scale's settings, with small T5s."""
+    from tfdpsq.data import train_vocabulary
+    from tfdpsq.generator import T5QueryGenerator
+    from tfdpsq.layers import T5Config
+    from tfdpsq.run.core import sources
+    from tfdpsq.run.search import benchmark_sets
+
+    sys.path.insert(0, str(ROOT / "tests" / "run"))
+    import tiny_sets
+
+    corpus = sources.open_beir(str(home / "data")).documents()
+    texts = [document.content for document in itertools.islice(corpus, 8000)]
+    pieces = home / "spiece.model"
+    train_vocabulary([*texts, *[" ".join("0123456789")] * 400], 2000, pieces)
+    for name in benchmark_sets.PAPER:
+        if name == benchmark_sets.CQADUPSTACK:
+            for seed, forum in enumerate(benchmark_sets.FORUMS):
+                tiny_sets.write(home / "beir" / name / forum, seed, queries=2)
+        else:
+            tiny_sets.write(home / "beir" / name, len(name))
+    inits = []
+    for size, (layers, width) in _SMALL.items():
+        shape = T5Config(2000, layers, 2, width, 2 * width, 16, "1.1", dropout=0.0)
+        (home / size).mkdir(exist_ok=True)
+        T5QueryGenerator(shape).save_to_preset(home / size, pieces)
+        inits.append(f"--config.sizes.{size}.init={home / size}")
+    command = [sys.executable, "-m", "tfdpsq.run.reproduce", "--table=all"]
+    command += ["--scale=paper", f"--workdir={home / 'tables'}"]
+    command += [f"--config.job.data={home / 'data'}"]
+    command += [f"--config.zero_shot.root={home / 'beir'}", *inits, *_CHANGES]
+    subprocess.run(command, cwd=ROOT, check=True)
+    made = json.loads((home / "tables" / "tables.json").read_text())["tables"]
+    return {"rows": {name: len(table["rows"]) for name, table in made.items()}}
+
+
 def measured(part, home, documents):
     """Runs a part in a process of its own, unless it is finished; returns its row."""
     from scaling import cost_of  # not where this file is read as a config
@@ -255,7 +312,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--documents", type=int, nargs="+", default=[88_418, PASSAGES])
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS[:-1]))
     parser.add_argument("--part", choices=PARTS, help="run one, in this process")
     options = parser.parse_args()
     home = options.workdir.resolve()

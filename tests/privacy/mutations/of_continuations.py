@@ -190,4 +190,112 @@ MUTATIONS = (
         _PROOF + "test_the_sets_that_compose_are_all_maximal_ones",
         "runs that one unit had a part in are not composed",
     ),
+    _mistake(
+        "a_head_can_name_another_run",
+        _COMPOSITION,
+        'return f"ledger {head}" if head else f"run {otherwise}"',
+        "return head or otherwise",
+        _PROOF + "test_a_head_that_reads_like_another_run_s_name_is_another_run",
+        "two runs under a forged name count as one",
+    ),
+    _mistake(
+        "a_selection_brings_a_parent_along",
+        "tfdpsq/privacy/proof/certified.py",
+        'if "selection" in certificate and "continuation" in certificate:',
+        "if False:",
+        _PROOF + "test_a_selection_cannot_bring_a_parent_along",
+        "a forged entry that nothing follows from verifies",
+        "certificate",
+    ),
+    _mistake(
+        "a_parent_by_its_stated_digest",
+        "tfdpsq/privacy/proof/certificate.py",
+        "earlier = {digest_of(parent) for own",
+        'earlier = {parent.get("digest") for own',
+        _PROOF + "test_a_selection_cannot_bring_a_parent_along",
+        "a forged parent takes the place of the true one, whose epsilon is lost",
+        "certificate",
+    ),
+    _mistake(
+        "the_most_favourable_relation_of_two_logs",
+        _COMPOSITION,
+        "    edges -= {frozenset((log_of(p), other)) for p in parts for other in "
+        "p.sharing_with}\n",
+        "",
+        _PROOF + "test_two_relations_of_the_same_logs_count_as_one_log",
+        "a total is below what one of its certificates states",
+    ),
+    _mistake(
+        "one_run_with_two_relations",
+        "tfdpsq/privacy/proof/certified.py",
+        'entry_at(certificate, "continuation.disjoint"),\n        entry_at(',
+        "None,\n        entry_at(",
+        _PROOF + "test_two_relations_of_the_same_logs_count_as_one_log",
+        "a run that was certified twice counts as the cheaper one",
+    ),
+    _mistake(
+        "warnings_of_earlier_runs_are_dropped",
+        _CONTINUATION,
+        "[*_warnings(continuation, total), *_earlier(continuation)]",
+        "_warnings(continuation, total)",
+        _PROOF + "test_what_earlier_certificates_warn_of_stands_in_the_last_one",
+        "an epsilon that holds on a condition is stated without it",
+        "certificate",
+    ),
+    _mistake(
+        "reads_of_earlier_runs_are_dropped",
+        _CONTINUATION,
+        "[*private_reads, *_earlier_reads(continuation)]",
+        "private_reads",
+        _STAGE + "test_a_card_tells_the_reads_and_limits_of_every_run",
+        "a released card says that nothing else was read",
+        "reads",
+    ),
+    _mistake(
+        "an_early_stop_falls_back_to_the_last_target",
+        _CONTINUATION,
+        "*_warnings(continuation, total), ",
+        '*found["warnings"], ',
+        _PROOF
+        + "test_an_early_stop_is_warned_of_with_the_epsilon_of_all_planned_steps",
+        "the fallback that is named is below the total itself",
+        "certificate",
+    ),
+    _mistake(
+        "a_grid_may_continue",
+        "tfdpsq/run/training/choice_points.py",
+        "        if stage.continues:\n",
+        "        if False:\n",
+        "tests/run/test_choose_inside.py::"
+        "test_what_cannot_be_certified_is_refused_before_anything_is_paid",
+        "points are paid for before one is refused",
+        "ledger",
+    ),
+    _mistake(
+        "an_audit_claims_the_epsilon_of_other_runs",
+        "tfdpsq/run/attacks/audit_subject.py",
+        '    if own := certificate.get("continuation"):\n',
+        "    if own := None:\n",
+        _STAGE + "test_an_audit_compares_with_the_run_that_had_the_canaries",
+        "a run that breaks its own promise passes by that of another",
+    ),
+    _mistake(
+        "a_retriever_reads_before_it_is_refused",
+        "tfdpsq/run/train_retriever.py",
+        """\
+        plan = None
+        if config.method != "plain":
+            units, plan = direct_training.planned(config, context, source, negatives)
+        reads = private_training.record_losses(context, source, config.strict)
+""",
+        """\
+        plan = None
+        reads = private_training.record_losses(context, source, config.strict)
+        if config.method != "plain":
+            units, plan = direct_training.planned(config, context, source, negatives)
+""",
+        _STAGE + "test_a_refused_retriever_reads_nothing_private",
+        "a read is on record that never was",
+        "reads",
+    ),
 )
