@@ -119,7 +119,8 @@ class Job:
 
         Columns: "epsilon" as stated, "epsilon_pld", "epsilon_rdp", "delta", "unit",
         "noise_multiplier", "clip_norm", "steps", "n", "place" and "run", which is equal
-        for artefacts of one training run: only different runs add up.
+        for artefacts of one training run: only different runs add up. A run that
+        continued another states the ε of both.
         """
         found = []
         for name in self.stages.index:

@@ -96,6 +96,10 @@ def test_a_month_later_the_total_is_stated_verified_and_budgeted(logs, capsys):
         assert found[how]["continuation"]["parent"] == january
         code, said = _said(capsys, verify, out)
         assert code == 0 and "all 2 runs, of which the last took" in said
+        assert ("no query is in two of the logs" in said) == (how == "time")
+        code, said = _said(capsys, budget, out.parent)
+        assert ("with logs apart as they were declared" in said) == (how == "time")
+        assert ("without looking at earlier releases" in said) == (how == "composed")
         # The second release alone says what both cost, and the first adds nothing.
         for places in ([out.parent], [out.parent, logs.first.parent]):
             code, said = _said(capsys, budget, *places, "--json")

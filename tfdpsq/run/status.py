@@ -173,7 +173,7 @@ def _details(stage: Stage) -> str:
     if stage.epsilon is not None:
         value = stage.epsilon
         shown = f"{value:.3g}" if isinstance(value, (int, float)) else "∞"
-        parts.append(f"ε so far {shown}")
+        parts.append(f"ε of this run so far {shown}")
     if stage.per_second is not None:
         parts.append(f"{stage.per_second:.3g} {stage.rate_of}/s")
     if stage.remaining is not None:
