@@ -2,17 +2,25 @@
 
 import copy
 import dataclasses
-import itertools
 import json
 import math
 
-import numpy as np
 import pytest
-import scipy.optimize
-import scipy.stats
+from continued import SPECS as _SPECS
+from continued import WHOLE as _WHOLE
+from continued import WHOLE_LARGER as _WHOLE_LARGER
+from continued import WORDS as _WORDS
+from continued import continuation as _continuation
+from continued import first as _first
+from continued import following as _next
+from continued import gaussian as _gaussian
+from continued import kinds as _kinds
+from continued import releases as _releases
+from continued import stated as _stated
 
 from tfdpsq.privacy import (
     Continuation,
+    Ledger,
     PrivacySpec,
     Selection,
     TrainedRun,
@@ -31,79 +39,8 @@ from tfdpsq.privacy.proof.certificate import (
 )
 from tfdpsq.privacy.proof.ledger import LedgerSummary
 from tfdpsq.privacy.proof.verification import ledger_problems
+from tfdpsq.run import verify
 from tfdpsq.validation import InputError
-
-# Every batch is the whole log, so that ε has a closed form.
-_WHOLE = PrivacySpec(
-    epsilon=2.0,
-    clip_norm=0.5,
-    num_units=500,
-    batch_size=500,
-    max_batch_size=600,
-    steps=4,
-    delta=1e-5,
-)
-_SPECS = tuple(
-    dataclasses.replace(_WHOLE, epsilon=epsilon, steps=steps)
-    for epsilon, steps in ((2.0, 4), (1.0, 7), (1.5, 3))
-)
-_WHOLE_LARGER = dataclasses.replace(_WHOLE, epsilon=3.0)
-_WORDS = {
-    "description": "A model.",
-    "sensitivity_argument": "Each loss depends on one unit alone.",
-    "training": {"learning_rate": 0.1},
-}
-
-
-def _first(spec=_SPECS[0], head="h1", pairs="p1", steps=None):
-    return make_certificate(
-        make_plan(spec),
-        spec.steps if steps is None else steps,
-        fingerprints={"pairs": pairs} if pairs else {},
-        ledger_head=head,
-        **_WORDS,
-    )
-
-
-def _continuation(parent, spec, disjoint, head, pairs, steps=None):
-    return Continuation(
-        make_plan(spec),
-        spec.steps if steps is None else steps,
-        pairs,
-        parent,
-        budget.release_of(parent),
-        disjoint,
-        head,
-    )
-
-
-def _next(parent, spec=_SPECS[1], disjoint=None, head="h2", pairs="p2", steps=None):
-    return make_continuation_certificate(
-        _continuation(parent, spec, disjoint, head, pairs, steps),
-        fingerprints={"pairs": pairs} if pairs else {},
-        **_WORDS,
-    )
-
-
-def _gaussian(specs, delta=1e-5, steps=None):
-    """ε of Gaussian mechanisms on whole logs (Balle and Wang 2018, theorem 8)."""
-    counts = steps or [spec.steps for spec in specs]
-    sigmas = [make_plan(spec).noise_multiplier for spec in specs]
-    mu = math.sqrt(sum(n / sigma**2 for n, sigma in zip(counts, sigmas)))
-    cdf = scipy.stats.norm.cdf
-
-    def excess(epsilon):
-        return (
-            cdf(mu / 2 - epsilon / mu)
-            - math.exp(epsilon) * cdf(-mu / 2 - epsilon / mu)
-            - delta
-        )
-
-    return scipy.optimize.brentq(excess, 0.0, 100.0)
-
-
-def _stated(certificate):
-    return certificate["guarantee"]["epsilon"]
 
 
 def test_one_log_costs_the_composition_and_disjoint_logs_the_larger():
@@ -213,8 +150,7 @@ def _forged(certificate, path, value):
 @pytest.fixture(scope="module")
 def kinds():
     """Certificates of a composed and of a disjoint continuation."""
-    first = _first()
-    return {"composed": _next(first), "time": _next(first, disjoint="time")}
+    return _kinds()
 
 
 def _paths(value, path=""):
@@ -317,6 +253,9 @@ def test_unprotected_weights_and_damaged_certificates_are_not_continued():
 def test_a_parent_without_privacy_has_no_total():
     spec = dataclasses.replace(_WHOLE, epsilon=math.inf)
     release = budget.release_of(_first())
+    with pytest.raises(InputError, match="earlier is not what parent says"):
+        other = _first(_SPECS[1])
+        Continuation(make_plan(_WHOLE), 4, "p2", other, release, None)
     with pytest.raises(InputError, match="no total is finite with it"):
         Continuation(make_plan(_WHOLE), 4, "p2", _first(spec), release, None)
 
@@ -347,125 +286,6 @@ def test_what_is_made_from_parent_and_child_has_the_guarantee_of_the_child(kinds
     assert inherited_certificate(None, grandchild, parent, child) == grandchild
     with pytest.raises(InputError, match="epsilons would add up"):
         inherited_certificate(child, kinds["time"])
-
-
-# -- With other releases ------------------------------------------------------------
-
-
-def _releases(**certificates):
-    return {name: budget.release_of(made) for name, made in certificates.items()}
-
-
-def test_a_parent_released_besides_costs_nothing_more(kinds):
-    for child in kinds.values():
-        parent = child["continuation"]["parent"]
-        found = composition.compose(_releases(child=child, parent=parent))
-        assert found.epsilon_pld == pytest.approx(_stated(child), rel=1e-9)
-        assert (found.runs, found.delta) == (2, 1e-5)
-    with pytest.raises(InputError, match="cannot be composed: their pairs have"):
-        composition.compose(_releases(child=child, other=_first(head="x", pairs="px")))
-
-
-def test_a_second_release_of_the_first_log_adds_to_that_log_only(kinds):
-    """Whether its parent is given by itself or known from the child alone."""
-    again = _first(_SPECS[2], head="h3")
-    first_log = _gaussian([_SPECS[0], _SPECS[2]])
-    child = kinds["time"]
-    parent = child["continuation"]["parent"]
-    for given in ({"child": child}, {"child": child, "parent": parent}):
-        found = composition.compose(_releases(**given, again=again))
-        assert found.epsilon_pld == pytest.approx(first_log, rel=1e-3)
-        assert (found.runs, found.runs_of_one_unit) == (3, 2)
-    # Declared by name, the parent counts to the log of its own pairs.
-    logs = {
-        "january": composition.compose(_releases(again=again)),
-        "february": composition.compose(_releases(child=child)),
-    }
-    total = composition.in_parallel(logs, "time")
-    assert total.epsilon_pld == pytest.approx(first_log, rel=1e-3)
-    # In one log, all count.
-    whole = composition.compose(_releases(child=kinds["composed"], again=again))
-    assert whole.epsilon_pld == pytest.approx(_gaussian(_SPECS), rel=1e-3)
-
-
-def test_branches_whose_logs_nobody_related_count_together(kinds):
-    parent = kinds["time"]["continuation"]["parent"]
-    other = _next(parent, _WHOLE_LARGER, "time", head="h3", pairs="p3")
-    found = composition.compose(_releases(one=kinds["time"], other=other))
-    both = _gaussian([_SPECS[1], _WHOLE_LARGER])
-    assert found.epsilon_pld == pytest.approx(both, rel=1e-3)
-    logs = {
-        "one": composition.compose(_releases(one=kinds["time"])),
-        "other": composition.compose(_releases(other=other)),
-    }
-    total = composition.in_parallel(logs, "time")
-    assert total.epsilon_pld == pytest.approx(_gaussian([_WHOLE_LARGER]), rel=1e-3)
-
-
-def test_a_planned_continuation_counts_with_all_its_steps():
-    first = _first()
-    released = _releases(first=first)
-    plans = {"next": make_plan(_SPECS[1])}
-    apart, shared = (
-        budget.planned_release(
-            plans,
-            "p2",
-            continuation=_continuation(first, _SPECS[1], how, None, "p2"),
-        )
-        for how in ("time", None)
-    )
-    total = budget.require_within(2.0, released, {"next": apart})
-    assert total.epsilon_pld == pytest.approx(_gaussian(_SPECS[:1]), rel=1e-3)
-    with pytest.raises(InputError, match="the budget is epsilon 2, of which 1"):
-        budget.require_within(2.0, released, {"next": shared})
-
-
-def test_a_budget_counts_all_planned_steps_of_a_parent():
-    """Why it stopped early is not known: maybe for what its weights showed."""
-    child = _next(_first(steps=1))
-    planned = {"next": budget.planned_release({"next": make_plan(_SPECS[2])}, "p1")}
-    found = budget.require_within(9.0, _releases(child=child), planned)
-    assert found.epsilon_pld == pytest.approx(_gaussian(_SPECS), rel=1e-3)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_sets_that_compose_are_all_maximal_ones(seed):
-    """Against all subsets of seven logs, of which some are declared disjoint."""
-    random = np.random.default_rng(seed)
-    release = budget.release_of(_first(dataclasses.replace(_WHOLE, accountant="rdp")))
-    names = [f"p{i}" for i in range(7)]
-    parts = [dataclasses.replace(release, pairs=name, digest=name) for name in names]
-    couples = map(frozenset, itertools.combinations(names, 2))
-    apart = {couple for couple in couples if random.random() < seed / 5}
-
-    def can_share(subset):
-        return not any(
-            frozenset(couple) in apart for couple in itertools.combinations(subset, 2)
-        )
-
-    subsets = [
-        set(subset)
-        for size in range(1, 8)
-        for subset in itertools.combinations(names, size)
-        if can_share(subset)
-    ]
-    wanted = [a for a in subsets if not any(a < b for b in subsets)]
-    found = [{p.pairs for p in each} for each in composition._sharing(parts, apart)]
-    assert sorted(map(sorted, found)) == sorted(map(sorted, wanted))
-
-
-def test_a_thousand_logs_are_composed_at_once():
-    """In one clique, apart from each other, and apart from one."""
-    release = budget.release_of(_first(dataclasses.replace(_WHOLE, accountant="rdp")))
-    names = [f"p{i}" for i in range(1000)]
-    parts = [dataclasses.replace(release, pairs=name, digest=name) for name in names]
-    for apart, sizes in (
-        ([], [1000]),
-        (itertools.combinations(names, 2), [1] * 1000),
-        ([(names[0], name) for name in names[1:]], [1, 999]),
-    ):
-        found = composition._sharing(parts, list(map(frozenset, apart)))
-        assert sorted(map(len, found)) == sizes
 
 
 def _sealed(certificate, **entries):
@@ -531,7 +351,8 @@ def test_what_earlier_certificates_warn_of_stands_in_the_last_one():
     last = _next(child, _SPECS[2], "time", head="h3", pairs="p3")
     for certificate in (child, last):
         said = " ".join(certificate["warnings"])
-        assert "before this one: Training stopped after 2 of 4" in said
+        assert said.count("Training stopped") == 1  # of all runs, not of one alone
+        assert "1 of all" in said and "epsilon_sum at delta_sum" in said
         assert "above 1/(2n) = 0.001 for the log of this one" in said
         limits = " ".join(certificate["not_covered"])
         assert "Of the runs before this one: The upper bound n" in limits
@@ -561,18 +382,6 @@ def test_an_unconditional_maximum_is_not_claimed_of_logs_that_composed_before():
     assert "That holds if" not in apart["continuation"]["in_words"]
 
 
-def test_two_relations_of_the_same_logs_count_as_one_log(kinds):
-    """A run certified twice is refused; two runs share a log if one says so."""
-    with pytest.raises(InputError, match="state the same ledger head and another"):
-        composition.compose(_releases(**kinds))
-    parent = kinds["time"]["continuation"]["parent"]
-    other = _next(parent, _SPECS[2], None, head="h3")
-    found = composition.compose(_releases(time=kinds["time"], other=other))
-    assert found.epsilon_pld == pytest.approx(_gaussian(_SPECS), rel=1e-3)
-    assert not found.rests_on_declarations
-    assert composition.compose(_releases(time=kinds["time"])).rests_on_declarations
-
-
 def test_words_do_not_change_with_the_accountant_s_version(kinds):
     """ε may be one percent higher by an older accountant, and the file still holds."""
     for certificate in kinds.values():
@@ -598,3 +407,39 @@ def test_a_ledger_is_compared_with_the_run_that_states_its_head(kinds):
         fewer = dataclasses.replace(ledger, steps_paid=spec.steps - 1)
         assert ledger_problems(child, fewer)
     assert ledger_problems(child, dataclasses.replace(ledger, head="h9"))
+
+
+def test_a_chain_that_protects_nothing_is_refused_before_it_costs_memory():
+    """Each run is within the limit of ε by RDP, and all together are not."""
+    spec = dataclasses.replace(_WHOLE, epsilon=300.0, accountant="rdp")
+    with pytest.raises(InputError, match="for all releases together, which protects"):
+        _next(_first(spec), spec)
+
+
+def test_no_fingerprint_and_an_empty_one_are_the_same():
+    with pytest.raises(InputError, match="states the fingerprint of its pairs"):
+        _next(_first(pairs=""), disjoint="time")
+
+
+def test_odd_heads_of_a_parent_are_problems_of_the_certificate(kinds, tmp_path, capsys):
+    forged = copy.deepcopy(kinds["composed"])
+    for entry, value in (("ledger_head", []), ("selection", {})):
+        forged["continuation"]["parent"][entry] = value
+        (tmp_path / "certificate.json").write_text(json.dumps(_sealed(forged)))
+        ledger = tmp_path / "ledger.jsonl"
+        plan = make_plan(_SPECS[0])
+        Ledger.open(ledger, plan.fingerprint, "data", plan.spec.steps).close()
+        words = ["verify", str(tmp_path / "certificate.json"), f"--ledger={ledger}"]
+        with pytest.raises(SystemExit) as caught:
+            verify.main(words)
+        assert caught.value.code == 1 and "DOES NOT HOLD" in capsys.readouterr().out
+
+
+def test_a_declaration_that_lowers_nothing_is_not_named(kinds):
+    """Users share logs of time, and going back to a log composes all."""
+    users = [dataclasses.replace(s, unit="user", rows_per_unit=2) for s in _SPECS[:2]]
+    shared = _next(_first(users[0]), users[1], "time")
+    back = _next(kinds["time"], _SPECS[2], None, head="h3", pairs="p1")
+    for certificate, said in ((shared, []), (back, []), (kinds["time"], ["query"])):
+        lines = verify._declared(certificate)
+        assert len(lines) == len(said)

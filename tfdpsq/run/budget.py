@@ -193,6 +193,7 @@ def _add(
         "delta": certificate["guarantee"]["delta"],
         "protects": certificate["guarantee"]["unit_in_words"],
         "steps": certificate["accounting"]["steps_executed"],
+        "of_the_last_run": "continuation" in certificate,
     }
     log.lines.append(line)
 
@@ -256,6 +257,7 @@ def as_text(found: Mapping[str, Any], disjoint: str = "") -> str:
                 f"  {first}: epsilon {release['epsilon']:.6g} at delta "
                 f"{release['delta']:.3g} for {release['protects']}, "
                 f"{release['steps']} steps"
+                + (" of the last run" if release["of_the_last_run"] else "")
             )
             lines += [f"    also carried by {place}" for place in copies]
         lines.append(f"  together ({_runs(log['runs'])}): {_epsilon(log)}")

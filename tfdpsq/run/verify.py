@@ -24,8 +24,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import app, flags  # noqa: E402
 
+from tfdpsq import validation  # noqa: E402
 from tfdpsq.privacy.proof import certificate as certificates  # noqa: E402
 from tfdpsq.privacy.proof import verification  # noqa: E402
+from tfdpsq.privacy.proof.certified import continuation_of  # noqa: E402
 from tfdpsq.privacy.proof.ledger import read_ledger  # noqa: E402
 from tfdpsq.run.core import command  # noqa: E402
 
@@ -49,7 +51,7 @@ def verify(path: str, ledgers: Sequence[str] = ()) -> tuple[bool, str]:
     result = verification.verify_certificate(certificate)
     problems = result.problems
     heads = set()
-    for ledger in ledgers:
+    for ledger in () if problems else ledgers:
         paid = read_ledger(ledger)
         heads.add(paid.head)
         found = verification.ledger_problems(certificate, paid)
@@ -92,21 +94,23 @@ def _claims(
             f"choosing one of them: epsilon {at('selection', 'epsilon_of_choice')}"
         )
     if at("continuation", "runs_counted"):
-        steps = (
-            f"all {at('continuation', 'runs_counted')} runs, of which the last took "
-            f"{steps}"
-        )
+        counted = validation.shown(at("continuation", "runs_counted"))
+        steps = f"all {counted} runs, of which the last took {steps}"
     return [
         f"  states      epsilon {at('guarantee', 'epsilon')}, "
         f"delta {at('guarantee', 'delta')} for {at('guarantee', 'unit_in_words')}",
         f"  recomputed  epsilon {result.epsilon_pld:.6g} by PLD, "
         f"{result.epsilon_rdp:.6g} by RDP, for {steps}",
-        *_declared(certificate),
+        *([] if result.problems else _declared(certificate)),
     ]
 
 
 def _declared(certificate: Mapping[str, Any]) -> list[str]:
-    """Returns a line on the declaration that the stated epsilon rests on."""
+    """Returns a line on the declarations that the stated epsilon rests on."""
+    if "continuation" not in certificate or not (
+        continuation_of(certificate).total().rests_on_declarations
+    ):
+        return []
     chain = (certificate, *certificates.parents_of(certificate))
     shared = {"time": "query", "user": "user"}
     found = [
@@ -115,8 +119,6 @@ def _declared(certificate: Mapping[str, Any]) -> list[str]:
         if isinstance(entry := each.get("continuation"), Mapping)
         and entry.get("disjoint")
     ]
-    if not found:
-        return []
     units = " and no ".join(dict.fromkeys(found))
     return [
         f"  rests on    what nothing checks: no {units} is in two of the logs that "

@@ -4,6 +4,7 @@ _CONTINUATION = "tfdpsq/privacy/proof/continuation.py"
 _COMPOSITION = "tfdpsq/privacy/proof/composition.py"
 _CONTINUING = "tfdpsq/run/training/continuing.py"
 _PROOF = "tests/privacy/test_continuation.py::"
+_TOTALS = "tests/privacy/test_continued_totals.py::"
 _STAGE = "tests/run/test_continuing.py::"
 _REFUSED = _PROOF + "test_what_cannot_be_continued_is_refused"
 _TOTAL = "test_one_log_costs_the_composition_and_disjoint_logs_the_larger"
@@ -68,7 +69,7 @@ MUTATIONS = (
     _mistake(
         "disjoint_logs_without_fingerprints",
         _CONTINUATION,
-        "if self.disjoint and (self.pairs is None or None in earlier_pairs):",
+        "if self.disjoint and not all([self.pairs, *earlier_pairs]):",
         "if False:",
         _REFUSED,
         "a declaration about pairs that nobody can tell apart",
@@ -154,7 +155,7 @@ MUTATIONS = (
         _COMPOSITION,
         "    before = tuple(map(to_the_last_step, release.before))\n",
         "    before = release.before\n",
-        _PROOF + "test_a_budget_counts_all_planned_steps_of_a_parent",
+        _TOTALS + "test_a_budget_counts_all_planned_steps_of_a_parent",
         "what was stopped for what its weights showed leaves more of the budget",
     ),
     _mistake(
@@ -187,7 +188,7 @@ MUTATIONS = (
         _COMPOSITION,
         "for log in sorted(left - shares[pivot]):",
         "for log in sorted(left & shares[pivot]):",
-        _PROOF + "test_the_sets_that_compose_are_all_maximal_ones",
+        _TOTALS + "test_the_sets_that_compose_are_all_maximal_ones",
         "runs that one unit had a part in are not composed",
     ),
     _mistake(
@@ -222,7 +223,7 @@ MUTATIONS = (
         "    edges -= {frozenset((log_of(p), other)) for p in parts for other in "
         "p.sharing_with}\n",
         "",
-        _PROOF + "test_two_relations_of_the_same_logs_count_as_one_log",
+        _TOTALS + "test_two_relations_of_the_same_logs_count_as_one_log",
         "a total is below what one of its certificates states",
     ),
     _mistake(
@@ -230,7 +231,7 @@ MUTATIONS = (
         "tfdpsq/privacy/proof/certified.py",
         'entry_at(certificate, "continuation.disjoint"),\n        entry_at(',
         "None,\n        entry_at(",
-        _PROOF + "test_two_relations_of_the_same_logs_count_as_one_log",
+        _TOTALS + "test_two_relations_of_the_same_logs_count_as_one_log",
         "a run that was certified twice counts as the cheaper one",
     ),
     _mistake(
@@ -274,8 +275,8 @@ MUTATIONS = (
     _mistake(
         "an_audit_claims_the_epsilon_of_other_runs",
         "tfdpsq/run/attacks/audit_subject.py",
-        '    if own := certificate.get("continuation"):\n',
-        "    if own := None:\n",
+        "    if own and pairs[0] not in pairs[1:]:\n",
+        "    if False:\n",
         _STAGE + "test_an_audit_compares_with_the_run_that_had_the_canaries",
         "a run that breaks its own promise passes by that of another",
     ),

@@ -43,6 +43,8 @@ _ADJACENCY = {
 }
 _SAMPLER_NAME = {"poisson": "truncated Poisson", "shuffled": "shuffled epochs"}
 
+# Begins the warning of a run that took fewer steps than planned.
+STOPPED = "Training stopped after"
 HYPERPARAMETERS = (
     "Hyperparameters, if they were chosen by looking at results on private queries."
 )
@@ -246,7 +248,7 @@ def _warnings(plan: PrivacyPlan, steps_executed: int) -> list[str]:
     warnings = [plan.spec.delta_warning] if plan.spec.delta_warning else []
     if plan.spec.private and steps_executed < plan.spec.steps:
         warnings.append(
-            f"Training stopped after {steps_executed} of {plan.spec.steps} planned "
+            f"{STOPPED} {steps_executed} of {plan.spec.steps} planned "
             "steps. If that was decided by looking at the noised weights, the target "
             f"epsilon of the whole plan, {plan.spec.epsilon:g}, applies instead; if by "
             "losses or metrics of private data, that choice is a private read, which "

@@ -205,7 +205,7 @@ def require_one_kind(certificate: Mapping[str, Any]) -> None:
 
 def _pairs_of(certificate: Mapping[str, Any]) -> str | None:
     pairs = entry_at(certificate, "fingerprints.pairs")
-    return pairs if isinstance(pairs, str) else None
+    return pairs if isinstance(pairs, str) and pairs else None
 
 
 def _head_of(certificate: Mapping[str, Any]) -> str | None:

@@ -48,6 +48,8 @@ from tfdpsq.privacy.proof.selection import epsilon_of_runs
 TIME, USER = DISJOINT = ("time", "user")
 # Beyond this many private choices, the combinations of roles would take minutes.
 _MOST_CHOICES = 6
+# By RDP. Such an ε promises nothing, and PLD would take gigabytes to say so.
+LARGEST_EPSILON = 500.0
 # Beyond this many sets of logs that can share a unit, all releases are composed.
 _MOST_GROUPS = 1024
 _Run = tuple[PrivacyPlan, int]
@@ -215,7 +217,13 @@ def _together(parts: Sequence[Release], delta: float | None) -> tuple[Any, ...]:
             "state that one unit can be in: epsilon would look smaller than any of "
             "them promises. Give at most that sum."
         )
-    pld, rdp = (_epsilon(parts, delta, name) for name in ("pld", "rdp"))
+    rdp = _epsilon(parts, delta, "rdp")
+    if LARGEST_EPSILON < rdp < math.inf:
+        raise validation.InputError(
+            f"epsilon by RDP is {rdp:.3g} for all releases together, which protects "
+            "nothing"
+        )
+    pld = _epsilon(parts, delta, "pld")
     if not math.isfinite(pld):
         raise validation.InputError(
             f"delta is {delta!r}, which truncating the batches of these releases uses "

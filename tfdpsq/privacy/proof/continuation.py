@@ -64,7 +64,7 @@ class Continuation:
 
     Raises:
       InputError: what no certificate can say: runs without privacy, of another unit or
-        adjacency, more than 24 earlier runs, or logs declared disjoint that are one, or
+        adjacency, more than 12 earlier runs, or logs declared disjoint that are one, or
         whose fingerprints are not stated.
     """
 
@@ -92,6 +92,11 @@ class Continuation:
                 f"it continues {len(self.earlier.each)} releases, each from the "
                 f"weights of the one before; {most} at most. Start from public weights."
             )
+        if self.earlier.digest != certificate.digest_of(self.parent):
+            raise validation.InputError(
+                "earlier is not what parent says of its release. Give "
+                "budget.release_of(parent)."
+            )
         own = self.release("")
         problem = composition.difference(self.earlier, own, one_log=True)
         if problem:
@@ -100,7 +105,7 @@ class Continuation:
                 "the same unit and sampler, or start from public weights."
             )
         earlier_pairs = [part.pairs for part in self.earlier.each]
-        if self.disjoint and (self.pairs is None or None in earlier_pairs):
+        if self.disjoint and not all([self.pairs, *earlier_pairs]):
             raise validation.InputError(
                 f"disjoint is {self.disjoint!r}, but not every certificate states the "
                 "fingerprint of its pairs, which tells the logs apart. Leave disjoint "
@@ -289,12 +294,14 @@ def _warnings(continuation: Continuation, total: composition.Composition) -> lis
             f"delta {total.delta:.3g}, which an earlier run has, is above 1/(2n) = "
             f"{0.5 / spec.num_units:.3g} for the log of this one."
         )
-    if steps < spec.steps:
+    if total.stopped_early:
         found.append(
-            f"Training stopped after {steps} of {spec.steps} planned steps. If that "
-            "was decided by looking at the noised weights, epsilon_sum at delta_sum, "
-            "as stated under continuation, applies instead; if by losses or metrics of "
-            "private data, that choice is a private read, which no epsilon covers."
+            f"{certificate.STOPPED} {steps} of {spec.steps} planned steps, and "
+            f"{total.stopped_early} of all {total.runs} runs took fewer than planned. "
+            "If that was decided by looking at noised weights, epsilon_sum at "
+            "delta_sum, as stated under continuation, applies instead; if by losses or "
+            "metrics of private data, that choice is a private read, which no epsilon "
+            "covers."
         )
     return found
 
@@ -308,7 +315,10 @@ def _earlier(
     return [
         line if line.startswith(_OF_EARLIER) else f"{_OF_EARLIER}{line}"
         for line in lines
-        if isinstance(line, str) and line not in but
+        if isinstance(line, str)
+        and line not in but
+        # What it says is of fewer runs; `_warnings` says it of all.
+        and certificate.STOPPED not in line
     ]
 
 

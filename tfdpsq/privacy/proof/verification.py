@@ -51,6 +51,7 @@ from tfdpsq.privacy.proof.certified import (
     require_one_kind,
     selection_of,
 )
+from tfdpsq.privacy.proof.composition import LARGEST_EPSILON
 from tfdpsq.privacy.proof.continuation import computed_continuation
 from tfdpsq.privacy.proof.ledger import LedgerSummary
 from tfdpsq.privacy.proof.selection import Selection, computed_selection
@@ -61,8 +62,6 @@ _TOLERANCE = 1e-9
 # than the one the file was made with, by which the stated ε is then too high.
 _EPSILON_TOLERANCE = 1e-6
 _OTHER_VERSION_TOLERANCE = 1e-2
-# By RDP. Such an ε promises nothing, and PLD would take gigabytes to say so.
-_LARGEST_EPSILON = 500.0
 _LARGEST_NUMBER = 1e300
 _EPSILONS = (
     "guarantee.epsilon",
@@ -249,9 +248,9 @@ def ledger_problems(
       ledger: what `read_ledger` says of the private ledger.
     """
     for earlier in parents_of(certificate):
-        heads = {earlier.get("ledger_head")}
+        heads = [earlier.get("ledger_head")]
         if "selection" in earlier:
-            heads = {run.ledger_head for run in selection_of(earlier).runs.values()}
+            heads = [run.ledger_head for run in selection_of(earlier).runs.values()]
         if ledger.head in heads and certificate.get("ledger_head") != ledger.head:
             certificate = earlier
             break
@@ -319,7 +318,7 @@ def _plan_problems(plan: PrivacyPlan) -> list[str]:
         plan.spec.target_delta,
         "rdp",
     )
-    if not by_rdp <= _LARGEST_EPSILON:
+    if not by_rdp <= LARGEST_EPSILON:
         raise validation.InputError(
             f"mechanism.noise_multiplier {plan.noise_multiplier!r} is so small that "
             f"epsilon by RDP is {by_rdp:.3g}, which protects nothing"

@@ -21,6 +21,7 @@ from tfdpsq.generator import (
     T5QueryGenerator,
 )
 from tfdpsq.privacy import read_certificate
+from tfdpsq.privacy.proof.certificate import parents_of
 from tfdpsq.run.attacks import canary_set, text_scores
 from tfdpsq.run.core import releases, sources, workdir
 from tfdpsq.run.devices import strategy
@@ -199,14 +200,19 @@ def guarantee_of(generator: str) -> dict[str, Any]:
     """Returns the guarantee of the run that the canaries were put into.
 
     A generator that continued others states the ε of all runs; the canaries' queries
-    were in the last one alone.
+    were in the last one alone, unless an earlier one was trained on these pairs.
 
     Raises:
       InputError: the certificate is missing.
     """
     certificate = certificate_of(generator)
     found = dict(certificate["guarantee"])
-    if own := certificate.get("continuation"):
+    pairs = [
+        each["fingerprints"].get("pairs")
+        for each in (certificate, *parents_of(certificate))
+    ]
+    own = certificate.get("continuation")
+    if own and pairs[0] not in pairs[1:]:
         found["epsilon"] = own["epsilon_of_this_run"]
         found["delta"] = own["delta_of_this_run"]
     return found

@@ -32,6 +32,8 @@ from tfdpsq.run.training import outcomes, training_settings
 RUN_FILE, ROWS = layout.RUN_FILE, layout.ROWS
 # In it: the output, from the run's directory.
 _OUTPUT = "output"
+# Settings that came after version 0.2.0 had paid for runs; "" is what it did.
+_LATER = ("continues",)
 # Pairs tokenised at a time.
 _CHUNK = 1024
 LOSS_READ = {
@@ -203,15 +205,11 @@ def open_run(
         yield
 
 
-def _recorded(config: Any, found: Any) -> Any:
+def _recorded(config: Mapping[str, Any], found: Any) -> dict[str, Any]:
     """Returns a config without settings that an older record lacks and that are off."""
-    if not isinstance(config, Mapping) or not isinstance(found, Mapping):
-        return config
-    return {
-        name: _recorded(value, found.get(name))
-        for name, value in config.items()
-        if name in found or value
-    }
+    known = found if isinstance(found, Mapping) else {}
+    later = {name for name in _LATER if name not in known and not config.get(name)}
+    return {name: value for name, value in config.items() if name not in later}
 
 
 def _begin(
