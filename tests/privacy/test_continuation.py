@@ -353,6 +353,7 @@ def test_what_earlier_certificates_warn_of_stands_in_the_last_one():
         said = " ".join(certificate["warnings"])
         assert said.count("Training stopped") == 1  # of all runs, not of one alone
         assert "1 of all" in said and "epsilon_sum at delta_sum" in said
+        assert "Of the runs before this one: delta 0.002 is above 1/(2n)" in said
         assert "above 1/(2n) = 0.001 for the log of this one" in said
         limits = " ".join(certificate["not_covered"])
         assert "Of the runs before this one: The upper bound n" in limits
