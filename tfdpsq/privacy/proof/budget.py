@@ -1,4 +1,4 @@
-"""What has been released from the same pairs, and what a planned run would add to it.
+"""The cost of what was released from the same pairs, and of a planned run with it.
 
 `release_of` takes a certificate for what its release costs, after verifying it;
 `composition` says what several cost together. Composed are runs whose settings were

@@ -151,7 +151,7 @@ def continuation_of(certificate: Mapping[str, Any]) -> Continuation:
 
 
 def release_in(certificate: Mapping[str, Any]) -> Release:
-    """What a certificate's release costs by its free entries, which are not verified.
+    """The cost of a certificate's release by its free entries, which are not verified.
 
     `budget.release_of` verifies the certificate first.
 

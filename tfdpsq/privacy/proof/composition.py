@@ -207,7 +207,7 @@ def compose(
 
 
 def _together(parts: Sequence[Release], delta: float | None) -> tuple[Any, ...]:
-    """What `Composition` states from `delta` on, of releases that share units."""
+    """Numbers of `Composition` from `delta` on, of releases that share units."""
     deltas = [release.delta for release in parts]
     if delta is None:
         delta = min(deltas)

@@ -309,7 +309,7 @@ def _warnings(continuation: Continuation, total: composition.Composition) -> lis
 def _earlier(
     continuation: Continuation, name: str = "warnings", but: Sequence[str] = ()
 ) -> list[str]:
-    """What certificates state of earlier runs, where it is not in `but` already."""
+    """Lines of the parent's certificate on earlier runs, without those in `but`."""
     lines = continuation.parent.get(name)
     lines = lines if isinstance(lines, list) else []
     return [
