@@ -54,7 +54,7 @@ MUTATIONS = (
         "kind": "certificate",
         "file": "tfdpsq/privacy/proof/verification.py",
         "old": "if planned > plan.spec.epsilon * (1 + _EPSILON_TOLERANCE):",
-        "new": "if planned > _LARGEST_EPSILON:",
+        "new": "if planned > LARGEST_EPSILON:",
         "tests": (
             "tests/privacy/test_forgeries.py::"
             "test_forgeries_with_a_new_digest_are_found",
