@@ -93,7 +93,7 @@ def test_a_month_later_the_total_is_stated_verified_and_budgeted(logs, capsys):
     for how in ("time", "composed"):
         out = logs.base / f"feb_{how}" / "release" / "generator"
         found[how] = logs.continued(out, how)
-        assert found[how]["continuation"]["parent"] == january
+        assert found[how].get("continuation", {}).get("parent") == january
         code, said = _said(capsys, verify, out)
         assert code == 0 and "all 2 runs, of which the last took" in said
         assert ("no query is in two of the logs" in said) == (how == "time")
