@@ -206,7 +206,7 @@ def test_a_forged_relation_or_parent_is_found(kinds):
         assert any(found in problem for problem in verify_certificate(forged).problems)
         with pytest.raises(InputError, match="does not hold"):
             budget.release_of(forged)
-    # The parent's own steps, with both digests made anew.
+    # Fewer steps in the parent, with both digests recomputed.
     parent = _forged(composed["continuation"]["parent"], "accounting.steps_executed", 1)
     forged = _forged(composed, "continuation.parent", parent)
     problems = verify_certificate(forged).problems
@@ -214,7 +214,7 @@ def test_a_forged_relation_or_parent_is_found(kinds):
 
 
 def test_without_the_parent_it_is_another_claim(kinds):
-    """What is left is the certificate of the last run alone, which states too much."""
+    """The rest is a certificate of the last run alone, with an ε that is not its own."""
     left = {k: v for k, v in kinds["composed"].items() if k != "continuation"}
     problems = verify_certificate({**left, "digest": digest_of(left)}).problems
     assert any("guarantee.epsilon is" in problem for problem in problems)

@@ -1,4 +1,4 @@
-"""What releases that continue others cost together with other releases."""
+"""Totals of releases that continue others, together with other releases."""
 
 import dataclasses
 import itertools
@@ -38,7 +38,7 @@ def test_a_parent_released_besides_costs_nothing_more(kinds):
 
 
 def test_a_second_release_of_the_first_log_adds_to_that_log_only(kinds):
-    """Whether its parent is given by itself or known from the child alone."""
+    """The parent may be given by itself, or be known from the child alone."""
     again = _first(_SPECS[2], head="h3")
     first_log = _gaussian([_SPECS[0], _SPECS[2]])
     child = kinds["time"]

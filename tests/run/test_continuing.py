@@ -252,7 +252,7 @@ def test_a_card_tells_the_reads_and_limits_of_every_run(logs):
 
 
 def test_canaries_are_put_where_they_can_be_certified(logs, monkeypatch):
-    """What cannot be composed is told before the run on canaries, too."""
+    """A run on canaries is refused before its first step, too."""
     monkeypatch.setattr(finetune.canary_set, "holds_canaries", lambda *_: True)
     monkeypatch.setattr(finetune.canary_set, "require_private_output", lambda *_: None)
     out = logs.base / "canaries" / "private" / "generator"
