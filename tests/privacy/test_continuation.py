@@ -214,7 +214,7 @@ def test_a_forged_relation_or_parent_is_found(kinds):
 
 
 def test_without_the_parent_it_is_another_claim(kinds):
-    """The rest is a certificate of the last run alone, with an ε that is not its own."""
+    """The rest is a certificate of the last run alone, whose ε is not its own."""
     left = {k: v for k, v in kinds["composed"].items() if k != "continuation"}
     problems = verify_certificate({**left, "digest": digest_of(left)}).problems
     assert any("guarantee.epsilon is" in problem for problem in problems)
