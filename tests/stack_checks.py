@@ -43,6 +43,7 @@ def check_layers(keras):
     dense = keras.layers.Dense(6, "tanh")
     dense.build((None, 5, 4))
     plain = dense(hidden)
+    unit = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
     einsum = keras.layers.EinsumDense("abc,cde->abde", [None, 3, 2], bias_axes="de")
     planes = einsum(hidden)
     prompt = layers.SoftPrompt(2)
@@ -55,6 +56,7 @@ def check_layers(keras):
             (hidden, mask),
             hidden[:, 0],
         ),
+        "QueryAdapter": (layers.QueryAdapter(), (hidden,), unit),
         "Scale": (layers.Scale(5.0, learned=True), (hidden,), 5.0 * hidden),
         "SoftPrompt": (
             prompt,

@@ -9,9 +9,10 @@ import tensorflow as tf
 # What a package exports; everything else is imported from its own module.
 _PUBLIC = {
     "layers": """
-        FirstTokenPooling Folded LoRADense LoRAEinsumDense MaskedMeanPooling Scale
-        SeededDropout SoftPrompt T5Backbone T5Config T5TransformerLayer apply_lora
-        build_encoder dropout_seed encoder_of merge_lora train_only with_lora
+        FirstTokenPooling Folded LoRADense LoRAEinsumDense MaskedMeanPooling
+        QueryAdapter Scale SeededDropout SoftPrompt T5Backbone T5Config
+        T5TransformerLayer apply_lora build_encoder dropout_seed encoder_of merge_lora
+        sampled_softmax train_only with_lora
     """,
     "generator": """
         QueryLikelihood RerankedSearch SamplingConfig SynthesisConfig Synthesizer

@@ -12,15 +12,15 @@ from tfdpsq.run.__main__ import stages
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def _example(name):
-    text = (ROOT / "tfdpsq" / "privacy" / "README.md").read_text("utf-8")
+def _example(package, name):
+    text = (ROOT / "tfdpsq" / package / "README.md").read_text("utf-8")
     found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", text, re.S)
-    assert found, f"the README of privacy has no example {name!r}"
+    assert found, f"the README of {package} has no example {name!r}"
     return found.group(1)
 
 
 def test_the_example_trains_within_its_budget(tmp_path, capsys):
-    code = _example("fit").replace("/tmp/tfdpsq-example", str(tmp_path))
+    code = _example("privacy", "fit").replace("/tmp/tfdpsq-example", str(tmp_path))
     assert str(tmp_path) in code
     names: dict = {}
     tf.keras.utils.set_random_seed(0)  # of the weights; the noise is fresh
@@ -31,6 +31,19 @@ def test_the_example_trains_within_its_budget(tmp_path, capsys):
     # It learns what there is to learn: one input decides.
     logits = names["model"].predict(names["x"], verbose=0)
     assert np.mean(logits.argmax(1) == names["y"]) > 0.8
+
+
+def test_the_adapter_of_the_example_finds_what_the_encoder_alone_does_not(
+    tmp_path, capsys
+):
+    code = _example("layers", "adapter").replace("/tmp/tfdpsq-example", str(tmp_path))
+    assert str(tmp_path) in code
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    stated = re.search(r"epsilon ([\d.]+): first (\d+)%", capsys.readouterr().out)
+    assert 7.9 < float(stated.group(1)) <= 8.0
+    before = (names["queries"] @ names["documents"].T).argmax(1) == names["answers"]
+    assert np.mean(before) < 0.02 < 0.3 < int(stated.group(2)) / 100
 
 
 def _links(path):

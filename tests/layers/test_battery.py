@@ -19,6 +19,7 @@ from tfdpsq.layers import (
     LoRADense,
     LoRAEinsumDense,
     MaskedMeanPooling,
+    QueryAdapter,
     Scale,
     SeededDropout,
     SoftPrompt,
@@ -126,6 +127,7 @@ _CASES = {
         4,
         2,
     ),
+    "QueryAdapter": _Case(QueryAdapter, (_floats(_B, _D),), ((_B, _D),), 1, 1, True),
     "Scale": _Case(
         lambda **options: Scale(5.0, learned=True, **options),
         (_floats(_B, 4),),

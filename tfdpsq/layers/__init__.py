@@ -15,6 +15,7 @@ from tfdpsq.layers.lora import (
 )
 from tfdpsq.layers.of_t5 import __getattr__ as __getattr__
 from tfdpsq.layers.pooling import FirstTokenPooling, MaskedMeanPooling
+from tfdpsq.layers.query_adapter import QueryAdapter, sampled_softmax
 from tfdpsq.layers.scale import Scale
 from tfdpsq.layers.seeded_dropout import SeededDropout, dropout_seed
 from tfdpsq.layers.soft_prompt import SoftPrompt
@@ -27,6 +28,7 @@ __all__ = [
     "LoRADense",
     "LoRAEinsumDense",
     "MaskedMeanPooling",
+    "QueryAdapter",
     "Scale",
     "SeededDropout",
     "SoftPrompt",
@@ -38,6 +40,7 @@ __all__ = [
     "dropout_seed",
     "encoder_of",
     "merge_lora",
+    "sampled_softmax",
     "train_only",
     "with_lora",
 ]
