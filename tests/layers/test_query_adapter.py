@@ -1,5 +1,7 @@
 """The map of query embeddings: its loss, its sensitivity, and what it learns."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -46,6 +48,101 @@ def test_the_loss_is_a_softmax_among_the_negatives_that_are_other_documents():
         documents[[2]], _unit(documents[[2]])
     )
     assert alone.numpy()[0] < np.log(2)
+
+
+def test_a_rows_hard_negatives_are_its_own_and_may_be_fewer():
+    documents, queries = _vectors(0, 4, 5), _unit(_vectors(1, 4, 5))
+    hard, shared = _vectors(2, 4, 3, 5), _vectors(3, 7, 5)
+    hard[1, 2] = 0  # row 1 has two, row 2 none
+    hard[2] = 0
+    hard[3, 0] = 2 * documents[3]  # the own document again
+    given = np.concatenate([documents[:, np.newaxis], hard], axis=1)
+    found = sampled_softmax(shared, _SCALE)(tf.constant(given), queries).numpy()
+    for row, kept in enumerate((hard[0], hard[1, :2], hard[2, :0], hard[3, 1:])):
+        negatives = np.concatenate([shared, kept])
+        (expected,) = _naive(documents[[row]], queries[[row]], negatives, _SCALE)
+        np.testing.assert_allclose(found[row], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.01, 3.0, None])
+def test_every_negative_counts_at_any_scale(scale):
+    """300 of them at a scale where none stands out; `None` is the default, 20."""
+    documents, queries = _vectors(0, 3, 5), _unit(_vectors(1, 3, 5))
+    negatives = _vectors(2, 300, 5)
+    given = {} if scale is None else {"scale": scale}
+    found = sampled_softmax(negatives, **given)(documents, queries)
+    expected = _naive(documents, queries, negatives, scale or 20.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_the_same_document_and_what_is_not():
+    documents = _unit(_vectors(0, 1, 384))
+    loss = sampled_softmax(documents, _SCALE)  # its only negative is itself
+    with tf.GradientTape() as tape:
+        queries = tf.constant(_unit(_vectors(1, 1, 384)))
+        tape.watch(queries)
+        losses = loss(documents, queries)
+    assert losses.numpy()[0] == 0
+    np.testing.assert_array_equal(tape.gradient(losses, queries), np.zeros([1, 384]))
+    for factor in (1e-30, 1e-8, 1.7, 1e30):
+        assert loss(np.float32(factor) * documents, queries).numpy()[0] == 0
+    # A cosine of .999 is of another document.
+    near = _unit(documents + 0.0447 * _unit(_vectors(2, 1, 384)))
+    assert 0.998 < np.sum(near * documents) < 0.9995
+    assert 0.1 < sampled_softmax(near, _SCALE)(documents, queries).numpy()[0]
+
+
+def test_a_document_of_zeros_has_cosines_of_zero():
+    negatives, queries = _vectors(0, 9, 5), _unit(_vectors(1, 1, 5))
+    found = sampled_softmax(negatives, 2.0)(np.zeros([1, 5]), queries)
+    expected = np.log(1 + np.exp(2.0 * queries @ _unit(negatives).T).sum())
+    np.testing.assert_allclose(found, [expected], rtol=1e-5)
+
+
+def test_the_gradient_is_that_of_the_loss():
+    """Every term's: against central differences of the naive float64 loss."""
+    documents, queries = _vectors(0, 2, 4), _unit(_vectors(1, 2, 4))
+    hard, negatives = _vectors(2, 2, 3, 4), _vectors(3, 6, 4)
+    given = np.concatenate([documents[:, np.newaxis], hard], axis=1)
+    with tf.GradientTape() as tape:
+        symbols = tf.constant(queries)
+        tape.watch(symbols)
+        losses = sampled_softmax(negatives, 3.0)(given, symbols)
+    found = tape.gradient(losses, symbols).numpy()
+    for row in range(2):
+        among = np.concatenate([negatives, hard[row]])
+        for at in range(4):
+            moved = []
+            for step in (1e-5, -1e-5):
+                query = np.float64(queries[[row]])
+                query[0, at] += step
+                moved.append(_naive(documents[[row]], query, among, 3.0)[0])
+            slope = (moved[0] - moved[1]) / 2e-5
+            np.testing.assert_allclose(found[row, at], slope, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float16, np.int32])
+def test_the_loss_takes_numbers_of_other_kinds(kind):
+    documents, queries = np.array([[3, 4, 0]]), _unit(_vectors(1, 1, 3))
+    negatives = np.array([[300.0, 0, 1], [0, 200, 7]])
+    found = sampled_softmax(np.float16(negatives), 2.0)(kind(documents), queries)
+    expected = _naive(documents, queries, negatives, 2.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    low = tf.cast(queries, tf.bfloat16)  # from an adapter under mixed_bfloat16
+    found = sampled_softmax(negatives, 2.0)(kind(documents), low)
+    np.testing.assert_allclose(found, expected, rtol=0.02)
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-3, 1e3, 1e30])
+def test_the_adapter_starts_as_it_is_and_gives_unit_length(factor):
+    vectors = _vectors(0, 7, 5)
+    found = QueryAdapter()(np.float32(factor) * vectors)
+    np.testing.assert_allclose(found, _unit(vectors), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(QueryAdapter()(np.zeros([2, 5])), np.zeros([2, 5]))
+    layer = QueryAdapter()
+    layer.build([None, 5])
+    np.testing.assert_array_equal(layer.get_weights()[0], np.eye(5))
+    assert tuple(layer.compute_output_shape((2, 5))) == (2, 5)
 
 
 def test_a_row_reads_no_other_row():
@@ -98,10 +195,6 @@ def test_one_pair_moves_the_clipped_sum_by_the_clip_norm_at_most():
         moved.append(np.linalg.norm(whole - fewer.numpy()))
     assert max(moved) <= clip * (1 + 1e-5)
     assert max(moved) > 0.99 * clip  # so the bound is no larger than it must be
-
-
-def _found_first(queries, documents):
-    return float(np.mean(np.argmax(queries @ documents.T, axis=1) == np.arange(400)))
 
 
 def _problem(count, width=8):
@@ -165,28 +258,51 @@ def test_a_run_goes_on_with_the_negatives_that_it_began_with(tmp_path):
     assert same.steps_executed == 4
 
 
-def test_the_embeddings_width_must_be_known():
+@pytest.mark.parametrize("shape", [[None], [0], None])
+def test_the_embeddings_width_must_be_known(shape):
     with pytest.raises(InputError, match="without a static width.*shape .D,"):
-        tf.keras.Model(inputs := tf.keras.Input([None]), QueryAdapter()(inputs))
+        QueryAdapter().build(shape if shape is None else [None, *shape])
 
 
 @pytest.mark.parametrize(
-    "negatives",
+    "documents, queries",
     [
-        np.ones([3]),
-        np.ones([0, 4]),
-        np.ones([3, 4], np.int64),
-        np.zeros([3, 4]),
-        np.array([[1.0, np.nan]]),
-        np.array([["a", "b"]]),
+        ((4, 6), (4, 5)),
+        ((4, 5), (4, 6)),
+        ((5,), (4, 5)),
+        ((4, 1, 1, 5), (4, 5)),
+        ((1, 5), (4, 5)),
     ],
 )
-def test_negatives_that_are_no_embeddings_are_refused(negatives):
-    with pytest.raises(InputError, match="negatives are .* of shape .*finite.*public"):
+def test_embeddings_of_another_encoder_are_refused(documents, queries):
+    loss = sampled_softmax(_vectors(0, 3, 5))
+    with pytest.raises(
+        InputError, match="documents have shape .*5 dimensions.*one enc"
+    ):
+        loss(tf.constant(_vectors(1, *documents)), tf.constant(_vectors(2, *queries)))
+
+
+@pytest.mark.parametrize(
+    "negatives, said",
+    [
+        (np.ones([3]), r"float64 of shape \(3,\)"),
+        (np.ones([0, 4]), r"float64 of shape \(0, 4\)"),
+        (np.ones([3, 4], np.int64), "int64 of shape"),
+        (np.array([["a", "b"]]), "<U1 of shape"),
+        (tf.ones([3, 4], tf.bfloat16), "bfloat16 of shape.*float32"),
+        ([[1.0, 2.0], [1.0]], "a list that is no array"),
+        (np.eye(3)[:, :2], "row 2 of the negatives is all zeros"),
+        (np.array([[1.0, 2.0], [1.0, np.inf]]), "row 1 of .*not finite"),
+        (np.array([[np.nan, 2.0], [1.0, 2.0]]), "row 0 of .*not finite"),
+    ],
+)
+def test_negatives_that_are_no_embeddings_are_refused(negatives, said):
+    with pytest.raises(InputError, match="negatives.*documents") as error:
         sampled_softmax(negatives)
+    assert re.search(said, str(error.value))
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), 1e20, 1e-30])
 def test_a_scale_that_is_none_is_refused(scale):
     with pytest.raises(InputError, match="scale"):
         sampled_softmax(np.ones([2, 2]), scale)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdpsq.keras_choice import keras
-from tfdpsq.validation import InputError, positive
+from tfdpsq.validation import InputError, in_range
 
 # Cosines above it are of equal documents: rounding in float32 is some 1e-7.
 _SAME = 1 - 1e-5
@@ -49,11 +49,12 @@ class QueryAdapter(keras.layers.Layer):
         Raises:
           InputError: D is not known.
         """
-        width = input_shape[-1]
-        if width is None:
+        shape = tf.TensorShape(input_shape)
+        width = shape[-1] if shape.rank else None
+        if not width:
             raise InputError(
-                f"embeddings have shape {tuple(input_shape)}, without a static width. "
-                "Give the model's input the shape (D,)."
+                f"embeddings have shape {shape}, without a static width above 0. Give "
+                "the model's input the shape (D,)."
             )
         self.projection = keras.layers.Dense(
             width,
@@ -66,8 +67,8 @@ class QueryAdapter(keras.layers.Layer):
         self.built = True
 
     def call(self, queries: tf.Tensor) -> tf.Tensor:
-        """Maps embeddings [..., D] of any length to [..., D] of unit length."""
-        return tf.math.l2_normalize(self.projection(queries), axis=-1)
+        """Maps embeddings [..., D] to [..., D] of unit length; zeros stay zeros."""
+        return _unit(self.projection(queries))
 
     def compute_output_shape(self, input_shape):
         """Returns the shape of the input."""
@@ -83,48 +84,112 @@ def sampled_softmax(
 
       ℓ_i = log(exp(s·<q_i, d_i>) + Σ_{m ∈ N(i)} exp(s·<q_i, n_m>)) − s·<q_i, d_i>,
 
-    where N(i) holds the negatives n_m that are not d_i again. ℓ_i reads pair i, the
-    weights and the negatives, and no other pair, so one pair more or less moves the sum
-    of clipped gradients by the clip norm at most, whatever the batch and the number of
-    negatives: ordinary DP-SGD, sensitivity C. It holds if negatives are drawn from all
-    public documents, without looking at the pairs: never from those that occur in them.
-    What is protected are queries and which document each has; documents are public.
+    where N(i) holds the negatives n_m, and hard negatives of the row's own, that are
+    not d_i again. ℓ_i reads pair i, the weights and the negatives, and no other pair,
+    so one pair more or less moves the sum of clipped gradients by the clip norm at
+    most, whatever the batch and the number of negatives: ordinary DP-SGD, sensitivity
+    C. It holds if `negatives` are drawn from all public documents, without looking at
+    the pairs (never from those that occur in them), and if a row's own ones follow from
+    its own query and public data. What is protected are queries and which document each
+    has; documents are public. A hard negative that is among `negatives`, too, counts
+    twice.
 
     Args:
       negatives: [K, D] embeddings of public documents, of any length but 0.
-      scale: s, the inverse of a temperature.
+      scale: s, the inverse of a temperature, from 0.001 to 10,000.
 
     Returns:
-      A function of (documents [B, D], queries [B, D] of unit length) to [B] float32
-      losses in nats, as `PrivateModel.compile(loss=)` and Keras take one. Documents are
-      scaled to unit length; one of length 0 counts as such, with cosines of 0.
+      A function of (documents, queries [B, D] of unit length) to [B] float32 losses in
+      nats, as `PrivateModel.compile(loss=)` and Keras take one (a model that Keras
+      compiled with it loads with `compile=False`). Documents are [B, D], or
+      [B, 1 + H, D]: the row's own, then its hard negatives, zeros for none. They are
+      scaled to unit length; an own document of zeros has cosines of 0.
 
     Raises:
       InputError: negatives that are no [K, D] of finite numbers with a length above 0,
-        or a scale that is not above 0.
+        or a scale out of range. The function raises it for shapes that do not fit.
     """
-    positive("scale", scale)
-    vectors = np.asarray(negatives)
-    lengths = np.zeros(0)
-    if vectors.ndim == 2 and vectors.size and np.issubdtype(vectors.dtype, np.floating):
-        lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    if not lengths.size or not (np.isfinite(lengths) & (lengths > 0)).all():
-        raise InputError(
-            f"negatives are {vectors.dtype} of shape {vectors.shape}; they must be "
-            "[K, D] floating-point numbers, finite, and no row all zeros. Give "
-            "embeddings of public documents."
-        )
+    scale = float(in_range("scale", scale, 1e-3, 1e4))
     # An eager constant is an input of the compiled step, not a part of its program.
-    others = tf.constant((vectors / lengths).astype(np.float32))
+    others = tf.constant(_checked(negatives))
 
     def losses(documents: tf.Tensor, queries: tf.Tensor) -> tf.Tensor:
-        documents = tf.math.l2_normalize(tf.cast(documents, tf.float32), axis=-1)
-        queries = tf.cast(queries, tf.float32)
-        own = scale * tf.reduce_sum(queries * documents, axis=-1)
-        scores = scale * tf.matmul(queries, others, transpose_b=True)
-        again = tf.matmul(documents, others, transpose_b=True) > _SAME
-        scores = tf.where(again, tf.constant(_NEVER), scores)
-        every = tf.concat([own[:, tf.newaxis], scores], axis=1)
-        return tf.reduce_logsumexp(every, axis=1) - own
+        documents, queries = (tf.cast(v, tf.float32) for v in (documents, queries))
+        _require_shapes(documents, queries, others)
+        if documents.shape.rank == 2:
+            documents = documents[:, tf.newaxis]
+        none = tf.reduce_all(documents == 0, axis=-1)
+        documents = _unit(documents)
+        # [B, 1 + H + K], the own document first.
+        cosines = _with(queries, documents, others)
+        again = _with(documents[:, 0], documents, others) > _SAME
+        out = again | tf.pad(none, [[0, 0], [0, others.shape[0]]])
+        first = tf.one_hot(0, cosines.shape[1], True, False, dtype=tf.bool)
+        scores = tf.where(out & ~first, tf.constant(_NEVER), scale * cosines)
+        return tf.reduce_logsumexp(scores, axis=1) - scores[:, 0]
 
     return losses
+
+
+def _with(vectors: tf.Tensor, own: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+    """Inner products of [B, D] with each row's own [B, H, D], then with all [K, D]."""
+    return tf.concat(
+        [
+            tf.reduce_sum(vectors[:, tf.newaxis] * own, axis=-1),
+            tf.matmul(vectors, others, transpose_b=True),
+        ],
+        axis=1,
+    )
+
+
+def _unit(vectors: tf.Tensor) -> tf.Tensor:
+    """Scales to unit length, also where squares would overflow or vanish."""
+    largest = tf.reduce_max(tf.abs(vectors), axis=-1, keepdims=True)
+    # Lengths do not change the result, so no gradient goes through this factor.
+    vectors = tf.math.divide_no_nan(vectors, tf.stop_gradient(largest))
+    return tf.math.l2_normalize(vectors, axis=-1)
+
+
+def _checked(negatives: Any) -> np.ndarray:
+    """Returns embeddings [K, D] of unit length, float32; refuses what is none."""
+    try:
+        vectors = np.asarray(negatives)
+    except (TypeError, ValueError) as error:  # rows of several lengths, symbols
+        raise InputError(
+            f"negatives are a {type(negatives).__name__} that is no array ({error}). "
+            "Give [K, D] embeddings of public documents."
+        ) from None
+    if vectors.ndim != 2 or not vectors.size or vectors.dtype.kind != "f":
+        raise InputError(
+            f"negatives are {vectors.dtype} of shape {vectors.shape}; they must be "
+            "[K, D] of float32, float64 or float16. Give embeddings of public "
+            "documents."
+        )
+    found = vectors.astype(np.float64)
+    largest = np.abs(found).max(axis=1, keepdims=True)
+    usable = (np.isfinite(largest) & (largest > 0))[:, 0]
+    if not usable.all():
+        row = int(np.flatnonzero(~usable)[0])
+        raise InputError(
+            f"row {row} of the negatives is all zeros or not finite, which has no "
+            "direction. Leave such documents out."
+        )
+    found = found / largest
+    found = found / np.linalg.norm(found, axis=1, keepdims=True)
+    return found.astype(np.float32)
+
+
+def _require_shapes(
+    documents: tf.Tensor, queries: tf.Tensor, others: tf.Tensor
+) -> None:
+    """Refuses shapes that broadcasting would hide, or a product name badly."""
+    width = others.shape[1]
+    fits = documents.shape.rank in (2, 3) and queries.shape.rank == 2
+    fits = fits and documents.shape[0] == queries.shape[0]
+    if not fits or {documents.shape[-1], queries.shape[-1]} != {width}:
+        raise InputError(
+            f"documents have shape {documents.shape} and queries {queries.shape}, but "
+            f"negatives have {width} dimensions. Give static shapes: documents "
+            f"[B, {width}], or [B, 1 + H, {width}] with hard negatives, and queries "
+            f"[B, {width}], all by one encoder."
+        )

@@ -3,6 +3,8 @@
 _TESTS = "tests/retriever/test_direct_methods.py::"
 _SEARCH = _TESTS + "test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity"
 _BOUNDS = "tfdpsq/retriever/direct_dp.py"
+_ADAPTER = "tfdpsq/layers/query_adapter.py"
+_ADAPTED = "tests/layers/test_query_adapter.py::"
 
 MUTATIONS = (
     {
@@ -130,5 +132,42 @@ MUTATIONS = (
             "test_each_method_trains_and_certifies_the_sensitivity_it_derives",
         ),
         "why": "the bound must cover the largest batch that can be drawn",
+    },
+    {
+        "name": "adapted_queries_have_the_length_of_the_batch",
+        "kind": "clipping",
+        "file": _ADAPTER,
+        "old": "    return tf.math.l2_normalize(vectors, axis=-1)\n",
+        "new": "    return tf.math.l2_normalize(vectors, axis=[0, -1])\n",
+        "tests": (
+            _ADAPTED + "test_one_pair_moves_the_clipped_sum_by_the_clip_norm_at_most",
+        ),
+        "why": "a row's gradient would shrink with the rows beside it",
+    },
+    {
+        "name": "a_softmax_leaves_out_what_answers_another_query",
+        "kind": "negatives",
+        "file": _ADAPTER,
+        "old": "        again = _with(documents[:, 0], documents, others) > _SAME\n",
+        "new": (
+            "        again = _with(documents[:, 0], documents, others) > _SAME\n"
+            "        again = again | tf.reduce_any(again, axis=0, keepdims=True)\n"
+        ),
+        "tests": (
+            _ADAPTED + "test_the_loss_is_a_softmax_among_the_negatives_that_are_other"
+            "_documents",
+        ),
+        "why": "a pair would take its document out of all other rows' softmax",
+    },
+    {
+        "name": "negatives_that_a_resumed_run_may_change",
+        "kind": "resumes",
+        "file": _ADAPTER,
+        "old": "    others = tf.constant(_checked(negatives))\n",
+        "new": "    others = tf.Variable(_checked(negatives), trainable=False)\n",
+        "tests": (
+            _ADAPTED + "test_a_run_goes_on_with_the_negatives_that_it_began_with",
+        ),
+        "why": "steps repeated under the same noise on other negatives are a second look",
     },
 )
