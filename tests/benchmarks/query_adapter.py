@@ -340,7 +340,7 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--dev", type=int, default=10**6, help="queries for weights")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--plain_steps", type=int, default=150, help="without epsilon")
+    parser.add_argument("--plain_steps", type=int, default=80, help="without epsilon")
     parser.add_argument("--rate", type=float, default=2.0)
     parser.add_argument("--plain_rate", type=float, default=0.3, help="without epsilon")
     parser.add_argument("--scale", type=float, default=20.0)

@@ -168,6 +168,6 @@ MUTATIONS = (
         "tests": (
             _ADAPTED + "test_a_run_goes_on_with_the_negatives_that_it_began_with",
         ),
-        "why": "steps repeated under the same noise on other negatives are a second look",
+        "why": "the same noise over other negatives is a second look",
     },
 )
