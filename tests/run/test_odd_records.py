@@ -6,10 +6,11 @@ import pytest
 import tiny
 
 from tfdpsq.data import tables
+from tfdpsq.run.attacks import audit_subject
 from tfdpsq.run.convert import convert
 from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.training import outcomes
-from tfdpsq.validation import DataError
+from tfdpsq.validation import DataError, InputError
 
 
 def _stage(directory, **entries):
@@ -25,6 +26,14 @@ def test_a_generator_whose_config_is_odd_is_named(tmp_path, part):
     _stage(tmp_path / "odd", config={"finetune": part})
     with pytest.raises(DataError, match="odd/stage.json: .*'config.finetune'.*Restore"):
         sources.require_prompt("prompt", "a prompt", tmp_path / "odd")
+
+
+@pytest.mark.parametrize("config", [{}, {"a.b": 1}, {"finetune": {"a.b": 1}}])
+def test_a_generator_whose_config_no_stage_wrote_is_named(tmp_path, config):
+    """It was a ValueError of ml_collections: a name with a dot in it."""
+    _stage(tmp_path / "odd", config=config)
+    with pytest.raises(InputError, match="odd is not a generator that finetune"):
+        audit_subject.training_of(str(tmp_path / "odd"), str(tmp_path))
 
 
 @pytest.mark.parametrize("result", ["x", 3, None, ["diverged"]])
