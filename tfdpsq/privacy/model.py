@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,16 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy.batches import as_bytes
+from tfdpsq.privacy.fast.products import precision_in_words
 from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.loop import unquoted_values
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.proof.certificate import make_certificate
+from tfdpsq.privacy.proof.certificate_files import code_fingerprint
 from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
 from tfdpsq.privacy.proof.ledger import read_ledger
+from tfdpsq.privacy.proof.reads import FILE_NAME as READS
 from tfdpsq.privacy.proof.reads import PrivateReads
 from tfdpsq.privacy.randomness.sampling import Groups
 from tfdpsq.privacy.step import Batch
@@ -40,6 +44,11 @@ Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 _SET_RATES = (
     keras.callbacks.LearningRateScheduler,
     keras.callbacks.ReduceLROnPlateau,
+)
+_ARGUMENT = (
+    "The loss of each row reads no other row. The gradients of all rows that a step "
+    "draws of one {unit} are added up and clipped to the clip norm together, so adding "
+    "or removing one {unit} moves the sum by at most the clip norm."
 )
 # By Keras, of metrics, shapes and types.
 _NOT_EVALUATED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -206,7 +215,8 @@ class PrivateModel(keras.Model):
           groups: for unit "user", which rows are whose.
           directory: see `train`; with it the run survives being killed, and goes on
             with the same data only. It holds the seeds of the noise: call
-            `tfdpsq.privacy.discard_state(directory)` once the result is safe.
+            `privacy.discard_state(directory)` once the result is safe; ledger and
+            reads stay.
           steps_per_epoch: after how many steps callbacks see the end of an epoch;
             `None` takes n over the batch size.
           callbacks: Keras callbacks; `stop_training` is obeyed. With `directory` none
@@ -232,13 +242,7 @@ class PrivateModel(keras.Model):
             data = tf.nest.map_structure(np.array, data)
         flat = tf.nest.flatten(data)
         rows = len(flat[0])
-        if validation_data is not None:
-            _require_validation(validation_data)
-            self.reads.record(
-                "the validation data, after every epoch", "the history of fit()"
-            )
-        if not self.reads.strict:
-            self.reads.record("the training loss of every step", "the history of fit()")
+        self._record_reads(directory, validation_data)
         steps = self.plan.spec.steps
         per_epoch = validation.positive_integer(
             "steps_per_epoch",
@@ -293,6 +297,24 @@ class PrivateModel(keras.Model):
         watch.on_train_end()
         return self.history
 
+    def _record_reads(
+        self, directory: str | os.PathLike | None, validation_data: Any
+    ) -> None:
+        """Records what `fit` reads beyond ε; in the directory, if there is one."""
+        if validation_data is not None:
+            _require_validation(validation_data)
+        if directory is not None:
+            before = self.reads.entries
+            self.reads = PrivateReads(os.path.join(directory, READS), self.reads.strict)
+            for entry in before:
+                self.reads.record(**entry)
+        if validation_data is not None:
+            self.reads.record(
+                "the validation data, after every epoch", "the history of fit()"
+            )
+        if not self.reads.strict:
+            self.reads.record("the training loss of every step", "the history of fit()")
+
     def _require_one_run(
         self,
         directory: str | os.PathLike | None,
@@ -335,6 +357,65 @@ class PrivateModel(keras.Model):
         or metrics of private rows, no ε covers that choice.
         """
         return self.plan.epsilon(self.steps_executed, accountant)
+
+    def certificate(
+        self,
+        description: str,
+        sensitivity_argument: str | None = None,
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """The certificate of what `fit` ran, which `verify_certificate` recomputes.
+
+        Write it as JSON next to the weights; `tfdpsq verify` and `budget` read it. It
+        covers `fit` alone: neither what the weights learnt from private data before,
+        nor settings chosen by looking at such data, nor the reads that it lists.
+
+        Args:
+          description: what was trained, on what, in a sentence.
+          sensitivity_argument: why one unit moves the sum of clipped gradients by
+            `plan.sensitivity` at most; `None` states it of losses that each read their
+            own row, as `fit` tries them.
+          fingerprints: ids of data and code, "pairs" for the private data's. A plain
+            hash of private data would let guesses at them be tested: use a keyed one.
+
+        Raises:
+          InputError: missing steps; no argument for a `sensitivity_multiplier`
+            above 1; a value that JSON cannot hold.
+        """
+        spec, multiplier = self.plan.spec, self.plan.spec.sensitivity_multiplier
+        if self.steps_executed != spec.steps:
+            raise validation.InputError(
+                f"fit has run {self.steps_executed} of {spec.steps} steps. Let it run "
+                "to the end, in the same directory if it was interrupted; or state "
+                "the cost of all by privacy.make_certificate(plan, plan.spec.steps)."
+            )
+        if sensitivity_argument is None:
+            if multiplier != 1:
+                raise validation.InputError(
+                    f"sensitivity_multiplier is {multiplier}, and only you know why it "
+                    "holds. Give sensitivity_argument."
+                )
+            sensitivity_argument = _ARGUMENT.format(unit=spec.unit)
+        trained, engine = self.model.trainable_variables, self.optimizer.engine
+        ledger = self._directory and os.path.join(self._directory, LEDGER)
+        return make_certificate(
+            self.plan,
+            self.steps_executed,
+            description=description,
+            sensitivity_argument=sensitivity_argument,
+            training={
+                "optimizer": type(self.optimizer).__name__,
+                "engine": engine,
+                "microbatch_size": self.microbatch_size,
+                "trained_parameters": int(sum(np.prod(v.shape) for v in trained)),
+                "products_of_clipping": precision_in_words(self._jit)
+                if engine == "fast"
+                else "as in tensorflow-privacy",
+            },
+            fingerprints={"code": code_fingerprint(), **(fingerprints or {})},
+            private_reads=self.reads.entries,
+            ledger_head=read_ledger(ledger).head if ledger else None,
+        )
 
 
 def _paid_for(directory: str | os.PathLike | None, plan: PrivacyPlan) -> int | None:

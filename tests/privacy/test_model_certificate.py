@@ -1,0 +1,126 @@
+"""The certificate that a private model of another project has."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import privacy
+from tfdpsq.privacy.proof import budget
+from tfdpsq.run import verify
+from tfdpsq.validation import InputError
+
+
+def _model(**changes):
+    spec = dict(
+        epsilon=8.0,
+        clip_norm=1.0,
+        num_units=64,
+        n_is_public=True,
+        batch_size=16,
+        steps=4,
+        accountant="rdp",
+    )
+    plan = privacy.make_plan(privacy.PrivacySpec(**{**spec, **changes}))
+    layers = [tf.keras.layers.Dense(3, input_shape=(6,))]
+    model = privacy.PrivateModel(tf.keras.Sequential(layers), plan, 8)
+    model.compile(privacy.make_optimizer(plan, 0.1), loss="mean_squared_error")
+    return model
+
+
+def _data(rows=64):
+    random = np.random.default_rng(0)
+    return random.normal(size=(rows, 6)), random.normal(size=(rows, 3))
+
+
+def test_it_states_what_ran_and_anyone_can_recompute_it(tmp_path):
+    model = _model()
+    model.fit(*_data(), directory=tmp_path / "private")
+    pairs = "hmac-sha256:" + "3" * 64
+    written = tmp_path / "certificate.json"
+    found = model.certificate("Three numbers from six.", fingerprints={"pairs": pairs})
+    written.write_text(json.dumps(found))
+    read = privacy.read_certificate(tmp_path)
+    assert read == found
+    paid = tmp_path / "private" / "ledger.jsonl"
+    holds, said = verify.verify(str(written), [str(paid)])
+    assert holds, said
+    assert read["guarantee"]["epsilon"] == pytest.approx(model.epsilon())
+    assert 7.5 < read["guarantee"]["epsilon"] <= 8.0
+    assert read["accounting"]["steps_executed"] == 4
+    assert read["ledger_head"] == privacy.read_ledger(paid).head
+    assert read["training"]["trained_parameters"] == 21
+    assert "training loss of every step" in read["private_reads"][0]["what"]
+    assert "one query moves the sum" in read["mechanism"]["sensitivity_argument"]
+    assert budget.release_of(read).pairs == pairs
+    read["guarantee"]["epsilon"] = 1.0
+    assert privacy.verify_certificate(read).problems
+
+
+def test_it_lists_the_reads_of_a_process_that_was_killed(tmp_path):
+    class Stop(tf.keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise KeyboardInterrupt
+
+    x, y = _data()
+    first = _model()
+    with pytest.raises(KeyboardInterrupt):
+        first.fit(
+            x,
+            y,
+            directory=tmp_path / "private",
+            validation_data=(x, y),
+            steps_per_epoch=2,
+            callbacks=[Stop()],
+        )
+    model = _model()  # as a new process makes it
+    model.fit(x, y, directory=tmp_path / "private")
+    privacy.discard_state(tmp_path / "private")
+    found = model.certificate("Three numbers from six.")
+    read = [entry["what"] for entry in found["private_reads"]]
+    assert read == [
+        "the validation data, after every epoch",
+        "the training loss of every step",
+    ]
+
+
+def test_an_argument_of_ones_own_is_stated_and_needed_where_the_usual_does_not_hold():
+    model = _model(sensitivity_multiplier=2.0)
+    model.fit(*_data())
+    with pytest.raises(InputError, match="sensitivity_multiplier is 2.0.*Give sens"):
+        model.certificate("Three numbers from six.")
+    found = model.certificate("Three numbers.", "A row has two of them.")
+    assert found["mechanism"]["sensitivity_argument"] == "A row has two of them."
+    assert found["mechanism"]["sensitivity"] == 2.0
+    assert privacy.verify_certificate(found).problems == ()
+
+
+def test_users_rows_are_said_to_be_clipped_together():
+    model = _model(unit="user", rows_per_unit=2, num_units=32, batch_size=8)
+    model.fit(*_data(), groups=privacy.Groups.of(np.arange(64) % 32))
+    found = model.certificate("Three numbers from six.")
+    assert "draws of one user are" in found["mechanism"]["sensitivity_argument"]
+    assert found["guarantee"]["unit"] == "user"
+
+
+def test_a_plan_that_did_not_end_has_none():
+    """When it was stopped may tell of the data: then the whole plan is to be stated."""
+
+    class Stop(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    model = _model()
+    with pytest.raises(InputError, match="has run 0 of 4 steps. Let it run to the end"):
+        model.certificate("Three numbers from six.")
+    model.fit(*_data(), callbacks=[Stop()])
+    with pytest.raises(InputError, match="has run 1 of 4 steps.*make_certificate"):
+        model.certificate("Three numbers from six.")
+
+
+def test_what_json_cannot_hold_is_refused():
+    model = _model()
+    model.fit(*_data())
+    with pytest.raises(InputError, match="what JSON cannot"):
+        model.certificate("Three numbers.", fingerprints={"pairs": float("nan")})
