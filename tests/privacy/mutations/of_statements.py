@@ -483,4 +483,41 @@ MUTATIONS = (
         ),
         "why": "a certificate promises bounds that tensorflow-privacy does not have",
     },
+    {
+        "name": "certificate_of_a_fit_that_was_stopped",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "        if self.steps_executed != spec.steps:\n",
+        "new": "        if not self.steps_executed:\n",
+        "tests": (
+            "tests/privacy/test_model_certificate.py::"
+            "test_a_plan_that_did_not_end_has_none",
+        ),
+        "why": "when a callback stopped training tells of what it looked at",
+    },
+    {
+        "name": "usual_argument_for_any_sensitivity",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "            if multiplier != 1:\n",
+        "new": "            if multiplier < 1:\n",
+        "tests": (
+            "tests/privacy/test_model_certificate.py::"
+            "test_an_argument_of_ones_own_is_stated_and_needed_where_the_usual_does_"
+            "not_hold",
+        ),
+        "why": "it would say that rows read no other row where they do",
+    },
+    {
+        "name": "reads_of_a_killed_fit_forgotten",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/model.py",
+        "old": ("PrivateReads(os.path.join(directory, READS), self.reads.strict)"),
+        "new": "PrivateReads(None, self.reads.strict)",
+        "tests": (
+            "tests/privacy/test_model_certificate.py::"
+            "test_it_lists_the_reads_of_a_process_that_was_killed",
+        ),
+        "why": "the certificate would leave out what the first process showed",
+    },
 )
