@@ -289,7 +289,7 @@ def test_embeddings_of_another_encoder_are_refused(documents, queries):
         (np.ones([0, 4]), r"float64 of shape \(0, 4\)"),
         (np.ones([3, 4], np.int64), "int64 of shape"),
         (np.array([["a", "b"]]), "<U1 of shape"),
-        (tf.ones([3, 4], tf.bfloat16), "bfloat16 of shape.*float32"),
+        (np.ones([3, 4], tf.bfloat16.as_numpy_dtype), "bfloat16 of shape.*float32"),
         ([[1.0, 2.0], [1.0]], "a list that is no array"),
         (np.eye(3)[:, :2], "row 2 of the negatives is all zeros"),
         (np.array([[1.0, 2.0], [1.0, np.inf]]), "row 1 of .*not finite"),
