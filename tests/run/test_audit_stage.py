@@ -162,14 +162,17 @@ def test_audit_says_what_the_model_says(base):
         (entry,) = [
             e for e in found["canaries"] if (e["form"], e["repetitions"]) == kind
         ]
-        ranks = []
-        for canary in ranked:
+        assert len(entry["ranks"]) == len(ranked)
+        for canary, rank in zip(ranked, entry["ranks"]):
             of_secret, *others = likelihoods(
                 generator, [(canary, s) for s in (canary.secret, *canary.candidates)]
             )
-            ranks.append(1 + sum(other > of_secret for other in others))
-        assert entry["ranks"] == ranks
-        assert entry["mean_rank"] == np.mean(ranks) and entry["chance"] == 10.5
+            # Rounding decides between candidates that are equally likely but for it.
+            above = [other - of_secret for other in others]
+            best, worst = (1 + sum(a > at for a in above) for at in (1e-4, -1e-4))
+            assert best <= rank <= worst <= best + 2
+        assert entry["mean_rank"] == np.mean(entry["ranks"])
+        assert entry["chance"] == 10.5
     coins = [(canary, None) for canary in made if canary.coin]
     scores = np.subtract(
         likelihoods(generator, coins), likelihoods(base / "public", coins)
