@@ -167,11 +167,6 @@ class Corpus:
         )
 
 
-def best_of(choices, value):
-    """Returns the first of the best choices."""
-    return max(choices, key=value)
-
-
 def measured(corpus, adapted, nats):
     """Measures a row: test values by kind, and the weights that dev chose.
 
@@ -182,7 +177,7 @@ def measured(corpus, adapted, nats):
     def fused(split, weight):
         return evaluation.fuse([corpus.bm25[split], dense[split]], [1 - weight, weight])
 
-    weight = best_of(WEIGHTS, lambda w: corpus.values("dev", fused("dev", w)).mean())
+    weight = max(WEIGHTS, key=lambda w: corpus.values("dev", fused("dev", w)).mean())
     best = {split: fused(split, weight) for split in corpus.qrels}
     found = {
         "alone": corpus.values("test", dense["test"]),
@@ -204,7 +199,7 @@ def measured(corpus, adapted, nats):
             for query, hits in top[split].items()
         }
 
-    of_nat = best_of(NATS, lambda w: corpus.values("dev", reranked("dev", w)).mean())
+    of_nat = max(NATS, key=lambda w: corpus.values("dev", reranked("dev", w)).mean())
     found["reranked"] = corpus.values("test", reranked("test", of_nat))
     return found, {**chosen, "reranked": of_nat}
 
@@ -225,7 +220,7 @@ def likelihoods(corpus, generator, job):
 
 
 def train(corpus, options, epsilon, seed):
-    """Trains an adapter; returns it as a function of embeddings, and its plan."""
+    """Trains an adapter; returns it as a function of embeddings, and its model."""
     tf.keras.utils.set_random_seed(seed)
     queries, documents = corpus.rows(options.hard)
     random = np.random.default_rng(seed)
@@ -254,7 +249,7 @@ def train(corpus, options, epsilon, seed):
         loss=layers.sampled_softmax(corpus.documents[chosen], options.scale),
     )
     trained.fit(queries, documents)
-    return lambda vectors: model(vectors).numpy(), plan
+    return lambda vectors: model(vectors).numpy(), trained
 
 
 def tuned(options, job, epsilon, seed):
@@ -268,17 +263,12 @@ def tuned(options, job, epsilon, seed):
     return home / "generator"
 
 
-def together(plan, generator):
+def together(trained, generator):
     """Returns the ε of an adapter and of a generator of the same pairs."""
     certificate = privacy.read_certificate(generator)
-    own = privacy.make_certificate(
-        plan,
-        plan.spec.steps,
-        description="A map of query embeddings.",
-        sensitivity_argument="A row's loss reads its pair and public documents alone.",
-        training={"model": "layers.QueryAdapter"},
-        fingerprints=certificate["fingerprints"],
-        ledger_head="0" * 64,
+    own = trained.certificate(
+        "A map of query embeddings.",
+        fingerprints={"pairs": certificate["fingerprints"]["pairs"]},
     )
     releases = {"adapter": own, "generator": certificate}
     return composition.compose(
@@ -290,13 +280,13 @@ def row(corpus, options, job, epsilon, seed):
     """Trains and measures one row of one seed; returns it with the ε spent."""
     private = math.isfinite(epsilon)
     share = ADAPTER if private and options.rerank else 1.0
-    adapted, plan = train(corpus, options, epsilon * share, seed)
+    adapted, trained = train(corpus, options, epsilon * share, seed)
     if not options.rerank:
-        spent = plan.epsilon(plan.spec.steps) if private else epsilon
+        spent = trained.epsilon() if private else epsilon
         return measured(corpus, adapted, None), spent
     of_generator = epsilon * (GENERATOR if private else 1.0)
     generator = tuned(options, job, of_generator, seed)
-    spent = together(plan, generator) if private else epsilon
+    spent = together(trained, generator) if private else epsilon
     assert spent <= epsilon, f"{spent} of {epsilon}: lower ADAPTER or GENERATOR"
     return measured(corpus, adapted, likelihoods(corpus, generator, job)), spent
 

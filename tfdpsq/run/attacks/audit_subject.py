@@ -154,8 +154,8 @@ def training_of(generator: str, canaries: str) -> ml_collections.ConfigDict:
     stage = workdir.read_json(directory / workdir.STAGE_FILE)
     pairs = str(pathlib.Path(canaries) / canary_set.DATA)
     try:
-        trained = ml_collections.ConfigDict(stage.get("config"))
-    except (TypeError, ValueError):  # none that a stage has written: a dot in a name
+        trained = ml_collections.ConfigDict(stage["config"])
+    except ValueError:  # none that a stage has written: a dot in a name
         trained = ml_collections.ConfigDict()
     if "private_directory" not in trained or "query_length" not in trained:
         raise validation.InputError(
