@@ -20,8 +20,9 @@ of the program: the same command goes on where it was stopped.
 | generate | queries for `--rows` documents, p = 0.8 |
 
 `--layers` counts those of the encoder, and as many of the decoder; 0 is the size's own.
-Operations and bytes are the compiler's estimates, which count the body of a loop once:
-of a logical step, one microbatch, the noise and the update. `needs` is what the
+Operations, bytes and cycles are XLA's estimates, of one turn of the loop over
+microbatches, and of the rest: noise and update. `..._over_plain` is of a step of the
+paper's batch on one chip, of as many microbatches as that takes. `needs` is what the
 executable takes of the chip's memory. Programs are of one replica: the sums between
 replicas are not in them. TensorFlow lowers as for a CPU; for a TPU it would lower
 differently where a random draw names no generator (the retriever's key of dropout).
@@ -44,6 +45,7 @@ _GENERATOR = ("plain", "fast", "dpkeras", "vectorized")
 _DIRECT = ("naive", "microbatch", "logit_dp", "public_negatives")
 _STEPS = (*_GENERATOR, "retriever", *_DIRECT, "encode", "generate")
 _DOCUMENT, _QUERY = 384, 128  # the paper's lengths, in tokens
+_BATCH = 1024  # the paper's
 _DTYPE_BYTES = {"f64": 8, "s64": 8, "u64": 8, "bf16": 2, "f16": 2, "pred": 1, "u8": 1}
 _CONSTANT = re.compile(r"= (\w+)\[([\d,]+)\]\S* constant\(")
 _MIB = 1 << 20
@@ -159,10 +161,12 @@ def _step_of(
 def _logical_step(given):
     from tfdpsq.generator.model import T5QueryGenerator
     from tfdpsq.layers import lora
+    from tfdpsq.run import finetune
 
     model = T5QueryGenerator(_shape(given), given["dtype"], given["rematerialize"])
     if given["lora"]:
-        lora.apply_lora(model, 8, 16.0)
+        targets = finetune.default_config().lora.targets
+        lora.apply_lora(model, 8, 16.0, list(targets))
     rows, private = 2 * given["rows"], given["step"] != "plain"
     engine = given["step"] if private else "fast"
     return _step_of(
@@ -364,10 +368,20 @@ def _ratios(lines):
             yield {
                 **line["of"],
                 "chip": line["chip"],
-                "operations_over_plain": line["operations"] / plain["operations"],
-                "bytes_over_plain": line["bytes_moved"] / plain["bytes_moved"],
-                "needs_over_plain": line["needs"] / plain["needs"],
+                "needs_over_plain": round(line["needs"] / plain["needs"], 3),
+                **{
+                    f"{name}_over_plain": round(
+                        _work(line, name) / _work(plain, name), 3
+                    )
+                    for name in ("operations", "bytes", "cycles")
+                },
             }
+
+
+def _work(line, name):
+    """Returns how many of them a logical step of the paper's batch takes."""
+    turns = _BATCH / line["rows"]
+    return line[f"{name}_of_rest"] + turns * line[f"{name}_of_loops"]
 
 
 def _options():
