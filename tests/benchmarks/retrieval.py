@@ -5,14 +5,14 @@
 For every seed: BM25, the untrained encoder, a retriever trained on public
 pseudo-queries, on the private pairs unprotected, on synthetic queries at ε = ∞ and at
 each ε ("query_…": these with the query tower trained alone and the documents frozen),
-and on the private pairs directly by each method of `retriever.METHODS` at each ε,
+and on the private pairs directly by each choice of configs/grid_retriever.py at each ε,
 starting from the encoder ("naive") and from the public-only retriever ("warm_naive").
-All take the same number of steps. Finished rows are kept; interrupted ones resume.
+All take the same number of steps. Each dense row is fused with BM25, too
+("bm25+naive"). Finished rows are kept; interrupted ones resume.
 
 Prints one JSON line, and a table on stderr. A query's value is the mean of its NDCG@10
 over seeds; rows are compared by the paired bootstrap over queries, and `by_seed` shows
-the variation from training itself. The settings of each method were chosen on public
-stand-ins (configs/grid_retriever.py).
+the variation from training itself.
 """
 
 import argparse
@@ -30,13 +30,14 @@ import trained_weights as weights
 from tfdpsq import evaluation
 from tfdpsq.run import evaluate, prepare, train_retriever
 from tfdpsq.run.core import layout, sources
+from tfdpsq.run.search import systems
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from configs import grid_retriever as grid  # noqa: E402
 
 METRIC = "ndcg@10"
-METHODS = ("naive", "microbatch", "logit_dp", "public_negatives")
+METHODS = tuple(grid.CHOSEN)
 
 
 def label(epsilon):
@@ -69,18 +70,18 @@ class Seed:
     def values(self, names):
         """Returns {row: [queries] NDCG@10, in the order of the judgements}."""
         started = time.time()
-        systems = {}
+        missing = {}
         for name in names:
             bm25 = name == "bm25"
             # A finished row is kept, but refused with other settings.
             found = systems.BM25 if bm25 else str(self._retriever(name))
             if not self._evaluated(name):
-                systems[name] = found
+                missing[name] = found
             seconds = round(time.time() - started)
             sys.stderr.write(f"seed {self.seed}, {name}: {seconds} s\n")
-        if systems:
+        if missing:
             # Together, so that systems with one document tower share embeddings.
-            out = self.home / "evaluation" / f"of_{len(systems)}_{list(systems)[-1]}"
+            out = self.home / "evaluation" / f"of_{len(missing)}_{list(missing)[-1]}"
             self._run(
                 evaluate,
                 self.job.evaluate,
@@ -88,23 +89,29 @@ class Seed:
                 seed=0,
                 data=self.options.data,
                 vocabulary=self.vocabulary,
-                systems=systems,
+                systems=missing,
             )
-        return {name: self._values(self._evaluated(name), name) for name in names}
+        values = {name: self._values(name) for name in names}
+        for name in names:
+            if name != "bm25" and "bm25" in names:
+                values[f"bm25+{name}"] = self._values(name, fused=True)
+        return values
 
     def _evaluated(self, name):
         """Returns the directory of a row's evaluation, or `None`."""
         runs = sorted((self.home / "evaluation").glob(f"[!.]*/runs/{name}.trec"))
         return runs[0].parents[1] if runs else None
 
-    def _values(self, out, name):
-        return np.array(
-            evaluation.evaluate_run(
-                evaluation.read_trec_qrels(out / "qrels.trec"),
-                evaluation.read_trec_run(out / "runs" / f"{name}.trec"),
-                [METRIC],
-            ).values(METRIC)
-        )
+    def _values(self, name, fused=False):
+        out, run = self._evaluated(name), self._ranking(name)
+        if fused:
+            weight = self.job.evaluate.fusion.weight
+            run = evaluation.fuse([self._ranking("bm25"), run], [1 - weight, weight])
+        qrels = evaluation.read_trec_qrels(out / "qrels.trec")
+        return np.array(evaluation.evaluate_run(qrels, run, [METRIC]).values(METRIC))
+
+    def _ranking(self, name):
+        return evaluation.read_trec_run(self._evaluated(name) / "runs" / f"{name}.trec")
 
     def _run(self, module, stage, out, seed=None, **settings):
         config = weights.config_of(
@@ -176,8 +183,10 @@ def summary(runs):
     """Returns the printed summary of {row: [queries] NDCG@10} of each seed."""
     names = [name for name in runs[0] if all(name in run for run in runs)]
     means = {name: np.mean([run[name] for run in runs], axis=0) for name in names}
-    pairs = [(name, "public_only") for name in names if name != "public_only"]
+    pairs = []
     for name in names:
+        public = "bm25+public_only" if name.startswith("bm25+") else "public_only"
+        pairs += [(name, public)] if name != public else []
         kind, _, epsilon = name.rpartition("_")
         synthetic = f"synthetic_{epsilon}"
         if kind.removeprefix("warm_") in METHODS and synthetic in means:
