@@ -41,6 +41,8 @@ import sys
 
 from tpu_compiler import CHIPS
 
+import tfdpsq
+
 _GENERATOR = ("plain", "fast", "dpkeras", "vectorized")
 _DIRECT = ("naive", "microbatch", "logit_dp", "public_negatives")
 _STEPS = (*_GENERATOR, "retriever", *_DIRECT, "encode", "generate")
@@ -306,16 +308,29 @@ def _child(command, seconds):
     return json.loads(lines[-1])
 
 
+def _lowered(given, options):
+    """Returns the path of a step's HLO, and facts; kept ones where there are."""
+    sources = sorted(pathlib.Path(tfdpsq.__file__).parent.rglob("*.py"))
+    code = [source.read_bytes() for source in (*sources, pathlib.Path(__file__))]
+    digest = hashlib.sha256(b"".join([json.dumps(given).encode(), *code])).hexdigest()
+    path = options.cache / f"{digest[:16]}.hlo"
+    facts = path.with_suffix(".json")
+    if not facts.is_file():
+        found = _child(
+            [sys.executable, __file__, "--lower", json.dumps(given), "--path", path]
+            + ["--cache", options.cache, "--compiler", options.compiler],
+            options.seconds,
+        )
+        if "failed" in found:
+            return path, found
+        facts.write_text(json.dumps(found))
+    return path, json.loads(facts.read_text())
+
+
 def _compiled(given, chip, options):
     """Returns facts about a program and its executable; kept ones where there are."""
     options.cache.mkdir(parents=True, exist_ok=True)
-    path = options.cache / "program.hlo"
-    path.unlink(missing_ok=True)
-    found = _child(
-        [sys.executable, __file__, "--lower", json.dumps(given)]
-        + ["--cache", options.cache, "--compiler", options.compiler],
-        options.seconds,
-    )
+    path, found = _lowered(given, options)
     if "failed" in found:
         return {**given, "chip": chip, "lowered": False, **found}
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -406,13 +421,14 @@ def _options():
     parser.add_argument("--largest", action="store_true", help="rows that fit")
     parser.add_argument("--seconds", type=int, default=3600, help="for one program")
     parser.add_argument("--lower", help=argparse.SUPPRESS)
+    parser.add_argument("--path", type=pathlib.Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main():
     options = _options()
     if options.lower:
-        found = _lower(json.loads(options.lower), options.cache / "program.hlo")
+        found = _lower(json.loads(options.lower), options.path)
         print(json.dumps(found))
         return
     lines = []
