@@ -375,7 +375,7 @@ def _ratios(lines):
     """Yields each private step's work over that of the plain one of the same kind."""
     found = {}
     for line in lines:
-        if line.get("compiles"):
+        if "cycles_of_loops" in line:
             found[json.dumps({**line["of"], "step": ""}), line["of"]["step"]] = line
     for (kind, step), line in found.items():
         plain = found.get((kind, "plain"))

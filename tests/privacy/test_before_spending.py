@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import operator
+import os
 import re
 import traceback
 
@@ -244,10 +245,15 @@ def test_a_run_goes_on_with_what_its_paid_steps_were_made_with(tmp_path, change,
 
 def test_what_a_run_keeps_is_its_owners_alone(tmp_path):
     """Seeds, states and ledger: whoever reads them can subtract the noise."""
-    _train(tmp_path / "run", _spec(), on_step=lambda step, loss: True)
-    kept = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert {path.name for path in kept} > {"ledger.jsonl", "secrets.json"}
-    assert len(kept) >= 3
+    before = os.umask(0o022)
+    try:
+        _train(tmp_path / "run", _spec(), on_step=lambda step, loss: True)
+    finally:
+        os.umask(before)
+    kept = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
+    assert {path.name for path in kept} > {"ledger.jsonl", "secrets.json", "state"}
+    assert sum(path.is_file() for path in kept) >= 3
+    # Folders, too: names, sizes and times in them tell when each step was taken.
     for path in kept:
         assert path.stat().st_mode & 0o077 == 0, path
 

@@ -149,3 +149,17 @@ def test_two_relations_of_the_same_logs_count_as_one_log(kinds):
     assert found.epsilon_pld == pytest.approx(_gaussian(_SPECS), rel=1e-3)
     assert not found.rests_on_declarations
     assert composition.compose(_releases(time=kinds["time"])).rests_on_declarations
+
+
+def test_of_too_many_sets_of_logs_the_bound_is_of_all_releases(monkeypatch):
+    """Any set left out could be the dearest."""
+    spent = [_SPECS[0], _SPECS[0], _SPECS[2]]
+    releases = _releases(
+        **{f"r{i}": _first(s, head=f"g{i}", pairs=f"q{i}") for i, s in enumerate(spent)}
+    )
+    apart = [frozenset((f"q{a}", f"q{b}")) for a in range(3) for b in range(a)]
+    monkeypatch.setattr(composition, "_MOST_GROUPS", 1)
+    found = composition.compose(releases, one_log=True, apart=apart)
+    whole = composition.compose(releases, one_log=True)
+    assert found.epsilon_pld == whole.epsilon_pld
+    assert found.epsilon_pld == pytest.approx(_gaussian(spent), rel=1e-3)

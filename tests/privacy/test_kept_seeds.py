@@ -42,3 +42,10 @@ def test_a_state_of_other_shapes_is_not_restored(tmp_path):
         with pytest.raises(InputError, match="state of another model or optimizer"):
             checkpoint.restore(tmp_path, other, 2, found)
         assert other[0].numpy().tolist() == before
+
+
+def test_a_run_that_did_not_keep_a_setting_is_not_gone_on_with(tmp_path):
+    """Nobody knows whether its draws were these: paid steps could get others."""
+    checkpoint.open_secrets(tmp_path, 0, {"engine": "fast"})
+    with pytest.raises(InputError, match="older tfdpsq"):
+        checkpoint.open_secrets(tmp_path, 1, {"engine": "fast", "random_numbers": "x"})

@@ -1,6 +1,7 @@
 """The certificate that a private model of another project has."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -124,3 +125,47 @@ def test_what_json_cannot_hold_is_refused():
     model.fit(*_data())
     with pytest.raises(InputError, match="what JSON cannot"):
         model.certificate("Three numbers.", fingerprints={"pairs": float("nan")})
+
+
+def _again(model):
+    """Compiles anew, as a notebook's cell that is run again does."""
+    optimizer = privacy.make_optimizer(model.plan, 0.1)
+    model.compile(optimizer, loss="mean_squared_error")
+
+
+@pytest.mark.parametrize("left", ["nothing", "the ledger of another run"])
+def test_a_path_whose_ledger_is_gone_does_not_pay_a_second_run(tmp_path, left):
+    """It would be three runs on the same rows, and the certificate would state one."""
+    model, run = _model(), tmp_path / "run"
+    model.fit(*_data(), directory=run)
+    head = model.certificate("Three numbers from six.")["ledger_head"]
+    shutil.rmtree(run)
+    if left != "nothing":
+        other = _model()
+        other.fit(*_data(), directory=run)
+        assert other.certificate("Three numbers from six.")["ledger_head"] != head
+    _again(model)
+    with pytest.raises(InputError, match="the same budget a second time"):
+        model.fit(*_data(), directory=run)
+    assert (model.steps_executed, run.exists()) == (4, left != "nothing")
+
+
+def test_one_name_in_two_working_directories_is_two_runs(tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    model = _model()
+    model.fit(*_data(), directory="run")
+    monkeypatch.chdir(tmp_path / "two")
+    _again(model)
+    with pytest.raises(InputError, match="the same budget a second time"):
+        model.fit(*_data(), directory="run")
+
+
+def test_reads_that_the_caller_recorded_before_are_listed(tmp_path):
+    model = _model()
+    model.reads.record("scores of an earlier model", "the terminal")
+    model.fit(*_data(), directory=tmp_path / "run")
+    found = model.certificate("Three numbers from six.")["private_reads"]
+    assert [read["what"] for read in found][0] == "scores of an earlier model"
+    assert len(found) == 2

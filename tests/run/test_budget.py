@@ -489,3 +489,14 @@ def test_every_stage_that_spends_takes_the_flag():
     run = pathlib.Path(finetune.__file__).parent
     spends = {p.stem for p in run.glob("*.py") if "spends=True" in p.read_text("utf-8")}
     assert spends == {"choose", "finetune", "pipeline", "train_retriever"}
+
+
+def test_two_certificates_of_no_known_run_are_not_counted_as_one(tmp_path):
+    """Copies of one and two runs of one plan cannot be told apart."""
+    release = tmp_path / "job" / "release"
+    for name in "ab":
+        _write(release / name, _certificate(head=None))
+    plan = privacy.make_plan(_SPEC)
+    with spending.limited(50.0, [], release / "new"):
+        with pytest.raises(InputError, match="without a ledger head"):
+            spending.require_within({"new": plan}, "keyed:1")

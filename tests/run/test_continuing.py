@@ -2,13 +2,16 @@
 
 import json
 import math
+import types
 
 import pytest
 import tiny
 
+from tfdpsq import privacy
 from tfdpsq.data import train_vocabulary
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import budget as budgets
+from tfdpsq.privacy.proof.certificate import digest_of
 from tfdpsq.privacy.proof.certified import plan_of
 from tfdpsq.run import (
     budget,
@@ -21,6 +24,7 @@ from tfdpsq.run import (
 from tfdpsq.run.attacks import audit_subject
 from tfdpsq.run.core import layout, progress, spending
 from tfdpsq.run.reporting.certificates_in_words import in_words
+from tfdpsq.run.training import continuing
 from tfdpsq.validation import InputError
 
 
@@ -291,3 +295,38 @@ def test_a_run_begun_before_there_was_this_setting_goes_on(logs):
     assert logs.generator(out, **config)["accounting"]["steps_executed"] == 4
     with pytest.raises(InputError, match="steps"):
         logs.generator(out, **{**config, "steps": 5})
+
+
+def test_a_parent_whose_digest_was_made_anew_is_refused_before_spending(tmp_path):
+    """Four paid steps declared as one would make room under a limit."""
+    spec = privacy.PrivacySpec(
+        epsilon=8.0,
+        clip_norm=0.5,
+        num_units=200,
+        batch_size=20,
+        steps=4,
+        accountant="rdp",
+    )
+    plan = privacy.make_plan(spec)
+    parent = privacy.make_certificate(
+        plan,
+        4,
+        description="A model.",
+        sensitivity_argument="Each loss depends on one unit alone.",
+        training={},
+        fingerprints={"pairs": "keyed:1"},
+        ledger_head="a" * 64,
+    )
+    config = types.SimpleNamespace(continues="composed", init="x")
+
+    def total(certificate):
+        given = types.SimpleNamespace(
+            parent=certificate, inputs={"pairs": "keyed:2"}, run_dir=tmp_path
+        )
+        return continuing.continuation_of(config, given, plan).total()
+
+    assert total(parent).epsilon_pld > 7.0
+    parent["accounting"]["steps_executed"] = 1
+    parent["digest"] = digest_of(parent)
+    with pytest.raises(InputError, match="does not hold"):
+        total(parent)

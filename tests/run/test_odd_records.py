@@ -91,3 +91,12 @@ def test_a_beir_directory_with_another_programs_manifest_is_no_set(tmp_path, con
         assert "move the set away" in str(refused.value) or content == "{}"
     (tmp_path / "pairs" / "records").mkdir()
     assert sources.is_free(str(tmp_path / "pairs"))
+
+
+def test_a_certified_set_is_none_of_raw_pairs_whatever_its_manifest_says(tmp_path):
+    """One private query may have moved all of its rows; ε would count them singly."""
+    (tmp_path / "corpus.jsonl").write_text("")
+    (tmp_path / "manifest.json").write_text('{"a": 1}')
+    assert not sources.is_free(str(tmp_path))
+    (tmp_path / "certificate.json").write_text("{}")
+    assert sources.is_free(str(tmp_path))

@@ -350,7 +350,8 @@ def kept_in(
     if directory is None:
         yield None
         return
-    os.makedirs(directory, exist_ok=True)
+    # The ledger's size and times tell when steps were paid for.
+    os.makedirs(directory, mode=0o700, exist_ok=True)
     path = os.path.join(directory, LEDGER)
     # Without a guarantee nothing is spent: a finished run may simply be done again.
     repeats = not plan.spec.private and not checkpoint.is_open(directory)

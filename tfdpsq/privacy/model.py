@@ -30,12 +30,10 @@ from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.loop import unquoted_values
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.proof import reads as private_reads
 from tfdpsq.privacy.proof.certificate import make_certificate
 from tfdpsq.privacy.proof.certificate_files import code_fingerprint
-from tfdpsq.privacy.proof.ledger import FILE_NAME as LEDGER
-from tfdpsq.privacy.proof.ledger import read_ledger
-from tfdpsq.privacy.proof.reads import FILE_NAME as READS
-from tfdpsq.privacy.proof.reads import PrivateReads
+from tfdpsq.privacy.proof.ledger import ledger_in
 from tfdpsq.privacy.randomness.sampling import Groups
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.training import train
@@ -100,7 +98,8 @@ class PrivateModel(keras.Model):
         )
         self.steps_executed = 0
         self._directory: str | None = None
-        self.reads = PrivateReads(strict=strict)
+        self._ledger_head: str | None = None
+        self.reads = private_reads.PrivateReads(strict=strict)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Calls the wrapped model."""
@@ -291,9 +290,10 @@ class PrivateModel(keras.Model):
             # Callbacks of a killed run saw weights of steps paid for then,
             # also where this one has taken none. `iterations` is not it: a callback
             # that loads weights sets it back.
-            paid = _paid_for(directory, self.plan)
-            ran = epoch.executed if paid is None else paid
+            ledger = ledger_in(directory, self.plan.fingerprint)
+            ran = epoch.executed if ledger is None else ledger.steps_paid
             self.steps_executed = max(self.steps_executed, ran)
+            self._ledger_head = ledger.head if ledger else None
         watch.on_train_end()
         return self.history
 
@@ -305,7 +305,8 @@ class PrivateModel(keras.Model):
             _require_validation(validation_data)
         if directory is not None:
             before = self.reads.entries
-            self.reads = PrivateReads(os.path.join(directory, READS), self.reads.strict)
+            path = os.path.join(directory, private_reads.FILE_NAME)
+            self.reads = private_reads.PrivateReads(path, self.reads.strict)
             for entry in before:
                 self.reads.record(**entry)
         if validation_data is not None:
@@ -324,7 +325,11 @@ class PrivateModel(keras.Model):
         if not self._is_compiled:
             raise validation.InputError("call compile(optimizer, loss) before fit.")
         here = None if directory is None else os.path.abspath(directory)
-        if self.steps_executed and (here is None or here != self._directory):
+        # Steps are counted by the ledger that paid: not by another, nor without one.
+        same = here is not None and here == self._directory
+        ledger = ledger_in(here, self.plan.fingerprint)
+        same = same and (ledger.head if ledger else None) == self._ledger_head
+        if self.steps_executed and not same:
             raise validation.InputError(
                 f"fit has run {self.steps_executed} steps of its plan already; to run "
                 "it again would spend the same budget a second time. Make another "
@@ -397,7 +402,6 @@ class PrivateModel(keras.Model):
                 )
             sensitivity_argument = _ARGUMENT.format(unit=spec.unit)
         trained, engine = self.model.trainable_variables, self.optimizer.engine
-        ledger = self._directory and os.path.join(self._directory, LEDGER)
         return make_certificate(
             self.plan,
             self.steps_executed,
@@ -414,17 +418,8 @@ class PrivateModel(keras.Model):
             },
             fingerprints={"code": code_fingerprint(), **(fingerprints or {})},
             private_reads=self.reads.entries,
-            ledger_head=read_ledger(ledger).head if ledger else None,
+            ledger_head=self._ledger_head,
         )
-
-
-def _paid_for(directory: str | os.PathLike | None, plan: PrivacyPlan) -> int | None:
-    """Steps that the ledger in a directory has; `None` without one of this plan."""
-    path = None if directory is None else os.path.join(directory, LEDGER)
-    if path is None or not os.path.exists(path):
-        return None
-    found = read_ledger(path)
-    return found.steps_paid if found.plan == plan.fingerprint else None
 
 
 def _require_repeatable(callbacks: Sequence[keras.callbacks.Callback]) -> None:

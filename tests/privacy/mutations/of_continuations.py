@@ -299,4 +299,26 @@ MUTATIONS = (
         "a read is on record that never was",
         "reads",
     ),
+    {
+        "name": "sets_of_logs_beyond_the_limit_left_out",
+        "kind": "composition",
+        "file": "tfdpsq/privacy/proof/composition.py",
+        "old": "groups = [list(parts)]  # which is an upper bound",
+        "new": "groups = groups[:_MOST_GROUPS]",
+        "tests": (
+            "tests/privacy/test_continued_totals.py::test_of_too_many_sets_of_logs_the_bound_is_of_all_releases",
+        ),
+        "why": "one of those left out can be the dearest",
+    },
+    {
+        "name": "a_parent_taken_without_recomputing_it",
+        "kind": "composition",
+        "file": "tfdpsq/run/training/continuing.py",
+        "old": 'budget.release_of(context.parent, f"the certificate of {config.init}"),',
+        "new": "budget.release_in(context.parent),",
+        "tests": (
+            "tests/run/test_continuing.py::test_a_parent_whose_digest_was_made_anew_is_refused_before_spending",
+        ),
+        "why": "a forged parent makes room under the limit",
+    },
 )

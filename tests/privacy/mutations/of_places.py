@@ -385,4 +385,37 @@ MUTATIONS = (
         ),
         "why": "the certificate's steps tell how many units there are",
     },
+    {
+        "name": "a_runs_directory_open_to_others",
+        "kind": "release",
+        "file": "tfdpsq/privacy/loop.py",
+        "old": "os.makedirs(directory, mode=0o700, exist_ok=True)",
+        "new": "os.makedirs(directory, exist_ok=True)",
+        "tests": (
+            "tests/privacy/test_before_spending.py::test_what_a_run_keeps_is_its_owners_alone",
+        ),
+        "why": "the ledger's size and times tell when each step was taken",
+    },
+    {
+        "name": "states_listed_to_others",
+        "kind": "release",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)",
+        "new": "path.parent.mkdir(parents=True, exist_ok=True)",
+        "tests": (
+            "tests/privacy/test_before_spending.py::test_what_a_run_keeps_is_its_owners_alone",
+        ),
+        "why": "names and times of states tell when steps were taken",
+    },
+    {
+        "name": "a_certified_set_taken_for_raw_pairs",
+        "kind": "release",
+        "file": "tfdpsq/run/core/sources.py",
+        "old": "    if (manifest.parent / CERTIFICATE).is_file():\n        return True\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_odd_records.py::test_a_certified_set_is_none_of_raw_pairs_whatever_its_manifest_says",
+        ),
+        "why": "one private query may have moved all of its rows",
+    },
 )

@@ -200,8 +200,8 @@ MUTATIONS = (
         "name": "a_second_directory_for_the_same_fit",
         "kind": "ledger",
         "file": "tfdpsq/privacy/model.py",
-        "old": "(here is None or here != self._directory)",
-        "new": "here is None",
+        "old": "same and (ledger.head if ledger else None) == self._ledger_head",
+        "new": "same or here is not None",
         "tests": (
             "tests/privacy/test_model.py::test_a_fit_in_another_directory_would_spend_twice_and_is_refused",
         ),
@@ -450,5 +450,16 @@ MUTATIONS = (
             "test_what_is_tried_quotes_no_value_of_a_row",
         ),
         "why": "a traceback shows the cause, and in it a value of a row",
+    },
+    {
+        "name": "a_run_without_the_setting_goes_on",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/checkpoint.py",
+        "old": "        if name not in before:\n            raise",
+        "new": "        if name not in before:\n            continue\n            raise",
+        "tests": (
+            "tests/privacy/test_kept_seeds.py::test_a_run_that_did_not_keep_a_setting_is_not_gone_on_with",
+        ),
+        "why": "paid steps could be repeated with other draws",
     },
 )

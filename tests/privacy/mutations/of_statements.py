@@ -512,12 +512,34 @@ MUTATIONS = (
         "name": "reads_of_a_killed_fit_forgotten",
         "kind": "reads",
         "file": "tfdpsq/privacy/model.py",
-        "old": ("PrivateReads(os.path.join(directory, READS), self.reads.strict)"),
-        "new": "PrivateReads(None, self.reads.strict)",
+        "old": "private_reads.PrivateReads(path, self.reads.strict)",
+        "new": "private_reads.PrivateReads(None, self.reads.strict)",
         "tests": (
             "tests/privacy/test_model_certificate.py::"
             "test_it_lists_the_reads_of_a_process_that_was_killed",
         ),
         "why": "the certificate would leave out what the first process showed",
+    },
+    {
+        "name": "reads_before_a_directory_forgotten",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "            for entry in before:\n                self.reads.record(**entry)\n",
+        "new": "            del before\n",
+        "tests": (
+            "tests/privacy/test_model_certificate.py::test_reads_that_the_caller_recorded_before_are_listed",
+        ),
+        "why": "the certificate would leave out what the caller recorded",
+    },
+    {
+        "name": "a_path_without_its_ledger_pays_again",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/model.py",
+        "old": "        same = same and (ledger.head if ledger else None) == self._ledger_head\n",
+        "new": "        del ledger\n",
+        "tests": (
+            "tests/privacy/test_model_certificate.py::test_a_path_whose_ledger_is_gone_does_not_pay_a_second_run",
+        ),
+        "why": "the runs before the ledger was lost are counted by nothing",
     },
 )

@@ -280,6 +280,15 @@ def read_ledger(path: str | os.PathLike) -> LedgerSummary:
         ) from error
 
 
+def ledger_in(directory: str | os.PathLike | None, plan: str) -> LedgerSummary | None:
+    """Returns the ledger in a directory; `None` where there is none of this plan."""
+    path = None if directory is None else Path(directory) / FILE_NAME
+    if path is None or not path.exists():
+        return None
+    found = read_ledger(path)
+    return found if found.plan == plan else None
+
+
 def _text(name: str, value: str) -> str:
     if not isinstance(value, str) or not value:
         raise InputError(f"{name} is {value!r}; it must be a text, not empty.")
