@@ -471,7 +471,10 @@ MUTATIONS = (
         "name": "nameless_copies_counted_once",
         "kind": "composition",
         "file": "tfdpsq/run/core/spending.py",
-        "old": "        composition.require_one_run(release, places)\n        releases_there",
+        "old": (
+            "        composition.require_one_run(release, places)\n"
+            "        releases_there"
+        ),
         "new": "        releases_there",
         "tests": (
             "tests/run/test_budget.py::test_two_certificates_of_no_known_run_are_not_counted_as_one",

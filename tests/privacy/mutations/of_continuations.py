@@ -314,7 +314,9 @@ MUTATIONS = (
         "name": "a_parent_taken_without_recomputing_it",
         "kind": "composition",
         "file": "tfdpsq/run/training/continuing.py",
-        "old": 'budget.release_of(context.parent, f"the certificate of {config.init}"),',
+        "old": (
+            'budget.release_of(context.parent, f"the certificate of {config.init}"),'
+        ),
         "new": "budget.release_in(context.parent),",
         "tests": (
             "tests/run/test_continuing.py::test_a_parent_whose_digest_was_made_anew_is_refused_before_spending",

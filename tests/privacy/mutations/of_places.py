@@ -411,7 +411,9 @@ MUTATIONS = (
         "name": "a_certified_set_taken_for_raw_pairs",
         "kind": "release",
         "file": "tfdpsq/run/core/sources.py",
-        "old": "    if (manifest.parent / CERTIFICATE).is_file():\n        return True\n",
+        "old": (
+            "    if (manifest.parent / CERTIFICATE).is_file():\n        return True\n"
+        ),
         "new": "",
         "tests": (
             "tests/run/test_odd_records.py::test_a_certified_set_is_none_of_raw_pairs_whatever_its_manifest_says",

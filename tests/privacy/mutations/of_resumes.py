@@ -456,7 +456,9 @@ MUTATIONS = (
         "kind": "resumes",
         "file": "tfdpsq/privacy/checkpoint.py",
         "old": "        if name not in before:\n            raise",
-        "new": "        if name not in before:\n            continue\n            raise",
+        "new": (
+            "        if name not in before:\n            continue\n            raise"
+        ),
         "tests": (
             "tests/privacy/test_kept_seeds.py::test_a_run_that_did_not_keep_a_setting_is_not_gone_on_with",
         ),

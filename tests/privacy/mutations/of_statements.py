@@ -524,7 +524,10 @@ MUTATIONS = (
         "name": "reads_before_a_directory_forgotten",
         "kind": "reads",
         "file": "tfdpsq/privacy/model.py",
-        "old": "            for entry in before:\n                self.reads.record(**entry)\n",
+        "old": (
+            "            for entry in before:\n"
+            "                self.reads.record(**entry)\n"
+        ),
         "new": "            del before\n",
         "tests": (
             "tests/privacy/test_model_certificate.py::test_reads_that_the_caller_recorded_before_are_listed",
@@ -535,7 +538,10 @@ MUTATIONS = (
         "name": "a_path_without_its_ledger_pays_again",
         "kind": "ledger",
         "file": "tfdpsq/privacy/model.py",
-        "old": "        same = same and (ledger.head if ledger else None) == self._ledger_head\n",
+        "old": (
+            "        same = same and (ledger.head if ledger else None) "
+            "== self._ledger_head\n"
+        ),
         "new": "        del ledger\n",
         "tests": (
             "tests/privacy/test_model_certificate.py::test_a_path_whose_ledger_is_gone_does_not_pay_a_second_run",
