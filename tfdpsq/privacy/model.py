@@ -291,7 +291,8 @@ class PrivateModel(keras.Model):
             # also where this one has taken none. `iterations` is not it: a callback
             # that loads weights sets it back.
             ledger = ledger_in(directory, self.plan.fingerprint)
-            ran = epoch.executed if ledger is None else ledger.steps_paid
+            paid = ledger.steps_paid if ledger else None
+            ran = epoch.executed if paid is None else paid
             self.steps_executed = max(self.steps_executed, ran)
             self._ledger_head = ledger.head if ledger else None
         watch.on_train_end()

@@ -319,8 +319,8 @@ MUTATIONS = (
         "name": "paid_before_an_interrupted_fit_forgotten",
         "kind": "ledger",
         "file": "tfdpsq/privacy/model.py",
-        "old": "ran = epoch.executed if ledger is None else ledger.steps_paid",
-        "new": "ran = epoch.executed",
+        "old": "paid = ledger.steps_paid if ledger else None",
+        "new": "paid = None",
         "tests": (
             "tests/privacy/test_model.py::"
             "test_a_fit_that_goes_on_counts_what_was_paid_before_it",
