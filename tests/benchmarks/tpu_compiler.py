@@ -30,8 +30,8 @@ _COPY = re.compile(
     r"\(?(tensor<[^>]*>)\)?(?: -> tensor<[^>]*>)?"
 )
 _REASON = 1500
-# The least effort to make a program fast: a one-layer step compiles in 37 s instead of
-# more than ten minutes. Memory and time are those of a program that may be worse.
+# The least effort to make a program fast: a one-layer step compiles in a minute or two,
+# not seven or more. Memory and cycles are those of a program that may be worse.
 _LEAST_EFFORT = -1.0
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _BODY = re.compile(r" while\(.*, body=%?([\w.\-]+)")
