@@ -315,6 +315,15 @@ def test_what_is_no_workdir_is_refused(job, tmp_path, capsys):
     assert not (tmp_path / "elsewhere" / "fingerprint.key").exists()
 
 
+def test_an_empty_name_is_not_the_current_directory(job, capsys, monkeypatch):
+    """A script's unset variable would delete what is private there."""
+    monkeypatch.chdir(job)
+    before = _files(job)
+    code, out, err = _exit(capsys, forget, "", "--delete")
+    assert (code, out) == (2, "") and "workdir is given as an empty value" in err
+    assert _files(job) == before
+
+
 def test_all_that_killed_stages_write_in_private_is_known(tmp_path, capsys):
     """Tokenised pairs of a plain training were left, as of a name that none writes."""
     work = tmp_path / "work"

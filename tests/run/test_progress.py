@@ -244,6 +244,21 @@ def test_a_run_stopped_between_two_points_says_how_far_it_came(tmp_path):
     assert [(p["step"], p["loss"]) for p in _points(tmp_path)] == [(5, 3.0), (7, 6.5)]
 
 
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": 0, "loss": "abc", "seconds": 1}', '{"step": 1, "of": %s}' % ("1" * 400)],
+    ids=["text", "400 digits"],
+)
+def test_a_damaged_log_does_not_end_a_run_whose_steps_are_paid(tmp_path, line):
+    """Every restart would fail in the same place, after all of ε."""
+    (tmp_path / point_log.FILE_NAME).write_text(line + "\n")
+    with Progress(tmp_path, 10) as progress:
+        for step in range(1, 8):
+            progress(step, float(step))
+        curve = progress.close()
+    assert curve["step"][-1] == 7.0 and set(curve["step"]) <= set(range(1, 8))
+
+
 def test_nothing_is_left_behind_where_no_step_was_taken(tmp_path):
     with pytest.raises(ValueError, match="refused"):
         with Progress(tmp_path / "run", 10):

@@ -180,9 +180,18 @@ def _plain(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, (int, float)):
-        return not isinstance(value, bool) and math.isfinite(value)
-    return isinstance(value, str)
+    if isinstance(value, int):  # an int of 400 digits is no float
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value of a point is a number, as written: "nan" is one."""
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _unwritable(path: pathlib.Path, error: OSError) -> validation.InputError:

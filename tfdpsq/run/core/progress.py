@@ -183,7 +183,13 @@ class Progress:
         self._log.close()
         points = point_log.read_points(self._log.directory / point_log.FILE_NAME)
         keys = ("step", "loss", "seconds")
-        whole = [point for point in points if set(keys) <= set(point)]
+        whole = [
+            point
+            for point in points
+            if set(keys) <= set(point)
+            # A damaged line must not end a run whose steps are paid.
+            and all(point_log.is_number(point[key]) for key in keys)
+        ]
         curve = {key: [float(point[key]) for point in whole] for key in keys}
         self._log.directory.mkdir(parents=True, exist_ok=True)
         path = self._log.directory / layout.CURVE_FILE
