@@ -127,15 +127,15 @@ def test_what_json_cannot_hold_is_refused():
         model.certificate("Three numbers.", fingerprints={"pairs": float("nan")})
 
 
-def _again(model):
-    """Compiles anew, as a notebook's cell that is run again does."""
+def _recompile(model):
+    """Compiles with a new optimizer, as rerunning a notebook's cell does."""
     optimizer = privacy.make_optimizer(model.plan, 0.1)
     model.compile(optimizer, loss="mean_squared_error")
 
 
 @pytest.mark.parametrize("left", ["nothing", "the ledger of another run"])
 def test_a_path_whose_ledger_is_gone_does_not_pay_a_second_run(tmp_path, left):
-    """It would be three runs on the same rows, and the certificate would state one."""
+    """Two runs on the same rows would be certified as one."""
     model, run = _model(), tmp_path / "run"
     model.fit(*_data(), directory=run)
     head = model.certificate("Three numbers from six.")["ledger_head"]
@@ -144,7 +144,7 @@ def test_a_path_whose_ledger_is_gone_does_not_pay_a_second_run(tmp_path, left):
         other = _model()
         other.fit(*_data(), directory=run)
         assert other.certificate("Three numbers from six.")["ledger_head"] != head
-    _again(model)
+    _recompile(model)
     with pytest.raises(InputError, match="the same budget a second time"):
         model.fit(*_data(), directory=run)
     assert (model.steps_executed, run.exists()) == (4, left != "nothing")
@@ -157,7 +157,7 @@ def test_one_name_in_two_working_directories_is_two_runs(tmp_path, monkeypatch):
     model = _model()
     model.fit(*_data(), directory="run")
     monkeypatch.chdir(tmp_path / "two")
-    _again(model)
+    _recompile(model)
     with pytest.raises(InputError, match="the same budget a second time"):
         model.fit(*_data(), directory="run")
 

@@ -2,12 +2,11 @@
 
 import json
 import math
-import types
+import shutil
 
 import pytest
 import tiny
 
-from tfdpsq import privacy
 from tfdpsq.data import train_vocabulary
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import budget as budgets
@@ -24,7 +23,6 @@ from tfdpsq.run import (
 from tfdpsq.run.attacks import audit_subject
 from tfdpsq.run.core import layout, progress, spending
 from tfdpsq.run.reporting.certificates_in_words import in_words
-from tfdpsq.run.training import continuing
 from tfdpsq.validation import InputError
 
 
@@ -297,36 +295,15 @@ def test_a_run_begun_before_there_was_this_setting_goes_on(logs):
         logs.generator(out, **{**config, "steps": 5})
 
 
-def test_a_parent_whose_digest_was_made_anew_is_refused_before_spending(tmp_path):
+def test_a_parent_whose_digest_was_made_anew_is_refused_before_spending(logs):
     """Four paid steps declared as one would make room under a limit."""
-    spec = privacy.PrivacySpec(
-        epsilon=8.0,
-        clip_norm=0.5,
-        num_units=200,
-        batch_size=20,
-        steps=4,
-        accountant="rdp",
-    )
-    plan = privacy.make_plan(spec)
-    parent = privacy.make_certificate(
-        plan,
-        4,
-        description="A model.",
-        sensitivity_argument="Each loss depends on one unit alone.",
-        training={},
-        fingerprints={"pairs": "keyed:1"},
-        ledger_head="a" * 64,
-    )
-    config = types.SimpleNamespace(continues="composed", init="x")
-
-    def total(certificate):
-        given = types.SimpleNamespace(
-            parent=certificate, inputs={"pairs": "keyed:2"}, run_dir=tmp_path
-        )
-        return continuing.continuation_of(config, given, plan).total()
-
-    assert total(parent).epsilon_pld > 7.0
-    parent["accounting"]["steps_executed"] = 1
-    parent["digest"] = digest_of(parent)
+    forged = logs.base / "forged" / "release" / "generator"
+    shutil.copytree(logs.first, forged)
+    certificate = read_certificate(forged)
+    certificate["accounting"]["steps_executed"] = 1
+    certificate["digest"] = digest_of(certificate)
+    (forged / "certificate.json").write_text(json.dumps(certificate))
+    out = logs.base / "on_forged" / "release" / "generator"
     with pytest.raises(InputError, match="does not hold"):
-        total(parent)
+        logs.continued(out, "composed", init=str(forged))
+    assert not list((logs.base / "on_forged").rglob("ledger.jsonl"))

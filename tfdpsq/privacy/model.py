@@ -326,11 +326,11 @@ class PrivateModel(keras.Model):
         if not self._is_compiled:
             raise validation.InputError("call compile(optimizer, loss) before fit.")
         here = None if directory is None else os.path.abspath(directory)
-        # Steps are counted by the ledger that paid: not by another, nor without one.
-        same = here is not None and here == self._directory
         ledger = ledger_in(here, self.plan.fingerprint)
-        same = same and (ledger.head if ledger else None) == self._ledger_head
-        if self.steps_executed and not same:
+        head = ledger.head if ledger else None
+        # Another ledger, or none, would not count the steps that were paid before.
+        same = here == self._directory and head == self._ledger_head
+        if self.steps_executed and (here is None or not same):
             raise validation.InputError(
                 f"fit has run {self.steps_executed} steps of its plan already; to run "
                 "it again would spend the same budget a second time. Make another "

@@ -200,8 +200,8 @@ MUTATIONS = (
         "name": "a_second_directory_for_the_same_fit",
         "kind": "ledger",
         "file": "tfdpsq/privacy/model.py",
-        "old": "same and (ledger.head if ledger else None) == self._ledger_head",
-        "new": "same or here is not None",
+        "old": "same = here == self._directory and head == self._ledger_head",
+        "new": "same = True",
         "tests": (
             "tests/privacy/test_model.py::test_a_fit_in_another_directory_would_spend_twice_and_is_refused",
         ),

@@ -538,11 +538,8 @@ MUTATIONS = (
         "name": "a_path_without_its_ledger_pays_again",
         "kind": "ledger",
         "file": "tfdpsq/privacy/model.py",
-        "old": (
-            "        same = same and (ledger.head if ledger else None) "
-            "== self._ledger_head\n"
-        ),
-        "new": "        del ledger\n",
+        "old": "here == self._directory and head == self._ledger_head",
+        "new": "here == self._directory",
         "tests": (
             "tests/privacy/test_model_certificate.py::test_a_path_whose_ledger_is_gone_does_not_pay_a_second_run",
         ),
