@@ -304,8 +304,8 @@ def test_a_parent_whose_digest_was_made_anew_is_refused_before_spending(logs):
     certificate["accounting"]["steps_executed"] = 1
     certificate["digest"] = digest_of(certificate)
     (forged / "certificate.json").write_text(json.dumps(certificate))
-    # The model names its certificate, too.
-    for path in forged.rglob("config.json"):
+    # Model and stage name their certificate, too.
+    for path in (*forged.rglob("config.json"), forged / "stage.json"):
         path.write_text(path.read_text().replace(true, certificate["digest"]))
     out = logs.base / "on_forged" / "release" / "generator"
     with pytest.raises(InputError, match="does not hold"):
