@@ -166,6 +166,25 @@ def one_of(name: str, value: Any, choices: Collection) -> Any:
     return value
 
 
+def local_path(name: str, path: Any) -> str:
+    """Returns an absolute path of this machine, of a directory or a file to be.
+
+    Raises:
+      InputError: it is empty, no path, or a URL: a local directory "gs:" would be made
+        of one.
+    """
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        text = ""
+    if not text.strip() or "\0" in text or "://" in text:
+        raise InputError(
+            f"{name} is {shown(path)}, which is no path of this machine. Give one, as "
+            "a text or a pathlib.Path."
+        )
+    return os.path.abspath(text)
+
+
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
     """Lists up to five paths at which two JSON values differ, each with both values."""
     if isinstance(old, dict) and isinstance(new, dict):

@@ -1,12 +1,17 @@
 """Seeds and states that a run keeps: shown to nobody, and of this run alone."""
 
+import functools
+import itertools
+import json
+import operator
+
 import pytest
 import tensorflow as tf
 from test_before_spending import _spec, _train, _unpaid
 
 from tfdpsq.privacy import checkpoint, training
 from tfdpsq.privacy.loop import Kept
-from tfdpsq.validation import InputError
+from tfdpsq.validation import DataError, InputError
 
 
 def test_a_seed_of_samples_is_refused_where_a_directory_keeps_one(tmp_path):
@@ -49,3 +54,45 @@ def test_a_run_that_did_not_keep_a_setting_is_not_gone_on_with(tmp_path):
     checkpoint.open_secrets(tmp_path, 0, {"engine": "fast"})
     with pytest.raises(InputError, match="older tfdpsq"):
         checkpoint.open_secrets(tmp_path, 1, {"engine": "fast", "random_numbers": "x"})
+
+
+def test_every_run_draws_two_seeds_of_128_bits(tmp_path):
+    """One of them alone must not give the other away, nor be searched through."""
+    seeds = []
+    for number in range(40):
+        directory = tmp_path / f"{number}"
+        found = checkpoint.open_secrets(directory, 0, {})
+        assert checkpoint.open_secrets(directory, 1, {}) == found
+        seeds += [found.noise_seed, found.sampler_seed]
+    assert len(set(seeds)) == 80
+    # Each bit is 0 in some and 1 in others: missed by chance once in 10^21.
+    ones = functools.reduce(operator.or_, seeds)
+    zeros = functools.reduce(operator.and_, seeds)
+    assert ones == (1 << 128) - 1 and zeros == 0
+    # Between any two, about half of the bits differ: 11 deviations would be 2 or 126.
+    for one, other in itertools.combinations(seeds, 2):
+        assert 20 < bin(one ^ other).count("1") < 108
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_seed": -1},
+        {"sampler_seed": 1 << 128},
+        {"noise_seed": float("inf")},
+        {"noise_seed": True},
+        {"sampler_seed": "5"},
+        {"settings": []},
+    ],
+)
+def test_damaged_seeds_are_named(tmp_path, changes):
+    kept = {"noise_seed": 1, "sampler_seed": (1 << 128) - 1, "settings": {}}
+    path = tmp_path / checkpoint.STATE / checkpoint.SECRETS
+    path.parent.mkdir()
+    path.write_text(json.dumps(kept))
+    assert checkpoint.open_secrets(tmp_path, 1, {}).noise_seed == 1
+    path.write_text(json.dumps({**kept, **changes}))
+    with pytest.raises(DataError, match="does not hold the run's two seeds"):
+        checkpoint.open_secrets(tmp_path, 1, {})
+    if changes.get("sampler_seed") == 1 << 128:
+        assert checkpoint.open_secrets(tmp_path, 1, {}, secure=True)

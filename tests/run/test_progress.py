@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import sys
 import time
@@ -268,11 +269,18 @@ def test_nothing_is_left_behind_where_no_step_was_taken(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "run").write_text("a file")
-    progress = Progress(tmp_path / "run", 10)
-    with pytest.raises(
-        validation.InputError, match=r"run/log.jsonl: cannot be written"
-    ):
-        progress(1, 1.0)
+    with pytest.raises(validation.InputError, match="run: cannot be written"):
+        Progress(tmp_path / "run", 10)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "curve.json"])
+@pytest.mark.parametrize("make", [pathlib.Path.mkdir, os.mkfifo])
+def test_a_place_is_tried_before_the_first_step(tmp_path, name, make):
+    """It was told when a step, or all of them, had been paid for."""
+    make(tmp_path / name)
+    with pytest.raises(validation.InputError, match=rf"{name}: is no file"):
+        Progress(tmp_path, 10)
+    assert os.listdir(tmp_path) == [name]
 
 
 # -- Passes over a corpus ------------------------------------------------------------

@@ -56,6 +56,8 @@ _ORDERS = (
     *range(11, 64),
     *(math.ceil(64 * 1.05**i) for i in range(58)),
 )
+ACCOUNTANTS = ("pld", "rdp")
+_FIRST = ("first_pld", "first_rdp")
 # Where the search for σ begins: cheap relatives of the accountants, whose σ is some
 # ten percent off and some thousandth off.
 _FIRST_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024, 8192)
@@ -123,8 +125,10 @@ def epsilon_of(
       accountant: "pld" or "rdp".
 
     Raises:
-      InputError: δ is not in (0, 1).
+      InputError: δ is not in (0, 1), or another accountant.
     """
+    if accountant not in _FIRST:
+        validation.one_of("accountant", accountant, ACCOUNTANTS)
     event = (noise_multiplier, sampling_probability, steps)
     return composed_epsilon((event,), delta, accountant)
 

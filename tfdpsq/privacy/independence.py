@@ -217,7 +217,7 @@ def check_neighbours(
     microbatch_sum: Callable[..., Clipped],
     batch: Mapping[str, np.ndarray],
     expected: Expected,
-) -> None:
+) -> float:
     """Leaves units out of a microbatch, as padding, and looks at the clipped sum.
 
     The sum is the step's own. Left out are the first unit, the last, and one between,
@@ -237,6 +237,9 @@ def check_neighbours(
       batch: as many rows as `microbatch_sum` takes, whole units, "weights" included.
       expected: what must hold.
 
+    Returns:
+      The norm of the clipped sum of the units whose loss is finite.
+
     Raises:
       InputError: leaving out a unit moved the sum by more than `bound`, or by
         something else than what that unit alone adds; or another place did.
@@ -252,9 +255,10 @@ def check_neighbours(
         real &= np.repeat(finite.reshape(-1, size).all(1), size)
         batch = _padded(batch, real)
         whole = run(batch, False)
+    norm = _norm(whole.sums)
     units = np.flatnonzero(real.reshape(-1, size).any(1))
     if not len(units):
-        return
+        return norm
     by_unit = np.where(real, losses, 0.0).reshape(-1, size).sum(1)
     ends = units[0], units[-1]
     between = units[np.argmax(by_unit[units])]
@@ -264,7 +268,7 @@ def check_neighbours(
     for unit in sorted({*ends, between}):
         _compare(run, batch, whole, np.array([unit]), one, expected)
     if not expected.additive:
-        return
+        return norm
     every = "every second row" if size == 1 else "every second unit"
     _compare(run, batch, whole, units[::2], every, expected)
     _move(run, batch, whole, expected)
@@ -281,6 +285,7 @@ def check_neighbours(
                 "that it is there",
                 what,
             )
+    return norm
 
 
 class _Sums:

@@ -13,9 +13,8 @@ with the model that was wrapped: its weights are trained in place.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
-from tfdpsq.privacy.batches import as_bytes
+from tfdpsq.privacy import fit_inputs
 from tfdpsq.privacy.fast.products import precision_in_words
 from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.loop import unquoted_values
@@ -38,11 +37,6 @@ from tfdpsq.privacy.randomness.sampling import Groups
 from tfdpsq.privacy.step import Batch
 from tfdpsq.privacy.training import train
 
-Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-_SET_RATES = (
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ReduceLROnPlateau,
-)
 _ARGUMENT = (
     "The loss of each row reads no other row. The gradients of all rows that a step "
     "draws of one {unit} are added up and clipped to the clip norm together, so adding "
@@ -50,14 +44,6 @@ _ARGUMENT = (
 )
 # By Keras, of metrics, shapes and types.
 _NOT_EVALUATED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-_NO_DATASET = """fit got a tf.data.Dataset, whose batches are already drawn, and the \
-plan's sampler must draw them itself, from all rows. If the data set has batches of \
-(x, y), each row once (no repeat), and fits in memory, these lines do it:
-  rows = list(dataset.unbatch().as_numpy_iterator())
-  x, y = tf.nest.map_structure(lambda *parts: np.stack(parts), *rows)
-  private.fit(x, y)
-For data that do not fit in memory use tfdpsq.privacy.train, which asks for rows by \
-number."""
 
 
 class PrivateModel(keras.Model):
@@ -87,9 +73,12 @@ class PrivateModel(keras.Model):
             measurements of private data that ε does not cover.
 
         Raises:
-          InputError: a model of another Keras; `microbatch_size` below one.
+          InputError: no Keras model, or one of another Keras; no plan;
+            `microbatch_size` below one.
         """
         require_own("model", model)
+        fit_inputs.require_type("model", model, keras.Model)
+        fit_inputs.require_type("plan", plan, PrivacyPlan)
         super().__init__(name=f"private_{model.name}")
         self.model = model
         self.plan = plan
@@ -120,7 +109,7 @@ class PrivateModel(keras.Model):
     def compile(
         self,
         optimizer: LogicalStep,
-        loss: Loss | str,
+        loss: fit_inputs.Loss | str,
         jit_compile: bool = False,
         steps_per_execution: int = 1,
         **options: Any,
@@ -139,9 +128,14 @@ class PrivateModel(keras.Model):
           **options: passed on to Keras; metrics are computed by `evaluate` alone.
 
         Raises:
-          InputError: another optimizer or plan, a loss that reduces over rows, or the
-            policy mixed_float16.
+          InputError: another optimizer or plan, a loss that reduces over rows or that
+            Keras does not know, the policy mixed_float16, or `loss_weights`.
         """
+        if options.get("loss_weights") is not None:
+            raise validation.InputError(
+                f"loss_weights is {validation.shown(options['loss_weights'])}: fit has "
+                "one loss, that of a row. Give a loss that weighs its parts itself."
+            )
         if not isinstance(optimizer, LogicalStep):
             raise validation.InputError(
                 f"optimizer is a {type(optimizer).__name__}, which neither clips nor "
@@ -158,7 +152,7 @@ class PrivateModel(keras.Model):
                 "gradients would be clipped at another norm. Set mixed_bfloat16 before "
                 "the model is made."
             )
-        self._row_loss = _per_row(loss)
+        self._row_loss = fit_inputs.row_loss(loss)
         self._jit = jit_compile
         self._steps_at_once = validation.positive_integer(
             "steps_per_execution", steps_per_execution
@@ -177,7 +171,7 @@ class PrivateModel(keras.Model):
           InputError: it fails; the message does not quote Keras's, which may quote the
             row.
         """
-        first = [tf.nest.map_structure(_first_row, part) for part in given]
+        first = [tf.nest.map_structure(fit_inputs.first_row, part) for part in given]
         with unquoted_values(
             "validation_data could not be evaluated", "Nothing was spent. Mend it."
         ):
@@ -204,6 +198,7 @@ class PrivateModel(keras.Model):
         callbacks: Sequence[keras.callbacks.Callback] = (),
         validation_data: tuple[Any, ...] | None = None,
         verbose: int = 0,
+        **of_keras: Any,
     ) -> keras.callbacks.History:
         """Runs the plan: its steps, drawn by its sampler from all rows.
 
@@ -224,6 +219,7 @@ class PrivateModel(keras.Model):
             epoch: recorded in `reads` as a private read. For public data use
             `evaluate` after `fit`.
           verbose: as in Keras.
+          **of_keras: none; `epochs`, `batch_size` and the like are the plan's.
 
         Returns:
           Keras's history. Its losses are private measurements, recorded in `reads`;
@@ -232,10 +228,11 @@ class PrivateModel(keras.Model):
         Raises:
           InputError: not compiled; a data set instead of arrays; rows that differ in
             number from each other or from the plan; with `directory`, callbacks that
-            set learning rates; what `train` raises.
+            set learning rates; Keras's other arguments; what `train` raises.
         """
+        directory = fit_inputs.checked(directory, callbacks, of_keras)
         self._require_one_run(directory, callbacks)
-        data = _rows_of(x, y)
+        data = fit_inputs.rows_of(x, y)
         if directory is not None and callbacks:
             # What a callback does to the caller's arrays a killed run would not repeat.
             data = tf.nest.map_structure(np.array, data)
@@ -259,7 +256,7 @@ class PrivateModel(keras.Model):
         epoch = _Epochs(self, watch, per_epoch, steps, validation_data)
         # A subclassed model has its weights only once it has been called: on no row of
         # the data, of which it might keep something.
-        empty = tf.nest.map_structure(_blank, data["x"])
+        empty = tf.nest.map_structure(fit_inputs.blank_row, data["x"])
         self.model(empty, training=False)
         if validation_data is not None:
             self._try_validation(validation_data)
@@ -278,7 +275,9 @@ class PrivateModel(keras.Model):
                 units=None if groups is not None else rows,
                 groups=groups,
                 directory=directory,
-                data_fingerprint=_fingerprint(flat) if directory is not None else "",
+                data_fingerprint=fit_inputs.fingerprint(flat)
+                if directory is not None
+                else "",
                 before_call=epoch.begin,
                 hooks_may_write=bool(callbacks),
                 on_step=epoch.step,
@@ -303,7 +302,7 @@ class PrivateModel(keras.Model):
     ) -> None:
         """Records what `fit` reads beyond ε; in the directory, if there is one."""
         if validation_data is not None:
-            _require_validation(validation_data)
+            fit_inputs.require_validation(validation_data)
         if directory is not None:
             before = self.reads.entries
             path = os.path.join(directory, private_reads.FILE_NAME)
@@ -319,26 +318,25 @@ class PrivateModel(keras.Model):
 
     def _require_one_run(
         self,
-        directory: str | os.PathLike | None,
+        directory: str | None,
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
         """Refuses a plan's second run, and what a resumed one could not repeat."""
         if not self._is_compiled:
             raise validation.InputError("call compile(optimizer, loss) before fit.")
-        here = None if directory is None else os.path.abspath(directory)
-        ledger = ledger_in(here, self.plan.fingerprint)
+        ledger = ledger_in(directory, self.plan.fingerprint)
         head = ledger.head if ledger else None
         # Another ledger, or none, would not count the steps that were paid before.
-        same = here == self._directory and head == self._ledger_head
-        if self.steps_executed and (here is None or not same):
+        same = directory == self._directory and head == self._ledger_head
+        if self.steps_executed and (directory is None or not same):
             raise validation.InputError(
                 f"fit has run {self.steps_executed} steps of its plan already; to run "
                 "it again would spend the same budget a second time. Make another "
                 "PrivateModel, whose epsilon adds to this one's."
             )
-        if here is not None:
-            _require_repeatable(callbacks)
-        self._directory = here
+        if directory is not None:
+            fit_inputs.require_repeatable_callbacks(callbacks)
+        self._directory = directory
 
     def _losses_of(self, batch: Batch, data: dict[str, Any]) -> tf.Tensor:
         """Returns one loss per row of a batch, packed as `data` is."""
@@ -388,6 +386,7 @@ class PrivateModel(keras.Model):
           InputError: missing steps; no argument for a `sensitivity_multiplier`
             above 1; a value that JSON cannot hold.
         """
+        fingerprints = {} if fingerprints is None else fingerprints
         spec, multiplier = self.plan.spec, self.plan.spec.sensitivity_multiplier
         if self.steps_executed != spec.steps:
             raise validation.InputError(
@@ -417,35 +416,12 @@ class PrivateModel(keras.Model):
                 if engine == "fast"
                 else "as in tensorflow-privacy",
             },
-            fingerprints={"code": code_fingerprint(), **(fingerprints or {})},
+            fingerprints={"code": code_fingerprint(), **fingerprints}
+            if isinstance(fingerprints, Mapping)
+            else fingerprints,
             private_reads=self.reads.entries,
             ledger_head=self._ledger_head,
         )
-
-
-def _require_repeatable(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Refuses callbacks that set learning rates, which a killed run does not set."""
-    for callback in tf.nest.flatten(callbacks):
-        if isinstance(callback, _SET_RATES):
-            reads = isinstance(callback, keras.callbacks.ReduceLROnPlateau)
-            raise validation.InputError(
-                f"callbacks has a {type(callback).__name__}, whose learning rates a "
-                "killed run could not repeat under the noise that it repeats"
-                + (", and which reads the private loss" if reads else "")
-                + ". Give make_optimizer a "
-                "keras.optimizers.schedules.LearningRateSchedule, or leave "
-                "directory out."
-            )
-
-
-def _blank(values: np.ndarray) -> np.ndarray:
-    """Returns a row of zeros, or of an empty text."""
-    zero = "" if values.dtype == object else 0
-    return np.full_like(values[:1], zero)
-
-
-def _first_row(values: Any) -> Any:
-    return None if values is None else np.asarray(values)[:1]
 
 
 def _evaluated(model: keras.Model, given: Sequence[Any]) -> dict[str, float]:
@@ -501,96 +477,3 @@ class _Epochs:
             self._watch.on_epoch_end(epoch, logs)
             self._losses = []
         return bool(self._model.stop_training)
-
-
-class _PerRow(keras.losses.Loss):
-    """A loss's values row by row, with targets and predictions of like shape."""
-
-    def __init__(self, function: Loss):
-        super().__init__(reduction=keras.losses.Reduction.NONE)
-        self._function = function
-
-    def call(self, y_true, y_pred):
-        y_pred = tf.convert_to_tensor(y_pred)
-        y_true = tf.convert_to_tensor(y_true)
-        # One number per row is one column: [B] against [B, 1] would broadcast to
-        # every pair of rows, and [B] against [B] would be averaged over rows.
-        if y_pred.shape.rank == 1:
-            y_pred = y_pred[:, tf.newaxis]
-        if y_true.shape.rank == 1 and y_pred.shape.rank == 2 and y_pred.shape[1] == 1:
-            y_true = y_true[:, tf.newaxis]
-        return self._function(y_true, y_pred)
-
-
-def _per_row(loss: Loss | str) -> keras.losses.Loss:
-    if isinstance(loss, str):
-        loss = keras.losses.get(loss)
-    if not isinstance(loss, keras.losses.Loss):
-        if not callable(loss):
-            raise validation.InputError(
-                f"loss is {loss!r}; give a Keras loss or a function of (targets, "
-                "predictions)."
-            )
-        return _PerRow(loss)
-    if loss.reduction != keras.losses.Reduction.NONE:
-        raise validation.InputError(
-            f"loss {loss.name!r} has reduction {loss.reduction!r}, which adds up rows "
-            "before they are clipped. Make it with "
-            "reduction=keras.losses.Reduction.NONE."
-        )
-    return _PerRow(loss)
-
-
-def _rows_of(x: Any, y: Any) -> Any:
-    """The data as nested arrays, all with the same number of rows."""
-
-    def as_array(values: Any) -> np.ndarray:
-        if isinstance(values, tf.data.Dataset):
-            raise validation.InputError(_NO_DATASET)
-        if not hasattr(values, "__len__"):
-            raise validation.InputError(
-                f"fit got a {type(values).__name__}. Give arrays with one row per "
-                "example: the plan's sampler must draw the batches itself. For data "
-                "that do not fit in memory use tfdpsq.privacy.train."
-            )
-        array = np.asarray(values)
-        if array.dtype.kind == "U":
-            as_bytes("one of the arrays of fit", array)  # every row can be drawn
-        return array
-
-    x = tf.nest.map_structure(as_array, x)
-    if y is None:
-        raise validation.InputError("fit got no targets. Give arrays: fit(x, y).")
-    arrays = {"x": x, "y": tf.nest.map_structure(as_array, y)}
-    counts = {len(values) for values in tf.nest.flatten(arrays)}
-    if len(counts) > 1:
-        raise validation.InputError(
-            f"inputs and targets have {sorted(counts)} rows; give as many of each."
-        )
-    return arrays
-
-
-def _fingerprint(arrays: Sequence[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for values in arrays:
-        digest.update(f"{values.dtype} {values.shape} ".encode())
-        digest.update(np.ascontiguousarray(values).tobytes())
-    return digest.hexdigest()
-
-
-def _require_validation(given: Any) -> None:
-    """Refuses validation data that Keras would refuse after steps are paid."""
-    if not isinstance(given, (list, tuple)) or len(given) not in (2, 3):
-        raise validation.InputError(
-            f"validation_data is a {type(given).__name__}; give (x, y) as arrays."
-        )
-    counts = {
-        len(values) if hasattr(values, "__len__") else 0
-        for values in tf.nest.flatten(list(given))
-        if values is not None
-    }
-    if len(counts) != 1 or not min(counts):
-        raise validation.InputError(
-            f"the arrays of validation_data have {sorted(counts)} rows; give as many "
-            "of each, and at least one."
-        )

@@ -219,8 +219,10 @@ class PrivacyPlan:
           accountant: "pld" or "rdp"; `None` takes the spec's.
 
         Raises:
-          InputError: more steps than the plan covers.
+          InputError: more steps than the plan covers, or another accountant.
         """
+        if accountant is not None:
+            validation.one_of("accountant", accountant, accounting.ACCOUNTANTS)
         if steps > self.spec.steps:
             raise validation.InputError(
                 f"{steps} steps were executed but the plan covers "

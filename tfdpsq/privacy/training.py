@@ -146,6 +146,13 @@ def train(
         than the directory's; a damaged ledger or state. All before a step is paid for;
         and a step that finds no memory, after it.
     """
+    if directory is not None:
+        directory = validation.local_path("directory", directory)
+    if groups is not None and not isinstance(groups, Groups):
+        raise validation.InputError(
+            f"groups is a {type(groups).__name__}. Give Groups.of(labels), where label "
+            "i names the unit that has row i."
+        )
     layers, variables = list(layers), list(variables)
     if plan.spec.private and (warning := warning_of_logs()):
         logging.log_first_n(logging.WARNING, "%s", 1, warning)

@@ -26,6 +26,7 @@ from tfdpsq.privacy.independence import (
 )
 from tfdpsq.privacy.loop import Take, unquoted_values
 from tfdpsq.privacy.step import Setup, make_microbatch_sum
+from tfdpsq.privacy.terms import Terms
 
 # Rows on which rules and independence are tried, and how often others are looked for
 # where losses are not finite.
@@ -373,7 +374,7 @@ def _leave_rows_out(setup: Setup, rows: Rows, declared: bool) -> None:
     of_caller = tf.__internal__.autograph.tf_convert(
         losses, tf.__internal__.autograph.control_status_ctx()
     )
-    check_neighbours(
+    norm = check_neighbours(
         make_microbatch_sum(
             of_caller, variables, optimizer, size, layers, not declared
         ),
@@ -387,3 +388,29 @@ def _leave_rows_out(setup: Setup, rows: Rows, declared: bool) -> None:
             tolerance=2e-3 if computes_in_16_bits(layers) else 1e-3,
         ),
     )
+    if not norm and not _is_reached(setup, batch):
+        raise validation.InputError(
+            f"the loss has no gradient in any of the {len(variables)} variables that "
+            "are trained: every step would add noise alone. Nothing was spent. Compute "
+            "the loss from the model's outputs, by operations that can be "
+            "differentiated (argmax, rounding and comparisons cannot)."
+        )
+
+
+def _is_reached(setup: Setup, batch: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether the loss has a gradient in a variable; traces, and runs nothing.
+
+    Gradients may be zero and grow, as where all weights begin at zero.
+    """
+    gradients: list[Any] = []
+
+    def find(tensors: Mapping[str, tf.Tensor]) -> None:
+        with replay.replayable(setup.layers, tf.constant([1, 2], tf.int64), 0, 0):
+            with tf.GradientTape() as tape:
+                found = setup.per_example_losses(tensors)
+        values = found.values if isinstance(found, Terms) else found
+        gradients.extend(tape.gradient(values, list(setup.variables)))
+
+    tensors = {name: tf.convert_to_tensor(values) for name, values in batch.items()}
+    tf.function(find).get_concrete_function(tensors)
+    return any(gradient is not None for gradient in gradients)

@@ -546,9 +546,7 @@ MUTATIONS = (
         "file": "tfdpsq/privacy/checkpoint.py",
         "old": "not 0 <= value < 1 << bits",
         "new": "value < 0",
-        "tests": (
-            "tests/privacy/test_before_spending.py::test_damaged_seeds_are_named",
-        ),
+        "tests": ("tests/privacy/test_kept_seeds.py::test_damaged_seeds_are_named",),
         "why": "a damaged seed is cut to the bits that fit: the steps are other ones",
     },
     {

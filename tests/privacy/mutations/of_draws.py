@@ -104,7 +104,7 @@ MUTATIONS = (
         "old": "made = Secrets(fresh_seed(secure), fresh_seed(secure))",
         "new": "made = Secrets(*[fresh_seed(secure)] * 2)",
         "tests": (
-            "tests/privacy/test_before_spending.py::"
+            "tests/privacy/test_kept_seeds.py::"
             "test_every_run_draws_two_seeds_of_128_bits",
         ),
         "why": ("whoever learns which rows were drawn can subtract the noise"),
@@ -116,7 +116,7 @@ MUTATIONS = (
         "old": "return secrets.randbits(KEY_BITS if secure else 128)",
         "new": "return secrets.randbits(32)",
         "tests": (
-            "tests/privacy/test_before_spending.py::"
+            "tests/privacy/test_kept_seeds.py::"
             "test_every_run_draws_two_seeds_of_128_bits",
         ),
         "why": ("four billion noises are tried in an hour"),

@@ -538,8 +538,8 @@ MUTATIONS = (
         "name": "a_path_without_its_ledger_pays_again",
         "kind": "ledger",
         "file": "tfdpsq/privacy/model.py",
-        "old": "here == self._directory and head == self._ledger_head",
-        "new": "here == self._directory",
+        "old": "directory == self._directory and head == self._ledger_head",
+        "new": "directory == self._directory",
         "tests": (
             "tests/privacy/test_model_certificate.py::test_a_path_whose_ledger_is_gone_does_not_pay_a_second_run",
         ),

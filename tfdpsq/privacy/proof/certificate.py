@@ -116,8 +116,10 @@ def sealed(
     The entries are those of `make_certificate`; `certificate` itself is changed.
 
     Raises:
-      InputError: a value that JSON cannot hold.
+      InputError: a value that JSON cannot hold, or of another type than verification
+        reads.
     """
+    _require_stated(description, sensitivity_argument, training, fingerprints)
     certificate["format"] = FORMAT
     certificate["description"] = description
     certificate["mechanism"]["sensitivity_argument"] = sensitivity_argument
@@ -137,6 +139,23 @@ def sealed(
     certificate = json.loads(text)
     certificate["digest"] = digest_of(certificate)
     return certificate
+
+
+def _require_stated(
+    description: Any, sensitivity_argument: Any, training: Any, fingerprints: Any
+) -> None:
+    """Refuses what would make a certificate that does not verify."""
+    texts = {"description": description, "sensitivity_argument": sensitivity_argument}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise validation.InputError(
+                f"{name} is {validation.shown(value)}. Give a sentence, as text."
+            )
+    for name, value in {"training": training, "fingerprints": fingerprints}.items():
+        if not isinstance(value, Mapping):
+            raise validation.InputError(
+                f"{name} is {validation.shown(value)}. Give a dict of values by name."
+            )
 
 
 def computed(plan: PrivacyPlan, steps_executed: int) -> dict[str, Any]:

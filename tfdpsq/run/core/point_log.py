@@ -16,6 +16,7 @@ import json
 import math
 import os
 import pathlib
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -103,6 +104,31 @@ class PointLog:
             self._writer.close()
             self._file.close()
             self._file = None
+
+
+def require_writable(directory: pathlib.Path, *names: str) -> None:
+    """Tries the place of a log and of other files, before a step is paid for.
+
+    Raises:
+      InputError: the directory cannot be made or written, or one of the `names` is
+        there and is no file that can be written.
+    """
+    path = directory
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+        for path in (directory / name for name in names):
+            # Opening a pipe would wait for its reader.
+            if path.exists() and not path.is_file():
+                raise validation.InputError(
+                    f"{path}: is no file, and the run writes one there. Move it away "
+                    "and start the same command again."
+                )
+            if path.exists():
+                open(path, "ab").close()
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def append(path: pathlib.Path, point: Mapping[str, Any]) -> None:

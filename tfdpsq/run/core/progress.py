@@ -15,6 +15,7 @@ written to the terminal and the logs.)
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import pathlib
 import time
@@ -86,7 +87,11 @@ class Progress:
           steps_per_loop: steps of one compiled call, reported one by one afterwards;
             each gets an equal share of the call's time.
           clock: returns seconds.
+
+        Raises:
+          InputError: points or curve could not be written.
         """
+        point_log.require_writable(directory, point_log.FILE_NAME, layout.CURVE_FILE)
         self.epsilon = epsilon
         self._steps, self._measured = steps, measured
         # Times of events would show how long steps took.
@@ -206,6 +211,8 @@ class Progress:
             self.close()
         else:
             self._bar.close()
+            with contextlib.suppress(OSError):  # it was made to try the place
+                self._log.directory.rmdir()
 
 
 def duration(seconds: float, digits: int = 0) -> str:

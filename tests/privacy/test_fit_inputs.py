@@ -1,0 +1,116 @@
+"""Arguments of `PrivateModel` that are refused before anything is spent or written."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdpsq import privacy, validation
+
+ROWS = 40
+_X = np.random.default_rng(1).normal(size=(ROWS, 4)).astype(np.float32)
+_Y = _X[:, :1]
+
+
+def _plan():
+    return privacy.make_plan(
+        privacy.PrivacySpec(
+            epsilon=8.0,
+            clip_norm=0.1,
+            num_units=ROWS,
+            n_is_public=True,
+            batch_size=8,
+            steps=2,
+            accountant="rdp",
+        )
+    )
+
+
+def _private(loss="mse", **options):
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(4,))])
+    plan = _plan()
+    private = privacy.PrivateModel(model, plan, 4)
+    private.compile(privacy.make_optimizer(plan, 0.01), loss=loss, **options)
+    return private
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    private = _private()
+    private.fit(_X, _Y)
+    return private
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(directory=""), "directory is '', which is no path"),
+        (dict(directory=" "), "directory is ' ', which is no path"),
+        (dict(directory="a\0b"), "no path of this machine"),
+        (dict(directory=5), "directory is 5, which is no path"),
+        (dict(directory="gs://bucket/run"), "'gs://bucket/run', which is no path"),
+        (dict(x=3.0), "fit got a float. Give arrays with one row per example"),
+        (dict(x=np.array(3.0)), "has no rows"),
+        (dict(callbacks=["a"]), "callbacks has 'a', which is no Keras callback"),
+        (dict(callbacks=[tf.keras.callbacks.History]), "which is no Keras callback"),
+        (dict(groups=[1] * ROWS), "groups is a list. Give Groups.of"),
+        (dict(epochs=3), "fit got epochs. The plan has the number of steps"),
+        (dict(batch_size=3), "fit got batch_size. The plan has it"),
+        (dict(validation_split=0.1), "Give validation_data"),
+        (dict(sample_weight=_Y), "weigh in the loss"),
+        (dict(workers=2), "fit got workers. fit has no such argument"),
+    ],
+)
+def test_what_fit_cannot_take_is_named(tmp_path, monkeypatch, given, message):
+    monkeypatch.chdir(tmp_path)
+    private = _private()
+    with pytest.raises(validation.InputError, match=re.escape(message)):
+        private.fit(**{"x": _X, "y": _Y, **given})
+    assert private.steps_executed == 0 and private.epsilon() == 0
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(loss="nosuch"), "loss is 'nosuch', which Keras does not know"),
+        (dict(loss=5), "loss is 5; give a Keras loss"),
+        (dict(loss_weights=[0.0]), "loss_weights is [0.0]: fit has one loss"),
+    ],
+)
+def test_what_compile_cannot_take_is_named(given, message):
+    with pytest.raises(validation.InputError, match=re.escape(message)):
+        _private(**given)
+
+
+@pytest.mark.parametrize("name", ["model", "plan"])
+@pytest.mark.parametrize("value", [None, "a", []])
+def test_a_model_and_a_plan_are_needed(name, value):
+    given = {"model": tf.keras.Sequential(), "plan": _plan(), name: value}
+    with pytest.raises(validation.InputError, match=f"{name} is .*; give a"):
+        privacy.PrivateModel(**given)
+
+
+@pytest.mark.parametrize("accountant", ["bogus", "first_pld", "", 0])
+def test_epsilon_by_no_accountant_is_refused(fitted, accountant):
+    with pytest.raises(validation.InputError, match="choose one of 'pld', 'rdp'"):
+        fitted.epsilon(accountant)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(description=None), "description is None. Give a sentence"),
+        (dict(description=5), "description is 5. Give a sentence"),
+        (dict(sensitivity_argument=3), "sensitivity_argument is 3. Give a sentence"),
+        (dict(fingerprints=["a"]), "fingerprints is ['a']. Give a dict"),
+        (dict(fingerprints="pairs"), "fingerprints is 'pairs'. Give a dict"),
+    ],
+)
+def test_a_certificate_that_would_not_verify_is_not_made(fitted, given, message):
+    with pytest.raises(validation.InputError, match=re.escape(message)):
+        fitted.certificate(**{"description": "A line.", **given})
+    made = fitted.certificate("A line.", fingerprints={"pairs": "0"})
+    assert privacy.verify_certificate(made).problems == ()

@@ -1,0 +1,211 @@
+"""What Keras users give to `PrivateModel`, checked before anything is spent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdpsq import validation
+from tfdpsq.keras_choice import keras2 as keras
+from tfdpsq.privacy.batches import as_bytes
+
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+_SET_RATES = (
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+)
+_ELSEWHERE = {
+    "epochs": "The plan has the number of steps: set it in PrivacySpec.",
+    "batch_size": "The plan has it: set it in PrivacySpec.",
+    "shuffle": "The plan's sampler draws rows: set sampler in PrivacySpec.",
+    "validation_split": "Give validation_data, rows that are not trained on.",
+    "sample_weight": "Every unit counts alike: weigh in the loss, from a row's own "
+    "values, which are clipped with it.",
+    "class_weight": "Every unit counts alike: weigh in the loss, by a row's target.",
+}
+_NO_DATASET = """fit got a tf.data.Dataset, whose batches are already drawn, and the \
+plan's sampler must draw them itself, from all rows. If the data set has batches of \
+(x, y), each row once (no repeat), and fits in memory, these lines do it:
+  rows = list(dataset.unbatch().as_numpy_iterator())
+  x, y = tf.nest.map_structure(lambda *parts: np.stack(parts), *rows)
+  private.fit(x, y)
+For data that do not fit in memory use tfdpsq.privacy.train, which asks for rows by \
+number."""
+
+
+class _PerRow(keras.losses.Loss):
+    """A loss's values row by row, with targets and predictions of like shape."""
+
+    def __init__(self, function: Loss):
+        super().__init__(reduction=keras.losses.Reduction.NONE)
+        self._function = function
+
+    def call(self, y_true, y_pred):
+        y_pred = tf.convert_to_tensor(y_pred)
+        y_true = tf.convert_to_tensor(y_true)
+        # One number per row is one column: [B] against [B, 1] would broadcast to
+        # every pair of rows, and [B] against [B] would be averaged over rows.
+        if y_pred.shape.rank == 1:
+            y_pred = y_pred[:, tf.newaxis]
+        if y_true.shape.rank == 1 and y_pred.shape.rank == 2 and y_pred.shape[1] == 1:
+            y_true = y_true[:, tf.newaxis]
+        return self._function(y_true, y_pred)
+
+
+def require_type(name: str, value: Any, kind: type) -> None:
+    """Refuses a value of another type.
+
+    Raises:
+      InputError: names the value and the type.
+    """
+    if not isinstance(value, kind):
+        raise validation.InputError(
+            f"{name} is {validation.shown(value)}; give a {kind.__name__}."
+        )
+
+
+def checked(directory: Any, callbacks: Any, of_keras: Mapping[str, Any]) -> str | None:
+    """Returns an absolute path, or `None`; refuses what `fit` cannot take.
+
+    Raises:
+      InputError: names a directory that is none of this machine, what is no callback,
+        or an argument of Keras's `fit` that the plan decides, and where.
+    """
+    for name in of_keras:
+        where = _ELSEWHERE.get(name, "fit has no such argument.")
+        raise validation.InputError(f"fit got {name}. {where}")
+    for callback in tf.nest.flatten(callbacks or ()):
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise validation.InputError(
+                f"callbacks has {validation.shown(callback)}, which is no Keras "
+                "callback. Give instances, such as "
+                "[tf.keras.callbacks.TerminateOnNaN()]."
+            )
+    if directory is None:
+        return None
+    return validation.local_path("directory", directory)
+
+
+def row_loss(loss: Loss | str) -> keras.losses.Loss:
+    """Returns a loss of Keras's without reduction, of any that `compile` takes.
+
+    Raises:
+      InputError: no loss, a name that Keras does not know, or one that reduces.
+    """
+    if isinstance(loss, str):
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:
+            raise validation.InputError(
+                f"loss is {validation.shown(loss)}, which Keras does not know. Give a "
+                "name from tf.keras.losses, a loss, or a function."
+            ) from None
+    if not isinstance(loss, keras.losses.Loss):
+        if not callable(loss):
+            raise validation.InputError(
+                f"loss is {validation.shown(loss)}; give a Keras loss or a function "
+                "of (targets, predictions)."
+            )
+        return _PerRow(loss)
+    if loss.reduction != keras.losses.Reduction.NONE:
+        raise validation.InputError(
+            f"loss {loss.name!r} has reduction {loss.reduction!r}, which adds up rows "
+            "before they are clipped. Make it with "
+            "reduction=keras.losses.Reduction.NONE."
+        )
+    return _PerRow(loss)
+
+
+def rows_of(x: Any, y: Any) -> Any:
+    """Returns the data as nested arrays, all with the same number of rows.
+
+    Raises:
+      InputError: a data set, what is no array, no targets, or other numbers of rows.
+    """
+
+    def as_array(values: Any) -> np.ndarray:
+        if isinstance(values, tf.data.Dataset):
+            raise validation.InputError(_NO_DATASET)
+        if not hasattr(values, "__len__"):
+            raise validation.InputError(
+                f"fit got a {type(values).__name__}. Give arrays with one row per "
+                "example: the plan's sampler must draw the batches itself. For data "
+                "that do not fit in memory use tfdpsq.privacy.train."
+            )
+        array = np.asarray(values)
+        if not array.ndim:
+            raise validation.InputError(
+                f"fit got {validation.shown(values)}, which has no rows. Give arrays "
+                "with one row per example."
+            )
+        if array.dtype.kind == "U":
+            as_bytes("one of the arrays of fit", array)  # every row can be drawn
+        return array
+
+    x = tf.nest.map_structure(as_array, x)
+    if y is None:
+        raise validation.InputError("fit got no targets. Give arrays: fit(x, y).")
+    arrays = {"x": x, "y": tf.nest.map_structure(as_array, y)}
+    counts = {len(values) for values in tf.nest.flatten(arrays)}
+    if len(counts) > 1:
+        raise validation.InputError(
+            f"inputs and targets have {sorted(counts)} rows; give as many of each."
+        )
+    return arrays
+
+
+def fingerprint(arrays: Sequence[np.ndarray]) -> str:
+    """Returns a hash of types, shapes and values."""
+    digest = hashlib.sha256()
+    for values in arrays:
+        digest.update(f"{values.dtype} {values.shape} ".encode())
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
+
+
+def require_repeatable_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Refuses callbacks that set learning rates, which a killed run does not set."""
+    for callback in tf.nest.flatten(callbacks):
+        if isinstance(callback, _SET_RATES):
+            reads = isinstance(callback, keras.callbacks.ReduceLROnPlateau)
+            raise validation.InputError(
+                f"callbacks has a {type(callback).__name__}, whose learning rates a "
+                "killed run could not repeat under the noise that it repeats"
+                + (", and which reads the private loss" if reads else "")
+                + ". Give make_optimizer a "
+                "keras.optimizers.schedules.LearningRateSchedule, or leave "
+                "directory out."
+            )
+
+
+def require_validation(given: Any) -> None:
+    """Refuses validation data that Keras would refuse after steps are paid."""
+    if not isinstance(given, (list, tuple)) or len(given) not in (2, 3):
+        raise validation.InputError(
+            f"validation_data is a {type(given).__name__}; give (x, y) as arrays."
+        )
+    counts = {
+        len(values) if hasattr(values, "__len__") else 0
+        for values in tf.nest.flatten(list(given))
+        if values is not None
+    }
+    if len(counts) != 1 or not min(counts):
+        raise validation.InputError(
+            f"the arrays of validation_data have {sorted(counts)} rows; give as many "
+            "of each, and at least one."
+        )
+
+
+def blank_row(values: np.ndarray) -> np.ndarray:
+    """Returns a row of zeros, or of an empty text."""
+    zero = "" if values.dtype == object else 0
+    return np.full_like(values[:1], zero)
+
+
+def first_row(values: Any) -> Any:
+    """Returns the first row; `None` of `None`."""
+    return None if values is None else np.asarray(values)[:1]
