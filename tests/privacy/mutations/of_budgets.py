@@ -481,4 +481,40 @@ MUTATIONS = (
         ),
         "why": "two runs of one plan cannot be told from copies",
     },
+    {
+        "name": "noise_alone_is_paid_for",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "if not norm and not _is_reached(setup, batch):",
+        "new": "if False:",
+        "tests": (
+            "tests/privacy/test_before_spending.py::test_a_loss_that_trains_nothing_costs_nothing",
+        ),
+        "why": "all of the budget for weights that no row moved",
+    },
+    {
+        "name": "a_log_is_tried_when_a_step_is_paid",
+        "kind": "ledger",
+        "file": "tfdpsq/run/core/progress.py",
+        "old": (
+            "        point_log.require_writable("
+            "directory, point_log.FILE_NAME, layout.CURVE_FILE)\n"
+        ),
+        "new": "",
+        "tests": (
+            "tests/run/test_progress.py::test_a_place_is_tried_before_the_first_step",
+        ),
+        "why": "a run ends after its budget, and so does every restart",
+    },
+    {
+        "name": "keras_arguments_are_ignored",
+        "kind": "ledger",
+        "file": "tfdpsq/privacy/fit_inputs.py",
+        "old": "    for name in of_keras:\n",
+        "new": "    for name in ():\n",
+        "tests": (
+            "tests/privacy/test_fit_inputs.py::test_what_fit_cannot_take_is_named",
+        ),
+        "why": "sample weights that the user gave did not act, and the budget is spent",
+    },
 )
