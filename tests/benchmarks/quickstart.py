@@ -7,9 +7,11 @@ on, and prints one JSON line, and a table on stderr. Finished seeds are not run 
 DIR/quickstart.json holds the line, DIR/quickstart.svg its plot; `results/` here keeps
 those of the figures in README.md.
 
-A query's value is the mean of its NDCG@10 over seeds, and each pair of rows is compared
-by the paired bootstrap over queries; `by_seed` shows the variation from training.
-`share_of_original` is synthetic over original. `seconds` are the jobs' own stages.
+A row "+ bm25" is the row before it, fused with BM25 by the job's weight, and compared
+with public-only fused. A query's value is the mean of its NDCG@10 over seeds, and each
+pair of rows is compared by the paired bootstrap over queries; `by_seed` shows the
+variation from training. `share_of_original` is synthetic over original. `seconds` are
+the jobs' own stages.
 """
 
 import argparse
@@ -24,33 +26,48 @@ from tfdpsq import evaluation
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 METRIC = "ndcg@10"
-# Every row is compared with this one, and these pairs besides: (better, worse).
+# Every row is compared with this one, a fused one with it fused; and these pairs
+# besides: (better, worse).
 REFERENCE = "public_only"
+BM25, FUSED = "bm25", " + bm25"
 LABELS = {
     "original": "original, no protection",
     "synthetic_epsinf": "synthetic, ε = ∞",
     "synthetic_eps8": "synthetic, ε = 8",
     "untrained": "untrained encoder",
-    "direct_eps8": "direct DP-SGD, ε = 8",
+    "direct_eps8": "direct, public negatives, ε = 8",
 }
 _BESIDE = {"textcoords": "offset points", "fontsize": "small"}
 PAIRS = (
     ("synthetic_eps8", "direct_eps8"),
     ("synthetic_eps8", "untrained"),
     ("original", "synthetic_eps8"),
+    ("direct_eps8 + bm25", "synthetic_eps8 + bm25"),
 )
 
 
-def values(found):
+def reference_of(name):
+    """Returns the row that a row is compared with."""
+    return REFERENCE + FUSED if name.endswith(FUSED) else REFERENCE
+
+
+def values(job):
     """Returns {row: [queries] NDCG@10, in the order of the judgements}."""
+    found = job / "private" / "evaluation"
     qrels = evaluation.read_trec_qrels(found / "qrels.trec")
-    return {
-        path.stem: np.array(
-            evaluation.evaluate_run(
-                qrels, evaluation.read_trec_run(path), [METRIC]
-            ).values(METRIC)
-        )
+    results = json.loads((job / "results.json").read_text("utf-8"))
+    weights = {row["name"]: row.get("fused_weight") for row in results["rows"]}
+    runs = {
+        path.stem: evaluation.read_trec_run(path)
         for path in sorted((found / "runs").glob("*.trec"))
+    }
+    for name, run in list(runs.items()):
+        if weight := weights.get(name):
+            shares = [1 - weight, weight]
+            runs[name + FUSED] = evaluation.fuse([runs[BM25], run], shares)
+    return {
+        name: np.array(evaluation.evaluate_run(qrels, run, [METRIC]).values(METRIC))
+        for name, run in runs.items()
     }
 
 
@@ -70,11 +87,11 @@ def comparison(means, runs, better, worse):
 
 def summary(workdirs):
     """Returns the printed summary of finished jobs."""
-    runs = [values(workdir / "private" / "evaluation") for workdir in workdirs]
+    runs = [values(workdir) for workdir in workdirs]
     names = [name for name in runs[0] if all(name in run for run in runs)]
     means = {name: np.mean([run[name] for run in runs], axis=0) for name in names}
     compared = {}
-    pairs = [(name, REFERENCE) for name in names if name != REFERENCE]
+    pairs = [(name, reference_of(name)) for name in names if name != reference_of(name)]
     for better, worse in [*pairs, *PAIRS]:
         if better in means and worse in means:
             name = f"{better} - {worse}"
@@ -108,7 +125,7 @@ def markdown(found):
         "|---|---|---|---|",
     ]
     for name, mean in sorted(found[METRIC].items(), key=lambda row: -row[1]):
-        over = found["compared"].get(f"{name} - {REFERENCE}")
+        over = found["compared"].get(f"{name} - {reference_of(name)}")
         seeds = ", ".join(f"{value:.4f}" for value in found["by_seed"][name])
         shown = "–"
         if over:
@@ -129,7 +146,7 @@ def draw(found, path):
     rows = [
         (name, found[METRIC][name], found["compared"][f"{name} - {REFERENCE}"])
         for name in sorted(found[METRIC], key=found[METRIC].get)
-        if name not in (REFERENCE, "bm25")
+        if name not in (REFERENCE, BM25) and not name.endswith(FUSED)
     ]
     figure, axes = pyplot.subplots(figsize=(7, 2.4), layout="constrained")
     for place, (name, mean, over) in enumerate(rows):
