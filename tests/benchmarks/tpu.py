@@ -218,7 +218,7 @@ def _retriever_step(given):
             return privacy.Coupled(*losses(batch))
 
     elif method == "logit_dp":
-        losses = retriever.LogitTerms(model)
+        losses = retriever.LogitTerms(model, rows)
 
         def loss(batch):
             return privacy.Terms(*losses(batch))

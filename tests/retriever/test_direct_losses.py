@@ -1,6 +1,7 @@
 """What the losses of direct DP training read, and what they refuse."""
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import tensorflow as tf
 
 from tfdpsq import retriever
 from tfdpsq.layers import train_only
-from tfdpsq.privacy import fast
+from tfdpsq.privacy import Terms, fast
+from tfdpsq.privacy.replay import replayable
 from tfdpsq.retriever import (
     GroupLosses,
     LogitTerms,
@@ -115,6 +117,44 @@ def test_what_a_method_is_not_derived_for_is_refused(make_model, make_rows, toke
             make(both)
     with pytest.raises(InputError, match="learned_scale is True, but logit_dp"):
         LogitTerms(make_model(learned_scale=True))
+
+
+def test_the_scores_that_are_clipped_are_those_that_were_counted(
+    make_model, make_rows, tokenizer
+):
+    """In parts a text is embedded twice, under the same dropout.
+
+    Under another one a coefficient would be of another loss than its gradient.
+    """
+    rows = 6
+    t5 = dataclasses.replace(make_model().config.t5, dropout=0.3)
+    model = make_model(t5=t5)
+    arrays = encode_pairs(make_rows(rows), tokenizer, **LENGTHS)
+    batch = retriever.collate(arrays, np.arange(rows))
+    batch = {name: tf.constant(value) for name, value in batch.items()}
+    terms = LogitTerms(model, 1)  # 16 at least
+    keys = tf.constant([1, 2], tf.int64)
+    with replayable(terms.layers, keys, 0, 0):
+        values, coefficients, losses = terms(batch)
+        scores = np.concatenate([values(tf.constant(part)) for part in range(3)])
+    assert coefficients.shape == (3, 16)
+    scores = scores[: rows * rows].reshape(rows, rows).astype(np.float64)
+    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    expected = (shares - np.eye(rows)).ravel()
+    found = np.ravel(coefficients)
+    np.testing.assert_allclose(found[: rows * rows], expected, atol=1e-5)
+    assert (found[rows * rows :] == 0).all()
+    np.testing.assert_allclose(losses, -np.log(np.diag(shares)), rtol=1e-4)
+    plain, _, _ = LogitTerms(make_model())(batch)
+    assert np.abs(scores.ravel() - plain.numpy()).max() > 0.1  # it did drop
+
+
+def test_terms_in_parts_want_rows_that_are_declared_to_read_each_other():
+    def losses():
+        return Terms(lambda part: tf.ones([4]), tf.ones([2, 4]), tf.ones([3]))
+
+    with pytest.raises(InputError, match="terms in parts, which are added up only"):
+        fast.clipped_sum(losses, [tf.keras.layers.Dense(1)], [], 1.0)
 
 
 @pytest.mark.parametrize("method", ["microbatch", "public_negatives"])

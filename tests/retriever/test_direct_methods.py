@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdpsq import retriever
 from tfdpsq.layers import MaskedMeanPooling, Scale, T5Config
 from tfdpsq.privacy import Coupled, Terms, coupled, fast
+from tfdpsq.privacy.terms import sum_of_parts
 from tfdpsq.retriever import (
     GroupLosses,
     LogitTerms,
@@ -60,7 +61,7 @@ class _Linear(retriever.TwoTower):
 class _Method:
     """A method's clipped sum over batches of n pairs, as the engine makes it."""
 
-    def __init__(self, name, n, scale, capacity=None):
+    def __init__(self, name, n, scale, capacity=None, scores=None):
         self.n, self.model = n, _Linear(2 * n + _NEGATIVES + _HARD * n, scale)
         self.loss, together = None, 1
         if name == "naive":
@@ -69,7 +70,7 @@ class _Method:
             together = capacity or n
             self.loss = GroupLosses(self.model, together)
         elif name == "logit_dp":
-            terms = LogitTerms(self.model)
+            terms = LogitTerms(self.model, scores)
             self.loss = lambda batch: Terms(*terms(batch))
             self.loss.layers = terms.layers
         else:
@@ -101,14 +102,23 @@ class _Method:
             if name == "naive":
                 found = Coupled(*self.loss(batch))
                 return coupled.clipped_sum(found, [self.model.matrix], _C, weights)[0]
-            return fast.clipped_sum(
-                lambda: self.loss(batch),
-                self.loss.layers,
-                [self.model.matrix],
-                _C,
-                weights=weights,
-                rows_per_unit=together,
-            ).sums[0]
+
+            def sums(losses, weights=weights):
+                return fast.clipped_sum(
+                    losses,
+                    self.loss.layers,
+                    [self.model.matrix],
+                    _C,
+                    weights=weights,
+                    rows_per_unit=together,
+                ).sums
+
+            if scores is not None and n * n > scores:
+                zeros = [tf.zeros([_WIDTH, _WIDTH])]
+                return sum_of_parts(
+                    self.loss(batch), lambda part: sums(part, None), zeros
+                )[0]
+            return sums(lambda: self.loss(batch))[0]
 
         self._sum = clipped_sum
 
@@ -180,7 +190,9 @@ def _taking_over(n, draw):
 
 def _search(name, n, scale, trials, seed=0):
     """The furthest that the sum moved: (one pair less or more, one replaced)."""
-    method, draw = _Method(name, n, scale), np.random.default_rng(seed)
+    # A part of the scores at a time, and of 64 rows' all at once.
+    scores = 20 if name == "logit_dp" and n < 64 else None
+    method, draw = _Method(name, n, scale, scores=scores), np.random.default_rng(seed)
     worst = np.zeros(2)
     for trial in range(trials):
         queries, documents = _candidate(n, trial, draw)
@@ -247,17 +259,23 @@ def test_another_groups_rows_do_not_move(make_rows, tokenizer, model):
         assert norm == pytest.approx(_C, rel=1e-4)
 
 
-def test_the_logit_dp_sum_is_that_of_a_plain_loop():
-    n, scale = 4, 2.0
-    method, draw = _Method("logit_dp", n, scale), np.random.default_rng(3)
-    queries, documents = draw.normal(size=(2, n, _WIDTH))
-    present = np.array([1, 1, 1, 0.0])
+@pytest.mark.parametrize(
+    "n, real, scores",
+    [(4, 3, None), (4, 3, 16), (5, 5, 16), (7, 3, 16), (7, 6, 20)],
+)
+def test_the_logit_dp_sum_is_that_of_a_plain_loop(n, real, scores):
+    """At once or in parts; of 7 rows, 3 of them real, 9 of 49 scores count."""
+    scale = 2.0
+    method = _Method("logit_dp", n, scale, scores=scores)
+    queries, documents = np.random.default_rng(3).normal(size=(2, n, _WIDTH))
+    present = np.zeros(n)
+    present[:real] = 1
     found = method(queries, documents, present)
     matrix = tf.Variable(np.eye(_WIDTH))
     expected = np.zeros([_WIDTH, _WIDTH])
-    scores, gradients = np.zeros([3, 3]), np.zeros([3, 3, _WIDTH, _WIDTH])
-    for i in range(3):
-        for j in range(3):
+    scores, gradients = np.zeros([real, real]), np.zeros([real, real, _WIDTH, _WIDTH])
+    for i in range(real):
+        for j in range(real):
             with tf.GradientTape() as tape:
                 q = tf.math.l2_normalize(tf.constant(queries[i][None]) @ matrix)
                 d = tf.math.l2_normalize(tf.constant(documents[j][None]) @ matrix)
@@ -266,8 +284,8 @@ def test_the_logit_dp_sum_is_that_of_a_plain_loop():
             scores[i, j] = float(score)
             gradients[i, j] = gradient * min(1, _C / np.linalg.norm(gradient))
     shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    for i in range(3):
-        for j in range(3):
+    for i in range(real):
+        for j in range(real):
             expected += (shares[i, j] - (i == j)) * gradients[i, j]
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-8)
 

@@ -172,7 +172,7 @@ def test_every_method_of_direct_training_compiles(method):
             return privacy.Coupled(*losses(batch))
 
     elif method == "logit_dp":
-        losses = retriever.LogitTerms(model)
+        losses = retriever.LogitTerms(model, 16)
 
         def loss(batch):
             return privacy.Terms(*losses(batch))

@@ -189,7 +189,7 @@ def test_training_the_retriever_directly(method):
             return privacy.Coupled(*losses(batch))
 
     elif method == "logit_dp":
-        losses = retriever.LogitTerms(model)
+        losses = retriever.LogitTerms(model, 16)
 
         def loss(batch):
             return privacy.Terms(*losses(batch))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -14,7 +14,13 @@ from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.optimizers import Clipped, LogicalStep, StepKeys
 from tfdpsq.privacy.replay import replayable
-from tfdpsq.privacy.terms import Losses, require_losses
+from tfdpsq.privacy.terms import (
+    Losses,
+    Terms,
+    is_in_parts,
+    require_losses,
+    sum_of_parts,
+)
 
 Batch = Mapping[str, tf.Tensor]
 
@@ -109,6 +115,7 @@ def make_logical_step(
         rows_are_independent and private and not coupled,
         together,
         coupled,
+        reads_rows=not rows_are_independent,
     )
     return step.run
 
@@ -147,6 +154,7 @@ def make_microbatch_sum(
         rows_are_independent,
         _whole_units(rows, optimizer),
         coupled=False,
+        reads_rows=not rows_are_independent,
     )
     zero = tf.constant(0, tf.int64)
 
@@ -167,6 +175,7 @@ class _Step:
     spares_others: bool  # a row without a finite gradient costs nobody else
     together: int
     coupled: bool
+    reads_rows: bool  # a loss reads other rows than its own; it may come in parts
 
     def run(
         self,
@@ -263,9 +272,27 @@ class _Step:
             with replayed():
                 found = coupled_rows.require_coupled(self.per_example_losses(part))
                 return optimizer.coupled_sum(found, self.variables, part["weights"])
+        if self.reads_rows:
+            with replayed():
+                terms: Any = self.per_example_losses(part)
+            if is_in_parts(terms):
+                return Clipped(self._of_parts(terms, replayed), terms.losses, True)
         return optimizer.clipped_sum(
             losses, self.variables, self.layers, part["weights"]
         )
+
+    def _of_parts(self, found: Terms, replayed: Callable[[], Any]) -> list[tf.Tensor]:
+        def clipped_sum(terms: Callable[[], Terms]) -> Sequence[tf.Tensor]:
+            def of_part() -> Terms:
+                with replayed():
+                    return terms()
+
+            ones = tf.ones(found.coefficients.shape[1])  # the coefficients have zeros
+            return self.optimizer.clipped_sum(
+                of_part, self.variables, self.layers, ones
+            ).sums
+
+        return sum_of_parts(found, clipped_sum, self._zero_sums())
 
     def _one_by_one(
         self, part: Batch, number: tf.Tensor, keys: StepKeys

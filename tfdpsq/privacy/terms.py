@@ -14,7 +14,7 @@ can move in such a sum is for those who choose the loss to derive, and to declar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
 
@@ -26,13 +26,16 @@ class Terms(NamedTuple):
     """Values that a loss function returns in place of losses.
 
     Attributes:
-      values: [R] float, R static; value r runs layers on inputs of its own alone.
-      coefficients: [R] float, constants to the gradient; where one is 0 or no finite
-        number the term contributes exactly zero, whatever its gradient.
+      values: [R] float, R static; value r runs layers on inputs of its own alone. Or,
+        where all at once would not fit in memory, a function of a part's number, an
+        int32 scalar, to [R] of them. It computes what the coefficients were made of:
+        dropout, if any, must follow from the part's number (`layers.dropout_seed`).
+      coefficients: [R] float, or [parts, R], constants to the gradient; where one is 0
+        or no finite number the term contributes exactly zero, whatever its gradient.
       losses: [rows] float, one per row of the batch, for reporting alone.
     """
 
-    values: tf.Tensor
+    values: Any
     coefficients: tf.Tensor
     losses: tf.Tensor
 
@@ -70,12 +73,63 @@ def require_losses(found: Losses) -> tf.Tensor | Terms:
         return require_rows(found)
     values, coefficients, losses = found
     require_rows(losses)
+    if callable(values):
+        raise validation.InputError(
+            "the loss is made of terms in parts, which are added up only where rows "
+            "are declared to read each other: set microbatch_size to None and "
+            "sensitivity_multiplier above 1, or return all values at once."
+        )
     if coefficients.shape != require_rows(values).shape:
         raise validation.InputError(
             f"there are coefficients of shape {coefficients.shape} for values of "
             f"shape {values.shape}; give one for each."
         )
     return found
+
+
+def is_in_parts(found: Losses) -> bool:
+    """Returns whether a loss function returned terms a part at a time."""
+    return isinstance(found, Terms) and callable(found.values)
+
+
+def sum_of_parts(
+    found: Terms,
+    clipped_sum: Callable[[Callable[[], Terms]], Sequence[tf.Tensor]],
+    zeros: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """Adds up terms in parts, of which one is in memory at a time.
+
+    Args:
+      found: terms in parts.
+      clipped_sum: maps a function that returns one part's terms to their sum, one
+        tensor per variable.
+      zeros: where each sum begins.
+
+    Returns:
+      The sums; parts after the last coefficient other than 0 are not computed.
+    """
+    parts = found.coefficients.shape[0]
+    wanted = tf.reduce_any(found.coefficients != 0, axis=1)
+    end = tf.reduce_max(tf.where(wanted, tf.range(parts) + 1, 0))
+
+    def add(part: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        coefficients = found.coefficients[part]
+
+        def terms() -> Terms:
+            values = found.values(part)
+            return Terms(values, coefficients, tf.zeros_like(coefficients))
+
+        added = clipped_sum(terms)
+        return part + 1, *(t + tf.cast(one, t.dtype) for t, one in zip(sums, added))
+
+    _, *sums = tf.while_loop(
+        lambda part, *_: part < end,
+        add,
+        (tf.constant(0), *zeros),
+        maximum_iterations=parts,
+        parallel_iterations=1,
+    )
+    return sums
 
 
 def total_of(found: Losses, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

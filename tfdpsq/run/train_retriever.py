@@ -102,9 +102,9 @@ _UNITS_AND_NOISE = (
 _NEGATIVES = ("public_negatives",)
 ACTING = (
     acting.Only("rows_at_a_time", "method", ("plain",)),
+    acting.Only("microbatch_size", "method", retriever.METHODS),
     acting.Only("clip_groups", "method", ("microbatch",)),
     acting.Only("negatives refresh_every most_documents", "method", _NEGATIVES),
-    acting.Only("microbatch_size", "method", ("naive", "microbatch", *_NEGATIVES)),
     # "naive" differentiates itself, and "logit_dp" is clipped by "fast" alone.
     acting.Only("engine", "method", ("microbatch", "logit_dp", *_NEGATIVES)),
     acting.Only("hard_negatives.*", "hard_negatives.run"),

@@ -319,4 +319,40 @@ MUTATIONS = (
         ),
         "why": "weights are NaN after the first step, and all of the plan is paid for",
     },
+    {
+        "name": "scores_beyond_the_last_part_counted",
+        "kind": "coefficients",
+        "file": "tfdpsq/retriever/direct_losses.py",
+        "old": "return values, tf.where(counts, tf.gather_nd(found, at), 0.0), losses",
+        "new": "return values, tf.gather_nd(found, at), losses",
+        "tests": (
+            "tests/retriever/test_direct_methods.py::"
+            "test_the_logit_dp_sum_is_that_of_a_plain_loop",
+        ),
+        "why": "what fills up the last part is a pair's score again",
+    },
+    {
+        "name": "last_part_of_terms_left_out",
+        "kind": "coefficients",
+        "file": "tfdpsq/privacy/terms.py",
+        "old": "end = tf.reduce_max(tf.where(wanted, tf.range(parts) + 1, 0))",
+        "new": "end = tf.reduce_max(tf.where(wanted, tf.range(parts), 0))",
+        "tests": (
+            "tests/retriever/test_direct_methods.py::"
+            "test_the_logit_dp_sum_is_that_of_a_plain_loop",
+        ),
+        "why": "a row's shares do not add up to one, beyond the derived sensitivity",
+    },
+    {
+        "name": "scores_clipped_under_other_dropout",
+        "kind": "coefficients",
+        "file": "tfdpsq/retriever/direct_losses.py",
+        "old": "with dropout_seed(seeds[0], part, parts=0):",
+        "new": "with dropout_seed(_seeds_of(self._draws)[0], part, parts=0):",
+        "tests": (
+            "tests/retriever/test_direct_losses.py::"
+            "test_the_scores_that_are_clipped_are_those_that_were_counted",
+        ),
+        "why": "the gradient is not that of the forward pass that was counted",
+    },
 )

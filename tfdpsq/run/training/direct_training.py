@@ -74,8 +74,9 @@ def declared() -> dict[str, settings.Setting]:
     `most_documents`: public negatives of a step, the steps they are kept for, and the
     number of documents, evenly spread over the corpus, that they are drawn from
     ("public_negatives"). `microbatch_size`: what is in memory at a time, without effect
-    on the loss: rows ("public_negatives"), rows of whole groups ("microbatch"), or
-    documents, and one gradient ("naive"); "logit_dp" takes the whole batch.
+    on the loss: rows ("public_negatives"), rows of whole groups ("microbatch"),
+    documents, and one gradient ("naive"), or scores, of a query and a document each, 16
+    at least ("logit_dp").
     """
     return {
         "clip_groups": settings.Integer(8),
@@ -367,7 +368,7 @@ def _in_batch_loss(
             {"microbatch_size": texts, "layers": losses.layers, "coupled": True},
         )
     if config.method == "logit_dp":
-        terms = retriever.LogitTerms(model)
+        terms = retriever.LogitTerms(model, config.microbatch_size)
         return (
             lambda batch: privacy.Terms(*terms(batch)),
             {"microbatch_size": None, "layers": terms.layers},
@@ -394,8 +395,6 @@ def facts(
     )
     if config.method == "naive":
         found["engine"] = "none: each row's gradient is formed and clipped by itself"
-    if config.method == "logit_dp":
-        found["microbatch_size"] = "the whole batch"
     if config.method != "public_negatives":
         return found
     found["negatives"] = config.negatives
