@@ -17,6 +17,14 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+# A v4's two cores as one device, as TensorFlow has them; else each has half the memory.
+_MEGACORE = {
+    "v4": {
+        "chip_config_name": "megacore",
+        "chips_per_host_bounds": (2, 2, 1),
+        "num_slices": 1,
+    }
+}
 # {chip: (topology, GiB of memory of a device)}
 CHIPS = {
     "v4": ("v4:2x2x1", 32),
@@ -48,7 +56,9 @@ def compiled(program, chip):
     from jaxlib.mlir import ir
 
     name, _ = CHIPS[chip]
-    described = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    described = topologies.get_topology_desc(
+        platform="tpu", topology_name=name, **_MEGACORE.get(chip, {})
+    )
     device = described.devices[0]
     text = _jax.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(program))
     text = text.decode() if isinstance(text, bytes) else text
