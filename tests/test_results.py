@@ -211,8 +211,13 @@ def test_damaged_files_and_other_directories_are_named(work, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no finished stage"):
         results.open_job(tmp_path / "empty")
-    with pytest.raises(InputError, match="none does not exist"):
-        results.open_job(tmp_path / "none")
+    for path, message in (
+        (tmp_path / "none", "none does not exist"),
+        ("", "the workdir is given as an empty value"),
+        (tmp_path / ("x" * 300), "cannot be opened: File name too long"),
+    ):
+        with pytest.raises(InputError, match=message):
+            results.open_job(path)
 
 
 DEEP = "[" * 100_000 + "\n"

@@ -35,7 +35,7 @@ except ImportError as _missing:
         f"tfdpsq.results needs {_missing.name}: python -m pip install pandas matplotlib"
     ) from _missing
 
-from tfdpsq.validation import DataError, InputError, cut, parse_json, shown
+from tfdpsq.validation import DataError, InputError, cut, given_path, parse_json, shown
 
 _STAGE, _CERTIFICATE = "stage.json", "certificate.json"
 _BASELINE = "public_only"
@@ -50,10 +50,17 @@ def open_job(path: str | os.PathLike) -> Job:
     """Opens a workdir, or the directory that stages' outputs are in.
 
     Raises:
-      InputError: it does not exist or holds no stage's output.
+      InputError: it is empty, does not exist, or holds no stage's output.
     """
-    directory = pathlib.Path(path)
-    if not directory.is_dir():
+    directory = pathlib.Path(given_path("the workdir", path))
+    try:
+        there = directory.is_dir()
+    except OSError as error:  # such as a path that is too long
+        raise InputError(
+            f"{cut(str(directory))} cannot be opened: {error.strerror}. Give the "
+            "--workdir of a job."
+        ) from error
+    if not there:
         raise InputError(f"{directory} does not exist. Give the --workdir of a job.")
     job = Job(directory)
     if job.stages.empty:

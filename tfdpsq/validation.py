@@ -166,6 +166,20 @@ def one_of(name: str, value: Any, choices: Collection) -> Any:
     return value
 
 
+def given_path(name: str, path: str | os.PathLike) -> str | os.PathLike:
+    """Returns `path` unless it is empty, which `pathlib` takes for ".".
+
+    Raises:
+      InputError: it is empty or blank.
+    """
+    if not os.fspath(path).strip():
+        raise InputError(
+            f"{name} is given as an empty value. Give its path; '.' is the current "
+            "directory."
+        )
+    return path
+
+
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
     """Lists up to five paths at which two JSON values differ, each with both values."""
     if isinstance(old, dict) and isinstance(new, dict):

@@ -423,6 +423,8 @@ def test_the_command_prints_text_or_json_and_exits_with_0(tmp_path, capsys):
     [
         (["/nowhere/at/all"], "/nowhere/at/all does not exist"),
         (["{here}"], "holds no stage, finished or begun"),
+        ([""], "the workdir is given as an empty value"),
+        (["{here}", "--private="], "--private is given as an empty value"),
         (["gs://bucket/work"], "gs://bucket/work is not on a disk of this machine"),
         ([], "usage:"),
         (["one", "two"], "usage:"),

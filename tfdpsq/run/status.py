@@ -123,8 +123,11 @@ def status(path: str, private: str | None = None) -> dict[str, Any]:
       stages without a known time.
 
     Raises:
-      InputError: no such directory, or neither a workdir nor a stage.
+      InputError: an empty path, no such directory, or neither a workdir nor a stage.
     """
+    validation.given_path("the workdir", path)
+    if private is not None:
+        validation.given_path("--private", private)
     if "://" in path:
         raise validation.InputError(
             f"{path} is not on a disk of this machine, so its locks cannot be read. "
