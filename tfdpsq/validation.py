@@ -95,6 +95,17 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise
 
 
+def parse_integer(text: str) -> int:
+    """Parses an integer of 64 bits, as `parse_int` of `parse_json`.
+
+    Raises:
+      ValueError: it has more, for which neither a float nor a table has room.
+    """
+    if abs(value := int(text)) >= 1 << 63:
+        raise ValueError(f"the integer {cut(text)} has more than 64 bits")
+    return value
+
+
 def positive(name: str, value: float) -> float:
     """Returns `value` if it is a finite number above zero.
 
