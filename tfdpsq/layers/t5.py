@@ -23,7 +23,7 @@ _SHAPES = {
     ("large", "1.1"): (1024, 2816, 24, 16, 64),
     ("xl", "1.1"): (2048, 5120, 24, 32, 64),
 }
-_SIZES = ("small", "base", "large", "xl")
+SIZES = ("small", "base", "large", "xl")
 _VERSIONS = ("1.0", "1.1")
 
 
@@ -93,7 +93,7 @@ class T5Config:
           InputError: unknown size or version, or a pair never published here
             (XL exists in 1.1 shape only).
         """
-        validation.one_of("size", size, _SIZES)
+        validation.one_of("size", size, SIZES)
         validation.one_of("version", version, _VERSIONS)
         if (size, version) not in _SHAPES:
             raise validation.InputError(
