@@ -36,8 +36,9 @@ PRIVACY_ROOMS = {
     "fast": {"terms"},
     "proof": {"accounting", "calibration", "plan", "spec", "randomness"},
 }
-# Commands that run other commands; `estimate_job` takes a pipeline's settings.
-RUN_OTHERS = {"pipeline", "choose", "reproduce", "grid", "estimate_job"}
+# Commands that run other commands; the estimates take a stage's and a pipeline's
+# settings.
+RUN_OTHERS = {"pipeline", "choose", "reproduce", "grid", "estimate", "estimate_job"}
 
 # -- What the checks are made of: functions of source text ----------------------
 

@@ -178,7 +178,9 @@ def test_figures_are_drawn_of_what_is_there(work):
     drawn = curves.axes[0].lines[0]
     assert drawn.get_xydata().tolist() == [[1, 4.0], [2, 3.0]]
     assert len(lengths.axes[0].get_legend().get_texts()) == 3
-    for figure in (rows, curves, lengths):
+    # matplotlib refused a value beside its interval, as few resamples have it.
+    job.rows["ndcg@10"] += 1.0
+    for figure in (rows, curves, lengths, job.plot_rows()):
         results.plt.close(figure)
 
 
@@ -211,11 +213,18 @@ def test_damaged_files_and_other_directories_are_named(work, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no finished stage"):
         results.open_job(tmp_path / "empty")
-    with pytest.raises(InputError, match="none does not exist"):
-        results.open_job(tmp_path / "none")
+    for path, message in (
+        (tmp_path / "none", "none does not exist"),
+        ("", "the workdir is given as an empty value"),
+        (tmp_path / ("x" * 300), r"\.\.\. \(.* characters\) does not exist"),
+    ):
+        with pytest.raises(InputError, match=message):
+            results.open_job(path)
 
 
 DEEP = "[" * 100_000 + "\n"
+# More digits than a float has room for.
+LONG = "9" * 400
 QRELS = "pairs/qrels/train.tsv"
 LOG = "work/private/logs/generator_eps8/log.jsonl"
 HEAD = "query-id\tcorpus-id\tscore\n"
@@ -246,6 +255,31 @@ DAMAGED = [
         '{"systems": {"a": {"f1_ci": [1]}}}',
         ": it is damaged: not enough values",
     ),
+    (
+        "stages",
+        "work/private/seconds.json",
+        f'{{"prepare": {LONG}}}',
+        ": it is damaged",
+    ),
+    (
+        "rows",
+        "work/private/evaluation/metrics.json",
+        f'{{"systems": {{"a": {{"f1": {LONG}}}}}}}',
+        ": it is damaged",
+    ),
+    (
+        "canaries",
+        "work/private/audit_eps8/audit.json",
+        f'{{"canaries": [{{"rank": {LONG}}}]}}',
+        ": it is damaged",
+    ),
+    (
+        "membership",
+        "work/private/audit_eps8/audit.json",
+        f'{{"membership": {{"a": {{"auc": [{LONG}, 0, 1]}}}}}}',
+        ": it is damaged",
+    ),
+    ("curves", LOG, f'{{"step": 1, "tokens": {LONG}}}\n', ":1: it is damaged"),
     ("canaries", "work/private/audit_eps8/audit.json", '{"canaries": [1]}', "damaged"),
     ("membership", "work/private/audit_eps8/audit.json", "{}", "no entry 'membership'"),
     ("pairs", QRELS, "", ": it is damaged: No columns"),

@@ -35,14 +35,15 @@ except ImportError as _missing:
         f"tfdpsq.results needs {_missing.name}: python -m pip install pandas matplotlib"
     ) from _missing
 
+from tfdpsq import validation
 from tfdpsq.validation import DataError, InputError, cut, parse_json, shown
 
 _STAGE, _CERTIFICATE = "stage.json", "certificate.json"
-_BASELINE = "public_only"
-_RERANKED = "reranked_"
+_BASELINE, _RERANKED = "public_only", "reranked_"
 _RUN_COLUMNS = ("query", "_", "document", "rank", "score", "tag")
 # What reading raises where a file is damaged, or not as a stage writes it.
 _BAD_FILE = (OSError, EOFError, zlib.error, ValueError, OverflowError)
+_EXACT: Any = {"parse_int": validation.parse_integer}
 _BAD_ENTRY = (AttributeError, LookupError, TypeError)
 
 
@@ -50,11 +51,11 @@ def open_job(path: str | os.PathLike) -> Job:
     """Opens a workdir, or the directory that stages' outputs are in.
 
     Raises:
-      InputError: it does not exist or holds no stage's output.
+      InputError: it is empty, does not exist, or holds no stage's output.
     """
-    directory = pathlib.Path(path)
-    if not directory.is_dir():
-        raise InputError(f"{directory} does not exist. Give the --workdir of a job.")
+    directory = pathlib.Path(validation.given_path("the workdir", path))
+    if not os.path.isdir(directory):  # which is also False of a path too long to open
+        raise InputError(f"{cut(str(path))} does not exist. Give a job's --workdir.")
     job = Job(directory)
     if job.stages.empty:
         raise InputError(
@@ -354,8 +355,9 @@ class Job:
         figure, panel = plt.subplots(
             figsize=(7, 0.4 * len(rows) + 1.2), layout="constrained"
         )
-        error = [value - rows[f"{measure}_low"], rows[f"{measure}_high"] - value]
-        panel.errorbar(value, range(len(rows)), xerr=error, fmt="o", capsize=4)
+        # Few resamples may give an interval without its value.
+        panel.hlines(range(len(rows)), rows[f"{measure}_low"], rows[f"{measure}_high"])
+        panel.plot(value, range(len(rows)), "o")
         if _BASELINE in rows.index:
             panel.axvline(rows[measure][_BASELINE], color="black", ls=":")
         panel.set_yticks(range(len(rows)), list(rows.index))
@@ -509,7 +511,7 @@ class Job:
         if not path.is_file():
             return {}
         with _reading(path):
-            return {**parse_json(path.read_text("utf-8"))}
+            return {**parse_json(path.read_text("utf-8"), **_EXACT)}
 
     def _lines(self, path: pathlib.Path, required: bool = False) -> Iterator[dict]:
         """Yields the objects of a JSON Lines file, or of its .gz, one for each line.
@@ -528,7 +530,7 @@ class Job:
         ):
             for number, line in enumerate(file, 1):
                 try:
-                    found = parse_json(line.decode("utf-8"))
+                    found = parse_json(line.decode("utf-8"), **_EXACT)
                 except ValueError as error:
                     if not line.endswith(b"\n"):
                         return  # it is being written

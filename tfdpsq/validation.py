@@ -95,6 +95,17 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise
 
 
+def parse_integer(text: str) -> int:
+    """Parses an integer of 64 bits, as `parse_int` of `parse_json`.
+
+    Raises:
+      ValueError: it has more, for which neither a float nor a table has room.
+    """
+    if abs(value := int(text)) >= 1 << 63:
+        raise ValueError(f"the integer {cut(text)} has more than 64 bits")
+    return value
+
+
 def positive(name: str, value: float) -> float:
     """Returns `value` if it is a finite number above zero.
 
@@ -183,6 +194,20 @@ def local_path(name: str, path: Any) -> str:
             "a text or a pathlib.Path."
         )
     return os.path.abspath(text)
+
+
+def given_path(name: str, path: str | os.PathLike) -> str | os.PathLike:
+    """Returns `path` unless it is empty, which `pathlib` takes for ".".
+
+    Raises:
+      InputError: it is empty or blank.
+    """
+    if not os.fspath(path).strip():
+        raise InputError(
+            f"{name} is given as an empty value. Give its path; '.' is the current "
+            "directory."
+        )
+    return path
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:

@@ -496,6 +496,10 @@ def test_too_little_memory_is_told_with_its_remedy(tmp_path, monkeypatch):
     )
     with pytest.raises(InputError, match=message):
         _train(tmp_path, _spec(), microbatch=1000)
+    # Of the rows that are tried it named no setting.
+    with pytest.raises(InputError, match="smaller microbatch_size or batch_size. The"):
+        with unquoted_values("the problem", "The remedy."):
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The two-tower model: what padding may change (nothing), training, saving."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -360,6 +361,20 @@ def test_loading_says_what_is_wrong(make_model, make_config, tmp_path):
     config.write_text(make_config(shared=False).to_json().replace("}", "", 1))
     with pytest.raises(DataError, match="no retriever's config"):
         load(tmp_path / "a")
+    sound, long = json.loads(make_config().to_json()), 10**400
+    for changed, said in (
+        (None, "it is not an object"),
+        ({**sound, "t5": None}, "no retriever's config"),
+        ({**sound, "embedding_dim": long}, "embedding_dim is 1000"),
+        ({**sound, "query_length": long}, "query_length is 1000"),
+        *(
+            ({**sound, "t5": {**sound["t5"], size: long}}, f"{size} is 1000")
+            for size in ("vocabulary_size", "num_layers", "num_heads", "key_value_dim")
+        ),
+    ):
+        config.write_text(json.dumps(changed))
+        with pytest.raises(DataError, match=f"config.json: .*{said}"):
+            load(tmp_path / "a")
     config.write_text(make_config().to_json())
     (tmp_path / "a" / "weights.index").unlink()
     with pytest.raises(DataError, match="weights missing"):

@@ -368,3 +368,12 @@ def test_bad_settings_of_the_audit(base, tmp_path, logical_cpus):
     (broken / canary_set.CANARIES_FILE).write_text(lines.replace("own_d", "oen_d", 1))
     with pytest.raises(DataError, match="not a canary .form is 'oen_document'"):
         canary_set.read_canaries(broken)
+    first = json.loads(lines.splitlines()[0])
+    for field, value in {
+        **{"coin": None, "repetitions": "2", "prefix": 3, "secret": None},
+        **{"document_id": [], "document_characters": 10**400, "candidates": [1]},
+    }.items():
+        bad = json.dumps({**first, field: value}) + "\n"
+        (broken / canary_set.CANARIES_FILE).write_text(bad)
+        with pytest.raises(DataError, match=r"canaries.jsonl:1: not a canary \("):
+            canary_set.read_canaries(broken)

@@ -285,6 +285,43 @@ COMMANDS = [
     ("estimate --config=configs/finetune.py --wrokdir=x", "there is no flag --wrok"),
     ("estimate_job --config=@/none.py", "where there is no file"),
     ("estimate_job --config=configs/finetune.py --price=x", "price"),
+    # The flag was as if not given, and the settings' faults were of helpers.
+    ("estimate --config=configs/finetune.py --json=", "--json is given as an empty"),
+    ("estimate_job --config=configs/finetune.py --json=", "--json is given as an emp"),
+    ("estimate_job --config=configs/finetune.py --from_logs=", "--from_logs is given"),
+    (
+        "estimate --config=configs/quickstart.py --config.finetune.microbatch_size=0",
+        "error: finetune.microbatch_size is 0; it must be an integer of at least 1",
+    ),
+    (
+        "estimate --config=configs/quickstart.py --config.finetune.steps=0",
+        "error: finetune.steps is 0 and epochs is 0.0: nothing",
+    ),
+    (
+        "estimate --config=configs/filter.py",
+        "of the stage filter; costs are estimated of the stage finetune, and of a pipe",
+    ),
+    ("estimate_job --config=configs/grid.py", "the config is of the stage grid; costs"),
+    (
+        "estimate_job --config=configs/choose.py",
+        "the config is of the stage choose; co",
+    ),
+    (
+        "estimate_job --config=configs/quickstart.py --config.retriever.batch_size=0",
+        "error: retriever.batch_size is 0; it must be an integer of at least 1",
+    ),
+    (
+        "estimate_job --config=configs/quickstart.py --config.retriever.epochs=2",
+        "error: retriever.epochs is 2.0 and steps ",
+    ),
+    (
+        "estimate_job --config=configs/finetune.py --config.t5.hidden_dim=0",
+        "error: t5.hidden_dim is 0; it must be an integer of at least 1",
+    ),
+    (
+        "estimate_job --config=configs/finetune.py --pairs=1000000000000 --epochs=9999",
+        "error: pairs * epochs / batch_size is ",
+    ),
     (
         "mine --workdir=@/o --config.pairs=@/pairs "
         "--config.private_directory=gs://bucket/keys",
@@ -323,25 +360,13 @@ COMMANDS = [
     ("mine", "no workdir was given. Pass --workdir=DIRECTORY"),
     ("mine --workdir=", "no workdir was given. Pass"),
     ("mine --workdir=gs://b/o", "this stage writes to local"),
-    (
-        "mine --workdir=@/text.py",
-        "text.py is not a dir",
-    ),
+    ("mine --workdir=@/text.py", "text.py is not a dir"),
     ("mine --workdir=@/text.py/o", "text.py is not"),
-    (
-        "mine --workdir=@/o extra",
-        "unexpected arguments: extra",
-    ),
-    (
-        "mine --workdir=@/o --wrokdir=x",
-        "no flag --wrokdir. Did",
-    ),
+    ("mine --workdir=@/o extra", "unexpected arguments: extra"),
+    ("mine --workdir=@/o --wrokdir=x", "no flag --wrokdir. Did"),
     ("mine --workdir=@/o --beam", "--beam"),
     ("mine --workdir=@/o --strategy=gpu", "strategy is 'gpu'"),
-    (
-        "mine --workdir=@/o --strategy=mirrored",
-        "trains nothing",
-    ),
+    ("mine --workdir=@/o --strategy=mirrored", "trains nothing"),
     (
         "finetune --config=configs/finetune.py --workdir=@/o --replicas=0",
         "replicas is 0",
@@ -369,31 +394,19 @@ COMMANDS = [
         "synthesize --workdir=@/o --num_shards=2 --shard_index=2",
         "shard_index is 2; with num_shards = 2 it must be an integer from 0 to 1",
     ),
-    (
-        "synthesize --workdir=@/o --shard_index=-1",
-        "shard_index is -1",
-    ),
+    ("synthesize --workdir=@/o --shard_index=-1", "shard_index is -1"),
     (
         "synthesize --workdir=@/o --shard_index=1",
         "shard_index is 1, but num_shards was not given",
     ),
-    (
-        "prepare --workdir=@/o --config.data=@/deep",
-        "deeply",
-    ),
-    (
-        "prepare --workdir=@/o --config.data=@/long",
-        "digits",
-    ),
+    ("prepare --workdir=@/o --config.data=@/deep", "deeply"),
+    ("prepare --workdir=@/o --config.data=@/long", "digits"),
     (
         "mine --workdir=@/o --config.pairs=@/pairs "
         "--config.private_directory=@/text.py",
         "text.py",
     ),
-    (
-        "mine --workdir=@/stray --config.pairs=@/pairs",
-        "stage.js",
-    ),
+    ("mine --workdir=@/stray --config.pairs=@/pairs", "stage.js"),
     # These were tracebacks, or said nothing of the setting.
     (
         "synthesize --workdir=s3://bucket/x --config.corpus=@/pairs "

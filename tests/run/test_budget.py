@@ -298,6 +298,7 @@ def test_other_pairs_are_composed_only_as_declared(job, tmp_path, capsys):
     [
         ([], "usage:"),
         (["@/none"], "none does not exist. Give a workdir"),
+        (["gs://x/y"], "error: gs://x/y does not exist. Give"),
         (["@/empty"], "holds no certificate.json of anything released"),
         (["log="], "'' names no directory. Give a workdir"),
         (["@", "log=@"], "has no name, and other directories have"),

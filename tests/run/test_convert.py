@@ -180,6 +180,7 @@ def test_a_wrong_command_line_is_told_the_right_one(one, tmp_path, capsys):
         (["--format=keras", "--encoder_only"], "a whole T5 in float32"),
         (["--format=t5x", "--ignore=target/x"], "Only those may hold weights"),
         (["--format=t5x", "--input=absent"], "absent does not exist"),
+        (["--format=t5x", "--vocabulary="], "--vocabulary is given as an empty value"),
     ],
 )
 def test_bad_settings_end_in_one_line_and_nothing_written(

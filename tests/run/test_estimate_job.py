@@ -134,7 +134,13 @@ def test_money_is_devices_times_hours_times_price():
         (lambda: Devices(scaling=1.5), "scaling is 1.5"),
         (lambda: Devices(price=-1.0), "price is -1.0"),
         (lambda: estimate_job.Options(pairs=10), "pairs is 10 and epochs 0"),
+        (lambda: Devices(replicas=10**400), "replicas is 1000"),
         (lambda: estimate_job.Options(seconds=0), "seconds is 0"),
+        (lambda: estimate_job.Options(retriever_size="x"), "retriever_size is 'x'"),
+        (
+            lambda: estimate_job.Options(rates={"queries": 1e-300}),
+            r"queries_per_second is 1e-300; it must lie in \[1e-09",
+        ),
         (lambda: rates.known({"queries": math.nan}), "queries is nan"),
     ],
 )
@@ -244,8 +250,12 @@ def test_a_config_of_finetune_is_taken_for_a_job_of_its_own():
     job = estimate_job.job_config(config)
     assert job.epsilons == (3.0,) and job.synthesize.document_length == 100
     assert estimate_job.job_config(pipeline.default_config()).epsilons == (math.inf, 8)
-    with pytest.raises(validation.InputError, match="configs/finetune.py"):
+    with pytest.raises(validation.InputError, match="of no stage.*configs/finetune.py"):
         estimate_job.job_config({"no": "config"})
+    job = pipeline.default_config()
+    del job.retriever
+    with pytest.raises(validation.InputError, match="no setting retriever. Start from"):
+        estimate_job.job_config(job)
 
 
 def test_rates_are_read_off_the_logs_of_a_job(tmp_path):

@@ -359,6 +359,7 @@ def test_times_are_read_as_they_come():
         ({"logs__train": "@/cut.parquet"}, "cut.parquet: it cannot be read"),
         ({"logs__train": "@/cut.jsonl.gz"}, "cut.jsonl.gz: it cannot be unpacked"),
         ({"logs__train": "@/mixed"}, "several formats, .csv, .jsonl"),
+        ({"logs__train": "@/arrows"}, "several formats, .arrow, .csv, .jsonl"),
         ({"logs__train": "ir_datasets:x"}, "ir_datasets"),
         ({"log_documents_are_public": False}, "which tell what people looked for"),
         ({"split_by": "time"}, "columns.time and dev_from or test_from must be set"),
@@ -413,8 +414,15 @@ def test_bad_input_is_refused_with_its_place(changes, message, tmp_path):
     huge = {"asked": "a", "clicked": "b", "score": 1e19}
     (tmp_path / "huge.jsonl").write_text(json.dumps(huge))
     (tmp_path / "mixed").mkdir()
-    for name in ("a.csv", "b.jsonl"):
-        (tmp_path / "mixed" / name).write_text("")
+    (tmp_path / "arrows").mkdir()
+    for name in (
+        "mixed/a.csv",
+        "mixed/b.jsonl",
+        "arrows/c.arrow",
+        "arrows/a.csv",
+        "arrows/b.jsonl",
+    ):
+        (tmp_path / name).write_text("")
     changes = {
         key: value.replace("@", str(tmp_path)) if isinstance(value, str) else value
         for key, value in changes.items()

@@ -170,13 +170,18 @@ def test_a_damaged_ledger_is_told_and_the_rest_as_well(tmp_path):
     private = tmp_path / "private"
     _paid(private, "one", 5, 10)
     _done(tmp_path / "two")
+    _paid(private, "three", 1, 10**400)
+    _logged(private, "three", 2, 5)
     with open(private / "runs" / "one" / "ledger.jsonl", "a") as file:
         file.write("{}\n")
     found = status.status(str(tmp_path))
     assert "ledger.jsonl:7" in _stage(found, "one")["note"]
+    assert "damaged ledger: 1000" in _stage(found, "three")["note"]
     assert _stage(found, "two")["state"] == DONE
 
 
+# More digits than a float has room for, and fewer than Python refuses to read.
+_LONG = "9" * 400
 _DAMAGED = (
     "{}",
     "[" * 100_000,
@@ -192,6 +197,11 @@ _DAMAGED = (
     '{"name": "[", "shards": 3}',
     '{"epsilons": ["x"], "direct_epsilons": [], "audit_epsilons": []}',
     '{"epsilons": [8], "direct_epsilons": [], "audit_epsilons": [], "pretrain": 3}',
+    f'{{"epsilons": [{_LONG}], "direct_epsilons": [], "audit_epsilons": []}}',
+    f'{{"name": "synthesize", "shards": {_LONG}}}',
+    '{"name": "synthesize", "shards": -3}',
+    '{"step": 3, "of": 5, "steps_per_second": 1e-320}',
+    '{"shard": 1, "seconds": 1e308, "finished": 1, "process": 1, "time": 9e9}',
     "\xff",
 )
 
@@ -208,7 +218,17 @@ def test_a_damaged_file_is_refused_or_passed_over(tmp_path, line):
         }.items()
     }
     (tmp_path / "release" / PARTIAL.format("generator_eps8")).mkdir(parents=True)
-    sound = {"pass": {"name": "synthesize", "shards": 3}, "config": _CONFIG}
+    sound = {
+        "shards": {
+            "shard": 1,
+            "finished": 9,
+            "seconds": 2.5,
+            "process": 1,
+            "time": 9e9,
+        },
+        "pass": {"name": "synthesize", "shards": 3},
+        "config": _CONFIG,
+    }
     for damaged in files:
         for name, path in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -403,6 +423,8 @@ def test_the_command_prints_text_or_json_and_exits_with_0(tmp_path, capsys):
     [
         (["/nowhere/at/all"], "/nowhere/at/all does not exist"),
         (["{here}"], "holds no stage, finished or begun"),
+        ([""], "the workdir is given as an empty value"),
+        (["{here}", "--private="], "--private is given as an empty value"),
         (["gs://bucket/work"], "gs://bucket/work is not on a disk of this machine"),
         ([], "usage:"),
         (["one", "two"], "usage:"),

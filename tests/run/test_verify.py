@@ -140,6 +140,7 @@ def test_what_cannot_be_read_exits_with_2_and_a_line(made, tmp_path, capsys):
         (["gs://bucket/certificate.json"], "copied here first"),
         ([write(), f"--ledger={broken}"], "broken.jsonl:1: the line is no"),
         ([write(), f"--ledger={tmp_path / 'none'}"], "none: cannot be read"),
+        ([write(), "--ledger="], "--ledger is given as an empty value"),
         ([], "usage: python -m tfdpsq.run.verify CERTIFICATE|DIRECTORY"),
         ([write(), ledger], "usage:"),
         ([write(), "--ledgr=x"], "Unknown command line flag 'ledgr'"),

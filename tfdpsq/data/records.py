@@ -148,8 +148,10 @@ def read_manifest(path: str | os.PathLike) -> dict:
         )
     if manifest.get("schema") != SCHEMA:
         raise DataError(file, f"schema is {manifest.get('schema')!r}", _REWRITE)
+    for key in ("count", "documents", "empty_queries_left_out"):
+        if type(manifest.get(key)) is not int or not 0 <= manifest[key] < 1 << 63:
+            raise DataError(file, f"{key} is {shown(manifest.get(key))}", _REWRITE)
     for key, kind in (
-        ("count", int),
         ("fingerprint", str),
         ("files", dict),
         ("shards", list),

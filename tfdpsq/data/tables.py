@@ -91,9 +91,8 @@ def files_of(table: str) -> list[str]:
             for name in names
             if _format_of(name) and not name.startswith((".", "_"))
         ]
-        # A Hugging Face set describes itself in JSON next to its Arrow files.
-        arrow = [path for path in found if path.endswith(".arrow")]
-        found = _of_hugging_face(table) or arrow or found
+        # Which describes itself in JSON next to its Arrow files, and has caches there.
+        found = _of_hugging_face(table) or found
     elif any_files.exists(table):
         found = [table]
     else:

@@ -23,7 +23,9 @@ _SHAPES = {
     ("large", "1.1"): (1024, 2816, 24, 16, 64),
     ("xl", "1.1"): (2048, 5120, 24, 32, 64),
 }
-_SIZES = ("small", "base", "large", "xl")
+# More are of a damaged file; no machine has room for them.
+_MOST, _MOST_LAYERS = 10**7, 10_000
+SIZES = ("small", "base", "large", "xl")
 _VERSIONS = ("1.0", "1.1")
 
 
@@ -47,7 +49,8 @@ class T5Config:
       dropout: dropout rate while training.
 
     Raises:
-      InputError: a size below one, an unknown version, a rate outside [0, 1).
+      InputError: a size below one or beyond any model, an unknown version, a rate
+        outside [0, 1).
     """
 
     vocabulary_size: int
@@ -70,6 +73,8 @@ class T5Config:
             "key_value_dim",
         ):
             validation.positive_integer(field, getattr(self, field))
+            most = _MOST_LAYERS if field == "num_layers" else _MOST
+            validation.in_range(field, getattr(self, field), 1, most)
         validation.one_of("version", self.version, _VERSIONS)
         validation.in_range("dropout", self.dropout, 0.0, 1.0, high_open=True)
 
@@ -93,7 +98,7 @@ class T5Config:
           InputError: unknown size or version, or a pair never published here
             (XL exists in 1.1 shape only).
         """
-        validation.one_of("size", size, _SIZES)
+        validation.one_of("size", size, SIZES)
         validation.one_of("version", version, _VERSIONS)
         if (size, version) not in _SHAPES:
             raise validation.InputError(

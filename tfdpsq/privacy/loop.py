@@ -313,7 +313,7 @@ def unquoted_values(problem: str, remedy: str) -> Iterator[None]:
     except _NO_MEMORY:
         raise validation.InputError(
             f"{problem}: there was too little memory. Free some, or take fewer rows at "
-            f"a time. {remedy}"
+            f"a time, by a smaller microbatch_size or batch_size. {remedy}"
         ) from None
 
 

@@ -11,6 +11,8 @@ from tfdpsq import validation
 from tfdpsq.layers import T5Config
 
 POOLINGS = ("mean", "first")
+# Tokens of a text, or numbers of an embedding: more are of a damaged file.
+_MOST = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +40,8 @@ class RetrieverConfig:
       bidirectional: whether training also scores queries for each document.
 
     Raises:
-      InputError: a size below one, a scale that is not above zero, or an unknown
-        pooling.
+      InputError: a size below one or beyond any model, a scale that is not above
+        zero, or an unknown pooling.
     """
 
     t5: T5Config
@@ -56,6 +58,7 @@ class RetrieverConfig:
         """Checks every value."""
         for field in ("embedding_dim", "query_length", "document_length"):
             validation.positive_integer(field, getattr(self, field))
+            validation.in_range(field, getattr(self, field), 1, _MOST)
         validation.positive("scale", self.scale)
         for field in ("shared", "learned_scale", "bidirectional"):
             validation.one_of(field, getattr(self, field), (True, False))
@@ -72,8 +75,14 @@ class RetrieverConfig:
 
     @classmethod
     def from_json(cls, text: str) -> RetrieverConfig:
-        """Makes the config that `to_json` wrote."""
+        """Makes the config that `to_json` wrote.
+
+        Raises:
+          ValueError, TypeError, KeyError: the text is not one.
+        """
         fields = validation.parse_json(text)
+        if not isinstance(fields, dict):
+            raise ValueError("it is not an object")
         # Tells `privacy.read_certificate` that there is a certificate to check.
         fields.pop("certificate_digest", None)
         return cls.from_dict(fields)

@@ -360,7 +360,14 @@ def load(path: str | os.PathLike, dtype: str | None = None) -> TwoTower:
             f"no retriever's config ({error})",
             "Give a directory that retriever.save wrote, unchanged.",
         ) from error
-    model = TwoTower(config, dtype=dtype)
+    try:
+        model = TwoTower(config, dtype=dtype)
+    except (tf.errors.OpError, OverflowError, MemoryError) as error:
+        raise validation.DataError(
+            file,
+            f"a retriever too large to make ({type(error).__name__})",
+            "Give a directory that retriever.save wrote, unchanged.",
+        ) from error
     try:
         _checkpoint(model).read(os.fspath(Path(path) / _WEIGHTS)).assert_consumed()
     except (tf.errors.OpError, ValueError, AssertionError) as error:

@@ -438,6 +438,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     def run(words: Sequence[str]) -> tuple[int, str]:
         if words or not (own.input and own.output and own.format):
             raise app.UsageError("")
+        if own.vocabulary is not None:
+            validation.given_path("--vocabulary", own.vocabulary)
         text = convert(
             own.input,
             own.output,

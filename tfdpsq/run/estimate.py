@@ -31,6 +31,7 @@ import ml_collections
 from absl import flags
 
 from tfdpsq import validation
+from tfdpsq.run import finetune
 from tfdpsq.run.core import command, outputs, progress, releases, streams
 from tfdpsq.run.estimation import finetuning, step, table
 
@@ -105,8 +106,12 @@ def main() -> None:
     engines = flags.DEFINE_list("engines", list(table.ENGINES), "Rows of the table.")
 
     def started() -> None:
+        if file.value is not None:
+            validation.given_path("--json", file.value)
         process = step.resident_bytes()
-        settings = finetuning.stage_config(command.given_config(config))
+        settings = finetuning.stage_config(
+            command.given_config(config), finetune.SETTINGS
+        )
         if rate.value is not None:
             validation.positive("flops_per_second", rate.value)
         found = finetuning.estimate(
@@ -122,7 +127,7 @@ def main() -> None:
             rows = list(table.rows(settings, process, engines.value))
             result["table"] = [dataclasses.asdict(row) for row in rows]
             streams.say("\n" + table.head() + "".join(map(table.line, rows)))
-        if file.value:
+        if file.value is not None:
             text = json.dumps(result, indent=2) + "\n"
             outputs.write_file(file.value, text, releases.PUBLIC, "an estimate")
 

@@ -45,11 +45,13 @@ from absl import flags
 from tfdpsq import retriever, validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.layers import T5Config
-from tfdpsq.run import pipeline, synthesize
-from tfdpsq.run.core import command, outputs, releases, sources, streams
+from tfdpsq.layers.t5 import SIZES
+from tfdpsq.run import finetune, pipeline, synthesize
+from tfdpsq.run.core import command, outputs, releases, settings, sources, streams
 from tfdpsq.run.estimation import finetuning, rates, step
 from tfdpsq.run.estimation.costs import Devices, Work, parts_of
 from tfdpsq.run.estimation.job_table import Estimate, as_json, as_text
+from tfdpsq.run.training import private_training
 
 # A vocabulary that fits every published T5, for measurements.
 _VOCABULARY = "t5_tiny_pydocs"
@@ -60,6 +62,8 @@ _GIVEN = {
     "retriever_steps": "retriever_steps_per_second",
     "likelihoods": "likelihoods_per_second",
 }
+# Of a rate: below it, a part of a job would take longer than a float can say.
+_SLOWEST = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,21 +90,32 @@ class Options:
                 f"pairs is {self.pairs} and epochs {self.epochs}: steps follow from "
                 "both. Give both, or neither to take the config's steps."
             )
-        for name in ("pairs", "epochs", "documents", "queries"):
+        for name in ("size", "retriever_size"):
+            if getattr(self, name):
+                validation.one_of(name, getattr(self, name), SIZES)
+        for name in ("pairs", "documents", "queries"):
             validation.in_range(name, getattr(self, name), 0, 1e15)
+        validation.in_range("epochs", self.epochs, 0, 1e6)
         for name in ("document_tokens", "query_tokens"):
             validation.in_range(name, getattr(self, name), 0, 1e6)
-        validation.positive("seconds", self.seconds)
+        validation.in_range("seconds", self.seconds, 0, 86_400, low_open=True)
+        for rate, value in self.rates.items():
+            validation.in_range(_GIVEN[rate], value, _SLOWEST, 1e15)
 
 
 def job_config(config: Any) -> ml_collections.ConfigDict:
     """Returns the pipeline's config given, or the default one with that finetune stage.
 
     Raises:
-      InputError: it is neither a pipeline's nor one of stage finetune.
+      InputError: it is neither a pipeline's nor one of stage finetune, or a stage
+        would refuse a setting.
     """
-    stage = finetuning.stage_config(config)
+    stage = finetuning.stage_config(config, finetune.SETTINGS)
     if "finetune" in config:
+        if not finetuning.is_of_stage(config, "pipeline", pipeline.SETTINGS):
+            raise finetuning.other_stage(config)
+        settings.check(config, pipeline.SETTINGS)
+        private_training.check_steps(config.retriever, before="retriever.")
         return config.copy_and_resolve_references()
     job = pipeline.default_config()
     job.finetune = stage
@@ -128,6 +143,7 @@ def work_of(
     elif stage.epochs:
         pairs = sources.load_source(config.data, stage.split, stage.unit).count
         steps = math.ceil(pairs * stage.epochs / stage.batch_size)
+    validation.in_range("pairs * epochs / batch_size", steps, 0, settings.STEPS)
     documents, queries = options.documents, options.queries
     if not (documents and queries):
         beir = sources.open_beir(config.data)
@@ -240,9 +256,9 @@ def run(
 
 
 def _shape(init: str, config: ml_collections.ConfigDict) -> T5Config:
-    settings = ml_collections.ConfigDict({"init": init, "t5": config.t5})
-    settings.soft_prompt = {"length": 0}
-    return step.shape_of(settings)
+    of = ml_collections.ConfigDict({"init": init, "t5": config.t5})
+    of.soft_prompt = {"length": 0}
+    return step.shape_of(of)
 
 
 def _with_pieces(shape: T5Config, tokenizer: Tokenizer) -> T5Config:
@@ -290,24 +306,24 @@ def _measure(
         )
         tf.keras.backend.clear_session()
     if needed & {"documents", "retriever_steps"}:
-        settings = job.retriever
-        cut = _lengths(settings, options)
+        own = job.retriever
+        cut = _lengths(own, options)
         towers = retriever.RetrieverConfig(
             t5=tower,
-            embedding_dim=settings.embedding_dim,
-            scale=settings.scale,
+            embedding_dim=own.embedding_dim,
+            scale=own.scale,
             query_length=cut[1],
             document_length=cut[0],
-            shared=settings.shared,
-            pooling=settings.pooling,
+            shared=own.shared,
+            pooling=own.pooling,
         )
         if "documents" in needed:
             model = retriever.TwoTower(towers, dtype=job.evaluate.dtype)
             batch = job.evaluate.batch_size
             found.update(rates.encoding(model, tokenizer, documents, batch, seconds))
         if "retriever_steps" in needed:
-            model = retriever.TwoTower(towers, dtype=settings.dtype)
-            found.update(rates.retriever_training(settings, model, seconds))
+            model = retriever.TwoTower(towers, dtype=own.dtype)
+            found.update(rates.retriever_training(own, model, seconds))
         tf.keras.backend.clear_session()
     dimension, kind = job.retriever.embedding_dim, job.evaluate.index
     found.update(rates.machine(dimension, kind, min(seconds, 1.0)))
@@ -389,10 +405,14 @@ def main() -> None:
     file = flags.DEFINE_string("json", None, "JSON file to write the estimate to.")
 
     def started() -> None:
+        paths = {"json": file, "from_logs": holders["from_logs"]}
+        for name, holder in paths.items():
+            if holder.present:
+                validation.given_path(f"--{name}", holder.value)
         options = Options(
             **{name: holder.value for name, holder in holders.items()},
             rates={
-                rate: validation.positive(_GIVEN[rate], flag.value)
+                rate: flag.value
                 for rate, flag in given.items()
                 if flag.value is not None
             },
@@ -400,7 +420,7 @@ def main() -> None:
         devices = Devices(replicas.value, workers.value, scaling.value, price.value)
         found = run(job_config(command.given_config(config)), options, devices)
         streams.say(as_text(found, devices))
-        if file.value:
+        if file.value is not None:
             result = as_json(found, devices)
             text = json.dumps(result, indent=2) + "\n"
             # It may count private queries, or come from private logs.

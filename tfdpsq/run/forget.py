@@ -151,11 +151,7 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
       InputError: it is no workdir, its private directory is a link or none of ours,
         or a stage is running.
     """
-    if not os.fspath(directory).strip():  # the current directory, else
-        raise validation.InputError(
-            "the workdir is given as an empty value. Give its path; '.' is the current "
-            "directory."
-        )
+    validation.given_path("the workdir", directory)
     root = pathlib.Path(directory)
     if "://" in os.fspath(directory) or not root.is_dir():
         raise validation.InputError(

@@ -56,7 +56,7 @@ from tfdpsq.run.core import (  # noqa: E402
     progress,
     workdir,
 )
-from tfdpsq.run.core.stages import SECONDS_FILE, measured  # noqa: E402
+from tfdpsq.run.core.stages import LONGEST, SECONDS_FILE, measured  # noqa: E402
 
 _USAGE = "usage: python -m tfdpsq.run.status WORKDIR [--json] [--private=DIR]\n"
 DONE, RUNNING, INTERRUPTED, LEFT = STATES = ("done", "running", "interrupted", "left")
@@ -69,6 +69,8 @@ _FOLDERS = ("release", "private", "points", "private/choices/*/points")
 # Seconds without a log line after which a remote process counts as gone, or the time
 # of three shards.
 _SILENT = 60.0
+# Shards of a pass, and steps of a run: more are of a damaged file.
+_MOST = 10**9
 _EPSILON = re.compile(r"_(inf|eps[^_]+)$")
 # These train for the same number of steps of the same batch size.
 _ALIKE = ("retriever_public_only", "retriever_original", "retriever_synthetic")
@@ -121,8 +123,11 @@ def status(path: str, private: str | None = None) -> dict[str, Any]:
       stages without a known time.
 
     Raises:
-      InputError: no such directory, or neither a workdir nor a stage.
+      InputError: an empty path, no such directory, or neither a workdir nor a stage.
     """
+    validation.given_path("the workdir", path)
+    if private is not None:
+        validation.given_path("--private", private)
     if "://" in path:
         raise validation.InputError(
             f"{path} is not on a disk of this machine, so its locks cannot be read. "
@@ -294,6 +299,9 @@ def _add_ledger(stage: Stage, run: pathlib.Path) -> None:
     except validation.DataError as error:
         stage.note = str(error)
         return
+    if paid.steps_allowed > _MOST:
+        stage.note = f"damaged ledger: {validation.shown(paid.steps_allowed)} steps"
+        return
     stage.unit, stage.count, stage.total = "step", paid.steps_paid, paid.steps_allowed
     if stage.state == INTERRUPTED and paid.steps_paid and not checkpoint.is_open(run):
         stage.note = "it cannot go on: its budget is spent and its seeds are gone"
@@ -320,6 +328,12 @@ def _add_shards(
 ) -> None:
     """Adds a pass's progress from its marks, and its rate from its log."""
     spec = workdir.read_json(shards / PASS_FILE, name=str, shards=int)
+    if not 1 <= spec["shards"] <= _MOST:
+        raise validation.DataError(
+            shards / PASS_FILE,
+            f"it is damaged: shards is {validation.shown(spec['shards'])}",
+            "Restore it, or make it again.",
+        )
     marks = shards.glob(f"{glob.escape(os.path.basename(spec['name']))}-*-of-*.json")
     stage.unit, stage.count, stage.total = "shards", len(list(marks)), spec["shards"]
     begun = (shards / PASS_FILE).stat().st_mtime - 1  # before it, another pass's
@@ -365,7 +379,7 @@ def _add_planned(found: dict[str, Stage], directory: pathlib.Path) -> None:
     try:
         config = workdir.read_json(path) if path.is_file() else {}
         planned = dict(planned_stages(config))
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         if isinstance(error, validation.InputError):
             raise
         raise validation.DataError(
@@ -432,6 +446,11 @@ def _add_times(stages: list[Stage], private: pathlib.Path) -> None:
             )
         elif known:
             stage.remaining = sum(known) / len(known)
+    for stage in stages:  # as if unknown where a damaged log gives no usable number
+        if not 0 <= (stage.remaining or 0.0) < LONGEST:
+            stage.remaining = None
+        if not math.isfinite(stage.per_second or 0.0):
+            stage.per_second = None
 
 
 def _kind(name: str) -> str:

@@ -43,8 +43,11 @@ def verify(path: str, ledgers: Sequence[str] = ()) -> tuple[bool, str]:
       Whether it holds, and a report for the reader.
 
     Raises:
+      InputError: a ledger's path is empty.
       DataError: the certificate or the ledger cannot be read.
     """
+    for ledger in ledgers:
+        validation.given_path("--ledger", ledger)
     if os.path.isdir(path):
         path = os.path.join(path, certificates.FILE_NAME)
     certificate = certificates.load_certificate(path)

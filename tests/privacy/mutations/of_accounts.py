@@ -238,8 +238,8 @@ MUTATIONS = (
         "name": "import_takes_caches_of_a_set_for_its_rows",
         "kind": "sampling",
         "file": "tfdpsq/data/tables.py",
-        "old": "        found = _of_hugging_face(table) or arrow or found\n",
-        "new": "        found = arrow or found\n",
+        "old": "        found = _of_hugging_face(table) or found\n",
+        "new": "        _of_hugging_face(table)\n",
         "tests": (
             "tests/run/test_import.py::"
             "test_caches_next_to_a_hugging_face_set_are_not_of_it",

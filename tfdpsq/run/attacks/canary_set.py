@@ -20,6 +20,11 @@ OUR_FORMS = ("secret", "own_document", "random_document")
 IN_DOCUMENT = ("paper_own_document", "paper_random_document")
 PAPER_FORMS = ("paper_query", *IN_DOCUMENT)
 FORMS = (*OUR_FORMS, *PAPER_FORMS)
+# Fields of a canary -> their types.
+_KINDS = {
+    **{"repetitions": int, "document_characters": int, "coin": bool},
+    **{"prefix": str, "secret": str, "document_id": str},
+}
 # Prefix of the ids of canaries' queries and documents, and of their users.
 ID_PREFIX = "canary-"
 
@@ -98,7 +103,15 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
             fields = validation.parse_json(line)
             fields["candidates"] = tuple(fields["candidates"])
             validation.one_of("form", fields["form"], FORMS)
-            found.append(Canary(**fields))
+            canary = Canary(**fields)
+            for field, kind in _KINDS.items():
+                if type(value := getattr(canary, field)) is not kind:
+                    raise ValueError(f"{field} is {validation.shown(value)}")
+            if not all(isinstance(each, str) for each in canary.candidates):
+                raise ValueError("a candidate is not a text")
+            for field in ("repetitions", "document_characters"):
+                validation.in_range(field, getattr(canary, field), 0, 1e9)
+            found.append(canary)
         except (ValueError, TypeError, KeyError) as error:
             raise validation.DataError(
                 path, f"not a canary ({error})", "Make the canaries again.", number

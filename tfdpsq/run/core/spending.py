@@ -83,8 +83,8 @@ def find_certificates(directory: str | os.PathLike) -> Found:
         _add(found, root.parent, root)
     elif not root.is_dir():
         raise validation.InputError(
-            f"{root} does not exist. Give a workdir, an artefact's directory or a "
-            f"{FILE_NAME}."
+            f"{os.fspath(directory)} does not exist. Give a workdir, an artefact's "
+            f"directory or a {FILE_NAME}."
         )
     else:
         _walk(found, root, set())

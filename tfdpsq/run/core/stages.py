@@ -20,6 +20,8 @@ from tfdpsq.run.devices import strategy
 
 SECONDS_FILE = "seconds.json"
 MEMORY_FILE = "peak_memory.json"
+# Seconds that no stage takes: a damaged file.
+LONGEST = 1e12
 
 
 def measured(path: pathlib.Path) -> dict[str, float]:
@@ -31,7 +33,7 @@ def measured(path: pathlib.Path) -> dict[str, float]:
     found = workdir.read_json(path) if path.is_file() else {}
     for name, value in found.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not 0 <= value < 1e12:
+        if not number or not 0 <= value < LONGEST:
             raise validation.DataError(
                 path,
                 f"it is damaged: {validation.shown(name)} is {validation.shown(value)}",

@@ -105,8 +105,9 @@ class Devices:
 
     def __post_init__(self):
         """Checks every value."""
-        validation.positive_integer("replicas", self.replicas)
-        validation.positive_integer("workers", self.workers)
+        for name in ("replicas", "workers"):
+            validation.positive_integer(name, getattr(self, name))
+            validation.in_range(name, getattr(self, name), 1, 1e9)
         validation.in_range("scaling", self.scaling, 0.0, 1.0, low_open=True)
         validation.in_range("price", self.price, 0.0, 1e9)
 

@@ -9,7 +9,9 @@ import ml_collections
 
 from tfdpsq import validation
 from tfdpsq.layers import T5Config
+from tfdpsq.run.core import config_file, settings
 from tfdpsq.run.estimation import formula, step
+from tfdpsq.run.training import private_training
 
 # A step is measured if it needs at most this share of the free memory and at most so
 # many operations.
@@ -88,19 +90,42 @@ def estimate(
     )
 
 
-def stage_config(config: Any) -> ml_collections.ConfigDict:
+def stage_config(
+    config: Any, declaration: settings.Declaration
+) -> ml_collections.ConfigDict:
     """Returns the config of stage finetune, given or inside a pipeline's.
 
+    `declaration` is that of the stage.
+
     Raises:
-      InputError: it is neither.
+      InputError: it is neither, or the stage would refuse a setting.
     """
     if isinstance(config, ml_collections.ConfigDict):
         if "finetune" in config:
-            config = config.finetune.copy_and_resolve_references()
-        if {"microbatch_size", "t5", "init", "engine"} <= set(config):
+            stage = settings.value_of(config, "finetune")
+            settings.check(stage, declaration, "finetune")
+            private_training.check_steps(stage, trains=True, before="finetune.")
+            return stage.copy_and_resolve_references()
+        if is_of_stage(config, "finetune", declaration):
+            settings.check(config, declaration)
+            private_training.check_steps(config, trains=True)
             return config
-    raise validation.InputError(
-        "the config is not one of stage finetune, nor of a pipeline: it has no "
-        "microbatch_size, t5, init and engine. Use configs/finetune.py or "
-        "configs/quickstart.py."
+    raise other_stage(config)
+
+
+def is_of_stage(
+    config: ml_collections.ConfigDict, stage: str, declaration: settings.Declaration
+) -> bool:
+    """Returns whether a config is of a stage, be some of its settings missing."""
+    return set(config) == set(declaration) or config_file.stage_of(config) == stage
+
+
+def other_stage(config: Any) -> validation.InputError:
+    """Returns the error for a config that no cost can be estimated of."""
+    is_config = isinstance(config, ml_collections.ConfigDict)
+    other = config_file.stage_of(config) if is_config else ""
+    return validation.InputError(
+        f"the config is {f'of the stage {other}' if other else 'of no stage'}; costs "
+        "are estimated of the stage finetune, and of a pipeline. Use "
+        "configs/finetune.py or configs/quickstart.py."
     )

@@ -93,21 +93,26 @@ def with_steps(config: ml_collections.ConfigDict, n: int) -> ml_collections.Conf
     return config
 
 
-def check_steps(config: ml_collections.ConfigDict, trains: bool = False) -> None:
+def check_steps(
+    config: ml_collections.ConfigDict, trains: bool = False, before: str = ""
+) -> None:
     """Refuses both steps and epochs; with `trains` also neither.
+
+    `before` is as in `settings.require_values`.
 
     Raises:
       InputError: names both.
     """
     if trains and not config.epochs and not config.steps:
         raise validation.InputError(
-            f"steps is {config.steps} and epochs is {config.epochs}: nothing would be "
-            "trained. Set one of them."
+            f"{before}steps is {config.steps} and epochs is {config.epochs}: nothing "
+            "would be trained. Set one of them."
         )
     if config.epochs and config.steps:
         raise validation.InputError(
-            f"epochs is {config.epochs} and steps {config.steps}: one of them decides "
-            "how long to train. Set steps to 0 to train for epochs, or epochs to 0."
+            f"{before}epochs is {config.epochs} and steps {config.steps}: one of them "
+            "decides how long to train. Set steps to 0 to train for epochs, or epochs "
+            "to 0."
         )
 
 
