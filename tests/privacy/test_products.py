@@ -14,6 +14,7 @@ from rounding import DEVICES, rounded
 from tfdpsq import privacy
 from tfdpsq.privacy import compiled, fast, step
 from tfdpsq.privacy.fast import products
+from tfdpsq.validation import InputError
 
 layers = tf.keras.layers
 PACKAGE = pathlib.Path(products.__file__).parents[2]
@@ -143,6 +144,43 @@ def test_products_are_not_rewritten_to_16_bits(rewrite):
         options.set_experimental_options({rewrite: False})
     assert not inside
     assert after
+
+
+@pytest.mark.parametrize(
+    "name, value, refused",
+    [
+        ("XLA_FLAGS", "--xla_cpu_enable_fast_math=true", True),
+        ("XLA_FLAGS", "--xla_x=1 --xla_cpu_enable_fast_math", True),
+        ("XLA_FLAGS", "--xla_cpu_enable_fast_math=false --xla_x=1", False),
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", True),
+        ("DNNL_DEFAULT_FPMATH_MODE", "any", True),
+        ("TF_SET_ONEDNN_FPMATH_MODE", "BF16", True),
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "STRICT", False),
+    ],
+)
+def test_a_process_whose_floating_point_is_another_one_is_refused(
+    monkeypatch, name, value, refused
+):
+    """Under fast math one row with NaN made all weights NaN."""
+    monkeypatch.setenv(name, value)
+    plan = privacy.make_plan(
+        privacy.PrivacySpec(
+            epsilon=8.0, clip_norm=1.0, num_units=8, batch_size=4, steps=1
+        )
+    )
+    weight = tf.Variable(1.0)
+    optimizer = privacy.make_optimizer(plan, 0.1, "sgd", engine="vectorized")
+
+    def make():
+        return privacy.make_logical_step(
+            lambda batch: weight * batch["x"], [weight], optimizer, 4
+        )
+
+    if not refused:
+        make()
+        return
+    with pytest.raises(InputError, match=f"{name} (has|is) '"):
+        make()
 
 
 def test_units_of_roundoff_are_those_of_the_formats():

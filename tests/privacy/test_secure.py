@@ -229,6 +229,18 @@ def test_what_is_cut_off_is_what_the_docstring_says(deviation):
     assert law._decided(top, 0, 0, _Words(top, 0, 0)) == (pieces - 1, True)
 
 
+@pytest.mark.parametrize("deviation", [64.0, 1000.7, 2.0**57])
+def test_pieces_are_proposed_as_often_as_the_density_at_their_beginning(deviation):
+    """Half a per cent less noise would pass a test by a million draws."""
+    law = grid.RoundedGaussian(deviation)
+    begins = math.ldexp(1.0, law._shift) * np.arange(len(law._ends) + 1) / deviation
+    weights = np.exp(-(begins**2) / 2)
+    expected = np.cumsum(weights)[:-1] / weights.sum()
+    found = [end / 2.0**128 for end in law._ends]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert begins[-1] > 12.9
+
+
 def test_every_integer_has_its_own_probability():
     """At s = 64 each one by itself, those in the middle of pieces and at their ends."""
     values = grid.RoundedGaussian(64.0).draw(SecureSource(8).stream("noise", 0), 10**6)

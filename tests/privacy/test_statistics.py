@@ -332,6 +332,13 @@ def test_the_two_draws_of_a_noise_are_independent_normals(jit):
     assert np.std(alone) == pytest.approx(math.sqrt(2), rel=0.03)
 
 
+def test_no_two_of_many_variables_share_their_noise():
+    query = SeededGaussianSumQuery(1.0, 1.0)
+    seed, step = tf.constant([[1, 2], [3, 4]], tf.int64), tf.constant(1, tf.int64)
+    found = query.noised([tf.zeros([2])] * 700, seed, step)
+    assert len({value for noise in found for value in noise.numpy().tolist()}) == 1400
+
+
 def test_noise_of_float64_sums_has_all_their_digits():
     """With float32's, the last ones of a sum would be those of no noise at all.
 

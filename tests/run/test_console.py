@@ -159,3 +159,51 @@ def test_output_that_nobody_can_read_is_no_traceback(output):
     assert b"Traceback" not in ended.stderr and b"Exception" not in ended.stderr
     # What is closed from the beginning is wanted so.
     assert ended.returncode == (0 if output in ("closed", "ascii") else 2)
+
+
+@pytest.mark.parametrize("output", [">/dev/full", ">&-", "| true"])
+def test_output_that_imports_cannot_write_to_ends_no_stage(tmp_path, output):
+    """A library says on standard output which backend it has."""
+    words = f'"{sys.executable}" -m tfdpsq.run.prepare --config=no.py --workdir=out'
+    ended = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {words} {output}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "error: " in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_stage_is_imported_is_75(tmp_path, number):
+    """The first seconds of every command."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "tfdpsq.run.prepare"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+    )
+    for line in process.stderr:
+        if "tfdpsq.run.devices.preemption" in line:
+            break
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == preemption.RESTART
+    assert preemption.AGAIN in errors
+
+
+def test_a_finished_stage_keeps_its_status(tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from tfdpsq.run.devices import preemption\n"
+        "preemption.Notice().listen()\n"
+        "preemption.finished()\n"
+        "for number in (signal.SIGINT, signal.SIGTERM):\n"
+        "    os.kill(os.getpid(), number)\n"
+    )
+    script = tmp_path / "finished.py"
+    script.write_text(code)
+    assert _run(str(script)).returncode == 0

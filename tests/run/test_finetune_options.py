@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny as _tiny
 
-from tfdpsq.data import read_manifest
+from tfdpsq.data import read_manifest, train_vocabulary
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.generator.checkpoints import presets
 from tfdpsq.run import convert, finetune, synthesize
@@ -191,7 +191,12 @@ def test_every_format_has_its_vocabulary_found(base, tmp_path, form):
 
 def test_settings_that_cannot_be_are_refused(base):
     vocabulary = str(base / "spiece.model")
+    # Of fewer pieces than the model has embeddings: all would run, and all be paid.
+    other = str(base / "other.model")
+    lines = [f"w{i} x{i} y{i} z{i * 7} again and again" for i in range(300)]
+    train_vocabulary(lines, 300, other)
     for options, message in (
+        ({"vocabulary": other}, "public was trained with another vocabulary"),
         ({"lora": {"targets": ("*/nothing",), "rank": 2}}, "matches no Dense layer"),
         ({"trained": ("*norm*", "*/lstm/*")}, r"trained holds '\*/lstm/\*', which"),
         ({"trained": ()}, r"trained is \(\); it must hold at least 1 value"),

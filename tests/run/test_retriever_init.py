@@ -207,10 +207,13 @@ def test_naive_training_starts_from_public_weights_only(base):
 def test_a_vocabulary_that_does_not_fit_is_refused(base, tmp_path):
     lines = [f"w{i} x{i} y{i} z{i * 7} again and again" for i in range(300)]
     train_vocabulary(lines, 340, tmp_path / "large.model")
-    with pytest.raises(InputError, match="has 340 pieces, the model 330 embeddings"):
+    with pytest.raises(InputError, match="was trained with another vocabulary"):
         _train(base, "large", vocabulary=str(tmp_path / "large.model"))
     with pytest.raises(InputError, match="no vocabulary was given, and a model"):
         _train(base, "large", init="")
+    train_vocabulary(lines, 300, tmp_path / "other.model")
+    with pytest.raises(InputError, match="was trained with another vocabulary"):
+        _train(base, "large", vocabulary=str(tmp_path / "other.model"))
     assert not (base / "large").exists()
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy import fast
+from tfdpsq.privacy.fast import products
 from tfdpsq.privacy.optimizers import Clipped, LogicalStep, StepKeys
 from tfdpsq.privacy.replay import replayable
 from tfdpsq.privacy.terms import (
@@ -90,11 +91,14 @@ def make_logical_step(
       InputError: `microbatch_size` below one, or it does not divide M, or parts
         rows that are clipped together; rows that are not independent, nor separate
         copies, with engine "fast"; coupled rows that the plan does not cover; a
-        variable listed twice.
+        variable listed twice; a variable of the process under which floating point is
+        another one (`products.require_true_arithmetic`).
     """
     fast.require_distinct(variables)
     together = _whole_units(microbatch_size, optimizer)
     private = optimizer.plan.spec.private
+    if private:
+        products.require_true_arithmetic()
     if coupled:
         coupled_rows.require_covered(optimizer.plan)
     separate = rows_are_independent or copies_are_separate or coupled

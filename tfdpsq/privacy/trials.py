@@ -412,5 +412,10 @@ def _is_reached(setup: Setup, batch: Mapping[str, np.ndarray]) -> bool:
         gradients.extend(tape.gradient(values, list(setup.variables)))
 
     tensors = {name: tf.convert_to_tensor(values) for name, values in batch.items()}
-    tf.function(find).get_concrete_function(tensors)
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1:
+        tf.function(find).get_concrete_function(tensors)
+    else:  # whose variables are one to each replica
+        on_all = tf.function(lambda given: strategy.run(find, args=(given,)))
+        on_all.get_concrete_function(tensors)
     return any(gradient is not None for gradient in gradients)

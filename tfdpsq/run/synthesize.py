@@ -127,6 +127,8 @@ def run(
             "True if that is public anyway, or documents to 'corpus'."
         )
     generator, vocabulary = _fetched(config.generator, config.vocabulary)
+    tokenizer = Tokenizer(vocabulary)
+    sources.require_own_vocabulary("vocabulary", vocabulary, tokenizer, generator)
     certificate = sources.certificate_of_model(generator)
     located = checkpoints.locate(generator)
     sources.require_prompt("prompt", config.prompt, located)
@@ -137,7 +139,7 @@ def run(
     )
     fingerprints = {
         "generator": workdir.model_fingerprint(located),
-        "vocabulary": Tokenizer(vocabulary).fingerprint,
+        "vocabulary": tokenizer.fingerprint,
     }
     corpus = corpus_shards.cut(
         config.corpus,

@@ -380,11 +380,11 @@ def _projection_of(
 
 
 def _require_vocabulary(init: str, given: object, tokenizer: Tokenizer) -> None:
-    """Refuses to start from a retriever that was trained with another vocabulary."""
+    """Refuses to start from a model that was trained with another vocabulary."""
     start = pathlib.Path(init)
-    if (start / layout.RETRIEVER_MODEL).is_dir() and (
-        start / workdir.STAGE_FILE
-    ).is_file():
+    if not (start / layout.RETRIEVER_MODEL).is_dir():
+        sources.require_own_vocabulary("vocabulary", given, tokenizer, init)
+    elif (start / workdir.STAGE_FILE).is_file():
         sources.require_vocabulary(
             "vocabulary", given, tokenizer, init, whose=f"init {init}"
         )

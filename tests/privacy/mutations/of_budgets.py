@@ -517,4 +517,18 @@ MUTATIONS = (
         ),
         "why": "sample weights that the user gave did not act, and the budget is spent",
     },
+    {
+        "name": "another_vocabulary_is_paid_for",
+        "kind": "ledger",
+        "file": "tfdpsq/run/training/starting_model.py",
+        "old": (
+            '    sources.require_own_vocabulary("vocabulary", given, tokenizer, '
+            "config.init)\n"
+        ),
+        "new": "",
+        "tests": (
+            "tests/run/test_finetune_options.py::test_settings_that_cannot_be_are_refused",
+        ),
+        "why": "all of the budget for weights whose words mean others",
+    },
 )

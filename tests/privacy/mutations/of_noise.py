@@ -357,4 +357,15 @@ own = self.optimizer.step_keys(self.optimizer.iterations)
         ),
         "why": "the last digits of a sum have no noise at all",
     },
+    {
+        "name": "noise_of_every_sixteenth_variable_alike",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/randomness/noise.py",
+        "old": "draw_key(own, step, position), value.dtype)",
+        "new": "draw_key(own, step, position % 16), value.dtype)",
+        "tests": (
+            "tests/privacy/test_statistics.py::test_no_two_of_many_variables_share_their_noise",
+        ),
+        "why": "the difference of two weights has no noise, where they have one shape",
+    },
 )

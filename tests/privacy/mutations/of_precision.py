@@ -255,4 +255,15 @@ MUTATIONS = (
         "why": "TensorFlow's automatic mixed precision multiplies in 8 bits what is "
         "bounded as 24",
     },
+    {
+        "name": "fast_math_is_let_pass",
+        "kind": "precision",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "        products.require_true_arithmetic()\n",
+        "new": "        pass\n",
+        "tests": (
+            "tests/privacy/test_products.py::test_a_process_whose_floating_point_is_another_one_is_refused",
+        ),
+        "why": "a row without a finite gradient moves the weights without bound",
+    },
 )

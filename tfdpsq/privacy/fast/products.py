@@ -20,6 +20,7 @@ of these devices.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.compiler.xla import xla_data_pb2
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
+
+from tfdpsq import validation
 
 
 class Arithmetic(NamedTuple):
@@ -58,6 +61,12 @@ _HIGHEST = Arithmetic("float32 (XLA, highest)", 2.0**-22, 2.0**-23)
 _TENSOR_FLOAT_32 = Arithmetic("TensorFloat-32", 2.0**-10, 2.0**-23)
 _BFLOAT16 = Arithmetic("bfloat16", 2.0**-8, 2.0**-23)
 
+# Variables by which oneDNN computes float32 in fewer bits.
+_ONEDNN_MODES = (
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "TF_SET_ONEDNN_FPMATH_MODE",
+)
 # TensorFlow's graph rewrites that compute float32 in 16 bits.
 _REWRITES = "auto_mixed_precision"
 # Terms of an inner product that are added up at a time; see `gram`.
@@ -98,6 +107,33 @@ def precision_in_words(jit_compile: bool) -> str:
         f"{name}; clipping factors follow from an upper bound on each gradient's norm "
         "that includes rounding"
     )
+
+
+def require_true_arithmetic() -> None:
+    """Refuses variables of the process that make floating point another one.
+
+    XLA's fast math takes it that nothing is NaN or infinite, so that a row without a
+    finite gradient would count, without bound. oneDNN's modes round what norms are made
+    of to 16 bits, of which no bound knows.
+
+    Raises:
+      InputError: names the variable and its value.
+    """
+    for flag in os.environ.get("XLA_FLAGS", "").split():
+        name, _, value = flag.partition("=")
+        if name.endswith("enable_fast_math") and value.lower() not in ("false", "0"):
+            raise validation.InputError(
+                f"XLA_FLAGS has {validation.shown(flag)}, under which a row without a "
+                "finite gradient could move the weights without bound. Leave it out."
+            )
+    for name in _ONEDNN_MODES:
+        value = os.environ.get(name, "")
+        if value.lower() not in ("", "strict"):
+            raise validation.InputError(
+                f"{name} is {validation.shown(value)}, under which gradients' norms are "
+                "computed in 16 bits where a processor can, beyond the bound on their "
+                "rounding. Unset it."
+            )
 
 
 def exponent(dtype: tf.DType, products: int, steps: float | tf.Tensor) -> float:

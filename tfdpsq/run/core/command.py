@@ -95,6 +95,7 @@ def main(
                     strategy.run(run, config.value, pathlib.Path(into), devices)
                 else:
                     run(config.value, into, *([_launch(argv[1:])] if sharded else []))
+            preemption.finished()
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     parse = functools.partial(

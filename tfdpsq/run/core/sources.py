@@ -348,6 +348,40 @@ def require_vocabulary(
         )
 
 
+def require_own_vocabulary(
+    setting: str, given: object, tokenizer: Tokenizer, model: str
+) -> None:
+    """Refuses a vocabulary other than a T5's own, where that is known.
+
+    It is the one that the stage recorded that made it, or the file next to its weights.
+    With another one of no more pieces all would run, on words that mean others.
+
+    Args:
+      setting: that names the vocabulary.
+      given: its value.
+      tokenizer: of the vocabulary.
+      model: a generator or a T5, as a path or a preset's name; "" passes.
+
+    Raises:
+      InputError: it is another one.
+    """
+    if not model:
+        return
+    located = checkpoints.locate(model)
+    own = None
+    if (stage := located / workdir.STAGE_FILE).is_file():
+        inputs = workdir.read_json(stage).get("inputs")
+        own = inputs.get("vocabulary") if isinstance(inputs, dict) else None
+    if own is None and (found := checkpoints.vocabulary_in(located)):
+        own = Tokenizer(found).fingerprint
+    if own is not None and own != tokenizer.fingerprint:
+        raise validation.InputError(
+            f"{setting} is {given}, but {model} was trained with another vocabulary "
+            f"({validation.shown(own)}). Give the SentencePiece file it was trained "
+            "with."
+        )
+
+
 def require_prompt(
     setting: str, prompt: str, generator: pathlib.Path, also: str = ""
 ) -> None:

@@ -4,6 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any, TextIO
+
+
+class _Guarded:
+    """Standard output that libraries write to: what they say may be lost."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self.stream.write(text)
+        except (OSError, ValueError):
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except (OSError, ValueError):
+            pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def guard() -> None:
+    """Lets imports print where standard output is closed, full, or read by nobody."""
+    stream = sys.stdout or open(os.devnull, "w", encoding="utf-8")
+    sys.stdout = _Guarded(stream)
 
 
 def prepare() -> None:
@@ -25,9 +54,10 @@ def say(text: str) -> bool:
     It does not where the reader has gone (`| head`), the disk is full or the stream
     is closed. Nothing more is written to such a stream.
     """
+    stream = getattr(sys.stdout, "stream", sys.stdout)
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        stream.write(text)
+        stream.flush()
     except (OSError, ValueError):
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
         return False

@@ -26,7 +26,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from tfdpsq.run.core import streams
+
 RESTART = 75
+_PROCESS = os.getpid()
 _DEFAULTS: dict[int, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGINT: signal.default_int_handler,
@@ -38,17 +41,20 @@ ASKED = f"\nthe command was asked to end. {AGAIN}\n"
 
 
 def _while_importing() -> None:
-    """Ends with status 75 on SIGINT until `imported`, if this process is a command.
+    """Ends with status 75 on a signal until `imported`, if this process is a command.
 
-    Importing TensorFlow takes seconds, in which the default is a long traceback. A
-    program that imports a stage keeps its own handler, as does one started with `&`.
+    Importing TensorFlow takes seconds, in which the default is a long traceback, or no
+    word. A program that imports a stage keeps its own handlers, as does one started
+    with `&`.
     """
     # What `python -m` has there until it has found the module.
     started = sys.argv[0] if sys.argv else ""
     if started != "-m" and os.path.basename(started) != "tfdpsq":
         return
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
+    streams.guard()
+    for number, default in _DEFAULTS.items():
+        if signal.getsignal(number) is default:
+            signal.signal(number, _end)
 
 
 def imported() -> None:
@@ -57,7 +63,16 @@ def imported() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def finished() -> None:
+    """Ignores both signals: all is written, and the status must say so."""
+    for number in _DEFAULTS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _end(number: int, frame: FrameType | None) -> None:
+    if os.getpid() != _PROCESS:  # a forked worker that its pool ends
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     # No exception: a module that is half imported may catch it. Nothing has begun.
     os.write(2, ASKED.encode())
     os._exit(RESTART)

@@ -164,7 +164,9 @@ def generator_inputs(
         ) from error
     sources.certificate_of_model(path)  # it is whole, or refused
     sources.require_prompt(prompt_setting, prompt, located)
-    return workdir.model_fingerprint(located), Tokenizer(vocabulary).fingerprint
+    tokenizer = Tokenizer(vocabulary)
+    sources.require_own_vocabulary(setting, vocabulary, tokenizer, path)
+    return workdir.model_fingerprint(located), tokenizer.fingerprint
 
 
 class Reranking:

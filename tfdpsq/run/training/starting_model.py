@@ -13,6 +13,7 @@ from tfdpsq import validation
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import T5QueryGenerator, checkpoints
 from tfdpsq.layers import T5Config, apply_lora, train_only
+from tfdpsq.run.core import sources
 
 
 def load_generator(
@@ -32,6 +33,8 @@ def load_generator(
     else:
         model = T5QueryGenerator(T5Config(**config.t5), *options)
     tokenizer.require_embeddings(model.config.vocabulary_size, bool(config.init))
+    given = config.vocabulary or "the file next to init"
+    sources.require_own_vocabulary("vocabulary", given, tokenizer, config.init)
     choose_trained(model, config.lora, config.soft_prompt.length, tuple(config.trained))
     if config.soft_prompt.length and not tuned:
         words = _first_words(tokenizer, config.soft_prompt.length, config.seed)
