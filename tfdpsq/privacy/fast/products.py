@@ -130,9 +130,9 @@ def require_true_arithmetic() -> None:
         value = os.environ.get(name, "")
         if value.lower() not in ("", "strict"):
             raise validation.InputError(
-                f"{name} is {validation.shown(value)}, under which gradients' norms are "
-                "computed in 16 bits where a processor can, beyond the bound on their "
-                "rounding. Unset it."
+                f"{name} is {validation.shown(value)}, under which norms of gradients "
+                "are computed in 16 bits where a processor can, beyond the bound on "
+                "their rounding. Unset it."
             )
 
 
