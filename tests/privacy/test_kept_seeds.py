@@ -49,6 +49,21 @@ def test_a_state_of_other_shapes_is_not_restored(tmp_path):
         assert other[0].numpy().tolist() == before
 
 
+def test_a_file_that_is_named_otherwise_is_no_state(tmp_path):
+    """A backup was read as a number; a copy was deleted as an old state."""
+    found = checkpoint.open_secrets(tmp_path, 0, {})
+    weights = [tf.Variable([1.0, 2.0])]
+    names = ["step-backup.npz", "step-00000001 (1).npz", "step-0.npz"]
+    for name in names:
+        (tmp_path / checkpoint.STATE / name).write_text("mine")
+    for step in (1, 2, 3, 10**8):
+        checkpoint.save(tmp_path, step, weights, found)
+    assert checkpoint.steps_taken(tmp_path) == 10**8
+    assert checkpoint.restore(tmp_path, weights, 10**8, found) == 10**8
+    left = {path.name for path in (tmp_path / checkpoint.STATE).glob("step-*")}
+    assert left == {*names, "step-00000003.npz", "step-100000000.npz"}
+
+
 def test_a_run_that_did_not_keep_a_setting_is_not_gone_on_with(tmp_path):
     """Nobody knows whether its draws were these: paid steps could get others."""
     checkpoint.open_secrets(tmp_path, 0, {"engine": "fast"})

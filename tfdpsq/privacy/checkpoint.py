@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import secrets as system_secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,8 @@ NOT_TRAINED = "weights_not_trained"
 # The setting that tells what model and loss compute; see `computation`.
 COMPUTED = "computation"
 _KEPT = 2
+# As `save` names a state; other files there, such as copies, are not ours.
+_STATE_NAME = re.compile("step-[0-9]{8,}\\.npz")
 _SEEDS = ("noise_seed", "sampler_seed")
 
 
@@ -310,7 +313,9 @@ def _plain(variable: tf.Variable) -> np.ndarray:
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(folder.glob("step-*.npz"))
+    """Lists the states that `save` wrote, in the order of their steps."""
+    found = folder.glob("step-*.npz")
+    return sorted((p for p in found if _STATE_NAME.fullmatch(p.name)), key=_step)
 
 
 def _step(path: pathlib.Path) -> int:
