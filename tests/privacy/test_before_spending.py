@@ -59,11 +59,14 @@ def _train(
     rate=0.1,
     width=1,
     engine="fast",
+    initial=None,
     **options,
 ):
     plan = make_plan(spec)
     layer = tf.keras.layers.Dense(width, use_bias=False)
     layer.build([None, 3])
+    if initial is not None:
+        layer.kernel.assign(initial)
     data = np.arange(36, dtype=np.float32).reshape(12, 3) if data is None else data
     return train(
         plan,

@@ -5,11 +5,12 @@ import itertools
 import json
 import operator
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from test_before_spending import _spec, _train, _unpaid
 
-from tfdpsq.privacy import checkpoint, training
+from tfdpsq.privacy import checkpoint, read_ledger, training
 from tfdpsq.privacy.loop import Kept
 from tfdpsq.validation import DataError, InputError
 
@@ -47,6 +48,24 @@ def test_a_state_of_other_shapes_is_not_restored(tmp_path):
         with pytest.raises(InputError, match="state of another model or optimizer"):
             checkpoint.restore(tmp_path, other, 2, found)
         assert other[0].numpy().tolist() == before
+
+
+def test_weights_that_are_not_finite_are_not_gone_on_with(tmp_path):
+    """Rewritten ones paid for the whole plan before training was said to diverge."""
+    bad = np.array([[np.nan], [0], [np.inf]], np.float32)
+    with pytest.raises(InputError, match="before the first step.*Nothing was paid"):
+        _train(tmp_path, _spec(epsilon=float("inf")), initial=bad)
+    assert _unpaid(tmp_path)
+    assert _train(tmp_path, _spec(), on_step=lambda step, loss: True) == 1
+    path = tmp_path / checkpoint.STATE / "step-00000001.npz"
+    with np.load(path) as saved:
+        values = dict(saved)
+    np.savez(path, **{**values, "00000": bad})
+    with pytest.raises(DataError, match="step-00000001.npz: .* holds NaN or infinite"):
+        _train(tmp_path, _spec())
+    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 1
+    np.savez(path, **values)
+    assert _train(tmp_path, _spec()) == 3
 
 
 def test_a_file_that_is_named_otherwise_is_no_state(tmp_path):

@@ -225,6 +225,7 @@ def restore(
     variables: Sequence[tf.Variable],
     steps_paid: int,
     secrets: Secrets,
+    trained: int = 0,
 ) -> int | None:
     """Sets the variables to the last state saved.
 
@@ -233,6 +234,8 @@ def restore(
       variables: as given to `save`.
       steps_paid: what the ledger says.
       secrets: the run's.
+      trained: how many of the variables, the first ones, must be finite: what is
+        trained, as it is in every state of a run that ends if it diverges.
 
     Returns:
       Steps executed in that state; `None` where the run is new.
@@ -240,7 +243,7 @@ def restore(
     Raises:
       InputError: the state is of other variables; or steps were paid for and there
         is no state.
-      DataError: the file is damaged.
+      DataError: the file is damaged, or what is trained is not finite there.
     """
     files = _files(pathlib.Path(directory) / STATE)
     if not files:
@@ -274,8 +277,16 @@ def restore(
             f"arrays do not have the types and shapes of the {len(shapes)} variables. "
             "Use the settings it was made with, or another directory."
         )
+    values = [v.view(x.dtype.as_numpy_dtype) for v, x in zip(values, variables)]
+    for variable, value in zip(variables[:trained], values):
+        if not np.isfinite(value).all():
+            raise validation.DataError(
+                path,
+                f"{variable.name} holds NaN or infinite values, which no run saves",
+                "Restore the file from a backup: training would diverge.",
+            )
     for variable, value in zip(variables, values):
-        variable.assign(value.view(variable.dtype.as_numpy_dtype))
+        variable.assign(value)
     return _step(path)
 
 
