@@ -90,6 +90,18 @@ def test_a_run_that_did_not_keep_a_setting_is_not_gone_on_with(tmp_path):
         checkpoint.open_secrets(tmp_path, 1, {"engine": "fast", "random_numbers": "x"})
 
 
+def test_only_the_first_variable_that_differs_is_named(tmp_path):
+    """A model of a hundred variables listed them all, twice."""
+    kinds = [([n, n], "float32") for n in range(100)]
+    checkpoint.open_secrets(tmp_path, 0, {"variables": repr(kinds)})
+    for now in (kinds[:70], [*kinds[:70], ([1], "float32"), *kinds[71:]], "damaged"):
+        with pytest.raises(InputError, match="began with other variables") as refused:
+            checkpoint.open_secrets(tmp_path, 1, {"variables": str(now)})
+        assert len(str(refused.value)) < 500
+        if now != "damaged":
+            assert "variable.70: ([70, 70], 'float32') there" in str(refused.value)
+
+
 def test_every_run_draws_two_seeds_of_128_bits(tmp_path):
     """One of them alone must not give the other away, nor be searched through."""
     seeds = []

@@ -13,6 +13,7 @@ once the result is safe. The ledger stays.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import hashlib
@@ -36,6 +37,8 @@ STATE = "state"
 SECRETS = "secrets.json"
 # The setting that tells of weights which are not trained, and so in no state.
 NOT_TRAINED = "weights_not_trained"
+# The setting that tells the types and shapes of what is trained, as a list's `repr`.
+VARIABLES = "variables"
 # The setting that tells what model and loss compute; see `computation`.
 COMPUTED = "computation"
 _KEPT = 2
@@ -125,6 +128,12 @@ def open_secrets(
                 f"{name} {value!r}, so the steps it paid for would be other steps. "
                 "Go on with that version, or use another directory."
             )
+        if name == VARIABLES and before[name] != value:
+            raise validation.InputError(
+                f"the run in {directory} began with other variables, so the steps it "
+                f"paid for would be other steps: {_first_other(before[name], value)}. "
+                "Go on as it began, or use another directory."
+            )
         if before[name] != value:
             raise validation.InputError(
                 f"{name} was {before[name]} when the run in {directory} began, "
@@ -137,6 +146,15 @@ def open_secrets(
             "an older tfdpsq, which dealt them other rows. Go on with that one."
         )
     return kept
+
+
+def _first_other(before: str, now: str) -> str:
+    """Describes the first variable that differs between two lists of them."""
+    try:
+        old, new = (dict(enumerate(ast.literal_eval(each))) for each in (before, now))
+    except (ValueError, SyntaxError, TypeError):  # rewritten by hand
+        old, new = {0: before}, {0: now}
+    return validation.differences(old, new, "variable")[0]
 
 
 def _require_same_computation(path: pathlib.Path, before: str, now: str) -> None:
