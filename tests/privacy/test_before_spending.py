@@ -59,11 +59,14 @@ def _train(
     rate=0.1,
     width=1,
     engine="fast",
+    initial=None,
     **options,
 ):
     plan = make_plan(spec)
     layer = tf.keras.layers.Dense(width, use_bias=False)
     layer.build([None, 3])
+    if initial is not None:
+        layer.kernel.assign(initial)
     data = np.arange(36, dtype=np.float32).reshape(12, 3) if data is None else data
     return train(
         plan,
@@ -246,7 +249,7 @@ def test_gradients_that_are_zero_at_first_are_trained(tmp_path):
         (dict(microbatch=3), "microbatch_size was 4 .* is 3 now"),
         (dict(rate=0.2), "optimizer was .*0.1.* is .*0.2"),
         (dict(jit_compile=True), "jit_compile was False .* is True now"),
-        (dict(width=2), r"variables was .*\[3, 1\].* is .*\[3, 2\]"),
+        (dict(width=2), r"variable.0: .*\[3, 1\].* there, .*\[3, 2\].* now"),
         (dict(units=11), "the private data changed"),
     ],
     ids=["microbatches", "optimizer", "compiler", "weights", "units"],

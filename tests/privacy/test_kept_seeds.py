@@ -5,11 +5,12 @@ import itertools
 import json
 import operator
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from test_before_spending import _spec, _train, _unpaid
 
-from tfdpsq.privacy import checkpoint, training
+from tfdpsq.privacy import checkpoint, read_ledger, training
 from tfdpsq.privacy.loop import Kept
 from tfdpsq.validation import DataError, InputError
 
@@ -49,11 +50,56 @@ def test_a_state_of_other_shapes_is_not_restored(tmp_path):
         assert other[0].numpy().tolist() == before
 
 
+def test_weights_that_are_not_finite_are_not_gone_on_with(tmp_path):
+    """Rewritten ones paid for the whole plan before training was said to diverge."""
+    bad = np.array([[np.nan], [0], [np.inf]], np.float32)
+    with pytest.raises(InputError, match="before the first step.*Nothing was paid"):
+        _train(tmp_path, _spec(epsilon=float("inf")), initial=bad)
+    assert _unpaid(tmp_path)
+    assert _train(tmp_path, _spec(), on_step=lambda step, loss: True) == 1
+    path = tmp_path / checkpoint.STATE / "step-00000001.npz"
+    with np.load(path) as saved:
+        values = dict(saved)
+    np.savez(path, **{**values, "00000": bad})
+    with pytest.raises(DataError, match="step-00000001.npz: .* holds NaN or infinite"):
+        _train(tmp_path, _spec())
+    assert read_ledger(tmp_path / "ledger.jsonl").steps_paid == 1
+    np.savez(path, **values)
+    assert _train(tmp_path, _spec()) == 3
+
+
+def test_a_file_that_is_named_otherwise_is_no_state(tmp_path):
+    """A backup was read as a number; a copy was deleted as an old state."""
+    found = checkpoint.open_secrets(tmp_path, 0, {})
+    weights = [tf.Variable([1.0, 2.0])]
+    names = ["step-backup.npz", "step-00000001 (1).npz", "step-0.npz"]
+    for name in names:
+        (tmp_path / checkpoint.STATE / name).write_text("mine")
+    for step in (1, 2, 3, 10**8):
+        checkpoint.save(tmp_path, step, weights, found)
+    assert checkpoint.steps_taken(tmp_path) == 10**8
+    assert checkpoint.restore(tmp_path, weights, 10**8, found) == 10**8
+    left = {path.name for path in (tmp_path / checkpoint.STATE).glob("step-*")}
+    assert left == {*names, "step-00000003.npz", "step-100000000.npz"}
+
+
 def test_a_run_that_did_not_keep_a_setting_is_not_gone_on_with(tmp_path):
     """Nobody knows whether its draws were these: paid steps could get others."""
     checkpoint.open_secrets(tmp_path, 0, {"engine": "fast"})
     with pytest.raises(InputError, match="older tfdpsq"):
         checkpoint.open_secrets(tmp_path, 1, {"engine": "fast", "random_numbers": "x"})
+
+
+def test_only_the_first_variable_that_differs_is_named(tmp_path):
+    """A model of a hundred variables listed them all, twice."""
+    kinds = [([n, n], "float32") for n in range(100)]
+    checkpoint.open_secrets(tmp_path, 0, {"variables": repr(kinds)})
+    for now in (kinds[:70], [*kinds[:70], ([1], "float32"), *kinds[71:]], "damaged"):
+        with pytest.raises(InputError, match="began with other variables") as refused:
+            checkpoint.open_secrets(tmp_path, 1, {"variables": str(now)})
+        assert len(str(refused.value)) < 500
+        if now != "damaged":
+            assert "variable.70: ([70, 70], 'float32') there" in str(refused.value)
 
 
 def test_every_run_draws_two_seeds_of_128_bits(tmp_path):

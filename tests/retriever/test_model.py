@@ -376,6 +376,10 @@ def test_loading_says_what_is_wrong(make_model, make_config, tmp_path):
         with pytest.raises(DataError, match=f"config.json: .*{said}"):
             load(tmp_path / "a")
     config.write_text(make_config().to_json())
+    data = tmp_path / "a" / "weights.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-40])
+    with pytest.raises(DataError, match="weights.data-00000-of-00001: .*truncated"):
+        load(tmp_path / "a")
     (tmp_path / "a" / "weights.index").unlink()
     with pytest.raises(DataError, match="weights missing"):
         load(tmp_path / "a")

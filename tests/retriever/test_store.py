@@ -125,7 +125,15 @@ def test_damage_is_named(index):
     with pytest.raises(DataError, match="shard-00000.npy: cannot be read"):
         DocumentIndex(directory)
     path.write_bytes(whole)
+    np.save(path, np.asfortranarray(np.load(path)))
+    with pytest.raises(DataError, match="shard-00000.npy: does not hold row after"):
+        DocumentIndex(directory)
+    path.write_bytes(whole)
     ids = directory / "shard-00001.jsonl"
+    ids.rename(directory / "gone")
+    with pytest.raises(DataError, match="1.jsonl: cannot be read .*index again"):
+        DocumentIndex(directory).verify()
+    (directory / "gone").rename(ids)
     ids.write_text("".join(reversed(ids.read_text().splitlines(keepends=True))))
     with pytest.raises(DataError, match="shard-00001.jsonl: holds other ids"):
         DocumentIndex(directory).verify()

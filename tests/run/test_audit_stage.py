@@ -377,3 +377,30 @@ def test_bad_settings_of_the_audit(base, tmp_path, logical_cpus):
         (broken / canary_set.CANARIES_FILE).write_text(bad)
         with pytest.raises(DataError, match=r"canaries.jsonl:1: not a canary \("):
             canary_set.read_canaries(broken)
+    for bad in (b"\xff\n", lines.encode().replace(b'"secret": "', b'"secret": "x', 1)):
+        (broken / canary_set.CANARIES_FILE).write_bytes(bad)
+        with pytest.raises(DataError, match=r"canaries.jsonl:1: not a canary \("):
+            canary_set.read_canaries(broken)
+
+
+@pytest.mark.parametrize("form", ["secret", "paper_own_document", "coin"])
+def test_canaries_that_were_not_trained_on_are_not_measured(base, monkeypatch, form):
+    """They ranked like chance, which is falsely reassuring."""
+    path = base / "private" / "canaries" / canary_set.CANARIES_FILE
+    whole = path.read_text()
+    lines = [json.loads(line) for line in whole.splitlines()]
+    if form == "coin":
+        line = next(n for n, c in enumerate(lines) if c["coin"] and c["repetitions"])
+        lines[line]["repetitions"] = 0
+    else:
+        line = next(n for n, c in enumerate(lines) if c["form"] == form)
+        secret = lines[line]["secret"]
+        lines[line]["secret"] = secret[:-1] + ("1" if secret[-1] == "0" else "0")
+    monkeypatch.setattr(audit, "_audit", None)
+    try:
+        path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+        with pytest.raises(DataError, match=f":{line + 1}: this canary is in . of"):
+            _audit(base, "private/x")
+    finally:
+        path.write_text(whole)
+    assert not (base / "private" / "x").exists()

@@ -238,6 +238,22 @@ def test_no_output_is_made_in_a_workdir_that_was_forgotten(job, place, private):
     releases.Output(job.parent / "other" / "next", guarantee, "queries")
 
 
+@pytest.mark.parametrize("closed", ["work", "work/private"])
+def test_a_directory_that_may_not_be_entered_is_named(tmp_path, monkeypatch, closed):
+    """Not the mark of `forget` in it, which nobody has seen."""
+    private, stat = tmp_path / "work" / "private", os.stat
+    private.mkdir(parents=True)
+
+    def refuse(path, **options):
+        if str(path).startswith(f"{tmp_path / closed}/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(InputError, match=f"^{tmp_path / closed}: Permission denied"):
+        releases.require_not_forgotten(private)
+
+
 def test_a_forgotten_workdir_takes_no_conversion(job, tmp_path):
     """A stage that reads and writes nothing else of the workdir."""
     outputs.mark_forgotten(job / "private")

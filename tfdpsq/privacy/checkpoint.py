@@ -13,12 +13,14 @@ once the result is safe. The ledger stays.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pathlib
+import re
 import secrets as system_secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -35,9 +37,13 @@ STATE = "state"
 SECRETS = "secrets.json"
 # The setting that tells of weights which are not trained, and so in no state.
 NOT_TRAINED = "weights_not_trained"
+# The setting that tells the types and shapes of what is trained, as a list's `repr`.
+VARIABLES = "variables"
 # The setting that tells what model and loss compute; see `computation`.
 COMPUTED = "computation"
 _KEPT = 2
+# As `save` names a state; other files there, such as copies, are not ours.
+_STATE_NAME = re.compile("step-[0-9]{8,}\\.npz")
 _SEEDS = ("noise_seed", "sampler_seed")
 
 
@@ -122,6 +128,12 @@ def open_secrets(
                 f"{name} {value!r}, so the steps it paid for would be other steps. "
                 "Go on with that version, or use another directory."
             )
+        if name == VARIABLES and before[name] != value:
+            raise validation.InputError(
+                f"the run in {directory} began with other variables, so the steps it "
+                f"paid for would be other steps: {_first_other(before[name], value)}. "
+                "Go on as it began, or use another directory."
+            )
         if before[name] != value:
             raise validation.InputError(
                 f"{name} was {before[name]} when the run in {directory} began, "
@@ -134,6 +146,15 @@ def open_secrets(
             "an older tfdpsq, which dealt them other rows. Go on with that one."
         )
     return kept
+
+
+def _first_other(before: str, now: str) -> str:
+    """Describes the first variable that differs between two lists of them."""
+    try:
+        old, new = (dict(enumerate(ast.literal_eval(each))) for each in (before, now))
+    except (ValueError, SyntaxError, TypeError):  # rewritten by hand
+        old, new = {0: before}, {0: now}
+    return validation.differences(old, new, "variable")[0]
 
 
 def _require_same_computation(path: pathlib.Path, before: str, now: str) -> None:
@@ -222,6 +243,7 @@ def restore(
     variables: Sequence[tf.Variable],
     steps_paid: int,
     secrets: Secrets,
+    trained: int = 0,
 ) -> int | None:
     """Sets the variables to the last state saved.
 
@@ -230,6 +252,8 @@ def restore(
       variables: as given to `save`.
       steps_paid: what the ledger says.
       secrets: the run's.
+      trained: how many of the variables, the first ones, must be finite: what is
+        trained, as it is in every state of a run that ends if it diverges.
 
     Returns:
       Steps executed in that state; `None` where the run is new.
@@ -237,7 +261,7 @@ def restore(
     Raises:
       InputError: the state is of other variables; or steps were paid for and there
         is no state.
-      DataError: the file is damaged.
+      DataError: the file is damaged, or what is trained is not finite there.
     """
     files = _files(pathlib.Path(directory) / STATE)
     if not files:
@@ -271,8 +295,16 @@ def restore(
             f"arrays do not have the types and shapes of the {len(shapes)} variables. "
             "Use the settings it was made with, or another directory."
         )
+    values = [v.view(x.dtype.as_numpy_dtype) for v, x in zip(values, variables)]
+    for variable, value in zip(variables[:trained], values):
+        if not np.isfinite(value).all():
+            raise validation.DataError(
+                path,
+                f"{variable.name} holds NaN or infinite values, which no run saves",
+                "Restore the file from a backup: training would diverge.",
+            )
     for variable, value in zip(variables, values):
-        variable.assign(value.view(variable.dtype.as_numpy_dtype))
+        variable.assign(value)
     return _step(path)
 
 
@@ -310,7 +342,9 @@ def _plain(variable: tf.Variable) -> np.ndarray:
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(folder.glob("step-*.npz"))
+    """Lists the states that `save` wrote, in the order of their steps."""
+    found = folder.glob("step-*.npz")
+    return sorted((p for p in found if _STATE_NAME.fullmatch(p.name)), key=_step)
 
 
 def _step(path: pathlib.Path) -> int:

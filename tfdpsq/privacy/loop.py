@@ -265,10 +265,16 @@ class Loop:
 
     def _restored_by_the_chief(self, kept: Kept) -> int:
         ledger = kept.ledger
+        trained = self.take_steps.variables  # the first of the state
         start = checkpoint.restore(
-            kept.directory, self.state, ledger.steps_paid, kept.secrets
+            kept.directory, self.state, ledger.steps_paid, kept.secrets, len(trained)
         )
         if start is None:
+            if not finite_check(trained)():
+                raise validation.InputError(
+                    "the weights hold NaN or infinite values before the first step. "
+                    "Start from others. Nothing was paid."
+                )
             # Also the beginning must be repeated exactly: initial weights are random.
             self._save(kept, 0)
             return 0

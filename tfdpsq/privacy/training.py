@@ -304,7 +304,9 @@ def _settings(
         "optimizer": repr(sorted(config.items(), key=str)),
         "microbatch_size": repr(microbatch_size),
         "jit_compile": repr(_compiled_by_xla(jit_compile)),
-        "variables": repr([(v.shape.as_list(), v.dtype.name) for v in variables]),
+        checkpoint.VARIABLES: repr(
+            [(v.shape.as_list(), v.dtype.name) for v in variables]
+        ),
         "random_numbers": SCHEME,
     }
 

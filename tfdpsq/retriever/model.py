@@ -370,6 +370,12 @@ def load(path: str | os.PathLike, dtype: str | None = None) -> TwoTower:
         ) from error
     try:
         _checkpoint(model).read(os.fspath(Path(path) / _WEIGHTS)).assert_consumed()
+    except IndexError as error:  # "Read less bytes than requested"
+        raise validation.DataError(
+            Path(path) / f"{_WEIGHTS}.data-00000-of-00001",
+            "it is shorter than the weights, so truncated",
+            "Give a directory that retriever.save wrote, unchanged.",
+        ) from error
     except (tf.errors.OpError, ValueError, AssertionError) as error:
         raise validation.DataError(
             Path(path) / _WEIGHTS,

@@ -295,7 +295,13 @@ class DocumentIndex:
                 path = self.directory / f"{shard['name']}.npy"
                 raise validation.DataError(path, "holds other embeddings", _REMEDY)
             path = self.directory / f"{shard['name']}.jsonl"
-            if sha256_of_file(path) != shard["ids_sha256"]:
+            try:
+                digest = sha256_of_file(path)
+            except OSError as error:
+                raise validation.DataError(
+                    path, f"cannot be read ({error})", _REMEDY
+                ) from error
+            if digest != shard["ids_sha256"]:
                 raise validation.DataError(path, "holds other ids", _REMEDY)
 
     def _numbered(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -359,6 +365,8 @@ class DocumentIndex:
                 f"holds {vectors.dtype} {vectors.shape}, not float32 {wanted}",
                 _REMEDY,
             )
+        if not vectors.flags.c_contiguous:
+            raise validation.DataError(path, "does not hold row after row", _REMEDY)
         return vectors
 
 

@@ -106,6 +106,8 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         )
     check_guesses(config.guesses, sum(canary.coin for canary in made))
     trained = audit_subject.training_of(config.generator, config.canaries)
+    data = audit_subject.data_of(config.canaries)
+    canary_set.require_inserted(config.canaries, made, data, trained.split)
     audit_subject.certificate_of(config.generator)
     references = tuple(config.references) or (trained.init,)
     if not all(references):

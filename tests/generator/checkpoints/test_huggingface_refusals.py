@@ -161,6 +161,19 @@ def test_what_is_missing_or_wrong_is_named(name, copy_of):
         open_checkpoint(copied.path)
 
 
+def test_weights_that_may_not_be_read_are_not_called_damaged(copy_of, monkeypatch):
+    copied, opened = copy_of(), open
+
+    def refuse(path, *rest, **options):
+        if str(path).endswith("model.safetensors"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *rest, **options)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(DataError, match=r"safetensors: cannot be read \(Permission"):
+        open_checkpoint(copied.path)
+
+
 def test_a_broken_weight_is_named(copy_of, read):
     copied = copy_of()
 

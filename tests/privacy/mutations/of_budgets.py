@@ -212,8 +212,8 @@ MUTATIONS = (
         "name": "forgotten_workdir_goes_on",
         "kind": "keys",
         "file": "tfdpsq/run/core/releases.py",
-        "old": "    if (private / layout.FORGOTTEN).exists():\n",
-        "new": "    if (private / layout.FORGOTTEN).is_dir():\n",
+        "old": "        forgotten = (private / layout.FORGOTTEN).exists()\n",
+        "new": "        forgotten = (private / layout.FORGOTTEN).is_dir()\n",
         "tests": (
             _FORGET + "test_a_workdir_forgotten_by_half_takes_no_stage_and_is_finished",
         ),

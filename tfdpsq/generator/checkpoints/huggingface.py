@@ -377,6 +377,7 @@ def _header(path: pathlib.Path) -> dict[str, weights.Entry]:
 
 @contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[Any]:
+    weights.require_readable(path)
     try:
         with safetensors.safe_open(path, "np") as file:
             yield file

@@ -17,6 +17,7 @@ import safetensors.numpy
 
 from tfdpsq import validation
 from tfdpsq.data import files
+from tfdpsq.generator.checkpoints.weights import require_readable
 from tfdpsq.layers import SoftPrompt, T5Config
 
 FILE_NAME = "soft_prompt.safetensors"
@@ -57,6 +58,7 @@ def read(directory: str | os.PathLike, config: T5Config) -> StoredPrompt | None:
     path = pathlib.Path(directory, FILE_NAME)
     if not path.exists():
         return None
+    require_readable(path)
     try:
         found = safetensors.numpy.load_file(path)
     except (safetensors.SafetensorError, OSError, KeyError) as error:

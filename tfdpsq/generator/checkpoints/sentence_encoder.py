@@ -29,6 +29,7 @@ from tfdpsq import validation
 from tfdpsq.data import files
 from tfdpsq.data.tokenization import VOCABULARY_FILE
 from tfdpsq.generator.checkpoints import fast_tokenizer, huggingface, pickled
+from tfdpsq.generator.checkpoints.weights import require_readable
 
 MODULES_FILE = "modules.json"
 _TYPES = "sentence_transformers.models"
@@ -180,6 +181,7 @@ def _projection(path: pathlib.Path) -> np.ndarray:
             )
     if (path / huggingface.WEIGHTS_FILE).is_file():
         weights = path / huggingface.WEIGHTS_FILE
+        require_readable(weights)
         try:
             tensors = safetensors.numpy.load_file(weights)
         except (safetensors.SafetensorError, OSError) as error:

@@ -153,6 +153,21 @@ def load_into(
     check_copies(source, copies or {})
 
 
+def require_readable(path: str | os.PathLike) -> None:
+    """Says why a file cannot be opened, which safetensors takes for one that is gone.
+
+    Raises:
+      DataError: gives the operating system's reason.
+    """
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise validation.DataError(
+            path, f"cannot be read ({error.strerror})", "Change its permissions"
+        ) from error
+
+
 def check_copies(source: Source, copies: Mapping[str, str]) -> None:
     """Reads the second copies of tensors and compares them with the first.
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
+from collections.abc import Sequence
 
 from tfdpsq import validation
+from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy.proof import certificate_files
 from tfdpsq.run.core import releases
 
@@ -25,6 +28,7 @@ _KINDS = {
     **{"repetitions": int, "document_characters": int, "coin": bool},
     **{"prefix": str, "secret": str, "document_id": str},
 }
+_DIGITS = re.compile("[0-9]+").fullmatch
 # Prefix of the ids of canaries' queries and documents, and of their users.
 ID_PREFIX = "canary-"
 
@@ -98,7 +102,7 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
             "wrote: secrets must be inserted before training."
         )
     found = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             fields = validation.parse_json(line)
             fields["candidates"] = tuple(fields["candidates"])
@@ -109,6 +113,8 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
                     raise ValueError(f"{field} is {validation.shown(value)}")
             if not all(isinstance(each, str) for each in canary.candidates):
                 raise ValueError("a candidate is not a text")
+            if not all(map(_DIGITS, (canary.secret, *canary.candidates))):
+                raise ValueError("a secret or a candidate is not digits alone")
             for field in ("repetitions", "document_characters"):
                 validation.in_range(field, getattr(canary, field), 0, 1e9)
             found.append(canary)
@@ -117,6 +123,49 @@ def read_canaries(directory: pathlib.Path) -> list[Canary]:
                 path, f"not a canary ({error})", "Make the canaries again.", number
             ) from error
     return found
+
+
+def require_inserted(
+    directory: pathlib.Path, made: Sequence[Canary], data: BeirDirectory, split: str
+) -> None:
+    """Refuses canaries that are not in the pairs of a split as they were put in.
+
+    What was never trained on is not learnt, and would look well protected.
+
+    Args:
+      directory: what the stage `canaries` wrote.
+      made: what `read_canaries` found there.
+      data: its pairs.
+      split: that a model was trained on.
+
+    Raises:
+      DataError: names the first canary that is not there, or not as often.
+    """
+    pairs = data.pairs(split)
+    found: dict[str, list[tuple[str, str]]] = {}
+    for row, name in enumerate(pairs.query_ids()):
+        if name.startswith(ID_PREFIX):
+            pair = pairs[row]
+            # Where the secret is in the document, it is its last word.
+            texts = (pair.query, "".join(pair.document.split()[-1:]))
+            found.setdefault(name.rpartition("-")[0], []).append(texts)
+    for number, canary in enumerate(made):
+        held = found.get(f"{ID_PREFIX}{number}", [])
+        as_made = [
+            query.split() == canary.query().split()
+            and (not canary.in_document or end == canary.secret)
+            for query, end in held
+        ]
+        if len(held) != canary.repetitions or not all(as_made):
+            raise validation.DataError(
+                pathlib.Path(directory) / CANARIES_FILE,
+                f"this canary is in {sum(as_made)} of the {len(held)} queries "
+                f"{ID_PREFIX}{number}-... in split {split!r} of {DATA}/, and should "
+                f"be in {canary.repetitions}",
+                f"Restore this file and {DATA}/ as the stage canaries wrote them, or "
+                "make canaries again and train on them.",
+                number + 1,
+            )
 
 
 def holds_canaries(pairs: str) -> bool:

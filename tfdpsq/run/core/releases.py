@@ -142,9 +142,16 @@ def require_not_forgotten(private: pathlib.Path) -> None:
     """Refuses a private directory whose content `forget` has begun to delete.
 
     Raises:
-      InputError: it is one.
+      InputError: it is one, or may not be entered.
     """
-    if (private / layout.FORGOTTEN).exists():
+    try:
+        forgotten = (private / layout.FORGOTTEN).exists()
+    except PermissionError as error:
+        closed = private if os.path.exists(private) else private.parent
+        raise validation.InputError(
+            f"{closed}: {error.strerror}. Change its permissions, or use another path."
+        ) from error
+    if forgotten:
         raise validation.InputError(
             f"{private} was deleted by `tfdpsq forget`, all or in part: its keys and "
             "seeds are gone, and no stage can go on there. Run `tfdpsq forget WORKDIR "
