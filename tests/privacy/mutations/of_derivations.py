@@ -117,13 +117,16 @@ MUTATIONS = (
         "name": "equal_documents_masked_by_logit_dp",
         "kind": "coefficients",
         "file": "tfdpsq/retriever/direct_losses.py",
-        "old": "both = real[:, tf.newaxis] & real[tf.newaxis, :]",
-        "new": (
-            "both = real[:, tf.newaxis] & real[tf.newaxis, :]\n"
-            '        keys = batch["document_key"]\n'
-            "        both &= (keys[:, tf.newaxis] != keys[tf.newaxis, :]) | "
-            "tf.eye(rows, dtype=tf.bool)"
-        ),
+        "old": """\
+        return values, tf.reshape(coefficients, [-1]), losses
+""",
+        "new": """\
+        keys, eye = batch["document_key"], tf.eye(rows)
+        same = (keys[:, tf.newaxis] == keys[tf.newaxis, :]) & (eye == 0)
+        kept = tf.where(same, 0.0, coefficients + eye)
+        coefficients = kept / tf.reduce_sum(kept, axis=1, keepdims=True) - eye
+        return values, tf.reshape(coefficients, [-1]), losses
+""",
         "tests": (
             "tests/retriever/test_direct_methods.py::"
             "test_logit_dp_leaves_no_column_out_of_a_softmax",
