@@ -32,7 +32,7 @@ REFERENCE = "public_only"
 BM25, FUSED = "bm25", " + bm25"
 LABELS = {
     "original": "original, no protection",
-    "synthetic_epsinf": "synthetic, ε = ∞",
+    "synthetic_inf": "synthetic, ε = ∞",
     "synthetic_eps8": "synthetic, ε = 8",
     "untrained": "untrained encoder",
     "direct_eps8": "direct, public negatives, ε = 8",
