@@ -10,7 +10,8 @@ from dense_runs import (
     wide_run,
 )
 
-from tfdpsq.privacy import make_optimizer, read_ledger, train, trials
+from tfdpsq.privacy import Terms, make_optimizer, read_ledger, train, trials
+from tfdpsq.privacy.step import Setup
 from tfdpsq.validation import InputError
 
 
@@ -301,3 +302,16 @@ def test_texts_pass_in_arrays_as_wide_as_the_longest_of_them():
     tried = rows.few()
     found = trials.of_one_shape(take, tried)(np.array([0, 1]))
     assert found["words"].tolist() == ["1", "10"]
+
+
+def test_terms_in_parts_reach_what_their_first_part_reaches():
+    """Where nothing moves the sum, as where all texts are one."""
+    weight, other = tf.Variable(0.0), tf.Variable(0.0)
+
+    def losses(batch):
+        return Terms(lambda part: weight * batch["x"], tf.ones([2, 4]), tf.ones([4]))
+
+    batch = {"x": np.zeros(4, np.float32)}
+    for variable, reached in ((weight, True), (other, False)):
+        setup = Setup(losses, [variable], [], None, None)
+        assert trials._is_reached(setup, batch) is reached

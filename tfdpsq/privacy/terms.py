@@ -29,7 +29,8 @@ class Terms(NamedTuple):
       values: [R] float, R static; value r runs layers on inputs of its own alone. Or,
         where all at once would not fit in memory, a function of a part's number, an
         int32 scalar, to [R] of them. It computes what the coefficients were made of:
-        dropout, if any, must follow from the part's number (`layers.dropout_seed`).
+        dropout, if any, must follow from the part's number (`layers.dropout_seed`). Of
+        up to four rows, which `train` tries, all are wanted at once.
       coefficients: [R] float, or [parts, R], constants to the gradient; where one is 0
         or no finite number the term contributes exactly zero, whatever its gradient.
       losses: [rows] float, one per row of the batch, for reporting alone.
