@@ -408,7 +408,7 @@ def _is_reached(setup: Setup, batch: Mapping[str, np.ndarray]) -> bool:
         with replay.replayable(setup.layers, tf.constant([1, 2], tf.int64), 0, 0):
             with tf.GradientTape() as tape:
                 found = setup.per_example_losses(tensors)
-                values = found.values if isinstance(found, Terms) else found
+                values: Any = found.values if isinstance(found, Terms) else found
                 if is_in_parts(found):
                     values = values(tf.constant(0))
         gradients.extend(tape.gradient(values, list(setup.variables)))
