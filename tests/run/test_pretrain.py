@@ -17,7 +17,7 @@ import tiny as _tiny
 from safetensors.numpy import load_file
 
 from tfdpsq import privacy, validation
-from tfdpsq.data import Tokenizer, build_pydocs
+from tfdpsq.data import Tokenizer, build_pydocs, train_vocabulary
 from tfdpsq.data.pydocs import PUBLIC_TEXT
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.run import pretrain
@@ -304,6 +304,19 @@ def test_weights_that_saw_private_queries_are_not_public(pairs, finished, tmp_pa
     config.t5 = pretrain.default_config().t5  # the weights decide
     with pytest.raises(validation.InputError, match="trained on private queries"):
         pretrain.run(config, tmp_path / "t5")
+
+
+def test_another_vocabulary_than_the_weights_own_is_refused(pairs, tmp_path):
+    other = tmp_path / "other.model"
+    lines = [f"w{i} x{i} y{i} z{i * 7} again and again" for i in range(300)]
+    train_vocabulary(lines, 300, other)
+    config = _config(pairs, init="t5_tiny_pydocs", vocabulary=str(other))
+    config.t5 = pretrain.default_config().t5
+    with pytest.raises(
+        validation.InputError, match="t5_tiny_pydocs was trained with another"
+    ):
+        pretrain.run(config, tmp_path / "t5")
+    assert not (tmp_path / "t5").exists()
 
 
 def test_text_with_a_query_of_the_benchmark_is_refused(tmp_path, monkeypatch):

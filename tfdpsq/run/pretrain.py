@@ -145,7 +145,11 @@ def run(
         )
     }
     if config.vocabulary:
-        inputs["vocabulary"] = Tokenizer(config.vocabulary).fingerprint
+        tokenizer = Tokenizer(config.vocabulary)
+        inputs["vocabulary"] = tokenizer.fingerprint
+        sources.require_own_vocabulary(
+            "vocabulary", config.vocabulary, tokenizer, config.init
+        )
     if config.init:
         sources.require_public(
             config.init,
