@@ -59,7 +59,7 @@ def fitted():
         (dict(epochs=3), "fit got epochs. The plan has the number of steps"),
         (dict(batch_size=3), "fit got batch_size. The plan has it"),
         (dict(validation_split=0.1), "Give validation_data"),
-        (dict(sample_weight=_Y), "weigh in the loss"),
+        (dict(sample_weight=_Y), "multiply by it in the loss"),
         (dict(workers=2), "fit got workers. fit has no such argument"),
     ],
 )

@@ -57,9 +57,9 @@ _ORDERS = (
     *(math.ceil(64 * 1.05**i) for i in range(58)),
 )
 ACCOUNTANTS = ("pld", "rdp")
-_FIRST = ("first_pld", "first_rdp")
 # Where the search for σ begins: cheap relatives of the accountants, whose σ is some
-# ten percent off and some thousandth off.
+# thousandth off and some ten percent off.
+_FIRST = ("first_pld", "first_rdp")
 _FIRST_ORDERS = (1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024, 8192)
 _FIRST_INTERVAL = 10  # times `pld_interval`
 

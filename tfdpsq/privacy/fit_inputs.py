@@ -1,4 +1,8 @@
-"""What Keras users give to `PrivateModel`, checked before anything is spent."""
+"""Checks of the arguments of `PrivateModel`, made before anything is spent.
+
+Users of Keras give what they give to `compile` and `fit` there: losses, arrays,
+callbacks, and arguments that the plan decides here.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,10 @@ _ELSEWHERE = {
     "batch_size": "The plan has it: set it in PrivacySpec.",
     "shuffle": "The plan's sampler draws rows: set sampler in PrivacySpec.",
     "validation_split": "Give validation_data, rows that are not trained on.",
-    "sample_weight": "Every unit counts alike: weigh in the loss, from a row's own "
-    "values, which are clipped with it.",
-    "class_weight": "Every unit counts alike: weigh in the loss, by a row's target.",
+    "sample_weight": "Put the weight into the targets and multiply by it in the loss, "
+    "so that the weighted gradient is clipped.",
+    "class_weight": "Multiply by the weight of the target's class in the loss, so that "
+    "the weighted gradient is clipped.",
 }
 _NO_DATASET = """fit got a tf.data.Dataset, whose batches are already drawn, and the \
 plan's sampler must draw them itself, from all rows. If the data set has batches of \
@@ -68,8 +73,10 @@ def require_type(name: str, value: Any, kind: type) -> None:
         )
 
 
-def checked(directory: Any, callbacks: Any, of_keras: Mapping[str, Any]) -> str | None:
-    """Returns an absolute path, or `None`; refuses what `fit` cannot take.
+def checked_directory(
+    directory: Any, callbacks: Any, of_keras: Mapping[str, Any]
+) -> str | None:
+    """Returns the absolute path of `directory`; refuses what `fit` cannot take.
 
     Raises:
       InputError: names a directory that is none of this machine, what is no callback,

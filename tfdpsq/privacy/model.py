@@ -230,7 +230,7 @@ class PrivateModel(keras.Model):
             number from each other or from the plan; with `directory`, callbacks that
             set learning rates; Keras's other arguments; what `train` raises.
         """
-        directory = fit_inputs.checked(directory, callbacks, of_keras)
+        directory = fit_inputs.checked_directory(directory, callbacks, of_keras)
         self._require_one_run(directory, callbacks)
         data = fit_inputs.rows_of(x, y)
         if directory is not None and callbacks:
@@ -386,7 +386,8 @@ class PrivateModel(keras.Model):
           InputError: missing steps; no argument for a `sensitivity_multiplier`
             above 1; a value that JSON cannot hold.
         """
-        fingerprints = {} if fingerprints is None else fingerprints
+        if fingerprints is None or isinstance(fingerprints, Mapping):
+            fingerprints = {"code": code_fingerprint(), **(fingerprints or {})}
         spec, multiplier = self.plan.spec, self.plan.spec.sensitivity_multiplier
         if self.steps_executed != spec.steps:
             raise validation.InputError(
@@ -416,9 +417,7 @@ class PrivateModel(keras.Model):
                 if engine == "fast"
                 else "as in tensorflow-privacy",
             },
-            fingerprints={"code": code_fingerprint(), **fingerprints}
-            if isinstance(fingerprints, Mapping)
-            else fingerprints,
+            fingerprints=fingerprints,  # refused where they are no mapping
             private_reads=self.reads.entries,
             ledger_head=self._ledger_head,
         )
