@@ -189,6 +189,8 @@ def test_a_signal_while_a_stage_is_imported_is_75(tmp_path, number):
         text=True,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
         cwd=tmp_path,
+        # A shell that starts the tests in the background has SIGINT ignored in them.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     assert "here\n" in iter(process.stdout.readline, "")
     process.send_signal(number)
