@@ -404,3 +404,19 @@ def test_canaries_that_were_not_trained_on_are_not_measured(base, monkeypatch, f
     finally:
         path.write_text(whole)
     assert not (base / "private" / "x").exists()
+
+
+def test_a_list_of_canaries_that_lost_its_end_is_noticed(base, monkeypatch):
+    """What is not listed would not be measured, without a word."""
+    path = base / "private" / "canaries" / canary_set.CANARIES_FILE
+    whole = path.read_text()
+    lines = whole.splitlines(True)
+    last = max(n for n, line in enumerate(lines) if json.loads(line)["repetitions"])
+    monkeypatch.setattr(audit, "_audit", None)
+    try:
+        path.write_text("".join(lines[:last]))
+        with pytest.raises(DataError, match=f"ends after {last} canaries, and split"):
+            _audit(base, "private/y")
+    finally:
+        path.write_text(whole)
+    assert not (base / "private" / "y").exists()

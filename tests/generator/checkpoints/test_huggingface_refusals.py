@@ -161,16 +161,24 @@ def test_what_is_missing_or_wrong_is_named(name, copy_of):
         open_checkpoint(copied.path)
 
 
-def test_weights_that_may_not_be_read_are_not_called_damaged(copy_of, monkeypatch):
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "pytorch_model.bin", "tf_model.h5"]
+)
+def test_weights_that_may_not_be_read_are_not_called_damaged(
+    name, copy_of, monkeypatch
+):
+    if name.endswith(".bin"):
+        pytest.importorskip("torch")
     copied, opened = copy_of(), open
+    (copied.path / "model.safetensors").rename(copied.path / name)
 
     def refuse(path, *rest, **options):
-        if str(path).endswith("model.safetensors"):
+        if str(path).endswith(name):
             raise PermissionError(13, "Permission denied", str(path))
         return opened(path, *rest, **options)
 
     monkeypatch.setattr("builtins.open", refuse)
-    with pytest.raises(DataError, match=r"safetensors: cannot be read \(Permission"):
+    with pytest.raises(DataError, match=rf"{name}: cannot be read \(Permission"):
         open_checkpoint(copied.path)
 
 

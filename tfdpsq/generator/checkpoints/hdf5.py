@@ -109,6 +109,8 @@ def torch_name(place: str) -> str:
 @contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[h5py.File]:
     copy = "Copy the whole checkpoint again"
+    if path.is_file():
+        weights.require_readable(path)
     try:
         with h5py.File(path, "r") as file:
             yield file

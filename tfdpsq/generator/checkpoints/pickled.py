@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfdpsq import validation
-from tfdpsq.generator.checkpoints.weights import Entry
+from tfdpsq.generator.checkpoints.weights import Entry, require_readable
 
 WEIGHTS_FILE = "pytorch_model.bin"
 INDEX_FILE = "pytorch_model.bin.index.json"
@@ -61,9 +61,11 @@ def tensors_of(path: pathlib.Path) -> dict[str, Any]:
 
     Raises:
       InputError: torch is not installed, or too old.
-      DataError: it holds anything but tensors, or is damaged.
+      DataError: it may not be read, holds anything but tensors, or is damaged.
     """
     torch = library(path)
+    if path.is_file():
+        require_readable(path)
     only = f"Give a {WEIGHTS_FILE} that maps names to tensors, as transformers writes"
     try:
         found = torch.load(

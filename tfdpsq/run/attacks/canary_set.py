@@ -139,7 +139,8 @@ def require_inserted(
       split: that a model was trained on.
 
     Raises:
-      DataError: names the first canary that is not there, or not as often.
+      DataError: names the first canary that is not there, or not as often, or a query
+        of a canary that is not in the list.
     """
     pairs = data.pairs(split)
     found: dict[str, list[tuple[str, str]]] = {}
@@ -166,6 +167,15 @@ def require_inserted(
                 "make canaries again and train on them.",
                 number + 1,
             )
+    listed = {f"{ID_PREFIX}{number}" for number in range(len(made))}
+    for name in found.keys() - listed:
+        raise validation.DataError(
+            pathlib.Path(directory) / CANARIES_FILE,
+            f"it ends after {len(made)} canaries, and split {split!r} of {DATA}/ holds "
+            f"queries {name}-...",
+            f"Restore this file and {DATA}/ as the stage canaries wrote them, or make "
+            "canaries again and train on them.",
+        )
 
 
 def holds_canaries(pairs: str) -> bool:
