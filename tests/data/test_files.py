@@ -1,10 +1,12 @@
 """What is written appears whole or not at all, also when the disk is full."""
 
 import os
+import resource
 import stat
 import time
 
 import pytest
+import tensorflow as tf
 
 from tfdpsq.data.files import (
     atomic_directory,
@@ -151,6 +153,27 @@ def test_a_full_disk_leaves_no_half_directory(tmp_path, run_limited):
     )
     assert "InputError" in done.stderr and "Free space there" in done.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_is_told_by_whatever_library_writes(tmp_path):
+    """TensorFlow has errors of its own."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    saved = tf.train.Checkpoint(weights=tf.Variable(tf.zeros([100_000])))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(InputError, match=r"out: cannot be written \(File too large"):
+            with atomic_directory(tmp_path / "out") as partial:
+                saved.write(str(partial / "weights"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == []
+    full = tf.errors.ResourceExhaustedError(None, None, "x; No space left on device")
+    with pytest.raises(InputError, match="Free space there"):
+        with atomic_directory(tmp_path / "out"):
+            raise full
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM"):
+        with atomic_directory(tmp_path / "out"):
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM")
 
 
 def test_check_writable_creates_the_directory_and_leaves_it_empty(tmp_path):

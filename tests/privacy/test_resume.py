@@ -1,8 +1,10 @@
 """A run killed with SIGKILL goes on to the same bytes, and pays for each step once."""
 
+import gc
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import sys
@@ -16,6 +18,7 @@ import tensorflow as tf
 from tfdpsq.data import files
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof.ledger import FILE_NAME
+from tfdpsq.validation import InputError
 
 _CHILD = pathlib.Path(__file__).with_name("resume_child.py")
 _STEPS = 12
@@ -150,3 +153,36 @@ def test_rows_that_a_killed_process_began_to_write_are_removed(tmp_path):
     checkpoint.save(tmp_path, 0, [tf.Variable(1.0)], found)
     names = {path.name for path in state.iterdir()}
     assert names == {checkpoint.SECRETS, "step-00000000.npz"}
+
+
+@pytest.mark.parametrize("size", [100, 3_000, 41_000])
+def test_a_state_that_does_not_fit_on_the_disk_is_told_in_one_line(
+    tmp_path, monkeypatch, size
+):
+    """An archive that was left open printed a traceback after it."""
+    found = checkpoint.open_secrets(tmp_path, 0, {})
+    weights = [tf.Variable(tf.ones([10_000])), tf.Variable([1, 2])]
+    checkpoint.save(tmp_path, 1, weights, found)
+    state = tmp_path / checkpoint.STATE
+    before = {path.name: path.read_bytes() for path in state.iterdir()}
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
+    try:
+        with pytest.raises(InputError, match="after step 2 could not .* too large"):
+            checkpoint.save(tmp_path, 2, weights, found)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    gc.collect()
+    assert not unraisable
+    assert {path.name: path.read_bytes() for path in state.iterdir()} == before
+
+
+def test_states_are_archives_as_numpy_writes_them(tmp_path):
+    found = checkpoint.open_secrets(tmp_path, 0, {})
+    checkpoint.save(tmp_path, 1, [tf.Variable([1.0, 2.0]), tf.Variable(3)], found)
+    arrays = {"00000": np.float32([1, 2]), "00001": np.int32(3)}
+    np.savez(tmp_path / "numpys.npz", secrets=np.array(found.digest), **arrays)
+    written = (tmp_path / checkpoint.STATE / "step-00000001.npz").read_bytes()
+    assert written == (tmp_path / "numpys.npz").read_bytes()

@@ -199,6 +199,50 @@ def test_a_signal_while_a_stage_is_imported_is_75(tmp_path, number):
     assert preemption.AGAIN in errors
 
 
+@pytest.mark.parametrize("begin", ["Notice().listen()", "imported()"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_an_object_is_finalised_is_not_lost(tmp_path, begin, number):
+    """Python prints what `__del__` raises, and goes on: to the next paid step."""
+    if begin == "imported()" and number == signal.SIGTERM:
+        pytest.skip("the system's default ends it")
+    code = (
+        "import os, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from tfdpsq.run.devices import preemption\n"
+        f"preemption.{begin}\n"
+        "class Finalised:\n"
+        "    def __del__(self):\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "        sum(range(1000))\n"
+        "made = Finalised()\n"
+        "del made\n"
+        "print('went on')\n"
+    )
+    script = tmp_path / "finalised.py"
+    script.write_text(code)
+    done = _run(str(script))
+    assert done.returncode == preemption.RESTART
+    assert preemption.AGAIN in done.stderr and "Traceback" not in done.stderr
+    assert "went on" not in done.stdout
+
+
+def test_other_errors_of_finalisers_are_printed_as_ever(tmp_path):
+    script = tmp_path / "finalised.py"
+    script.write_text(
+        "from tfdpsq.run.devices import preemption\n"
+        "preemption.imported()\n"
+        "class Finalised:\n"
+        "    def __del__(self):\n"
+        "        raise SystemExit(3)\n"
+        "made = Finalised()\n"
+        "del made\n"
+        "print('went on')\n"
+    )
+    done = _run(str(script))
+    assert done.returncode == 0 and "went on" in done.stdout
+    assert "SystemExit: 3" in done.stderr
+
+
 def test_a_finished_stage_keeps_its_status(tmp_path):
     code = (
         "import os, signal, sys\n"

@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import runpy
+import shutil
 import stat
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from tfdpsq.privacy import accounting, read_certificate, verify_certificate
 from tfdpsq.run import finetune, forget, pipeline, status
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import pipeline_checks, releases, sources, workdir
-from tfdpsq.validation import InputError
+from tfdpsq.validation import DataError, InputError
 
 
 @pytest.fixture(scope="module")
@@ -256,6 +257,31 @@ def test_changed_pairs_are_noticed(finished, tmp_path):
             pipeline.run(_tiny.tiny_config(data), directory)
     finally:
         (data / "queries.jsonl").write_text(lines)
+
+
+def test_a_finished_job_is_found_where_it_was_moved_and_its_report_is_of_whole_files(
+    finished, tmp_path
+):
+    directory, _, _ = finished
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(directory, moved, symlinks=True)
+    config = _tiny.tiny_config(directory.parent / "pairs")
+    made = {path: path.read_text() for path in moved.rglob("stage.json")}
+    (moved / "report.html").unlink()
+    pipeline.run(config, moved)
+    assert {path: path.read_text() for path in moved.rglob("stage.json")} == made
+    assert (moved / "report.html").is_file()
+    measured = moved / "private" / "evaluation"
+    for name, old, new, message in (
+        ("metrics.json", '"synthetic_eps8"', '"synthetic_eps9"', "no sound entry"),
+        ("qrels.trec", " 1\n", " 0\n", "other judgements than the data"),
+    ):
+        whole = (measured / name).read_text()
+        assert old in whole
+        (measured / name).write_text(whole.replace(old, new))
+        with pytest.raises(DataError, match=f"{name}: .*{message}"):
+            pipeline.run(config, moved)
+        (measured / name).write_text(whole)
 
 
 @pytest.mark.parametrize(

@@ -406,6 +406,11 @@ def test_a_private_directory_is_closed_and_so_is_what_was_left_open(tmp_path):
     shared.mkdir()
     outputs.open_private(shared)
     assert _mode(shared) == 0o755
+    (tmp_path / "job").mkdir()
+    link = tmp_path / "job" / "private"
+    link.symlink_to(shared)  # or others could put a ledger of theirs into it
+    outputs.open_private(link)
+    assert _mode(shared) == 0o700 and link.is_symlink()
 
 
 def test_what_is_closed_stays_so_until_the_last_that_needs_it_is_done(tmp_path):

@@ -1,6 +1,9 @@
 """The private directory of a training run: what may go on there, and what is left."""
 
 import json
+import os
+import pathlib
+import stat
 
 import ml_collections
 import pytest
@@ -10,7 +13,7 @@ from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger
 from tfdpsq.run import finetune, train_retriever
 from tfdpsq.run.attacks import canary_set
-from tfdpsq.run.core import releases, sources
+from tfdpsq.run.core import releases, sources, workdir
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import direct_training, private_training
 from tfdpsq.validation import InputError
@@ -35,6 +38,28 @@ def _begun(directory, paid=0):
         for step in range(paid):
             ledger.pay(step)
     return rows
+
+
+def test_a_run_is_closed_from_the_start_whatever_the_private_directory_is_called(
+    tmp_path, monkeypatch
+):
+    seen = []
+    make = pathlib.Path.mkdir
+
+    def watched(path, *args, **options):
+        make(path, *args, **options)
+        if "secrets" in path.parts:
+            seen.append((path.name, stat.S_IMODE(path.stat().st_mode)))
+
+    monkeypatch.setattr(pathlib.Path, "mkdir", watched)
+    before = os.umask(0)
+    try:
+        with _open(tmp_path / "secrets" / workdir.RUNS / "generator"):
+            pass
+    finally:
+        os.umask(before)
+    assert {name for name, _ in seen} == {"secrets", workdir.RUNS, "generator"}
+    assert {mode for _, mode in seen} == {0o700}
 
 
 @pytest.mark.parametrize("engine", ["fast", "dpkeras", "vectorized"])
@@ -221,3 +246,54 @@ def test_what_is_trained_on_canaries_is_never_certified(tmp_path):
     assert guarantee() == releases.CERTIFIED
     (tmp_path / canary_set.CANARIES_FILE).write_text("{}\n")
     assert guarantee() == releases.PRIVATE
+
+
+def test_a_job_that_was_moved_or_is_spelled_otherwise_goes_on(tmp_path):
+    """Its paths lead to the same things, whose fingerprints are compared as before."""
+
+    def begin(job, vocabulary="release/prepare/spiece.model", pairs="keyed:a"):
+        config = {"steps": 3, "vocabulary": str(job / vocabulary), "init": ("t5",)}
+        directory = job / "private" / workdir.RUNS / "generator"
+        output = job / "release" / "generator"
+        return directory, private_training.open_run(
+            directory, config, {"pairs": pairs}, output
+        )
+
+    first, opened = begin(tmp_path / "first")
+    with opened, Ledger.open(first / FILE_NAME, "plan", "data", 3) as ledger:
+        ledger.pay(0)
+    (tmp_path / "first").rename(tmp_path / "second")
+    (tmp_path / "link").symlink_to(tmp_path / "second")
+    for name in ("second", "link"):
+        with begin(tmp_path / name)[1]:
+            pass
+    for changed in (
+        {"vocabulary": "release/prepare/other.model"},
+        {"vocabulary": "elsewhere/spiece.model"},
+        {"pairs": "keyed:b"},
+    ):
+        with pytest.raises(InputError, match="begun with another config or other data"):
+            begin(tmp_path / "second", **changed)[1].__enter__()
+
+
+@pytest.mark.parametrize(
+    "old, new, moved",
+    [
+        ("/old/job/release/prepare/v", "/new/release/prepare/v", True),
+        ("/old/release/prepare/v", "/new/release/prepare/w", False),
+        ("/old/prepare/v", "/new/release/prepare/v", True),
+        ("/old/unprepare/v", "/new/release/prepare/v", False),
+        ("prepare/v", "/new/release/prepare/v", True),  # given from the folder itself
+        ("/old/v", "/other/v", False),
+        ("gs://old/release/prepare/v", "/new/release/prepare/v", False),
+        ("adam", "/new/release/adam", True),
+        ("adam", "sgd", False),
+        (3, "/new/release/prepare/v", False),
+        ("/old/release", "/new/release", False),
+    ],
+)
+def test_paths_are_compared_from_the_job_that_both_are_in(old, new, moved):
+    place = "/new/release/generator"
+    for wrap in (lambda v: v, lambda v: {"a": [v, 1]}):
+        found = workdir.differences({"x": wrap(old)}, {"x": wrap(new)}, place)
+        assert bool(found) is not moved

@@ -235,7 +235,7 @@ def explained(place: str, consequence: str) -> Iterator[None]:
       InputError: the disk is full, or may not be written to.
     """
     try:
-        with full_disk_as_os_error():
+        with files.full_disk_as_os_error():
             yield
     except (OSError, tf.errors.PermissionDeniedError) as error:
         if isinstance(error, OSError) and error.errno in files.FULL:
@@ -248,18 +248,6 @@ def explained(place: str, consequence: str) -> Iterator[None]:
         raise validation.InputError(
             f"{place}: cannot be written ({reason}). {remedy}, {consequence}"
         ) from error
-
-
-@contextlib.contextmanager
-def full_disk_as_os_error() -> Iterator[None]:
-    """Gives TensorFlow's errors of a full disk the type that Python's have."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        for number in files.FULL:
-            if os.strerror(number).lower() in str(error).lower():
-                raise OSError(number, os.strerror(number)) from error
-        raise
 
 
 def _flock(descriptor: int, wait: bool) -> bool:

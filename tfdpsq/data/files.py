@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,6 +238,20 @@ def flush(path: str | os.PathLike) -> None:
 
 
 @contextlib.contextmanager
+def full_disk_as_os_error() -> Iterator[None]:
+    """Gives TensorFlow's errors of a full disk the type that Python's have."""
+    try:
+        yield
+    except Exception as error:
+        errors = getattr(sys.modules.get("tensorflow"), "errors", None)
+        if errors is not None and isinstance(error, errors.OpError):
+            for number in FULL:
+                if os.strerror(number).lower() in str(error).lower():
+                    raise OSError(number, os.strerror(number)) from error
+        raise
+
+
+@contextlib.contextmanager
 def _explained(target: Path, forbidden: bool = False) -> Iterator[None]:
     """Turns the errors of a full or closed disk into one with a remedy.
 
@@ -246,7 +261,8 @@ def _explained(target: Path, forbidden: bool = False) -> Iterator[None]:
         block they may be about a file that is only read, and pass unchanged.
     """
     try:
-        yield
+        with full_disk_as_os_error():
+            yield
     except OSError as error:
         if error.errno in FULL:
             remedy = "Free space there (or lift the quota), or choose another disk"

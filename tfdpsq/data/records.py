@@ -21,7 +21,6 @@ from pathlib import Path
 import tensorflow as tf
 from absl import logging
 
-from tfdpsq.data import any_files
 from tfdpsq.data.beir_writer import BeirWriter
 from tfdpsq.data.files import atomic_directory, sha256_of_file, write_json
 from tfdpsq.data.texts import Document
@@ -264,7 +263,6 @@ def _write(directory: Path, rows: Iterable[SyntheticQuery], shards: int) -> dict
     documents = SeenTexts()
     total = written = empty = 0
     with contextlib.ExitStack() as stack:
-        stack.enter_context(any_files.full_disk_as_os_error())
         writers = [
             stack.enter_context(tf.io.TFRecordWriter(str(directory / name)))
             for name in names

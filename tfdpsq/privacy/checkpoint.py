@@ -23,6 +23,7 @@ import pathlib
 import re
 import secrets as system_secrets
 import shutil
+import zipfile
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -215,8 +216,11 @@ def save(
     partial = folder / f".{system_secrets.token_hex(4)}.partial"
     try:
         with open(partial, "wb", opener=_owner_only) as file:
-            values = {f"{i:05d}": _plain(v) for i, v in enumerate(variables)}
-            np.savez(file, secrets=np.array(secrets.digest), **values)
+            # Not savez: where the disk is full, it leaves an archive open.
+            with zipfile.ZipFile(file, "w") as archive:
+                _put(archive, "secrets", np.array(secrets.digest))
+                for number, variable in enumerate(variables):
+                    _put(archive, f"{number:05d}", _plain(variable))
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, folder / f"step-{step:08d}.npz")
@@ -335,6 +339,11 @@ def _stored_type(variable: tf.Variable) -> type:
     if variable.dtype == tf.bfloat16:
         return np.uint16
     return variable.dtype.as_numpy_dtype
+
+
+def _put(archive: zipfile.ZipFile, name: str, values: np.ndarray) -> None:
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, np.asanyarray(values))
 
 
 def _plain(variable: tf.Variable) -> np.ndarray:

@@ -119,6 +119,8 @@ class LogicalStep:
 
     plan: PrivacyPlan
     engine: str
+    # The name that tensorflow-privacy's own safeguard goes by.
+    _was_dp_gradients_called = False
     # Of the Keras optimizer that each class below also is.
     iterations: tf.Variable
     name: str
@@ -126,7 +128,6 @@ class LogicalStep:
     weights: Any
     variables: Any
     build: Any
-    apply_gradients: Any
     _create_all_weights: Any
 
     def _begin(self, plan: PrivacyPlan, engine: str, noise_seed: int | None):
@@ -309,12 +310,28 @@ class LogicalStep:
           gradients: per variable, already summed over replicas.
           variables: what to update.
         """
-        self._was_dp_gradients_called = True  # the parent's own safeguard
         pairs = [(tf.cast(g, v.dtype), v) for g, v in zip(gradients, variables)]
-        if isinstance(self, keras.optimizers.legacy.Optimizer):
-            self.apply_gradients(pairs, experimental_aggregate_gradients=False)
-        else:
-            self.apply_gradients(pairs, skip_gradients_aggregation=True)
+        self._was_dp_gradients_called = True
+        try:
+            if isinstance(self, keras.optimizers.legacy.Optimizer):
+                self.apply_gradients(pairs, experimental_aggregate_gradients=False)
+            else:
+                self.apply_gradients(pairs, skip_gradients_aggregation=True)
+        finally:  # these gradients alone
+            self._was_dp_gradients_called = False
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Applies what `update` gives it.
+
+        Raises:
+          InputError: called by anyone else, before or after training.
+        """
+        if not self._was_dp_gradients_called:
+            raise validation.InputError(
+                "apply_gradients got gradients that no logical step has clipped and "
+                "noised. Use tfdpsq.privacy.PrivateModel, train or make_logical_step."
+            )
+        return super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
 
     def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
         raise validation.InputError(
@@ -381,7 +398,7 @@ def make_optimizer(
                 f'does not have ({parts.MISSING}). Use engine "fast", which gives the '
                 "same sums."
             )
-        made = _fast_class(_guarded_class(base))(**options)
+        made = _fast_class(base)(**options)
     elif engine == "vectorized":
         parent = parts.vectorized_class(base)
         made = _jacobian_class(parent)(
@@ -452,24 +469,6 @@ def _require_usable(learning_rate: Any, options: dict[str, Any], steps: int) -> 
                 f"{name} is {value!r}, which is {single} in float32. Give a number "
                 "between 1.2e-38 and 3.4e38."
             )
-
-
-def _guarded_class(base: Any) -> Any:
-    class GuardedOptimizer(base):
-        """Keras's optimizer with the safeguard that tensorflow-privacy's class has."""
-
-        _was_dp_gradients_called = False
-
-        def apply_gradients(self, *args, **kwargs):
-            if not self._was_dp_gradients_called:
-                raise validation.InputError(
-                    "apply_gradients got gradients that no logical step has clipped "
-                    "and noised. Use tfdpsq.privacy.PrivateModel, train or "
-                    "make_logical_step."
-                )
-            return super().apply_gradients(*args, **kwargs)
-
-    return GuardedOptimizer
 
 
 def _fast_class(parent: Any) -> Callable[..., LogicalStep]:

@@ -255,7 +255,7 @@ def _open_state(own: pathlib.Path, config, inputs: dict) -> None:
     wanted = {"config": workdir.plain(config), "inputs": inputs}
     path = own / "run.json"
     if path.is_file():
-        changed = workdir.differences(workdir.read_json(path), wanted)
+        changed = workdir.differences(workdir.read_json(path), wanted, path)
         if changed:
             raise validation.InputError(
                 f"{own} holds an unfinished run with another config or other "

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from tfdpsq import privacy, validation
+from tfdpsq.data import files
 from tfdpsq.run.core import config_file, settings, streams
 from tfdpsq.run.devices import dtypes, preemption, strategy
 
@@ -165,7 +166,8 @@ def _reported_errors() -> Iterator[None]:
     """Ends the program with one line and an exit status when the block fails."""
     try:
         preemption.imported()
-        yield
+        with files.full_disk_as_os_error():
+            yield
     except (validation.InputError, OSError) as error:
         _refuse(_of_system(error))
     except sqlite3.OperationalError as error:
@@ -201,6 +203,12 @@ def _refuse(message: object) -> NoReturn:
 
 def _of_system(error: Exception) -> str:
     """Returns an error's message; adds the remedy to the operating system's errors."""
+    if isinstance(error, OSError) and error.errno in files.FULL:
+        of = f"{os.fspath(error.filename)!s}: " if error.filename else ""
+        return (
+            f"{of}{error.strerror}. Make room there (or lift the quota), and start the "
+            "same command again."
+        )
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
     remedies = {
@@ -210,7 +218,6 @@ def _of_system(error: Exception) -> str:
         errno.EISDIR: "Give a file instead.",
         errno.EACCES: "Change its permissions, or use another path.",
         errno.EROFS: "Use another path.",
-        errno.ENOSPC: "Make room there, and start the same command again.",
         errno.ENAMETOOLONG: "Use a shorter path.",
     }
     remedy = remedies.get(error.errno or 0, "Correct the path, or use another.")

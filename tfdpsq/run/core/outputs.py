@@ -42,8 +42,9 @@ PRIVATE_FOLDERS = ("runs", "logs", "choices")
 def open_private(directory: pathlib.Path) -> pathlib.Path:
     """Creates or reopens a private directory, readable by its owner alone.
 
-    An existing one loses the rights of others if it is called `private`, and so does
-    what we have written there; anything else in it is left as it is.
+    An existing one loses the rights of others if it is called `private`, also where
+    that is a link to it, and so does what we have written there; anything else in it is
+    left as it is.
 
     Raises:
       InputError: it is a file, would be released, was forgotten, or cannot be made.
@@ -60,7 +61,7 @@ def open_private(directory: pathlib.Path) -> pathlib.Path:
         with _explained(directory):
             directory.mkdir(mode=0o700, exist_ok=True)
     elif directory.name == PRIVATE_FOLDER:
-        _close(directory)
+        _close(pathlib.Path(os.path.realpath(directory)))
     for name in PRIVATE_FILES:
         _close(directory / name)
     for name in PRIVATE_FOLDERS:

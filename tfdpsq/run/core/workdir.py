@@ -57,18 +57,44 @@ RUNS = "runs"
 _PLACE = "private_directory"
 
 
-def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def differences(
+    found: Mapping[str, Any], wanted: Mapping[str, Any], place: str | os.PathLike
+) -> list[str]:
     """Returns what differs, in words, of configs and inputs that results depend on.
 
-    Where private things are kept is left out: a workdir may be moved.
+    A workdir may be moved, copied, or given by another path. So it is left out where
+    private things are kept, and paths in the job of `place`, where `found` was
+    written, are compared from there: what they lead to is compared by its fingerprint.
     """
-    return validation.differences(_placeless(found), _placeless(wanted))
+    place = os.path.abspath(place)
+    return validation.differences(_placeless(found, wanted, place), _placeless(wanted))
 
 
-def _placeless(values: Any) -> Any:
-    if not isinstance(values, Mapping):
-        return values
-    return {name: _placeless(v) for name, v in values.items() if name != _PLACE}
+def _placeless(values: Any, now: Any = None, place: str = "") -> Any:
+    """Copies values without places; paths that `now` has elsewhere are as there."""
+    if isinstance(values, Mapping):
+        other = now if isinstance(now, Mapping) else {}
+        return {
+            name: _placeless(value, other.get(name), place)
+            for name, value in values.items()
+            if name != _PLACE
+        }
+    if isinstance(values, (list, tuple)) and isinstance(now, (list, tuple)):
+        if len(values) == len(now):
+            return [_placeless(*both, place) for both in zip(values, now)]
+    return now if place and _is_moved(values, now, place) else values
+
+
+def _is_moved(old: Any, new: Any, place: str) -> bool:
+    """Returns whether two texts are paths of one thing in a job that was moved."""
+    if not (isinstance(old, str) and isinstance(new, str) and os.sep in new):
+        return False
+    if old == new or "://" in old + new:
+        return False
+    path = os.path.abspath(new)
+    job = os.path.commonpath([path, place])
+    rest = os.path.relpath(path, job)
+    return rest != os.curdir and f"{os.sep}{old}".endswith(f"{os.sep}{rest}")
 
 
 _PACKAGES = (
@@ -167,7 +193,7 @@ def _opened(
     maker = made_by()
     if path.is_file():
         found = read_json(path)
-        changed = differences({**found, MADE_BY: None}, wanted)
+        changed = differences({**found, MADE_BY: None}, wanted, path.parent)
         if changed:
             raise validation.InputError(
                 f"{path} was written by a run with another config "
@@ -262,7 +288,7 @@ def finished_stage(
     found = read_json(path)
     if found["fingerprint"] != _fingerprint(wanted):
         of = {"config": found["config"], "inputs": found["inputs"]}
-        changed = differences(of, wanted)
+        changed = differences(of, wanted, directory)
         if not changed and found["fingerprint"] == _fingerprint(of):
             return found
         raise validation.InputError(

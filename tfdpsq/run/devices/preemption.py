@@ -59,8 +59,33 @@ def _while_importing() -> None:
 
 def imported() -> None:
     """Ends what `_while_importing` began, where `KeyboardInterrupt` is handled."""
+    end_in_finalisers()
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_in_finalisers() -> None:
+    """Ends the process where a signal comes while an object is finalised.
+
+    Python prints what `__del__` and callbacks of weak references raise, and goes on:
+    the command would train, and pay, after it was asked to end.
+    """
+    usual = sys.unraisablehook
+    if getattr(usual, "ends", False):
+        return
+
+    def hook(raised: Any) -> None:
+        asked = isinstance(raised.exc_value, KeyboardInterrupt) or (
+            isinstance(raised.exc_value, SystemExit)
+            and raised.exc_value.code == RESTART
+        )
+        if asked and os.getpid() == _PROCESS:
+            os.write(2, ASKED.encode())
+            os._exit(RESTART)
+        usual(raised)
+
+    hook.ends = True  # type: ignore[attr-defined]
+    sys.unraisablehook = hook
 
 
 def finished() -> None:
@@ -89,6 +114,7 @@ class Notice:
     def listen(self) -> None:
         """Handles both signals from now on; call it in the main thread."""
         self._listens, self._process = True, os.getpid()
+        end_in_finalisers()
         for number in _DEFAULTS:
             signal.signal(number, self._noted)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import ml_collections
 
-from tfdpsq import evaluation
+from tfdpsq import evaluation, validation
 from tfdpsq.data import read_synthetic
 from tfdpsq.privacy import code_fingerprint, read_certificate
 from tfdpsq.privacy.proof import verification
@@ -30,6 +30,8 @@ _DESCRIPTIONS = {
 }
 # Points of a run at which ε is shown; each takes a second or two of accounting.
 _EPSILON_POINTS = 6
+_QRELS = "qrels.trec"
+_MEASURE_AGAIN = "Restore it, or move its directory away: it is made again."
 # Pairs from which the examples are taken, at least.
 _CONSIDERED = 1000
 
@@ -67,20 +69,23 @@ def gather(
 ) -> dict[str, Any]:
     """Returns what `page.write_report` takes, from a finished workdir."""
     private = directory / "private"
+    measured = private / "evaluation" / layout.METRICS_FILE
     metrics = workdir.read_json(
-        private / "evaluation" / layout.METRICS_FILE,
-        systems=dict,
-        rules=dict,
-        similarity=dict,
-        queries=int,
+        measured, systems=dict, rules=dict, similarity=dict, queries=int
     )
+    try:
+        found = [_row(row, metrics) for row in rows]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise validation.DataError(
+            measured, f"it is damaged: no sound entry {error}", _MEASURE_AGAIN
+        ) from error
     trained = _trained_on_private(directory)
     rules = metrics["rules"]
     return {
         "title": "Synthetic queries from private pairs",
         "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": command,
-        "rows": [_row(row, metrics) for row in rows],
+        "rows": found,
         "curves": _curves(private / "logs"),
         "epsilon_curves": {
             run_label(path.name): _epsilon_curve(certificate)
@@ -254,6 +259,10 @@ def _wins_and_losses(
         return None
     beir = sources.open_beir(data)
     qrels = beir.qrels(split)
+    if evaluation.read_trec_qrels(directory / _QRELS) != qrels:
+        raise validation.DataError(
+            directory / _QRELS, "it holds other judgements than the data", _MEASURE_AGAIN
+        )
     judged = {document for of_query in qrels.values() for document in of_query}
     found = wins_and_losses(
         directory,
@@ -284,7 +293,7 @@ def wins_and_losses(
       "better", "equal", "worse": counts; "wins" and "losses": lists of {query,
       document, value, other}, the largest difference first.
     """
-    qrels = evaluation.read_trec_qrels(directory / "qrels.trec")
+    qrels = evaluation.read_trec_qrels(directory / _QRELS)
     values = [
         evaluation.evaluate_run(
             qrels,

@@ -229,7 +229,7 @@ def _begin(
     found = workdir.read_json(path) if path.is_file() else {}
     not_compared = {workdir.MADE_BY: None, _OUTPUT: None}
     compared = {**wanted, "config": _recorded(wanted["config"], found.get("config"))}
-    differences = workdir.differences({**found, **not_compared}, compared)
+    differences = workdir.differences({**found, **not_compared}, compared, directory)
     # A state after some steps: then the ledger is damaged, and nothing is deleted.
     begun = paid.is_file() and ledger.read_ledger(paid).steps_paid
     if begun or checkpoint.steps_taken(directory):
@@ -265,11 +265,15 @@ def _begin(
 
 
 def locked(directory: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Opens a run's directory, and locks it against other processes.
+    """Opens a run's directory in its private one, and locks it against others.
 
     Raises:
       Held: another process uses it.
     """
+    # First, as what is made above a directory is open, unless it is called private.
+    if directory.parent.name == workdir.RUNS:
+        outputs.open_private(directory.parents[1])
+        outputs.open_private(directory.parent)
     return workdir.held(
         outputs.open_private(directory),
         f"{directory} is in use by another process, for this output or for one of the "
