@@ -161,7 +161,9 @@ def test_a_full_disk_is_told_by_whatever_library_writes(tmp_path):
     saved = tf.train.Checkpoint(weights=tf.Variable(tf.zeros([100_000])))
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     try:
-        with pytest.raises(InputError, match=r"out: cannot be written \(File too large"):
+        with pytest.raises(
+            InputError, match=r"out: cannot be written \(File too large"
+        ):
             with atomic_directory(tmp_path / "out") as partial:
                 saved.write(str(partial / "weights"))
     finally:

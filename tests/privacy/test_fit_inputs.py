@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq import privacy, validation
+from tfdpsq.privacy import fit_inputs
 
 ROWS = 40
 _X = np.random.default_rng(1).normal(size=(ROWS, 4)).astype(np.float32)
@@ -114,3 +115,14 @@ def test_a_certificate_that_would_not_verify_is_not_made(fitted, given, message)
         fitted.certificate(**{"description": "A line.", **given})
     made = fitted.certificate("A line.", fingerprints={"pairs": "0"})
     assert privacy.verify_certificate(made).problems == ()
+
+
+@pytest.mark.parametrize("row", [0, 7, ROWS - 1])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_changed_value_of_any_row_is_other_data(row, which):
+    """A killed `fit` would go on with other rows under the same noise."""
+    arrays = [_X.copy(), _Y.copy()]
+    before = fit_inputs.fingerprint(arrays)
+    assert before == fit_inputs.fingerprint([np.asfortranarray(_X), _Y])
+    arrays[which][row, -1] += 1
+    assert fit_inputs.fingerprint(arrays) != before

@@ -3,13 +3,16 @@
 import collections
 import json
 import math
+import secrets
 import shutil
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tiny as _tiny
 
+from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
 from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import audit_one_run, pure_epsilon_bound
@@ -420,3 +423,60 @@ def test_a_list_of_canaries_that_lost_its_end_is_noticed(base, monkeypatch):
     finally:
         path.write_text(whole)
     assert not (base / "private" / "y").exists()
+
+
+def test_every_coin_is_thrown_by_itself(base):
+    """The bound of one run is for fair coins, not for exactly half of them heads."""
+    heads = []
+    for seed in range(8):
+        _insert(base, f"private/coins{seed}", seed=seed)
+        made = canary_set.read_canaries(base / "private" / f"coins{seed}")
+        heads.append([canary.repetitions for canary in made if canary.coin])
+    counts = np.sum(heads, axis=1)
+    assert np.shape(heads) == (8, COINS) and len(set(counts)) > 3
+    # Six standard deviations of 240 fair coins.
+    assert abs(counts.sum() - 120) < 47
+
+
+def test_fresh_secrets_cannot_be_guessed_by_their_seed(base, monkeypatch):
+    asked = []
+
+    def randbits(bits):
+        asked.append(bits)
+        return secrets.randbits(bits)
+
+    monkeypatch.setattr(
+        canaries, "system_randomness", types.SimpleNamespace(randbits=randbits)
+    )
+    _insert(base, "private/unguessed", seed=-1)
+    assert asked and min(asked) >= 128
+
+
+def test_a_guarantee_for_pairs_is_for_one_of_a_secrets_pairs(base):
+    _train(base, "private/by_pair", unit="pair", epsilon=math.inf, steps=1)
+    _audit(base, "private/audit_pair", generator=str(base / "private" / "by_pair"))
+    found = json.loads((base / "private" / "audit_pair" / "audit.json").read_text())
+    assert found["unit"] == "pair"
+    assert {entry["repetitions"] for entry in found["canaries"]} == {3, 5}
+    for entry in found["canaries"]:
+        assert entry["units"] == entry["repetitions"]
+
+
+def test_attacks_on_one_run_share_what_may_be_wrong(base, monkeypatch):
+    levels = []
+
+    def bound(scores, included, delta, guesses, confidence, seed):
+        levels.append(confidence)
+        return audit_one_run(scores, included, delta, guesses, confidence, seed)
+
+    monkeypatch.setattr(evaluation, "audit_one_run", bound)
+    _audit(
+        base,
+        "private/levels",
+        synthetic=str(base / "private" / "synthetic" / "set"),
+        confidence=0.9,
+    )
+    found = json.loads((base / "private" / "levels" / "audit.json").read_text())
+    # A union bound over the three of them.
+    assert len(levels) == len(found["one_run"]) == 3
+    assert levels == pytest.approx([1 - 0.1 / 3] * 3, abs=1e-12)

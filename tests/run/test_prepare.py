@@ -1,5 +1,8 @@
 """`prepare` on documents that give no public query."""
 
+import json
+
+import numpy as np
 import pytest
 
 from tfdpsq.data import Document, write_beir
@@ -38,3 +41,38 @@ def test_one_document_with_a_sentence_is_enough(tmp_path):
     spaced = "这个 函数 对 数组 进行 排序"
     made = _run(tmp_path, [CHINESE, spaced])
     assert made["result"] == {"documents": 2, "public_pairs": 1}
+
+
+def test_what_is_released_is_the_same_whatever_people_asked(tmp_path):
+    """Its guarantee is "public": also the vocabulary is of the documents alone."""
+    words = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]
+    draws = np.random.default_rng(0)
+    documents = [
+        Document(f"d{n}", "", " ".join(draws.choice(words, 12)) + ".")
+        for n in range(60)
+    ]
+    made = []
+    for name, asked in (("one", words), ("other", ["zyx" * n for n in range(1, 9)])):
+        ids = [f"q{n}" for n in range(len(asked))]
+        write_beir(
+            tmp_path / name,
+            documents,
+            [*zip(ids, asked)],
+            {split: [(each, "d0", 1) for each in ids] for split in ("train", "test")},
+        )
+        config = prepare.default_config()
+        config.update(data=str(tmp_path / name), vocabulary_size=300)
+        out = tmp_path / "release" / name
+        prepare.run(config, out)
+        files = {path.relative_to(out): path for path in out.rglob("*")}
+        made.append(
+            {
+                name: path.read_bytes()
+                for name, path in files.items()
+                if path.is_file() and path.name != "stage.json"  # has a random id
+            }
+        )
+        result = json.loads((out / "stage.json").read_text())["result"]
+        made[-1]["result"] = result
+    assert any(path.name == "spiece.model" for path in made[0] if path != "result")
+    assert made[0] == made[1]

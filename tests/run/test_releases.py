@@ -376,6 +376,10 @@ def test_what_may_be_released_can_be_read_and_tells_no_time(tmp_path, finite):
     assert _look(release) == {(True, 0o755), (False, 0o644)}
     _stage(release / "second", PUBLIC)
     _stage(release / "second", PUBLIC)  # finished: nothing is touched
+    # As a command leaves it that is killed before the last times are set.
+    os.utime(release / "deep", (1e9, 1e9))
+    os.utime(release, (1e9, 1e9))
+    _stage(place, CERTIFIED, finite)
     for path in (release, *release.rglob("*")):
         path.is_dir() and list(path.iterdir())
         found = path.stat()

@@ -7,8 +7,10 @@ import types
 
 import numpy as np
 import pytest
+import tiny as _tiny
 
 from tfdpsq import evaluation, validation
+from tfdpsq.run import reproduce
 from tfdpsq.run.core import layout
 from tfdpsq.run.reproduction import (
     reproduce_numbers,
@@ -240,3 +242,21 @@ def test_a_table_without_published_numbers_has_ours(tmp_path):
         }
     )
     assert "Kendall" not in html and "not in the paper" not in html
+
+
+def test_queries_that_are_shown_are_a_recorded_read(tmp_path):
+    _tiny.write_pairs(tmp_path / "pairs")
+    private = tmp_path / "private"
+    private.mkdir()
+    rows = types.SimpleNamespace(
+        data=str(tmp_path / "pairs"),
+        stages=types.SimpleNamespace(private=private),
+        job=types.SimpleNamespace(
+            evaluate=types.SimpleNamespace(similarity_split="train"), examples=2
+        ),
+    )
+    found = reproduce.Rows.examples(rows, (), 0)
+    shown = json.loads((private / "examples.json").read_text())
+    assert found["documents"] == len(shown) == 2
+    (line,) = (private / "private_reads.jsonl").read_text().splitlines()
+    assert "some private queries as they are" in line

@@ -38,6 +38,7 @@ FILES = (
     "of_limits.py",
     "of_derivations.py",
     "of_continuations.py",
+    "of_audits.py",
 )
 # Parts of the guarantee that a mistake can be in.
 KINDS = (

@@ -261,7 +261,9 @@ def _wins_and_losses(
     qrels = beir.qrels(split)
     if evaluation.read_trec_qrels(directory / _QRELS) != qrels:
         raise validation.DataError(
-            directory / _QRELS, "it holds other judgements than the data", _MEASURE_AGAIN
+            directory / _QRELS,
+            "it holds other judgements than the data",
+            _MEASURE_AGAIN,
         )
     judged = {document for of_query in qrels.values() for document in of_query}
     found = wins_and_losses(

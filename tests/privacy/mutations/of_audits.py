@@ -1,0 +1,185 @@
+"""Mistakes in audits, and in what a job makes and keeps around its training."""
+
+MUTATIONS = (
+    {
+        "name": "vocabulary_is_learnt_from_queries_too",
+        "kind": "release",
+        "file": "tfdpsq/run/prepare.py",
+        "old": "                (document.content for document in beir.documents()),\n",
+        "new": "                [d.content for d in beir.documents()]\n"
+        "                + list(beir.queries().values()),\n",
+        "tests": (
+            "tests/run/test_prepare.py::"
+            "test_what_is_released_is_the_same_whatever_people_asked",
+        ),
+        "why": 'pieces of private queries are released, under the guarantee "public"',
+    },
+    {
+        "name": "fit_compares_the_first_rows_only",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/fit_inputs.py",
+        "old": "digest.update(np.ascontiguousarray(values).tobytes())",
+        "new": "digest.update(np.ascontiguousarray(values[:4]).data)",
+        "tests": (
+            "tests/privacy/test_fit_inputs.py::"
+            "test_a_changed_value_of_any_row_is_other_data",
+        ),
+        "why": "a killed fit goes on with other rows under the same noise",
+    },
+    {
+        "name": "half_of_the_coins_are_heads",
+        "kind": "certificate",
+        "file": "tfdpsq/run/canaries.py",
+        "old": "heads = random.random(config.coins) < 0.5",
+        "new": "heads = random.permutation(config.coins) < config.coins // 2",
+        "tests": (
+            "tests/run/test_audit_stage.py::test_every_coin_is_thrown_by_itself",
+        ),
+        "why": "the audit's lower bound is derived for coins that are independent",
+    },
+    {
+        "name": "secrets_follow_from_16_bits",
+        "kind": "keys",
+        "file": "tfdpsq/run/canaries.py",
+        "old": "system_randomness.randbits(256)",
+        "new": "system_randomness.randbits(16)",
+        "tests": (
+            "tests/run/test_audit_stage.py::"
+            "test_fresh_secrets_cannot_be_guessed_by_their_seed",
+        ),
+        "why": "who tries all seeds knows which canaries were put in",
+    },
+    {
+        "name": "attacks_on_one_run_share_nothing",
+        "kind": "certificate",
+        "file": "tfdpsq/run/audit.py",
+        "old": "confidence = 1 - (1 - config.confidence) / len(scores)",
+        "new": "confidence = config.confidence",
+        "tests": (
+            "tests/run/test_audit_stage.py::"
+            "test_attacks_on_one_run_share_what_may_be_wrong",
+        ),
+        "why": "the best of three bounds, each wrong one time in 20, is wrong oftener",
+    },
+    {
+        "name": "audit_takes_a_secrets_pairs_for_one_unit",
+        "kind": "certificate",
+        "file": "tfdpsq/run/audit.py",
+        "old": 'units = 1 if guarantee["unit"] == "user" else repetitions',
+        "new": 'units = repetitions if guarantee["unit"] == "query" else 1',
+        "tests": (
+            "tests/run/test_audit_stage.py::"
+            "test_a_guarantee_for_pairs_is_for_one_of_a_secrets_pairs",
+        ),
+        "why": "what leaks in r pairs is held against the guarantee of one",
+    },
+    {
+        "name": "examples_of_reproduce_are_no_read",
+        "kind": "reads",
+        "file": "tfdpsq/run/reproduce.py",
+        "old": '        reads.record("some private queries',
+        "new": '        max("some private queries',
+        "tests": (
+            "tests/run/test_reproduce_tables.py::"
+            "test_queries_that_are_shown_are_a_recorded_read",
+        ),
+        "why": "private queries are shown, and no list of reads says so",
+    },
+    {
+        "name": "killed_stage_keeps_its_time",
+        "kind": "release",
+        "file": "tfdpsq/run/core/workdir.py",
+        "old": "        outputs.settle(directory)  # in case the command was killed",
+        "new": "        str(directory)  # in case",
+        "tests": (
+            "tests/run/test_releases.py::"
+            "test_what_may_be_released_can_be_read_and_tells_no_time",
+        ),
+        "why": "times in release/ tell when a private stage ended",
+    },
+    {
+        "name": "optimizer_stays_open_after_a_step",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/optimizers.py",
+        "old": "        finally:  # these gradients alone\n"
+        "            self._was_dp_gradients_called = False\n",
+        "new": "        finally:\n            pass\n",
+        "tests": (
+            "tests/privacy/test_optimizers.py::"
+            "test_a_step_opens_the_optimizer_to_its_own_gradients_alone",
+        ),
+        "why": "gradients without noise move weights that a certificate is made for",
+    },
+    {
+        "name": "signal_in_a_finaliser_is_lost",
+        "kind": "ledger",
+        "file": "tfdpsq/run/devices/preemption.py",
+        "old": "        if asked and os.getpid() == _PROCESS:\n",
+        "new": "        if asked and not _PROCESS:\n",
+        "tests": (
+            "tests/run/test_console.py::"
+            "test_a_signal_while_an_object_is_finalised_is_not_lost",
+        ),
+        "why": "a job that was asked to end goes on and pays for the next model",
+    },
+    {
+        "name": "moved_paths_are_compared_by_their_last_letters",
+        "kind": "resumes",
+        "file": "tfdpsq/run/core/workdir.py",
+        "old": 'f"{os.sep}{old}".endswith(f"{os.sep}{rest}")',
+        "new": "old.endswith(rest)",
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_paths_are_compared_from_the_job_that_both_are_in",
+        ),
+        "why": "a run goes on with another setting under the ledger of the first",
+    },
+    {
+        "name": "moved_paths_are_not_compared",
+        "kind": "resumes",
+        "file": "tfdpsq/run/core/workdir.py",
+        "old": ' and f"{os.sep}{old}".endswith(f"{os.sep}{rest}")',
+        "new": "",
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_a_job_that_was_moved_or_is_spelled_otherwise_goes_on",
+        ),
+        "why": "a run goes on with another path of the job under one ledger",
+    },
+    {
+        "name": "runs_are_open_until_they_are_closed",
+        "kind": "release",
+        "file": "tfdpsq/run/training/private_training.py",
+        "old": "    if directory.parent.name == workdir.RUNS:\n",
+        "new": "    if not directory.name:\n",
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_a_run_is_closed_from_the_start_whatever_the_private_directory_is_called",
+        ),
+        "why": "others can put a ledger of theirs where the run's will be",
+    },
+    {
+        "name": "linked_private_directory_stays_open",
+        "kind": "release",
+        "file": "tfdpsq/run/core/outputs.py",
+        "old": "        _close(pathlib.Path(os.path.realpath(directory)))\n",
+        "new": "        _close(directory)\n",
+        "tests": (
+            "tests/run/test_releases.py::"
+            "test_a_private_directory_is_closed_and_so_is_what_was_left_open",
+        ),
+        "why": "others can replace the ledger behind the link",
+    },
+    {
+        "name": "list_of_canaries_may_lose_its_end",
+        "kind": "certificate",
+        "file": "tfdpsq/run/attacks/canary_set.py",
+        "old": "    for name in found.keys() - listed:\n",
+        "new": "    for name in listed - found.keys() - listed:\n",
+        "tests": (
+            "tests/run/test_audit_stage.py::"
+            "test_a_list_of_canaries_that_lost_its_end_is_noticed",
+        ),
+        "why": "secrets that leak are left out of the audit without a word",
+    },
+)
