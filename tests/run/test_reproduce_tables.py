@@ -258,5 +258,6 @@ def test_queries_that_are_shown_are_a_recorded_read(tmp_path):
     found = reproduce.Rows.examples(rows, (), 0)
     shown = json.loads((private / "examples.json").read_text())
     assert found["documents"] == len(shown) == 2
-    (line,) = (private / "private_reads.jsonl").read_text().splitlines()
-    assert "some private queries as they are" in line
+    listed = private / "private_reads.jsonl"
+    assert listed.is_file()
+    assert "some private queries as they are" in listed.read_text()

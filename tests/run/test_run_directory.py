@@ -44,14 +44,19 @@ def test_a_run_is_closed_from_the_start_whatever_the_private_directory_is_called
     tmp_path, monkeypatch
 ):
     seen = []
-    make = pathlib.Path.mkdir
 
-    def watched(path, *args, **options):
-        make(path, *args, **options)
-        if "secrets" in path.parts:
-            seen.append((path.name, stat.S_IMODE(path.stat().st_mode)))
+    def watch(name):
+        real = getattr(pathlib.Path, name)
 
-    monkeypatch.setattr(pathlib.Path, "mkdir", watched)
+        def watched(path, *args, **options):
+            real(path, *args, **options)
+            if "secrets" in path.parts:
+                seen.append((path.name, stat.S_IMODE(path.stat().st_mode)))
+
+        monkeypatch.setattr(pathlib.Path, name, watched)
+
+    watch("mkdir")
+    watch("chmod")
     before = os.umask(0)
     try:
         with _open(tmp_path / "secrets" / workdir.RUNS / "generator"):
