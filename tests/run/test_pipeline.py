@@ -24,6 +24,8 @@ from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import pipeline_checks, releases, sources, workdir
 from tfdpsq.validation import DataError, InputError
 
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture(scope="module")
 def finished(job):
@@ -257,6 +259,22 @@ def test_changed_pairs_are_noticed(finished, tmp_path):
             pipeline.run(_tiny.tiny_config(data), directory)
     finally:
         (data / "queries.jsonl").write_text(lines)
+
+
+def test_settings_of_rows_that_are_not_made_are_of_no_matter(tmp_path):
+    """The notebooks' job has no direct row, and the quickstart's batches for one."""
+    _tiny.write_pairs(tmp_path / "pairs")
+    config = _tiny.tiny_config(tmp_path / "pairs")
+    config.direct.batch_size = 3072
+    with pytest.raises(InputError, match="direct.batch_size 3072 is larger than"):
+        pipeline.open_job(config, tmp_path / "work")
+    config.direct_epsilons = ()
+    pipeline.open_job(config, tmp_path / "work")
+
+
+def test_the_small_job_of_the_notebooks_begins(tmp_path):
+    found = runpy.run_path(str(_ROOT / "configs" / "notebooks.py"))
+    pipeline.open_job(found["get_config"]("small"), tmp_path / "work")
 
 
 def test_a_finished_job_is_found_where_it_was_moved_and_its_report_is_of_whole_files(

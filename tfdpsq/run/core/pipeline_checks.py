@@ -280,7 +280,8 @@ def _of_stage(name: str) -> Iterator[None]:
 
 def check_sizes(config: ml_collections.ConfigDict, n: int) -> None:
     """Refuses batch sizes and δ that do not fit the number `n` of training pairs."""
-    for stage in ("finetune", "retriever", "direct"):
+    direct = ("direct",) if config.direct_epsilons else ()
+    for stage in ("finetune", "retriever", *direct):
         if config[stage].batch_size > n:
             raise validation.InputError(
                 f"{stage}.batch_size {config[stage].batch_size} is larger than the "
