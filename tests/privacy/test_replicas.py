@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import (
+    Coupled,
     Diverged,
     Preempted,
     PrivacySpec,
@@ -95,6 +96,49 @@ class _Run:
     def assert_like(self, other, atol=1e-5):
         for one, two in zip(self.weights, other.weights):
             np.testing.assert_allclose(one, two, rtol=0, atol=atol)
+
+
+def _trained_together(strategy):
+    """The weights of a run whose rows read each other."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=[_N, 6]).astype(np.float32)
+    plan = _plan(max_batch_size=25, sensitivity_multiplier=49)
+    with strategy.scope():
+        tf.keras.utils.set_random_seed(1)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
+        model.build([None, 6])
+
+        def losses(batch):
+            def made():
+                scores = tf.math.tanh(model(batch["x"])[:, 0])
+                counted = tf.where(batch["weights"] > 0, scores, 0.0)
+                return (scores - tf.reduce_mean(counted)) ** 2
+
+            def gradient(coefficients, variables):
+                with tf.GradientTape() as tape:
+                    total = tf.reduce_sum(coefficients * made())
+                return tape.gradient(total, variables)
+
+            return Coupled(made(), gradient)
+
+        train(
+            plan,
+            losses,
+            model.trainable_variables,
+            make_optimizer(plan, 0.05, "adam", noise_seed=7),
+            lambda rows: {"x": x[rows]},
+            _MICROBATCH,
+            layers=[model],
+            sampler_seed=3,
+            coupled=True,
+        )
+    return model.trainable_variables[0].numpy()
+
+
+def test_rows_that_read_each_other_are_trained_alike_on_replicas(logical_cpus):
+    alone = _trained_together(tf.distribute.get_strategy())
+    shared = _trained_together(_strategy(2, logical_cpus))
+    np.testing.assert_allclose(shared, alone, rtol=0, atol=1e-5)
 
 
 # -- Dealing --------------------------------------------------------------------------

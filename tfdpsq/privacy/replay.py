@@ -115,7 +115,9 @@ def traced(
       InputError: what the loss raises.
     """
     rows = rows or len(next(iter(batch.values())))
-    variables = list(variables)
+    # On several replicas, those of the first: outside of them a variable has no handle.
+    local = tf.distribute.get_strategy().experimental_local_results
+    variables = [local(variable)[0] for variable in variables]
     of_caller = tf.__internal__.autograph.tf_convert(
         per_example_losses, tf.__internal__.autograph.control_status_ctx()
     )
