@@ -89,7 +89,11 @@ def test_what_is_private_stays_so_in_every_format(one, tmp_path):
     before = tmp_path / "audited"
     shutil.copytree(one, before)
     write_certificate(before)
-    workdir.write_stage(before, releases.PRIVATE, {"config": {}, "inputs": {}})
+    workdir.write_stage(
+        before,
+        releases.Output(before, releases.PRIVATE, "x"),
+        {"config": {}, "inputs": {}},
+    )
     for form in ("t5x", "keras", "huggingface"):
         with pytest.raises(InputError, match="must stay private"):
             convert(before, tmp_path / "release" / form, form)

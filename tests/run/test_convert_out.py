@@ -280,7 +280,11 @@ def test_what_is_private_stays_so(base, tmp_path):
     cases = [("parquet", made), ("datasets", made)]
     audited = tmp_path / "audited"
     _tiny.write_private_generator(audited, base / "public1.0", 8.0)
-    workdir.write_stage(audited, releases.PRIVATE, {"config": {}, "inputs": {}})
+    workdir.write_stage(
+        audited,
+        releases.Output(audited, releases.PRIVATE, "x"),
+        {"config": {}, "inputs": {}},
+    )
     cases.append(("ctranslate2", audited))
     for form, source in cases:
         if form == "ctranslate2":

@@ -285,20 +285,50 @@ def test_a_job_that_was_moved_or_is_spelled_otherwise_goes_on(tmp_path):
     "old, new, moved",
     [
         ("/old/job/release/prepare/v", "/new/release/prepare/v", True),
-        ("/old/release/prepare/v", "/new/release/prepare/w", False),
-        ("/old/prepare/v", "/new/release/prepare/v", True),
-        ("/old/unprepare/v", "/new/release/prepare/v", False),
-        ("prepare/v", "/new/release/prepare/v", True),  # given from the folder itself
-        ("/old/v", "/other/v", False),
-        ("gs://old/release/prepare/v", "/new/release/prepare/v", False),
-        ("adam", "/new/release/adam", True),
-        ("adam", "sgd", False),
+        ("/old/job/release/prepare/v", "/new/release/prepare/w", False),
+        ("/old/job/prepare/v", "/new/release/prepare/v", False),
+        ("/old/data/v", "/data/v", True),  # beside the job, and moved with it
+        ("/old/data/v", "/new/data/v", False),
+        ("/else/pairs", "/new/release/pairs", False),
+        # No paths, though they look like some: prompts, patterns of weights.
+        ("ask/write: ", "write: ", False),
+        ("*decoder*/*/query", "*/query", False),
+        ("prepare/v", "/new/release/prepare/v", False),
         (3, "/new/release/prepare/v", False),
-        ("/old/release", "/new/release", False),
     ],
 )
-def test_paths_are_compared_from_the_job_that_both_are_in(old, new, moved):
-    place = "/new/release/generator"
+def test_paths_are_compared_from_where_the_job_was_and_is(old, new, moved):
     for wrap in (lambda v: v, lambda v: {"a": [v, 1]}):
-        found = workdir.differences({"x": wrap(old)}, {"x": wrap(new)}, place)
-        assert bool(found) is not moved
+        found = {"x": wrap(old), "written_in": "/old/job/release/generator"}
+        wanted = {"x": wrap(new)}
+        differ = workdir.differences(found, wanted, "/new/release/generator")
+        assert bool(differ) is not moved
+        # Of a job that is where it was, or nobody knows where, texts are compared.
+        assert workdir.differences(found, wanted, "/old/job/release/generator")
+        assert workdir.differences(found, wanted)
+        del found["written_in"]
+        assert workdir.differences(found, wanted, "/new/release/generator")
+
+
+def test_another_prompt_is_no_moved_path_wherever_the_command_is_given(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "private" / workdir.RUNS / "generator"
+    with _open(run, {"prompt": "ask/write/query: "}):
+        pass
+    with Ledger.open(run / FILE_NAME, "plan", "data", 3) as ledger:
+        ledger.pay(0)
+    with pytest.raises(InputError, match="begun with another config"):
+        _open(run, {"prompt": "write/query: "}).__enter__()
+
+
+def test_a_mistyped_path_does_not_replace_that_of_a_jobs_config(tmp_path):
+    """The right command was then refused, and all of the job to be paid again."""
+    right = {"data": str(tmp_path / "far" / "a" / "pairs")}
+    path = workdir.open_workdir(tmp_path / "work", right) / workdir.CONFIG_FILE
+    written = path.read_text()
+    with pytest.raises(InputError, match="written by a run with another config"):
+        workdir.open_workdir(tmp_path / "work", {"data": str(tmp_path / "pairs")})
+    assert path.read_text() == written
+    workdir.open_workdir(tmp_path / "work", right)

@@ -275,9 +275,7 @@ def _write_records(
     if output.guarantee == releases.PRIVATE or (certificate and not marked):
         config = {"input": os.path.abspath(source), "format": form}
         inputs = {"input": workdir.model_fingerprint(source)}
-        workdir.write_stage(
-            partial, output.guarantee, {"config": config, "inputs": inputs}
-        )
+        workdir.write_stage(partial, output, {"config": config, "inputs": inputs})
 
 
 def _vocabulary_of(retriever_directory: pathlib.Path) -> pathlib.Path:

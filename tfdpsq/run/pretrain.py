@@ -255,14 +255,14 @@ def _open_state(own: pathlib.Path, config, inputs: dict) -> None:
     wanted = {"config": workdir.plain(config), "inputs": inputs}
     path = own / "run.json"
     if path.is_file():
-        changed = workdir.differences(workdir.read_json(path), wanted, path)
+        changed = workdir.differences(workdir.read_json(path), wanted, own)
         if changed:
             raise validation.InputError(
                 f"{own} holds an unfinished run with another config or other "
                 f"documents ({'; '.join(changed)}). Move it away to start again."
             )
     own.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, json.dumps(wanted))
+    atomic_write(path, json.dumps({**wanted, **workdir.written_in(own)}))
 
 
 def _vocabulary(config, own: pathlib.Path) -> pathlib.Path:

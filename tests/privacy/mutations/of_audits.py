@@ -123,28 +123,40 @@ MUTATIONS = (
         "why": "a job that was asked to end goes on and pays for the next model",
     },
     {
-        "name": "moved_paths_are_compared_by_their_last_letters",
+        "name": "moved_paths_are_compared_by_their_last_part",
         "kind": "resumes",
         "file": "tfdpsq/run/core/workdir.py",
-        "old": 'f"{os.sep}{old}".endswith(f"{os.sep}{rest}")',
-        "new": "old.endswith(rest)",
+        "old": "os.path.relpath(old, before) == os.path.relpath(new, now)",
+        "new": "os.path.basename(old) == os.path.basename(new)",
         "tests": (
             "tests/run/test_run_directory.py::"
-            "test_paths_are_compared_from_the_job_that_both_are_in",
+            "test_paths_are_compared_from_where_the_job_was_and_is",
         ),
         "why": "a run goes on with another setting under the ledger of the first",
     },
     {
-        "name": "moved_paths_are_not_compared",
+        "name": "any_path_of_a_moved_job_may_change",
         "kind": "resumes",
         "file": "tfdpsq/run/core/workdir.py",
-        "old": ' and f"{os.sep}{old}".endswith(f"{os.sep}{rest}")',
-        "new": "",
+        "old": "        return new if is_moved else old\n",
+        "new": "        return new\n",
         "tests": (
             "tests/run/test_run_directory.py::"
             "test_a_job_that_was_moved_or_is_spelled_otherwise_goes_on",
         ),
         "why": "a run goes on with another path of the job under one ledger",
+    },
+    {
+        "name": "texts_of_a_job_that_stayed_count_as_moved",
+        "kind": "resumes",
+        "file": "tfdpsq/run/core/workdir.py",
+        "old": "        if not (os.path.isabs(old) and os.path.isabs(new)):\n",
+        "new": "        if old.endswith(new):\n            return new\n        if 0:\n",
+        "tests": (
+            "tests/run/test_run_directory.py::"
+            "test_paths_are_compared_from_where_the_job_was_and_is",
+        ),
+        "why": "a run that is paid for goes on under another prompt",
     },
     {
         "name": "runs_are_open_until_they_are_closed",

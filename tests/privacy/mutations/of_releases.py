@@ -65,12 +65,10 @@ MUTATIONS = (
         "name": "durations_in_the_release",
         "kind": "release",
         "file": "tfdpsq/run/core/workdir.py",
-        "old": (
-            "        stage = write_stage(temporary, output.guarantee, wanted, result)\n"
-        ),
+        "old": ("        stage = write_stage(temporary, output, wanted, result)\n"),
         "new": """\
         result = {**(result or {}), "seconds": round(time.monotonic() - started, 2)}
-        stage = write_stage(temporary, output.guarantee, wanted, result)
+        stage = write_stage(temporary, output, wanted, result)
 """,
         "tests": (
             "tests/run/test_release_secrets.py::"

@@ -55,46 +55,57 @@ _BEFORE_IT_WAS_WRITTEN = "tfdpsq 0.1.0"
 RUNS = "runs"
 # A setting that says where something is kept, and nothing of the result.
 _PLACE = "private_directory"
+# Key of the directory of a record, in it.
+_WRITTEN_IN = "written_in"
 
 
 def differences(
-    found: Mapping[str, Any], wanted: Mapping[str, Any], place: str | os.PathLike
+    found: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    place: str | os.PathLike | None = None,
 ) -> list[str]:
     """Returns what differs, in words, of configs and inputs that results depend on.
 
     A workdir may be moved, copied, or given by another path. So it is left out where
-    private things are kept, and paths in the job of `place`, where `found` was
-    written, are compared from there: what they lead to is compared by its fingerprint.
+    private things are kept; and where `place` is given, of which `found` says where it
+    was then, so are paths that are the same from both. What they lead to is compared by
+    its fingerprint, among the inputs.
     """
-    place = os.path.abspath(place)
-    return validation.differences(_placeless(found, wanted, place), _placeless(wanted))
+    before, now = found.get(_WRITTEN_IN), None
+    if place is not None and isinstance(before, str):
+        now = os.path.abspath(place)
+    known = {name: value for name, value in found.items() if name != _WRITTEN_IN}
+
+    def as_wanted(old: Any, new: Any) -> Any:
+        """Copies the old values without places; the new one of a path that moved."""
+        if isinstance(old, Mapping):
+            other = new if isinstance(new, Mapping) else {}
+            return {
+                name: as_wanted(value, other.get(name))
+                for name, value in old.items()
+                if name != _PLACE
+            }
+        if isinstance(old, (list, tuple)):
+            others = list(new) if isinstance(new, (list, tuple)) else []
+            others += [None] * (len(old) - len(others))
+            return [as_wanted(*both) for both in zip(old, others)]
+        paths = isinstance(old, str) and isinstance(new, str)
+        if now is None or now == before or not paths:
+            return old
+        if not (os.path.isabs(old) and os.path.isabs(new)):
+            return old
+        is_moved = os.path.relpath(old, before) == os.path.relpath(new, now)
+        return new if is_moved else old
+
+    return validation.differences(as_wanted(known, wanted), as_wanted(wanted, wanted))
 
 
-def _placeless(values: Any, now: Any = None, place: str = "") -> Any:
-    """Copies values without places; paths that `now` has elsewhere are as there."""
-    if isinstance(values, Mapping):
-        other = now if isinstance(now, Mapping) else {}
-        return {
-            name: _placeless(value, other.get(name), place)
-            for name, value in values.items()
-            if name != _PLACE
-        }
-    if isinstance(values, (list, tuple)) and isinstance(now, (list, tuple)):
-        if len(values) == len(now):
-            return [_placeless(*both, place) for both in zip(values, now)]
-    return now if place and _is_moved(values, now, place) else values
+def written_in(place: str | os.PathLike) -> dict[str, str]:
+    """Returns the entry of a record that says where it was written; see `differences`.
 
-
-def _is_moved(old: Any, new: Any, place: str) -> bool:
-    """Returns whether two texts are paths of one thing in a job that was moved."""
-    if not (isinstance(old, str) and isinstance(new, str) and os.sep in new):
-        return False
-    if old == new or "://" in old + new:
-        return False
-    path = os.path.abspath(new)
-    job = os.path.commonpath([path, place])
-    rest = os.path.relpath(path, job)
-    return rest != os.curdir and f"{os.sep}{old}".endswith(f"{os.sep}{rest}")
+    `place` is the directory that the output of a stage, or a run, has in the end.
+    """
+    return {_WRITTEN_IN: os.path.abspath(place)}
 
 
 _PACKAGES = (
@@ -193,7 +204,7 @@ def _opened(
     maker = made_by()
     if path.is_file():
         found = read_json(path)
-        changed = differences({**found, MADE_BY: None}, wanted, path.parent)
+        changed = differences({**found, MADE_BY: None}, wanted)
         if changed:
             raise validation.InputError(
                 f"{path} was written by a run with another config "
@@ -242,7 +253,7 @@ def run_stage(
         started = time.monotonic()
     with new_directory(output) as temporary:
         result = make(temporary)
-        stage = write_stage(temporary, output.guarantee, wanted, result)
+        stage = write_stage(temporary, output, wanted, result)
     seconds = round(time.monotonic() - started, 2)
     logging.info("%s: finished in %.0f s", directory.name, seconds)
     return {**stage, "seconds": seconds}
@@ -250,18 +261,19 @@ def run_stage(
 
 def write_stage(
     directory: pathlib.Path,
-    guarantee: str,
+    output: releases.Output,
     wanted: Mapping[str, Any],
     result: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Writes `stage.json`, last, into an output that is complete; returns its content.
+    """Writes `stage.json`, last, into a directory that is to be `output`; returns it.
 
     `wanted` has the config and the fingerprints of the inputs, as JSON values.
     """
     stage = {
         **wanted,
         "fingerprint": _fingerprint(wanted),
-        certificate_files.GUARANTEE: guarantee,
+        certificate_files.GUARANTEE: output.guarantee,
+        **written_in(output.place),
         "run": secrets.token_hex(8),
         "result": plain(result or {}),
         **made_by(),
@@ -288,7 +300,8 @@ def finished_stage(
     found = read_json(path)
     if found["fingerprint"] != _fingerprint(wanted):
         of = {"config": found["config"], "inputs": found["inputs"]}
-        changed = differences(of, wanted, directory)
+        place = {_WRITTEN_IN: found.get(_WRITTEN_IN)}
+        changed = differences({**of, **place}, wanted, directory)
         if not changed and found["fingerprint"] == _fingerprint(of):
             return found
         raise validation.InputError(

@@ -259,7 +259,7 @@ def _begin(
         # Nothing was paid for, so wrong settings may be corrected.
         if found and differences:
             checkpoint.discard(directory)
-        wanted.update(workdir.made_by())
+        wanted.update({**workdir.made_by(), **workdir.written_in(directory)})
         with outputs.owner_only():
             write_json(path, {**wanted, _OUTPUT: _relative(directory, output)})
 
