@@ -298,14 +298,50 @@ def test_gradients_that_a_loss_defines_itself_count():
     assert computation.difference(one, other)
 
 
-def test_another_number_of_replicas_is_the_same_computation(logical_cpus):
+def _embedded(policy="float32"):
+    x = np.random.default_rng(1).integers(0, 9, [_ROWS, 5])
+    parts = [
+        layers.Embedding(9, 4, dtype=policy),
+        layers.GlobalMaxPooling1D(dtype=policy),
+    ]
+    return _of(tf.keras.Sequential(parts), x)
+
+
+@pytest.mark.parametrize(
+    "make", [_dense, _embedded, _generator], ids=["dense", "embedded", "T5"]
+)
+def test_another_number_of_replicas_is_the_same_computation(logical_cpus, make):
     """A run may go on under another strategy."""
-    before = _described(*_dense())
+    before = _described(*make())
     strategy = tf.distribute.MirroredStrategy(
         logical_cpus[:2], tf.distribute.ReductionToOneDevice()
     )
     with strategy.scope():
-        assert _described(*_dense()) == before
+        assert computation.difference(before, _described(*make())) is None
+
+
+def test_rows_of_another_axis_are_told_apart():
+    """What makes one operation of two is no more than that."""
+
+    def of(gather):
+        table = tf.Variable(np.arange(36.0, dtype=np.float32).reshape(6, 6))
+
+        def losses(batch):
+            rows = gather(table, batch["x"])
+            return tf.reduce_sum(tf.reshape(rows, [_ROWS, -1]), 1)
+
+        return _described(losses, {"x": np.arange(_ROWS)}, [], [table])
+
+    rows = of(lambda table, at: table.sparse_read(at))
+    assert not computation.difference(
+        rows, of(lambda table, at: tf.gather(table.read_value(), at))
+    )
+    for other in (
+        lambda table, at: tf.gather(table.read_value(), at, axis=1),
+        lambda table, at: tf.gather(table.read_value() + 1, at),
+        lambda table, at: tf.gather(table.read_value(), at + 1),
+    ):
+        assert computation.difference(rows, of(other))
 
 
 # -- Runs that go on --------------------------------------------------------------

@@ -19,7 +19,7 @@ import collections
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -166,7 +166,7 @@ class _Functions:
             if wanted[-1] in found:
                 wanted.pop()
                 continue
-            node = named[wanted[-1]]
+            node = _rows_of_a_variable(named[wanted[-1]], named, source)
             inputs = [source(name) for name in node.input if name[0] != "^"]
             missing = [name for name in map(_node_of, inputs) if name not in found]
             wanted += missing
@@ -233,6 +233,32 @@ def _of_table(held: tf.Tensor, find: NodeDef | None) -> str:
 
 def _node_of(tensor: str) -> str:
     return tensor.partition(":")[0]
+
+
+def _rows_of_a_variable(
+    node: NodeDef, named: Mapping[str, NodeDef], source: Callable[[str], str]
+) -> NodeDef:
+    """Returns a gather as one operation, where it reads a variable's rows by two.
+
+    Outside of the replicas of a `MirroredStrategy` that is how they are read.
+    """
+    if node.op != "GatherV2":
+        return node
+    read, _, axis = (named.get(_node_of(source(name))) for name in node.input[:3])
+    if read is None or read.op != "ReadVariableOp" or axis is None:
+        return node
+    if axis.op != "Const" or tf.make_ndarray(axis.attr["value"].tensor) != 0:
+        return node
+    found = type(node)(name=node.name, op="ResourceGather")
+    found.input.extend([read.input[0], node.input[1]])
+    for name, value in (
+        ("Tindices", node.attr["Tindices"]),
+        ("batch_dims", node.attr["batch_dims"]),
+        ("dtype", node.attr["Tparams"]),
+    ):
+        found.attr[name].CopyFrom(value)
+    found.attr["validate_indices"].b = True
+    return found
 
 
 def _only_names(node: NodeDef) -> bool:
