@@ -501,3 +501,28 @@ def test_two_certificates_of_no_known_run_are_not_counted_as_one(tmp_path):
     with spending.limited(50.0, [], release / "new"):
         with pytest.raises(InputError, match="without a ledger head"):
             spending.require_within({"new": plan}, "keyed:1")
+
+
+def test_equal_certificates_of_several_folders_are_one_run_or_refused(tmp_path, capsys):
+    folders = [tmp_path / name / "release" for name in "ab"]
+    for folder in folders:
+        _write(folder / "generator", _certificate(head=None))
+    code, out, _ = _exit(capsys, *folders, "--json")
+    (refused,) = json.loads(out)["not_composed"]
+    assert code == 1 and "without a ledger head" in refused["why"]
+    for folder in folders:
+        shutil.rmtree(folder)
+        _write(folder / "generator", _certificate(head="a"))
+    code, out, _ = _exit(capsys, *folders, "--json")
+    assert code == 0 and json.loads(out)["logs"][0]["runs"] == 1
+
+
+def test_the_total_of_a_run_that_stopped_early_has_its_condition(tmp_path, capsys):
+    _write(tmp_path / "one", _certificate(3))
+    _, out, _ = _exit(capsys, tmp_path / "one")
+    assert (
+        "if no run stopped early for what its weights showed (1 stopped early)" in out
+    )
+    _write(tmp_path / "two", _certificate(4))
+    _, out, _ = _exit(capsys, tmp_path / "two")
+    assert "stopped early for" not in out

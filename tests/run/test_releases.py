@@ -470,6 +470,14 @@ def test_a_stage_that_fails_leaves_no_time_in_a_released_place(tmp_path):
     assert release.stat().st_mtime == outputs.MODIFIED
 
 
+def test_a_file_beside_the_stages_leaves_no_time_in_a_released_place(tmp_path):
+    """Such as the metrics of `zero_shot`, which come last."""
+    place = tmp_path / "release" / "measured" / "metrics.json"
+    outputs.write_file(place, "{}", PUBLIC, "x")
+    for path in (place, place.parent, place.parent.parent):
+        assert path.stat().st_mtime == outputs.MODIFIED, path
+
+
 # -- Damaged files of ours ----------------------------------------------------------
 
 

@@ -12,6 +12,8 @@ from tfdpsq.privacy import (
     make_plan,
     make_selection_certificate,
 )
+from tfdpsq.run.core import releases
+from tfdpsq.run.reporting import data_card
 
 
 def _text(tmp_path, *certificates):
@@ -64,6 +66,24 @@ def test_certificate_in_words_carries_the_certificates_numbers(tmp_path):
     assert "validation loss: finetune" in text
     for line in certificate["not_covered"]:
         assert line in text
+    assert certificate["warnings"]
+    for line in certificate["warnings"]:
+        assert line in text
+
+
+def test_a_sets_card_says_what_its_certificate_says():
+    certificate = _certificate(2.0)
+    manifest = {"count": 3, "documents": 2, "certificate": certificate}
+    released, private = (
+        data_card.text({**manifest, "guarantee": guarantee})
+        for guarantee in (releases.CERTIFIED, releases.PRIVATE)
+    )
+    # Of canaries' pairs a set is private, however small its epsilon.
+    assert "**Not for release**" in private and "Not for release" not in released
+    for text in (released, private):
+        assert "validation loss: finetune" in text
+        for line in certificate["not_covered"]:
+            assert line in text
 
 
 def test_shuffled_batches_are_called_what_they_are(tmp_path):
@@ -138,4 +158,11 @@ def test_a_run_chosen_among_several_says_so_and_what_is_not_covered(tmp_path):
     assert "the choice 3.5" in texts[3.5]
     assert "Had any query that was trained on been left out" in texts[None]
     assert "the choice not covered" in texts[None]
+    # Nor does it hold for them if training goes on from what was chosen.
+    chosen = make_selection_certificate(
+        Selection(runs, "a", 2.0, 2e-4, None, "sentence BLEU"), own, []
+    )
+    further = {**_certificate(2.0), "continuation": {"parent": chosen}}
+    text = _text(tmp_path, ("T5", further))
+    assert "Had any query that was trained on been left out" in text
     assert "nothing is guaranteed" in texts[None]

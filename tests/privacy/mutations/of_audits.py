@@ -194,4 +194,126 @@ MUTATIONS = (
         ),
         "why": "secrets that leak are left out of the audit without a word",
     },
+    {
+        "name": "shards_of_private_passes_are_open",
+        "kind": "release",
+        "file": "tfdpsq/run/passes/sharded_stages.py",
+        "old": "        with outputs.owner_only():\n            return passed()\n",
+        "new": "        return passed()\n",
+        "tests": (
+            "tests/run/test_sharded_passes.py::"
+            "test_a_command_killed_in_a_shard_is_gone_on_with[evaluate]",
+        ),
+        "why": "rankings for private queries are anybody's until all shards are made",
+    },
+    {
+        "name": "files_beside_the_stages_tell_the_time",
+        "kind": "release",
+        "file": "tfdpsq/run/core/outputs.py",
+        "old": "            finish(partial, output)\n"
+        "    finally:\n"
+        "        settle(output.directory)\n",
+        "new": "            finish(partial, output)\n    finally:\n        pass\n",
+        "tests": (
+            "tests/run/test_releases.py::"
+            "test_a_file_beside_the_stages_leaves_no_time_in_a_released_place",
+        ),
+        "why": "a folder's time in release/ tells when private queries were measured",
+    },
+    {
+        "name": "equal_certificates_of_two_folders_are_one_run",
+        "kind": "composition",
+        "file": "tfdpsq/run/budget.py",
+        "old": '                composition.require_one_run(release, line["places"])\n',
+        "new": "                pass\n",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_equal_certificates_of_several_folders_are_one_run_or_refused",
+        ),
+        "why": "two runs that nobody can tell from copies are counted once",
+    },
+    {
+        "name": "total_of_a_stopped_run_has_no_condition",
+        "kind": "composition",
+        "file": "tfdpsq/run/budget.py",
+        "old": '    if total["stopped_early"]:\n        conditions',
+        "new": "    if False:\n        conditions",
+        "tests": (
+            "tests/run/test_budget.py::"
+            "test_the_total_of_a_run_that_stopped_early_has_its_condition",
+        ),
+        "why": "a total is stated that holds only if nobody looked before the stop",
+    },
+    {
+        "name": "promise_forgets_how_the_start_was_chosen",
+        "kind": "certificate",
+        "file": "tfdpsq/run/reporting/certificates_in_words.py",
+        "old": "chain = (certificate, *parents_of(certificate))",
+        "new": "chain = (certificate,)",
+        "tests": (
+            "tests/run/test_report_certificates.py::"
+            "test_a_run_chosen_among_several_says_so_and_what_is_not_covered",
+        ),
+        "why": "held-out queries are promised what only trained ones have",
+    },
+    {
+        "name": "card_of_a_private_set_does_not_say_so",
+        "kind": "release",
+        "file": "tfdpsq/run/reporting/data_card.py",
+        "old": '["**Not for release**: the stage that made it says so."] if private else []',
+        "new": "[]",
+        "tests": (
+            "tests/run/test_report_certificates.py::"
+            "test_a_sets_card_says_what_its_certificate_says",
+        ),
+        "why": "a set of a model that was trained on canaries reads as one for release",
+    },
+    {
+        "name": "card_leaves_out_what_is_not_covered",
+        "kind": "certificate",
+        "file": "tfdpsq/run/reporting/data_card.py",
+        "old": '((manifest.get("certificate") or {}).get("not_covered", ()))]',
+        "new": "()]",
+        "tests": (
+            "tests/run/test_report_certificates.py::"
+            "test_a_sets_card_says_what_its_certificate_says",
+        ),
+        "why": "the card promises more than the certificate beside it",
+    },
+    {
+        "name": "card_leaves_out_the_reads_of_training",
+        "kind": "reads",
+        "file": "tfdpsq/run/reporting/data_card.py",
+        "old": "[*(found if isinstance(found, list) else [found]), *made_by_reading]",
+        "new": "[*made_by_reading]",
+        "tests": (
+            "tests/run/test_report_certificates.py::"
+            "test_a_sets_card_says_what_its_certificate_says",
+        ),
+        "why": "the card says that epsilon covers every read, and losses were shown",
+    },
+    {
+        "name": "warnings_are_not_in_words",
+        "kind": "certificate",
+        "file": "tfdpsq/run/reporting/certificates_in_words.py",
+        "old": '        shown["Warnings"] = certificate["warnings"]\n',
+        "new": "        pass\n",
+        "tests": (
+            "tests/run/test_report_certificates.py::"
+            "test_certificate_in_words_carries_the_certificates_numbers",
+        ),
+        "why": "the report does not say that a run stopped early",
+    },
+    {
+        "name": "gathers_along_another_axis_are_alike",
+        "kind": "resumes",
+        "file": "tfdpsq/privacy/computation.py",
+        "old": ' or tf.make_ndarray(axis.attr["value"].tensor) != 0',
+        "new": "",
+        "tests": (
+            "tests/privacy/test_computation.py::"
+            "test_rows_of_another_axis_are_told_apart",
+        ),
+        "why": "a run goes on with another loss, whose steps it did not pay for",
+    },
 )
