@@ -105,6 +105,20 @@ def test_the_time_that_is_told_is_that_of_the_whole_pass(tmp_path, caplog):
     assert int(told[2].split()[3]) >= 2  # 7 times a quarter, and the rest
 
 
+def test_shards_that_wait_for_others_are_their_owners(tmp_path):
+    """They hold rankings for private queries, where the pass is of those."""
+    place = tmp_path / "out"
+    before = os.umask(0o022)
+    try:
+        assert _run(place, _Numbers(), passes.Launch(4, 0)) is None
+    finally:
+        os.umask(before)
+    shards = pathlib.Path(sharded_stages.pass_directory(place))
+    left = [shards, *shards.rglob("*")]
+    assert len(left) > 4
+    assert [path.name for path in left if path.stat().st_mode & 0o077] == []
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1)])
 def test_commands_share_the_shards_and_the_last_one_merges(tmp_path, order):
     workers = {index: _Numbers() for index in order}
