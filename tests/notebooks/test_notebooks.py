@@ -6,6 +6,7 @@ import importlib.util
 import json
 import pathlib
 import re
+import runpy
 import struct
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import nbformat
 import pytest
 
 from notebooks import environment, execute
+from tfdpsq.run import pipeline
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = ("1_pairs", "2_finetune", "3_synthesize", "4_retrieve", "5_evaluate")
@@ -73,6 +75,11 @@ def pictures(cell):
 def _text(output):
     data = {k: v for k, v in output.get("data", {}).items() if k != "image/png"}
     return json.dumps([output.get("text", ""), data], ensure_ascii=False)
+
+
+def test_the_small_job_of_the_notebooks_begins(tmp_path):
+    found = runpy.run_path(str(ROOT / "configs" / "notebooks.py"))
+    pipeline.open_job(found["get_config"]("small"), tmp_path / "work")
 
 
 # -- The checks, on the notebooks as they are committed --------------------------

@@ -5,7 +5,6 @@ import math
 import os
 import pathlib
 import runpy
-import shutil
 import stat
 import subprocess
 import sys
@@ -22,9 +21,7 @@ from tfdpsq.privacy import accounting, read_certificate, verify_certificate
 from tfdpsq.run import finetune, forget, pipeline, status
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import pipeline_checks, releases, sources, workdir
-from tfdpsq.validation import DataError, InputError
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tfdpsq.validation import InputError
 
 
 @pytest.fixture(scope="module")
@@ -270,36 +267,6 @@ def test_settings_of_rows_that_are_not_made_are_of_no_matter(tmp_path):
         pipeline.open_job(config, tmp_path / "work")
     config.direct_epsilons = ()
     pipeline.open_job(config, tmp_path / "work")
-
-
-def test_the_small_job_of_the_notebooks_begins(tmp_path):
-    found = runpy.run_path(str(_ROOT / "configs" / "notebooks.py"))
-    pipeline.open_job(found["get_config"]("small"), tmp_path / "work")
-
-
-def test_a_finished_job_is_found_where_it_was_moved_and_its_report_is_of_whole_files(
-    finished, tmp_path
-):
-    directory, _, _ = finished
-    moved = tmp_path / "elsewhere"
-    shutil.copytree(directory, moved, symlinks=True)
-    config = _tiny.tiny_config(directory.parent / "pairs")
-    made = {path: path.read_text() for path in moved.rglob("stage.json")}
-    (moved / "report.html").unlink()
-    pipeline.run(config, moved)
-    assert {path: path.read_text() for path in moved.rglob("stage.json")} == made
-    assert (moved / "report.html").is_file()
-    measured = moved / "private" / "evaluation"
-    for name, old, new, message in (
-        ("metrics.json", '"synthetic_eps8"', '"synthetic_eps9"', "no sound entry"),
-        ("qrels.trec", " 1\n", " 0\n", "other judgements than the data"),
-    ):
-        whole = (measured / name).read_text()
-        assert old in whole
-        (measured / name).write_text(whole.replace(old, new))
-        with pytest.raises(DataError, match=f"{name}: .*{message}"):
-            pipeline.run(config, moved)
-        (measured / name).write_text(whole)
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,22 @@
 import json
 import os
 import pathlib
+import shutil
 import stat
 
 import ml_collections
 import pytest
 import tensorflow as tf
+import tiny as _tiny
 
 from tfdpsq.privacy import checkpoint
 from tfdpsq.privacy.proof.ledger import FILE_NAME, Ledger
-from tfdpsq.run import finetune, train_retriever
+from tfdpsq.run import finetune, pipeline, train_retriever
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import releases, sources, workdir
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import direct_training, private_training
-from tfdpsq.validation import InputError
+from tfdpsq.validation import DataError, InputError
 
 
 def _open(directory, config=None, inputs=None, output="generator"):
@@ -332,3 +334,28 @@ def test_a_mistyped_path_does_not_replace_that_of_a_jobs_config(tmp_path):
         workdir.open_workdir(tmp_path / "work", {"data": str(tmp_path / "pairs")})
     assert path.read_text() == written
     workdir.open_workdir(tmp_path / "work", right)
+
+
+def test_a_finished_job_is_found_where_it_was_moved_and_its_report_is_of_whole_files(
+    job, tmp_path
+):
+    directory = job.directory
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(directory, moved, symlinks=True)
+    config = _tiny.tiny_config(directory.parent / "pairs")
+    made = {path: path.read_text() for path in moved.rglob("stage.json")}
+    (moved / "report.html").unlink()
+    pipeline.run(config, moved)
+    assert {path: path.read_text() for path in moved.rglob("stage.json")} == made
+    assert (moved / "report.html").is_file()
+    measured = moved / "private" / "evaluation"
+    for name, old, new, message in (
+        ("metrics.json", '"synthetic_eps8"', '"synthetic_eps9"', "no sound entry"),
+        ("qrels.trec", " 1\n", " 0\n", "other judgements than the data"),
+    ):
+        whole = (measured / name).read_text()
+        assert old in whole
+        (measured / name).write_text(whole.replace(old, new))
+        with pytest.raises(DataError, match=f"{name}: .*{message}"):
+            pipeline.run(config, moved)
+        (measured / name).write_text(whole)
