@@ -376,10 +376,6 @@ def test_what_may_be_released_can_be_read_and_tells_no_time(tmp_path, finite):
     assert _look(release) == {(True, 0o755), (False, 0o644)}
     _stage(release / "second", PUBLIC)
     _stage(release / "second", PUBLIC)  # finished: nothing is touched
-    # As a command leaves it that is killed before the last times are set.
-    os.utime(release / "deep", (1e9, 1e9))
-    os.utime(release, (1e9, 1e9))
-    _stage(place, CERTIFIED, finite)
     for path in (release, *release.rglob("*")):
         path.is_dir() and list(path.iterdir())
         found = path.stat()
@@ -388,6 +384,16 @@ def test_what_may_be_released_can_be_read_and_tells_no_time(tmp_path, finite):
     # In a private directory it is as private as all else there.
     _stage(tmp_path / "job" / "private" / "out", CERTIFIED, finite)
     assert _look(tmp_path / "job" / "private") == {(True, 0o700), (False, 0o600)}
+
+
+def test_a_command_that_was_killed_before_the_last_times_sets_them_again(tmp_path):
+    release = tmp_path / "job" / "release"
+    _stage(release / "deep" / "out", PUBLIC)
+    for folder in (release, release / "deep"):
+        os.utime(folder, (1e9, 1e9))
+    _stage(release / "deep" / "out", PUBLIC)  # finished
+    for folder in (release, release / "deep"):
+        assert folder.stat().st_mtime == outputs.MODIFIED
 
 
 def test_a_private_directory_is_closed_and_so_is_what_was_left_open(tmp_path):

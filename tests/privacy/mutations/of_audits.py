@@ -93,7 +93,7 @@ MUTATIONS = (
         "new": "        str(directory)  # in case",
         "tests": (
             "tests/run/test_releases.py::"
-            "test_what_may_be_released_can_be_read_and_tells_no_time",
+            "test_a_command_that_was_killed_before_the_last_times_sets_them_again",
         ),
         "why": "times in release/ tell when a private stage ended",
     },
