@@ -298,12 +298,9 @@ def test_gradients_that_a_loss_defines_itself_count():
     assert computation.difference(one, other)
 
 
-def _embedded(policy="float32"):
+def _embedded():
     x = np.random.default_rng(1).integers(0, 9, [_ROWS, 5])
-    parts = [
-        layers.Embedding(9, 4, dtype=policy),
-        layers.GlobalMaxPooling1D(dtype=policy),
-    ]
+    parts = [layers.Embedding(9, 4), layers.GlobalMaxPooling1D()]
     return _of(tf.keras.Sequential(parts), x)
 
 
@@ -321,7 +318,7 @@ def test_another_number_of_replicas_is_the_same_computation(logical_cpus, make):
 
 
 def test_rows_of_another_axis_are_told_apart():
-    """What makes one operation of two is no more than that."""
+    """Only rows of a variable that is read whole are one operation."""
 
     def of(gather):
         table = tf.Variable(np.arange(36.0, dtype=np.float32).reshape(6, 6))

@@ -522,15 +522,18 @@ def test_without_tensorflow_privacy_nothing_else_is_applied(monkeypatch, name):
     np.testing.assert_array_equal(variable, [1.0])
 
 
-@pytest.mark.parametrize("name", ["adam", "adafactor", "t5x_adafactor", "sgd"])
-@pytest.mark.parametrize("engine", ["fast", "dpkeras"])
+@pytest.mark.parametrize(
+    "name, engine",
+    [
+        *((name, "fast") for name in ("adam", "adafactor", "t5x_adafactor", "sgd")),
+        *((name, "dpkeras") for name in ("adam", "adafactor", "sgd")),
+    ],
+)
 def test_a_step_opens_the_optimizer_to_its_own_gradients_alone(name, engine):
     """The weights could be moved by anything after training, under its certificate."""
     plan = make_plan(
         PrivacySpec(epsilon=8.0, clip_norm=1.0, num_units=40, batch_size=8, steps=3)
     )
-    if engine == "dpkeras" and name == "t5x_adafactor":
-        pytest.skip("has one engine")
     variable = tf.Variable([1.0])
     optimizer = make_optimizer(plan, 0.1, name, engine=engine)
     optimizer.prepare([variable])

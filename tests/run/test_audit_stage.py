@@ -410,7 +410,7 @@ def test_canaries_that_were_not_trained_on_are_not_measured(base, monkeypatch, f
 
 
 def test_a_list_of_canaries_that_lost_its_end_is_noticed(base, monkeypatch):
-    """What is not listed would not be measured, without a word."""
+    """Secrets that are not listed would not be measured, without a word."""
     path = base / "private" / "canaries" / canary_set.CANARIES_FILE
     whole = path.read_text()
     lines = whole.splitlines(True)

@@ -59,12 +59,12 @@ def _while_importing() -> None:
 
 def imported() -> None:
     """Ends what `_while_importing` began, where `KeyboardInterrupt` is handled."""
-    end_in_finalisers()
+    _end_in_finalisers()
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def end_in_finalisers() -> None:
+def _end_in_finalisers() -> None:
     """Ends the process where a signal comes while an object is finalised.
 
     Python prints what `__del__` and callbacks of weak references raise, and goes on:
@@ -114,7 +114,7 @@ class Notice:
     def listen(self) -> None:
         """Handles both signals from now on; call it in the main thread."""
         self._listens, self._process = True, os.getpid()
-        end_in_finalisers()
+        _end_in_finalisers()
         for number in _DEFAULTS:
             signal.signal(number, self._noted)
 
