@@ -196,7 +196,7 @@ def _make(
     fits = _fits(config)
     queries = retrieval.queries_of(config.data, config.split, fits)
     (out / "runs").mkdir()
-    evaluation.write_trec_qrels(out / "qrels.trec", qrels)
+    evaluation.write_trec_qrels(out / layout.QRELS_FILE, qrels)
     results, base = {}, {}
     fusion = hybrid.Fusion(
         config.fusion, fits[0], qrels, config.k, config.ignore_identical_ids

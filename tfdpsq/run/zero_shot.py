@@ -46,7 +46,6 @@ from tfdpsq.run.search import benchmark_sets, retrieval, systems
 from tfdpsq.run.search.benchmark_sets import Part
 
 RUNS = layout.SETS
-QRELS_FILE = "qrels.trec"
 COUNTS = ("documents", "empty_documents", "unknown_judgements")
 
 
@@ -230,7 +229,7 @@ def _search(
         beir = sources.open_beir(part.path, part.as_published)
         qrels = beir.qrels(part.split)
         queries = {name: text for name, text in beir.read_queries() if name in qrels}
-        evaluation.write_trec_qrels(out / QRELS_FILE, qrels)
+        evaluation.write_trec_qrels(out / layout.QRELS_FILE, qrels)
         notes = {}
         for name, found, note in retrieval.retrieve(
             systems.Systems.of(config), beir, queries, k
@@ -254,7 +253,7 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
             'systems is empty; give it a retriever, or {"bm25": "bm25"}.'
         )
     for name in config.systems:
-        if f"{name}.trec" == QRELS_FILE:
+        if f"{name}.trec" == layout.QRELS_FILE:
             raise validation.InputError(
                 f"a system is called {name!r}, as is the file of judgements; rename it."
             )
@@ -313,7 +312,7 @@ def _set(
 def _scored(
     names: Iterable[str], metrics: Sequence[str], part: Part, out: pathlib.Path
 ) -> dict[str, evaluation.RankingResult]:
-    qrels = evaluation.read_trec_qrels(out / QRELS_FILE)
+    qrels = evaluation.read_trec_qrels(out / layout.QRELS_FILE)
     return {
         system: evaluation.evaluate_run(
             qrels,

@@ -10,8 +10,9 @@ SET = "set"
 IMPORTED = "pairs"
 # `prepare`: pseudo-queries cut from the public documents.
 PUBLIC_PAIRS = "public_pairs"
-# `evaluate` and `zero_shot`: measures by system, and the list of measures.
+# `evaluate` and `zero_shot`: measures by system, judgements, and the list of measures.
 METRICS_FILE = "metrics.json"
+QRELS_FILE = "qrels.trec"
 # `zero_shot`: the folder with an output for each set.
 SETS = "runs"
 METRICS = ("ndcg@10", "recall@10", "capped_recall@10", "mrr@10", "map")

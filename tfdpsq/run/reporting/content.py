@@ -30,7 +30,6 @@ _DESCRIPTIONS = {
 }
 # Points of a run at which ε is shown; each takes a second or two of accounting.
 _EPSILON_POINTS = 6
-_QRELS = "qrels.trec"
 _MEASURE_AGAIN = "Restore it, or move its directory away: it is made again."
 # Pairs from which the examples are taken, at least.
 _CONSIDERED = 1000
@@ -259,9 +258,9 @@ def _wins_and_losses(
         return None
     beir = sources.open_beir(data)
     qrels = beir.qrels(split)
-    if evaluation.read_trec_qrels(directory / _QRELS) != qrels:
+    if evaluation.read_trec_qrels(directory / layout.QRELS_FILE) != qrels:
         raise validation.DataError(
-            directory / _QRELS,
+            directory / layout.QRELS_FILE,
             "it holds other judgements than the data",
             _MEASURE_AGAIN,
         )
@@ -295,7 +294,7 @@ def wins_and_losses(
       "better", "equal", "worse": counts; "wins" and "losses": lists of {query,
       document, value, other}, the largest difference first.
     """
-    qrels = evaluation.read_trec_qrels(directory / _QRELS)
+    qrels = evaluation.read_trec_qrels(directory / layout.QRELS_FILE)
     values = [
         evaluation.evaluate_run(
             qrels,

@@ -140,7 +140,7 @@ def _retrieval(
         for seed in seeds:
             out = rows.retrieved(row, seed)
             result = evaluation.evaluate_run(
-                evaluation.read_trec_qrels(out / "qrels.trec"),
+                evaluation.read_trec_qrels(out / layout.QRELS_FILE),
                 evaluation.read_trec_run(out / "runs" / f"{row.name}.trec"),
                 table["columns"],
             )
