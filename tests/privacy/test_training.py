@@ -205,6 +205,17 @@ def test_padded_sizes_are_static_for_independent_rows():
     plan = _plan(num_units=100, max_batch_size=33)
     assert {padded_rows(plan, count, 16) for count in range(34)} == {48}
     assert [padded_rows(plan, count, None) for count in (0, 1, 8, 9)] == [8, 8, 8, 16]
+    assert padded_rows(plan, 5, 10**15) == 33
+
+
+def test_a_microbatch_larger_than_any_draw_is_all_of_it():
+    """However large: no padding to its size, and the same weights."""
+    runs = [
+        _run(_plan(), _linear, sampler_seed=5, microbatch_size=size)[1]
+        for size in (4, _plan().max_rows, 10**15)
+    ]
+    np.testing.assert_allclose(runs[0], runs[2], rtol=1e-5)
+    np.testing.assert_array_equal(runs[1], runs[2])
 
 
 @pytest.mark.parametrize("private", [True, False])

@@ -16,6 +16,11 @@ from tfdpsq.privacy.randomness.sampling import Draw
 _COUPLED_MULTIPLE = 8
 
 
+def rows_at_once(plan: PrivacyPlan, microbatch_size: int) -> int:
+    """Rows of a microbatch: no more than a draw can have, or it were padding alone."""
+    return min(microbatch_size, plan.max_rows)
+
+
 def padded_rows(
     plan: PrivacyPlan,
     count: int,
@@ -33,10 +38,10 @@ def padded_rows(
 
     Returns:
       For independent rows always the same: the maximum, rounded up to a multiple
-      of `microbatch_size` times the replicas in sync. For coupled rows in one
-      microbatch, whose cost grows with the square of the batch, the count rounded up to
-      a multiple of 8; for those taken one by one, the maximum again: padding costs them
-      nothing.
+      of `microbatch_size`, or of the maximum where that is less, times the replicas
+      in sync. For coupled rows in one microbatch, whose cost grows with the square of
+      the batch, the count rounded up to a multiple of 8; for those taken one by one,
+      the maximum again: padding costs them nothing.
 
     Raises:
       InputError: coupled rows on several replicas; more replicas than microbatches.
@@ -53,7 +58,8 @@ def padded_rows(
                 f"{replicas} replicas some would never have one. Lower it, or use "
                 "fewer replicas."
             )
-        return -(-microbatches // replicas) * replicas * microbatch_size
+        each = rows_at_once(plan, microbatch_size)
+        return -(-microbatches // replicas) * replicas * each
     if replicas > 1:
         raise validation.InputError(
             f"rows that depend on each other must stay on one replica, but there are "

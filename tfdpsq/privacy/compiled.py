@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast
-from tfdpsq.privacy.batches import padded_rows, split_over_replicas
+from tfdpsq.privacy.batches import padded_rows, rows_at_once, split_over_replicas
 from tfdpsq.privacy.optimizers import StepKeys
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.step import Batch, Setup, make_logical_step
@@ -60,6 +60,8 @@ class CompiledSteps:
         self._optimizer = optimizer
         self.variables = variables
         self.microbatch_size = microbatch_size
+        at_once = microbatch_size and rows_at_once(plan, microbatch_size)
+        self._at_once = at_once
         self._strategy = tf.distribute.get_strategy()
         self._replicas = self._strategy.num_replicas_in_sync
         self._functions: dict[int, Any] = {}
@@ -82,7 +84,7 @@ class CompiledSteps:
                 of_caller,
                 variables,
                 optimizer,
-                rows if coupled else microbatch_size or rows,
+                rows if coupled else at_once or rows,
                 layers=layers,
                 rows_are_independent=independent,
                 copies_are_separate=True,  # `train` has looked
@@ -197,8 +199,8 @@ class CompiledSteps:
         """
         dealt = [
             (lambda _, batch=batch: batch, lambda _, count=count: count)
-            if self.microbatch_size is None or self._coupled
-            else split_over_replicas(batch, count, self._replicas, self.microbatch_size)
+            if self._at_once is None or self._coupled
+            else split_over_replicas(batch, count, self._replicas, self._at_once)
             for batch, count in zip(batches, counts)
         ]
         more = self._most - len(batches)

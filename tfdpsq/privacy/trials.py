@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast, replay
-from tfdpsq.privacy.batches import content, padded_rows
+from tfdpsq.privacy.batches import content, padded_rows, rows_at_once
 from tfdpsq.privacy.independence import (
     Expected,
     check_independence,
@@ -364,10 +364,10 @@ def _leave_rows_out(setup: Setup, rows: Rows, declared: bool) -> None:
     losses, variables, layers, optimizer, microbatch_size, _ = setup
     plan = optimizer.plan
     together = plan.rows_clipped_together
-    most = min(microbatch_size or plan.max_rows, plan.max_rows, _NEIGHBOURS)
-    batch = rows.few(wanted=max(1, most // together) * together)
+    most = rows_at_once(plan, microbatch_size or plan.max_rows)
+    batch = rows.few(wanted=max(1, min(most, _NEIGHBOURS) // together) * together)
     count = len(batch["weights"])
-    size = microbatch_size or padded_rows(plan, count, None)
+    size = most if microbatch_size else padded_rows(plan, count, None)
     for name, values in batch.items():
         batch[name] = np.resize(values, [size, *values.shape[1:]])
     batch["weights"][count:] = 0
