@@ -104,8 +104,8 @@ MUTATIONS = (
         "name": "four_rows_tried_of_a_microbatch",
         "kind": "clipping",
         "file": "tfdpsq/privacy/trials.py",
-        "old": "plan.max_rows, _NEIGHBOURS)",
-        "new": "plan.max_rows, _TRIED)",
+        "old": "min(most, _NEIGHBOURS)",
+        "new": "min(most, _TRIED)",
         "tests": (
             _INDEPENDENCE + "test_a_row_that_changes_what_others_add_is_refused",
         ),
