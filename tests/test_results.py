@@ -169,6 +169,26 @@ def test_one_query_by_two_retrievers_and_one_document_by_every_source(work):
     assert list(queries["synthetic_eps8"]) == ["sort a list now", "sort"]
 
 
+@pytest.mark.parametrize("points", ["epsilon", "neither"])
+def test_curves_of_strict_jobs_show_what_there_is(work, points):
+    log = work / "private" / "logs"
+    for path in log.glob("*/log.jsonl"):
+        lines = [{"step": step, "seconds": 1.0} for step in (1, 2)]
+        if points == "epsilon":
+            lines = [{**line, "epsilon": 1.0 + line["step"]} for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    job = results.open_job(work)
+    assert job.curves.loss.isna().all()
+    if points == "neither":
+        with pytest.raises(results.InputError, match="neither a loss nor an epsilon"):
+            job.plot_curves()
+        return
+    (axis,) = job.plot_curves().axes
+    assert axis.get_title() == "ε spent"
+    assert axis.lines[0].get_xydata().tolist() == [[1, 2.0], [2, 3.0]]
+    results.plt.close(axis.figure)
+
+
 def test_figures_are_drawn_of_what_is_there(work):
     job = results.open_job(work)
     rows, curves, lengths = job.plot_rows(), job.plot_curves(), job.plot_lengths()

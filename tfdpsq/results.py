@@ -43,6 +43,11 @@ _BASELINE, _RERANKED = "public_only", "reranked_"
 _RUN_COLUMNS = ("query", "_", "document", "rank", "score", "tag")
 # What reading raises where a file is damaged, or not as a stage writes it.
 _BAD_FILE = (OSError, EOFError, zlib.error, ValueError, OverflowError)
+# Columns of `Job.curves` that are drawn: label and title.
+_CURVES = {
+    "loss": ("loss (nats)", "Training loss (private)"),
+    "epsilon": ("ε", "ε spent"),
+}
 _EXACT: Any = {"parse_int": validation.parse_integer}
 _BAD_ENTRY = (AttributeError, LookupError, TypeError)
 
@@ -316,7 +321,10 @@ class Job:
                             point[name] = float(point[name])
                         point["step"] = int(point["step"])
                     found.append({"run": path.parent.name, **point})
-        return pd.DataFrame(found, columns=None if found else ["run", "step", "loss"])
+        curves = pd.DataFrame(found, columns=None if found else ["run", "step"])
+        if "loss" not in curves:  # of jobs in strict mode, which measure none
+            curves["loss"] = np.nan
+        return curves
 
     @functools.cached_property
     def canaries(self) -> pd.DataFrame:
@@ -365,10 +373,10 @@ class Job:
         return figure
 
     def plot_curves(self, *runs: str) -> plt.Figure:
-        """Draws training losses, and the ε spent where any run has one, by step.
+        """Draws training losses, and the ε spent, by step, where any run has them.
 
         Args:
-          *runs: names of runs; none draws all that have a loss.
+          *runs: names of runs; none draws all.
         """
         curves = self.curves
         names = list(runs) or list(curves.run.unique() if len(curves) else [])
@@ -379,24 +387,34 @@ class Job:
                 f"{self.directory}; strict mode keeps none."
             )
         drawn = {name: curves[curves.run == name] for name in names}
-        spent = {
-            name: own
-            for name, own in drawn.items()
-            if "epsilon" in own and np.isfinite(own.epsilon).any()
-        }
-        panels = 2 if spent else 1
+        panels = {}
+        for column in _CURVES:
+            panels[column] = {
+                name: own
+                for name, own in drawn.items()
+                if column in own and np.isfinite(own[column]).any()
+            }
+        panels = {column: found for column, found in panels.items() if found}
+        if not panels:
+            raise InputError(
+                f"the logs of {', '.join(names)} in {self.directory} hold neither a "
+                "loss nor an epsilon, as of runs without privacy in strict mode."
+            )
         figure, axes = plt.subplots(
-            1, panels, figsize=(5 * panels, 3.4), layout="constrained", squeeze=False
+            1,
+            len(panels),
+            figsize=(5 * len(panels), 3.4),
+            layout="constrained",
+            squeeze=False,
         )
-        left, right = axes[0, 0], axes[0, -1]
-        for name, own in drawn.items():
-            left.plot(own.step, own.loss, ".-", label=name)
-        for name, own in spent.items():
-            right.plot(own.step, own.epsilon, ".-", label=name)
-            right.set(xlabel="step", ylabel="ε", title="ε spent", ylim=0)
-            right.legend(fontsize="small")
-        left.set(xlabel="step", ylabel="loss (nats)", title="Training loss (private)")
-        left.legend(fontsize="small")
+        for axis, (column, found) in zip(axes[0], panels.items()):
+            for name, own in found.items():
+                axis.plot(own.step, own[column], ".-", label=name)
+            label, title = _CURVES[column]
+            axis.set(xlabel="step", ylabel=label, title=title)
+            axis.legend(fontsize="small")
+            if column == "epsilon":
+                axis.set_ylim(0)
         return figure
 
     def plot_lengths(self) -> plt.Figure:

@@ -546,6 +546,23 @@ def test_pairs_on_disk_are_those_of_a_naive_join(best, tmp_path):
     np.testing.assert_array_equal(owners - 1, places)
 
 
+def test_owners_by_another_field_are_its_own(tmp_path):
+    beir = write_beir(
+        tmp_path / "set",
+        [Document("d", "", "text")],
+        [(f"q{i}", f"text {i}") for i in range(4)],
+        {"train": [(f"q{i}", "d", 1) for i in range(4)]},
+    )
+    lines = [
+        json.dumps({"_id": f"q{i}", "text": "t", "user": f"u{i}", "team": f"t{i // 2}"})
+        for i in range(4)
+    ]
+    beir.queries_file.write_text("\n".join(lines))
+    pairs = beir.all_pairs("train")
+    for field, owners in (("user", [1, 2, 3, 4]), ("team", [1, 1, 2, 2])):
+        assert beir.owners(pairs, field).tolist() == owners
+
+
 def test_pairs_larger_than_the_cache_have_no_name_on_disk(tmp_path):
     """They are private: a file that others could open, or that a kill left, is not."""
     names = [f"q{number}" for number in range(3000)]

@@ -120,8 +120,17 @@ def test_a_plan_is_taken_for_a_corpus_of_its_name_size_and_parts_alone(tmp_path)
     assert not plan.describes(str(corpus.corpus_file), [0, 4, 8, 12])
 
 
-def test_an_empty_corpus_has_one_empty_part(tmp_path):
-    corpus = _corpus(tmp_path / "c", 0)
-    plan = plan_corpus(str(corpus.corpus_file), lambda count: [0, 0])
-    assert plan.documents == 0
-    assert _read(corpus, plan, 0) == []
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_empty_corpus_and_one_that_repeats_an_id_are_refused(tmp_path, packed):
+    """Before anything is embedded or written for its documents."""
+    file = tmp_path / f"corpus.jsonl{'.gz' if packed else ''}"
+    lines = [f'{{"_id": "d{i}", "text": "t"}}\n' for i in (0, 1, 2, 1)]
+    for content, message in (
+        ("", "holds no document"),
+        ("\n\n", "holds no document"),
+        ("".join(lines), "4: .*'d1'"),
+    ):
+        data = content.encode()
+        file.write_bytes(gzip.compress(data) if packed else data)
+        with pytest.raises(DataError, match=message):
+            plan_corpus(str(file), _even(1))

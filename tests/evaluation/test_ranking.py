@@ -227,6 +227,14 @@ def test_run_of_other_queries_is_refused():
         evaluate_run({"q": {"d": 1}}, {"p": {"d": 1.0}})
 
 
+@pytest.mark.parametrize("run", [{}, {"q": {}}])
+def test_a_system_that_finds_nothing_has_zero_everywhere(run):
+    """BM25 for queries of another language than the documents."""
+    found = evaluate_run({"q": {"d": 1}, "p": {"d": 1}}, run, ["ndcg@10", "map"])
+    assert found.means == {"ndcg@10": 0.0, "map": 0.0}
+    assert found.missing == ("p", "q")
+
+
 @pytest.mark.parametrize("relevance", [1.0, True, "1"])
 def test_relevance_is_an_integer(relevance):
     with pytest.raises(InputError, match="relevance of document 'd' for query 'q'"):

@@ -298,6 +298,28 @@ def test_gradients_that_a_loss_defines_itself_count():
     assert computation.difference(one, other)
 
 
+@tf.RegisterGradient("TwiceInTests")
+def _twice(_, above):
+    return 2 * above
+
+
+def test_an_identity_whose_gradient_is_another_counts():
+    def losses(own):
+        weight = tf.Variable(1.0)
+
+        def of(batch):
+            graph = tf.compat.v1.get_default_graph()
+            named = {"Identity": "TwiceInTests"} if own else {}
+            with graph.gradient_override_map(named):
+                return tf.identity(weight * batch["x"][:, 0])
+
+        return of, {"x": _vectors(1)}, [], [weight]
+
+    one, same, other = (_described(*losses(own)) for own in (True, True, False))
+    assert computation.difference(one, same) is None
+    assert computation.difference(one, other)
+
+
 def _embedded():
     x = np.random.default_rng(1).integers(0, 9, [_ROWS, 5])
     parts = [layers.Embedding(9, 4), layers.GlobalMaxPooling1D()]

@@ -366,6 +366,14 @@ def test_what_earlier_certificates_warn_of_stands_in_the_last_one():
     assert "one: Of the runs before this one" not in text
 
 
+def test_a_delta_that_is_large_for_the_log_is_warned_of():
+    first = _first()
+    loose = dataclasses.replace(_SPECS[1], delta=1.5e-3)  # above 1/(2n)
+    told = [w for w in _next(first, loose)["warnings"] if "delta" in w]
+    assert told and told[0] == loose.delta_warning
+    assert not any("delta" in w for w in _next(first)["warnings"])
+
+
 def test_an_early_stop_is_warned_of_with_the_epsilon_of_all_planned_steps():
     found = _next(_first(), steps=3)
     (warning,) = found["warnings"]

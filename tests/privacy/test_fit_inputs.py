@@ -79,11 +79,80 @@ def test_what_fit_cannot_take_is_named(tmp_path, monkeypatch, given, message):
         (dict(loss="nosuch"), "loss is 'nosuch', which Keras does not know"),
         (dict(loss=5), "loss is 5; give a Keras loss"),
         (dict(loss_weights=[0.0]), "loss_weights is [0.0]: fit has one loss"),
+        (dict(run_eagerly=True), "run_eagerly is True: Python code of layers would"),
     ],
 )
 def test_what_compile_cannot_take_is_named(given, message):
     with pytest.raises(validation.InputError, match=re.escape(message)):
         _private(**given)
+
+
+def test_functions_that_run_eagerly_see_no_row():
+    private, seen = _private(), []
+    private.model.add(tf.keras.layers.Lambda(lambda x: seen.append(x) or x))
+    tf.config.run_functions_eagerly(True)
+    try:
+        del seen[:]
+        with pytest.raises(validation.InputError, match=r"run_functions_eagerly\(True"):
+            private.fit(_X, _Y)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert all(np.all(x == 0) for x in seen[:1]) and len(seen) == 1
+    assert private.steps_executed == 0
+
+
+@pytest.mark.parametrize(
+    "x, y, message",
+    [
+        (_X[:, :3], _Y, "sequential.* could not be called on rows of x .ValueError"),
+        (_X.astype("datetime64[s]"), _Y, "could not be called on rows of x"),
+        (np.where(_X > 9, 1, None), _Y, "could not be called on rows of x"),
+        (np.full_like(_X, np.nan), _Y, "rows tried, 0 had a finite loss"),
+    ],
+)
+def test_rows_that_the_model_does_not_take_spend_nothing(x, y, message):
+    private = _private()
+    with pytest.raises(validation.InputError, match=message):
+        private.fit(x, y)
+    assert private.steps_executed == 0
+
+
+def test_values_that_an_activation_hides_are_named():
+    """relu(NaN) is 0: the loss is finite, and its gradient is not."""
+    private = _private()
+    private.model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Dense(3, "relu", input_shape=(4,)),
+            tf.keras.layers.Dense(1),
+        ]
+    )
+    x = _X.copy()
+    x[:, 2] = np.nan
+    with pytest.raises(validation.InputError, match="gradient that is NaN or infinite"):
+        private.fit(x, _Y)
+
+
+def test_a_model_of_two_outputs_is_refused():
+    inputs = tf.keras.Input((4,))
+    outputs = [tf.keras.layers.Dense(size)(inputs) for size in (1, 2)]
+    plan = _plan()
+    private = privacy.PrivateModel(tf.keras.Model(inputs, outputs), plan, 4)
+    private.compile(privacy.make_optimizer(plan, 0.01), loss="mse")
+    with pytest.raises(validation.InputError, match="has 2 outputs, and the loss"):
+        private.fit(_X, _Y)
+
+
+def test_a_train_step_that_is_not_called_is_told(caplog):
+    class Own(tf.keras.Sequential):
+        def train_step(self, data):
+            raise AssertionError("it was called")
+
+    plan = _plan()
+    model = Own([tf.keras.layers.Dense(1, input_shape=(4,))])
+    private = privacy.PrivateModel(model, plan, 4)
+    private.compile(privacy.make_optimizer(plan, 0.01), loss="mse")
+    private.fit(_X, _Y)
+    assert "train_step of Own is not called" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["model", "plan"])

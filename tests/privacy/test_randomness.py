@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
+from dense_runs import squared, wide_plan, wide_run
 
+from tfdpsq.privacy import make_optimizer
 from tfdpsq.privacy.randomness import noise
-from tfdpsq.privacy.replay import replayable
+from tfdpsq.privacy.replay import replayable, require_draws_of_rows, traced
+from tfdpsq.privacy.step import make_microbatch_sum
+from tfdpsq.validation import InputError
 
 # No tensor: that would start TensorFlow before conftest.py can split the CPU.
 _SEED = (11, 12)
@@ -108,6 +112,117 @@ def test_units_taken_one_by_one_have_masks_of_their_own_under_xla():
         for step, at in places
     ]
     assert len({one.tobytes() for one in found}) == len(places)
+
+
+@pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
+def test_units_taken_one_by_one_lose_inputs_of_their_own(engine):
+    """As in the batch: one mask for all would be brought about by one bad row."""
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Dropout(0.5, input_shape=(40,)),
+            tf.keras.layers.Dense(1, use_bias=False),
+        ]
+    )
+    plan = wide_plan(clip_norm=1e3)
+    summed = make_microbatch_sum(
+        lambda batch: model(batch["x"], training=True)[:, 0],
+        model.trainable_variables,
+        make_optimizer(plan, 0.1, "sgd", engine),
+        8,
+        [model],
+    )
+    batch = {"x": tf.ones([8, 40]), "weights": tf.ones([8])}
+    (total,) = tf.function(summed)(
+        batch, tf.constant(True), tf.constant(_SEED, tf.int64)
+    ).sums
+    # An input that is kept counts twice.
+    kept = np.round(total.numpy().ravel() / 2)
+    law = scipy.stats.binom(8, 0.5)
+    assert law.ppf(1e-6) < kept.mean() < law.ppf(1 - 1e-6)
+    assert len(set(kept) - {0.0, 8.0}) > 2
+
+
+def _generator():
+    return tf.keras.layers.RandomFlip()._random_generator
+
+
+class _NoisyWeights(tf.keras.layers.Dense):
+    """Noise on a weight, which all rows of a microbatch share."""
+
+    def __init__(self):
+        super().__init__(5)
+        self._random_generator = _generator()
+
+    def call(self, inputs):
+        return inputs @ (self.kernel + self._random_generator.random_normal([5, 5]))
+
+
+class _OneForAll(tf.keras.layers.Layer):
+    """Draws by itself, with the seed it is given, one number for all rows."""
+
+    def __init__(self, looped=False):
+        super().__init__()
+        self.looped = looped
+        self._random_generator = _generator()
+
+    def call(self, inputs):
+        seed = self._random_generator.make_seed_for_stateless_op()
+
+        def factor(_=0):
+            return tf.random.stateless_uniform([1, 1], seed)
+
+        if self.looped:
+            return inputs * tf.map_fn(factor, tf.zeros([1]))[0]
+        return inputs * factor()
+
+
+@pytest.mark.parametrize("engine", ["fast", "dpkeras"])
+@pytest.mark.parametrize(
+    "layer, named",
+    [
+        (tf.keras.layers.Dropout(0.5, noise_shape=(1, 5)), r"layer 'dropout\w*'"),
+        (tf.keras.layers.Dropout(0.5, noise_shape=(1, None)), r"\(1, 5\)"),
+        (_NoisyWeights(), r"\(5, 5\)"),
+        (_OneForAll(), r"\(1, 1\)"),
+        (_OneForAll(looped=True), "<unknown>"),
+    ],
+)
+def test_numbers_that_rows_share_are_refused(layer, named, engine):
+    """A row more moves others to the next microbatch, and to its numbers."""
+    with pytest.raises(InputError, match=named) as refused:
+        wide_run(squared, [layer], engine)
+    assert "not every row of a batch has its own" in str(refused.value)
+
+
+_LAYERS = tf.keras.layers
+
+
+@pytest.mark.parametrize(
+    "layers, shared",
+    [
+        ([_LAYERS.RandomCrop(3, 3)], True),
+        ([_LAYERS.RandomContrast(0.5)], True),
+        ([_LAYERS.RandomFlip()], False),
+        ([_LAYERS.RandomTranslation(0.2, 0.2)], False),
+        ([_LAYERS.SpatialDropout2D(0.5)], False),
+        ([_LAYERS.Dropout(0.5, noise_shape=(None, 1, 1, 1))], False),
+        ([_LAYERS.Reshape((16, 1)), _LAYERS.SpatialDropout1D(0.5)], False),
+        ([_LAYERS.Flatten(), _LAYERS.AlphaDropout(0.5)], False),
+    ],
+)
+def test_layers_of_keras_that_draw_for_each_row_are_taken(layers, shared):
+    model = tf.keras.Sequential([tf.keras.Input((4, 4, 1)), *layers, _LAYERS.Flatten()])
+    batch = {"x": np.ones([3, 4, 4, 1], np.float32), "weights": np.ones(3, np.float32)}
+
+    def losses(found):
+        return tf.reduce_sum(model(found["x"], training=True), axis=1)
+
+    assert traced(losses, batch, [model]).draws
+    if shared:
+        with pytest.raises(InputError, match="not every row"):
+            require_draws_of_rows(losses, batch, [model], 1)
+    else:
+        require_draws_of_rows(losses, batch, [model], 1)
 
 
 def test_keys_work_as_tensors_inside_a_compiled_function():

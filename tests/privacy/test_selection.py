@@ -176,6 +176,17 @@ def test_the_certificate_says_what_ran_and_how_it_was_chosen(certificate, plans)
     assert verify_certificate(certificate).problems == ()
 
 
+def test_a_delta_that_is_large_for_the_log_is_warned_of(certificate):
+    delta = 1.5 * _DELTA  # which is 1/(2n)
+    plans = {
+        name: make_plan(spec)
+        for name, spec in zip(_SHAPES, share_epsilon(_specs(), _EPSILON, delta))
+    }
+    told = _certificate(_selection(plans, delta=delta))["warnings"]
+    assert any(f"delta {delta:.3g}" in warning for warning in told), told
+    assert not any("delta" in warning for warning in certificate["warnings"])
+
+
 def test_what_it_was_made_from_can_be_told(certificate, plans):
     choice_epsilon = certificate["selection"]["epsilon_of_choice"]
     assert selection_of(certificate) == _selection(plans, choice_epsilon=choice_epsilon)

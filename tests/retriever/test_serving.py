@@ -112,6 +112,19 @@ def _assert_found(result, model, tokenizer, ids, vectors):
     np.testing.assert_allclose(result["documents"], again, atol=1e-5)
 
 
+def test_places_that_a_tree_cannot_fill_are_there_and_empty(parts):
+    """It searches a part of its leaves, and has no column for the rest."""
+    model, tokenizer, _, vectors = parts
+    many = np.concatenate([vectors + 1e-3 * i for i in range(9)])
+    ids = [f"d{i}" for i in range(len(many))]
+    model = SearchModel(model, tokenizer, ids, many, "scann")
+    found = model.search(tf.constant([*_QUERIES, ""]), tf.constant(len(many) + 5))
+    names, scores = found["ids"].numpy(), found["scores"].numpy()
+    assert names.shape == scores.shape == (len(_QUERIES) + 1, len(many))
+    assert ((names == b"") == np.isneginf(scores)).all()
+    assert (names != b"").sum(axis=1).min() > 30
+
+
 _HYBRID = """
 import json, sys
 import tensorflow as tf

@@ -1,5 +1,7 @@
 """Embeddings on disk: streamed search is exact, adding is safe, damage is named."""
 
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -144,6 +146,19 @@ def test_damage_is_named(index):
     (directory / "index.json").write_text(text.replace("ids_sha256", "other"))
     with pytest.raises(DataError, match="index.json: no index .'ids_sha256'"):
         DocumentIndex(directory)
+    for change in (
+        lambda shards: shards[0].update(count=str(shards[0]["count"])),
+        lambda shards: shards[0].update(count=0),
+        lambda shards: shards[0].update(count=2.0),
+        lambda shards: shards.append(shards[0]),
+    ):
+        content = json.loads(text)
+        change(content["shards"])
+        (directory / "index.json").write_text(json.dumps(content))
+        with pytest.raises(
+            DataError, match=r"index.json: no index \((a shard of|it na)"
+        ):
+            DocumentIndex(directory)
     (directory / "index.json").write_text("{}")
     with pytest.raises(DataError, match="index.json: no index"):
         DocumentIndex(directory)

@@ -160,6 +160,13 @@ def test_embedded_rows_are_those_of_memory(
     again = stored_pairs.WithVectors(tmp_path / "vectors", store, model, held)
     for name, values in again.take(at).items():
         np.testing.assert_array_equal(values, taken[name], strict=True)
+    files = [file for file in (tmp_path / "vectors").rglob("*") if file.is_file()]
+    largest = max(files, key=os.path.getsize)
+    whole = largest.read_bytes()
+    largest.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+    with pytest.raises(DataError, match="vectors"):
+        stored_pairs.WithVectors(tmp_path / "vectors", store, model, held)
+    largest.write_bytes(whole)
     if known is not None:  # else the missing negatives' text alone is stored
         other = write_rows(tmp_path / "fewer", [{k: v[:3] for k, v in arrays.items()}])
         with pytest.raises(DataError, match="vectors for"):

@@ -29,9 +29,9 @@ _SPEC = privacy.PrivacySpec(
 )
 
 
-def _certificate(steps=4, head="a", pairs="keyed:1"):
+def _certificate(steps=4, head="a", pairs="keyed:1", unit="query"):
     return privacy.make_certificate(
-        privacy.make_plan(_SPEC),
+        privacy.make_plan(dataclasses.replace(_SPEC, unit=unit)),
         steps,
         description="A model.",
         sensitivity_argument="Each loss depends on one unit alone.",
@@ -89,6 +89,16 @@ def test_a_workdir_is_composed_run_by_run(job, capsys):
     expected = privacy.make_plan(_SPEC).epsilon(4, "pld")
     assert found["together"]["epsilon"] > expected
     assert found["logs"][0]["releases"][0]["epsilon"] < 1
+
+
+def test_a_log_with_units_of_two_kinds_has_no_total(tmp_path, capsys):
+    one = _write(tmp_path / "one", _certificate(head="a"))
+    other = _write(tmp_path / "other", _certificate(head="b", unit="pair"))
+    code, out, _ = _exit(capsys, f"log={one}", f"log={other}", "--json", "--budget=9")
+    found = json.loads(out)
+    assert code == 1 and found["together"] is None and found["left"] is None
+    assert [log["unit"] for log in found["logs"]] == ["query", "pair"]
+    assert "neither guarantee says anything" in found["not_composed"][0]["why"]
 
 
 def test_a_budget_that_is_exceeded_exits_with_1(job, capsys):

@@ -63,6 +63,28 @@ def _ndcg(base, name, systems):
     return {s: values["ndcg@10"] for s, values in metrics["systems"].items()}
 
 
+def test_a_system_without_a_result_leaves_the_others_theirs(base, tmp_path):
+    """Queries in another language than the documents, for BM25: a job that had paid
+    for its generators could never finish."""
+    config = _bad(base, systems={"bm25": "bm25", "a": str(base / "a")})
+    shutil.copytree(base / "pairs", tmp_path / "pairs")
+    path = tmp_path / "pairs" / "queries.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    judged = (tmp_path / "pairs" / "qrels" / "test.tsv").read_text()
+    for line in lines:
+        if f"{line['_id']}\t" in judged:
+            line["text"] = "Wie sortiere ich Felder?"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config.data, config.vocabulary = str(tmp_path / "pairs"), str(base / "spiece.model")
+    config.fusion.base, config.resamples = "bm25", 50
+    evaluate.run(config, tmp_path / "out")
+    metrics = json.loads((tmp_path / "out" / layout.METRICS_FILE).read_text())
+    found = metrics["systems"]
+    assert found["bm25"]["ndcg@10"] == 0 and found["bm25"]["missing_queries"] == 12
+    assert found["a"]["ndcg@10"] > 0 and found["a"]["missing_queries"] == 0
+    assert metrics["fused"]["a"]["ndcg@10"] == found["a"]["ndcg@10"]
+
+
 @pytest.mark.slow
 def test_systems_with_one_document_tower_share_its_embeddings(base, monkeypatch):
     monkeypatch.setattr(evaluate.workdir, "stage_fingerprint", str)

@@ -143,12 +143,24 @@ def test_a_user_more_changes_no_other_users_rows(split_by, ids, tmp_path):
     for user in ("ann", "user3"):
         others = imported(f"without-{user}", [row for row in rows if row[2] != user])
         assert others == {key: v for key, v in everybody.items() if key != user}
+    if split_by == "user":
+        assert all(len({row[0] for row in rows}) == 1 for rows in everybody.values())
     if split_by == "time":  # a query is in one split: that of its first row
         split_of = collections.defaultdict(set)
         for unit in everybody.values():
             for split, query_id, *_ in unit:
                 split_of[query_id].add(split)
         assert all(len(splits) == 1 for splits in split_of.values())
+
+
+def test_ids_are_long_enough_that_none_is_shared(tmp_path):
+    """96 bits. A shared id would drop one user's row because of another's."""
+    log = _write_log(tmp_path, "jsonl")
+    command.run(config_of(log, columns__user="who"), tmp_path / "pairs")
+    for name in ("queries", "corpus"):
+        lines = (tmp_path / "pairs" / f"{name}.jsonl").read_text().splitlines()
+        ids = [json.loads(line)["_id"] for line in lines]
+        assert ids and all(re.fullmatch("[qd][0-9a-f]{24,}", each) for each in ids)
 
 
 def test_without_users_every_distinct_row_is_a_query(tmp_path):

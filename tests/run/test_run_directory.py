@@ -325,6 +325,42 @@ def test_another_prompt_is_no_moved_path_wherever_the_command_is_given(
         _open(run, {"prompt": "write/query: "}).__enter__()
 
 
+def test_texts_are_no_moved_paths_wherever_the_command_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before, now = (str(tmp_path / where / "gen") for where in ("b/job", "job"))
+    found = {"prompt": "b/write: ", "written_in": before}
+    assert workdir.differences(found, {"prompt": "write: "}, now)
+
+
+def test_lists_of_other_lengths_differ():
+    place = "/new/job"
+    lists = [["/old/job/a", "*norm*"], ["/old/job/a"], []]
+    for old in lists:
+        for new in lists:
+            found = {"trained": old, "written_in": "/old/job"}
+            moved = {"trained": [v.replace("/old", "/new") for v in new]}
+            differ = workdir.differences(found, moved, place)
+            assert bool(differ) is (old != new), (old, new)
+
+
+def test_a_config_that_was_edited_after_the_stage_is_another(tmp_path):
+    def make(out):
+        return {}
+
+    output = releases.Output(tmp_path / "out", releases.PUBLIC, "")
+    workdir.run_stage(output, {"seed": 0}, {}, make)
+    path = tmp_path / "out" / "stage.json"
+    edited = json.loads(path.read_text())
+    edited["config"]["seed"] = 1
+    path.write_text(json.dumps(edited))
+    for seed in (0, 1):
+        if seed:
+            with pytest.raises(InputError, match="stage.json was edited"):
+                workdir.finished_stage(tmp_path / "out", {"seed": seed}, {})
+        else:
+            assert workdir.finished_stage(tmp_path / "out", {"seed": seed}, {})
+
+
 def test_a_mistyped_path_does_not_replace_that_of_a_jobs_config(tmp_path):
     """The right command was then refused, and all of the job to be paid again."""
     right = {"data": str(tmp_path / "far" / "a" / "pairs")}

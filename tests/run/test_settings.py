@@ -14,7 +14,7 @@ import pytest
 
 from tfdpsq import run as commands
 from tfdpsq import validation
-from tfdpsq.run import finetune, pipeline
+from tfdpsq.run import finetune, grid, pipeline
 from tfdpsq.run.core import config_file, settings, workdir
 from tfdpsq.run.training import grid_points
 
@@ -171,6 +171,14 @@ def test_missing_and_unknown_settings_are_named():
 def test_axes_are_pairs_of_a_setting_and_values(axes, said):
     with pytest.raises(validation.InputError, match=said):
         grid_points.check_axes("axes", axes)
+
+
+def test_an_axis_of_a_group_of_settings_is_refused_by_its_name():
+    config = grid.default_config()
+    with config.unlocked():
+        config.axes = (("lora", ({"rank": 2}, {"rank": 4})),)
+    with pytest.raises(validation.InputError, match="sets 'lora' to .*'lora.alpha'"):
+        list(grid_points.points_of(config))
 
 
 @pytest.mark.parametrize("variants", [(), {"a/b": {}}, {"": {}}, {"a": 3}, "all"])

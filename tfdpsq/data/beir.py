@@ -33,6 +33,7 @@ from tfdpsq.data.beir_lines import (
     text_field,
     unique,
     user_of,
+    whole_corpus,
 )
 from tfdpsq.data.beir_writer import write_beir_files
 from tfdpsq.data.files import atomic_directory
@@ -303,15 +304,13 @@ class BeirDirectory:
             queries += len(some)
             for table in tables.values():
                 table.add_queries((name, "") for name, _ in some)
-        corpus = unique(self._corpus, self.documents())
+        corpus = whole_corpus(self._corpus, self.documents())
         while chunk := list(itertools.islice(corpus, _CHUNK)):
             documents += len(chunk)
             empty += sum(not document.content for document in chunk)
             for table in tables.values():
                 names = (Document(document.id, "", "") for document in chunk)
                 table.add_documents(names, self._refuse_repeated)
-        if not documents:
-            raise DataError(self._corpus, "holds no document", "Add at least one line")
         return Counts(
             documents=documents,
             queries=queries,
@@ -368,6 +367,8 @@ class BeirDirectory:
           DataError: the split is missing, a line malformed or repeated.
         """
         path = self._qrels_file(split)
+        if path.is_dir():
+            raise DataError(path, "is a directory", "Put a file with this name there")
         if not path.is_file():
             raise DataError(
                 path, "missing", f"The splits here are: {', '.join(self.splits())}"

@@ -15,7 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdpsq.data import any_files
-from tfdpsq.data.beir_lines import document_of, raw_lines, read_records
+from tfdpsq.data.beir_lines import (
+    document_of,
+    raw_lines,
+    read_records,
+    whole_corpus,
+)
 from tfdpsq.data.texts import Document, documents_fingerprint
 from tfdpsq.validation import DataError, InputError
 
@@ -94,13 +99,13 @@ def plan_corpus(file: str, bounds: Callable[[int], Sequence[int]]) -> CorpusPlan
         0 first, then not falling, and n behind the last part.
 
     Raises:
-      DataError: a malformed line.
+      DataError: a malformed line, an id that occurs twice, or no document.
       InputError: the corpus changed meanwhile.
     """
     size = any_files.size(file)
     count = _count(file)
     cutter = _Cutter(file, list(bounds(count)))
-    fingerprint = documents_fingerprint(cutter.documents())
+    fingerprint = documents_fingerprint(whole_corpus(file, cutter.documents()))
     if cutter.number != count or any_files.size(file) != size:
         raise InputError(
             f"{file}: held {count} documents, then {cutter.number}: it was changed "

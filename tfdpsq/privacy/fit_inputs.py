@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
@@ -50,6 +51,12 @@ class _PerRow(keras.losses.Loss):
         self._function = function
 
     def call(self, y_true, y_pred):
+        if tf.nest.is_nested(y_pred):
+            raise validation.InputError(
+                f"the model has {len(tf.nest.flatten(y_pred))} outputs, and the loss "
+                "is of one. Give a model that returns one tensor, or put the loss of "
+                "all into the model."
+            )
         y_pred = tf.convert_to_tensor(y_pred)
         y_true = tf.convert_to_tensor(y_true)
         # One number per row is one column: [B] against [B, 1] would broadcast to
@@ -95,6 +102,49 @@ def checked_directory(
     if directory is None:
         return None
     return validation.local_path("directory", directory)
+
+
+def require_options(options: Mapping[str, Any]) -> None:
+    """Refuses options of Keras's `compile` that `fit` could not keep to.
+
+    Raises:
+      InputError: names the option.
+    """
+    if options.get("loss_weights") is not None:
+        raise validation.InputError(
+            f"loss_weights is {validation.shown(options['loss_weights'])}: fit has "
+            "one loss, that of a row. Give a loss that weighs its parts itself."
+        )
+    if options.get("run_eagerly"):
+        raise validation.InputError(
+            "run_eagerly is True: Python code of layers would see rows, and could keep "
+            "them. Leave it out; to look into a layer call the model on public rows."
+        )
+
+
+def try_model(model: keras.Model, row: Any) -> None:
+    """Calls a model on a row of zeros, so that it has all its weights.
+
+    Raises:
+      InputError: it takes no such rows.
+    """
+    if type(model).train_step is not keras.Model.train_step:
+        logging.log_first_n(
+            logging.WARNING,
+            "The train_step of %s is not called: fit takes the loss given to compile.",
+            1,
+            type(model).__name__,
+        )
+    try:
+        model(row, training=False)
+    except validation.InputError:
+        raise
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+        raise validation.InputError(  # of zeros, so the message quotes no row
+            f"{model.name} could not be called on rows of x ({type(error).__name__}: "
+            f"{validation.shown(str(error))}). Nothing was spent. Compare shapes and "
+            "types with what the model takes."
+        ) from None
 
 
 def row_loss(loss: Loss | str) -> keras.losses.Loss:

@@ -66,7 +66,8 @@ class PrivateModel(keras.Model):
         """Wraps a model.
 
         Args:
-          model: functional, sequential or subclassed.
+          model: functional, sequential or subclassed. Its own `train_step`, if it has
+            one, is not called.
           plan: made by `make_plan` for the data that `fit` will get.
           microbatch_size: rows differentiated at a time.
           strict: refuse validation data and withhold training losses, which are
@@ -129,13 +130,10 @@ class PrivateModel(keras.Model):
 
         Raises:
           InputError: another optimizer or plan, a loss that reduces over rows or that
-            Keras does not know, the policy mixed_float16, or `loss_weights`.
+            Keras does not know, the policy mixed_float16, `loss_weights`, or
+            `run_eagerly`.
         """
-        if options.get("loss_weights") is not None:
-            raise validation.InputError(
-                f"loss_weights is {validation.shown(options['loss_weights'])}: fit has "
-                "one loss, that of a row. Give a loss that weighs its parts itself."
-            )
+        fit_inputs.require_options(options)
         if not isinstance(optimizer, LogicalStep):
             raise validation.InputError(
                 f"optimizer is a {type(optimizer).__name__}, which neither clips nor "
@@ -257,7 +255,7 @@ class PrivateModel(keras.Model):
         # A subclassed model has its weights only once it has been called: on no row of
         # the data, of which it might keep something.
         empty = tf.nest.map_structure(fit_inputs.blank_row, data["x"])
-        self.model(empty, training=False)
+        fit_inputs.try_model(self.model, empty)
         if validation_data is not None:
             self._try_validation(validation_data)
         self.stop_training = False

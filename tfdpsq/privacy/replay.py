@@ -12,6 +12,15 @@ tries with other masks are two clipped sums under one noise, and their differenc
 noise at all. Neither may show more than the other. What a model draws from `tf.random`
 by itself cannot be repeated, and TensorFlow stores its seed, of 31 bits, in the graph.
 So `require_repeatable` refuses it, also where a run is never resumed.
+
+What is drawn must be each row's own. Given the draws, a row's clipped gradient would be
+a function of the row and of what it was dealt; if that is independent from row to row,
+one row more or less leaves the law of all others as it was, wherever it moves them. One
+draw for all rows of a microbatch (a crop, `Dropout(noise_shape=(1, None))`, noise on a
+weight) is not: a row that moves to the next microbatch, or is taken by itself because
+another one had no finite gradient, is dealt another, and what moves the sum is no
+longer one clip norm. `require_draws_of_rows` refuses that. Rows that are declared to
+depend on each other form one microbatch, whose sensitivity covers them all.
 """
 
 from __future__ import annotations
@@ -39,6 +48,15 @@ _DRAWN_FROM_STATE = re.compile(
     r"|(Parameterized)?TruncatedNormal|Rng(ReadAndSkip|Skip)|\w+CandidateSampler"
     r"|Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial)\w*"
 )
+# Those that draw by a key that they are given.
+_DRAWN_BY_KEY = re.compile(
+    r"Stateless(?!RandomGet|While|If|Case|PartitionedCall).*|RandomIndexShuffle"
+)
+# A scope of our own draws, whose shapes are known without looking at operations.
+_KEYED = "keyed_draw"
+# Rows of a loss that is looked into are a multiple of a prime that no model's width is
+# a multiple of, and of the four numbers that Philox gives at a time.
+_PRIME = 1_000_003
 
 
 @contextlib.contextmanager
@@ -47,6 +65,7 @@ def replayable(
     seed: tf.Tensor,
     step: tf.Tensor | int,
     microbatch: tf.Tensor | int,
+    draws: list[Draw] | None = None,
 ) -> Iterator[None]:
     """While inside, the layers' random numbers follow from the arguments.
 
@@ -56,6 +75,7 @@ def replayable(
       seed: [2] int64, secret.
       step: scalar integer, the logical step.
       microbatch: scalar integer, unique within the step, over all replicas.
+      draws: if given, what the layers draw is added to it.
     """
     count = 0
     # A key of its own for each forward pass: microbatches have too many numbers for the
@@ -65,19 +85,32 @@ def replayable(
     pass_key = noise.DrawKey(
         tf.bitcast(seed[:1], tf.uint64), tf.bitcast(counter, tf.uint64)
     )
-    words = noise.integers([2], pass_key, tf.int64)
+    with tf.name_scope(_KEYED):
+        words = noise.integers([2], pass_key, tf.int64)
 
     def key() -> tf.Tensor:
         nonlocal count
         count += 1
         return tf.stack([words[0], words[1] + count, 0])
 
-    generator = _StatelessGenerator(key)
     with contextlib.ExitStack() as stack:
         for layer in flatten(layers):
             if hasattr(layer, "_random_generator"):
+                generator = _StatelessGenerator(key, layer.name, draws)
                 stack.enter_context(replaced(layer, _random_generator=generator))
         yield
+
+
+class Draw(NamedTuple):
+    """Random numbers that a layer draws.
+
+    Attributes:
+      layer: its name, or that of an operation.
+      shape: of the numbers, as far as it is known.
+    """
+
+    layer: str
+    shape: tf.TensorShape
 
 
 class Traced(NamedTuple):
@@ -87,10 +120,13 @@ class Traced(NamedTuple):
       nodes: all operations, those of functions that are called included.
       function: the concrete function, which returns losses, and gradients where the
         loss or a layer defines its own.
+      draws: what is drawn by secret keys, but for dropout of this package's T5s, whose
+        rows come first.
     """
 
     nodes: list[Node]
     function: Any
+    draws: list[Draw]
 
 
 def traced(
@@ -127,7 +163,7 @@ def traced(
         return [value for value in flat if tf.is_tensor(value)]
 
     def losses(tensors: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
-        with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):
+        with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0, draws):
             with tf.GradientTape() as tape:
                 found = of_caller(tensors)
             if isinstance(found, Coupled):
@@ -140,6 +176,7 @@ def traced(
                 gradients = tape.gradient(values, variables)
         return tensors_of([found, gradients])
 
+    draws: list[Draw] = []
     tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
     given = {
         name: tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
@@ -148,7 +185,8 @@ def traced(
     made = tf.function(losses, autograph=False)
     with plain_errors():
         function = made.get_concrete_function(given)
-    return Traced(nodes_of(function.graph), function)
+    nodes = nodes_of(function.graph)
+    return Traced(nodes, function, [*draws, *_drawn_otherwise(nodes, function.graph)])
 
 
 def require_repeatable(nodes: Iterable[Node]) -> None:
@@ -171,6 +209,53 @@ def require_repeatable(nodes: Iterable[Node]) -> None:
         )
 
 
+def require_draws_of_rows(
+    per_example_losses: Callable[[Mapping[str, tf.Tensor]], object],
+    batch: Mapping[str, np.ndarray],
+    layers: Iterable[tf.Module],
+    together: int,
+) -> None:
+    """Refuses random numbers that several rows share; see above.
+
+    The loss is traced for a number of rows that no other size is a multiple of. Numbers
+    are the rows' own if their first dimension is.
+
+    Args:
+      per_example_losses: as for `traced`, as are the others.
+      batch: a few rows, "weights" included.
+      layers: the model, for its random layers.
+      together: rows that are clipped together.
+
+    Raises:
+      InputError: names the layer, and the shape of what it draws for a few rows.
+    """
+    rows = 4 * _PRIME * together
+    for draw in traced(per_example_losses, batch, layers, rows=rows).draws:
+        first = draw.shape[0] if draw.shape.rank else None
+        if not first or first % _PRIME:
+            raise validation.InputError(
+                f"{draw.layer} draws random numbers of which not every row of a batch "
+                f"has its own (their shape is {draw.shape}, for {rows} rows): a row "
+                "more or less would deal those of other rows anew, so clipping by row "
+                "bounds nothing. Draw numbers with the rows as first dimension, as "
+                "Dropout without noise_shape does, or prepare the rows before fit."
+            )
+
+
+def _drawn_otherwise(nodes: Iterable[Node], graph: tf.Graph) -> list[Draw]:
+    """Returns what operations draw that are not those of `_StatelessGenerator`."""
+    drawn = {
+        node.name
+        for node in nodes
+        if _DRAWN_BY_KEY.fullmatch(node.op) and _KEYED not in node.name
+    }
+    known = {
+        op.name: op.outputs[0].shape for op in graph.get_operations() if op.outputs
+    }
+    unknown = tf.TensorShape(None)  # inside of a loop, a branch or a function
+    return [Draw(name, known.get(name, unknown)) for name in sorted(drawn)]
+
+
 def draws_from_state(operation: str) -> bool:
     """Returns whether a type of operation draws numbers that follow from a state."""
     return _DRAWN_FROM_STATE.fullmatch(operation) is not None
@@ -189,37 +274,52 @@ def _defines_gradients(nodes: Iterable[Node]) -> bool:
 
 
 class _StatelessGenerator:
-    """A random generator for Keras layers that takes a new key for each draw.
+    """A random generator for a Keras layer that takes a new key for each draw.
 
     The names and arguments are those of Keras's `backend.RandomGenerator`.
     """
 
-    def __init__(self, key: Callable[[], tf.Tensor]):
+    def __init__(
+        self, key: Callable[[], tf.Tensor], layer: str, draws: list[Draw] | None
+    ):
         self._key = key
+        self._layer = layer
+        self._draws = draws
 
     def _maybe_init(self):
         """Called when a layer is first built; there is nothing to initialise."""
 
     def random_normal(self, shape, mean=0.0, stddev=1.0, dtype=None, nonce=None):
         dtype = dtype or keras.backend.floatx()
-        return mean + stddev * noise.normal(shape, self._draw_key(), dtype)
+        with tf.name_scope(_KEYED):
+            drawn = noise.normal(shape, self._draw_key(), dtype)
+        return mean + stddev * self._noted(drawn)
 
     def random_uniform(self, shape, minval=0.0, maxval=None, dtype=None, nonce=None):
         dtype = dtype or keras.backend.floatx()
         seed = self.make_seed_for_stateless_op()
-        return tf.random.stateless_uniform(shape, seed, minval, maxval, dtype)
+        with tf.name_scope(_KEYED):
+            drawn = tf.random.stateless_uniform(shape, seed, minval, maxval, dtype)
+        return self._noted(drawn)
 
     def truncated_normal(self, shape, mean=0.0, stddev=1.0, dtype=None, nonce=None):
         dtype = dtype or keras.backend.floatx()
         seed = self.make_seed_for_stateless_op()
-        return tf.random.stateless_truncated_normal(shape, seed, mean, stddev, dtype)
+        with tf.name_scope(_KEYED):
+            drawn = tf.random.stateless_truncated_normal(
+                shape, seed, mean, stddev, dtype
+            )
+        return self._noted(drawn)
 
     def dropout(self, inputs, rate, noise_shape=None):
         shape = tf.shape(inputs)
+        if noise_shape is not None and not tf.is_tensor(noise_shape):
+            sizes = enumerate(noise_shape)
+            noise_shape = [shape[i] if size is None else size for i, size in sizes]
         if noise_shape is not None:
-            given = [size if size is not None else -1 for size in noise_shape]
-            shape = tf.where(tf.equal(given, -1), shape, given)
-        bits = noise.integers(shape, self._draw_key(), tf.uint32)
+            shape = tf.convert_to_tensor(noise_shape, tf.int32)
+        with tf.name_scope(_KEYED):
+            bits = self._noted(noise.integers(shape, self._draw_key(), tf.uint32))
         kept = bits >= tf.constant(int(rate * 2**32), tf.uint32)
         return tf.where(kept, inputs / (1 - rate), tf.zeros_like(inputs))
 
@@ -229,7 +329,13 @@ class _StatelessGenerator:
 
     def make_seed_for_stateless_op(self):
         """[2] int64, of which XLA keeps 32 bits each: for layers that draw with it."""
-        return noise.integers([2], self._draw_key(), tf.int64)
+        with tf.name_scope(_KEYED):
+            return noise.integers([2], self._draw_key(), tf.int64)
+
+    def _noted(self, drawn: tf.Tensor) -> tf.Tensor:
+        if self._draws is not None:
+            self._draws.append(Draw(f"layer {self._layer!r}", drawn.shape))
+        return drawn
 
     def _draw_key(self) -> noise.DrawKey:
         key, upper, lower = tf.unstack(tf.bitcast(self._key(), tf.uint64))

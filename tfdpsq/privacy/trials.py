@@ -130,11 +130,17 @@ def try_setup(
       What the loss computes.
 
     Raises:
-      InputError: rows that change, a loss that writes a state or draws numbers that
-        cannot be repeated; what `check_independence`, `check_neighbours` and
-        `fast.check` raise; hardly a row with a finite loss; a value that the model
-        refuses.
+      InputError: functions that run eagerly, rows that change, a loss that writes a
+        state, or draws numbers that cannot be repeated or that rows share; what
+        `check_independence`, `check_neighbours` and `fast.check` raise; hardly a row
+        with a finite loss; a value that the model refuses.
     """
+    if tf.config.functions_run_eagerly():
+        raise validation.InputError(
+            "tf.config.run_functions_eagerly(True) is set: Python code of layers would "
+            "see rows, and could keep them. Set it to False; to look into a layer call "
+            "the model on public rows."
+        )
     if repeats:
         require_same_rows(batch, rows.few())
     require_own_rows(rows)
@@ -144,6 +150,8 @@ def try_setup(
     traced = replay.traced(losses, batch, layers, variables, size)
     require_nothing_kept(traced.nodes)
     replay.require_repeatable(traced.nodes)
+    if traced.draws and not coupled and not declared:
+        replay.require_draws_of_rows(losses, batch, layers, rows.together)
     # Coupled rows are differentiated without an engine, and their bound needs nothing
     # of the loss.
     if rows.count > 1 and not coupled:

@@ -180,6 +180,10 @@ class SearchModel(tf.Module):
             scores, rows = tf.math.top_k(product, k)
         else:
             scores, rows = self._layer.nearest(queries, k)
+            # It has no column for places that it could fill for no query.
+            lacking = [[0, 0], [0, k - tf.shape(scores)[1]]]
+            scores = tf.pad(scores, lacking, constant_values=np.nan)
+            rows = tf.pad(rows, lacking)
         # ScaNN marks a place that it could not fill by NaN.
         return word_search.Found(rows, scores, tf.math.is_finite(scores))
 

@@ -346,6 +346,11 @@ class DocumentIndex:
             shards = [
                 {name: shard[name] for name in _SHARD} for shard in content["shards"]
             ]
+            for shard in shards:
+                if type(shard["count"]) is not int or shard["count"] < 1:
+                    raise ValueError(f"a shard of {validation.shown(shard['count'])}")
+            if len({shard["name"] for shard in shards}) < len(shards):
+                raise ValueError("it names a shard twice")
             return {**{name: content[name] for name in _INDEX}, "shards": shards}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise validation.DataError(path, f"no index ({error})", _REMEDY) from error

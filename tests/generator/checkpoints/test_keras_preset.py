@@ -6,6 +6,7 @@ run on Keras 2. Both also loaded what is written here, with equal outputs.
 """
 
 import json
+import resource
 import shutil
 
 import h5py
@@ -22,6 +23,7 @@ from tfdpsq.data import Tokenizer, train_vocabulary
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.checkpoints import keras_preset
 from tfdpsq.layers import T5Config
+from tfdpsq.validation import InputError
 
 # The datasets of one encoder and one decoder layer of T5 1.1.
 LAYOUT = """
@@ -178,6 +180,21 @@ def preset(small, tmp_path):
     (tmp_path / "preset").mkdir()
     keras_preset.save(tmp_path / "preset", *small)
     return tmp_path / "preset"
+
+
+def test_a_full_disk_is_told_before_hdf5_finds_it(small, tmp_path):
+    """It ended the process, with tracebacks, where it closed its file."""
+    for limit in (5000, 30_000):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(InputError, match="model.weights.h5: cannot be written"):
+                keras_preset.save(tmp_path / "preset", *small)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert list(tmp_path.rglob("*.h5")) == []
+    keras_preset.save(tmp_path / "preset", *small)
+    assert keras_preset.matches(tmp_path / "preset")
 
 
 def test_the_layout_is_that_of_keras_3(preset):

@@ -66,6 +66,17 @@ def test_a_directory_of_that_name_comes_first(shipped, tmp_path, monkeypatch):
     assert locate("t5_test").resolve() == (tmp_path / "t5_test").resolve()
 
 
+def test_a_directory_that_may_not_be_looked_at_is_not_said_to_be_missing(
+    tmp_path, monkeypatch
+):
+    def refuse(path, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.stat", refuse)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        locate(str(tmp_path / "generator"))
+
+
 @pytest.mark.parametrize("name", ["t5_tests", "empty", "", "../presets/t5_test", "."])
 def test_only_names_of_models_are_names(shipped, name):
     assert presets.directory_of(name) is None

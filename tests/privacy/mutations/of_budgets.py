@@ -531,4 +531,15 @@ MUTATIONS = (
         ),
         "why": "all of the budget for weights whose words mean others",
     },
+    {
+        "name": "logs_of_one_name_replace_each_other",
+        "kind": "composition",
+        "file": "tfdpsq/run/budget.py",
+        "old": "if label in composed:",
+        "new": "if False:",
+        "tests": (
+            "tests/run/test_budget.py::test_a_log_with_units_of_two_kinds_has_no_total",
+        ),
+        "why": "a total leaves out what was released with units of another kind",
+    },
 )

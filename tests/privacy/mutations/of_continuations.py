@@ -323,4 +323,26 @@ MUTATIONS = (
         ),
         "why": "a forged parent makes room under the limit",
     },
+    {
+        "name": "a_large_delta_of_the_last_run_is_not_told",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/continuation.py",
+        "old": "found = [spec.delta_warning] if spec.delta_warning else []",
+        "new": "found: list[str] = []",
+        "tests": (
+            "tests/privacy/test_continuation.py::test_a_delta_that_is_large_for_the_log_is_warned_of",
+        ),
+        "why": "a delta above 1/(2n) is released without a word",
+    },
+    {
+        "name": "a_large_delta_of_a_choice_is_not_told",
+        "kind": "certificate",
+        "file": "tfdpsq/privacy/proof/selection.py",
+        "old": "[whole.delta_warning] if whole.delta_warning else []",
+        "new": "[]",
+        "tests": (
+            "tests/privacy/test_selection.py::test_a_delta_that_is_large_for_the_log_is_warned_of",
+        ),
+        "why": "a delta above 1/(2n) is released without a word",
+    },
 )

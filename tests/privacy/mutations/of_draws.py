@@ -209,4 +209,81 @@ MUTATIONS = (
         ),
         "why": "a traceback with the values of its frames tells the noise",
     },
+    {
+        "name": "units_taken_one_by_one_share_a_mask",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "own = (1 + tf.cast(row // together, tf.int64)) * (1 << 32)",
+        "new": "own = tf.zeros([], tf.int64)",
+        "tests": (
+            "tests/privacy/test_randomness.py::test_units_taken_one_by_one_lose_inputs_of_their_own",
+        ),
+        "why": "a row without a finite gradient gives all other rows one mask",
+    },
+    {
+        "name": "numbers_that_rows_share_are_taken",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "if traced.draws and not coupled and not declared:",
+        "new": "if False:",
+        "tests": (
+            "tests/privacy/test_randomness.py::test_numbers_that_rows_share_are_refused",
+        ),
+        "why": "a row more moves others to another microbatch and its crop",
+    },
+    {
+        "name": "one_number_for_all_rows_is_their_own",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/replay.py",
+        "old": "if not first or first % _PRIME:",
+        "new": "if not first:",
+        "tests": (
+            "tests/privacy/test_randomness.py::test_numbers_that_rows_share_are_refused",
+        ),
+        "why": "Dropout(noise_shape=(1, None)) drops the same inputs of all rows",
+    },
+    {
+        "name": "what_layers_draw_by_themselves_is_not_looked_at",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/replay.py",
+        "old": "Draw(name, known.get(name, unknown)) for name in sorted(drawn)",
+        "new": "Draw(name, unknown) for name in ()",
+        "tests": (
+            "tests/privacy/test_randomness.py::test_numbers_that_rows_share_are_refused",
+        ),
+        "why": "RandomContrast draws one factor for all rows with the seed it is given",
+    },
+    {
+        "name": "draws_inside_of_loops_are_not_looked_at",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/replay.py",
+        "old": "for name in sorted(drawn)]",
+        "new": "for name in sorted(drawn & known.keys())]",
+        "tests": (
+            "tests/privacy/test_randomness.py::test_numbers_that_rows_share_are_refused",
+        ),
+        "why": "nobody knows whether every row has numbers of its own",
+    },
+    {
+        "name": "layers_may_run_eagerly",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "if tf.config.functions_run_eagerly():",
+        "new": "if False:",
+        "tests": (
+            "tests/privacy/test_fit_inputs.py::test_functions_that_run_eagerly_see_no_row",
+        ),
+        "why": "a layer that keeps its inputs in a list keeps rows",
+    },
+    {
+        "name": "validation_may_run_eagerly",
+        "kind": "reads",
+        "file": "tfdpsq/privacy/fit_inputs.py",
+        "old": 'if options.get("run_eagerly"):',
+        "new": "if False:",
+        "tests": (
+            "tests/privacy/test_fit_inputs.py::test_what_compile_cannot_take_is_named",
+        ),
+        "why": "a layer that keeps its inputs in a list keeps validation rows",
+    },
 )

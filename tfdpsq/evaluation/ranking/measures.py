@@ -155,7 +155,8 @@ def evaluate_run(
 
     Returns:
       A `RankingResult`; a query missing from the run counts as 0 there, while
-      trec_eval itself would leave it out of the mean.
+      trec_eval itself would leave it out of the mean. So does every query of a run
+      that found nothing at all.
 
     Raises:
       InputError: unknown metric, a score that is not finite, a relevance
@@ -176,7 +177,7 @@ def evaluate_run(
         }
         if hits:
             clean[query_id] = hits
-    if not set(run) & set(qrels):
+    if run and not set(run) & set(qrels):
         raise InputError(
             f"the run ({len(run)} queries) and the qrels ({len(qrels)}) share no query "
             "id; check that both come from the same data and split."

@@ -36,11 +36,12 @@ def locate(path: str | os.PathLike) -> pathlib.Path:
 
     Raises:
       InputError: the directory does not exist, or cannot be downloaded.
+      PermissionError: it cannot be looked at.
     """
     text = any_files.without_scheme(path)
     if not any_files.is_local(text):
         return remote.local_copy(text.rstrip("/"))
-    if not os.path.exists(text):
+    if not _exists(text):
         if shipped := presets.directory_of(text):
             return shipped
         if keras_preset.is_name(text):
@@ -51,6 +52,21 @@ def locate(path: str | os.PathLike) -> pathlib.Path:
             f"name of a preset ({names})."
         )
     return pathlib.Path(text)
+
+
+def _exists(path: str) -> bool:
+    """Returns whether a path leads anywhere.
+
+    Raises:
+      PermissionError: nobody may look, which `os.path.exists` takes for "no".
+    """
+    try:
+        os.stat(path)
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def vocabulary_in(directory: str | os.PathLike) -> pathlib.Path | None:

@@ -19,6 +19,7 @@ import math
 import os
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ TOKENIZER_FILE = "tokenizer.json"
 VOCABULARY_FILE = "assets/tokenizer/vocabulary.spm"
 
 _COPY = "Copy the whole preset again"
+_RECORDS = 1 << 20  # bytes of an HDF5 file besides its numbers, at most
 _SIZES = (
     "vocabulary_size",
     "num_layers",
@@ -271,8 +273,17 @@ def _stored_name(path: Sequence[str | int], num_layers: int) -> str:
 def _write_weights(
     path: pathlib.Path, slots: Sequence[t5_slots.Slot], model: tf.keras.Model
 ) -> None:
+    size = 4 * sum(math.prod(slot.shape) for slot in slots)
     unlocked = files.atomic_file(path, locked=False)
-    with unlocked as partial, h5py.File(partial, "w") as file:
+    with unlocked as partial:
+        _require_room(partial.parent, size)
+        _write_hdf5(partial, slots, model)
+
+
+def _write_hdf5(
+    path: pathlib.Path, slots: Sequence[t5_slots.Slot], model: tf.keras.Model
+) -> None:
+    with h5py.File(path, "w") as file:
         file.create_group("vars")  # Keras asks for the model's own variables.
         for slot in slots:
             data = file.create_dataset(slot.stored, slot.shape, "float32")
@@ -280,6 +291,19 @@ def _write_weights(
             for block in weights.stored_blocks(model, slot):
                 data[start : start + len(block)] = block
                 start += len(block)
+
+
+def _require_room(directory: pathlib.Path, size: int) -> None:
+    """Raises where a disk has no room for a file, and for HDF5's own records.
+
+    HDF5 closes files wherever Python collects them, and a full disk would end the
+    process there.
+
+    Raises:
+      OSError: there is no room.
+    """
+    with tempfile.TemporaryFile(dir=directory) as file:
+        os.posix_fallocate(file.fileno(), 0, size + _RECORDS)
 
 
 def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ that multiply in TensorFloat-32 or bfloat16, too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -237,6 +238,13 @@ def check(
                     "the examples as the first dimension throughout."
                 )
     overall = float(tf.linalg.global_norm(list(whole.sizes)))
+    if not math.isfinite(overall):
+        raise validation.InputError(
+            "the rows tried have a gradient that is NaN or infinite, though their "
+            "losses are finite. Such rows would contribute nothing. Look for such "
+            "values in inputs, which an activation or a mask can hide from the loss, "
+            "in targets and in weights."
+        )
     for variable, off, size in zip(variables, whole.off, whole.sizes):
         # Some gradients are zero but for rounding, hence the share of the whole.
         allowed = float(size) + 1e-3 * overall

@@ -34,6 +34,7 @@ from tfdpsq.data import (
     read_synthetic,
     tables,
 )
+from tfdpsq.data.beir_lines import whole_corpus
 from tfdpsq.data.pair_table import PairTable
 from tfdpsq.data.records import BEIR, PART_FILE, SCHEMA
 from tfdpsq.data.texts import Document, Pair, documents_fingerprint
@@ -205,7 +206,8 @@ def _is_set(folder: pathlib.Path) -> bool:
 
 def corpus_fingerprint(path: str) -> str:
     """Returns the SHA-256 of a corpus's documents; no query enters."""
-    return documents_fingerprint(open_beir(path).documents())
+    beir = open_beir(path)
+    return documents_fingerprint(whole_corpus(beir.corpus_file, beir.documents()))
 
 
 def source_fingerprint(path: str, private_directory: pathlib.Path) -> str:

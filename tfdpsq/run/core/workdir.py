@@ -306,7 +306,8 @@ def finished_stage(
             return found
         raise validation.InputError(
             f"{directory} is finished, but was made with another config or "
-            f"from other inputs ({'; '.join(changed)}).{other_version(found)} Use "
+            f"from other inputs ({'; '.join(changed) or f'{STAGE_FILE} was edited'})."
+            f"{other_version(found)} Use "
             "another directory, or move this one away to make it again."
         )
     return found

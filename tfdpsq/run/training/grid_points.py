@@ -92,6 +92,9 @@ def _set(config: ml_collections.ConfigDict, field: str, value: Any, stage: str) 
             node = node[part]
         if last not in node:  # a ConfigDict that is not locked would add it
             raise KeyError(f"there is no {field!r}")
+        if isinstance(node[last], ml_collections.ConfigDict):
+            one = next(iter(node[last]))
+            raise KeyError(f"set one value of it, such as '{field}.{one}'")
         node[last] = value
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise validation.InputError(
