@@ -60,6 +60,23 @@ def _measured(start, **changes):
     return evaluation.read_trec_run(start / "private" / "out" / "runs" / "one.trec")
 
 
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        ([0, 1, 0], r"corpus.jsonl:3: .*'d0'"),
+        ([], "corpus.jsonl: holds no document"),
+    ],
+)
+def test_a_corpus_that_repeats_or_lacks_documents_is_named(tmp_path, lines, message):
+    _tiny.write_pairs(tmp_path / "pairs")
+    file = tmp_path / "pairs" / "corpus.jsonl"
+    held = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(held[line] for line in lines))
+    with pytest.raises(DataError, match=message):
+        config = _config(tmp_path, generator="t5_tiny_pydocs")
+        rerank.run(config, tmp_path / "out")
+
+
 def test_an_exported_search_ranks_as_evaluate_measured(tmp_path):
     _tiny.write_start(tmp_path)
     own = {"depth": 3, "weight": 0.6}
