@@ -229,7 +229,7 @@ def other_fields(record: dict) -> dict:
     }
 
 
-def duplicate(path: Path, key: str, line: int) -> DataError:
+def duplicate(path: str | os.PathLike, key: str, line: int) -> DataError:
     """Returns the error for an id that occurs twice."""
     return DataError(
         path,
@@ -240,10 +240,10 @@ def duplicate(path: Path, key: str, line: int) -> DataError:
 
 
 def unique(
-    path: Path,
+    path: str | os.PathLike,
     items: Iterator[_Item],
     key: Callable[[Any], str] = lambda document: document.id,
-    refuse: Callable[[Path, set[str]], None] | None = None,
+    refuse: Callable[[str | os.PathLike, set[str]], None] | None = None,
 ) -> Iterator[_Item]:
     """Passes items on, and raises where an id comes twice; 8 bytes an item.
 
@@ -279,7 +279,9 @@ def unique(
         yield item
 
 
-def whole_corpus(path: Path, documents: Iterator[Document]) -> Iterator[Document]:
+def whole_corpus(
+    path: str | os.PathLike, documents: Iterator[Document]
+) -> Iterator[Document]:
     """Passes all documents of a corpus on; 8 bytes each.
 
     Raises:
@@ -293,7 +295,7 @@ def whole_corpus(path: Path, documents: Iterator[Document]) -> Iterator[Document
         raise DataError(path, "holds no document", "Add at least one line")
 
 
-def refuse_repeated(path: Path, suspects: set[str]) -> None:
+def refuse_repeated(path: str | os.PathLike, suspects: set[str]) -> None:
     """Raises if one of these ids occurs twice in a JSON-lines file.
 
     Args:
@@ -321,7 +323,7 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
     yield from unique(path, _parsed(path), _key, refuse_repeated_judgement)
 
 
-def refuse_repeated_judgement(path: Path, suspects: set[str]) -> None:
+def refuse_repeated_judgement(path: str | os.PathLike, suspects: set[str]) -> None:
     """Raises if one of these pairs (see `_key`) occurs twice in a qrels file."""
     seen: set[str] = set()
     for row in _parsed(path) if suspects else ():
@@ -341,7 +343,7 @@ def _key(row: Judgement) -> str:
     return f"{row.query_id}\t{row.document_id}"
 
 
-def _parsed(path: Path) -> Iterator[Judgement]:
+def _parsed(path: str | os.PathLike) -> Iterator[Judgement]:
     lines = read_lines(path)
     first = next(lines, (1, ""))[1]
     if first.split("\t") != _HEADER:
