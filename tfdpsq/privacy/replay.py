@@ -54,9 +54,8 @@ _DRAWN_BY_KEY = re.compile(
 )
 # A scope of our own draws, whose shapes are known without looking at operations.
 _KEYED = "keyed_draw"
-# Rows of a loss that is looked into are a multiple of a prime that no model's width is
-# a multiple of, and of the four numbers that Philox gives at a time.
-_PRIME = 1_000_003
+# Rows of a loss that is looked into are a multiple of it, and no model's width is.
+_PRIME = 1009
 
 
 @contextlib.contextmanager
@@ -217,8 +216,8 @@ def require_draws_of_rows(
 ) -> None:
     """Refuses random numbers that several rows share; see above.
 
-    The loss is traced for a number of rows that no other size is a multiple of. Numbers
-    are the rows' own if their first dimension is.
+    The loss is traced for a number of rows that no width of a model is a multiple of.
+    Numbers are the rows' own if their first dimension is.
 
     Args:
       per_example_losses: as for `traced`, as are the others.
@@ -229,7 +228,7 @@ def require_draws_of_rows(
     Raises:
       InputError: names the layer, and the shape of what it draws for a few rows.
     """
-    rows = 4 * _PRIME * together
+    rows = _PRIME * together
     for draw in traced(per_example_losses, batch, layers, rows=rows).draws:
         first = draw.shape[0] if draw.shape.rank else None
         if not first or first % _PRIME:
