@@ -176,6 +176,18 @@ class _OneForAll(tf.keras.layers.Layer):
         return inputs * factor()
 
 
+class _Drawing(tf.keras.layers.Layer):
+    """Multiplies its input by what is made of random numbers and their rows."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+        self._random_generator = _generator()
+
+    def call(self, inputs):
+        return inputs * self.make(self._random_generator, tf.shape(inputs)[0])
+
+
 @pytest.mark.parametrize("engine", ["fast", "dpkeras"])
 @pytest.mark.parametrize(
     "layer, named",
@@ -185,13 +197,63 @@ class _OneForAll(tf.keras.layers.Layer):
         (_NoisyWeights(), r"\(5, 5\)"),
         (_OneForAll(), r"\(1, 1\)"),
         (_OneForAll(looped=True), "<unknown>"),
+        # Half of the rows have the numbers of the other half.
+        (
+            _Drawing(
+                lambda g, n: tf.tile(g.random_normal([n // 2 + 1, 1]), [2, 1])[:n]
+            ),
+            r"\(505, 1\)",
+        ),
+        (
+            _Drawing(lambda g, n: tf.transpose(g.random_uniform([1, n]))),
+            r"shape \(1, 1009\)",
+        ),
     ],
 )
 def test_numbers_that_rows_share_are_refused(layer, named, engine):
     """A row more moves others to the next microbatch, and to its numbers."""
     with pytest.raises(InputError, match=named) as refused:
         wide_run(squared, [layer], engine)
-    assert "not every row of a batch has its own" in str(refused.value)
+    assert "not every row can be seen to have its own" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda g, n: tf.reduce_mean(g.random_uniform([n, 1])),
+        lambda g, n: g.random_normal([n, 1])[:1],
+        lambda g, n: tf.sort(g.truncated_normal([n, 1]), axis=0),
+        lambda g, n: tf.roll(g.dropout(tf.ones([n, 1]), 0.5), 1, axis=0),
+    ],
+)
+def test_numbers_of_a_row_that_others_use_are_refused(made):
+    with pytest.raises(InputError, match="is dealt move the loss of another"):
+        wide_run(squared, [_Drawing(made)], "dpkeras")
+
+
+def test_numbers_that_every_row_uses_alone_are_taken():
+    def made(generator, rows):
+        drawn = tf.reshape(generator.random_uniform([3 * rows, 1]), [rows, 3, 1])
+        return tf.reduce_mean(drawn, axis=1) + generator.random_normal([rows, 1])
+
+    wide_run(squared, [_Drawing(made), tf.keras.layers.Dropout(0.2)], "dpkeras")
+
+
+class _OfPairs(tf.keras.layers.Layer):
+    """Drops the same inputs of every two rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = tf.keras.layers.SpatialDropout1D(0.5)
+
+    def call(self, inputs):
+        pairs = self.dropout(tf.reshape(inputs, [-1, 2, 5]), training=True)
+        return tf.reshape(pairs, [-1, 5])
+
+
+def test_a_loss_for_even_numbers_of_rows_alone_is_refused():
+    with pytest.raises(InputError, match="could not be traced for 1009 rows"):
+        wide_run(squared, [_OfPairs()], "dpkeras")
 
 
 _LAYERS = tf.keras.layers
@@ -219,7 +281,7 @@ def test_layers_of_keras_that_draw_for_each_row_are_taken(layers, shared):
 
     assert traced(losses, batch, [model]).draws
     if shared:
-        with pytest.raises(InputError, match="not every row"):
+        with pytest.raises(InputError, match="not every row can"):
             require_draws_of_rows(losses, batch, [model], 1)
     else:
         require_draws_of_rows(losses, batch, [model], 1)

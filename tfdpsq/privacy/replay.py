@@ -26,6 +26,7 @@ depend on each other form one microbatch, whose sensitivity covers them all.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ _DRAWN_FROM_STATE = re.compile(
     r"Random(?!Shuffle(Queue|Dataset)|.*Grad$).*|NonDeterministicInts|Multinomial"
     r"|(Parameterized)?TruncatedNormal|Rng(ReadAndSkip|Skip)|\w+CandidateSampler"
     r"|Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial)\w*"
+    r"|SampleDistortedBoundingBox\w*|Fractional(Max|Avg)Pool"
 )
 # Those that draw by a key that they are given.
 _DRAWN_BY_KEY = re.compile(
@@ -54,8 +56,10 @@ _DRAWN_BY_KEY = re.compile(
 )
 # A scope of our own draws, whose shapes are known without looking at operations.
 _KEYED = "keyed_draw"
-# Rows of a loss that is looked into are a multiple of it, and no model's width is.
-_PRIME = 1009
+# Units of a loss that is looked into: enough for a thousand rows or more, of which no
+# width of a model is a multiple.
+_PRIMES = (3, 5, 11, 31, 101, 331, 1009)
+_LOOKED_INTO = 1000
 
 
 @contextlib.contextmanager
@@ -65,6 +69,7 @@ def replayable(
     step: tf.Tensor | int,
     microbatch: tf.Tensor | int,
     draws: list[Draw] | None = None,
+    redrawn: Redrawn | None = None,
 ) -> Iterator[None]:
     """While inside, the layers' random numbers follow from the arguments.
 
@@ -75,6 +80,7 @@ def replayable(
       step: scalar integer, the logical step.
       microbatch: scalar integer, unique within the step, over all replicas.
       draws: if given, what the layers draw is added to it.
+      redrawn: if given, whose numbers are others than without it.
     """
     count = 0
     # A key of its own for each forward pass: microbatches have too many numbers for the
@@ -95,7 +101,7 @@ def replayable(
     with contextlib.ExitStack() as stack:
         for layer in flatten(layers):
             if hasattr(layer, "_random_generator"):
-                generator = _StatelessGenerator(key, layer.name, draws)
+                generator = _StatelessGenerator(key, layer.name, draws, redrawn)
                 stack.enter_context(replaced(layer, _random_generator=generator))
         yield
 
@@ -110,6 +116,18 @@ class Draw(NamedTuple):
 
     layer: str
     shape: tf.TensorShape
+
+
+class Redrawn(NamedTuple):
+    """One unit whose random numbers are drawn anew, while all others keep theirs.
+
+    Attributes:
+      unit: scalar int32, its number; -1 for none.
+      units: of the batch.
+    """
+
+    unit: tf.Tensor
+    units: int
 
 
 class Traced(NamedTuple):
@@ -214,10 +232,11 @@ def require_draws_of_rows(
     layers: Iterable[tf.Module],
     together: int,
 ) -> None:
-    """Refuses random numbers that several rows share; see above.
+    """Refuses random numbers of which not every row has its own; see above.
 
     The loss is traced for a number of rows that no width of a model is a multiple of.
-    Numbers are the rows' own if their first dimension is.
+    Numbers can be the rows' own if their first dimension is; whether they are used so
+    `require_own_draws` tries.
 
     Args:
       per_example_losses: as for `traced`, as are the others.
@@ -226,18 +245,78 @@ def require_draws_of_rows(
       together: rows that are clipped together.
 
     Raises:
-      InputError: names the layer, and the shape of what it draws for a few rows.
+      InputError: names the layer, and the shape of what it draws; or the loss cannot be
+        traced for that many rows.
     """
-    rows = _PRIME * together
-    for draw in traced(per_example_losses, batch, layers, rows=rows).draws:
+    rows = together * next(p for p in _PRIMES if p * together >= _LOOKED_INTO)
+    try:
+        draws = traced(per_example_losses, batch, layers, rows=rows).draws
+    except validation.InputError:
+        raise
+    except (ValueError, TypeError, OverflowError, tf.errors.OpError) as error:
+        raise validation.InputError(
+            f"the loss could not be traced for {rows} rows ({type(error).__name__}), "
+            "so it cannot be seen whether rows share random numbers. Let it take any "
+            "number of rows, or train without random layers."
+        ) from None
+    for draw in draws:
         first = draw.shape[0] if draw.shape.rank else None
-        if not first or first % _PRIME:
+        if not first or first % rows:
             raise validation.InputError(
-                f"{draw.layer} draws random numbers of which not every row of a batch "
-                f"has its own (their shape is {draw.shape}, for {rows} rows): a row "
-                "more or less would deal those of other rows anew, so clipping by row "
-                "bounds nothing. Draw numbers with the rows as first dimension, as "
-                "Dropout without noise_shape does, or prepare the rows before fit."
+                f"{draw.layer} draws random numbers of shape {draw.shape} for {rows} "
+                "rows, of which not every row can be seen to have its own: a row more "
+                "or less would deal those of other rows anew, so clipping by row "
+                "bounds nothing. Draw them with the rows as first dimension, and of a "
+                "known shape (tf.ensure_shape), as Dropout without noise_shape does, "
+                "or prepare the rows before fit."
+            )
+
+
+def require_own_draws(
+    per_example_losses: Callable[[Mapping[str, tf.Tensor]], object],
+    batch: Mapping[str, np.ndarray],
+    layers: Iterable[tf.Module],
+    together: int,
+    tolerance: float,
+) -> None:
+    """Refuses random numbers of a row that another row's loss depends on.
+
+    Numbers of the first unit, and of the last, are drawn anew, while all others stay as
+    they are. What a layer draws by itself, with a seed that it asked for, is not.
+
+    Args:
+      per_example_losses: returns a loss for each row.
+      batch: a few rows whose losses are finite, "weights" included.
+      layers: the model.
+      together: rows that are clipped together.
+      tolerance: by which losses may differ.
+
+    Raises:
+      InputError: another unit's loss moved.
+    """
+    rows = len(batch["weights"])
+    units = rows // together
+    of_caller = tf.__internal__.autograph.tf_convert(
+        per_example_losses, tf.__internal__.autograph.control_status_ctx()
+    )
+
+    @functools.partial(tf.function, autograph=False)
+    def losses(tensors: Mapping[str, tf.Tensor], unit: tf.Tensor) -> Any:
+        key = tf.constant([1, 2], tf.int64)
+        with replayable(layers, key, 0, 0, redrawn=Redrawn(unit, units)):
+            return of_caller(tensors)
+
+    tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
+    before = np.asarray(losses(tensors, tf.constant(-1)), np.float64)
+    allowed = tolerance * np.maximum(np.abs(before), 1e-3)
+    for unit in sorted({0, units - 1}):
+        now = np.asarray(losses(tensors, tf.constant(unit)), np.float64)
+        others = np.arange(rows) // together != unit
+        if not np.all((np.abs(now - before) <= allowed)[others]):
+            raise validation.InputError(
+                "the random numbers that one row is dealt move the loss of another, as "
+                "where a layer averages, sorts or shuffles them over the batch, so "
+                "clipping by row bounds nothing. Let every row use its own alone."
             )
 
 
@@ -279,36 +358,44 @@ class _StatelessGenerator:
     """
 
     def __init__(
-        self, key: Callable[[], tf.Tensor], layer: str, draws: list[Draw] | None
+        self,
+        key: Callable[[], tf.Tensor],
+        layer: str,
+        draws: list[Draw] | None,
+        redrawn: Redrawn | None,
     ):
         self._key = key
         self._layer = layer
         self._draws = draws
+        self._redrawn = redrawn
 
     def _maybe_init(self):
         """Called when a layer is first built; there is nothing to initialise."""
 
     def random_normal(self, shape, mean=0.0, stddev=1.0, dtype=None, nonce=None):
         dtype = dtype or keras.backend.floatx()
-        with tf.name_scope(_KEYED):
-            drawn = noise.normal(shape, self._draw_key(), dtype)
-        return mean + stddev * self._noted(drawn)
+        drawn = self._drawn(lambda: noise.normal(shape, self._draw_key(), dtype))
+        return mean + stddev * drawn
 
     def random_uniform(self, shape, minval=0.0, maxval=None, dtype=None, nonce=None):
         dtype = dtype or keras.backend.floatx()
-        seed = self.make_seed_for_stateless_op()
-        with tf.name_scope(_KEYED):
-            drawn = tf.random.stateless_uniform(shape, seed, minval, maxval, dtype)
-        return self._noted(drawn)
+
+        def draw() -> tf.Tensor:
+            seed = self.make_seed_for_stateless_op()
+            return tf.random.stateless_uniform(shape, seed, minval, maxval, dtype)
+
+        return self._drawn(draw)
 
     def truncated_normal(self, shape, mean=0.0, stddev=1.0, dtype=None, nonce=None):
         dtype = dtype or keras.backend.floatx()
-        seed = self.make_seed_for_stateless_op()
-        with tf.name_scope(_KEYED):
-            drawn = tf.random.stateless_truncated_normal(
+
+        def draw() -> tf.Tensor:
+            seed = self.make_seed_for_stateless_op()
+            return tf.random.stateless_truncated_normal(
                 shape, seed, mean, stddev, dtype
             )
-        return self._noted(drawn)
+
+        return self._drawn(draw)
 
     def dropout(self, inputs, rate, noise_shape=None):
         shape = tf.shape(inputs)
@@ -317,8 +404,7 @@ class _StatelessGenerator:
             noise_shape = [shape[i] if size is None else size for i, size in sizes]
         if noise_shape is not None:
             shape = tf.convert_to_tensor(noise_shape, tf.int32)
-        with tf.name_scope(_KEYED):
-            bits = self._noted(noise.integers(shape, self._draw_key(), tf.uint32))
+        bits = self._drawn(lambda: noise.integers(shape, self._draw_key(), tf.uint32))
         kept = bits >= tf.constant(int(rate * 2**32), tf.uint32)
         return tf.where(kept, inputs / (1 - rate), tf.zeros_like(inputs))
 
@@ -331,10 +417,20 @@ class _StatelessGenerator:
         with tf.name_scope(_KEYED):
             return noise.integers([2], self._draw_key(), tf.int64)
 
-    def _noted(self, drawn: tf.Tensor) -> tf.Tensor:
-        if self._draws is not None:
-            self._draws.append(Draw(f"layer {self._layer!r}", drawn.shape))
-        return drawn
+    def _drawn(self, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+        with tf.name_scope(_KEYED):
+            drawn = draw()
+            if self._draws is not None:
+                self._draws.append(Draw(f"layer {self._layer!r}", drawn.shape))
+            if self._redrawn is None:
+                return drawn
+            # Of every unit as many numbers, one unit after the other.
+            size = drawn.shape[0]
+            owners = tf.range(size) // (size // self._redrawn.units)
+            anew = tf.reshape(
+                owners == self._redrawn.unit, [-1] + [1] * (drawn.shape.rank - 1)
+            )
+            return tf.where(anew, draw(), drawn)
 
     def _draw_key(self) -> noise.DrawKey:
         key, upper, lower = tf.unstack(tf.bitcast(self._key(), tf.uint64))

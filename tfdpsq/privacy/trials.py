@@ -155,7 +155,7 @@ def try_setup(
     # Coupled rows are differentiated without an engine, and their bound needs nothing
     # of the loss.
     if rows.count > 1 and not coupled:
-        _try_rows(setup, rows, batch, declared)
+        _try_rows(setup, rows, batch, declared, bool(traced.draws))
     return traced
 
 
@@ -164,13 +164,25 @@ def try_setup(
     "Nothing was spent. Check all rows.",
 )
 def _try_rows(
-    setup: Setup, rows: Rows, batch: dict[str, np.ndarray], declared: bool
+    setup: Setup,
+    rows: Rows,
+    batch: dict[str, np.ndarray],
+    declared: bool,
+    draws: bool,
 ) -> None:
     """Tries whether rows are clipped one by one, as the noise presumes."""
     run = run_of(setup.per_example_losses, setup.layers)
     tried = _finite_rows(run, batch, rows)
     if not declared:
         check_independence(run, tried, setup.layers, rows.together)
+    if draws and not declared:
+        replay.require_own_draws(
+            setup.per_example_losses,
+            tried,
+            setup.layers,
+            rows.together,
+            0.05 if computes_in_16_bits(setup.layers) else 1e-4,
+        )
     _try_rules(setup, tried, rows.together)
     _leave_rows_out(setup, rows, declared)
 

@@ -235,7 +235,7 @@ MUTATIONS = (
         "name": "one_number_for_all_rows_is_their_own",
         "kind": "noise",
         "file": "tfdpsq/privacy/replay.py",
-        "old": "if not first or first % _PRIME:",
+        "old": "if not first or first % rows:",
         "new": "if not first:",
         "tests": (
             "tests/privacy/test_randomness.py::test_numbers_that_rows_share_are_refused",
@@ -285,5 +285,29 @@ MUTATIONS = (
             "tests/privacy/test_fit_inputs.py::test_what_compile_cannot_take_is_named",
         ),
         "why": "a layer that keeps its inputs in a list keeps validation rows",
+    },
+    {
+        "name": "half_of_the_rows_have_the_numbers_of_the_others",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/replay.py",
+        "old": "if not first or first % rows:",
+        "new": "if not first or first < rows // 2:",
+        "tests": (
+            "tests/privacy/test_randomness.py::"
+            "test_numbers_that_rows_share_are_refused",
+        ),
+        "why": "a row more changes which rows have the same numbers",
+    },
+    {
+        "name": "numbers_may_be_mixed_over_the_batch",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "    if draws and not declared:\n",
+        "new": "    if False:\n",
+        "tests": (
+            "tests/privacy/test_randomness.py::"
+            "test_numbers_of_a_row_that_others_use_are_refused",
+        ),
+        "why": "the mean of all rows' numbers is one that they share",
     },
 )

@@ -75,11 +75,11 @@ def flatten(layers: Iterable[tf.Module]) -> list[keras.layers.Layer]:
         require_own("layers", root)
         try:
             modules = (root, *root.submodules)
-        except ValueError as error:  # Keras's recurrent cells with recurrent_dropout
+        except ValueError as error:  # Keras's recurrent cells that drop
             raise validation.InputError(
                 f"the parts of {root.name!r} cannot be listed: {error}. Recurrent "
-                "layers with recurrent_dropout keep their masks in such a way: set it "
-                "to 0, and use a Dropout layer."
+                "layers with recurrent_dropout keep their masks in such a way, cells "
+                "with dropout, too: set both to 0, and use a Dropout layer."
             ) from error
         for module in modules:
             if isinstance(module, keras.layers.Layer):
