@@ -556,7 +556,7 @@ def _in_a_gradient_written_by_hand(tensors, scale):
 def test_what_only_the_gradient_draws_is_found(losses):
     scale = tf.Variable(1.0)
     given = (lambda tensors: losses(tensors, scale), _FOUR, [], [scale])
-    nodes, _ = replay.traced(*given)
+    nodes = replay.traced(*given).nodes
     with pytest.raises(ValueError, match="cannot repeat"):
         replay.require_repeatable(nodes)
 

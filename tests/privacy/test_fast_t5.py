@@ -397,7 +397,7 @@ def test_nothing_in_a_generator_draws_what_cannot_be_repeated():
 
     def require(layers):
         given = (losses, batch, layers, model.trainable_variables)
-        nodes, _ = randomness.traced(*given)
+        nodes = randomness.traced(*given).nodes
         randomness.require_repeatable(nodes)
         return nodes
 

@@ -265,7 +265,7 @@ def test_whatever_writes_is_found_before_it_does(how):
     layer = _Keeps(how)
     model = dense(layer)
     before = layer.table.export()[0].shape, [v.numpy() for v in layer.box.variables]
-    nodes, _ = replay.traced(squared(model), batch_of_rows(), [model])
+    nodes = replay.traced(squared(model), batch_of_rows(), [model]).nodes
     with pytest.raises(ValueError, match="changes a state .*unclipped"):
         require_nothing_kept(nodes)
     assert before[0] == layer.table.export()[0].shape
