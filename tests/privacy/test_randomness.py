@@ -6,9 +6,16 @@ import scipy.stats
 import tensorflow as tf
 from dense_runs import squared, wide_plan, wide_run
 
+from tfdpsq.generator import T5QueryGenerator
+from tfdpsq.layers import T5Config
 from tfdpsq.privacy import make_optimizer
 from tfdpsq.privacy.randomness import noise
-from tfdpsq.privacy.replay import replayable, require_draws_of_rows, traced
+from tfdpsq.privacy.replay import (
+    replayable,
+    require_draws_of_rows,
+    require_own_draws,
+    traced,
+)
 from tfdpsq.privacy.step import make_microbatch_sum
 from tfdpsq.validation import InputError
 
@@ -237,6 +244,26 @@ def test_numbers_that_every_row_uses_alone_are_taken():
         return tf.reduce_mean(drawn, axis=1) + generator.random_normal([rows, 1])
 
     wide_run(squared, [_Drawing(made), tf.keras.layers.Dropout(0.2)], "dpkeras")
+
+
+@pytest.mark.parametrize("rematerialize", [False, True])
+def test_dropout_of_a_t5_is_each_rows_own(rematerialize):
+    """Whatever the sizes: drawn flat, in fours, where layers run twice."""
+    config = T5Config(30, 1, 1, 7, 9, 5, "1.1", dropout=0.3)
+    model = T5QueryGenerator(config, "float32", rematerialize)
+    batch = {
+        "document_ids": np.ones([4, 9], np.int32),
+        "document_lengths": np.full(4, 9, np.int32),
+        "query_ids": np.ones([4, 5], np.int32),
+        "query_lengths": np.full(4, 5, np.int32),
+        "weights": np.ones(4, np.float32),
+    }
+
+    def losses(found):
+        return model.per_example_losses(found, training=True)
+
+    require_draws_of_rows(losses, batch, [model], 1)
+    require_own_draws(losses, batch, [model], 1, 1e-4)
 
 
 class _OfPairs(tf.keras.layers.Layer):

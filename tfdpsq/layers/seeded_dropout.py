@@ -116,7 +116,8 @@ def dropped(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
     known = x.shape.is_fully_defined()
     shape = x.shape if known else tf.shape(x)
     size = math.prod(x.shape) if known else tf.size(x, tf.int64)
-    bits = tf.reshape(_bits(size, seed), shape)
+    with tf.name_scope("tfdpsq_keyed_draw"):  # by which `privacy.replay` knows it
+        bits = tf.reshape(_bits(size, seed), shape)
     # Integers, whose draws are the same compiled or not.
     kept = bits >= tf.constant(int(rate * 2**32), tf.uint32)
     return tf.where(kept, x / (1 - rate), tf.zeros_like(x))

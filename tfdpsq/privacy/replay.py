@@ -54,8 +54,9 @@ _DRAWN_FROM_STATE = re.compile(
 _DRAWN_BY_KEY = re.compile(
     r"Stateless(?!RandomGet|While|If|Case|PartitionedCall).*|RandomIndexShuffle"
 )
-# A scope of our own draws, whose shapes are known without looking at operations.
-_KEYED = "keyed_draw"
+# A scope of draws whose shapes are known without looking at operations: those here, and
+# dropout of this package's T5s (`layers.seeded_dropout`), whose rows come first.
+_KEYED = "tfdpsq_keyed_draw"
 # Units of a loss that is looked into: enough for a thousand rows or more, of which no
 # width of a model is a multiple.
 _PRIMES = (3, 5, 11, 31, 101, 331, 1009)
