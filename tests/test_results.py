@@ -180,7 +180,7 @@ def test_curves_of_strict_jobs_show_what_there_is(work, points):
     job = results.open_job(work)
     assert job.curves.loss.isna().all()
     if points == "neither":
-        with pytest.raises(results.InputError, match="neither a loss nor an epsilon"):
+        with pytest.raises(results.InputError, match="logged neither a loss"):
             job.plot_curves()
         return
     (axis,) = job.plot_curves().axes

@@ -43,10 +43,10 @@ _BASELINE, _RERANKED = "public_only", "reranked_"
 _RUN_COLUMNS = ("query", "_", "document", "rank", "score", "tag")
 # What reading raises where a file is damaged, or not as a stage writes it.
 _BAD_FILE = (OSError, EOFError, zlib.error, ValueError, OverflowError)
-# Columns of `Job.curves` that are drawn: label and title.
+# Columns of `Job.curves` that are drawn.
 _CURVES = {
-    "loss": ("loss (nats)", "Training loss (private)"),
-    "epsilon": ("ε", "ε spent"),
+    "loss": {"ylabel": "loss (nats)", "title": "Training loss (private)"},
+    "epsilon": {"ylabel": "ε", "title": "ε spent", "ylim": (0, None)},
 }
 _EXACT: Any = {"parse_int": validation.parse_integer}
 _BAD_ENTRY = (AttributeError, LookupError, TypeError)
@@ -320,11 +320,9 @@ class Job:
                         for name in {"epsilon", "loss"} & point.keys():
                             point[name] = float(point[name])
                         point["step"] = int(point["step"])
-                    found.append({"run": path.parent.name, **point})
-        curves = pd.DataFrame(found, columns=None if found else ["run", "step"])
-        if "loss" not in curves:  # of jobs in strict mode, which measure none
-            curves["loss"] = np.nan
-        return curves
+                    # Jobs in strict mode measure no loss.
+                    found.append({"run": path.parent.name, "loss": np.nan, **point})
+        return pd.DataFrame(found, columns=None if found else ["run", "step", "loss"])
 
     @functools.cached_property
     def canaries(self) -> pd.DataFrame:
@@ -386,35 +384,19 @@ class Job:
                 f"there is no log of {', '.join(unknown) or 'any run'} in "
                 f"{self.directory}; strict mode keeps none."
             )
-        drawn = {name: curves[curves.run == name] for name in names}
-        panels = {}
-        for column in _CURVES:
-            panels[column] = {
-                name: own
-                for name, own in drawn.items()
-                if column in own and np.isfinite(own[column]).any()
-            }
-        panels = {column: found for column, found in panels.items() if found}
-        if not panels:
+        drawn = curves[curves.run.isin(names)]
+        shown = [c for c in _CURVES if c in drawn and np.isfinite(drawn[c]).any()]
+        if not shown:
             raise InputError(
-                f"the logs of {', '.join(names)} in {self.directory} hold neither a "
-                "loss nor an epsilon, as of runs without privacy in strict mode."
+                f"{', '.join(names)} logged neither a loss nor an epsilon."
             )
-        figure, axes = plt.subplots(
-            1,
-            len(panels),
-            figsize=(5 * len(panels), 3.4),
-            layout="constrained",
-            squeeze=False,
-        )
-        for axis, (column, found) in zip(axes[0], panels.items()):
-            for name, own in found.items():
+        size = {"figsize": (5 * len(shown), 3.4), "layout": "constrained"}
+        figure, axes = plt.subplots(1, len(shown), squeeze=False, **size)
+        for axis, column in zip(axes[0], shown):
+            for name, own in drawn.dropna(subset=[column]).groupby("run", sort=False):
                 axis.plot(own.step, own[column], ".-", label=name)
-            label, title = _CURVES[column]
-            axis.set(xlabel="step", ylabel=label, title=title)
+            axis.set(xlabel="step", **_CURVES[column])
             axis.legend(fontsize="small")
-            if column == "epsilon":
-                axis.set_ylim(0)
         return figure
 
     def plot_lengths(self) -> plt.Figure:
