@@ -44,7 +44,7 @@ _RUN_COLUMNS = ("query", "_", "document", "rank", "score", "tag")
 # What reading raises where a file is damaged, or not as a stage writes it.
 _BAD_FILE = (OSError, EOFError, zlib.error, ValueError, OverflowError)
 # Columns of `Job.curves` that are drawn.
-_CURVES = {
+_CURVES: dict[str, Any] = {
     "loss": {"ylabel": "loss (nats)", "title": "Training loss (private)"},
     "epsilon": {"ylabel": "ε", "title": "ε spent", "ylim": (0, None)},
 }
