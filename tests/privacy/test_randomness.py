@@ -123,7 +123,7 @@ def test_units_taken_one_by_one_have_masks_of_their_own_under_xla():
 
 @pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
 def test_units_taken_one_by_one_lose_inputs_of_their_own(engine):
-    """As in the batch: one mask for all would be brought about by one bad row."""
+    """Masks differ between units, or one bad row would give all others one mask."""
     model = tf.keras.Sequential(
         [
             tf.keras.layers.Dropout(0.5, input_shape=(40,)),

@@ -353,12 +353,9 @@ def test_a_config_that_was_edited_after_the_stage_is_another(tmp_path):
     edited = json.loads(path.read_text())
     edited["config"]["seed"] = 1
     path.write_text(json.dumps(edited))
-    for seed in (0, 1):
-        if seed:
-            with pytest.raises(InputError, match="stage.json was edited"):
-                workdir.finished_stage(tmp_path / "out", {"seed": seed}, {})
-        else:
-            assert workdir.finished_stage(tmp_path / "out", {"seed": seed}, {})
+    assert workdir.finished_stage(tmp_path / "out", {"seed": 0}, {})
+    with pytest.raises(InputError, match="stage.json was edited"):
+        workdir.finished_stage(tmp_path / "out", {"seed": 1}, {})
 
 
 def test_a_mistyped_path_does_not_replace_that_of_a_jobs_config(tmp_path):

@@ -17,7 +17,7 @@ _COUPLED_MULTIPLE = 8
 
 
 def rows_at_once(plan: PrivacyPlan, microbatch_size: int) -> int:
-    """Rows of a microbatch: no more than a draw can have, or it were padding alone."""
+    """Rows of a microbatch, at most those of the largest draw: the rest is padding."""
     return min(microbatch_size, plan.max_rows)
 
 

@@ -13,13 +13,13 @@ noise at all. Neither may show more than the other. What a model draws from `tf.
 by itself cannot be repeated, and TensorFlow stores its seed, of 31 bits, in the graph.
 So `require_repeatable` refuses it, also where a run is never resumed.
 
-What is drawn must be each row's own. Given the draws, a row's clipped gradient would be
-a function of the row and of what it was dealt; if that is independent from row to row,
-one row more or less leaves the law of all others as it was, wherever it moves them. One
+Every row must have random numbers of its own. A row's clipped gradient is a function of
+the row and of its numbers. If these are independent from row to row, one row more or
+less leaves the law of the other rows' sum as it was, whatever places they move to. One
 draw for all rows of a microbatch (a crop, `Dropout(noise_shape=(1, None))`, noise on a
-weight) is not: a row that moves to the next microbatch, or is taken by itself because
-another one had no finite gradient, is dealt another, and what moves the sum is no
-longer one clip norm. `require_draws_of_rows` refuses that. Rows that are declared to
+weight) breaks this: a row that moves to the next microbatch, or is taken by itself
+because another row has no finite gradient, gets another draw, and the sum can move by
+more than one clip norm. `require_draws_of_rows` refuses that. Rows that are declared to
 depend on each other form one microbatch, whose sensitivity covers them all.
 """
 
@@ -120,7 +120,7 @@ class Draw(NamedTuple):
 
 
 class Redrawn(NamedTuple):
-    """One unit whose random numbers are drawn anew, while all others keep theirs.
+    """The unit that gets new random numbers; all others keep theirs.
 
     Attributes:
       unit: scalar int32, its number; -1 for none.
@@ -138,8 +138,8 @@ class Traced(NamedTuple):
       nodes: all operations, those of functions that are called included.
       function: the concrete function, which returns losses, and gradients where the
         loss or a layer defines its own.
-      draws: what is drawn by secret keys, but for dropout of this package's T5s, whose
-        rows come first.
+      draws: numbers drawn by secret keys, except for dropout of this package's T5s,
+        whose rows come first.
     """
 
     nodes: list[Node]
@@ -266,8 +266,8 @@ def require_draws_of_rows(
             raise validation.InputError(
                 f"{draw.layer} draws random numbers of shape {draw.shape} for {rows} "
                 "rows, of which not every row can be seen to have its own: a row more "
-                "or less would deal those of other rows anew, so clipping by row "
-                "bounds nothing. Draw them with the rows as first dimension, and of a "
+                "could change the numbers of other rows, so clipping by row bounds "
+                "nothing. Draw them with the rows as first dimension, and of a "
                 "known shape (tf.ensure_shape), as Dropout without noise_shape does, "
                 "or prepare the rows before fit."
             )
@@ -282,8 +282,8 @@ def require_own_draws(
 ) -> None:
     """Refuses random numbers of a row that another row's loss depends on.
 
-    Numbers of the first unit, and of the last, are drawn anew, while all others stay as
-    they are. What a layer draws by itself, with a seed that it asked for, is not.
+    The first unit gets new numbers, then the last; all others keep theirs. What a layer
+    draws by itself from a seed that it asked for stays the same.
 
     Args:
       per_example_losses: returns a loss for each row.
@@ -428,10 +428,9 @@ class _StatelessGenerator:
             # Of every unit as many numbers, one unit after the other.
             size = drawn.shape[0]
             owners = tf.range(size) // (size // self._redrawn.units)
-            anew = tf.reshape(
-                owners == self._redrawn.unit, [-1] + [1] * (drawn.shape.rank - 1)
-            )
-            return tf.where(anew, draw(), drawn)
+            column = [-1] + [1] * (drawn.shape.rank - 1)
+            changed = tf.reshape(owners == self._redrawn.unit, column)
+            return tf.where(changed, draw(), drawn)
 
     def _draw_key(self) -> noise.DrawKey:
         key, upper, lower = tf.unstack(tf.bitcast(self._key(), tf.uint64))
