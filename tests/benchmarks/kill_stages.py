@@ -127,7 +127,23 @@ def stages():
                 "text_rows": 4,
             },
         ),
+        Stage(
+            "histogram",
+            "histogram",
+            "histogram",
+            {**pairs, "clusters": 8, "n_is_public": True},
+            _TRAINED,
+            seeded=True,
+        ),
         Stage("finetune", "finetune", "generator", generator, _TRAINED, seeded=True),
+        Stage(
+            "finetune_counted",
+            "finetune",
+            "generator_counted",
+            {**generator, "histogram": "@histogram"},
+            _TRAINED,
+            seeded=True,
+        ),
         Stage(
             "finetune_user",
             "finetune",
@@ -152,6 +168,17 @@ def stages():
             "synthesize",
             "synthetic",
             {**writing, "generator": "@finetune"},
+            _SHARDED,
+        ),
+        Stage(
+            "synthesize_counted",
+            "synthesize",
+            "synthetic_counted",
+            {
+                **writing,
+                "generator": "@finetune_counted",
+                "histogram": "@histogram",
+            },
             _SHARDED,
         ),
         Stage(

@@ -34,7 +34,8 @@ def test_a_killed_job_goes_on_where_it_was(job):
     directory, before = job.directory, job.before
     after = _tiny_job.stages(directory)
     names = {path.parent.name for path in before}
-    assert names == {"prepare", "public_model", "generator_inf"}
+    made = {"prepare", "public_model", "histogram_eps0.4", "generator_inf"}
+    assert names == made
     assert all(after[path] == changed for path, changed in before.items())
     assert not list(directory.rglob("*.partial"))
     assert "| synthetic_eps8 | " in job.table
@@ -70,6 +71,20 @@ def test_results_have_every_row_with_numbers_that_can_be_true(finished):
     assert 0.1 < results["peak_memory_gib"] < 24
     assert results["versions"]["tensorflow"].startswith("2.15")
     assert set(results["fingerprints"]) == {"corpus", "pairs", "code"}
+
+
+def test_a_job_s_generators_and_sets_state_the_epsilon_with_its_histogram(finished):
+    release = finished[0] / "release"
+    counted = read_certificate(release / "histogram_eps0.4")
+    trained = read_certificate(release / "generator_eps8")
+    assert trained["continuation"]["parent"] == counted
+    assert 7.8 < trained["guarantee"]["epsilon"] <= 8.0
+    for name in ("synthetic_eps8/set", "retriever_synthetic_eps8"):
+        assert read_certificate(release / name) == trained
+    planned = list(
+        status.planned_stages(json.loads((finished[0] / "config.json").read_text()))
+    )
+    assert ("histogram_eps0.4", "release") in planned
 
 
 def test_weights_that_saw_private_queries_are_no_start(finished, tmp_path):

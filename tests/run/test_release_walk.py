@@ -21,6 +21,7 @@ from tfdpsq.run import (
     filter,
     finetune,
     grid,
+    histogram,
     index,
     mine,
     overlap,
@@ -31,6 +32,7 @@ from tfdpsq.run import (
     train_retriever,
     zero_shot,
 )
+from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import outputs, releases
 from tfdpsq.validation import InputError
 
@@ -44,6 +46,7 @@ WRITES = {
     "pretrain": {PUBLIC},
     "finetune": {PUBLIC, CERTIFIED, PRIVATE},
     "choose": {CERTIFIED, PRIVATE},
+    "histogram": {CERTIFIED, PRIVATE},
     "synthesize": {PUBLIC, CERTIFIED, PRIVATE},
     "filter": {PUBLIC, CERTIFIED, PRIVATE},
     "train_retriever": {PUBLIC, CERTIFIED, PRIVATE},
@@ -147,6 +150,8 @@ class _Walk:
         changes = {**public, **inf, "init": unprotected}
         yield "finetune", "from a model", stage(finetune, tuned, **changes)
         yield "choose", "without ε", lambda place: choose.run(choice, place)
+        planted = str(private / "canaries" / canary_set.DATA)
+        yield "histogram", "canaries", stage(histogram, pairs=planted)
         for name, path in (("ε = ∞", unprotected), ("canaries", audited)):
             own = config.synthesize
             yield "synthesize", name, stage(synthesize, own, generator=path)
@@ -242,6 +247,7 @@ def test_private_directories_are_not_released_however_they_are_set(job, tmp_path
     walk, hidden = _Walk(job), str(tmp_path / "release" / "hidden")
     for module, own in (
         (finetune, walk.config.finetune),
+        (histogram, None),
         (train_retriever, walk.config.direct),
         (mine, None),
         (evaluate, None),
@@ -263,7 +269,7 @@ def test_the_job_released_nothing_private_and_no_time(job):
     }
     assert set(states.values()) == {PUBLIC, CERTIFIED} and len(states) >= 8
     assert {name for name, state in states.items() if state == CERTIFIED} == {
-        name for name in states if name.endswith("eps8")
+        name for name in states if name.endswith(("eps8", "histogram_eps0.4"))
     }
     assert _names(release) == [] and _times(release) == []
     assert _modes(release) == {(True, 0o755), (False, 0o644)}

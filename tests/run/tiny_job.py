@@ -23,7 +23,10 @@ import tiny
 
 def get_config():
     recorder.record({recorded!r})
-    return tiny.tiny_config({data!r})
+    config = tiny.tiny_config({data!r})
+    config.histogram_epsilon = 0.4
+    config.histogram.clusters = 8
+    return config
 """
 
 

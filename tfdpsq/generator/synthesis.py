@@ -161,14 +161,15 @@ class Synthesizer:
 
     def queries(
         self,
-        documents: Iterable[Document],
+        documents: Iterable[Document] | Iterable[tuple[Document, int]],
         first: int = 0,
         on_batch: Callable[[int, int], None] = lambda queries, tokens: None,
     ) -> Iterator[SyntheticQuery]:
         """Writes the queries of some documents.
 
         Args:
-          documents: read as a stream, a bounded number ahead.
+          documents: read as a stream, a bounded number ahead; each by itself, or with
+            the number of its queries instead of `samples_per_document`.
           first: number of documents of the corpus before these.
           on_batch: called after every batch with its number of queries and of tokens;
             the queries are yielded later, in order.
@@ -177,7 +178,9 @@ class Synthesizer:
           As `synthesize`, numbered as in the whole corpus.
         """
         samples, size = _batch_shape(self._config)
-        tasks = _tokenized(documents, self._tokenizer, self._config, samples, size)
+        every = self._config.samples_per_document
+        counted = (d if isinstance(d, tuple) else (d, every) for d in documents)
+        tasks = _tokenized(counted, self._tokenizer, self._config, samples, size)
         number = first * self._config.samples_per_document
 
         def write(batch: list[_Task]) -> None:
@@ -224,21 +227,21 @@ class _Task:
 
 
 def _tokenized(
-    documents: Iterable[Document],
+    documents: Iterable[tuple[Document, int]],
     tokenizer: Tokenizer,
     config: SynthesisConfig,
     samples: int,
     size: int,
 ) -> Iterator[_Task]:
     """Yields tasks of up to `samples` samples; tokenises `size` documents at a time."""
-    documents = iter(documents)
-    every = range(config.samples_per_document)
-    while chunk := list(itertools.islice(documents, size)):
+    written = (each for each in documents if each[1])
+    while chunk := list(itertools.islice(written, size)):
         ids, lengths = tokenizer.encode(
-            [config.prompt + document.content for document in chunk],
+            [config.prompt + document.content for document, _ in chunk],
             config.document_length,
         )
-        for document, row, length in zip(chunk, ids.numpy(), lengths.numpy()):
+        for (document, count), row, length in zip(chunk, ids.numpy(), lengths.numpy()):
+            every = range(count)
             width = bucket_width(length, config.document_length)
             padded = np.zeros([width], np.int32)
             padded[:length] = row[:length]

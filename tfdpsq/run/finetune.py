@@ -76,6 +76,9 @@ SETTINGS: settings.Declaration = {
     # as "t5_tiny_pydocs"; "" starts from random weights.
     "init": settings.Text(""),
     **continuing.declared(),
+    # The output of `histogram` of these pairs, to synthesize by: what it cost counts
+    # within `epsilon`.
+    "histogram": settings.Text(""),
     "t5": training_settings.t5_settings(32128, 8, 6, 512, 1024, 64),
     # Train a low-rank update only, on the Dense layers that `targets` match
     # (see `layers.apply_lora`); rank 0 trains all weights.
@@ -174,7 +177,8 @@ def _make(
     config = private_training.with_steps(
         config, private_training.public_n(config, units.count, units.private)
     )
-    plan = privacy.make_plan(private_training.spec_of(config, units))
+    spec = private_training.spec_of(config, units)
+    plan = continuing.make_plan(config, context, spec)
     continuation = continuing.continuation_of(config, context, plan)
     if devices.chief and not canary_set.holds_canaries(config.pairs):
         planned, pairs = {context.run_dir.name: plan}, context.inputs["pairs"]
@@ -273,7 +277,7 @@ def _check_lineage(
         that do not fit `continues`.
     """
     epsilon = config.epsilon
-    if config.continues:
+    if config.continues or config.histogram:
         continuing.require_continuable(config, parent)
     if not math.isfinite(float(epsilon)):
         certificates.inherited_certificate(source.certificate, parent)

@@ -38,6 +38,7 @@ from tfdpsq.run import (
     canaries,
     evaluate,
     finetune,
+    histogram,
     prepare,
     pretrain,
     synthesize,
@@ -61,6 +62,7 @@ from tfdpsq.run.devices import strategy
 from tfdpsq.run.reporting import content as report_content
 from tfdpsq.run.reporting import page
 from tfdpsq.run.search import systems
+from tfdpsq.run.training import training_settings
 
 import_log = importlib.import_module("tfdpsq.run.import")  # a word of Python's
 # In names of rows.
@@ -74,6 +76,9 @@ SETTINGS: settings.Declaration = {
     "epsilons": settings.Several((math.inf, 8.0), _EPSILON),
     "direct_epsilons": settings.Several((8.0,), _EPSILON),
     "audit_epsilons": settings.Several((), _EPSILON),
+    # Of the counts that documents get synthetic queries by; 0 takes every document.
+    # Generators have their epsilons with it.
+    "histogram_epsilon": settings.Number(0.0, 0, training_settings.MOST_EPSILON),
     # Whether generators, and the public T5, also reorder BM25's best documents.
     "rerank": settings.Flag(True),
     # Whether the weight of their likelihoods is fitted, for the public T5, on sentences
@@ -93,6 +98,7 @@ SETTINGS: settings.Declaration = {
     "pretrain": settings.with_defaults(
         pretrain.SETTINGS, steps=settings.Integer(0, 0, settings.STEPS)
     ),
+    "histogram": histogram.SETTINGS,
     "finetune": finetune.SETTINGS,
     "synthesize": synthesize.SETTINGS,
     "retriever": train_retriever.SETTINGS,
@@ -108,11 +114,12 @@ SETTINGS: settings.Declaration = {
     "audit": audit.SETTINGS,
 }
 
-
+ACTING = (acting.Only("histogram.*", "histogram_epsilon"),)
 _STAGES = {
     "log": import_log,
     "prepare": prepare,
     "pretrain": pretrain,
+    "histogram": histogram,
     "finetune": finetune,
     "synthesize": synthesize,
     "retriever": train_retriever,
@@ -126,8 +133,9 @@ FILLED = {
     "log": "logs.train",
     "prepare": "data seed",
     "pretrain": "data init vocabulary seed",
-    "finetune": "pairs init continues vocabulary epsilon seed",
-    "synthesize": "generator vocabulary corpus prompt seed",
+    "histogram": "pairs split epsilon unit user_field n_is_public n_bound seed",
+    "finetune": "pairs init continues histogram vocabulary epsilon seed",
+    "synthesize": "generator histogram vocabulary corpus prompt seed",
     "retriever": "pairs init continues vocabulary seed",
     "direct": "pairs init continues vocabulary epsilon seed",
     "evaluate": "data vocabulary systems synthetic baseline rerankers rerank.baseline "
@@ -233,9 +241,9 @@ def open_job(
         # Tried: these are dropped, and the stage draws its own.
         canaries.make_canaries(beir, config.canaries, np.random.default_rng())
     if spending.is_limited():
-        names = {"finetune": "generator", "direct": "retriever_direct"}
+        names = {"direct": "retriever_direct", "finetune": "generator"}
         planned = {
-            f"{names[stage]}_{layout.epsilon_name(epsilon)}": plan
+            f"{names.get(stage, stage)}_{layout.epsilon_name(epsilon)}": plan
             for (stage, epsilon), plan in pipeline_checks.plans_of(config).items()
         }
         made = pathlib.Path(directory) / releases.RELEASE_FOLDER
@@ -291,6 +299,7 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
                     f"here: data is {config.data}, not a log. Leave it at "
                     f"{validation.shown(default)}."
                 )
+    acting.require_acting(config, SETTINGS, ACTING)
     rerankers = pipeline_checks.rerankers_of(config)
     if config.fit_rerank and not rerankers:
         raise validation.InputError(
@@ -367,21 +376,13 @@ class Job:
         settings = {**data, "vocabulary_size": 0} if init else data
         prepared = self._run((prepare, self.config.prepare), "prepare", True, settings)
         self.public_pairs = str(prepared / layout.PUBLIC_PAIRS)
-        self.vocabulary = (
-            str(sources.vocabulary_file("", init))
-            if init
-            else str(prepared / prepare.VOCABULARY)
-        )
+        own = prepared / prepare.VOCABULARY
+        self.vocabulary = str(sources.vocabulary_file("", init) if init else own)
         self.start = init
         if self.config.pretrain.steps:
-            self.start = str(
-                self._run(
-                    (pretrain, self.config.pretrain),
-                    "public_model",
-                    True,
-                    {**data, "init": init, "vocabulary": self.vocabulary},
-                )
-            )
+            settings = {**data, "init": init, "vocabulary": self.vocabulary}
+            stage = (pretrain, self.config.pretrain)
+            self.start = str(self._run(stage, "public_model", True, settings))
         # Before any budget is spent on generators.
         pipeline_checks.check_fit(self.config, self.public_pairs)
         theirs = self.config.retriever_init
@@ -411,7 +412,15 @@ class Job:
         )
 
     def generators(self) -> dict[float, pathlib.Path]:
-        """Trains one generator per ε, all from the same public weights."""
+        """Trains one generator per ε, all from the same public weights.
+
+        A histogram, if there is one, comes first: each ε is for it and a generator.
+        """
+        self.histogram = ""
+        if self.config.histogram_epsilon:
+            own = pipeline_checks.histogram_stage(self.config)
+            name = f"histogram_{layout.epsilon_name(own.epsilon)}"
+            self.histogram = str(self._run((histogram, own), name, True, {}))
         return {
             epsilon: self._run(
                 (finetune, self.config.finetune),
@@ -422,6 +431,7 @@ class Job:
                     "pairs": self.config.data,
                     "init": self.start,
                     "epsilon": epsilon,
+                    "histogram": self.histogram if math.isfinite(epsilon) else "",
                 },
             )
             for epsilon in self.config.epsilons
@@ -432,20 +442,28 @@ class Job:
     ) -> dict[float, pathlib.Path]:
         """Writes one synthetic set per generator."""
         return {
-            epsilon: self._run(
-                (synthesize, self.config.synthesize),
+            epsilon: self._written(
+                generator,
                 f"synthetic_{layout.epsilon_name(epsilon)}",
                 math.isfinite(epsilon),
-                {
-                    "vocabulary": self.vocabulary,
-                    "generator": str(generator),
-                    "corpus": self.config.data,
-                    "prompt": self.config.finetune.prompt,
-                },
+                self.histogram,
             )
-            / layout.SET
             for epsilon, generator in generators.items()
         }
+
+    def _written(
+        self, generator: pathlib.Path, name: str, free: bool, histogram: str = ""
+    ) -> pathlib.Path:
+        """Writes a generator's set."""
+        settings = {
+            "vocabulary": self.vocabulary,
+            "generator": str(generator),
+            "histogram": histogram,
+            "corpus": self.config.data,
+            "prompt": self.config.finetune.prompt,
+        }
+        stage = (synthesize, self.config.synthesize)
+        return self._run(stage, name, free, settings) / layout.SET
 
     def retrievers(self, sets: dict[float, pathlib.Path]) -> list[report_content.Row]:
         """Trains the retrievers, all for the same steps; returns the table's rows."""
@@ -543,22 +561,11 @@ class Job:
             generator = self._run(
                 (finetune, self.config.finetune), f"audited_{name}", False, training
             )
-            writing = {
-                "vocabulary": self.vocabulary,
-                "generator": str(generator),
-                "corpus": self.config.data,
-                "prompt": self.config.finetune.prompt,
-            }
-            written = self._run(
-                (synthesize, self.config.synthesize),
-                f"audited_synthetic_{name}",
-                False,
-                writing,
-            )
+            written = self._written(generator, f"audited_synthetic_{name}", False)
             found = {
                 "canaries": str(made),
                 "generator": str(generator),
-                "synthetic": str(written / layout.SET),
+                "synthetic": str(written),
             }
             self._run((audit, self.config.audit), f"audit_{name}", False, found)
 

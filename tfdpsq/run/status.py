@@ -411,6 +411,8 @@ def planned_stages(config: Any) -> Iterator[tuple[str, str]]:
     yield "prepare", release
     if config["pretrain"]["steps"]:
         yield "public_model", release
+    counts = float(config.get("histogram_epsilon", 0))
+    yield from named("histogram", [counts] if counts else [])
     yield from named("generator", epsilons)
     yield from named("synthetic", epsilons)
     yield "retriever_untrained", release

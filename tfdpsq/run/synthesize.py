@@ -6,7 +6,8 @@
 Reads the generator and the corpus's documents, never a private query: the set has the
 generator's guarantee and carries its certificate, for any number of queries. With
 `documents = "train"` it also reads which documents have private queries; see the
-setting. Writes TFRecords and a BEIR directory.
+setting. With `histogram` a document has as many queries as those like it have in the
+private log, and the certificate is for both. Writes TFRecords and a BEIR directory.
 
 The documents are cut into shards of `shard_documents`, which several commands can share
 (`--num_shards=4 --shard_index=0`, …), or workers of Apache Beam (`--beam
@@ -28,6 +29,7 @@ from tfdpsq import validation
 from tfdpsq.data import (
     SyntheticQuery,
     Tokenizer,
+    corpus_plan,
     decode_query,
     encode_query,
     write_synthetic,
@@ -40,6 +42,7 @@ from tfdpsq.generator import (
     T5QueryGenerator,
     checkpoints,
 )
+from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.core import (
     acting,
     command,
@@ -50,7 +53,13 @@ from tfdpsq.run.core import (
     workdir,
 )
 from tfdpsq.run.devices import strategy
-from tfdpsq.run.passes import corpus_shards, pass_progress, passes, sharded_stages
+from tfdpsq.run.passes import (
+    corpus_shards,
+    document_rates,
+    pass_progress,
+    passes,
+    sharded_stages,
+)
 from tfdpsq.run.reporting import data_card
 from tfdpsq.run.training import training_settings
 
@@ -74,6 +83,9 @@ SETTINGS: settings.Declaration = {
     "documents": settings.Text("corpus", DOCUMENTS),
     "split": settings.Text("train", required=True),
     "training_documents_are_public": settings.Flag(False),
+    # An output of `histogram` that the generator was trained after. The set has as many
+    # queries as without, for other documents.
+    "histogram": settings.Text(""),
     "max_documents": settings.Integer(0, 0, 10**15),
     "samples_per_document": settings.Integer(1, 1, 1000000),
     **training_settings.prompt_settings(),
@@ -96,7 +108,7 @@ SETTINGS: settings.Declaration = {
 ACTING = (
     acting.Only("top_k top_p", "temperature"),
     acting.Only("split training_documents_are_public", "documents", ("train",)),
-    acting.Only("max_documents", "documents", ("corpus",)),
+    acting.Only("max_documents histogram", "documents", ("corpus",)),
 )
 
 
@@ -129,12 +141,12 @@ def run(
     generator, vocabulary = _fetched(config.generator, config.vocabulary)
     tokenizer = Tokenizer(vocabulary)
     sources.require_own_vocabulary("vocabulary", vocabulary, tokenizer, generator)
-    certificate = sources.certificate_of_model(generator)
+    certificate = _certificate(config.histogram, generator)
     located = checkpoints.locate(generator)
     sources.require_prompt("prompt", config.prompt, located)
     output = releases.Output(
         directory,
-        releases.guarantee_of(certificate, str(located)),
+        releases.guarantee_of(certificate, str(located), config.histogram),
         "queries by a generator that private ones had an unprotected part in",
     )
     fingerprints = {
@@ -143,12 +155,15 @@ def run(
     }
     corpus = corpus_shards.cut(
         config.corpus,
-        config.max_documents,
+        0 if config.histogram else config.max_documents,
         config.shard_documents,
         sharded_stages.pass_directory(directory),
     )
     inputs = {**fingerprints, "corpus": corpus.plan.fingerprint}
-    reads = []
+    reads, rates = [], None
+    if config.histogram:
+        inputs["histogram"] = workdir.stage_fingerprint(config.histogram)
+        rates = _rates(config, corpus.plan)
     if config.documents == "train":
         corpus = dataclasses.replace(corpus, only=training_documents(config))
         inputs["training_documents"] = corpus.fingerprint_of_only()
@@ -165,6 +180,7 @@ def run(
         certificate=certificate,
         shards=config.shards,
         guarantee=output.guarantee,
+        numbered=rates is not None,
     )
     start = functools.partial(
         start_worker,
@@ -175,6 +191,7 @@ def run(
         config.jit_compile,
         corpus,
         pass_progress.log_of(sharded_stages.pass_directory(directory)),
+        rates,
     )
     return sharded_stages.run_stage(
         output,
@@ -203,6 +220,44 @@ def _writing(config: ml_collections.ConfigDict) -> SynthesisConfig:
     )
 
 
+def _certificate(histogram: str, generator: str) -> dict[str, Any] | None:
+    """Returns the certificate of what a generator writes by a histogram, or by none.
+
+    Raises:
+      InputError: the histogram's cost is not in the generator's certificate.
+    """
+    own = sources.certificate_of_model(generator)
+    if not histogram:
+        return own
+    counted = document_rates.certificate_of(histogram)
+    try:
+        return certificates.inherited_certificate(own, counted)
+    except validation.InputError as error:
+        raise validation.InputError(
+            f"histogram is {histogram}, whose cost the certificate of {generator} does "
+            "not count: epsilon would not be all that was spent. Train the generator "
+            f"with --config.histogram={histogram}, or leave histogram out."
+        ) from error
+
+
+def _rates(
+    config: ml_collections.ConfigDict, plan: corpus_plan.CorpusPlan
+) -> document_rates.Rates:
+    """Returns how many queries a document gets by the histogram.
+
+    Raises:
+      InputError: the histogram is of another corpus.
+    """
+    histogram = document_rates.Histogram.load(config.histogram)
+    if histogram.corpus != plan.fingerprint:
+        raise validation.InputError(
+            f"histogram is {config.histogram}, which was made of another corpus than "
+            f"{config.corpus}. Give the corpus of its pairs."
+        )
+    documents = min(config.max_documents or plan.documents, plan.documents)
+    return histogram.rates(documents * config.samples_per_document, config.seed)
+
+
 def training_documents(config: ml_collections.ConfigDict) -> frozenset[str]:
     """Returns the ids of the documents of the training pairs.
 
@@ -221,10 +276,12 @@ def start_worker(
     jit_compile: bool,
     corpus: corpus_shards.CorpusShards,
     logs: pathlib.Path | None = None,
+    rates: document_rates.Rates | None = None,
 ) -> passes.MakeShard:
     """Loads the generator; returns a function that writes a shard's queries.
 
-    `logs` is the directory for rates; `None` for none.
+    `logs` is the directory of the log of speed; `None` for none. `rates` decides how
+    many queries a document gets; `None` for as many as the settings say.
 
     Raises:
       InputError: the vocabulary does not fit the generator.
@@ -235,15 +292,18 @@ def start_worker(
         writer = Synthesizer(model, Tokenizer(vocabulary_path), settings, jit_compile)
 
     def make(index: int, out: ShardWriter) -> None:
-        each = settings.samples_per_document
+        each: float = settings.samples_per_document
+        if rates is not None:
+            each = rates.queries / corpus.documents
         progress = pass_progress.PassProgress(
             logs,
             "queries",
             (index, corpus.count),
-            total=corpus.size(index) * each,
-            first=corpus.first(index) * each,
+            total=round(corpus.size(index) * each),
+            first=round(corpus.first(index) * each),
         )
-        documents, first = corpus.read(index), corpus.first(index)
+        read, first = corpus.read(index), corpus.first(index)
+        documents = read if rates is None else rates.of(read)
         with progress, tf.io.TFRecordWriter(out.path(_EXTENSION)) as file:
             for row in writer.queries(documents, first, progress.add):
                 file.write(encode_query(row))
@@ -263,14 +323,21 @@ def _write_set(
     out: pathlib.Path,
     written: ShardDirectory,
     provenance: dict[str, Any],
+    numbered: bool,
     **options: Any,
 ) -> dict[str, Any]:
     """Writes the queries of all shards as one set, with its data card.
 
+    `numbered` gives queries new numbers, where shards had none of their own.
     `options` are those of `write_synthetic`.
     """
-    path = out / layout.SET
-    manifest = write_synthetic(path, _merged(written), provenance=provenance, **options)
+    path, rows = out / layout.SET, _merged(written)
+    if numbered:
+        rows = (
+            dataclasses.replace(row, query_id=f"genQ{number}")
+            for number, row in enumerate(rows)
+        )
+    manifest = write_synthetic(path, rows, provenance=provenance, **options)
     data_card.write(path, manifest)
     return {
         "queries": manifest["count"],

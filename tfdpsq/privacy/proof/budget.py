@@ -16,11 +16,14 @@ certificate of a run that continued another one states how the two logs were dec
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy.plan import PrivacyPlan
+from tfdpsq.privacy.calibration import secant
+from tfdpsq.privacy.plan import PrivacyPlan, make_plan
 from tfdpsq.privacy.proof.certified import release_in
 from tfdpsq.privacy.proof.composition import (
     Composition,
@@ -31,6 +34,10 @@ from tfdpsq.privacy.proof.composition import (
 )
 from tfdpsq.privacy.proof.continuation import Continuation
 from tfdpsq.privacy.proof.verification import verify_certificate
+from tfdpsq.privacy.spec import PrivacySpec
+
+# Share of a target that must be left for the run that follows other releases.
+LEAST_LEFT = 0.95
 
 
 def release_of(
@@ -128,3 +135,46 @@ def require_within(
         f"{total.epsilon_pld:.4g} at delta {total.delta:.3g}. Nothing more was spent: "
         f"{remedy if before < budget else 'raise the budget'}."
     )
+
+
+def plan_within(spec: PrivacySpec, released: Mapping[str, Release]) -> PrivacyPlan:
+    """Plans a run whose target counts earlier releases of the same units, too.
+
+    Args:
+      spec: of the run; its ε is for the run and for all that was released before.
+      released: earlier releases, by name; of the unit and adjacency of `spec`.
+
+    Returns:
+      A plan for a smaller ε, of four digits, so that any machine finds the same.
+
+    Raises:
+      InputError: less than 95 % of ε would be left for the run; or they cannot be
+        composed.
+    """
+
+    def planned(epsilon: float) -> PrivacyPlan:
+        return make_plan(dataclasses.replace(spec, epsilon=epsilon))
+
+    def spent(plan: PrivacyPlan) -> float:
+        every = {**released, "planned": planned_release({"planned": plan}, "")}
+        total = compose(every, one_log=True)
+        by = {"pld": total.epsilon_pld, "rdp": total.epsilon_rdp}
+        return by[spec.accountant]
+
+    least = LEAST_LEFT * spec.epsilon
+    if spent(planned(least)) > spec.epsilon:
+        raise validation.InputError(
+            f"epsilon is {spec.epsilon:g}, of which less than {LEAST_LEFT:.0%} would "
+            f"be left beside {' and '.join(released)}. Raise epsilon, or release that "
+            "with more noise."
+        )
+    # The share left over; ε falls with it as `secant` asks for.
+    found = secant(
+        lambda over: spent(planned(1 / over)), spec.epsilon, 1 / spec.epsilon
+    )
+    return planned(_rounded_down(1 / found))
+
+
+def _rounded_down(epsilon: float) -> float:
+    scale = 10.0 ** (3 - math.floor(math.log10(epsilon)))
+    return math.floor(epsilon * scale) / scale

@@ -1,4 +1,4 @@
-"""A certificate's words on several units of one owner, now and in earlier versions."""
+"""A certificate's words that earlier versions put otherwise, and how they did."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ _BEFORE = {
     "user": "A group of users, such as a household: each user is protected by "
     "itself, and k of them together by about k times epsilon.",
 }
+
+# Begins the words on earlier releases, which could only be weights before.
+CAME_AFTER = "This run came after the release whose certificate is given as parent."
+_STARTED_FROM = (
+    "Training started from released weights, whose certificate is given as parent."
+)
+_IN_WORDS = "continuation.in_words"
 
 
 def several_units(unit: str) -> str:
@@ -65,6 +72,9 @@ def as_stated(computed: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[st
       computed: {dotted path: entry}, those on random numbers in its words already.
       stated: those of the certificate.
     """
+    if str(stated.get(_IN_WORDS)).startswith(_STARTED_FROM) and _IN_WORDS in computed:
+        before = str(computed[_IN_WORDS]).replace(CAME_AFTER, _STARTED_FROM)
+        computed = {**computed, _IN_WORDS: before}
     said = stated.get("not_covered")
     # Versions that drew noise with 128 bits had today's sentences already. (A secure
     # plan's keys always had 256, so of those only `warnings_of` speaks.)

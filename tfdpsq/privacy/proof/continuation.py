@@ -22,7 +22,8 @@ So (largest ε, largest δ) holds for every unit. Logs cut by time share no quer
 they can share a user: with unit "user" they count as logs that share units.
 
 The earlier certificate can itself be of a run that continued others, or of one that was
-chosen among several.
+chosen among several. What was released before need not be weights: a histogram of the
+same queries composes in the same way, and then the two logs are one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Any
 
 from tfdpsq import validation
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.proof import certificate, composition
+from tfdpsq.privacy.proof import certificate, certificate_words, composition
 
 _OF_EARLIER = "Of the runs before this one: "
 _CONDITION = (
@@ -255,9 +256,7 @@ def computed_continuation(continuation: Continuation) -> dict[str, Any]:
 
 def _in_words(continuation: Continuation, total: composition.Composition) -> str:
     one, many = _NOUNS[continuation.plan.spec.unit]
-    start = (
-        "Training started from released weights, whose certificate is given as parent."
-    )
+    start = certificate_words.CAME_AFTER
     if continuation.apart_from:
         shared = "no user" if continuation.disjoint == composition.USER else "no query"
         return (

@@ -17,6 +17,7 @@ from tfdpsq import privacy, validation
 from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.evaluation.ranking.bm25 import words
 from tfdpsq.generator import checkpoints
+from tfdpsq.privacy.proof import budget
 from tfdpsq.run.core import layout, sources
 from tfdpsq.run.reporting import similarity
 from tfdpsq.run.search import hybrid, reranking, systems
@@ -43,6 +44,12 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
         )
     for name in ("epsilons", "direct_epsilons", "audit_epsilons"):
         _check_epsilons(name, config[name])
+    if config.histogram_epsilon and config.synthesize.documents != "corpus":
+        raise validation.InputError(
+            f"histogram_epsilon is {config.histogram_epsilon}, which does nothing "
+            f"here: synthesize.documents is {config.synthesize.documents!r}. Set one "
+            "to 0, or the other to 'corpus'."
+        )
     _check_retrievers(config)
     for name in ("finetune", "retriever"):
         with _of_stage(name):
@@ -205,6 +212,8 @@ def check_data(config: ml_collections.ConfigDict) -> None:
         units = private_training.units_of(source, own.unit, own.user_field)
         for epsilon in {*config.epsilons, *config.audit_epsilons}:
             private_training.spec_of(own, units, epsilon=float(epsilon))
+        if config.histogram_epsilon:
+            _with_histogram(config, units)
     if config.audit_epsilons and not config.finetune.n_is_public:
         made = config.canaries
         added = len(made.forms) * sum(made.repetitions) * made.trials + made.coins
@@ -244,9 +253,12 @@ def plans_of(
     own, plans = config.finetune, {}
     source = sources.load_source(config.data, own.split, own.unit)
     units = private_training.units_of(source, own.unit, own.user_field)
-    for epsilon in filter(math.isfinite, config.epsilons):
-        spec = private_training.spec_of(own, units, epsilon=float(epsilon))
-        plans["finetune", epsilon] = privacy.make_plan(spec)
+    if config.histogram_epsilon:
+        plans.update(_with_histogram(config, units))
+    else:
+        for epsilon in filter(math.isfinite, config.epsilons):
+            spec = private_training.spec_of(own, units, epsilon=float(epsilon))
+            plans["finetune", epsilon] = privacy.make_plan(spec)
     own = config.direct
     source = sources.load_source(config.data, own.split, own.unit)
     units = private_training.Units(source.count, None, True)
@@ -254,6 +266,37 @@ def plans_of(
         plans["direct", epsilon] = direct_training.make_plan(
             _direct_stage(config, epsilon), units
         )
+    return plans
+
+
+def histogram_stage(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Returns the settings of a job's histogram, as its stage has them.
+
+    Its pairs and its unit are those of the generators, whose ε counts it.
+    """
+    stage = config.histogram.copy_and_resolve_references()
+    stage.pairs, stage.epsilon = config.data, config.histogram_epsilon
+    for name in ("split", "unit", "user_field", "n_is_public", "n_bound"):
+        stage[name] = config.finetune[name]
+    return stage
+
+
+def _with_histogram(
+    config: ml_collections.ConfigDict, units: private_training.Units
+) -> dict[tuple[str, float], privacy.PrivacyPlan]:
+    """Returns the plans of the histogram and of all generators that count it.
+
+    Raises:
+      InputError: it would cost too much of one of their ε.
+    """
+    stage, own = histogram_stage(config), config.finetune
+    with _of_stage("histogram"):
+        counting = privacy.make_plan(private_training.counting_spec(stage, units))
+    earlier = {"the histogram": budget.planned_release({"histogram": counting}, "")}
+    plans = {("histogram", float(stage.epsilon)): counting}
+    for epsilon in filter(math.isfinite, config.epsilons):
+        spec = private_training.spec_of(own, units, epsilon=float(epsilon))
+        plans["finetune", epsilon] = budget.plan_within(spec, earlier)
     return plans
 
 

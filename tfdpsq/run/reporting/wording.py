@@ -32,6 +32,7 @@ _KINDS = {
         "the search model is trained on the private pairs, under noise",
     ),
     "public_model": ("Public T5", "the language model reads the public documents"),
+    "histogram": ("Histogram", "queries are counted by what they ask about"),
     "generator": ("Generator", "the language model learns to write queries"),
     "synthetic": ("Synthetic set", "the generator writes queries for documents"),
     "evaluation": ("Evaluation", "all retrievers search for the test queries"),

@@ -253,6 +253,11 @@ def _try(points: list[Point], specs: list[privacy.PrivacySpec]) -> None:
                 f"continues is {stage.continues!r}, but runs to choose among start "
                 "from public weights. Leave it out of finetune and of every variant."
             )
+        if stage.histogram:
+            raise validation.InputError(
+                f"histogram is {stage.histogram!r}, but no epsilon of runs to choose "
+                "among counts it. Leave it out of finetune and of every variant."
+            )
         if spec.private:
             sources.require_public(
                 stage.init,

@@ -20,6 +20,7 @@ from tfdpsq.privacy.proof import certificate as certificates
 from tfdpsq.run.attacks import canary_set
 from tfdpsq.run.core import releases, sources, workdir
 from tfdpsq.run.devices import strategy
+from tfdpsq.run.passes import document_rates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Context:
       inputs: fingerprints of all that the stage reads.
       parent: certificate of the starting weights; `None` for public ones.
       devices: the devices to train on.
+      histogram: certificate of a histogram whose cost the run counts, too; `None` for
+        none.
     """
 
     output: releases.Output
@@ -45,6 +48,7 @@ class Context:
     inputs: dict[str, str]
     parent: dict[str, Any] | None
     devices: strategy.Devices
+    histogram: dict[str, Any] | None = None
 
 
 def resolve(
@@ -97,6 +101,10 @@ def resolve(
     }
     if start:
         inputs["init"] = workdir.model_fingerprint(start)
+    histogram = None
+    if config.get("histogram"):
+        histogram = document_rates.certificate_of(config.histogram)
+        inputs["histogram"] = workdir.stage_fingerprint(config.histogram)
     return Context(
         output,
         private,
@@ -106,6 +114,7 @@ def resolve(
         inputs,
         parent,
         devices,
+        histogram,
     )
 
 

@@ -1,6 +1,8 @@
-"""Private training that goes on from weights which an earlier private run released.
+"""Private training that comes after another release: of weights, or of a histogram.
 
-What both runs guarantee together is in `privacy.proof.continuation`.
+What both guarantee together is in `privacy.proof.continuation`. Weights that it starts
+from have the ε of their own run, and `epsilon` is that of this one. What a histogram
+costs is taken off `epsilon`.
 """
 
 from __future__ import annotations
@@ -46,6 +48,13 @@ def require_continuable(
         without a finite ε.
     """
     epsilon = config.epsilon
+    histogram = config.get("histogram")
+    if histogram and (config.continues or not math.isfinite(float(epsilon))):
+        raise validation.InputError(
+            f"histogram is {histogram}, whose cost counts within a finite epsilon of "
+            f"a run from public weights, but epsilon is {epsilon} and continues "
+            f"{config.continues!r}. Leave histogram out."
+        )
     if config.continues and parent is None:
         raise validation.InputError(
             f"continues is {config.continues!r}, but init ({config.init!r}) has no "
@@ -68,6 +77,23 @@ def require_continuable(
         sources.require_public(config.init, parent, consequence, remedy)
 
 
+def make_plan(
+    config: ml_collections.ConfigDict,
+    context: contexts.Context,
+    spec: privacy.PrivacySpec,
+) -> privacy.PrivacyPlan:
+    """Returns the plan of a run, which with its histogram stays within the spec's ε.
+
+    Raises:
+      InputError: the histogram's certificate does not hold, or its cost is above 5 %.
+    """
+    if context.histogram is None:
+        return privacy.make_plan(spec)
+    name = f"the histogram {config.histogram}"
+    earlier = budget.release_of(context.histogram, f"the certificate of {name}")
+    return budget.plan_within(spec, {name: earlier})
+
+
 def continuation_of(
     config: ml_collections.ConfigDict,
     context: contexts.Context,
@@ -78,21 +104,23 @@ def continuation_of(
     Raises:
       InputError: the earlier certificate does not hold, or both cannot be composed.
     """
-    if not config.continues:
+    parent, place = context.histogram, config.get("histogram")
+    if config.continues:  # and no histogram, by `require_continuable`
+        parent, place = context.parent, config.init
+    if parent is None:
         return None
-    assert context.parent is not None  # by `require_continuable`
-    disjoint = None if config.continues == COMPOSED else config.continues
+    disjoint = None if config.continues in ("", COMPOSED) else config.continues
     found = privacy.Continuation(
         plan,
         plan.spec.steps,
         context.inputs["pairs"],
-        context.parent,
-        budget.release_of(context.parent, f"the certificate of {config.init}"),
+        parent,
+        budget.release_of(parent, f"the certificate of {place}"),
         disjoint,
     )
     total = found.total()  # before anything is spent
     logging.info(
-        "%s: with the runs that it continues, epsilon is %.4g at delta %.3g",
+        "%s: with what was released before, epsilon is %.4g at delta %.3g",
         os.path.basename(context.run_dir),
         total.epsilon_pld,
         total.delta,

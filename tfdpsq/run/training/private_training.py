@@ -33,7 +33,7 @@ RUN_FILE, ROWS = layout.RUN_FILE, layout.ROWS
 # In it: the output, from the run's directory.
 _OUTPUT = "output"
 # Settings that came after version 0.2.0 had paid for runs; "" is what it did.
-_LATER = ("continues",)
+_LATER = ("continues", "histogram")
 # Pairs tokenised at a time.
 _CHUNK = 1024
 LOSS_READ = {
@@ -156,6 +156,23 @@ def spec_of(
         "secure": config.secure,
     }
     return privacy.PrivacySpec(**{**fields, **changes})
+
+
+def counting_spec(
+    config: ml_collections.ConfigDict, units: Units
+) -> privacy.PrivacySpec:
+    """Returns the spec of `histogram`: one release in which every unit takes part.
+
+    Raises:
+      InputError: n was not declared, or what `PrivacySpec` raises.
+    """
+    whole = config.copy_and_resolve_references()
+    with whole.unlocked():
+        n, _ = declared_n(units.count, config.n_is_public, config.n_bound, config.unit)
+        whole.update(
+            clip_norm=1.0, batch_size=n, steps=1, epochs=0.0, sampler="poisson"
+        )
+    return spec_of(whole, units)
 
 
 def declared_n(

@@ -1,0 +1,164 @@
+"""Clusters of public documents by their words, for statistics of who asks what.
+
+A document is its counts of hashed words, weighted by how rare each is, in a few dozen
+directions (latent semantic analysis; Deerwester et al. 1990), where k-means puts those
+of one subject or style together. All of it is fitted on documents alone, so that the
+clusters are as public as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from tfdpsq.data.texts import Document
+from tfdpsq.validation import DataError, InputError, positive_integer
+
+# Documents that clusters are fitted on, so that memory does not grow with the corpus.
+_FITTED = 50_000
+_WORDS = 2**15  # hashed: no vocabulary to keep
+_DIRECTIONS = 64
+_AT_A_TIME = 1024
+
+
+class DocumentClusters:
+    """Clusters that any document belongs to one of.
+
+    Attributes:
+      rarity: [words] float32, the weight of each hashed word.
+      directions: [directions, words] float32.
+      centres: [clusters, directions] float32.
+    """
+
+    def __init__(self, rarity: np.ndarray, directions: np.ndarray, centres: np.ndarray):
+        """Takes what `fit` found or `load` read."""
+        self.rarity, self.directions, self.centres = rarity, directions, centres
+
+    @property
+    def count(self) -> int:
+        """Number of clusters."""
+        return len(self.centres)
+
+    @classmethod
+    def fit(
+        cls, documents: Callable[[], Iterable[Document]], clusters: int, seed: int
+    ) -> DocumentClusters:
+        """Fits clusters on up to 50,000 documents, evenly spread over the corpus.
+
+        Args:
+          documents: gives the public documents, streamed; called twice.
+          clusters: number of clusters.
+          seed: any integer of 32 bits.
+
+        Raises:
+          InputError: fewer documents than clusters.
+        """
+        from sklearn.cluster import MiniBatchKMeans  # a second to import
+        from sklearn.decomposition import TruncatedSVD
+
+        positive_integer("clusters", clusters)
+        total = sum(1 for _ in documents())
+        if total < clusters:
+            raise InputError(
+                f"clusters is {clusters}, but there are {total} documents. Lower it."
+            )
+        every = -(-total // _FITTED)
+        texts = [each.content for each in itertools.islice(documents(), 0, None, every)]
+        counts = _counts(texts)
+        present = np.asarray((counts > 0).sum(axis=0)).ravel()
+        rarity = np.log((1 + len(texts)) / (1 + present)).astype(np.float32) + 1
+        rows = _weighted(counts, rarity)
+        size = min(_DIRECTIONS, *rows.shape)
+        reducing = TruncatedSVD(size, random_state=seed).fit(rows)
+        directions = reducing.components_.astype(np.float32)
+        k_means = MiniBatchKMeans(clusters, random_state=seed, n_init=3)
+        k_means.fit(_projected(rows, directions))
+        return cls(rarity, directions, k_means.cluster_centers_.astype(np.float32))
+
+    def of(self, contents: Sequence[str]) -> np.ndarray:
+        """Returns the cluster of each document.
+
+        Args:
+          contents: of the documents, see `Document.content`.
+
+        Returns:
+          [documents] int64, from 0 to `count` - 1.
+        """
+        if not len(contents):
+            return np.zeros([0], np.int64)
+        rows = _weighted(_counts(contents), self.rarity)
+        places = _projected(rows, self.directions)
+        # The nearest centre, without the square of the place, which all share.
+        squares = (self.centres**2).sum(axis=1)
+        return np.argmin(squares - 2 * places @ self.centres.T, axis=1)
+
+    def stream(self, documents: Iterable[Document]) -> Iterator[tuple[Document, int]]:
+        """Yields each document with its cluster; reads a bounded number ahead."""
+        documents = iter(documents)
+        while some := list(itertools.islice(documents, _AT_A_TIME)):
+            yield from zip(some, self.of([each.content for each in some]).tolist())
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the clusters to a `.npz` file."""
+        np.savez(
+            path,
+            rarity=self.rarity,
+            directions=self.directions,
+            centres=self.centres,
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> DocumentClusters:
+        """Reads what `save` wrote.
+
+        Raises:
+          DataError: the file is damaged.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                found = [file[name] for name in ("rarity", "directions", "centres")]
+        except Exception as error:  # of zip, of numpy, or of the system
+            raise DataError(
+                path, f"it cannot be read ({error})", "Make the histogram again"
+            ) from error
+        rarity, directions, centres = found
+        fits = (
+            rarity.shape == (_WORDS,)
+            and directions.shape[1:] == (_WORDS,)
+            and centres.shape[1:] == directions.shape[:1]
+            and len(centres)
+            and all(each.dtype == np.float32 for each in found)
+        )
+        if not fits:
+            raise DataError(
+                path, "its arrays do not fit together", "Make the histogram again"
+            )
+        return cls(rarity, directions, centres)
+
+
+def _counts(texts: Sequence[str]):
+    """Returns the counts of hashed words, [texts, words], sparse."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    return HashingVectorizer(
+        n_features=_WORDS, alternate_sign=False, norm=None, dtype=np.float32
+    ).transform(texts)
+
+
+def _weighted(counts, rarity: np.ndarray):
+    """Returns rows of unit length: logarithms of counts times how rare words are."""
+    from sklearn.preprocessing import normalize
+
+    counts = counts.copy()
+    counts.data = 1 + np.log(counts.data)
+    return normalize(counts.multiply(rarity[None]).tocsr())
+
+
+def _projected(rows, directions: np.ndarray) -> np.ndarray:
+    """Returns the rows in these directions, of unit length."""
+    from sklearn.preprocessing import normalize
+
+    return normalize(np.asarray(rows @ directions.T, np.float32))
