@@ -51,24 +51,31 @@ def reference_of(name):
     return REFERENCE + FUSED if name.endswith(FUSED) else REFERENCE
 
 
-def values(job):
-    """Returns {row: [queries] NDCG@10, in the order of the judgements}."""
-    found = job / "private" / "evaluation"
+def values(found, weights=None):
+    """Returns {row: [queries] NDCG@10, in the order of the judgements}.
+
+    `found` is the directory of an evaluation; rows in `weights` are fused, too.
+    """
     qrels = evaluation.read_trec_qrels(found / "qrels.trec")
-    results = json.loads((job / "results.json").read_text("utf-8"))
-    weights = {row["name"]: row.get("fused_weight") for row in results["rows"]}
     runs = {
         path.stem: evaluation.read_trec_run(path)
         for path in sorted((found / "runs").glob("*.trec"))
     }
     for name, run in list(runs.items()):
-        if weight := weights.get(name):
+        if weight := (weights or {}).get(name):
             shares = [1 - weight, weight]
             runs[name + FUSED] = evaluation.fuse([runs[BM25], run], shares)
     return {
         name: np.array(evaluation.evaluate_run(qrels, run, [METRIC]).values(METRIC))
         for name, run in runs.items()
     }
+
+
+def values_of(job):
+    """Returns the `values` of a finished job, whose results have its weights."""
+    results = json.loads((job / "results.json").read_text("utf-8"))
+    weights = {row["name"]: row.get("fused_weight") for row in results["rows"]}
+    return values(job / "private" / "evaluation", weights)
 
 
 def comparison(means, runs, better, worse):
@@ -87,7 +94,7 @@ def comparison(means, runs, better, worse):
 
 def summary(workdirs):
     """Returns the printed summary of finished jobs."""
-    runs = [values(workdir) for workdir in workdirs]
+    runs = [values_of(workdir) for workdir in workdirs]
     names = [name for name in runs[0] if all(name in run for run in runs)]
     means = {name: np.mean([run[name] for run in runs], axis=0) for name in names}
     compared = {}

@@ -61,6 +61,23 @@ def test_one_log_costs_the_composition_and_disjoint_logs_the_larger():
         assert verify_certificate(certificate).problems == ()
 
 
+def test_earlier_words_on_what_was_released_before_still_verify():
+    """It could only be weights; any other sentence of theirs does not hold."""
+    now = _next(_first())
+    assert now["continuation"]["in_words"].startswith("This run came after the release")
+    before = "Training started from released weights, whose certificate is given as "
+    for start, holds in (
+        (f"{before}parent.", True),
+        (f"{before}a joke.", False),
+        ("Training took place.", False),
+    ):
+        older = copy.deepcopy(now)
+        rest = now["continuation"]["in_words"].partition(".")[2]
+        older["continuation"]["in_words"] = f"{start}{rest}"
+        older["digest"] = digest_of(older)
+        assert (verify_certificate(older).problems == ()) == holds, start
+
+
 def test_a_user_is_in_all_logs_of_time_but_in_one_log_of_users():
     first, second = (
         dataclasses.replace(spec, unit="user", rows_per_unit=2) for spec in _SPECS[:2]

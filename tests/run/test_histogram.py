@@ -53,7 +53,7 @@ def base(tmp_path_factory):
 
 def _trained(base, out, **changes):
     config = finetune.default_config()
-    config.update(tiny.training(base, steps=2, accountant="pld", epsilon=8.0))
+    config.update(tiny.training(base, steps=2, epsilon=8.0))
     config.update(changes)
     finetune.run(config, out)
     return read_certificate(out)
@@ -137,6 +137,12 @@ def test_one_unit_moves_the_counts_by_at_most_1(unit, tmp_path):
     moved = np.linalg.norm(np.array(whole.counts) - less.counts)
     slack = 2 * deviation * math.sqrt(2 * 8)
     assert moved == pytest.approx(1.0, abs=slack) and slack < 0.4
+    # What they state of the log is what was declared.
+    stated = [
+        read_certificate(tmp_path / "release" / name) for name in ("whole", "less")
+    ]
+    for name in ("spec", "sampler", "mechanism", "accounting", "training"):
+        assert stated[0][name] == stated[1][name], name
 
 
 def test_generator_and_set_state_the_epsilon_of_both(base, tmp_path, capsys):
@@ -154,7 +160,10 @@ def test_generator_and_set_state_the_epsilon_of_both(base, tmp_path, capsys):
         },
         one_log=True,
     )
-    assert stated == pytest.approx(total.epsilon_pld, rel=1e-6)
+    assert stated == pytest.approx(total.epsilon_rdp, rel=1e-6)
+    assert certificate["accounting"]["epsilon_pld"] == pytest.approx(
+        total.epsilon_pld, rel=1e-6
+    )
     assert verify_certificate(certificate).problems == ()
     words = certificate["continuation"]["in_words"]
     assert words.startswith("This run came after the release whose certificate is")
@@ -309,6 +318,22 @@ def test_what_no_epsilon_would_cover_is_refused(base, tmp_path):
         choose.run(config, tmp_path / "release" / "chosen")
     paid = [path.parent.name for path in tmp_path.rglob("ledger.jsonl")]
     assert paid == ["generator"]
+
+
+def test_counts_of_canaries_stay_private_with_all_that_follows(base, tmp_path):
+    shutil.copytree(base / "pairs", tmp_path / "pairs")
+    (tmp_path / "canaries.jsonl").write_text("")  # as the stage `canaries` writes it
+    out = tmp_path / "private" / "histogram"
+    _counted(tmp_path, out)
+    assert json.loads((out / "stage.json").read_text())["guarantee"] == "private"
+    generator = str(base / "public")
+    with pytest.raises(InputError, match="which must stay private"):
+        _written(
+            base, tmp_path / "release" / "set", histogram=str(out), generator=generator
+        )
+    _written(
+        base, tmp_path / "private" / "set", histogram=str(out), generator=generator
+    )
 
 
 def test_a_histogram_of_other_documents_or_damaged_is_refused(base, tmp_path):

@@ -39,6 +39,7 @@ FILES = (
     "of_derivations.py",
     "of_continuations.py",
     "of_audits.py",
+    "of_histograms.py",
 )
 # Parts of the guarantee that a mistake can be in.
 KINDS = (

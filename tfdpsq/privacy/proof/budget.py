@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdpsq import validation
-from tfdpsq.privacy.calibration import secant
 from tfdpsq.privacy.plan import PrivacyPlan, make_plan
 from tfdpsq.privacy.proof.certified import release_in
 from tfdpsq.privacy.proof.composition import (
@@ -145,34 +144,26 @@ def plan_within(spec: PrivacySpec, released: Mapping[str, Release]) -> PrivacyPl
       released: earlier releases, by name; of the unit and adjacency of `spec`.
 
     Returns:
-      A plan for a smaller ε, of four digits, so that any machine finds the same.
+      A plan for ε, or for a smaller one, of four digits so that all machines find it.
 
     Raises:
       InputError: less than 95 % of ε would be left for the run; or they cannot be
         composed.
     """
-
-    def planned(epsilon: float) -> PrivacyPlan:
-        return make_plan(dataclasses.replace(spec, epsilon=epsilon))
-
-    def spent(plan: PrivacyPlan) -> float:
+    left = spec.epsilon
+    while left >= LEAST_LEFT * spec.epsilon:
+        plan = make_plan(dataclasses.replace(spec, epsilon=left))
         every = {**released, "planned": planned_release({"planned": plan}, "")}
         total = compose(every, one_log=True)
-        by = {"pld": total.epsilon_pld, "rdp": total.epsilon_rdp}
-        return by[spec.accountant]
-
-    least = LEAST_LEFT * spec.epsilon
-    if spent(planned(least)) > spec.epsilon:
-        raise validation.InputError(
-            f"epsilon is {spec.epsilon:g}, of which less than {LEAST_LEFT:.0%} would "
-            f"be left beside {' and '.join(released)}. Raise epsilon, or release that "
-            "with more noise."
-        )
-    # The share left over; ε falls with it as `secant` asks for.
-    found = secant(
-        lambda over: spent(planned(1 / over)), spec.epsilon, 1 / spec.epsilon
+        spent = {"pld": total.epsilon_pld, "rdp": total.epsilon_rdp}[spec.accountant]
+        if spent <= spec.epsilon:
+            return plan
+        left = _rounded_down(min(left - (spent - spec.epsilon), left * (1 - 1e-3)))
+    raise validation.InputError(
+        f"epsilon is {spec.epsilon:g}, of which less than {LEAST_LEFT:.0%} would "
+        f"be left beside {' and '.join(released)}. Raise epsilon, or release that "
+        "with more noise."
     )
-    return planned(_rounded_down(1 / found))
 
 
 def _rounded_down(epsilon: float) -> float:
