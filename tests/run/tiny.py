@@ -59,6 +59,8 @@ def tiny_config(data):
     config.data = str(data)
     config.epsilons = (math.inf, 8.0)
     config.direct_epsilons = (8.0,)
+    config.histogram_epsilon = 0.4
+    config.histogram.clusters = 8
     config.examples = 2
     config.seed = 5
     config.init = ""  # random weights, and a vocabulary of these documents

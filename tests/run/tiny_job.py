@@ -23,10 +23,7 @@ import tiny
 
 def get_config():
     recorder.record({recorded!r})
-    config = tiny.tiny_config({data!r})
-    config.histogram_epsilon = 0.4
-    config.histogram.clusters = 8
-    return config
+    return tiny.tiny_config({data!r})
 """
 
 

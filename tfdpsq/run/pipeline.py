@@ -299,7 +299,6 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
                     f"here: data is {config.data}, not a log. Leave it at "
                     f"{validation.shown(default)}."
                 )
-    acting.require_acting(config, SETTINGS, ACTING)
     rerankers = pipeline_checks.rerankers_of(config)
     if config.fit_rerank and not rerankers:
         raise validation.InputError(
@@ -320,6 +319,7 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
                     stage.rerank.fit = "of the job"
         rules = getattr(module, "ACTING", ())
         acting.require_acting(stage, declared, rules, name)
+    acting.require_acting(config, SETTINGS, ACTING)
     for name in ("steps", "epochs"):
         default = train_retriever.default_config()[name]
         given, used = config.direct[name], config.retriever[name]
