@@ -96,8 +96,11 @@ class Job:
             }
             for path in self._stage_directories()
         ]
-        columns = ["name", "place", "guarantee", "seconds"]
-        return pd.DataFrame(found, columns=columns).set_index("name")
+        frame = pd.DataFrame(found, columns=["name", "place", "guarantee", "seconds"])
+        twice = frame.name.duplicated(keep=False)  # in `release/` and in `private/`
+        return frame.set_index(frame.name.where(~twice, frame.place)).drop(
+            columns="name"
+        )
 
     def path(self, stage: str) -> pathlib.Path:
         """Returns a stage's output directory.

@@ -11,8 +11,8 @@ from tfdpsq import validation
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.randomness.sampling import Draw
 
-# Batches whose rows depend on each other are padded to a multiple of this, which
-# keeps the number of compiled shapes small.
+# Batches whose rows are declared to depend on each other are padded to a multiple of
+# this, which keeps the number of compiled shapes small.
 _COUPLED_MULTIPLE = 8
 
 
@@ -39,9 +39,10 @@ def padded_rows(
     Returns:
       For independent rows always the same: the maximum, rounded up to a multiple
       of `microbatch_size`, or of the maximum where that is less, times the replicas
-      in sync. For coupled rows in one microbatch, whose cost grows with the square of
-      the batch, the count rounded up to a multiple of 8; for those taken one by one,
-      the maximum again: padding costs them nothing.
+      in sync: a loss can read how many there are. Where rows are declared to depend on
+      each other, whose cost can grow with the square of the batch, the count rounded
+      up to a multiple of 8; for those taken one by one, the maximum again: padding
+      costs them nothing.
 
     Raises:
       InputError: coupled rows on several replicas; more replicas than microbatches.
@@ -65,6 +66,8 @@ def padded_rows(
             f"rows that depend on each other must stay on one replica, but there are "
             f"{replicas}. Train outside the strategy's scope."
         )
+    if plan.spec.sensitivity_multiplier == 1:  # nothing is declared
+        return plan.max_rows
     return max(1, -(-count // _COUPLED_MULTIPLE)) * _COUPLED_MULTIPLE
 
 

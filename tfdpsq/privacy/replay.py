@@ -26,7 +26,6 @@ depend on each other form one microbatch, whose sensitivity covers them all.
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -57,6 +56,12 @@ _DRAWN_BY_KEY = re.compile(
 # A scope of draws whose shapes are known without looking at operations: those here, and
 # dropout of this package's T5s (`layers.seeded_dropout`), whose rows come first.
 _KEYED = "tfdpsq_keyed_draw"
+# A scope of seeds that layers draw by themselves with.
+_SEED = "tfdpsq_seed"
+# Operations that a seed may go through on its way to a draw.
+_PASSES_ON = frozenset(
+    ("Identity", "Cast", "Bitcast", "StridedSlice", "Pack", "Reshape")
+)
 # Units of a loss that is looked into: enough for a thousand rows or more, of which no
 # width of a model is a multiple.
 _PRIMES = (3, 5, 11, 31, 101, 331, 1009)
@@ -283,7 +288,8 @@ def require_own_draws(
     """Refuses random numbers of a row that another row's loss depends on.
 
     The first unit gets new numbers, then the last; all others keep theirs. What a layer
-    draws by itself from a seed that it asked for stays the same.
+    draws by itself, from a seed that it asked for, is cut out of the traced loss and
+    given back with other numbers for the unit.
 
     Args:
       per_example_losses: returns a loss for each row.
@@ -301,17 +307,18 @@ def require_own_draws(
         per_example_losses, tf.__internal__.autograph.control_status_ctx()
     )
 
-    @functools.partial(tf.function, autograph=False)
-    def losses(tensors: Mapping[str, tf.Tensor], unit: tf.Tensor) -> Any:
-        key = tf.constant([1, 2], tf.int64)
+    def losses(
+        tensors: Mapping[str, tf.Tensor], unit: tf.Tensor, key: tf.Tensor
+    ) -> Any:
         with replayable(layers, key, 0, 0, redrawn=Redrawn(unit, units)):
             return of_caller(tensors)
 
     tensors = {name: tf.convert_to_tensor(value) for name, value in batch.items()}
-    before = np.asarray(losses(tensors, tf.constant(-1)), np.float64)
+    redrawn = _Redrawing(losses, tensors, units)
+    before = redrawn(-1)
     allowed = tolerance * np.maximum(np.abs(before), 1e-3)
     for unit in sorted({0, units - 1}):
-        now = np.asarray(losses(tensors, tf.constant(unit)), np.float64)
+        now = redrawn(unit)
         others = np.arange(rows) // together != unit
         if not np.all((np.abs(now - before) <= allowed)[others]):
             raise validation.InputError(
@@ -319,6 +326,82 @@ def require_own_draws(
                 "where a layer averages, sorts or shuffles them over the batch, so "
                 "clipping by row bounds nothing. Let every row use its own alone."
             )
+
+
+class _Redrawing:
+    """The losses of a batch in which one unit has other random numbers.
+
+    Layers draw by themselves with operations that a loss has at its top level, by
+    `require_draws_of_rows`. These are found in its graph, and fed.
+    """
+
+    def __init__(self, losses: Callable, tensors: Mapping[str, tf.Tensor], units: int):
+        names = sorted(tensors)
+
+        def flat(unit: tf.Tensor, key: tf.Tensor, *values: tf.Tensor) -> Any:
+            return losses(dict(zip(names, values)), unit, key)
+
+        self._units = units
+        self._values = [tensors[name] for name in names]
+        whole = tf.compat.v1.wrap_function(
+            flat,
+            [
+                tf.TensorSpec([], tf.int32),
+                tf.TensorSpec([2], tf.int64),
+                *(tf.TensorSpec(value.shape, value.dtype) for value in self._values),
+            ],
+        )
+        drawn = [
+            op.outputs[0]
+            for op in whole.graph.get_operations()
+            if _DRAWN_BY_KEY.fullmatch(op.type) and _KEYED not in op.name
+        ]
+        given = whole.inputs[: 2 + len(self._values)]
+        self._draw = whole.prune(given, drawn) if drawn else lambda *_: []
+        self._losses = whole.prune([*given, *drawn], whole.outputs[0])
+
+    def __call__(self, unit: int) -> np.ndarray:
+        """Returns the losses; -1 is no unit."""
+        numbers, others = (
+            self._draw(tf.constant(-1), tf.constant(key, tf.int64), *self._values)
+            for key in ([1, 2], [3, 4])
+        )
+        key = tf.constant([1, 2], tf.int64)
+        given = [
+            self._of_unit(unit, first, other) for first, other in zip(numbers, others)
+        ]
+        found = self._losses(tf.constant(unit), key, *self._values, *given)
+        return np.asarray(found, np.float64)
+
+    def _of_unit(self, unit: int, numbers: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+        size = numbers.shape[0]
+        changed = np.arange(size) // (size // self._units) == unit
+        column = np.reshape(changed, [-1] + [1] * (numbers.shape.rank - 1))
+        return tf.where(column, others, numbers)
+
+
+def require_seeds_draw(graph: tf.Graph) -> None:
+    """Refuses a seed that is used as a number, which all rows would share.
+
+    Args:
+      graph: of a loss, see `traced`.
+
+    Raises:
+      InputError: names the operation.
+    """
+    waiting = [op for op in graph.get_operations() if _SEED in op.name.split("/")[:-1]]
+    while waiting:
+        for output in waiting.pop().outputs:
+            for user in output.consumers():
+                if _SEED in user.name or user.type in _PASSES_ON:
+                    waiting.append(user)
+                elif not user.type.startswith("Stateless"):
+                    raise validation.InputError(
+                        f"the loss uses a seed as a number ({user.name}), which all "
+                        "rows of a microbatch would share, so clipping by row bounds "
+                        "nothing. Draw with it, by tf.random.stateless_uniform and the "
+                        "like, numbers with the rows as first dimension."
+                    )
 
 
 def _drawn_otherwise(nodes: Iterable[Node], graph: tf.Graph) -> list[Draw]:
@@ -382,7 +465,7 @@ class _StatelessGenerator:
         dtype = dtype or keras.backend.floatx()
 
         def draw() -> tf.Tensor:
-            seed = self.make_seed_for_stateless_op()
+            seed = noise.integers([2], self._draw_key(), tf.int64)
             return tf.random.stateless_uniform(shape, seed, minval, maxval, dtype)
 
         return self._drawn(draw)
@@ -391,7 +474,7 @@ class _StatelessGenerator:
         dtype = dtype or keras.backend.floatx()
 
         def draw() -> tf.Tensor:
-            seed = self.make_seed_for_stateless_op()
+            seed = noise.integers([2], self._draw_key(), tf.int64)
             return tf.random.stateless_truncated_normal(
                 shape, seed, mean, stddev, dtype
             )
@@ -416,7 +499,9 @@ class _StatelessGenerator:
     def make_seed_for_stateless_op(self):
         """[2] int64, of which XLA keeps 32 bits each: for layers that draw with it."""
         with tf.name_scope(_KEYED):
-            return noise.integers([2], self._draw_key(), tf.int64)
+            seed = noise.integers([2], self._draw_key(), tf.int64)
+        with tf.name_scope(_SEED):
+            return tf.identity(seed)
 
     def _drawn(self, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
         with tf.name_scope(_KEYED):

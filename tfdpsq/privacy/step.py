@@ -308,7 +308,8 @@ class _Step:
             # number again all units would share one draw, brought about by the unit
             # that spoilt the batch.
             own = (1 + tf.cast(row // together, tf.int64)) * (1 << 32)
-            unit = _slice(part, row, together)
+            # In its place among padding: a loss can read how many rows there are.
+            unit = _alone(part, row, together)
             clipped = self._differentiated(unit, own + number, keys)
             return row + together, *_added(sums, clipped.sums)
 
@@ -345,6 +346,17 @@ def _slice(batch: Batch, start: tf.Tensor, rows: int) -> dict[str, tf.Tensor]:
         )
         for name, value in batch.items()
     }
+
+
+def _alone(batch: Batch, start: tf.Tensor, rows: int) -> dict[str, tf.Tensor]:
+    """Returns the batch with padding in place of all rows but some."""
+    found = {}
+    for name, value in batch.items():
+        places = tf.range(value.shape[0])
+        kept = (places >= start) & (places < start + rows)
+        column = tf.reshape(kept, [-1] + [1] * (value.shape.rank - 1))
+        found[name] = tf.where(column, value, tf.zeros_like(value))
+    return found
 
 
 def _added(

@@ -150,6 +150,8 @@ def try_setup(
     traced = replay.traced(losses, batch, layers, variables, size)
     require_nothing_kept(traced.nodes)
     replay.require_repeatable(traced.nodes)
+    if not coupled and not declared:
+        replay.require_seeds_draw(traced.function.graph)
     if traced.draws and not coupled and not declared:
         replay.require_draws_of_rows(losses, batch, layers, rows.together)
     # Coupled rows are differentiated without an engine, and their bound needs nothing

@@ -197,7 +197,7 @@ class _Choice:
         certificate = privacy.make_selection_certificate(
             selection,
             own[selection.chosen]["certificate"],
-            records.private_reads(self._private, self._config.finetune.strict).entries,
+            records.all_private_reads(self._private),
         )
         for path in sorted(self._point(selection.chosen).iterdir()):
             if path.name not in (workdir.STAGE_FILE, certificates.FILE_NAME):
@@ -269,6 +269,7 @@ class _Choice:
                 failed.parent.mkdir(parents=True, exist_ok=True)
                 atomic_write(failed, json.dumps(error.certificate))
             tf.keras.backend.clear_session()
+            self._devices.notice.end_if_asked()
         if failed.is_file():
             training.close_run(self._run(point.name), out)
             return {

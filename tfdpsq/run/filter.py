@@ -129,6 +129,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict:
         inputs["retriever"] = workdir.stage_fingerprint(judge)
         round_trip.RoundTrip(**config.round_trip).tokenizer()
     if config.canaries:
+        canary_set.read_canaries(pathlib.Path(config.canaries))  # or refuses it
         inputs["canaries"] = workdir.stage_fingerprint(config.canaries)
 
     def make(out: pathlib.Path) -> dict:

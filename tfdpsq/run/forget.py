@@ -32,7 +32,8 @@ by half is finished by the same command.
 
 Exit status: 0 nothing of ours is left to delete, or it was only listed; 1 something
 private could not be deleted, or files that may be private were left, be it for a link
-under `release/`; 2 no workdir, a stage is running, or a wrong command.
+under `release/` or in another private directory; 2 no workdir, a stage is running, or a
+wrong command.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ class Plan:
         runs and logs with names that no stage writes, in an unfinished directory
         without a record, or around outputs deeper in the private directory: somebody's
         own, of another workdir, or of one whose copy did not keep file times.
+      elsewhere: other private directories that stages of the workdir had.
     """
 
     private: pathlib.Path
@@ -138,6 +140,7 @@ class Plan:
     linked: list[pathlib.Path] = dataclasses.field(default_factory=list)
     left: list[pathlib.Path] = dataclasses.field(default_factory=list)
     unsure: list[pathlib.Path] = dataclasses.field(default_factory=list)
+    elsewhere: list[pathlib.Path] = dataclasses.field(default_factory=list)
 
 
 def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
@@ -192,6 +195,7 @@ def plan(directory: str | os.PathLike, private: str | None = None) -> Plan:
     if job:
         made.delete += _files(root, layout.JOB_FILES, _OF_JOBS)
     _keep_linked(made, root / releases.RELEASE_FOLDER)
+    made.elsewhere = sorted(_elsewhere(root, own))
     busy = locks.holders([*made.delete, *made.folders, *made.kept])
     if busy:
         raise validation.InputError(
@@ -261,6 +265,34 @@ def _is_private(own: pathlib.Path) -> bool:
     return any((own / name).is_file() for name in (*_PROOFS, _KEY)) or any(
         (run / name).is_file() for run in runs for name in _OF_RUNS
     )
+
+
+def _elsewhere(root: pathlib.Path, own: pathlib.Path) -> set[pathlib.Path]:
+    """Returns private directories of stages here besides `own`, but forgotten ones."""
+    named = {root / releases.PRIVATE_FOLDER}
+    for folder in (*(root / name for name in _FOLDERS), own):
+        for path in _folders(folder) if folder.is_dir() else ():
+            stage = path / releases.STAGE_FILE
+            config = certificate_files.stated(stage, "config")
+            given = config.get("private_directory") if isinstance(config, dict) else ""
+            if not isinstance(given, str) or not os.path.isabs(given):
+                continue
+            # As it was written, or where it lies beside a workdir that was moved.
+            before = certificate_files.stated(stage, workdir.WRITTEN_IN)
+            moved = given
+            if isinstance(before, str) and os.path.isabs(before):
+                beside = os.path.relpath(given, before)
+                moved = os.path.normpath(os.path.join(os.path.abspath(path), beside))
+            named.add(pathlib.Path(moved if os.path.isdir(moved) else given))
+    return {
+        path
+        for path in named
+        if path.is_dir()
+        and not path.is_symlink()
+        and _is_private(path)
+        and not (path / layout.FORGOTTEN).exists()
+        and not (own.is_dir() and path.samefile(own))
+    }
 
 
 def _plan_private(made: Plan, own: pathlib.Path, job: bool) -> None:
@@ -474,6 +506,11 @@ def as_text(made: Plan, deleted: bool, failed: Sequence[pathlib.Path] = ()) -> s
             made.unsure,
         ),
         ("NOT deleted, check its permissions:", failed),
+        (
+            "NOT looked at, but stages kept secrets there; run it again for each, with "
+            "--private=DIRECTORY:",
+            made.elsewhere,
+        ),
     ):
         lines += [title, *(f"  {path}" for path in paths)] if paths else []
     if not deleted and gone:
@@ -492,7 +529,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             raise app.UsageError("")
         made = plan(words[0], own.private)
         failed = forget(made) if own.delete else []
-        unsure = own.delete and (bool(made.unsure) or any(map(_unsafe, made.linked)))
+        unsure = bool(made.unsure or made.elsewhere) or any(map(_unsafe, made.linked))
+        unsure = own.delete and unsure
         return int(bool(failed) or unsure), as_text(made, own.delete, failed)
 
     command.script(run, own, argv, __doc__, _USAGE)

@@ -102,6 +102,11 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
     for name, _, stage in points:
         module = _STAGES[config.stage]
         settings.check(stage, module.SETTINGS, f"points.{name}")
+        if stage.get("unit") == "user":
+            raise validation.InputError(
+                f"points.{name}: unit is 'user', but the grid's pairs are made from "
+                "documents and have no users. Set it to 'query'."
+            )
         acting.require_acting(stage, module.SETTINGS, module.ACTING, f"points.{name}")
     outputs.open_directory(output)
     proxy = _proxy(config, directory / "proxy")
@@ -113,17 +118,19 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> list[dict
             stage_config.private_directory = str(directory / "private")
         stage = _STAGES[config.stage].run(stage_config, out)
         result = directory / "results" / f"{name}.json"
-        if not result.is_file():
+        known = workdir.read_json(result) if result.is_file() else {}
+        if known.get("held_out") != config.held_out:  # or no such measurement yet
             measure = _measure if config.stage == "finetune" else _rank
             row = {
                 "name": name,
                 "settings": varied,
+                "held_out": config.held_out,
                 **measure(proxy, out, config.held_out),
             }
             certificate = read_certificate(out)
             training = {} if certificate is None else certificate["training"]
             row["trained_parameters"] = training.get("trained_parameters")
-            row["seconds"] = stage.get("seconds")
+            row["seconds"] = stage.get("seconds", known.get("seconds"))
             _write(result, json.dumps(row))
         results.append(workdir.read_json(result))
         results.sort(key=_order)

@@ -142,7 +142,7 @@ def _make(
     plan = privacy.make_plan(private_training.counting_spec(config, units))
     if not canary_set.holds_canaries(config.pairs):
         spending.require_within({run_dir.name: plan}, inputs["pairs"])
-    reads = records.private_reads(run_dir.parents[1], config.strict).entries
+    reads = records.all_private_reads(run_dir.parents[1])
     beir = sources.open_beir(config.pairs)
     clusters = DocumentClusters.fit(beir.documents, config.clusters, config.seed)
     documents = np.zeros([clusters.count], np.int64)

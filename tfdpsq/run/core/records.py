@@ -23,6 +23,19 @@ def private_reads(private: pathlib.Path, strict: bool) -> privacy.PrivateReads:
     return privacy.PrivateReads(private / reads.FILE_NAME, strict=strict)
 
 
+def all_private_reads(private: pathlib.Path) -> list[dict[str, str]]:
+    """Returns the reads that are listed in a private directory, for a certificate.
+
+    An output deeper in it, such as `private/tests/evaluation`, has a list of its own:
+    those count, too.
+    """
+    lists = [private / reads.FILE_NAME, *sorted(private.rglob(reads.FILE_NAME))]
+    found: list[dict[str, str]] = []
+    for path in dict.fromkeys(lists):
+        found += [e for e in privacy.PrivateReads(path).entries if e not in found]
+    return found
+
+
 def write_certificate(
     directory: pathlib.Path, certificate: Mapping[str, Any] | None
 ) -> None:

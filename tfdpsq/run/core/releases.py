@@ -98,8 +98,10 @@ class Output:
                 f"{self.place} is under {RELEASE_FOLDER}/, in {hidden!r}, which says "
                 f"that it is private or hidden. Leave {hidden!r} out of its path."
             )
-        # The place may be the workdir of a job itself.
-        kept = [pathlib.Path(any_files.without_scheme(self.place), PRIVATE_FOLDER)]
+        # The place may be the workdir of a job itself, or deep in a private directory.
+        place = pathlib.Path(any_files.without_scheme(self.place))
+        kept = [up for up in place.parents if up.name == PRIVATE_FOLDER]
+        kept.append(place / PRIVATE_FOLDER)
         with contextlib.suppress(validation.InputError):  # it needs none, and has none
             kept.append(private_directory(self.place, self.private_directory))
         for directory in kept:

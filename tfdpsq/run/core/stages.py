@@ -105,4 +105,6 @@ class Stages:
                     releases.PRIVATE,
                     "how long private stages took",
                 )
+        for each in devices:
+            each.notice.end_if_asked()
         return out

@@ -56,7 +56,7 @@ RUNS = "runs"
 # A setting that says where something is kept, and nothing of the result.
 _PLACE = "private_directory"
 # Key of the directory of a record, in it.
-_WRITTEN_IN = "written_in"
+WRITTEN_IN = "written_in"
 
 
 def differences(
@@ -71,10 +71,10 @@ def differences(
     was then, so are paths that are the same from both. What they lead to is compared by
     its fingerprint, among the inputs.
     """
-    before, now = found.get(_WRITTEN_IN), None
+    before, now = found.get(WRITTEN_IN), None
     if place is not None and isinstance(before, str):
         now = os.path.abspath(place)
-    known = {name: value for name, value in found.items() if name != _WRITTEN_IN}
+    known = {name: value for name, value in found.items() if name != WRITTEN_IN}
 
     def as_wanted(old: Any, new: Any) -> Any:
         """Copies the old values without places; the new one of a path that moved."""
@@ -105,7 +105,7 @@ def written_in(place: str | os.PathLike) -> dict[str, str]:
 
     `place` is the directory that the output of a stage, or a run, has in the end.
     """
-    return {_WRITTEN_IN: os.path.abspath(place)}
+    return {WRITTEN_IN: os.path.abspath(place)}
 
 
 _PACKAGES = (
@@ -300,7 +300,7 @@ def finished_stage(
     found = read_json(path)
     if found["fingerprint"] != _fingerprint(wanted):
         of = {"config": found["config"], "inputs": found["inputs"]}
-        place = {_WRITTEN_IN: found.get(_WRITTEN_IN)}
+        place = {WRITTEN_IN: found.get(WRITTEN_IN)}
         changed = differences({**of, **place}, wanted, directory)
         if not changed and found["fingerprint"] == _fingerprint(of):
             return found

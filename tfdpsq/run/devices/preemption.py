@@ -124,7 +124,11 @@ class Notice:
 
         Yields:
           A function that returns whether there was one.
+
+        Raises:
+          SystemExit: there was one in the last step of a training before.
         """
+        self.end_if_asked()
         if self._listens and not self._asked:
             # Again: a strategy of several workers has replaced our handler.
             self.listen()
@@ -133,6 +137,17 @@ class Notice:
             yield lambda: self._asked
         finally:
             self._training = False
+
+    def end_if_asked(self) -> None:
+        """Ends the process where a signal came in the last step of a training.
+
+        That training is finished, and its output is to be safe by now.
+
+        Raises:
+          SystemExit: with `RESTART`, as the same command goes on.
+        """
+        if self._asked:
+            raise SystemExit(RESTART)
 
     def _noted(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a forked child, not the one to end

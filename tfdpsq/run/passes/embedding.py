@@ -96,13 +96,15 @@ def run_pass(
     Returns:
       As `sharded_stages.run_stage`.
     """
-    place = sharded_stages.pass_directory(output.place)
+    place, keeps = sharded_stages.pass_directory(output.place), True
     if asked is None:
         corpus = corpus_shards.cut(config.corpus, 0, config.shard_documents, place)
         inputs = {**inputs, "corpus": corpus.plan.fingerprint}
         certificate = certificate_of(config.retriever)
     else:
-        # The plan holds plain hashes, and goes only where the shards may go.
+        # The plan holds plain hashes of the whole file. Where one split of it was
+        # declared public, the others may be private, and the plan is made anew.
+        keeps = asked.private or asked.judged is None
         corpus = corpus_shards.cut_file(asked.file, 0, config.shard_documents, place)
         inputs = {**inputs, "queries": asked.fingerprint}
         certificate = asked.certificate
@@ -126,7 +128,7 @@ def run_pass(
         merge,
         launch,
         also_keeps={
-            corpus_shards.PLAN_FILE: corpus.plan.to_json(),
+            **({corpus_shards.PLAN_FILE: corpus.plan.to_json()} if keeps else {}),
             **sharded_stages.guarantee(certificate),
         },
     )

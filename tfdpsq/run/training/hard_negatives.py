@@ -19,7 +19,6 @@ from tfdpsq.run.core import settings, sources
 
 ORIGIN_FILE = "mining.json"
 JUDGED = "judged"
-_SPARE = 8
 BY_QUERY = "each query and public data alone"
 
 # In `contents` are digests of the pairs' own documents, which may be another corpus's.
@@ -28,6 +27,7 @@ create table answers (query text, document text, primary key (query, document))
   without rowid;
 create table contents (query text, content blob, primary key (query, content))
   without rowid;
+create table digests (document text primary key, content blob) without rowid;
 create table ranked (query text, document text, score real,
                      primary key (query, document)) without rowid;
 create table candidates (query text, document text, place integer,
@@ -40,9 +40,11 @@ insert into candidates select query, document, place from (
     (partition by query order by score desc, {ties}) as place
   from ranked where query in (select query from answers)
   and (query, document) not in (select query, document from answers)
-) where place <= ?
+  and (query, coalesce(
+    (select content from digests where digests.document = ranked.document), x''
+  )) not in (select query, content from contents)
+) where place > ? and place <= ?
 """
-_ANSWERS = "select text from answers join texts using (document) where query = ?"
 _OTHERS = """
 select text from candidates join texts using (document) where query = ? order by place
 """
@@ -216,12 +218,14 @@ class NegativeTable:
         self._store = pair_table.open_unnamed(_SCHEMA)
         self._add_answers(source)
         self._add_ranking(source)
-        # A few spare ones: some may have the content of an answer.
+        corpus = corpus_of(own.corpus, source.path)
+        self._add_digests(corpus)
         ties = "document" if own.run == JUDGED else "document desc"
-        most = own.skip + own.count + _SPARE
-        self._store.execute(_CHOICE.format(ties=ties), (most,))
-        self._store.execute("delete from ranked")
-        self._add_documents(corpus_of(own.corpus, source.path))
+        between = (own.skip, own.skip + own.count)
+        self._store.execute(_CHOICE.format(ties=ties), between)
+        for table in ("ranked", "digests"):
+            self._store.execute(f"delete from {table}")
+        self._add_documents(corpus)
         queries = self._store.execute("select distinct query from candidates")
         if not any(self.texts(query) for (query,) in queries):
             raise validation.InputError(
@@ -260,14 +264,26 @@ class NegativeTable:
             if not self._store.execute(insert, row).rowcount:
                 raise trec.repeated_hit(self._own.path, line, query, document)
 
+    def _add_digests(self, corpus: str) -> None:
+        """Reads what the documents hold, so that copies of answers are known."""
+        self._store.executemany(
+            "insert or ignore into digests values (?, ?)",
+            (
+                (document.id, _digest(document.content))
+                for document in sources.open_beir(corpus).documents()
+            ),
+        )
+        self._store.execute(
+            "insert or ignore into contents select query, content from answers "
+            "join digests using (document)"
+        )
+
     def _add_documents(self, corpus: str) -> None:
         self._store.execute("create index wanted on candidates (document)")
-        self._store.execute("create index known on answers (document)")
         for document in sources.open_beir(corpus).documents():
             self._store.execute(
                 "insert or replace into texts select ?1, ?2 where exists "
-                "(select 1 from candidates where document = ?1) or exists "
-                "(select 1 from answers where document = ?1)",
+                "(select 1 from candidates where document = ?1)",
                 (document.id, document.content),
             )
         (missing,) = self._store.execute(
@@ -283,16 +299,7 @@ class NegativeTable:
 
     def texts(self, query: str) -> list[str]:
         """Returns the contents of a query's hard negatives, hardest first."""
-        known = {_digest(text) for text in self._column(_ANSWERS, query)}
-        known.update(
-            self._column("select content from contents where query = ?", query)
-        )
-        others = self._column(_OTHERS, query)
-        kept = [text for text in others if _digest(text) not in known]
-        return kept[self._own.skip : self._own.skip + self._own.count]
-
-    def _column(self, question: str, query: str) -> list[Any]:
-        return [value for (value,) in self._store.execute(question, (query,))]
+        return [text for (text,) in self._store.execute(_OTHERS, (query,))]
 
 
 def _digest(text: str) -> bytes:

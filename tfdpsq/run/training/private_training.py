@@ -420,10 +420,9 @@ def record_losses(
     """
     if not source.private:
         return []
-    taken = records.private_reads(context.private, strict)
     if not strict:
-        taken.record(**LOSS_READ)
-    return taken.entries
+        records.private_reads(context.private, strict).record(**LOSS_READ)
+    return records.all_private_reads(context.private)
 
 
 def learning_rate(
