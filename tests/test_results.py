@@ -100,6 +100,18 @@ def work(tmp_path):
     return work
 
 
+def test_two_stages_of_one_name_are_told_apart_by_their_places(work):
+    _write(work / "private" / "generator_eps8" / "stage.json", {"guarantee": "private"})
+    job = results.open_job(work)
+    places = ["release/generator_eps8", "private/generator_eps8"]
+    assert [name for name in job.stages.index if "generator" in name] == places
+    assert job.certificate(places[0])["guarantee"]["epsilon"] == 7.5
+    assert job.certificate(places[1]) is None
+    assert job.certificates.epsilon[places[0]] == 7.5
+    with pytest.raises(InputError, match="no stage 'generator_eps8' .*release/gen"):
+        job.path("generator_eps8")
+
+
 def test_tables_hold_what_the_files_do(work):
     job = results.open_job(work)
     assert job.stages.guarantee["generator_eps8"] == "certified"

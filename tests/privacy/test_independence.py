@@ -25,6 +25,7 @@ from tfdpsq.privacy import (
     train,
 )
 from tfdpsq.privacy.independence import require_nothing_kept
+from tfdpsq.privacy.step import make_microbatch_sum
 
 
 def check_independence(losses, batch, layers=(), rows_per_unit=1):
@@ -502,6 +503,31 @@ def test_rows_that_a_layer_makes_random_add_up(engine):
         wide_run(squared, noisy, engine)
     except ValueError as error:
         raise AssertionError("a layer that draws is blamed") from error
+
+
+@pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
+def test_a_row_without_a_gradient_changes_no_number_of_rows_for_others(engine):
+    """The loss reads how many there are: alone each row is among padding."""
+    model, plan = dense(), wide_plan()
+    summed = make_microbatch_sum(
+        lambda b: squared(model)(b) / tf.cast(tf.shape(b["x"])[0], tf.float32) ** 4,
+        model.trainable_variables,
+        make_optimizer(plan, 0.1, "sgd", engine),
+        8,
+        [model],
+        True,
+    )
+    sums = []
+    for spoilt in (True, False):
+        batch = batch_of_rows(8)
+        batch["x"][3] = np.nan if spoilt else 0
+        batch["weights"][3] = spoilt
+        tensors = {name: tf.constant(value) for name, value in batch.items()}
+        found = summed(tensors, tf.constant(False), tf.constant([1, 2], tf.int64))
+        assert bool(found.complete) != spoilt
+        sums.append(np.concatenate([np.ravel(each) for each in found.sums]))
+    assert np.linalg.norm(sums[0]) < 1.0  # no row is clipped
+    np.testing.assert_allclose(*sums, rtol=1e-5, atol=1e-9)
 
 
 def test_users_of_several_rows_add_up():

@@ -238,6 +238,32 @@ def test_numbers_of_a_row_that_others_use_are_refused(made):
         wide_run(squared, [_Drawing(made)], "dpkeras")
 
 
+def _seeded(generator, shape):
+    return tf.random.stateless_uniform(shape, generator.make_seed_for_stateless_op())
+
+
+@pytest.mark.parametrize(
+    "made, message",
+    [
+        (lambda g, n: tf.reduce_mean(_seeded(g, [n, 1])), "is dealt move the loss"),
+        (lambda g, n: _seeded(g, [n, 1])[::-1], "is dealt move the loss"),
+        (lambda g, n: tf.reduce_mean(_seeded(g, [4 * n])), "is dealt move the loss"),
+        (
+            lambda g, n: tf.cast(g.make_seed_for_stateless_op()[0] % 9, tf.float32),
+            "uses a seed as a number",
+        ),
+        (lambda g, n: _seeded(g, [n, 1]), None),
+        (lambda g, n: tf.reshape(_seeded(g, [5 * n]), [n, 5]), None),
+    ],
+)
+def test_what_layers_draw_from_a_seed_of_their_own_is_looked_into(made, message):
+    if message is None:
+        wide_run(squared, [_Drawing(made)], "dpkeras")
+        return
+    with pytest.raises(InputError, match=message):
+        wide_run(squared, [_Drawing(made)], "dpkeras")
+
+
 def test_numbers_that_every_row_uses_alone_are_taken():
     def made(generator, rows):
         drawn = tf.reshape(generator.random_uniform([3 * rows, 1]), [rows, 3, 1])

@@ -204,8 +204,37 @@ def test_too_few_rows_are_refused():
 def test_padded_sizes_are_static_for_independent_rows():
     plan = _plan(num_units=100, max_batch_size=33)
     assert {padded_rows(plan, count, 16) for count in range(34)} == {48}
-    assert [padded_rows(plan, count, None) for count in (0, 1, 8, 9)] == [8, 8, 8, 16]
+    assert {padded_rows(plan, count, None) for count in range(34)} == {33}
+    declared = _plan(num_units=100, max_batch_size=33, sensitivity_multiplier=2)
+    sizes = [padded_rows(declared, count, None) for count in (0, 1, 8, 9)]
+    assert sizes == [8, 8, 8, 16]
     assert padded_rows(plan, 5, 10**15) == 33
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 4])
+def test_a_loss_reads_no_private_number_of_rows(microbatch_size):
+    """How many there are is the same in every step, whatever is drawn."""
+    sizes = []
+
+    def seen(rows):
+        sizes.append(int(rows))
+        return np.float32(0)
+
+    def losses(batch, layer):
+        read = tf.numpy_function(seen, [tf.shape(batch["x"])[0]], tf.float32)
+        return _linear(batch, layer) + tf.ensure_shape(read, [])
+
+    plan = _plan(num_units=12, batch_size=6, steps=12, max_batch_size=12)
+    # What is tried comes before the first step.
+    tried = []
+    _run(
+        plan,
+        losses,
+        microbatch_size=microbatch_size,
+        before_call=lambda steps: tried or tried.append(len(sizes)),
+    )
+    assert set(sizes[tried[0] :]) == {microbatch_size or 12}
+    assert len(sizes) - tried[0] >= 12
 
 
 def test_a_microbatch_larger_than_any_draw_is_all_of_it():

@@ -415,6 +415,7 @@ def test_direct_training_is_refused_before_it_reads_its_pairs(
         run_dir=tmp_path,
         inputs={"pairs": "keyed:1"},
         tokenizer=None,
+        histogram=None,
     )
     model = types.SimpleNamespace(documents_frozen=True)
     source = sources.load_source(pairs.pairs, "train")
@@ -499,7 +500,8 @@ def test_every_stage_that_spends_takes_the_flag():
     """Every module whose helpers make a plan for private pairs, and nobody else."""
     run = pathlib.Path(finetune.__file__).parent
     spends = {p.stem for p in run.glob("*.py") if "spends=True" in p.read_text("utf-8")}
-    assert spends == {"choose", "finetune", "pipeline", "train_retriever"}
+    others = {"choose", "finetune", "pipeline", "train_retriever"}
+    assert spends == {"histogram", *others}
 
 
 def test_two_certificates_of_no_known_run_are_not_counted_as_one(tmp_path):

@@ -254,3 +254,17 @@ def test_a_set_that_was_changed_is_refused(base, tmp_path):
     queries.write_text(queries.read_text().replace("list 7", "list 8"))
     with pytest.raises(DataError, match="queries.jsonl: SHA-256 is"):
         encode.run(_config(base, corpus=str(tmp_path / "set")), tmp_path / "out")
+
+
+def test_hashes_of_a_log_are_not_kept_where_one_split_of_it_is_public(base, tmp_path):
+    """The file has the queries of all splits; half of the pass is made."""
+    out = tmp_path / "release" / "queries"
+    config = _config(base, private=False, shard_documents=30)
+    assert encode.run(config, out, passes.Launch(2, 1)) is None
+    kept = list((tmp_path / "release").rglob("*.json"))
+    assert kept and not any(path.name == corpus_shards.PLAN_FILE for path in kept)
+    assert encode.run(config, out, passes.Launch(2, 0))["result"]["queries"] == 12
+    # Of a public set it is, which saves a reading.
+    public = _config(base, corpus=str(base / "set"), shard_documents=30)
+    encode.run(public, tmp_path / "release" / "set", passes.Launch(2, 1))
+    assert list((tmp_path / "release").rglob(corpus_shards.PLAN_FILE))

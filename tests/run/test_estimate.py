@@ -12,7 +12,7 @@ import pytest
 
 from tfdpsq import validation
 from tfdpsq.layers import T5Config
-from tfdpsq.run import estimate, finetune
+from tfdpsq.run import estimate, finetune, grid, pipeline
 from tfdpsq.run.estimation import finetuning, formula, step, table
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -197,3 +197,18 @@ def test_formula_is_near_what_a_process_takes(engine):
     lines = (line for line in done.stdout.splitlines() if line.startswith("{"))
     (result,) = map(json.loads, lines)
     assert 0.75 <= result["ratio"] <= 1.25, result
+
+
+def test_of_a_pipeline_its_own_t5_is_estimated():
+    """What it starts from stands at its top, and not in the settings of `finetune`."""
+    config = pipeline.default_config()
+    stage = finetuning.stage_config(config, finetune.SETTINGS)
+    assert stage.init == config.init == "t5_tiny_pydocs"
+    config.init = ""
+    config.pretrain.t5.hidden_dim = 24
+    stage = finetuning.stage_config(config, finetune.SETTINGS)
+    assert (stage.init, stage.t5.hidden_dim) == ("", 24)
+    trained = grid.default_config()
+    trained.stage = "train_retriever"
+    with pytest.raises(validation.InputError, match="costs are estimated of the stage"):
+        finetuning.stage_config(trained, finetune.SETTINGS)

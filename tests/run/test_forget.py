@@ -494,3 +494,41 @@ def test_a_directory_is_private_only_if_a_stage_kept_secrets_there(
     code, _, err = _exit(capsys, forget, tmp_path / "project", "--delete")
     assert code == 2 and "holds nothing that tfdpsq made" in err
     assert _files(tmp_path) == before | {"project/private/logs/diary.txt"}
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_another_private_directory_of_a_stage_is_named(job, tmp_path, capsys, beside):
+    """Its seeds and its key are there, whatever else was deleted."""
+    place = tmp_path / "elsewhere" if not beside else job.parent / "secrets"
+    _write(place / "fingerprint.key")
+    _write(place / "runs" / "other" / "run.json")
+    config = {"private_directory": str(place)}
+    stage = {**_STAGE, "config": config, "guarantee": "certified"}
+    stage["written_in"] = str(job / "release" / "other")
+    _write(job / "release" / "other" / "stage.json", json.dumps(stage))
+    own = forget.plan(job)
+    assert own.elsewhere == [place]
+    with pytest.raises(SystemExit) as caught:
+        forget.main(["forget", str(job), "--delete"])
+    said = capsys.readouterr().out
+    assert caught.value.code == 1 and f"--private=DIRECTORY:\n  {place}" in said
+    with pytest.raises(SystemExit):
+        forget.main(["forget", str(job), f"--private={place}", "--delete"])
+    assert not (place / "fingerprint.key").exists()
+    assert forget.plan(job).elsewhere == []
+
+
+def test_a_copy_of_a_workdir_does_not_name_the_first_one(job, tmp_path):
+    config = {"private_directory": str(job / "private")}
+    stage = {**_STAGE, "config": config, "guarantee": "certified"}
+    stage["written_in"] = str(job / "release" / "other")
+    _write(job / "release" / "other" / "stage.json", json.dumps(stage))
+    shutil.copytree(job, tmp_path / "copy", symlinks=True)
+    assert forget.plan(tmp_path / "copy").elsewhere == []
+
+
+def test_nothing_is_made_in_a_private_directory_that_was_forgotten(tmp_path):
+    outputs.mark_forgotten(outputs.open_private(tmp_path / "private"))
+    for place in ("private/next", "private/deep/next", "release/next", "next"):
+        with pytest.raises(InputError, match="deleted by `tfdpsq forget`"):
+            releases.Output(tmp_path / place, releases.PUBLIC, "documents")

@@ -1,6 +1,7 @@
 """Choosing how to spend ε on public data: what is read, what is tried, what is told."""
 
 import json
+import shutil
 
 import pytest
 import tiny as _tiny
@@ -93,6 +94,26 @@ def test_no_private_query_is_read(finished, base, tmp_path):
     for name in ("corpus.jsonl", "queries.jsonl", "qrels/train.tsv", "qrels/dev.tsv"):
         ours = base / "work" / "proxy" / "pairs" / name
         assert ours.read_bytes() == (tmp_path / "work/proxy/pairs" / name).read_bytes()
+
+
+def test_points_are_compared_on_the_same_held_out_queries(finished, base, tmp_path):
+    """Of another number of them all points are measured anew, and trained no more."""
+    work = tmp_path / "work"
+    shutil.copytree(base / "work", work)
+    fewer = grid.run(_config(base, held_out=2), work)
+    assert {row["held_out"] for row in fewer} == {2}
+    assert {row["name"]: row["seconds"] for row in fewer} == {
+        row["name"]: row["seconds"] for row in finished
+    }
+    losses = {row["name"]: row["own_loss"] for row in finished}
+    assert all(row["own_loss"] != losses[row["name"]] for row in fewer)
+    assert grid.run(_config(base), work) == finished
+
+
+def test_a_grid_has_no_users(base, tmp_path):
+    config = _config(base, axes=(("unit", ("query", "user")),))
+    with pytest.raises(validation.InputError, match="unit is 'user', but the grid's"):
+        grid.run(config, tmp_path / "work")
 
 
 def test_a_finished_grid_is_not_redone(finished, base):

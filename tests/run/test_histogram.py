@@ -15,7 +15,16 @@ from tfdpsq.data import BeirDirectory, read_synthetic
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.privacy.proof import budget as budgets
 from tfdpsq.privacy.proof.certified import plan_of
-from tfdpsq.run import budget, choose, finetune, histogram, pipeline, synthesize, verify
+from tfdpsq.run import (
+    budget,
+    choose,
+    finetune,
+    histogram,
+    mine,
+    pipeline,
+    synthesize,
+    verify,
+)
 from tfdpsq.run.core import layout, pipeline_checks, spending
 from tfdpsq.run.passes import document_rates, passes
 from tfdpsq.run.passes.document_rates import Histogram
@@ -254,6 +263,17 @@ def test_a_step_that_was_paid_is_not_paid_again(base, tmp_path, monkeypatch):
     assert ledger.is_file() and not (tmp_path / "release" / "private").exists()
     certificate = read_certificate(out)
     assert certificate["accounting"]["steps_executed"] == 1
+
+
+def test_reads_of_outputs_deeper_in_the_private_directory_are_stated(base, tmp_path):
+    """They have lists of their own, and were reads of these pairs all the same."""
+    config = mine.default_config()
+    config.update(pairs=str(base / "pairs"), k=5)
+    mine.run(config, tmp_path / "private" / "tests" / "mined")
+    out = tmp_path / "release" / "histogram"
+    _counted(base, out, strict=True)
+    (read,) = read_certificate(out)["private_reads"]
+    assert read["what"].startswith("BM25's best documents for each query")
 
 
 @pytest.mark.parametrize(

@@ -394,3 +394,27 @@ def test_bad_runs_are_told_apart(base, tmp_path):
         with pytest.raises(error, match=message):
             _train(base, "refused", hard_negatives=bad)
     assert not (base / "refused").exists()
+
+
+def test_however_many_copies_of_an_answer_the_best_others_are_kept(base, tmp_path):
+    """Twelve of them are ranked above the two documents that are none."""
+    shutil.copytree(base / "pairs", tmp_path / "pairs")
+    beir = BeirDirectory(tmp_path / "pairs")
+    answer = next(d for d in beir.documents() if d.id == "d3")
+    copies = [f"copy{number}" for number in range(12)]
+    with open(tmp_path / "pairs" / "corpus.jsonl", "a") as corpus:
+        for name in copies:
+            document = {"_id": name, "title": "", "text": answer.content}
+            corpus.write(json.dumps(document) + "\n")
+    ranking = {name: 100.0 - place for place, name in enumerate(copies)}
+    ranking.update(d5=2.0, d6=1.0, d7=0.5)
+    write_trec_run(tmp_path / "run.trec", {"q3": ranking}.items(), tag="a")
+    texts = {d.id: d.content for d in beir.documents()}
+    source = sources.load_source(str(tmp_path / "pairs"))
+    for skip, kept in ((0, ["d5", "d6"]), (1, ["d6", "d7"])):
+        own = hard_negatives.HardNegatives(
+            str(tmp_path / "run.trec"), 2, skip, "", hard_negatives.BY_QUERY
+        )
+        table = hard_negatives.NegativeTable(own, source)
+        assert table.texts("q3") == [texts[name] for name in kept]
+        assert table.texts("q4") == []

@@ -6,8 +6,10 @@ import shutil
 import signal
 import threading
 import time
+import types
 
 import killing as _killing
+import ml_collections
 import numpy as np
 import pytest
 import tiny as _tiny
@@ -15,7 +17,7 @@ from safetensors.numpy import load_file
 
 from tfdpsq import retriever, validation
 from tfdpsq.data import train_vocabulary
-from tfdpsq.run.core import layout
+from tfdpsq.run.core import layout, stages
 from tfdpsq.run.devices import clusters, preemption, strategy, tpus
 
 _STEPS = 24
@@ -150,6 +152,38 @@ def test_training_takes_note_of_a_signal_and_a_second_one_ends_it(notice, number
         # As if nobody had listened: a second one is not kept from anybody.
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_a_signal_in_the_last_step_ends_before_the_next_training(notice):
+    """The training that it came in is finished, and its output is written first."""
+    with notice.training():
+        os.kill(os.getpid(), signal.SIGTERM)
+    reached = []
+    with pytest.raises(SystemExit) as raised:
+        with notice.training():
+            reached.append("a step is paid")
+    assert raised.value.code == preemption.RESTART and not reached
+    with pytest.raises(SystemExit):
+        notice.end_if_asked()
+
+
+def test_a_signal_in_the_last_step_ends_a_job_after_its_stage(notice, tmp_path):
+    (tmp_path / "work").mkdir()
+    job = stages.Stages(tmp_path / "work")
+    devices = strategy.Devices(notice=notice)
+    ran = []
+
+    def run(config, out, given):
+        with given.notice.training():
+            os.kill(os.getpid(), signal.SIGTERM)
+        ran.append(out.name)
+        return {"seconds": 1.0}
+
+    module = types.SimpleNamespace(run=run)
+    with pytest.raises(SystemExit) as raised:
+        job.run(module, ml_collections.ConfigDict(), "a", True, devices)
+    assert raised.value.code == preemption.RESTART
+    assert ran == ["a"] and stages.Stages(tmp_path / "work").seconds == {"a": 1.0}
 
 
 def test_outside_of_training_sigterm_ends_at_once(notice):

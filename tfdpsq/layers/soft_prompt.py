@@ -88,11 +88,13 @@ class SoftPrompt(keras.layers.Layer):
         """Returns the mask of the texts with the prompt before them.
 
         Args:
-          padding_mask: [B, L] integers, 1 for real tokens.
+          padding_mask: [B, L] integers or booleans, 1 for real tokens.
 
         Returns:
-          [B, length + L], 1 for the prompt.
+          [B, length + L], 1 for the prompt; integers.
         """
+        if padding_mask.dtype == tf.bool:
+            padding_mask = tf.cast(padding_mask, tf.int32)
         return tf.pad(padding_mask, [[0, 0], [self.length, 0]], constant_values=1)
 
     def get_config(self) -> dict:

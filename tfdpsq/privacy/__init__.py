@@ -40,15 +40,18 @@ if TYPE_CHECKING:
     from tfdpsq.privacy.step import make_logical_step
     from tfdpsq.privacy.terms import Coupled, Terms
     from tfdpsq.privacy.training import train
+    from tfdpsq.validation import DataError, InputError
 else:
     __getattr__, __dir__ = lazy.package(__name__)
 
 __all__ = [
     "Continuation",
     "Coupled",
+    "DataError",
     "Diverged",
     "ENGINES",
     "Groups",
+    "InputError",
     "Ledger",
     "PoissonSampler",
     "Preempted",

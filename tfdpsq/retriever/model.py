@@ -43,6 +43,8 @@ class TwoTower(tfrs.models.Model):
     replicas.
 
     Example:
+      >>> from tfdpsq.layers import T5Config
+      >>> from tfdpsq.retriever import RetrieverConfig, TwoTower
       >>> config = RetrieverConfig(
       ...     T5Config(60, 1, 2, 16, 24, 8),
       ...     embedding_dim=12,

@@ -77,7 +77,7 @@ def flatten(layers: Iterable[tf.Module]) -> list[keras.layers.Layer]:
             modules = (root, *root.submodules)
         except ValueError as error:  # Keras's recurrent cells that drop
             raise validation.InputError(
-                f"the parts of {root.name!r} cannot be listed: {error}. Recurrent "
+                f"the parts of {root.name!r} cannot be listed. Recurrent "
                 "layers with recurrent_dropout keep their masks in such a way, cells "
                 "with dropout, too: set both to 0, and use a Dropout layer."
             ) from error

@@ -93,19 +93,27 @@ def estimate(
 def stage_config(
     config: Any, declaration: settings.Declaration
 ) -> ml_collections.ConfigDict:
-    """Returns the config of stage finetune, given or inside a pipeline's.
+    """Returns the config of stage finetune, given or inside a pipeline's or a grid's.
 
-    `declaration` is that of the stage.
+    Of a pipeline it starts from the pipeline's T5; of a grid it is one point, without
+    what the grid varies. `declaration` is that of the stage.
 
     Raises:
       InputError: it is neither, or the stage would refuse a setting.
     """
     if isinstance(config, ml_collections.ConfigDict):
+        if config.get("stage", "finetune") != "finetune":  # a grid of another one
+            raise other_stage(config)
         if "finetune" in config:
             stage = settings.value_of(config, "finetune")
             settings.check(stage, declaration, "finetune")
             private_training.check_steps(stage, trains=True, before="finetune.")
-            return stage.copy_and_resolve_references()
+            stage = stage.copy_and_resolve_references()
+            if "init" in config and not stage.init:  # a pipeline fills it in
+                stage.init = config.init
+                if not config.init and "pretrain" in config:
+                    stage.t5 = config.pretrain.t5
+            return stage
         if is_of_stage(config, "finetune", declaration):
             settings.check(config, declaration)
             private_training.check_steps(config, trains=True)
@@ -126,6 +134,6 @@ def other_stage(config: Any) -> validation.InputError:
     other = config_file.stage_of(config) if is_config else ""
     return validation.InputError(
         f"the config is {f'of the stage {other}' if other else 'of no stage'}; costs "
-        "are estimated of the stage finetune, and of a pipeline. Use "
+        "are estimated of the stage finetune, and of a pipeline or grid of it. Use "
         "configs/finetune.py or configs/quickstart.py."
     )
