@@ -310,4 +310,52 @@ MUTATIONS = (
         ),
         "why": "the mean of all rows' numbers is one that they share",
     },
+    {
+        "name": "a_row_alone_is_in_a_smaller_batch",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "unit = _alone(part, row, together)",
+        "new": "unit = _slice(part, row, together)",
+        "tests": (
+            "tests/privacy/test_independence.py::"
+            "test_a_row_without_a_gradient_changes_no_number_of_rows_for_others",
+        ),
+        "why": "a loss that reads how many rows there are tells of a row of NaN",
+    },
+    {
+        "name": "padding_follows_how_many_were_drawn",
+        "kind": "sampling",
+        "file": "tfdpsq/privacy/batches.py",
+        "old": "if plan.spec.sensitivity_multiplier == 1:  # nothing is declared",
+        "new": "if False:",
+        "tests": (
+            "tests/privacy/test_training.py::"
+            "test_a_loss_reads_no_private_number_of_rows",
+        ),
+        "why": "a loss that reads how many rows there are moves with one row more",
+    },
+    {
+        "name": "a_seed_may_be_a_number",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "        replay.require_seeds_draw(traced.function.graph)\n",
+        "new": "        pass\n",
+        "tests": (
+            "tests/privacy/test_randomness.py::"
+            "test_what_layers_draw_from_a_seed_of_their_own_is_looked_into",
+        ),
+        "why": "all rows of a microbatch share it",
+    },
+    {
+        "name": "what_a_layer_draws_itself_stays_as_it_is",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/replay.py",
+        "old": "return tf.where(column, others, numbers)",
+        "new": "return numbers",
+        "tests": (
+            "tests/privacy/test_randomness.py::"
+            "test_what_layers_draw_from_a_seed_of_their_own_is_looked_into",
+        ),
+        "why": "the mean of what it drew for all rows is one that they share",
+    },
 )

@@ -420,4 +420,76 @@ MUTATIONS = (
         ),
         "why": "one private query may have moved all of its rows",
     },
+    {
+        "name": "reads_deeper_in_the_private_directory_are_not_stated",
+        "kind": "reads",
+        "file": "tfdpsq/run/core/records.py",
+        "old": ", *sorted(private.rglob(reads.FILE_NAME))]",
+        "new": "]",
+        "tests": (
+            "tests/run/test_histogram.py::"
+            "test_reads_of_outputs_deeper_in_the_private_directory_are_stated",
+        ),
+        "why": "the certificate says that nothing else was read, and it was",
+    },
+    {
+        "name": "a_signal_in_the_last_step_is_forgotten_by_the_next_run",
+        "kind": "ledger",
+        "file": "tfdpsq/run/devices/preemption.py",
+        "old": '        """\n        self.end_if_asked()\n',
+        "new": '        """\n',
+        "tests": (
+            "tests/run/test_strategy.py::"
+            "test_a_signal_in_the_last_step_ends_before_the_next_training",
+        ),
+        "why": "a run that nobody wants any more is paid for",
+    },
+    {
+        "name": "a_signal_in_the_last_step_is_forgotten_by_the_job",
+        "kind": "ledger",
+        "file": "tfdpsq/run/core/stages.py",
+        "old": "            each.notice.end_if_asked()\n",
+        "new": "            pass\n",
+        "tests": (
+            "tests/run/test_strategy.py::"
+            "test_a_signal_in_the_last_step_ends_a_job_after_its_stage",
+        ),
+        "why": "the job goes on for hours after it was asked to end",
+    },
+    {
+        "name": "another_private_directory_is_not_named",
+        "kind": "release",
+        "file": "tfdpsq/run/forget.py",
+        "old": "    made.elsewhere = sorted(_elsewhere(root, own))\n",
+        "new": "",
+        "tests": (
+            "tests/run/test_forget.py::"
+            "test_another_private_directory_of_a_stage_is_named",
+        ),
+        "why": "seeds and key are still there, and the exit status is 0",
+    },
+    {
+        "name": "deep_in_a_forgotten_private_directory_a_stage_goes_on",
+        "kind": "release",
+        "file": "tfdpsq/run/core/releases.py",
+        "old": "kept = [up for up in place.parents if up.name == PRIVATE_FOLDER]",
+        "new": "kept: list[pathlib.Path] = []",
+        "tests": (
+            "tests/run/test_forget.py::"
+            "test_nothing_is_made_in_a_private_directory_that_was_forgotten",
+        ),
+        "why": "a new key is made where all were to be gone",
+    },
+    {
+        "name": "plain_hashes_of_a_log_beside_a_released_pass",
+        "kind": "release",
+        "file": "tfdpsq/run/passes/embedding.py",
+        "old": "keeps = asked.private or asked.judged is None",
+        "new": "keeps = True",
+        "tests": (
+            "tests/run/test_encode_queries.py::"
+            "test_hashes_of_a_log_are_not_kept_where_one_split_of_it_is_public",
+        ),
+        "why": "who knows all queries but one tests guesses at it",
+    },
 )
