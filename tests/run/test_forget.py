@@ -532,3 +532,19 @@ def test_nothing_is_made_in_a_private_directory_that_was_forgotten(tmp_path):
     for place in ("private/next", "private/deep/next", "release/next", "next"):
         with pytest.raises(InputError, match="deleted by `tfdpsq forget`"):
             releases.Output(tmp_path / place, releases.PUBLIC, "documents")
+
+
+def test_on_a_full_disk_logs_make_room_for_the_mark(job, monkeypatch):
+    tries, mark = [], outputs.mark_forgotten
+
+    def full(private):
+        tries.append((private / "logs" / "generator" / "log.jsonl").exists())
+        if tries[-1]:
+            raise InputError("no space is left")
+        mark(private)
+
+    monkeypatch.setattr(outputs, "mark_forgotten", full)
+    assert forget.forget(forget.plan(job)) == []
+    assert tries == [True, False]
+    assert (job / "private" / layout.FORGOTTEN).is_file()
+    assert not (job / "private" / "fingerprint.key").exists()

@@ -38,6 +38,7 @@ wrong command.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -65,7 +66,7 @@ from tfdpsq.run.core import (  # noqa: E402
 )
 
 _USAGE = "usage: python -m tfdpsq.run.forget WORKDIR [--delete] [--private=DIR]\n"
-_KEY = "fingerprint.key"
+_KEY, _LOGS = "fingerprint.key", "logs"
 # In every directory of a run that was begun.
 _OF_RUNS = (ledger.FILE_NAME, layout.RUN_FILE)
 
@@ -219,7 +220,7 @@ def forget(made: Plan) -> list[pathlib.Path]:
       InputError: the mark that the workdir was forgotten cannot be written.
     """
     if any(made.private in path.parents for path in [*made.delete, *made.kept]):
-        outputs.mark_forgotten(made.private)
+        _mark(made)
     failed = []
     for path in made.delete:
         try:
@@ -236,6 +237,21 @@ def forget(made: Plan) -> list[pathlib.Path]:
     for folder in {path.parent for path in made.delete}:
         outputs.settle(folder / "x")
     return failed
+
+
+def _mark(made: Plan) -> None:
+    """Marks the private directory; on a full disk after deleting logs and rows.
+
+    No stage needs those to be right.
+    """
+    try:
+        outputs.mark_forgotten(made.private)
+    except validation.InputError:
+        spare = [p for p in made.delete if {_LOGS, layout.ROWS} & {*p.parts}]
+        for path in spare:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        outputs.mark_forgotten(made.private)
 
 
 def _require_private(own: pathlib.Path, root: pathlib.Path) -> None:
