@@ -198,6 +198,8 @@ SETTINGS = {
     ],
     "filter": [
         ("min_known=2", "min_known is 2.0; it must lie in [0, 1]"),
+        ("min_known=abc", "flag --config.min_known=abc: it must be a number."),
+        ("min_words=abc", "flag --config.min_words=abc: it must be an integer."),
         ("min_known=nan", "min_known is nan; it must lie in [0, 1]"),
         ("min_words=-1", "min_words is -1; it must be an integer of at least 0"),
         ("round_trip.k=0", "round_trip.k is 0; it must be an integer of at least 1"),

@@ -209,6 +209,8 @@ def _of_system(error: Exception) -> str:
             f"{of}{error.strerror}. Make room there (or lift the quota), and start the "
             "same command again."
         )
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return "the current directory was deleted. Change to one that exists."
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
     remedies = {

@@ -36,6 +36,12 @@ _LONGEST = 1000
 # Value of `--config` that stands for the stage's default config.
 _DEFAULTS = "<defaults>"
 
+# How Python begins to say that a flag's value is no number.
+_NOT_PARSED = {
+    "invalid literal for int()": "an integer",
+    "could not convert string to float": "a number",
+}
+
 
 def define_flag(stage: str, declaration: settings.Declaration | None) -> Any:
     """Defines `--config`; returns the flag's holder.
@@ -253,5 +259,9 @@ def explained(error: Exception) -> str:
         hint = f" Did you mean --{near[0]}?" if near else " See --help."
         return f"there is no flag --{error.flagname}.{hint}"
     if isinstance(error, flags.Error):
+        said, _, by_python = str(error).partition(": ")
+        for start, kind in _NOT_PARSED.items():
+            if by_python.startswith(start):
+                return f"{said}: it must be {kind}."
         return str(error)
     return f"the command line cannot be read: {type(error).__name__}: {error}"
