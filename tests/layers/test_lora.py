@@ -84,6 +84,13 @@ def test_its_two_matrices_are_all_that_is_trained():
     assert changed == [True, True, False, False]
 
 
+def test_its_config_makes_it_again():
+    layer, _ = _adapted()
+    again = lora.LoRADense.from_config(layer.get_config())
+    assert (again.rank, again.alpha) == (2, 3.0)
+    assert again.dense.get_config() == layer.dense.get_config()
+
+
 def test_mixed_precision_keeps_float32_weights():
     layer, x = _adapted(dtype=keras.mixed_precision.Policy("mixed_bfloat16"))
     got = layer(tf.constant(x))
@@ -142,6 +149,15 @@ def test_it_goes_where_the_targets_say_and_the_rest_is_frozen():
     ]
     # Nothing is lost: 3 Dense layers, 2 factors, 1 normalisation, and the new ones.
     assert len(model.weights) == 3 * 2 + 2 + 2 + 4
+
+
+def test_a_second_call_leaves_alone_what_the_first_one_wraps():
+    """Its frozen kernel would be trained again, under an update of the update."""
+    model = _Gates()
+    model(tf.random.normal([4, 5]))
+    lora.apply_lora(model, 2, 2.0, ["gate_0/inner"])
+    replaced = lora.apply_lora(model, 2, 2.0, ["*"])
+    assert list(replaced) == ["gate_0/shared", "gate_1/inner", "gate_1/shared"]
 
 
 def test_t5_keeps_its_outputs_and_trains_only_the_update():

@@ -4,6 +4,7 @@ In one process, by raising where test_resume.py kills.
 """
 
 import json
+import math
 import shutil
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tfdpsq.privacy import (
+    Diverged,
     PrivacySpec,
     PrivateModel,
     checkpoint,
@@ -313,6 +315,38 @@ def test_state_that_only_hooks_read_is_compared(tmp_path):
             on_step=lambda *_: own.assign_add(1.0) is None,
             hooks_may_write=True,
         )
+
+
+class _Breaks(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that is infinite in step 5, where that is compiled."""
+
+    def __call__(self, step):
+        then = math.inf if tf.inside_function() else 0.05
+        return tf.where(tf.cast(step, tf.int64) < 4, 0.05, then)
+
+    def get_config(self):
+        return {}
+
+
+def test_hooks_see_no_step_a_second_time(tmp_path):
+    """Step 4 is taken again, from a saved state, after step 5 diverged."""
+    w, seen, begun = tf.Variable(tf.ones(5)), [], []
+    with pytest.raises(Diverged) as ended:
+        train(
+            _plan(),
+            lambda batch: tf.linalg.matvec(batch["x"], w),
+            [w],
+            make_optimizer(_plan(), _Breaks(), "sgd", "dpkeras"),
+            lambda rows: {"x": np.ones([len(rows), 5], np.float32)},
+            4,
+            directory=tmp_path,
+            data_fingerprint="ones",
+            save_every=3,
+            on_step=lambda executed, loss: seen.append(executed),
+            before_call=lambda steps: begun.extend(steps),
+        )
+    assert (ended.value.diverged_at, ended.value.weights_of) == (5, 4)
+    assert seen == [1, 2, 3, 4, 5] and begun == [0, 1, 2, 3, 4]
 
 
 def test_two_runs_share_nothing(tmp_path):

@@ -13,7 +13,8 @@ import tensorflow as tf
 import tiny as _tiny
 
 from tfdpsq import evaluation
-from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary
+from tfdpsq.data import BeirDirectory, Tokenizer, train_vocabulary, write_synthetic
+from tfdpsq.data.records import SyntheticQuery
 from tfdpsq.data.texts import Pair
 from tfdpsq.evaluation import audit_one_run, pure_epsilon_bound
 from tfdpsq.generator import T5QueryGenerator, encode_pairs
@@ -221,6 +222,44 @@ def test_a_guarantee_for_users_is_for_a_whole_secret(base):
         assert entry["epsilon_pure"] == pure_epsilon_bound(
             np.array(entry["ranks"]), CANDIDATES, 1, 10, 0.95
         )
+
+
+def test_secrets_in_the_set_are_counted_apart_from_those_that_it_writes():
+    """One of two secrets is in the set; the generator writes neither, here."""
+    line = dict(form="secret", repetitions=3, coin=False, prefix="", document_id="d0")
+    made = [
+        canary_set.Canary(secret=secret, candidates=("1111122222",) * 12, **line)
+        for secret in ("0123456789", "5555500000")
+    ]
+    subject = types.SimpleNamespace(
+        config=types.SimpleNamespace(seed=0, top=1, confidence=0.95),
+        queries=[("d3", "open 0123456789"), ("d4", "close it")],
+        pair=lambda canary, secret: secret,
+        likelihood=lambda pairs, cut: np.arange(len(pairs)) / len(pairs),
+        written=lambda made: ["sort the array"],
+    )
+    guarantee = {"epsilon": 8.0, "unit": "query"}
+    for entry in audit._canaries(subject, made, guarantee):
+        assert (entry["leaked"], entry["leaked_in_set"]) == (0.0, 0.5)
+
+
+def test_what_is_written_for_canaries_documents_is_no_part_of_the_set(base, tmp_path):
+    """Their text is the secret, which the generator would only have to copy."""
+    texts = {"d3": "open a file", f"{canary_set.ID_PREFIX}0-1": "open 0123456789"}
+    rows = [
+        SyntheticQuery(f"genQ{i}", query, document, "A text.", 0)
+        for i, (document, query) in enumerate(texts.items())
+    ]
+    write_synthetic(tmp_path / "set", rows, {"by": "a test"}, None)
+    config = audit.default_config()
+    config.update(
+        canaries=str(base / "private" / "canaries"),
+        generator=str(base / "private" / "generator"),
+        synthetic=str(tmp_path / "set"),
+    )
+    trained = audit_subject.training_of(config.generator, config.canaries)
+    found = audit_subject.load(config, trained, [], [])
+    assert found.queries == [("d3", "open a file")]
 
 
 def test_audit_is_a_recorded_private_read(base):

@@ -154,11 +154,18 @@ def test_a_grid_above_the_limit_trains_no_point(base, tmp_path, monkeypatch):
     assert by_mode == {"accounted": 8.0, "declared": None}
 
 
-def test_a_query_in_both_splits_is_refused(base, tmp_path):
+@pytest.mark.parametrize("unit", ["query", "pair"])
+def test_a_query_in_both_splits_is_refused(base, tmp_path, monkeypatch, unit):
+    def trains(*_):
+        raise validation.InputError("a point is trained")
+
+    monkeypatch.setattr(choice_points, "_try", lambda *_: None)  # makes no models
+    monkeypatch.setattr(choose._Choice, "_train", trains)
     _grid.tiny.write_pairs(tmp_path / "pairs", train=60, dev=9, test=3)
     qrels = tmp_path / "pairs" / "qrels" / "dev.tsv"
     qrels.write_text(qrels.read_text() + "q5\td5\t1\n")
-    config = _config(base, finetune__pairs=str(tmp_path / "pairs"))
+    pairs = str(tmp_path / "pairs")
+    config = _config(base, finetune__pairs=pairs, finetune__unit=unit)
     with pytest.raises(validation.InputError, match="1 queries are in both.*'q5'"):
         choose.run(config, tmp_path / "generator")
     assert not list((tmp_path / "private").rglob("ledger.jsonl"))
@@ -202,6 +209,16 @@ def test_the_read_is_on_record_before_it_happens(base, tmp_path, monkeypatch):
         stage._choice(["a", "b"], 3, [])
     (line,) = (tmp_path / "private" / "private_reads.jsonl").read_text().splitlines()
     assert "BLEU of 3 generators against the queries of split 'dev'" in line
+
+
+def test_a_declared_choice_is_the_highest_of_the_scores(base, tmp_path, monkeypatch):
+    stage = _stage(base, tmp_path, choice="declared", finetune__strict=False)
+    bleu = {"a": 1.0, "b": 3.0, "c": 2.0}
+    monkeypatch.setattr(
+        stage, "_scores", lambda name, _: {"bleu": bleu[name], "signature": "s"}
+    )
+    found = stage._choice(["a", "b", "c"], 3, [])
+    assert found["chosen"] == "b" and found["epsilon"] is None
 
 
 def test_the_draw_is_of_sums_of_sentence_scores(base, tmp_path, monkeypatch):
@@ -352,6 +369,10 @@ def test_a_grid_that_paid_for_a_step_is_not_begun_again_with_others(
     smaller = _config(base, synthesize__batch_size=2)
     again = choice_points.planned(smaller, source, own, run_of, {"pairs": "f00"})
     assert [point.name for point in again[0]] == [p.name for p in planned[0]]
+    # The seed is another matter: scores follow from it.
+    reseeded = _config(base, synthesize__seed=7)
+    with pytest.raises(validation.InputError, match=r"another config.*seed"):
+        choice_points.planned(reseeded, source, own, run_of, {"pairs": "f00"})
     ledger_file.unlink()
 
     plan = {"of": {"config": "another"}, "points": ["x", "y"], "epsilon": 8.0}

@@ -136,8 +136,12 @@ def test_what_passes_keeps_its_guarantee_and_its_origin(base, tmp_path, monkeypa
     before, after = (read_manifest(p) for p in (base / "set", tmp_path / "all" / "set"))
     assert after["certificate"] == before["certificate"]
     assert after["provenance"]["of"] == before["provenance"]
+    assert after["provenance"].get("inputs", {}).keys() == {"synthetic", "corpus"}
     counts = json.loads((tmp_path / "all" / "filter.json").read_text())
     assert counts["read"] == 7 and counts["kept"] == 4
+    card = tmp_path / "all" / "set" / "README.md"
+    spent = before["certificate"]["guarantee"]["epsilon"]
+    assert card.is_file() and f"ε = {spent:.4g}" in card.read_text()
 
 
 def test_a_private_set_stays_private_wherever_it_is_copied(base, tmp_path):
@@ -158,17 +162,73 @@ def test_a_private_set_stays_private_wherever_it_is_copied(base, tmp_path):
     assert read_manifest(tmp_path / "release/out/set")["guarantee"] == "certified"
 
 
+def _canaries(directory):
+    """Writes a canary with a coin, and one to be ranked; returns their secrets."""
+    directory.mkdir(parents=True)
+    (directory / "stage.json").write_text(json.dumps(tiny.STAGE))
+    secrets = ["0123456789", "5555500000"]
+    fields = {"form": "secret", "repetitions": 1, "prefix": "", "document_id": "d4"}
+    lines = [
+        {**fields, "secret": secrets[0], "coin": True, "candidates": []},
+        {**fields, "secret": secrets[1], "coin": False, "candidates": ["1111122222"]},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (directory / "canaries.jsonl").write_text(text)
+    return secrets
+
+
 def test_secrets_of_canaries_are_dropped(base, tmp_path):
-    """Rows with a secret never reach what is released."""
+    """Rows with a secret never reach what is released, whatever its canary is for."""
     made = tmp_path / "private" / "canaries"
-    made.mkdir(parents=True)
-    (made / "stage.json").write_text(json.dumps(tiny.STAGE))
-    fields = {"form": "secret", "repetitions": 1, "coin": True, "prefix": ""}
-    line = {**fields, "secret": "0123456789", "candidates": [], "document_id": "d4"}
-    (made / "canaries.jsonl").write_text(json.dumps(line) + "\n")
-    kept, dropped = _filter(base, tmp_path / "out", canaries=str(made))
-    assert dropped == {"secrets": 1}
-    assert not any("0123456789" in query for query in kept) and len(kept) == 6
+    secrets = _canaries(made)
+    texts = ["sort the array", *(f"open {secret} now" for secret in secrets)]
+    rows = [
+        SyntheticQuery(f"genQ{i}", text, f"d{i}", TEXTS[i], 0)
+        for i, text in enumerate(texts)
+    ]
+    write_synthetic(tmp_path / "set", rows, {"by": "a test"}, _certificate(8.0))
+    options = {"synthetic": str(tmp_path / "set"), "canaries": str(made)}
+    kept, dropped = _filter(base, tmp_path / "out", **options)
+    assert dropped == {"secrets": 2} and kept == texts[:1]
+
+
+@pytest.mark.parametrize("changed", ["synthetic", "corpus", "retriever", "canaries"])
+def test_an_input_that_changed_in_its_place_is_another_one(
+    base, tmp_path, monkeypatch, changed
+):
+    """What was filtered by the former one would pass for its result."""
+    monkeypatch.setattr(
+        filter_stage.round_trip,
+        "comes_back",
+        lambda *_: lambda rows: [True] * len(rows),
+    )
+    for name in ("set", "corpus", "retriever"):
+        shutil.copytree(base / name, tmp_path / name)
+    _canaries(tmp_path / "private" / "canaries")
+    judge = {"retriever": str(tmp_path / "retriever"), "k": 3}
+    options = {
+        "synthetic": str(tmp_path / "set"),
+        "corpus": str(tmp_path / "corpus"),
+        "canaries": str(tmp_path / "private" / "canaries"),
+        "round_trip": {**judge, "vocabulary": str(base / "spiece")},
+    }
+    kept, _ = _filter(base, tmp_path / "out", **options)
+    assert _filter(base, tmp_path / "out", **options)[0] == kept
+    if changed == "synthetic":
+        rows = list(read_synthetic(tmp_path / "set"))[1:]
+        shutil.rmtree(tmp_path / "set")
+        write_synthetic(tmp_path / "set", rows, {"by": "a test"}, _certificate(8.0))
+    elif changed == "corpus":
+        lines = (tmp_path / "corpus" / "corpus.jsonl").read_text()
+        edited = lines.replace("network socket", "pipe")
+        (tmp_path / "corpus" / "corpus.jsonl").write_text(edited)
+    else:
+        folder = {"canaries": "private/canaries"}.get(changed, changed)
+        stage = json.loads((tmp_path / folder / "stage.json").read_text())
+        stage["run"] = "again"
+        (tmp_path / folder / "stage.json").write_text(json.dumps(stage))
+    with pytest.raises(InputError, match=f"from other inputs .*{changed}"):
+        _filter(base, tmp_path / "out", **options)
 
 
 def test_round_trip_through_a_retriever_is_a_rank(base, tmp_path):

@@ -461,6 +461,37 @@ def test_an_output_for_each_set_is_deleted(job, place, capsys):
     assert not folder.exists()
 
 
+def test_an_output_with_one_private_set_is_private(job):
+    """Wherever among its sets that one is."""
+    for name, guarantee in (("a", "public"), ("b", "private"), ("c", "public")):
+        folder = job / "sets" / layout.SETS / name
+        _stage(folder, guarantee, qrels__trec=_SECRET)
+    gone = job / "sets" / layout.SETS / "b" / "qrels.trec"
+    assert gone in forget.plan(job).delete
+
+
+@pytest.mark.parametrize("name", ["a", "private"])
+def test_a_private_point_of_a_grid_is_deleted(job, name, capsys):
+    """Also one that is called as the private directory is."""
+    _stage(job / "points" / name, "private", weights=_SECRET)
+    _exit(capsys, forget, job, "--delete")
+    assert not (job / "points" / name).exists()
+
+
+def test_a_ledger_in_an_output_is_kept(job, capsys):
+    """It proves what was paid for, wherever a training was told to keep it."""
+    kept = job / "private" / "generator_8" / "ledger.jsonl"
+    _stage(kept.parent, "private", ledger__jsonl="steps", weights=_SECRET)
+    _exit(capsys, forget, job, "--delete")
+    assert kept.is_file() and not (kept.parent / "weights").exists()
+
+
+def test_no_time_of_the_release_tells_when_it_was_forgotten(job, capsys):
+    _exit(capsys, forget, job, "--delete")
+    assert not list((job / "release").glob(".next.*"))
+    assert (job / "release").stat().st_mtime == outputs.MODIFIED
+
+
 def test_outputs_deeper_in_a_private_directory_are_named(job, capsys):
     """They were called not made by tfdpsq, and the workdir forgotten."""
     for path in forget.plan(job).unsure:

@@ -14,7 +14,7 @@ from tfdpsq.evaluation import ranked, read_trec_run, write_trec_run
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.retriever.training import content_key
 from tfdpsq.run import mine, train_retriever
-from tfdpsq.run.core import layout, sources
+from tfdpsq.run.core import layout, releases, sources
 from tfdpsq.run.training import hard_negatives, plain_training
 from tfdpsq.validation import DataError, InputError
 
@@ -226,6 +226,20 @@ def test_judgements_of_zero_are_negatives_from_the_data(base, tmp_path):
     assert arrays["negative_keys"][row, 0] == content_key(text)
 
 
+def test_judgements_are_those_of_the_split_that_is_trained_on(tmp_path):
+    """A query that others judged in another split has another document there."""
+    pairs = tmp_path / "pairs"
+    _tiny.write_pairs(pairs)
+    for split, document in (("train", "d71"), ("dev", "d70")):
+        with open(pairs / "qrels" / f"{split}.tsv", "a") as file:
+            file.write(f"q60\t{document}\t0\n")
+    own = hard_negatives.HardNegatives("judged", 1, 0, "", "")
+    source = sources.load_source(str(pairs), "dev")
+    texts = {d.id: d.content for d in BeirDirectory(pairs).documents()}
+    found = hard_negatives.NegativeTable(own, source).texts("q60")
+    assert found == [texts["d70"]]
+
+
 @pytest.mark.slow
 def test_plain_training_takes_them_and_parts_of_a_batch(base):
     mined = {"run": str(base / "mined_public"), "corpus": str(base / "pairs")}
@@ -327,6 +341,57 @@ def test_what_negatives_follow_from_must_be_known(base, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="without judgements"):
         _train(base, "refused", hard_negatives={**public, "run": "judged"})
     assert not (base / "refused").exists()
+
+
+def test_what_was_mined_for_another_split_is_refused(base):
+    """Its documents follow from queries that ε does not count."""
+    pairs = str(base / "pairs")
+    fingerprint = sources.source_fingerprint(pairs, base / "private")
+    mined = str(base / "private" / "mined")
+    own = hard_negatives.HardNegatives(mined, 2, 0, "", "")
+    source = sources.load_source(pairs, "train")
+    assert "mined by bm25" in hard_negatives.origin(own, source, fingerprint)
+    source = sources.load_source(pairs, "dev")
+    with pytest.raises(InputError, match="was not mined for split 'dev'"):
+        hard_negatives.origin(own, source, fingerprint)
+
+
+def test_a_declared_origin_is_called_one(base, tmp_path):
+    write_trec_run(tmp_path / "run.trec", {"q3": {"d5": 2.0}})
+    own = hard_negatives.HardNegatives(
+        str(tmp_path / "run.trec"), 2, 1, "", hard_negatives.BY_QUERY
+    )
+    source = sources.load_source(str(base / "pairs"), "train")
+    assert hard_negatives.origin(own, source, "keyed:1") == (
+        "the 2 best after 1, from a run declared to be made from each query and public "
+        "data alone"
+    )
+
+
+def test_what_is_mined_for_a_private_set_has_its_certificate(
+    base, tmp_path, monkeypatch
+):
+    """By the stage itself, without what is checked of an output that was made."""
+    monkeypatch.setattr(releases, "check_made", lambda *_: None)
+    _tiny.write_private_generator(tmp_path / "generator", base / "public", 8.0)
+    certificate = read_certificate(tmp_path / "generator")
+    rows = [SyntheticQuery("genQ0", "who sorts the array", "d0", "Sorts it.", 0)]
+    write_synthetic(tmp_path / "set", rows, provenance={}, certificate=certificate)
+    paths = {"pairs": str(tmp_path / "set"), "corpus": str(base / "pairs")}
+    _mine(tmp_path, "mined", **paths)
+    assert read_certificate(tmp_path / "mined") == certificate
+
+
+def test_documents_that_changed_in_their_place_are_mined_again(base, tmp_path):
+    """Negatives would be documents that look like no answer any more."""
+    shutil.copytree(base / "pairs", tmp_path / "corpus")
+    paths = {"pairs": str(base / "public_pairs"), "corpus": str(tmp_path / "corpus")}
+    _mine(tmp_path, "mined", **paths)
+    _mine(tmp_path, "mined", **paths)
+    lines = (tmp_path / "corpus" / "corpus.jsonl").read_text()
+    (tmp_path / "corpus" / "corpus.jsonl").write_text(lines.replace("quickly", "fast"))
+    with pytest.raises(InputError, match="from other inputs .*corpus"):
+        _mine(tmp_path, "mined", **paths)
 
 
 def test_no_document_with_an_answers_text_is_a_negative(base, tmp_path):

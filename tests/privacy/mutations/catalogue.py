@@ -40,6 +40,7 @@ FILES = (
     "of_continuations.py",
     "of_audits.py",
     "of_histograms.py",
+    "of_choices.py",
 )
 # Parts of the guarantee that a mistake can be in.
 KINDS = (
