@@ -7,11 +7,9 @@
     job.certificates  # what is guaranteed, for every artefact
     job.plot_rows()
 
-Needs numpy, pandas and matplotlib alone: no TensorFlow, and nothing else of tfdpsq, so
-a notebook explores in its own kernel what stages made in another environment. It reads
-only, takes no lock, and verifies nothing (the command `verify` does). Metrics, curves,
-runs, pairs and audits are private: showing them releases more than the certificates
-cover.
+Needs numpy, pandas and matplotlib alone, so a notebook explores in its own kernel what
+stages made in another environment. It takes no lock and verifies nothing (`verify`
+does). Metrics, curves, runs, pairs and audits are private: no certificate covers them.
 """
 
 from __future__ import annotations
@@ -421,8 +419,8 @@ class Job:
 
     def _stage_directories(self) -> Iterator[pathlib.Path]:
         for folder in (".", "release", "private", "points"):
-            for path in sorted((self.directory / folder).glob("[!.]*/" + _STAGE)):
-                yield path.parent
+            found = (self.directory / folder).glob("[!.]*/" + _STAGE)
+            yield from sorted(path.parent for path in found)
 
     def _certificate_file(self, stage: str) -> pathlib.Path | None:
         for folder in (self.path(stage), self.path(stage) / "set"):
@@ -445,8 +443,7 @@ class Job:
         if not given or not os.path.isdir(given):
             raise InputError(
                 f"the pairs of this job, {given!r}, are not a directory of this "
-                "machine. Open the workdir where they are, or set config.data to the "
-                "directory of the pairs."
+                "machine. Open the workdir where they are, or set config.data to them."
             )
         return pathlib.Path(given)
 

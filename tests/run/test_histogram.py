@@ -157,7 +157,7 @@ def test_one_unit_moves_the_counts_by_at_most_1(unit, tmp_path):
 def test_generator_and_set_state_the_epsilon_of_both(base, tmp_path, capsys):
     counted = read_certificate(base / "release" / "histogram")
     certificate = read_certificate(base / "release" / "generator")
-    assert certificate["continuation"]["parent"] == counted
+    assert certificate.get("continuation", {}).get("parent") == counted
     stated = certificate["guarantee"]["epsilon"]
     own = certificate["continuation"]["epsilon_of_this_run"]
     assert own < stated <= 8.0 and own < 0.999 * stated and stated > 7.9

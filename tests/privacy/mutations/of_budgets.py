@@ -189,8 +189,13 @@ MUTATIONS = (
         "name": "budget_refuses_what_was_spent_before_only",
         "kind": "composition",
         "file": _FILE,
-        "old": "total = compose(every, one_log=True)",
-        "new": "total = compose(released or planned, one_log=True)",
+        "old": (
+            "total = compose(every, one_log=True)\n    if total.epsilon_pld <= budget:"
+        ),
+        "new": (
+            "total = compose(released or planned, one_log=True)\n"
+            "    if total.epsilon_pld <= budget:"
+        ),
         "tests": (
             _TESTS
             + "test_a_run_is_refused_exactly_where_the_total_would_exceed_the_budget",

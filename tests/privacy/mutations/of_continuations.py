@@ -169,8 +169,8 @@ MUTATIONS = (
     _mistake(
         "the_declaration_is_not_taken_over",
         _CONTINUING,
-        "    disjoint = None if config.continues == COMPOSED else config.continues\n",
-        '    disjoint = "time"\n',
+        'disjoint = None if config.continues in ("", COMPOSED) else config.continues',
+        'disjoint = "time"',
         _MONTH,
         "runs on one log state the larger epsilon of the two",
     ),
@@ -314,10 +314,8 @@ MUTATIONS = (
         "name": "a_parent_taken_without_recomputing_it",
         "kind": "composition",
         "file": "tfdpsq/run/training/continuing.py",
-        "old": (
-            'budget.release_of(context.parent, f"the certificate of {config.init}"),'
-        ),
-        "new": "budget.release_in(context.parent),",
+        "old": ('budget.release_of(parent, f"the certificate of {place}"),'),
+        "new": "budget.release_in(parent),",
         "tests": (
             "tests/run/test_continuing.py::test_a_parent_whose_digest_was_made_anew_is_refused_before_spending",
         ),

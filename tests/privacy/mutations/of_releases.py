@@ -5,12 +5,8 @@ MUTATIONS = (
         "name": "training_losses_read_in_silence",
         "kind": "reads",
         "file": "tfdpsq/run/training/private_training.py",
-        "old": """\
-        taken.record(**LOSS_READ)
-""",
-        "new": """\
-        taken.entries.append(LOSS_READ)
-""",
+        "old": ".record(**LOSS_READ)\n",
+        "new": ".entries.append(LOSS_READ)\n",
         "tests": (
             "tests/run/test_lineage.py::"
             "test_private_reads_are_on_record_before_training_and_in_the_certificate",
