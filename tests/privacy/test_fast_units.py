@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdpsq.privacy import fast
+
 ROWS = oracle.ROWS
 # Between them: products and their gradients, lookups merged with products, shared
 # weights, direct gradients, folded time.
@@ -129,3 +131,44 @@ def test_rows_that_make_no_whole_units_are_refused(size, message):
     model, _, x = oracle.made("dense")
     with pytest.raises(ValueError, match=message):
         oracle.run(model, x, mode="eager", rows_per_unit=size)
+
+
+def test_texts_whose_layer_loses_the_number_of_rows_are_told_apart():
+    """`TextVectorization` gives [None, 4]; a batch of its own for every row."""
+    texts = tf.keras.layers.TextVectorization(output_sequence_length=4)
+    texts.adapt(["sort a list", "open one file"])
+    tf.keras.utils.set_random_seed(3)
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((), dtype=tf.string),
+            texts,
+            tf.keras.layers.Embedding(12, 5),
+            tf.keras.layers.GlobalAveragePooling1D(),
+            tf.keras.layers.Dense(1),
+        ]
+    )
+    rows = tf.constant(["sort a file", "open", "one list a list", "sort sort"])
+    weights = tf.constant([1.0, 1.0, 0.0, 1.0])
+
+    def losses(x):
+        return tf.reduce_sum(model(x) ** 2, axis=1)
+
+    variables = model.trainable_variables
+    run = tf.function(
+        lambda x: (
+            fast.clipped_sum(
+                lambda: losses(x), [model], variables, 0.02, weights=weights
+            ).sums
+        )
+    )
+    wanted = [np.zeros(v.shape) for v in variables]
+    for row in (0, 1, 3):
+        with tf.GradientTape() as tape:
+            loss = losses(rows[row : row + 1])
+        found = tape.gradient(loss, variables, unconnected_gradients="zero")
+        found = [tf.convert_to_tensor(g).numpy().astype(np.float64) for g in found]
+        norm = np.sqrt(sum((g**2).sum() for g in found))
+        wanted = [w + g * min(1, 0.02 / norm) for w, g in zip(wanted, found)]
+    for one, other in zip(run(rows), wanted):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
+    fast.check(losses, [model], variables, inputs=[rows])

@@ -120,6 +120,7 @@ def _by_rule(
 
     @tf.autograph.experimental.do_not_convert  # a rule branches on Python values only
     def call(*args, **kwargs):
+        args = tuple(map(recorder.of_known_rows, args))
         with recorder.running(layer):
             output = rule(recorder, layer, *args, **kwargs)
         # A layer made of layers may hold dropout, and its parts are compared.

@@ -97,7 +97,8 @@ def clipped_sum(
     variables, layers = list(variables), list(layers)
     require_distinct(variables)
     with tf.GradientTape() as tape:
-        recorder = Recorder(tape, variables)
+        known = 0 if weights is None else weights.shape[0]
+        recorder = Recorder(tape, variables, rows=known or 0)
         with capture(layers, recorder):
             found = require_losses(per_example_losses())
         values = found.values if isinstance(found, Terms) else found
@@ -205,7 +206,9 @@ def check(
 
     def differentiated(inputs: Sequence[Any], row: tf.Tensor) -> _Measured:
         with tf.GradientTape() as tape:
-            recorder = Recorder(tape, variables, comparing=context)
+            given = [x for x in tf.nest.flatten(inputs) if tf.is_tensor(x)]
+            known = given[0].shape[0] if given and given[0].shape.rank else 0
+            recorder = Recorder(tape, variables, comparing=context, rows=known or 0)
             with capture(layers, recorder):
                 found = require_losses(of_caller(*inputs))
             losses = found.values if isinstance(found, Terms) else found

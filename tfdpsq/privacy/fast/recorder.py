@@ -50,7 +50,7 @@ class Recorder:
       entries: the recorded uses.
       mismatches: (layer's name, relative difference), where outputs were compared.
       strays: wanted weights that matter for the losses outside every rule.
-      rows: B, to be set once it is known and before any backward pass.
+      rows: B, to be set once losses are known and before any backward pass.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Recorder:
         tape: tf.GradientTape,
         variables: Sequence[tf.Variable],
         comparing: Any = None,
+        rows: int = 0,
     ):
         """Starts an empty record.
 
@@ -67,13 +68,14 @@ class Recorder:
           comparing: given, leave reads of weights on the tape, and compare each output
             with that of the layer's own `call`, converted in this context of
             autograph; see `check`.
+          rows: B, where it is known before the losses are; else 0.
         """
         self.layer: Any = None
         self.outputs: list[tf.Tensor] = []
         self.entries: list[_Entry] = []
         self.mismatches: list[tuple[str, tf.Tensor]] = []
         self.strays: list[tf.Variable] = []
-        self.rows = 0
+        self.rows = rows
         self.comparing = comparing
         self.tape = tape
         self._wanted = {variable_key(v) for v in variables}
@@ -165,6 +167,17 @@ class Recorder:
             return Direct(tf.reshape(values, [-1, *variable.shape]))
 
         self._add(variable, output, finish)
+
+    def of_known_rows(self, value: Any) -> Any:
+        """Returns a layer's input with its number of rows, where TensorFlow lost it.
+
+        As behind `TextVectorization`. Another number ends the step with an error.
+        """
+        unknown = tf.is_tensor(value) and value.shape.rank and value.shape[0] is None
+        if not unknown or not self.rows or not isinstance(value, tf.Tensor):
+            return value
+        shape = [self.rows * self._folded, *value.shape[1:]]
+        return tf.ensure_shape(value, shape)
 
     @contextlib.contextmanager
     def folding(self, positions: int) -> Iterator[None]:
