@@ -45,6 +45,14 @@ def test_a_document_s_cluster_depends_on_it_alone(tmp_path, monkeypatch):
     found = fitted.of(contents)
     alone = np.concatenate([fitted.of([content]) for content in contents])
     assert found.tolist() == alone.tolist() and len(set(found.tolist())) > 3
+    # To the last bit, or a near tie could turn with what is beside it.
+    rows = clusters._weighted(clusters._counts(contents), fitted.rarity)
+    places = clusters._projected(rows, fitted.directions)
+    for at in range(50):
+        row = clusters._weighted(clusters._counts(contents[at : at + 1]), fitted.rarity)
+        one = clusters._projected(row, fitted.directions)
+        assert (one[0] == places[at]).all()
+        assert (fitted.distances(one)[0] == fitted.distances(places)[at]).all()
     fitted.save(tmp_path / "clusters.npz")
     loaded = DocumentClusters.load(tmp_path / "clusters.npz")
     monkeypatch.setattr(clusters, "_AT_A_TIME", 7)

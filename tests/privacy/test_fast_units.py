@@ -172,3 +172,27 @@ def test_texts_whose_layer_loses_the_number_of_rows_are_told_apart():
     for one, other in zip(run(rows), wanted):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
     fast.check(losses, [model], variables, inputs=[rows])
+
+
+@pytest.mark.parametrize("identifier", [-1, 7, 12])
+def test_an_id_that_is_none_cannot_escape_clipping(identifier):
+    """XLA reads the nearest row for it, and adds its gradient to none."""
+    ids, weights = tf.constant([[1, 2], [3, identifier]]), tf.constant([0.0, 1.0])
+    embedding = tf.keras.layers.Embedding(7, 3)
+    embedding.build([None, 2])
+    layer = tf.keras.layers.Dense(3, use_bias=False)
+    layer.build([None, 3])
+
+    @tf.function(jit_compile=True)
+    def run(ids):
+        return fast.clipped_sum(
+            lambda: 1e3 * tf.reduce_sum(layer(embedding(ids)) ** 2, axis=[1, 2]),
+            [embedding, layer],
+            [embedding.embeddings, layer.kernel],
+            0.5,
+            weights=weights,
+        )
+
+    found = run(ids)
+    contribution = tf.linalg.global_norm(found.sums)
+    assert float(contribution) == pytest.approx(0.5, rel=1e-4)

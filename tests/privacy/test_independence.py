@@ -507,7 +507,7 @@ def test_rows_that_a_layer_makes_random_add_up(engine):
 
 @pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
 def test_a_row_without_a_gradient_changes_no_number_of_rows_for_others(engine):
-    """The loss reads how many there are: alone each row is among padding."""
+    """The loss reads how many there are: alone each row is among copies."""
     model, plan = dense(), wide_plan()
     summed = make_microbatch_sum(
         lambda b: squared(model)(b) / tf.cast(tf.shape(b["x"])[0], tf.float32) ** 4,
@@ -528,6 +528,33 @@ def test_a_row_without_a_gradient_changes_no_number_of_rows_for_others(engine):
         sums.append(np.concatenate([np.ravel(each) for each in found.sums]))
     assert np.linalg.norm(sums[0]) < 1.0  # no row is clipped
     np.testing.assert_allclose(*sums, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["dpkeras", "vectorized"])
+def test_padding_that_spoils_a_batch_spoils_no_row(engine):
+    """A mean over no token is 0/0: each row is taken by itself, without padding."""
+    embedding = tf.keras.layers.Embedding(9, 4, mask_zero=True)
+    pooling = tf.keras.layers.GlobalAveragePooling1D()
+    model = tf.keras.Sequential([embedding, pooling])
+    model(ids := np.random.default_rng(0).integers(1, 9, [8, 3]).astype(np.int32))
+    summed = make_microbatch_sum(
+        lambda b: 1e3 * tf.reduce_sum(model(b["ids"]) ** 2, axis=1),
+        model.trainable_variables,
+        make_optimizer(wide_plan(), 0.1, "sgd", engine),
+        8,
+        [model],
+        True,
+    )
+    sums = []
+    for rows in (8, 7):
+        used = (np.arange(8) < rows).astype(np.int32)
+        batch = {"ids": ids * used[:, None], "weights": used.astype(np.float32)}
+        batch = {name: tf.constant(value) for name, value in batch.items()}
+        found = summed(batch, tf.constant(False), tf.constant([1, 2], tf.int64))
+        assert bool(found.complete) == (rows == 8)
+        sums.append(np.concatenate([np.ravel(each) for each in found.sums]))
+    assert np.linalg.norm(sums[0]) > 2.0
+    assert np.linalg.norm(sums[0] - sums[1]) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_users_of_several_rows_add_up():

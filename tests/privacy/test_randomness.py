@@ -203,7 +203,7 @@ class _Drawing(tf.keras.layers.Layer):
         (tf.keras.layers.Dropout(0.5, noise_shape=(1, None)), r"\(1, 5\)"),
         (_NoisyWeights(), r"\(5, 5\)"),
         (_OneForAll(), r"\(1, 1\)"),
-        (_OneForAll(looped=True), "<unknown>"),
+        (_OneForAll(looped=True), "map/while"),
         # Half of the rows have the numbers of the other half.
         (
             _Drawing(
@@ -251,6 +251,24 @@ def _seeded(generator, shape):
         (
             lambda g, n: tf.cast(g.make_seed_for_stateless_op()[0] % 9, tf.float32),
             "uses a seed as a number",
+        ),
+        (
+            lambda g, n: tf.cond(
+                g.make_seed_for_stateless_op()[0] > 0, lambda: 1.0, lambda: -1.0
+            ),
+            "uses a seed as a number",
+        ),
+        (
+            lambda g, n: tf.random.stateless_uniform(
+                [n, 1], [1, 2], tf.cast(g.make_seed_for_stateless_op()[0], tf.float32)
+            ),
+            "uses a seed",
+        ),
+        (
+            lambda g, n: (
+                g.random_normal([n, 1]) * tf.random.stateless_uniform([n, 1], [1, 2])
+            ),
+            "from a seed of its own",
         ),
         (lambda g, n: _seeded(g, [n, 1]), None),
         (lambda g, n: tf.reshape(_seeded(g, [5 * n]), [n, 5]), None),

@@ -237,6 +237,19 @@ def test_a_loss_reads_no_private_number_of_rows(microbatch_size):
     assert len(sizes) - tried[0] >= 12
 
 
+def test_what_a_loss_writes_of_many_rows_alone_is_found():
+    """Of the few rows that are tried first it does not."""
+    kept = tf.Variable(0.0)
+
+    def losses(batch, layer):
+        if batch["x"].shape[0] > 4:
+            kept.assign(tf.reduce_max(batch["x"]))
+        return _linear(batch, layer)
+
+    with pytest.raises(ValueError, match="running the model changes a state"):
+        _run(_plan(), losses, microbatch_size=8)
+
+
 def test_a_microbatch_larger_than_any_draw_is_all_of_it():
     """However large: no padding to its size, and the same weights."""
     runs = [

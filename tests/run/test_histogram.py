@@ -374,9 +374,13 @@ def test_a_histogram_of_other_documents_or_damaged_is_refused(base, tmp_path):
         path.write_text(json.dumps({**found, **changed}))
         with pytest.raises(DataError, match="it is damaged"):
             _written(base, out, histogram=str(copy))
-    path.write_text(json.dumps({**found, "counts": [-1.0] * _CLUSTERS}))
-    with pytest.raises(InputError, match="no count of the histogram is above 0"):
+    path.write_text(json.dumps({**found, "counts": [1e6] * _CLUSTERS}))
+    with pytest.raises(DataError, match="not what its certificate was made for"):
         _written(base, out, histogram=str(copy))
+    noise = Histogram.load(base / "release" / "histogram")
+    noise = dataclasses.replace(noise, counts=(-1.0,) * _CLUSTERS)
+    with pytest.raises(InputError, match="no count of the histogram is above 0"):
+        noise.rates(10, 0)
     path.unlink()
     with pytest.raises(InputError, match="holds no histogram.json. Give the directory"):
         _written(base, out, histogram=str(copy))
@@ -391,9 +395,13 @@ def test_a_job_plans_its_histogram_within_each_epsilon(base):
     pipeline_checks.check_data(config)
     plans = pipeline_checks.plans_of(config)
     assert set(plans) == {("histogram", 0.4), ("finetune", 8.0), ("direct", 8.0)}
-    config.epsilons = (1.0,)
-    with pytest.raises(InputError, match="less than 95% would be left beside the hist"):
-        pipeline_checks.check_data(config)
+    for histogram_epsilon, epsilon in ((0.4, 1.0), (20.0, 8.0)):
+        config.histogram_epsilon, config.epsilons = histogram_epsilon, (epsilon,)
+        with pytest.raises(InputError, match="less than 95% would be left beside the"):
+            pipeline_checks.check_data(config)
+    config.epsilons, config.histogram_epsilon = (math.inf,), 0.4
+    with pytest.raises(InputError, match="no generator of epsilons .* would count it"):
+        pipeline_checks.check_settings(config)
     config.synthesize.documents = "train"
     with pytest.raises(InputError, match="histogram_epsilon is 0.4, which does nothin"):
         pipeline_checks.check_settings(config)

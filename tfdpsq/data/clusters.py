@@ -90,10 +90,23 @@ class DocumentClusters:
         if not len(contents):
             return np.zeros([0], np.int64)
         rows = _weighted(_counts(contents), self.rarity)
-        places = _projected(rows, self.directions)
-        # The nearest centre, without the square of the place, which all share.
+        return np.argmin(self.distances(_projected(rows, self.directions)), axis=1)
+
+    def distances(self, places: np.ndarray) -> np.ndarray:
+        """Returns squared distances to the centres, less what is the same for all.
+
+        Not by BLAS, whose rounding of a row depends on the rows beside it: a count must
+        not change with a query that is not its own.
+
+        Args:
+          places: [documents, directions].
+
+        Returns:
+          [documents, clusters].
+        """
         squares = (self.centres**2).sum(axis=1)
-        return np.argmin(squares - 2 * places @ self.centres.T, axis=1)
+        products = np.einsum("nd,kd->nk", places, self.centres, optimize=False)
+        return squares - 2 * products
 
     def stream(self, documents: Iterable[Document]) -> Iterator[tuple[Document, int]]:
         """Yields each document with its cluster; reads a bounded number ahead."""

@@ -21,7 +21,8 @@ from tfdpsq.privacy import fast
 from tfdpsq.privacy.batches import padded_rows, rows_at_once, split_over_replicas
 from tfdpsq.privacy.optimizers import StepKeys
 from tfdpsq.privacy.plan import PrivacyPlan
-from tfdpsq.privacy.step import Batch, Setup, make_logical_step
+from tfdpsq.privacy.replay import Node, nodes_of
+from tfdpsq.privacy.step import OF_LOSS, Batch, Setup, make_logical_step
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -102,13 +103,16 @@ class CompiledSteps:
         """Returns the number of rows that a batch of `count` is padded to."""
         return padded_rows(self._plan, count, self.microbatch_size, self._coupled)
 
-    def build(self, batch: Arrays) -> None:
+    def build(self, batch: Arrays) -> list[Node]:
         """Traces the step for batches like this one.
 
         Rows that depend on each other come in several sizes: for the smallest.
 
         Args:
           batch: one row or more of what `__call__` will get.
+
+        Returns:
+          The operations of the loss.
 
         Raises:
           InputError: XLA cannot compile the step, and is to.
@@ -123,9 +127,10 @@ class CompiledSteps:
         arguments = self._arguments([empty], [0], [noise], 0)
         with self._precisely():
             function = self._at(rows)
-            function.get_concrete_function(*arguments)
+            made = function.get_concrete_function(*arguments)
             if self._jit_compile:
                 self._require_compilable(function, arguments)
+        return [node for node in nodes_of(made.graph) if OF_LOSS in node.name]
 
     def _require_compilable(self, function: Any, arguments: Sequence[Any]) -> None:
         """Refuses operations that XLA lacks, of which it would tell in the first call.

@@ -58,10 +58,13 @@ _DRAWN_BY_KEY = re.compile(
 _KEYED = "tfdpsq_keyed_draw"
 # A scope of seeds that layers draw by themselves with.
 _SEED = "tfdpsq_seed"
-# Operations that a seed may go through on its way to a draw.
+# Operations that a seed may go through on its way to a draw, and inputs of a draw that
+# it may be.
 _PASSES_ON = frozenset(
-    ("Identity", "Cast", "Bitcast", "StridedSlice", "Pack", "Reshape")
+    "Identity Cast Bitcast StridedSlice Pack Reshape StatelessRandomGetKeyCounter "
+    "StatelessRandomGetKeyCounterAlg".split()
 )
+_SEEDS = frozenset(("seed", "key", "counter"))
 # Units of a loss that is looked into: enough for a thousand rows or more, of which no
 # width of a model is a multiple.
 _PRIMES = (3, 5, 11, 31, 101, 331, 1009)
@@ -207,7 +210,16 @@ def traced(
     }
     made = tf.function(losses, autograph=False)
     with plain_errors():
-        function = made.get_concrete_function(given)
+        try:
+            function = made.get_concrete_function(given)
+        except TypeError as error:
+            if "out of scope" not in str(error):
+                raise
+            raise validation.InputError(
+                "a tf.function inside the model or the loss keeps the random numbers "
+                "that it was traced with. Leave @tf.function out there: the step is "
+                "compiled as a whole."
+            ) from None
     nodes = nodes_of(function.graph)
     return Traced(nodes, function, [*draws, *_drawn_otherwise(nodes, function.graph)])
 
@@ -395,13 +407,47 @@ def require_seeds_draw(graph: tf.Graph) -> None:
             for user in output.consumers():
                 if _SEED in user.name or user.type in _PASSES_ON:
                     waiting.append(user)
-                elif not user.type.startswith("Stateless"):
+                elif not _is_seeded_by(user, output):
                     raise validation.InputError(
-                        f"the loss uses a seed as a number ({user.name}), which all "
-                        "rows of a microbatch would share, so clipping by row bounds "
-                        "nothing. Draw with it, by tf.random.stateless_uniform and the "
-                        "like, numbers with the rows as first dimension."
+                        f"the loss uses a seed as a number ({user.name}), or where it "
+                        "cannot be followed: not every row can be seen to have its own "
+                        "numbers, so clipping by row bounds nothing. Draw with it, by "
+                        "tf.random.stateless_uniform and the like and outside of loops "
+                        "and branches, with the rows as first dimension."
                     )
+
+
+def _is_seeded_by(user: tf.Operation, seed: tf.Tensor) -> bool:
+    """Returns whether an operation draws, and takes a tensor as its seed alone."""
+    arguments = user.op_def.input_arg if user.op_def is not None else ()
+    return bool(_DRAWN_BY_KEY.fullmatch(user.type)) and all(
+        argument.name in _SEEDS
+        for argument, value in zip(arguments, user.inputs)
+        if value is seed
+    )
+
+
+def require_secret_seeds(graph: tf.Graph) -> None:
+    """Refuses numbers of a seed that no secret key is behind: they are of a place.
+
+    Args:
+      graph: of a loss, see `traced`.
+
+    Raises:
+      InputError: names the operation.
+    """
+    operations = graph.get_operations()
+    secret = {op.name for op in operations if _SEED in op.name.split("/")[:-1]}
+    for op in operations:  # inputs come before what takes them
+        if any(value.op.name in secret for value in op.inputs):
+            secret.add(op.name)
+        elif _DRAWN_BY_KEY.fullmatch(op.type) and _KEYED not in op.name:
+            raise validation.InputError(
+                f"the loss draws random numbers from a seed of its own ({op.name}), "
+                "which are the same in every step: those of a row follow from its "
+                "place, and the rows drawn before it decide that. Draw in Keras's "
+                "random layers, or from make_seed_for_stateless_op of their generator."
+            )
 
 
 def _drawn_otherwise(nodes: Iterable[Node], graph: tf.Graph) -> list[Draw]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -24,6 +24,9 @@ from tfdpsq.privacy.terms import (
 )
 
 Batch = Mapping[str, tf.Tensor]
+
+# A scope of what the loss computes, in the graph of a step.
+OF_LOSS = "tfdpsq_loss"
 
 
 class Setup(NamedTuple):
@@ -265,8 +268,11 @@ class _Step:
     ) -> Clipped:
         optimizer = self.optimizer
 
-        def replayed() -> contextlib.AbstractContextManager[None]:
-            return replayable(self.layers, keys.dropout, keys.number, number)
+        @contextlib.contextmanager
+        def replayed() -> Iterator[None]:
+            with tf.name_scope(OF_LOSS):
+                with replayable(self.layers, keys.dropout, keys.number, number):
+                    yield
 
         def losses() -> Losses:
             with replayed():
@@ -308,7 +314,8 @@ class _Step:
             # number again all units would share one draw, brought about by the unit
             # that spoilt the batch.
             own = (1 + tf.cast(row // together, tf.int64)) * (1 << 32)
-            # In its place among padding: a loss can read how many rows there are.
+            # As many rows as there are, which a loss can read, and all its own: padding
+            # could spoil the batch again.
             unit = _alone(part, row, together)
             clipped = self._differentiated(unit, own + number, keys)
             return row + together, *_added(sums, clipped.sums)
@@ -349,14 +356,15 @@ def _slice(batch: Batch, start: tf.Tensor, rows: int) -> dict[str, tf.Tensor]:
 
 
 def _alone(batch: Batch, start: tf.Tensor, rows: int) -> dict[str, tf.Tensor]:
-    """Returns the batch with padding in place of all rows but some."""
-    found = {}
-    for name, value in batch.items():
-        places = tf.range(value.shape[0])
-        kept = (places >= start) & (places < start + rows)
-        column = tf.reshape(kept, [-1] + [1] * (value.shape.rank - 1))
-        found[name] = tf.where(column, value, tf.zeros_like(value))
-    return found
+    """Returns the batch with copies of one unit, of no weight, in all other places."""
+    places = tf.range(next(iter(batch.values())).shape[0])
+    own = (places >= start) & (places < start + rows)
+    found = {
+        name: tf.gather(value, start + (places - start) % rows)
+        for name, value in batch.items()
+    }
+    weights = found["weights"]
+    return {**found, "weights": tf.where(own, weights, tf.zeros_like(weights))}
 
 
 def _added(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,7 @@ from tfdpsq.privacy import coupled as coupled_rows
 from tfdpsq.privacy.batches import content
 from tfdpsq.privacy.compiled import CompiledSteps
 from tfdpsq.privacy.environment import warning_of_logs
+from tfdpsq.privacy.independence import require_nothing_kept
 from tfdpsq.privacy.loop import Hooks, Kept, Loop, Pace, Take, Unchanging, kept_in
 from tfdpsq.privacy.optimizers import LogicalStep
 from tfdpsq.privacy.plan import PrivacyPlan
@@ -190,7 +191,7 @@ def train(
         seed = _seeded(plan, optimizer, kept, sampler_seed)
         optimizer.prepare(variables)  # or its slots would be missing from the state
         take_steps = CompiledSteps(plan, setup, jit_compile, steps_per_loop)
-        take_steps.build(batch)  # what cannot be built must fail before it is paid for
+        _build(take_steps, batch, plan)
         state = [*variables, *optimizer.state(), *state]
         unchanging = None
         if repeats and plan.spec.private:
@@ -200,6 +201,21 @@ def train(
         return Loop(
             plan, sampler, take, take_steps, state, pace, hooks, kept, unchanging
         ).run(ends_if_diverged=repeats)
+
+
+def _build(
+    steps: CompiledSteps, batch: Mapping[str, np.ndarray], plan: PrivacyPlan
+) -> None:
+    """Builds the step: what cannot be built must fail before it is paid for.
+
+    Of as many rows as a step takes, the loss may write what it does not of few.
+
+    Raises:
+      InputError: XLA cannot compile it, or the loss keeps something.
+    """
+    of_loss = steps.build(batch)
+    if plan.spec.private:
+        require_nothing_kept(of_loss)
 
 
 def _require_unused(optimizer, plan, variables) -> None:

@@ -152,6 +152,7 @@ def try_setup(
     replay.require_repeatable(traced.nodes)
     if not coupled and not declared:
         replay.require_seeds_draw(traced.function.graph)
+        replay.require_secret_seeds(traced.function.graph)
     if traced.draws and not coupled and not declared:
         replay.require_draws_of_rows(losses, batch, layers, rows.together)
     # Coupled rows are differentiated without an engine, and their bound needs nothing

@@ -41,6 +41,7 @@ from tfdpsq.run.core import (
     workdir,
 )
 from tfdpsq.run.devices import strategy
+from tfdpsq.run.passes import document_rates
 from tfdpsq.run.passes.document_rates import Histogram
 from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import private_training, training_settings
@@ -167,6 +168,7 @@ def _make(
         tuple(counts.tolist()),
         inputs["corpus"],
     ).save(out)
+    released = document_rates.fingerprint(out)
     certificate = privacy.make_certificate(
         plan,
         1,
@@ -175,7 +177,11 @@ def _make(
         "DP-SGD, in which the gradient of a row is minus its vector of counts.",
         sensitivity_argument=_SENSITIVITY[config.unit],
         training={"cells": clusters.count, "engine": "fast"},
-        fingerprints={**inputs, "code": privacy.code_fingerprint()},
+        fingerprints={
+            **inputs,
+            "histogram": released,
+            "code": privacy.code_fingerprint(),
+        },
         private_reads=reads,
         ledger_head=private_training.ledger_head(run_dir),
     )
@@ -201,7 +207,10 @@ def _noisy_counts(
     The engine divides the noised sum by the expected batch, n, and the learning rate is
     n: from weights of 0, one step goes to the sum itself.
     """
-    layer = tf.keras.layers.Embedding(cells, 1, embeddings_initializer="zeros")
+    # In float64, as rounding would move other counts, too.
+    layer = tf.keras.layers.Embedding(
+        cells, 1, embeddings_initializer="zeros", dtype="float64"
+    )
     layer.build([None, 1])
     rate = float(plan.spec.batch_size)
     private_training.train(

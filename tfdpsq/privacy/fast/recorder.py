@@ -141,6 +141,9 @@ class Recorder:
             return
 
         def finish(gradient: tf.Tensor) -> Use:
+            # XLA reads the nearest row for an id that is none, and adds to no row.
+            known = (ids >= 0) & (ids < variable.shape[0])
+            gradient = tf.where(known[..., tf.newaxis], gradient, 0)
             return Lookup(_positions(ids, 0), _positions(gradient, 1))
 
         self._add(variable, output, finish, ids)

@@ -158,7 +158,8 @@ def plan_within(spec: PrivacySpec, released: Mapping[str, Release]) -> PrivacyPl
         spent = {"pld": total.epsilon_pld, "rdp": total.epsilon_rdp}[spec.accountant]
         if spent <= spec.epsilon:
             return plan
-        left = _rounded_down(min(left - (spent - spec.epsilon), left * (1 - 1e-3)))
+        left = min(left - (spent - spec.epsilon), left * (1 - 1e-3))
+        left = _rounded_down(left) if left > 0 else 0.0
     raise validation.InputError(
         f"epsilon is {spec.epsilon:g}, of which less than {LEAST_LEFT:.0%} would "
         f"be left beside {' and '.join(released)}. Raise epsilon, or release that "

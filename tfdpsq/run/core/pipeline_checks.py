@@ -50,6 +50,12 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
             f"here: synthesize.documents is {config.synthesize.documents!r}. Set one "
             "to 0, or the other to 'corpus'."
         )
+    if config.histogram_epsilon and not any(map(math.isfinite, config.epsilons)):
+        raise validation.InputError(
+            f"histogram_epsilon is {config.histogram_epsilon}, but no generator of "
+            f"epsilons {config.epsilons} would count it. Add a finite epsilon, or set "
+            "histogram_epsilon to 0."
+        )
     _check_retrievers(config)
     for name in ("finetune", "retriever"):
         with _of_stage(name):

@@ -14,7 +14,7 @@ from typing import Any
 
 from tfdpsq import validation
 from tfdpsq.data.clusters import DocumentClusters
-from tfdpsq.data.files import write_json
+from tfdpsq.data.files import sha256_of_file, write_json
 from tfdpsq.data.texts import Document
 from tfdpsq.privacy import read_certificate
 from tfdpsq.run.core import workdir
@@ -52,7 +52,7 @@ class Histogram:
 
         Raises:
           InputError: the directory holds no histogram.
-          DataError: it is damaged.
+          DataError: it is damaged, or another one than its certificate is of.
         """
         path = pathlib.Path(directory, HISTOGRAM_FILE)
         if not path.is_file():
@@ -66,6 +66,11 @@ class Histogram:
         counts = _numbers(found.get("counts"), clusters.count)
         if not documents or not counts or not isinstance(found.get("corpus"), str):
             raise validation.DataError(path, "it is damaged", _REMEDY)
+        stated = certificate_of(str(directory)).get("fingerprints", {})
+        if stated.get("histogram") != fingerprint(path.parent):
+            raise validation.DataError(
+                path, "it is not what its certificate was made for", _REMEDY
+            )
         return cls(clusters, tuple(map(int, documents)), counts, found["corpus"])
 
     def rates(self, queries: int, seed: int) -> Rates:
@@ -123,6 +128,14 @@ class Rates:
             key = f"{self.seed}\0queries\0{document.id}".encode()
             chance = int.from_bytes(hashlib.sha256(key).digest()[:8], "big") / 2**64
             yield document, math.floor(self.mean[cluster] + chance)
+
+
+def fingerprint(directory: pathlib.Path) -> str:
+    """Returns the SHA-256, in hex, of a histogram's files."""
+    parts = [
+        sha256_of_file(directory / name) for name in (HISTOGRAM_FILE, CLUSTERS_FILE)
+    ]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def certificate_of(directory: str) -> dict[str, Any]:
