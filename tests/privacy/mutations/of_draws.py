@@ -358,4 +358,64 @@ MUTATIONS = (
         ),
         "why": "the mean of what it drew for all rows is one that they share",
     },
+    {
+        "name": "a_row_alone_is_among_padding_that_can_spoil_it",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/step.py",
+        "old": "tf.gather(value, start + (places - start) % rows)",
+        "new": "tf.einsum('n...,n->n...', value, tf.cast(own, value.dtype))",
+        "tests": (
+            "tests/privacy/test_independence.py::"
+            "test_padding_that_spoils_a_batch_spoils_no_row",
+        ),
+        "why": "a full microbatch counts, and one with a row less is nothing",
+    },
+    {
+        "name": "an_id_that_is_none_escapes_clipping",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/fast/recorder.py",
+        "old": "known = (ids >= 0) & (ids < variable.shape[0])",
+        "new": "known = ids == ids",
+        "tests": (
+            "tests/privacy/test_fast_units.py::"
+            "test_an_id_that_is_none_cannot_escape_clipping",
+        ),
+        "why": "the norm has a term that the sum lacks, or they cancel",
+    },
+    {
+        "name": "numbers_of_a_constant_seed_are_taken",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/trials.py",
+        "old": "        replay.require_secret_seeds(traced.function.graph)\n",
+        "new": "",
+        "tests": (
+            "tests/privacy/test_randomness.py::"
+            "test_what_layers_draw_from_a_seed_of_their_own_is_looked_into",
+        ),
+        "why": "they are those of a place, which the rows before decide",
+    },
+    {
+        "name": "a_seed_may_go_into_a_branch",
+        "kind": "noise",
+        "file": "tfdpsq/privacy/replay.py",
+        "old": "elif not _is_seeded_by(user, output):",
+        "new": 'elif not user.type.startswith("Stateless"):',
+        "tests": (
+            "tests/privacy/test_randomness.py::"
+            "test_what_layers_draw_from_a_seed_of_their_own_is_looked_into",
+        ),
+        "why": "one sign for all rows of a microbatch",
+    },
+    {
+        "name": "a_loss_of_many_rows_may_write",
+        "kind": "clipping",
+        "file": "tfdpsq/privacy/training.py",
+        "old": "        require_nothing_kept(of_loss)",
+        "new": "        del of_loss",
+        "tests": (
+            "tests/privacy/test_training.py::"
+            "test_what_a_loss_writes_of_many_rows_alone_is_found",
+        ),
+        "why": "a variable keeps what it saw of private rows",
+    },
 )

@@ -125,4 +125,13 @@ MUTATIONS = (
         "test_earlier_words_on_what_was_released_before_still_verify",
         "what a certificate says of the runs together is not compared",
     ),
+    _mistake(
+        "other_counts_than_the_certificate_was_made_for",
+        "certificate",
+        "tfdpsq/run/passes/document_rates.py",
+        'if stated.get("histogram") != fingerprint(path.parent):',
+        "if False:",
+        _STAGE + "test_a_histogram_of_other_documents_or_damaged_is_refused",
+        "anybody's counts pass as the released ones",
+    ),
 )
