@@ -23,6 +23,7 @@ _WRITERS = {
     "training/choice_points.py": "the plan of a grid, in the private directory",
     "training/hard_negatives.py": "in the temporary directory of `mine`",
     "training/pretraining_loop.py": "the state of a run on public documents",
+    "passes/document_rates.py": "in the temporary directory of `histogram`",
     "passes/embedding.py": "a pass's shards",
     "passes/sharded_stages.py": "what is kept next to a pass's shards",
     "search/exported.py": "a search's config, in a stage's temporary directory",

@@ -129,8 +129,8 @@ MUTATIONS = (
         "name": "dropout_not_replayed",
         "kind": "resumes",
         "file": "tfdpsq/privacy/step.py",
-        "old": "return replayable(self.layers, keys",
-        "new": "return replayable([], keys",
+        "old": "with replayable(self.layers, keys",
+        "new": "with replayable([], keys",
         "tests": (
             "tests/privacy/test_independence.py::"
             "test_rows_that_a_layer_makes_random_add_up[fast]",
@@ -218,8 +218,8 @@ MUTATIONS = (
         "name": "paid_before_it_can_run",
         "kind": "ledger",
         "file": "tfdpsq/privacy/training.py",
-        "old": "        take_steps.build(batch)  #",
-        "new": "        #",
+        "old": "        _build(take_steps, batch, plan)\n",
+        "new": "",
         "tests": (
             "tests/privacy/test_before_spending.py::"
             "test_a_model_whose_step_alone_cannot_be_compiled_costs_nothing",
