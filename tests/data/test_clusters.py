@@ -62,7 +62,7 @@ def test_a_document_s_cluster_depends_on_it_alone(tmp_path, monkeypatch):
 
 
 def test_memory_does_not_grow_with_the_corpus(monkeypatch):
-    """Of a large corpus a part is fitted on, evenly spread over it."""
+    """Clusters are fitted on an evenly spread part of a large corpus."""
     seen = []
     counts = clusters._counts
     monkeypatch.setattr(clusters, "_FITTED", 50)

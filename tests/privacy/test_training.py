@@ -213,7 +213,7 @@ def test_padded_sizes_are_static_for_independent_rows():
 
 @pytest.mark.parametrize("microbatch_size", [None, 4])
 def test_a_loss_reads_no_private_number_of_rows(microbatch_size):
-    """How many there are is the same in every step, whatever is drawn."""
+    """A step has the same number of rows, whatever is drawn."""
     sizes = []
 
     def seen(rows):
@@ -238,7 +238,7 @@ def test_a_loss_reads_no_private_number_of_rows(microbatch_size):
 
 
 def test_what_a_loss_writes_of_many_rows_alone_is_found():
-    """Of the few rows that are tried first it does not."""
+    """The rows tried first are too few to show it."""
     kept = tf.Variable(0.0)
 
     def losses(batch, layer):

@@ -200,7 +200,7 @@ def test_formula_is_near_what_a_process_takes(engine):
 
 
 def test_of_a_pipeline_its_own_t5_is_estimated():
-    """What it starts from stands at its top, and not in the settings of `finetune`."""
+    """The pipeline names its T5 at the top, not in the settings of `finetune`."""
     config = pipeline.default_config()
     stage = finetuning.stage_config(config, finetune.SETTINGS)
     assert stage.init == config.init == "t5_tiny_pydocs"

@@ -196,7 +196,7 @@ def test_secrets_of_canaries_are_dropped(base, tmp_path):
 def test_an_input_that_changed_in_its_place_is_another_one(
     base, tmp_path, monkeypatch, changed
 ):
-    """What was filtered by the former one would pass for its result."""
+    """A set filtered by the old input would pass for one filtered by the new."""
     monkeypatch.setattr(
         filter_stage.round_trip,
         "comes_back",

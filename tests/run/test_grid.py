@@ -97,7 +97,7 @@ def test_no_private_query_is_read(finished, base, tmp_path):
 
 
 def test_points_are_compared_on_the_same_held_out_queries(finished, base, tmp_path):
-    """Of another number of them all points are measured anew, and trained no more."""
+    """Another `held_out` measures all points again, without training them."""
     work = tmp_path / "work"
     shutil.copytree(base / "work", work)
     fewer = grid.run(_config(base, held_out=2), work)

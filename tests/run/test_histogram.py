@@ -43,7 +43,7 @@ def _counted(base, out, limit=0.0, **changes):
 
 
 def _exact(found, data):
-    """What the counts would be without noise, by queries of the split in files."""
+    """Counts the queries of the split without noise, from the files."""
     beir = BeirDirectory(data)
     clusters = found.clusters.of([pair.document for pair in beir.pairs("train")])
     return np.bincount(clusters, minlength=found.clusters.count)

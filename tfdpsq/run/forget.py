@@ -293,7 +293,7 @@ def _elsewhere(root: pathlib.Path, own: pathlib.Path) -> set[pathlib.Path]:
             given = config.get("private_directory") if isinstance(config, dict) else ""
             if not isinstance(given, str) or not os.path.isabs(given):
                 continue
-            # As it was written, or where it lies beside a workdir that was moved.
+            # A moved or copied workdir may have its private directory beside it.
             before = certificate_files.stated(stage, workdir.WRITTEN_IN)
             moved = given
             if isinstance(before, str) and os.path.isabs(before):

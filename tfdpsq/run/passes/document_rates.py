@@ -1,4 +1,4 @@
-"""A released histogram of who is asked about, and how many queries each document gets.
+"""The released histogram, and the number of synthetic queries of each document.
 
 `histogram` writes it; `synthesize` writes queries by it, as post-processing.
 """
@@ -21,12 +21,12 @@ from tfdpsq.run.core import workdir
 
 HISTOGRAM_FILE = "histogram.json"
 CLUSTERS_FILE = "clusters.npz"
-_REMEDY = "Make the histogram again, in another directory: that costs its epsilon anew."
+_REMEDY = "Run histogram into another directory, which spends its epsilon again."
 
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """How many private queries are of each cluster of documents, with noise.
+    """Noisy counts of private queries by the cluster of their document.
 
     Attributes:
       clusters: of the documents.

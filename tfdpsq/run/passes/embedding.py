@@ -103,7 +103,7 @@ def run_pass(
         certificate = certificate_of(config.retriever)
     else:
         # The plan holds plain hashes of the whole file. Where one split of it was
-        # declared public, the others may be private, and the plan is made anew.
+        # declared public, the others may be private: every command plans again.
         keeps = asked.private or asked.judged is None
         corpus = corpus_shards.cut_file(asked.file, 0, config.shard_documents, place)
         inputs = {**inputs, "queries": asked.fingerprint}
