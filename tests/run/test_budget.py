@@ -501,7 +501,7 @@ def test_every_stage_that_spends_takes_the_flag():
     run = pathlib.Path(finetune.__file__).parent
     spends = {p.stem for p in run.glob("*.py") if "spends=True" in p.read_text("utf-8")}
     others = {"choose", "finetune", "pipeline", "train_retriever"}
-    assert spends == {"histogram", *others}
+    assert spends == {"histogram", "train_adapter", *others}
 
 
 def test_two_certificates_of_no_known_run_are_not_counted_as_one(tmp_path):

@@ -29,6 +29,7 @@ from tfdpsq.run import (
     reproduce,
     rerank,
     synthesize,
+    train_adapter,
     train_retriever,
     zero_shot,
 )
@@ -49,6 +50,7 @@ WRITES = {
     "histogram": {CERTIFIED, PRIVATE},
     "synthesize": {PUBLIC, CERTIFIED, PRIVATE},
     "filter": {PUBLIC, CERTIFIED, PRIVATE},
+    "train_adapter": {CERTIFIED, PRIVATE},
     "train_retriever": {PUBLIC, CERTIFIED, PRIVATE},
     "encode": {PUBLIC, CERTIFIED, PRIVATE},
     "index": {PUBLIC, CERTIFIED, PRIVATE},
@@ -152,6 +154,8 @@ class _Walk:
         yield "choose", "without ε", lambda place: choose.run(choice, place)
         planted = str(private / "canaries" / canary_set.DATA)
         yield "histogram", "canaries", stage(histogram, pairs=planted)
+        yield "train_adapter", "canaries", stage(train_adapter, pairs=planted)
+        yield "train_adapter", "without ε", stage(train_adapter, **inf)
         for name, path in (("ε = ∞", unprotected), ("canaries", audited)):
             own = config.synthesize
             yield "synthesize", name, stage(synthesize, own, generator=path)
@@ -248,6 +252,7 @@ def test_private_directories_are_not_released_however_they_are_set(job, tmp_path
     for module, own in (
         (finetune, walk.config.finetune),
         (histogram, None),
+        (train_adapter, None),
         (train_retriever, walk.config.direct),
         (mine, None),
         (evaluate, None),

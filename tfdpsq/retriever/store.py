@@ -31,7 +31,7 @@ from tfdpsq.retriever.nearest import ROWS, BestDocuments
 
 # Queries that are ranked at a time: with `ROWS` documents, 16 MiB of scores.
 _RANKED = 256
-_FILE = "index.json"
+INDEX_FILE = "index.json"
 _FORMAT = "tfdpsq-index/2"
 _INDEX = ("encoder", "width")
 _SHARD = ("name", "count", "sha256", "ids_sha256")
@@ -115,7 +115,7 @@ class DocumentIndex:
           InputError: there is one already, or a width below 1.
         """
         directory = Path(directory)
-        if (directory / _FILE).exists():
+        if (directory / INDEX_FILE).exists():
             raise validation.InputError(
                 f"{directory} holds an index already. Add to it, or choose another "
                 "directory."
@@ -205,6 +205,26 @@ class DocumentIndex:
         parts = [self._embeddings(shard) for shard in self._shards]
         return np.concatenate([np.zeros([0, self.width], np.float32), *parts])
 
+    def take(self, places: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Returns the embeddings [n, D] at some positions, off the disk.
+
+        Args:
+          places: [n] positions in the order of `ids`; any order, also repeated.
+
+        Raises:
+          InputError: a position that is none.
+        """
+        wanted = self._checked_places(places)
+        found = np.empty([len(wanted), self.width], np.float32)
+        first = 0
+        for shard in self._shards:
+            at = wanted - first
+            here = np.flatnonzero((at >= 0) & (at < shard["count"]))
+            if len(here):
+                found[here] = self._embeddings(shard)[at[here]]
+            first += shard["count"]
+        return found
+
     def search(
         self, queries: np.ndarray, k: int, rows: int = ROWS
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -256,12 +276,12 @@ class DocumentIndex:
         Raises:
           InputError: another width, or positions that are none.
         """
-        own = np.asarray(places, np.int64)
         self._require_width(queries)
-        if own.shape != (len(queries),) or ((own < 0) | (own >= self.size)).any():
+        own = self._checked_places(places)
+        if len(own) != len(queries):
             raise validation.InputError(
-                f"places have shape {own.shape} for {len(queries)} queries; give each "
-                f"one from 0 to {self.size - 1}."
+                f"there are {len(own)} places for {len(queries)} queries. Give each "
+                "query one."
             )
         # Neighbours share their own documents' chunk, so few products are made twice.
         order = np.argsort(own, kind="stable")
@@ -311,6 +331,15 @@ class DocumentIndex:
             yield first, vectors
             first += len(vectors)
 
+    def _checked_places(self, places: Sequence[int] | np.ndarray) -> np.ndarray:
+        found = np.asarray(places, np.int64)
+        if found.ndim != 1 or ((found < 0) | (found >= self.size)).any():
+            raise validation.InputError(
+                f"places have shape {found.shape}; give [n] positions from 0 to "
+                f"{self.size - 1}."
+            )
+        return found
+
     def _require_width(self, queries: np.ndarray) -> None:
         if np.ndim(queries) != 2 or np.shape(queries)[1] != self.width:
             raise validation.InputError(
@@ -338,7 +367,7 @@ class DocumentIndex:
             )
 
     def _content(self) -> dict[str, Any]:
-        path = self.directory / _FILE
+        path = self.directory / INDEX_FILE
         try:
             content = validation.parse_json(path.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
@@ -381,4 +410,4 @@ def _sha256(vectors: np.ndarray) -> str:
 
 def _write(directory: Path, content: dict[str, Any]) -> None:
     text = json.dumps({"format": _FORMAT, **content}, indent=1, sort_keys=True)
-    atomic_write(directory / _FILE, text + "\n")
+    atomic_write(directory / INDEX_FILE, text + "\n")

@@ -36,7 +36,7 @@ from tfdpsq.run.core import (
 )
 from tfdpsq.run.passes import corpus_shards, embedding, passes, sharded_stages
 from tfdpsq.run.reporting import similarity
-from tfdpsq.run.search import hybrid, reranking, retrieval, systems
+from tfdpsq.run.search import adapted, hybrid, reranking, retrieval, systems
 
 SETTINGS: settings.Declaration = {
     "data": settings.Text(sources.PYDOCS, required=True),
@@ -46,6 +46,9 @@ SETTINGS: settings.Declaration = {
     # System -> directory of its embeddings of the corpus, by `index` or `encode`; ""
     # embeds the documents here.
     "indexes": settings.Named({}, settings.Text("")),
+    # System -> directory of the embeddings of all queries: the system is what
+    # `train_adapter` wrote, or "embeddings" for those of `indexes` as they are.
+    "query_embeddings": settings.Named({}, settings.Text("")),
     "synthetic": settings.Named({}, settings.Text("")),
     "similarity_split": settings.Text("dev", required=True),
     "similarity": similarity.declared(),
@@ -82,9 +85,10 @@ ACTING = (
 def default_config() -> ml_collections.ConfigDict:
     """Returns the stage's settings.
 
-    `systems` maps a name to "bm25" or to an output of `train_retriever`; `synthetic`
-    maps a name to an output of `synthesize`, whose queries are compared with those of
-    `similarity_split` and of the training split; see `similarity`. With `fusion.base`
+    `systems` maps a name to "bm25", to an output of `train_retriever`, or to what
+    `query_embeddings` says; `synthetic` maps a name to an output of `synthesize`, whose
+    queries are compared with those of `similarity_split` and of the training split; see
+    `similarity`. With `fusion.base`
     every other system is also measured together with it; see `search.hybrid`.
     `rerankers` maps a name to a generator that reorders a system's best documents,
     which counts as a system of its own; see `search.reranking`.
@@ -121,6 +125,7 @@ def run(
     inputs = {
         **searched.fingerprints(),
         **retrieval.index_inputs(searched, config.data),
+        **adapted.inputs(searched, private),
         **similarity.inputs(config),
         **hybrid.inputs(config.fusion),
         **reranking.inputs(config),
@@ -180,6 +185,7 @@ def _check(config: ml_collections.ConfigDict) -> None:
             f"baseline is {config.baseline!r}, which is none of the systems "
             f"{', '.join(sorted(config.systems))}. Name one of them, or none."
         )
+    adapted.check(config)
     hybrid.check(config)
     reranking.check(config)
 

@@ -4,6 +4,8 @@ import math
 
 # `train_retriever`: the directory of the model.
 RETRIEVER_MODEL = "model"
+# `train_adapter`: the matrix.
+ADAPTER_FILE = "adapter.npy"
 # `synthesize` and `filter`: the set, with its manifest and certificate.
 SET = "set"
 # `pipeline`: private pairs that it imported from a log.

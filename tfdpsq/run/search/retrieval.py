@@ -25,7 +25,7 @@ from tfdpsq.retriever.store import encoder_fingerprint
 from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import corpus_shards, embedding, passes
-from tfdpsq.run.search import hybrid, systems
+from tfdpsq.run.search import adapted, hybrid, systems
 
 _BEST = "npz"
 Run = dict[str, dict[str, float]]
@@ -65,10 +65,13 @@ def retrieve(
             )
             yield name, run, settings
             continue
-        if name not in found:
+        if name in searched.queries:
+            documents = beir.documents()
+            found[name] = adapted.search(searched, name, queries, k, documents)
+        elif name not in found:
             missing = [each for each in left if each not in found]
             found.update(dense.search(dense.one_tower(name, missing), beir.documents))
-        left.remove(name)
+        left = [each for each in left if each != name]
         best = found.pop(name)
         yield name, retriever.as_run(list(queries), best.scores, best.ids), {}
 
@@ -268,6 +271,8 @@ def index_inputs(searched: systems.Systems, data: str) -> dict[str, str]:
     given = {name: path for name, path in searched.indexes.items() if path}
     corpus = sources.corpus_fingerprint(data) if given else ""
     for name, path in sorted(given.items()):
+        if name in searched.queries:
+            continue  # see `adapted.inputs`
         if name not in searched.retrievers:
             raise validation.InputError(
                 f"indexes.{name} is {path!r}, but systems has no retriever called "

@@ -15,6 +15,8 @@ from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.search import benchmark_sets
 
 BM25 = "bm25"
+# Embeddings that exist, as they are.
+EMBEDDINGS = "embeddings"
 # The one kind of index that needs all embeddings in memory.
 TREE = "scann"
 INDEXES = (*nearest.KINDS, TREE)
@@ -25,12 +27,15 @@ class Systems:
     """Systems to search with.
 
     Attributes:
-      paths: name -> "bm25", or the directory of a retriever.
+      paths: name -> "bm25", the directory of a retriever, or, of those in `queries`,
+        that of an adapter or "embeddings".
       vocabulary: the SentencePiece file of all retrievers.
       index: one of INDEXES.
       batch_size: texts embedded at a time.
       dtype: of the encoders that embed them; see `layers.T5Backbone`.
       indexes: name -> output of `index` or `encode` with embeddings to use.
+      queries: name -> directory of the embeddings of queries that exist; such a system
+        embeds nothing. See `search.adapted`.
     """
 
     paths: Mapping[str, str]
@@ -39,6 +44,7 @@ class Systems:
     batch_size: int
     dtype: str
     indexes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    queries: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, config: ml_collections.ConfigDict) -> Systems:
@@ -50,12 +56,22 @@ class Systems:
             config.batch_size,
             config.dtype,
             dict(config.get("indexes", {})),
+            dict(config.get("query_embeddings", {})),
         )
 
     @property
     def retrievers(self) -> dict[str, str]:
         """Returns the systems that embed texts."""
-        return {name: path for name, path in self.paths.items() if path != BM25}
+        return {
+            name: path
+            for name, path in self.paths.items()
+            if path != BM25 and name not in self.queries
+        }
+
+    @property
+    def adapted(self) -> dict[str, str]:
+        """Returns the systems of embeddings that exist."""
+        return {name: self.paths[name] for name in self.queries}
 
     @property
     def by_shards(self) -> list[str]:
@@ -72,7 +88,8 @@ class Systems:
         """
         return {
             f"system {name}": workdir.stage_fingerprint(path)
-            for name, path in sorted(self.retrievers.items())
+            for name, path in sorted({**self.retrievers, **self.adapted}.items())
+            if path != EMBEDDINGS
         }
 
     def require_vocabulary(self) -> dict[str, str]:

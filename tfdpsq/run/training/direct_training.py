@@ -105,14 +105,7 @@ def _require_derived(method: str, unit: str, sampler: str, mined: str) -> None:
             "derived for in-batch negatives alone. Set it to '', or method to "
             "'public_negatives'."
         )
-    # A query's negatives leave out all of its answers, so that those of one of its
-    # pairs depend on the others.
-    if unit == "pair" and mined:
-        raise validation.InputError(
-            f"unit is 'pair' and hard_negatives.run is {mined!r}: "
-            "the negatives of a pair would depend on the query's other pairs, each of "
-            "them a unit of its own. Set hard_negatives.run to '', or unit to 'query'."
-        )
+    hard_negatives.require_unit(mined, unit)
 
 
 def on_one_device(method: str) -> bool:

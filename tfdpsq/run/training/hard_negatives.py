@@ -46,7 +46,8 @@ insert into candidates select query, document, place from (
 ) where place > ? and place <= ?
 """
 _OTHERS = """
-select text from candidates join texts using (document) where query = ? order by place
+select {column} from candidates join texts using (document) where query = ?
+order by place
 """
 
 
@@ -112,6 +113,23 @@ def corpus_of(corpus: str, pairs: str) -> str:
             'corpus to a BEIR directory, or to "pydocs".'
         )
     return corpus or pairs
+
+
+def require_unit(run: str, unit: str) -> None:
+    """Refuses hard negatives for single pairs of a query.
+
+    A query's negatives leave out all of its answers, so that those of one of its pairs
+    depend on the others.
+
+    Raises:
+      InputError: unit is "pair", and there are hard negatives.
+    """
+    if unit == "pair" and run:
+        raise validation.InputError(
+            f"unit is 'pair' and hard_negatives.run is {run!r}: "
+            "the negatives of a pair would depend on the query's other pairs, each of "
+            "them a unit of its own. Set hard_negatives.run to '', or unit to 'query'."
+        )
 
 
 def inputs(own: HardNegatives, pairs: str, private: pathlib.Path) -> dict[str, str]:
@@ -299,7 +317,15 @@ class NegativeTable:
 
     def texts(self, query: str) -> list[str]:
         """Returns the contents of a query's hard negatives, hardest first."""
-        return [text for (text,) in self._store.execute(_OTHERS, (query,))]
+        return self._others("text", query)
+
+    def ids(self, query: str) -> list[str]:
+        """Returns the ids of a query's hard negatives, hardest first."""
+        return self._others("document", query)
+
+    def _others(self, column: str, query: str) -> list[str]:
+        found = self._store.execute(_OTHERS.format(column=column), (query,))
+        return [value for (value,) in found]
 
 
 def _digest(text: str) -> bytes:

@@ -1,0 +1,352 @@
+"""A map of query embeddings, trained on private pairs for a foreign encoder."""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny
+
+from tfdpsq.data import BeirDirectory
+from tfdpsq.privacy import read_certificate, verify_certificate
+from tfdpsq.retriever import DocumentIndex
+from tfdpsq.run import encode, evaluate, mine, train_adapter
+from tfdpsq.run.core import layout
+from tfdpsq.run.training import hard_negatives
+from tfdpsq.validation import DataError, InputError
+
+_WIDTH = 8
+
+
+def _vectors():
+    """Embeddings of 84 documents, and of queries, a rotation away from them."""
+    random = np.random.default_rng(5)
+    documents = random.normal(size=[84, _WIDTH]).astype(np.float32)
+    rotation, _ = np.linalg.qr(random.normal(size=[_WIDTH, _WIDTH]))
+    queries = (
+        documents @ rotation + 0.05 * random.normal(size=documents.shape)
+    ).astype(np.float32)
+    return documents, queries
+
+
+def _write(directory, texts, vectors, ids, encoder="a public encoder"):
+    index = DocumentIndex.create(directory / texts, encoder, vectors.shape[1])
+    half = len(ids) // 2  # in two shards
+    index.add(ids[:half], vectors[:half])
+    index.add(ids[half:], vectors[half:])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Pairs, and embeddings of their documents and queries by a foreign encoder."""
+    base = tmp_path_factory.mktemp("adapter")
+    tiny.write_start(base)
+    documents, queries = _vectors()
+    _write(base / "embedded", "documents", documents, [f"d{i}" for i in range(84)])
+    order = np.random.default_rng(6).permutation(84)  # ids decide, not places
+    _write(base / "embedded", "queries", queries[order], [f"q{i}" for i in order])
+    return base
+
+
+def _settings(base, **changes):
+    embedded = str(base / "embedded")
+    return {
+        "pairs": str(base / "pairs"),
+        "documents": embedded,
+        "queries": embedded,
+        "encoder_is_public": True,
+        "n_is_public": True,
+        "accountant": "rdp",
+        "microbatch_size": 16,
+        **changes,
+    }
+
+
+def _trained(base, out, **changes):
+    config = train_adapter.default_config()
+    mined = changes.pop("mined", None)
+    config.update(_settings(base, **changes))
+    if mined:
+        config.hard_negatives.update(mined)
+    train_adapter.run(config, out)
+    return np.load(out / layout.ADAPTER_FILE)
+
+
+def _oracle(base, negatives, hard=lambda query: ()):
+    """The mean gradient of the loss at the identity: float64, one row after another."""
+    documents, queries = (v.astype(np.float64) for v in _vectors())
+    matrix = tf.Variable(np.eye(_WIDTH))
+    rows = []
+    with tf.GradientTape() as tape:
+        for pair in BeirDirectory(base / "pairs").pairs("train"):
+            own = int(pair.document_id[1:])
+            others = [n for n in negatives if n != own]
+            others += [int(name[1:]) for name in hard(pair.query_id)]
+            asked = tf.linalg.matvec(matrix, queries[int(pair.query_id[1:])], True)
+            asked /= tf.norm(asked)
+            scores = [
+                20.0
+                * tf.reduce_sum(asked * documents[n] / np.linalg.norm(documents[n]))
+                for n in (own, *others)
+            ]
+            rows.append(tf.reduce_logsumexp(scores) - scores[0])
+        loss = tf.reduce_mean(rows)
+    return tape.gradient(loss, matrix).numpy()
+
+
+def test_one_step_is_that_of_a_float64_oracle(base, tmp_path):
+    """All pairs, all documents as negatives, each row's hard ones, rate 0.1."""
+    config = mine.default_config()
+    config.update(pairs=str(base / "pairs"), k=20)
+    mine.run(config, tmp_path / "private" / "mined")
+    run = str(tmp_path / "private" / "mined")
+    found = _trained(
+        base,
+        tmp_path / "private" / "one",
+        epsilon=math.inf,
+        sampling_probability=1.0,
+        steps=1,
+        learning_rate=0.1,
+        mined={"run": run, "count": 3},
+    )
+    own = hard_negatives.HardNegatives(run, 3, 0, "", "")
+    from tfdpsq.run.core import sources
+
+    source = sources.load_source(str(base / "pairs"), "train")
+    table = hard_negatives.NegativeTable(own, source)
+    texts = {d.id: d.content for d in BeirDirectory(base / "pairs").documents()}
+    for pair in source.read():
+        names = table.ids(pair.query_id)
+        assert [texts[name] for name in names] == table.texts(pair.query_id)
+        assert len(names) == 3 and pair.document_id not in names
+    gradient = _oracle(base, range(84), table.ids)
+    np.testing.assert_allclose(found, np.eye(_WIDTH) - 0.1 * gradient, atol=2e-6)
+    without = _oracle(base, range(84))
+    assert np.abs(gradient - without).max() > 1e-2
+
+
+@pytest.mark.parametrize("unit", ["query", "pair", "user"])
+def test_one_unit_moves_the_step_by_the_clip_norm(unit, tmp_path):
+    """At epsilon 300 and a small clip norm, every row is cut, and noise is little."""
+    tiny.write_start(tmp_path)
+    documents, queries = _vectors()
+    _write(tmp_path / "embedded", "documents", documents, [f"d{i}" for i in range(84)])
+    _write(tmp_path / "embedded", "queries", queries, [f"q{i}" for i in range(84)])
+    path = tmp_path / "pairs" / "queries.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        number = int(row["_id"][1:])
+        row["user_id"] = "busy" if number < 9 else f"u{number}"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if unit == "pair":
+        tiny.add_answers(tmp_path)
+    options = {
+        "unit": unit,
+        "epsilon": 300.0,
+        "clip_norm": 1e-3,
+        "steps": 1,
+        "learning_rate": 1.0,
+        "sampling_probability": 1.0,
+        "n_is_public": False,
+        "n_bound": 64,
+        "rows_per_unit": 9 if unit == "user" else 1,
+        "microbatch_size": 18,
+    }
+    whole = _trained(tmp_path, tmp_path / "release" / "whole", **options)
+    qrels = tmp_path / "pairs" / "qrels" / "train.tsv"
+    lines = qrels.read_text().splitlines(keepends=True)
+    gone = tuple(f"q{n}\t" for n in (range(9) if unit == "user" else [5]))
+    kept = [line for line in lines if not line.startswith(gone)]
+    if unit == "pair":  # of a query's two pairs, one
+        kept = [line for line in lines if line != "q5\td6\t1\n"]
+    assert len(kept) < len(lines)
+    qrels.write_text("".join(kept))
+    less = _trained(tmp_path, tmp_path / "release" / "less", **options)
+    stated = [
+        read_certificate(tmp_path / "release" / name) for name in ("whole", "less")
+    ]
+    # What they state of the log is what was declared.
+    for name in ("spec", "sampler", "mechanism", "accounting", "training"):
+        assert stated[0][name] == stated[1][name], name
+    moved = 64 * np.linalg.norm(whole - less) / 1e-3  # in clip norms
+    noise = stated[0]["mechanism"]["noise_multiplier"] * math.sqrt(2) * _WIDTH
+    assert moved == pytest.approx(1.0, abs=2 * noise) and noise < 0.6, (moved, noise)
+
+
+def _scores(base, out, **systems):
+    config = evaluate.default_config()
+    config.data = str(base / "pairs")
+    embedded = str(base / "embedded")
+    config.systems = {"bm25": "bm25", **systems}
+    config.indexes = dict.fromkeys(systems, embedded)
+    config.query_embeddings = dict.fromkeys(systems, embedded)
+    config.fusion.base = "bm25"
+    config.baseline = next(iter(systems))
+    config.resamples = 200
+    evaluate.run(config, out)
+    return json.loads((out / layout.METRICS_FILE).read_text())
+
+
+def test_learns_the_rotation_and_is_searched_by_the_command(base, tmp_path):
+    """By the command line, with epsilon and without; scores from a plain search."""
+    out = tmp_path / "release" / "eps8"
+    flags = _settings(base, steps=30, learning_rate=0.5)
+    words = [f"--config.{key}={value}" for key, value in flags.items()]
+    command = [sys.executable, "-m", "tfdpsq.run.train_adapter", f"--workdir={out}"]
+    done = subprocess.run([*command, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    _trained(base, tmp_path / "private" / "inf", **{**flags, "epsilon": math.inf})
+    trained = {"eps8": str(out), "inf": str(tmp_path / "private" / "inf")}
+    metrics = _scores(
+        base, tmp_path / "private" / "found", public="embeddings", **trained
+    )
+    values = {n: v["ndcg@10"] for n, v in metrics["systems"].items()}
+    assert values["inf"] > 0.9 > 0.3 > values["public"]
+    assert metrics["systems"]["inf"]["difference_to_baseline"]["low"] > 0.3
+    assert set(metrics["fused"]) == {"public", "eps8", "inf"}
+    # A naive search by the matrix that was written.
+    matrix = np.load(tmp_path / "private" / "inf" / layout.ADAPTER_FILE)
+    documents, queries = (v.astype(np.float64) for v in _vectors())
+    documents /= np.linalg.norm(documents, axis=1, keepdims=True)
+    gains = []
+    for query in range(72, 84):
+        asked = queries[query] @ matrix
+        scores = documents @ (asked / np.linalg.norm(asked))
+        rank = int((scores > scores[query]).sum())
+        gains.append(1 / math.log2(2 + rank) if rank < 10 else 0.0)
+    assert values["inf"] == pytest.approx(np.mean(gains), abs=1e-6)
+    certificate = read_certificate(tmp_path / "release" / "eps8")
+    assert verify_certificate(certificate).problems == ()
+    assert certificate["guarantee"]["epsilon"] <= 8.0
+    assert certificate["training"]["encoder"] == (
+        "a public encoder, declared to be public"
+    )
+    assert certificate["fingerprints"]["queries"].startswith("keyed:")
+    assert read_certificate(tmp_path / "private" / "inf")["private"] is False
+
+
+def test_embeddings_of_our_own_encoder_need_no_declaration(base, tmp_path):
+    """`encode` wrote both; a matrix trained on them is searched among them."""
+    tiny.write_retriever(tmp_path / "retriever", base)
+
+    def encoded(name, **changes):
+        config = encode.default_config()
+        config.update(
+            retriever=str(tmp_path / "retriever"),
+            vocabulary=str(base / "spiece.model"),
+            corpus=str(base / "pairs"),
+            **changes,
+        )
+        encode.run(config, tmp_path / "private" / name)
+        return str(tmp_path / "private" / name)
+
+    both = {
+        "documents": encoded("documents"),
+        "queries": encoded("queries", texts="queries", split="train"),
+    }
+    options = {"encoder_is_public": False, "steps": 2, **both}
+    matrix = _trained(base, tmp_path / "release" / "own", **options)
+    assert matrix.shape == (16, 16) and not np.array_equal(matrix, np.eye(16))
+    certificate = read_certificate(tmp_path / "release" / "own")
+    assert certificate["training"]["encoder"].startswith("the public retriever ")
+    foreign = {**options, "documents": str(base / "embedded")}
+    with pytest.raises(InputError, match="they are not by one encoder"):
+        _trained(base, tmp_path / "release" / "other", **foreign)
+
+
+def _refused(base, tmp_path, match, error=InputError, **changes):
+    """No step is paid for, and nothing is written where it would be released."""
+    with pytest.raises(error, match=match):
+        _trained(base, tmp_path / "release" / "refused", **changes)
+    assert not list((tmp_path / "release").glob("*"))
+    assert not list((tmp_path / "private").rglob("ledger*"))
+
+
+def test_refuses_what_its_guarantee_would_not_hold_for(base, tmp_path):
+    _refused(base, tmp_path, "Set encoder_is_public", encoder_is_public=False)
+    documents, queries = _vectors()
+    ids = [f"d{i}" for i in range(84)]
+    # Only documents that private pairs have: drawn negatives would tell of them.
+    _write(tmp_path / "some", "documents", documents[:60], ids[:60])
+    _refused(base, tmp_path, "no embedding of 'd60'", documents=str(tmp_path / "some"))
+    more = np.concatenate([documents, documents[:1]])
+    _write(tmp_path / "more", "documents", more, [*ids, "x"])
+    said = "with 85 embeddings, but .* has 84 documents"
+    _refused(base, tmp_path, said, documents=str(tmp_path / "more"))
+    _write(tmp_path / "few", "queries", queries[:59], [f"q{i}" for i in range(59)])
+    _refused(base, tmp_path, "no embedding of 'q59'", queries=str(tmp_path / "few"))
+    _write(tmp_path / "wide", "queries", np.ones([84, 9], np.float32), ids)
+    _refused(base, tmp_path, "of 8 and 9 dimensions", queries=str(tmp_path / "wide"))
+    mined = {"run": "judged"}
+    _refused(base, tmp_path, "unit is 'pair' and hard", unit="pair", mined=mined)
+    _refused(base, tmp_path, "which has no directory 'documents'", documents="")
+    free = tiny.write_public_pairs(base)
+    _refused(base, tmp_path, "a synthetic or public set", pairs=free)
+    zeros = np.zeros([84, _WIDTH], np.float32)
+    _write(tmp_path / "zeros", "documents", zeros, ids)
+    _refused(base, tmp_path, "are all zeros", documents=str(tmp_path / "zeros"))
+
+
+def test_embeddings_of_a_certified_encoder_are_not_free(base, tmp_path):
+    _trained(base, tmp_path / "release" / "made", steps=1)
+    certificate = tmp_path / "release" / "made" / "certificate.json"
+    documents, _ = _vectors()
+    place = tmp_path / "embedded"
+    _write(place, "documents", documents, [f"d{i}" for i in range(84)])
+    (place / "certificate.json").write_bytes(certificate.read_bytes())
+    with pytest.raises(InputError, match="which carries a certificate"):
+        _trained(base, tmp_path / "release" / "next", documents=str(place))
+
+
+def test_damaged_embeddings_are_found_before_a_step_is_paid(base, tmp_path):
+    documents, _ = _vectors()
+    place = tmp_path / "embedded"
+    _write(place, "documents", documents, [f"d{i}" for i in range(84)])
+    file = place / "documents" / "shard-00001.npy"
+    vectors = np.load(file)
+    vectors[0, 0] += 1
+    np.save(file, vectors)
+    _refused(base, tmp_path, "holds other embeddings", DataError, documents=str(place))
+
+
+def test_evaluate_refuses_what_is_no_system_of_embeddings(base, tmp_path):
+    place = tmp_path / "private" / "found"
+    embedded = str(base / "embedded")
+    made = str(tmp_path / "private" / "made")
+    _trained(base, pathlib.Path(made), epsilon=math.inf, steps=1)
+
+    def refused(match, error=InputError, **changes):
+        config = evaluate.default_config()
+        config.data = str(base / "pairs")
+        config.systems = {"a": made}
+        config.indexes = config.query_embeddings = {"a": embedded}
+        config.update(changes)
+        with pytest.raises(error, match=match):
+            evaluate.run(config, place)
+        assert not place.exists()
+
+    refused("query_embeddings.b is .*no 'b'", query_embeddings={"b": embedded})
+    refused("not a finished stage", systems={"a": embedded})
+    refused("indexes.a is ''", indexes={"a": ""})
+    refused("index is 'scann'", index="scann")
+    refused("fit is 'x', and query_embeddings", fusion={"fit": "x", "base": "a"})
+    config = {"systems": {"a": "embeddings"}, "query_embeddings": {}}
+    with pytest.raises(InputError, match="query_embeddings.a is not set"):
+        own = evaluate.default_config()
+        own.systems = config["systems"]
+        evaluate.run(own, place)
+    wide = tmp_path / "wide"
+    for texts, letter in (("documents", "d"), ("queries", "q")):
+        ids = [f"{letter}{i}" for i in range(84)]
+        _write(wide, texts, np.ones([84, 9], np.float32), ids)
+    both = {"indexes": {"a": str(wide)}, "query_embeddings": {"a": str(wide)}}
+    refused("a map of embeddings of 8 dimensions", **both)
+    file = pathlib.Path(made) / layout.ADAPTER_FILE
+    np.save(file, np.ones([8, 7], np.float32))
+    refused("not a square matrix of float32", DataError)
+    file.unlink()
+    refused("holds no adapter.npy")

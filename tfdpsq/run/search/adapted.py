@@ -1,0 +1,177 @@
+"""Search by embeddings that exist, as they are or with their queries adapted.
+
+Scores are cosines, which is what `train_adapter` trains.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable, Mapping
+
+import ml_collections
+import numpy as np
+
+from tfdpsq import layers, validation
+from tfdpsq.data.texts import Document
+from tfdpsq.retriever.nearest import ROWS, BestDocuments
+from tfdpsq.run.core import layout, sources
+from tfdpsq.run.passes import embedding
+from tfdpsq.run.passes.given_embeddings import Embeddings, require_alike
+from tfdpsq.run.search import systems
+
+# Queries that are adapted at a time.
+_QUERIES = 4096
+
+
+def open_both(searched: systems.Systems, name: str) -> tuple[Embeddings, Embeddings]:
+    """Opens a system's embeddings of documents and queries.
+
+    Raises:
+      InputError: there are none, or not by one encoder.
+      DataError: they are damaged.
+    """
+    documents = Embeddings.open(
+        f"indexes.{name}", searched.indexes.get(name, ""), embedding.DOCUMENTS
+    )
+    queries = Embeddings.open(
+        f"query_embeddings.{name}", searched.queries[name], embedding.QUERIES
+    )
+    require_alike(documents, queries)
+    return documents, queries
+
+
+def inputs(searched: systems.Systems, private: pathlib.Path) -> dict[str, str]:
+    """Returns ids of the embeddings, as inputs of a stage.
+
+    Raises:
+      InputError: as `open_both`; or a system that is no adapter, or one of another
+        width.
+      DataError: damaged embeddings, or a damaged adapter.
+    """
+    found = {}
+    for name in sorted(searched.adapted):
+        documents, queries = open_both(searched, name)
+        _matrix(name, searched.adapted[name], documents.index.width)
+        found[f"index {name}"] = documents.fingerprint
+        found[f"queries {name}"] = sources.keyed_fingerprint(
+            queries.fingerprint, private
+        )
+    return found
+
+
+def search(
+    searched: systems.Systems,
+    name: str,
+    queries: Mapping[str, str],
+    k: int,
+    documents: Iterable[Document],
+) -> BestDocuments:
+    """Returns the best documents of each query by one system.
+
+    `queries` are {query id: text}, whose embeddings are looked up; `documents` are all
+    of the corpus.
+
+    Raises:
+      InputError: a query or document without an embedding, or more embeddings than
+        documents.
+      DataError: damaged embeddings, or a damaged adapter.
+    """
+    own, asked = open_both(searched, name)
+    own.places().require_all(documents, "the corpus")
+    vectors = asked.places().take(list(queries))
+    matrix = _matrix(name, searched.adapted[name], own.index.width)
+    best = BestDocuments(_adapted(vectors, matrix), k, searched.index)
+    for ids, some in own.index.documents(ROWS):
+        best.add(_unit(some), ids)
+    return best
+
+
+def _adapted(vectors: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
+    """Maps query embeddings as `layers.QueryAdapter` does; `None` leaves them."""
+    if matrix is None or not len(vectors):
+        return _unit(vectors)
+    adapter = layers.QueryAdapter()
+    adapter.build([None, len(matrix)])
+    adapter.set_weights([matrix])
+    parts = range(0, len(vectors), _QUERIES)
+    return np.concatenate(
+        [adapter(vectors[at : at + _QUERIES]).numpy() for at in parts]
+    )
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """Scales rows to unit length, as the adapter's loss does; zeros stay zeros."""
+    length = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    return (vectors / np.where(length > 0, length, 1.0)).astype(np.float32)
+
+
+def _matrix(name: str, path: str, width: int) -> np.ndarray | None:
+    """Returns the matrix of an adapter; `None` for embeddings as they are.
+
+    Raises:
+      InputError: there is none, or one of another width.
+      DataError: it is damaged.
+    """
+    if path == systems.EMBEDDINGS:
+        return None
+    file = pathlib.Path(path) / layout.ADAPTER_FILE
+    if not file.is_file():
+        raise validation.InputError(
+            f"systems.{name} is {path}, which holds no {layout.ADAPTER_FILE}, but "
+            f"query_embeddings.{name} is set. Give what train_adapter wrote, "
+            f"{systems.EMBEDDINGS!r} for the embeddings as they are, or take "
+            f"query_embeddings.{name} out."
+        )
+    try:
+        matrix = np.load(file)
+    except (OSError, ValueError, EOFError) as error:
+        raise validation.DataError(
+            file, f"cannot be read ({error})", "Train the adapter again."
+        ) from error
+    if matrix.dtype != np.float32 or matrix.ndim != 2 or len(set(matrix.shape)) > 1:
+        raise validation.DataError(
+            file,
+            f"holds {matrix.dtype} {matrix.shape}, not a square matrix of float32",
+            "Train the adapter again.",
+        )
+    if len(matrix) != width:
+        raise validation.InputError(
+            f"systems.{name} is {path}, a map of embeddings of {len(matrix)} "
+            f"dimensions, but indexes.{name} has {width}. Give the embeddings that it "
+            "was trained on."
+        )
+    return matrix
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+    """Refuses query embeddings that do not fit the other settings of `evaluate`.
+
+    Raises:
+      InputError: names the setting.
+    """
+    given, named = config.query_embeddings, config.systems
+    for name, path in given.items():
+        if named.get(name, systems.BM25) == systems.BM25:
+            raise validation.InputError(
+                f"query_embeddings.{name} is {path!r}, but systems has no {name!r} "
+                "that embeds. Correct the name, or take it out."
+            )
+    for name, path in named.items():
+        if path == systems.EMBEDDINGS and name not in given:
+            raise validation.InputError(
+                f"systems.{name} is {path!r}, and query_embeddings.{name} is not set. "
+                f"Set it, and indexes.{name}, to directories of embeddings."
+            )
+    if not given:
+        return
+    if config.index == systems.TREE:
+        raise validation.InputError(
+            f"index is {config.index!r}, and query_embeddings is set: embeddings that "
+            'exist are searched exactly. Set index to "exact".'
+        )
+    for setting in ("fusion", "rerank"):
+        if path := config[setting].fit:
+            raise validation.InputError(
+                f"{setting}.fit is {path!r}, and query_embeddings is set: queries to "
+                f"fit weights on have no embeddings. Set {setting}.weight instead."
+            )
