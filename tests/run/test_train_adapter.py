@@ -15,7 +15,7 @@ from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.retriever import DocumentIndex
 from tfdpsq.run import encode, evaluate, mine, train_adapter
-from tfdpsq.run.core import layout
+from tfdpsq.run.core import layout, sources, spending
 from tfdpsq.run.training import hard_negatives
 from tfdpsq.validation import DataError, InputError
 
@@ -114,8 +114,6 @@ def test_one_step_is_that_of_a_float64_oracle(base, tmp_path):
         mined={"run": run, "count": 3},
     )
     own = hard_negatives.HardNegatives(run, 3, 0, "", "")
-    from tfdpsq.run.core import sources
-
     source = sources.load_source(str(base / "pairs"), "train")
     table = hard_negatives.NegativeTable(own, source)
     texts = {d.id: d.content for d in BeirDirectory(base / "pairs").documents()}
@@ -286,6 +284,11 @@ def test_refuses_what_its_guarantee_would_not_hold_for(base, tmp_path):
     _refused(base, tmp_path, "which has no directory 'documents'", documents="")
     free = tiny.write_public_pairs(base)
     _refused(base, tmp_path, "a synthetic or public set", pairs=free)
+    _write(tmp_path / "loose", "documents", documents, ids)
+    stage = {**tiny.STAGE, "guarantee": "private"}
+    (tmp_path / "loose" / "stage.json").write_text(json.dumps(stage))
+    said = "its guarantee is 'private'"
+    _refused(base, tmp_path, said, documents=str(tmp_path / "loose"))
     zeros = np.zeros([84, _WIDTH], np.float32)
     _write(tmp_path / "zeros", "documents", zeros, ids)
     _refused(base, tmp_path, "are all zeros", documents=str(tmp_path / "zeros"))
@@ -300,6 +303,22 @@ def test_embeddings_of_a_certified_encoder_are_not_free(base, tmp_path):
     (place / "certificate.json").write_bytes(certificate.read_bytes())
     with pytest.raises(InputError, match="which carries a certificate"):
         _trained(base, tmp_path / "release" / "next", documents=str(place))
+
+
+def test_what_was_read_and_spent_before_counts(base, tmp_path):
+    """Metrics of an adapter are read; a second one must fit what is left."""
+    _trained(base, tmp_path / "release" / "first", steps=1)
+    assert read_certificate(tmp_path / "release" / "first")["private_reads"] == []
+    first = str(tmp_path / "release" / "first")
+    _scores(base, tmp_path / "private" / "found", first=first)
+    with spending.limited(9.0, [], tmp_path / "release" / "second"):
+        with pytest.raises(InputError, match="the budget is epsilon 9"):
+            _trained(base, tmp_path / "release" / "second", steps=1)
+        _trained(base, tmp_path / "release" / "second", steps=1, epsilon=0.5)
+    reads = read_certificate(tmp_path / "release" / "second")["private_reads"]
+    assert [read["what"] for read in reads] == [
+        "the queries and judgements of split 'test'"
+    ]
 
 
 def test_damaged_embeddings_are_found_before_a_step_is_paid(base, tmp_path):

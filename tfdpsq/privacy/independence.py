@@ -31,6 +31,7 @@ from tfdpsq.privacy import fast
 from tfdpsq.privacy.fast.capture import flatten, plain_errors
 from tfdpsq.privacy.loop import REFUSED_VALUES
 from tfdpsq.privacy.optimizers import Clipped
+from tfdpsq.privacy.randomness.alike import alike
 from tfdpsq.privacy.replay import Node, draws_from_state, nodes_of, replayable
 from tfdpsq.privacy.terms import Coupled, Losses, Terms, require_losses
 
@@ -226,7 +227,7 @@ def check_neighbours(
     of every second unit and the others. Both must hold, too, when the float inputs of
     one row are NaN, or huge: such a row costs nobody else. And the sum must not change
     when all units move on by one place, since the units drawn before it decide a unit's
-    place; random layers, whose masks are by place, are not tried for that.
+    place; layers that draw from a seed by themselves are not tried for that.
 
     Units whose loss is not finite as it is are left out throughout. Not found: what
     other rows, other weights or more rows would show; what is below the tolerance.
@@ -291,11 +292,16 @@ def check_neighbours(
 class _Sums:
     """The clipped sum of rows, whose units are taken one by one if `apart`."""
 
-    def __init__(self, microbatch_sum: Callable[..., Clipped]):
+    def __init__(self, microbatch_sum: Callable[..., Clipped], units: int = 1):
+        """With `units`, so many have the same random numbers; 1 changes none."""
         strategy = tf.distribute.get_strategy()
+        self.microbatch_sum = microbatch_sum
+        self.can_be_alike = True  # unless a layer draws by itself
 
         def made(*given: Any) -> Clipped:
-            found = microbatch_sum(*given)
+            with alike(units) as numbers:  # each replica has a thread of its own
+                found = microbatch_sum(*given)
+            self.can_be_alike &= numbers.complete
             return found._replace(complete=tf.convert_to_tensor(found.complete))
 
         def first(*given: Any) -> Clipped:
@@ -327,18 +333,22 @@ class _Sums:
 def _move(
     run: _Sums, batch: Mapping[str, np.ndarray], together: Clipped, expected: Expected
 ) -> None:
-    """Refuses a sum that depends on the places of units, where no mask does."""
-    moved = {
-        name: np.roll(values, expected.rows_per_unit, axis=0)
-        for name, values in batch.items()
-    }
-    found = [together, run(moved, False), run(batch, False, key=3)]
+    """Refuses a sum that depends on the places of units.
+
+    Random numbers are by place: all units get the same, unless layers draw their own.
+    """
+    size = expected.rows_per_unit
+    moved = {name: np.roll(values, size, axis=0) for name, values in batch.items()}
+    if run.draws(batch):
+        if not run.can_be_alike:
+            return
+        run = _Sums(run.microbatch_sum, len(batch["weights"]) // size)
+        together = run(batch, False)
+    found = [together, run(moved, False)]
     if not all(bool(one.complete) for one in found):
-        found = [run(batch, True), run(moved, True), run(batch, True, key=3)]
-    here, there, masked = (one.sums for one in found)
+        found = [run(batch, True), run(moved, True)]
+    here, there = (one.sums for one in found)
     share = expected.tolerance * min(1.0, max(1e-6, _norm(here) / expected.clip_norm))
-    if _norm(here, masked) / expected.clip_norm > share:
-        return
     off = _norm(here, there) / expected.clip_norm
     if not off <= share:
         raise validation.InputError(

@@ -41,6 +41,7 @@ FILES = (
     "of_audits.py",
     "of_histograms.py",
     "of_choices.py",
+    "of_adapters.py",
 )
 # Parts of the guarantee that a mistake can be in.
 KINDS = (
@@ -127,10 +128,18 @@ class Mutation:
         return text.replace(self.old, self.new)
 
 
+def _mutation(entry):
+    """A mutation of its fields by name, or in their order with one test."""
+    if isinstance(entry, dict):
+        return Mutation(**entry)
+    *first, test, why = entry
+    return Mutation(*first, (test,), why)
+
+
 def mutations():
     """All of them, in the order of the files."""
     return [
-        Mutation(**entry)
+        _mutation(entry)
         for name in FILES
         for entry in runpy.run_path(str(FOLDER / name))["MUTATIONS"]
     ]

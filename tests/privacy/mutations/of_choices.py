@@ -26,20 +26,8 @@ _LOOP = "tfdpsq/privacy/loop.py"
 _HOOKS = "tests/privacy/test_paid_steps.py::test_hooks_see_no_step_a_second_time"
 
 
-def _mistake(name, kind, file, old, new, test, why):
-    return {
-        "name": name,
-        "kind": kind,
-        "file": file,
-        "old": old,
-        "new": new,
-        "tests": (test,),
-        "why": why,
-    }
-
-
 MUTATIONS = (
-    _mistake(
+    (
         "a_choice_with_the_certificate_of_its_run",
         "certificate",
         _CHOOSE,
@@ -48,7 +36,7 @@ MUTATIONS = (
         _COUNTED,
         "epsilon of one run is stated for one chosen among many",
     ),
-    _mistake(
+    (
         "a_choice_without_its_reads",
         "reads",
         _CHOOSE,
@@ -57,7 +45,7 @@ MUTATIONS = (
         _COUNTED,
         "the certificate hides what no epsilon covers",
     ),
-    _mistake(
+    (
         "a_choice_without_reads_that_are_listed_deeper",
         "reads",
         _CHOOSE,
@@ -66,7 +54,7 @@ MUTATIONS = (
         _COUNTED,
         "the certificate hides reads of outputs below the private directory",
     ),
-    _mistake(
+    (
         "a_draw_that_is_called_declared",
         "certificate",
         _CHOOSE,
@@ -75,7 +63,7 @@ MUTATIONS = (
         _COUNTED,
         "the epsilon of the draw is not stated, nor composed by budget",
     ),
-    _mistake(
+    (
         "other_weights_than_those_chosen",
         "release",
         _CHOOSE,
@@ -84,7 +72,7 @@ MUTATIONS = (
         _MAKE + "test_the_weights_are_those_that_the_certificate_names",
         "a second run's weights are released under the certificate of the first's",
     ),
-    _mistake(
+    (
         "a_choice_among_runs_of_which_none_diverged",
         "composition",
         _CHOOSE,
@@ -93,7 +81,7 @@ MUTATIONS = (
         _COUNTED,
         "the certificate counts candidates that could not be chosen",
     ),
-    _mistake(
+    (
         "a_declared_choice_of_the_lowest_score",
         "certificate",
         _CHOOSE,
@@ -102,7 +90,7 @@ MUTATIONS = (
         _INSIDE + "test_a_declared_choice_is_the_highest_of_the_scores",
         "the certificate says that the highest score was taken",
     ),
-    _mistake(
+    (
         "a_pair_in_both_splits_of_a_choice",
         "composition",
         _CHOOSE,
@@ -111,7 +99,7 @@ MUTATIONS = (
         _INSIDE + "test_a_query_in_both_splits_is_refused",
         "a pair has a part in training and in the choice, and pays for one of them",
     ),
-    _mistake(
+    (
         "a_choice_by_queries_without_the_prompt",
         "sampling",
         _CHOOSE,
@@ -120,7 +108,7 @@ MUTATIONS = (
         _MAKE + "test_a_point_writes_with_the_prompt_it_was_trained_with",
         "what is scored is not what the generator writes",
     ),
-    _mistake(
+    (
         "a_paid_grid_goes_on_with_other_samples",
         "composition",
         "tfdpsq/run/training/choice_points.py",
@@ -129,7 +117,7 @@ MUTATIONS = (
         _INSIDE + "test_a_grid_that_paid_for_a_step_is_not_begun_again_with_others",
         "scores of one seed after those of another are another choice",
     ),
-    _mistake(
+    (
         "secrets_of_the_first_canary_alone_are_dropped",
         "release",
         _FILTER,
@@ -138,7 +126,7 @@ MUTATIONS = (
         _SECRETS,
         "a secret that was put in is in what is released",
     ),
-    _mistake(
+    (
         "secrets_of_canaries_with_a_coin_alone_are_dropped",
         "release",
         _FILTER,
@@ -147,7 +135,7 @@ MUTATIONS = (
         _SECRETS,
         "the secrets that were repeated most often stay in the set",
     ),
-    _mistake(
+    (
         "a_filter_forgets_its_corpus",
         "resumes",
         _FILTER,
@@ -156,7 +144,7 @@ MUTATIONS = (
         _CHANGED + "[corpus]",
         "what other documents let pass is taken for what these do",
     ),
-    _mistake(
+    (
         "a_filter_forgets_its_retriever",
         "resumes",
         _FILTER,
@@ -165,7 +153,7 @@ MUTATIONS = (
         _CHANGED + "[retriever]",
         "a set that another retriever judged is taken for this one's",
     ),
-    _mistake(
+    (
         "a_filter_forgets_its_canaries",
         "resumes",
         _FILTER,
@@ -174,7 +162,7 @@ MUTATIONS = (
         _CHANGED + "[canaries]",
         "a set that was searched for other secrets is taken for clean",
     ),
-    _mistake(
+    (
         "a_filter_forgets_its_set",
         "resumes",
         _FILTER,
@@ -183,7 +171,7 @@ MUTATIONS = (
         _CHANGED + "[synthetic]",
         "the rows of a former set are taken for those of this one",
     ),
-    _mistake(
+    (
         "a_filtered_set_without_a_card",
         "certificate",
         _FILTER,
@@ -192,7 +180,7 @@ MUTATIONS = (
         _PASSES,
         "who gets the set is not told what it guarantees",
     ),
-    _mistake(
+    (
         "a_filtered_set_does_not_say_what_it_was_made_from",
         "release",
         _FILTER,
@@ -201,7 +189,7 @@ MUTATIONS = (
         _PASSES,
         "nobody can tell which set and corpus the rows are from",
     ),
-    _mistake(
+    (
         "a_declared_origin_is_called_mined",
         "certificate",
         _NEGATIVES,
@@ -210,7 +198,7 @@ MUTATIONS = (
         _OF_MINING + "test_a_declared_origin_is_called_one",
         "the certificate states as a fact what somebody declared",
     ),
-    _mistake(
+    (
         "judged_negatives_of_the_training_split",
         "negatives",
         _NEGATIVES,
@@ -219,7 +207,7 @@ MUTATIONS = (
         _OF_MINING + "test_judgements_are_those_of_the_split_that_is_trained_on",
         "judgements of another split enter what a run on this one is certified for",
     ),
-    _mistake(
+    (
         "negatives_that_were_mined_for_any_split",
         "negatives",
         _NEGATIVES,
@@ -228,7 +216,7 @@ MUTATIONS = (
         _OF_MINING + "test_what_was_mined_for_another_split_is_refused",
         "the negatives are not those of the units that the certificate counts",
     ),
-    _mistake(
+    (
         "mining_forgets_its_corpus",
         "resumes",
         _MINE,
@@ -237,7 +225,7 @@ MUTATIONS = (
         _OF_MINING + "test_documents_that_changed_in_their_place_are_mined_again",
         "negatives by the text of other documents are taken for those of these",
     ),
-    _mistake(
+    (
         "negatives_for_a_private_set_without_its_certificate",
         "certificate",
         _MINE,
@@ -246,7 +234,7 @@ MUTATIONS = (
         _OF_MINING + "test_what_is_mined_for_a_private_set_has_its_certificate",
         "what private queries had a part in looks like public data",
     ),
-    _mistake(
+    (
         "private_points_are_not_forgotten",
         "release",
         _FORGET,
@@ -255,7 +243,7 @@ MUTATIONS = (
         _OF_FORGETTING + "test_a_private_point_of_a_grid_is_deleted",
         "generators without a guarantee outlive the deletion",
     ),
-    _mistake(
+    (
         "an_output_called_private_is_not_forgotten",
         "release",
         _FORGET,
@@ -264,7 +252,7 @@ MUTATIONS = (
         _OF_FORGETTING + "test_a_private_point_of_a_grid_is_deleted",
         "a private output is taken for the private directory, and stays",
     ),
-    _mistake(
+    (
         "a_release_tells_when_it_was_forgotten",
         "release",
         _FORGET,
@@ -274,7 +262,7 @@ MUTATIONS = (
         _OF_FORGETTING + "test_no_time_of_the_release_tells_when_it_was_forgotten",
         "times of directories are released with what is in them",
     ),
-    _mistake(
+    (
         "an_output_is_as_private_as_its_first_set",
         "release",
         _FORGET,
@@ -283,7 +271,7 @@ MUTATIONS = (
         _OF_FORGETTING + "test_an_output_with_one_private_set_is_private",
         "private judgements of a later set are not deleted",
     ),
-    _mistake(
+    (
         "ledgers_in_outputs_are_forgotten",
         "ledger",
         _FORGET,
@@ -292,7 +280,7 @@ MUTATIONS = (
         _OF_FORGETTING + "test_a_ledger_in_an_output_is_kept",
         "the proof of what was spent is deleted",
     ),
-    _mistake(
+    (
         "a_loaded_update_is_scaled_by_its_rank",
         "LoRA",
         _LORA,
@@ -301,7 +289,7 @@ MUTATIONS = (
         _OF_LORA + "test_its_config_makes_it_again",
         "a model that is loaded computes something other than the one saved",
     ),
-    _mistake(
+    (
         "lora_adapts_the_layers_inside_lora",
         "LoRA",
         _LORA,
@@ -310,7 +298,7 @@ MUTATIONS = (
         _OF_LORA + "test_a_second_call_leaves_alone_what_the_first_one_wraps",
         "the frozen layer and the update are replaced by updates of their own",
     ),
-    _mistake(
+    (
         "secrets_in_the_set_are_those_that_the_generator_writes",
         "release",
         "tfdpsq/run/audit.py",
@@ -320,7 +308,7 @@ MUTATIONS = (
         + "test_secrets_in_the_set_are_counted_apart_from_those_that_it_writes",
         "an audit says that a set with a secret in it has none",
     ),
-    _mistake(
+    (
         "an_audit_counts_copies_of_what_it_put_in",
         "release",
         "tfdpsq/run/attacks/audit_subject.py",
@@ -330,7 +318,7 @@ MUTATIONS = (
         + "test_what_is_written_for_canaries_documents_is_no_part_of_the_set",
         "a secret that was shown to the generator is said to have leaked",
     ),
-    _mistake(
+    (
         "calls_that_are_repeated_are_announced_twice",
         "resumes",
         _LOOP,
@@ -339,7 +327,7 @@ MUTATIONS = (
         _HOOKS,
         "callbacks see epochs again that were paid for once",
     ),
-    _mistake(
+    (
         "losses_of_steps_that_are_repeated_are_reported_twice",
         "resumes",
         _LOOP,

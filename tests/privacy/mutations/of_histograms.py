@@ -12,20 +12,8 @@ _UNCOVERED = _STAGE + "test_what_no_epsilon_would_cover_is_refused"
 _CANARIES = _STAGE + "test_counts_of_canaries_stay_private_with_all_that_follows"
 
 
-def _mistake(name, kind, file, old, new, test, why):
-    return {
-        "name": name,
-        "kind": kind,
-        "file": file,
-        "old": old,
-        "new": new,
-        "tests": (test,),
-        "why": why,
-    }
-
-
 MUTATIONS = (
-    _mistake(
+    (
         "counts_are_normalised_by_their_private_number",
         "sampling",
         _COUNTING,
@@ -34,7 +22,7 @@ MUTATIONS = (
         _UNIT,
         "the certificate states how many private units there are",
     ),
-    _mistake(
+    (
         "counts_with_the_noise_of_another_bound",
         "noise",
         _COUNTING,
@@ -43,7 +31,7 @@ MUTATIONS = (
         _NOISE,
         "counts of a half are released as if they were whole",
     ),
-    _mistake(
+    (
         "a_generator_s_target_forgets_the_histogram",
         "composition",
         _BUDGET,
@@ -52,7 +40,7 @@ MUTATIONS = (
         _BOTH,
         "counts and generator together spend more than epsilon",
     ),
-    _mistake(
+    (
         "a_generator_s_certificate_forgets_the_histogram",
         "certificate",
         _CONTINUING,
@@ -61,7 +49,7 @@ MUTATIONS = (
         _BOTH,
         "the set is written by counts that no certificate has",
     ),
-    _mistake(
+    (
         "a_histogram_takes_half_of_epsilon",
         "composition",
         _BUDGET,
@@ -70,7 +58,7 @@ MUTATIONS = (
         _UNCOVERED,
         "the limit of 5 % is not kept",
     ),
-    _mistake(
+    (
         "a_histogram_beside_an_epsilon_that_does_not_count_it",
         "composition",
         _CONTINUING,
@@ -79,7 +67,7 @@ MUTATIONS = (
         _UNCOVERED,
         "a run from released weights drops their certificate for the histogram's",
     ),
-    _mistake(
+    (
         "a_set_by_counts_that_its_certificate_lacks",
         "composition",
         _SYNTHESIZE,
@@ -88,7 +76,7 @@ MUTATIONS = (
         _UNCOVERED,
         "the set states the epsilon of the generator alone",
     ),
-    _mistake(
+    (
         "a_choice_among_runs_that_each_count_a_histogram",
         "composition",
         "tfdpsq/run/training/choice_points.py",
@@ -97,7 +85,7 @@ MUTATIONS = (
         _UNCOVERED,
         "the choice's certificate states nothing of the histogram",
     ),
-    _mistake(
+    (
         "counts_of_canaries_are_certified",
         "release",
         "tfdpsq/run/histogram.py",
@@ -106,7 +94,7 @@ MUTATIONS = (
         _CANARIES,
         "what canaries had a part in may be released, as if they were queries",
     ),
-    _mistake(
+    (
         "a_set_by_private_counts_is_released",
         "release",
         _SYNTHESIZE,
@@ -115,7 +103,7 @@ MUTATIONS = (
         _CANARIES,
         "a set by counts of canaries lies under release/",
     ),
-    _mistake(
+    (
         "any_words_that_begin_as_they_did_before",
         "certificate",
         "tfdpsq/privacy/proof/certificate_words.py",
@@ -125,7 +113,7 @@ MUTATIONS = (
         "test_earlier_words_on_what_was_released_before_still_verify",
         "what a certificate says of the runs together is not compared",
     ),
-    _mistake(
+    (
         "other_counts_than_the_certificate_was_made_for",
         "certificate",
         "tfdpsq/run/passes/document_rates.py",

@@ -395,8 +395,8 @@ MUTATIONS = (
     {
         "name": "negatives_of_a_pair_read_the_querys_other_pairs",
         "kind": "negatives",
-        "file": "tfdpsq/run/training/direct_training.py",
-        "old": 'if unit == "pair" and mined:',
+        "file": "tfdpsq/run/training/hard_negatives.py",
+        "old": 'if unit == "pair" and run:',
         "new": "if False:",
         "tests": (
             "tests/run/test_pair_unit.py::"

@@ -1,0 +1,106 @@
+"""Mistakes in what trains a map of query embeddings on private pairs."""
+
+_STAGE = "tfdpsq/run/train_adapter.py"
+_GIVEN = "tfdpsq/run/passes/given_embeddings.py"
+_MODULE = "tests/run/test_train_adapter.py::"
+_UNIT = _MODULE + "test_one_unit_moves_the_step_by_the_clip_norm"
+_REFUSED = _MODULE + "test_refuses_what_its_guarantee_would_not_hold_for"
+_LEARNS = _MODULE + "test_learns_the_rotation_and_is_searched_by_the_command"
+_CERTIFIED = _MODULE + "test_embeddings_of_a_certified_encoder_are_not_free"
+_OWN = _MODULE + "test_embeddings_of_our_own_encoder_need_no_declaration"
+_DAMAGED = _MODULE + "test_damaged_embeddings_are_found_before_a_step_is_paid"
+_STATED = _MODULE + "test_what_was_read_and_spent_before_counts"
+
+MUTATIONS = (
+    (
+        "a_share_of_the_private_number_of_units",
+        "sampling",
+        _STAGE,
+        "n = private_training.public_n(config, units.count, units.private)",
+        "n = units.count",
+        _UNIT,
+        "batch and certificate follow from how many private units there are",
+    ),
+    (
+        "any_encoder_is_taken_for_public",
+        "reads",
+        _GIVEN,
+        "if not own.made_by and not encoder_is_public:",
+        "if False:",
+        _REFUSED,
+        "an encoder that was trained on the queries carries them past the noise",
+    ),
+    (
+        "an_encoder_s_certificate_is_passed_over",
+        "composition",
+        _GIVEN,
+        "if (pathlib.Path(path) / certificate.FILE_NAME).is_file():",
+        "if False:",
+        _CERTIFIED,
+        "the adapter states its own cost, and not that of the encoder it maps",
+    ),
+    (
+        "embeddings_of_a_private_retriever",
+        "release",
+        _GIVEN,
+        "if (problem := sources.why_not_public(documents)) is not None:",
+        "if (problem := None) is not None:",
+        _REFUSED,
+        "what follows from an unprotected retriever is released",
+    ),
+    (
+        "embeddings_of_documents_that_are_asked_about",
+        "negatives",
+        _STAGE,
+        "documents.require_all(sources.open_beir(config.pairs).documents(), "
+        "config.pairs)",
+        "pass",
+        _REFUSED,
+        "negatives come from the private pairs' documents alone, and tell of them",
+    ),
+    (
+        "embeddings_of_two_encoders",
+        "reads",
+        _GIVEN,
+        " or documents.made_by != queries.made_by:",
+        ":",
+        _OWN,
+        "queries by a retriever that learnt from them pass with public documents",
+    ),
+    (
+        "damaged_embeddings_are_trained_on",
+        "ledger",
+        _GIVEN,
+        "        self.index.verify()\n",
+        "",
+        _DAMAGED,
+        "a budget is spent on embeddings that were changed",
+    ),
+    (
+        "a_plain_hash_of_private_embeddings",
+        "keys",
+        _STAGE,
+        "sources.keyed_fingerprint(queries.fingerprint, private)",
+        "queries.fingerprint",
+        _LEARNS,
+        "guesses at a query can be tested against the certificate",
+    ),
+    (
+        "an_adapter_forgets_what_was_read_before",
+        "reads",
+        _STAGE,
+        "private_reads=reads",
+        "private_reads=[]",
+        _STATED,
+        "settings chosen on private metrics look as if they were not",
+    ),
+    (
+        "an_adapter_passes_the_limit_on_all_releases",
+        "composition",
+        _STAGE,
+        'spending.require_within({run_dir.name: plan}, inputs["pairs"])',
+        "pass",
+        _STATED,
+        "the budget of the log is overspent",
+    ),
+)
