@@ -129,7 +129,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
     output = releases.Output(
         directory,
         contexts.guarantee_of_training(config.pairs, "", None, True, protected),
-        "a map of query embeddings, trained on private queries",
+        "a map of query embeddings that learnt from private queries",
         config.private_directory,
         # They are private queries in another form, which a finite epsilon protects.
         unused=("queries", "hard_negatives.run") if protected else (),
