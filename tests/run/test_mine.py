@@ -483,3 +483,36 @@ def test_however_many_copies_of_an_answer_the_best_others_are_kept(base, tmp_pat
         table = hard_negatives.NegativeTable(own, source)
         assert table.texts("q3") == [texts[name] for name in kept]
         assert table.texts("q4") == []
+
+
+def test_a_long_ranking_is_read_by_keys(base, tmp_path, monkeypatch):
+    """Work of the database, in its own steps: twice as many queries, about twice it.
+
+    Comparing each candidate with all answers took hours for 18,000 queries.
+    """
+    steps = {}
+    open_unnamed = hard_negatives.pair_table.open_unnamed
+    for queries in (200, 400):
+        _tiny.write_pairs(tmp_path / f"{queries}", train=queries)
+        count = [0]
+
+        def counted(schema, count=count):
+            store = open_unnamed(schema)
+            store.set_progress_handler(lambda: count.__setitem__(0, count[0] + 1), 100)
+            return store
+
+        monkeypatch.setattr(hard_negatives.pair_table, "open_unnamed", counted)
+        ranking = {f"d{number}": 100.0 - number for number in range(40)}
+        write_trec_run(
+            tmp_path / f"{queries}.trec",
+            ((f"q{number}", ranking) for number in range(queries)),
+            tag="a",
+        )
+        own = hard_negatives.HardNegatives(
+            str(tmp_path / f"{queries}.trec"), 5, 0, "", hard_negatives.BY_QUERY
+        )
+        source = sources.load_source(str(tmp_path / f"{queries}"))
+        table = hard_negatives.NegativeTable(own, source)
+        assert len(table.ids(f"q{queries - 1}")) == 5
+        steps[queries] = count[0]
+    assert steps[200] > 100 and steps[400] < 2.6 * steps[200], steps

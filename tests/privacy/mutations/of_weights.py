@@ -159,8 +159,8 @@ MUTATIONS = (
         "name": "hard_negatives_without_other_queries_answers",
         "kind": "negatives",
         "file": "tfdpsq/run/training/hard_negatives.py",
-        "old": "and (query, document) not in (select query, document from answers)",
-        "new": "and document not in (select document from answers)",
+        "old": "where answers.query = ranked.query\n",
+        "new": "where true\n",
         "tests": (
             "tests/run/test_mine.py::"
             "test_the_rows_have_the_best_documents_that_are_no_answers",

@@ -39,10 +39,11 @@ insert into candidates select query, document, place from (
   select query, document, row_number() over
     (partition by query order by score desc, {ties}) as place
   from ranked where query in (select query from answers)
-  and (query, document) not in (select query, document from answers)
-  and (query, coalesce(
-    (select content from digests where digests.document = ranked.document), x''
-  )) not in (select query, content from contents)
+  and not exists (select 1 from answers where answers.query = ranked.query
+                  and answers.document = ranked.document)
+  and not exists (select 1 from digests join contents using (content)
+                  where digests.document = ranked.document
+                  and contents.query = ranked.query)
 ) where place > ? and place <= ?
 """
 _OTHERS = """
