@@ -376,9 +376,8 @@ def test_every_setting_of_plain_training_acts(tmp_path):
         )
         config.t5.update(
             vocabulary_size=330,
-            **_tiny.SHAPE,
+            **{**_tiny.SHAPE, "dropout": 0.1},
             version="1.0",
-            dropout=0.1,
         )
         _set(config, name, value)
         out = tmp_path / "private" / f"{number}"

@@ -254,7 +254,6 @@ def test_plain_training_takes_them_and_parts_of_a_batch(base):
         config.t5.update(
             vocabulary_size=330,
             **_tiny.SHAPE,
-            dropout=0.0,
         )
         config.optimizer = "adam"
         train_retriever.run(_tiny.acting_only(train_retriever, config), base / name)

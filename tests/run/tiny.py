@@ -17,6 +17,7 @@ SHAPE = {
     "hidden_dim": 16,
     "intermediate_dim": 24,
     "key_value_dim": 8,
+    "dropout": 0.0,
 }
 FLAGS = {f"t5.{name}": size for name, size in SHAPE.items()}
 _NOUNS = "array list matrix tensor string file image graph table index".split()
@@ -66,7 +67,7 @@ def tiny_config(data):
     config.init = ""  # random weights, and a vocabulary of these documents
     config.prepare.vocabulary_size = 320
     lengths = {"document_length": 32, "query_length": 12}
-    t5 = {**SHAPE, "vocabulary_size": 420, "version": "1.0", "dropout": 0.0}
+    t5 = {**SHAPE, "vocabulary_size": 420, "version": "1.0"}
     config.pretrain.t5.update(t5)
     config.pretrain.update(lengths)
     config.pretrain.steps = 3
@@ -101,7 +102,7 @@ def tiny_config(data):
     return config
 
 
-def write_start(base, version="1.0", dropout=0.1):
+def write_start(base, version="1.0", dropout=0.0):
     """Writes "pairs", their vocabulary "spiece.model" and a "public" T5.
 
     Each T5 is made once for all tests of a process, and copied.

@@ -29,7 +29,7 @@ def in_common(stage, base, steps):
             "microbatch_size": 4,
         }
     )
-    stage.t5.update(tiny.SHAPE, vocabulary_size=320, dropout=0.0)
+    stage.t5.update(tiny.SHAPE, vocabulary_size=320)
 
 
 def config(base, **changes):

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.privacy import fast
 from tfdpsq.privacy.batches import padded_rows, rows_at_once, split_over_replicas
+from tfdpsq.privacy.fast.capture import converted
 from tfdpsq.privacy.optimizers import StepKeys
 from tfdpsq.privacy.plan import PrivacyPlan
 from tfdpsq.privacy.replay import Node, nodes_of
@@ -74,11 +75,7 @@ class CompiledSteps:
         independent = not coupled and (
             microbatch_size is not None or plan.spec.sensitivity_multiplier == 1
         )
-        # Autograph is for the caller's code; ours needs none, and is traced a third
-        # faster without.
-        of_caller = tf.__internal__.autograph.tf_convert(
-            losses, tf.__internal__.autograph.control_status_ctx()
-        )
+        of_caller = converted(losses)
 
         def function(rows: int) -> Callable:
             step = make_logical_step(

@@ -28,7 +28,7 @@ from tensorflow.python.framework import op_def_registry
 
 from tfdpsq import validation
 from tfdpsq.privacy import fast
-from tfdpsq.privacy.fast.capture import flatten, plain_errors
+from tfdpsq.privacy.fast.capture import converted, flatten, plain_errors
 from tfdpsq.privacy.loop import REFUSED_VALUES
 from tfdpsq.privacy.optimizers import Clipped
 from tfdpsq.privacy.randomness.alike import alike
@@ -457,9 +457,7 @@ def run_of(
       layers: the model, for its random layers.
     """
     layers = list(layers)
-    of_caller = tf.__internal__.autograph.tf_convert(
-        per_example_losses, tf.__internal__.autograph.control_status_ctx()
-    )
+    of_caller = converted(per_example_losses)
 
     def losses(tensors: Mapping[str, tf.Tensor]) -> Losses:
         with replayable(layers, tf.constant([1, 2], tf.int64), 0, 0):

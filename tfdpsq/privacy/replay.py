@@ -36,7 +36,7 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef as Node
 
 from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
-from tfdpsq.privacy.fast.capture import flatten, plain_errors
+from tfdpsq.privacy.fast.capture import converted, flatten, plain_errors
 from tfdpsq.privacy.fast.recorder import replaced
 from tfdpsq.privacy.randomness import alike, noise
 from tfdpsq.privacy.terms import Coupled, Terms
@@ -180,9 +180,7 @@ def traced(
     # On several replicas, those of the first: outside of them a variable has no handle.
     local = tf.distribute.get_strategy().experimental_local_results
     variables = [local(variable)[0] for variable in variables]
-    of_caller = tf.__internal__.autograph.tf_convert(
-        per_example_losses, tf.__internal__.autograph.control_status_ctx()
-    )
+    of_caller = converted(per_example_losses)
 
     def tensors_of(values: Any) -> list[tf.Tensor]:
         flat = tf.nest.flatten(values, expand_composites=True)
@@ -315,9 +313,7 @@ def require_own_draws(
     """
     rows = len(batch["weights"])
     units = rows // together
-    of_caller = tf.__internal__.autograph.tf_convert(
-        per_example_losses, tf.__internal__.autograph.control_status_ctx()
-    )
+    of_caller = converted(per_example_losses)
 
     def losses(
         tensors: Mapping[str, tf.Tensor], unit: tf.Tensor, key: tf.Tensor

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdpsq import validation
 from tfdpsq.privacy import fast, replay
 from tfdpsq.privacy.batches import content, padded_rows, rows_at_once
+from tfdpsq.privacy.fast.capture import converted
 from tfdpsq.privacy.independence import (
     Expected,
     check_independence,
@@ -394,9 +395,7 @@ def _leave_rows_out(setup: Setup, rows: Rows, declared: bool) -> None:
     for name, values in batch.items():
         batch[name] = np.resize(values, [size, *values.shape[1:]])
     batch["weights"][count:] = 0
-    of_caller = tf.__internal__.autograph.tf_convert(
-        losses, tf.__internal__.autograph.control_status_ctx()
-    )
+    of_caller = converted(losses)
     norm = check_neighbours(
         make_microbatch_sum(
             of_caller, variables, optimizer, size, layers, not declared

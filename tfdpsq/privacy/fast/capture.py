@@ -15,6 +15,15 @@ from tfdpsq.privacy.fast.rematerialization import recorded_again
 from tfdpsq.privacy.fast.rules import Rule, couples_examples, rule_for
 
 
+def converted(function: Callable) -> Callable:
+    """Converts a caller's function, which may branch on tensors, by autograph.
+
+    This package's own code needs none, and is traced a third faster without.
+    """
+    context = tf.__internal__.autograph.control_status_ctx()
+    return tf.__internal__.autograph.tf_convert(function, context)
+
+
 @contextlib.contextmanager
 def capture(layers: Iterable[tf.Module], recorder: Recorder) -> Iterator[None]:
     """While inside, every layer that has a rule and a wanted weight runs by it.
