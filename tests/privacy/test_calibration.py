@@ -126,3 +126,17 @@ def test_no_steps_are_too_few_to_be_planned_for():
     )
     assert math.isfinite(plan.noise_stddev)
     assert 0.99 <= plan.epsilon(1) <= 1
+
+
+def test_an_epsilon_in_the_hundreds_is_planned_by_pld():
+    """Its sums round into no distribution for some noise on the way there."""
+    spec = PrivacySpec(
+        epsilon=300.0,
+        clip_norm=1.0,
+        num_units=200,
+        n_is_public=True,
+        batch_size=40,
+        steps=4,
+        accountant="pld",
+    )
+    assert 0.9 * 300 < make_plan(spec).epsilon(4) <= 300

@@ -195,3 +195,14 @@ def test_a_changed_value_of_any_row_is_other_data(row, which):
     assert before == fit_inputs.fingerprint([np.asfortranarray(_X), _Y])
     arrays[which][row, -1] += 1
     assert fit_inputs.fingerprint(arrays) != before
+
+
+def test_a_mask_is_not_dropped_and_lists_are_arrays_only_of_one_output():
+    masked = np.ma.masked_array(_X, mask=_X > 1)
+    with pytest.raises(validation.InputError, match="its mask would be dropped"):
+        _private().fit(masked, _Y)
+    with pytest.raises(validation.InputError, match="np.array makes one of a list"):
+        _private().fit(_X, _Y.tolist())
+    private = _private()
+    private.fit(_X, [_Y])
+    assert private.steps_executed == 2

@@ -423,6 +423,8 @@ def _signed_by_place(model):
 _OTHERS_READ = [
     (_signed_by_place, (), "fast", "each moved on by one place"),
     (_signed_by_place, (tf.keras.layers.Dropout(0.3),), "fast", "each moved on"),
+    # The first masks that all rows are given drop everything.
+    (_signed_by_place, (tf.keras.layers.Dropout(0.5, (None, 1)),), "fast", "moved on"),
     (_guarded_over_the_batch, (), "fast", "with NaN for inputs moves the clipped sum"),
     (skipped_where_the_mean_is_high, (), "fast", "with huge numbers for inputs"),
     (_hardest_eight, (), "fast", "leaving out one row moves"),

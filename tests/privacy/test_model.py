@@ -90,6 +90,9 @@ def test_fit_trains_any_model_for_the_plans_steps(make, optimizer):
         "a weight did not move"
     )
     assert private.epsilon() == plan.epsilon(8) <= 8.0
+    x, y = _data()
+    np.testing.assert_allclose(private.predict(x, verbose=0), model(x), atol=1e-5)
+    assert private.evaluate(x, y, verbose=0) < 1.2
 
 
 def test_without_noise_fit_learns_what_plain_keras_learns():
@@ -544,8 +547,11 @@ def test_mixed_float16_is_refused():
     try:
         with pytest.raises(ValueError, match="mixed_float16.*mixed_bfloat16"):
             _compiled(_functional(), _plan())
+        made = _functional()
     finally:
         tf.keras.mixed_precision.set_global_policy(None)
+    with pytest.raises(ValueError, match="mixed_float16.*mixed_bfloat16"):
+        _compiled(made, _plan())
 
 
 @pytest.mark.parametrize("tried", [True, False])

@@ -133,7 +133,9 @@ def test_damage_is_named(index):
     path.write_bytes(whole)
     ids = directory / "shard-00001.jsonl"
     ids.rename(directory / "gone")
-    with pytest.raises(DataError, match="1.jsonl: cannot be read .*index again"):
+    with pytest.raises(
+        DataError, match="1.jsonl: cannot be read .*Embed the texts again"
+    ):
         DocumentIndex(directory).verify()
     (directory / "gone").rename(ids)
     ids.write_text("".join(reversed(ids.read_text().splitlines(keepends=True))))
@@ -238,9 +240,9 @@ def test_places_are_those_of_the_documents_that_are_there(index):
 
 def test_ranks_of_what_is_not_there_are_refused(index):
     for places, message in (
-        ([0, 52], "each one from 0 to 51"),
-        ([-1, 3], "each one from 0 to 51"),
-        ([0], r"shape \(1,\) for 2 queries"),
+        ([0, 52], "positions from 0 to 51"),
+        ([-1, 3], "positions from 0 to 51"),
+        ([0], "there are 1 places for 2 queries"),
     ):
         with pytest.raises(InputError, match=message):
             index.ranks(_vectors(2), places)

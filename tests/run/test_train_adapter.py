@@ -1,8 +1,10 @@
 """A map of query embeddings, trained on private pairs for a foreign encoder."""
 
+import hashlib
 import json
 import math
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -220,9 +222,8 @@ def test_learns_the_rotation_and_is_searched_by_the_command(base, tmp_path):
     certificate = read_certificate(tmp_path / "release" / "eps8")
     assert verify_certificate(certificate).problems == ()
     assert certificate["guarantee"]["epsilon"] <= 8.0
-    assert certificate["training"]["encoder"] == (
-        "a public encoder, declared to be public"
-    )
+    assert certificate["training"]["encoder"] == "a public encoder"
+    assert certificate["training"]["encoder_is_public"] == "declared"
     assert certificate["fingerprints"]["queries"].startswith("keyed:")
     assert read_certificate(tmp_path / "private" / "inf")["private"] is False
 
@@ -231,26 +232,16 @@ def test_embeddings_of_our_own_encoder_need_no_declaration(base, tmp_path):
     """`encode` wrote both; a matrix trained on them is searched among them."""
     tiny.write_retriever(tmp_path / "retriever", base)
 
-    def encoded(name, **changes):
-        config = encode.default_config()
-        config.update(
-            retriever=str(tmp_path / "retriever"),
-            vocabulary=str(base / "spiece.model"),
-            corpus=str(base / "pairs"),
-            **changes,
-        )
-        encode.run(config, tmp_path / "private" / name)
-        return str(tmp_path / "private" / name)
-
+    queries = {"texts": "queries", "split": "train"}
     both = {
-        "documents": encoded("documents"),
-        "queries": encoded("queries", texts="queries", split="train"),
+        "documents": _encoded(base, tmp_path, "documents"),
+        "queries": _encoded(base, tmp_path, "queries", **queries),
     }
     options = {"encoder_is_public": False, "steps": 2, **both}
     matrix = _trained(base, tmp_path / "release" / "own", **options)
     assert matrix.shape == (16, 16) and not np.array_equal(matrix, np.eye(16))
     certificate = read_certificate(tmp_path / "release" / "own")
-    assert certificate["training"]["encoder"].startswith("the public retriever ")
+    assert certificate["training"]["encoder"].startswith("the retriever ")
     foreign = {**options, "documents": str(base / "embedded")}
     with pytest.raises(InputError, match="they are not by one encoder"):
         _trained(base, tmp_path / "release" / "other", **foreign)
@@ -278,7 +269,12 @@ def test_refuses_what_its_guarantee_would_not_hold_for(base, tmp_path):
     _write(tmp_path / "few", "queries", queries[:59], [f"q{i}" for i in range(59)])
     _refused(base, tmp_path, "no embedding of 'q59'", queries=str(tmp_path / "few"))
     _write(tmp_path / "wide", "queries", np.ones([84, 9], np.float32), ids)
-    _refused(base, tmp_path, "of 8 and 9 dimensions", queries=str(tmp_path / "wide"))
+    _refused(
+        base,
+        tmp_path,
+        "8 dimensions. and .*9 dimensions.: they are not",
+        queries=str(tmp_path / "wide"),
+    )
     mined = {"run": "judged"}
     _refused(base, tmp_path, "unit is 'pair' and hard", unit="pair", mined=mined)
     _refused(base, tmp_path, "which has no directory 'documents'", documents="")
@@ -292,6 +288,104 @@ def test_refuses_what_its_guarantee_would_not_hold_for(base, tmp_path):
     zeros = np.zeros([84, _WIDTH], np.float32)
     _write(tmp_path / "zeros", "documents", zeros, ids)
     _refused(base, tmp_path, "are all zeros", documents=str(tmp_path / "zeros"))
+
+
+def _encoded(base, tmp_path, name, retriever="retriever", **changes):
+    config = encode.default_config()
+    config.update(
+        retriever=str(tmp_path / retriever),
+        vocabulary=str(base / "spiece.model"),
+        corpus=str(base / "pairs"),
+        **changes,
+    )
+    encode.run(config, tmp_path / "private" / name)
+    return str(tmp_path / "private" / name)
+
+
+def test_queries_by_another_encoder_than_the_documents_are_refused(base, tmp_path):
+    """The certificate would state a public encoder, and theirs may know the pairs."""
+    documents, queries = _vectors()
+    ids = [f"q{i}" for i in range(84)]
+    _write(tmp_path / "other", "queries", queries, ids, "one that saw the pairs")
+    said = "'a public encoder' .8 dim.* 'one that saw the pairs' .8 dim"
+    _refused(base, tmp_path, said, queries=str(tmp_path / "other"))
+    for name in ("retriever", "second"):
+        tiny.write_retriever(tmp_path / name, base, seed=len(name))
+    ours = _encoded(base, tmp_path, "ours")
+    theirs = {"texts": "queries", "split": "train", "retriever": "second"}
+    theirs = _encoded(base, tmp_path, "theirs", **theirs)
+    both = {"documents": ours, "encoder_is_public": False}
+    said = "they are not by one encoder"
+    _refused(base, tmp_path, said, queries=theirs, **both)
+    # Put next to what `encode` made of the documents, they are not its own.
+    shutil.copytree(pathlib.Path(theirs) / "queries", pathlib.Path(ours) / "queries")
+    _refused(base, tmp_path, said, queries=ours, **both)
+
+
+def test_copies_and_links_of_our_own_embeddings_say_where_they_are_from(base, tmp_path):
+    tiny.write_retriever(tmp_path / "retriever", base)
+    ours = pathlib.Path(_encoded(base, tmp_path, "ours")) / "documents"
+    width = DocumentIndex(ours).width
+    ids = [f"q{i}" for i in range(84)]
+    encoder = DocumentIndex(ours).encoder
+    for place in ("copied", "linked"):
+        (tmp_path / place).mkdir()
+        _write(tmp_path / place, "queries", np.ones([84, width], "f4"), ids, encoder)
+    shutil.copytree(ours, tmp_path / "copied" / "documents")
+    both = dict.fromkeys(("documents", "queries"), str(tmp_path / "copied"))
+    _refused(base, tmp_path, "without the stage.json", **both)
+    # Of a retriever that private queries had a part in.
+    stage = json.loads((ours.parent / "stage.json").read_text())
+    stage["guarantee"] = "private"
+    (ours.parent / "stage.json").write_text(json.dumps(stage))
+    (tmp_path / "linked" / "documents").mkdir()
+    for file in ours.iterdir():
+        (tmp_path / "linked" / "documents" / file.name).symlink_to(file)
+    both = dict.fromkeys(both, str(tmp_path / "linked"))
+    _refused(base, tmp_path, "its guarantee is 'private'", **both)
+
+
+def test_documents_of_another_corpus_are_refused(base, tmp_path):
+    """Of the same ids, and other texts."""
+    shutil.copytree(base / "pairs", tmp_path / "pairs")
+    corpus = tmp_path / "pairs" / "corpus.jsonl"
+    corpus.write_text(corpus.read_text().replace("This function", "That method"))
+    tiny.write_retriever(tmp_path / "retriever", base)
+    queries = {"texts": "queries", "split": "train"}
+    both = {
+        "documents": _encoded(base, tmp_path, "documents"),
+        "queries": _encoded(base, tmp_path, "queries", **queries),
+    }
+    pairs = str(tmp_path / "pairs")
+    _refused(base, tmp_path, "made of another corpus", pairs=pairs, **both)
+
+
+def test_indexes_that_a_certificate_or_a_search_would_choke_on(base, tmp_path):
+    documents, _ = _vectors()
+    for bad in (384, None, "", "x" * 201):
+        with pytest.raises(InputError, match="Give its name as text"):
+            DocumentIndex.create(tmp_path / "bad", bad, 8)
+    index = DocumentIndex.create(tmp_path / "bad" / "documents", "named", 8)
+    for ids in ([0, 1], ["a", chr(0xD800)]):
+        with pytest.raises(InputError, match="is no text. Give ids as strings"):
+            index.add(ids, documents[:2])
+    ids = [f"d{i}" for i in range(84)]
+    for field, value in (("encoder", 384), ("width", 8.0), ("width", True)):
+        place = tmp_path / f"{field}-{value}"
+        _write(place, "documents", documents, ids)
+        file = place / "documents" / "index.json"
+        content = json.loads(file.read_text())
+        file.write_text(json.dumps({**content, field: value}))
+        _refused(base, tmp_path, "no index .an? ", DataError, documents=str(place))
+    place = tmp_path / "twice"
+    _write(place, "documents", documents, ids)
+    texts = "".join(json.dumps(name) + "\n" for name in ["d1", *ids[1:42]])
+    (place / "documents" / "shard-00000.jsonl").write_text(texts)
+    file = place / "documents" / "index.json"
+    content = json.loads(file.read_text())
+    content["shards"][0]["ids_sha256"] = hashlib.sha256(texts.encode()).hexdigest()
+    file.write_text(json.dumps(content))
+    _refused(base, tmp_path, "an id comes twice", DataError, documents=str(place))
 
 
 def test_embeddings_of_a_certified_encoder_are_not_free(base, tmp_path):
@@ -363,8 +457,17 @@ def test_evaluate_refuses_what_is_no_system_of_embeddings(base, tmp_path):
         ids = [f"{letter}{i}" for i in range(84)]
         _write(wide, texts, np.ones([84, 9], np.float32), ids)
     both = {"indexes": {"a": str(wide)}, "query_embeddings": {"a": str(wide)}}
-    refused("a map of embeddings of 8 dimensions", **both)
+    refused("of 8 dimensions, but indexes.a are by .* of 9. Give", **both)
+    other = tmp_path / "other"
+    for texts, letter in (("documents", "d"), ("queries", "q")):
+        ids = [f"{letter}{i}" for i in range(84)]
+        _write(other, texts, np.ones([84, 8], np.float32), ids, "another encoder")
+    both = {"indexes": {"a": str(other)}, "query_embeddings": {"a": str(other)}}
+    refused("by 'a public encoder' of 8 .* by 'another encoder'", **both)
     file = pathlib.Path(made) / layout.ADAPTER_FILE
+    with open(file, "wb") as archive:
+        np.savez(archive, np.eye(8))
+    refused("holds no array but an archive", DataError)
     np.save(file, np.ones([8, 7], np.float32))
     refused("not a square matrix of float32", DataError)
     file.unlink()

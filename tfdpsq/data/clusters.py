@@ -8,8 +8,10 @@ clusters are as public as they are.
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
+import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -116,12 +118,14 @@ class DocumentClusters:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the clusters to a `.npz` file."""
+        archive = io.BytesIO()  # on a full disk, `savez` leaves its file open
         np.savez(
-            path,
+            archive,
             rarity=self.rarity,
             directions=self.directions,
             centres=self.centres,
         )
+        pathlib.Path(path).write_bytes(archive.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> DocumentClusters:

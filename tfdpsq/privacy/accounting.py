@@ -139,6 +139,8 @@ def composed_epsilon(
 ) -> float:
     """ε at `delta` of several runs on the same units, *without* truncation's cost.
 
+    Infinity where the accountant cannot tell, which promises nothing.
+
     Args:
       events: (σ, q, releases) of each, see `training_event`; fixed beforehand, while
         what is released may depend on what was released before.
@@ -152,7 +154,11 @@ def composed_epsilon(
     events = tuple(event for event in events if event[2])
     if not events:
         return 0.0
-    return float(_accountant(events, accountant).get_epsilon(delta))
+    try:
+        return float(_accountant(events, accountant).get_epsilon(delta))
+    except ValueError:
+        # Of an epsilon in the hundreds, PLD's sums can round into no distribution.
+        return math.inf
 
 
 def epsilon_of_first(

@@ -112,13 +112,20 @@ class CompiledSteps:
           The operations of the loss.
 
         Raises:
-          InputError: XLA cannot compile the step, and is to.
+          InputError: XLA cannot compile the step, and is to; or no memory for it.
         """
         rows = self.padded(1)
-        empty = {
-            name: np.zeros([rows, *values.shape[1:]], values.dtype)
-            for name, values in batch.items()
-        }
+        try:
+            empty = {
+                name: np.zeros([rows, *values.shape[1:]], values.dtype)
+                for name, values in batch.items()
+            }
+        except MemoryError as error:
+            raise validation.InputError(
+                f"a batch is padded to {rows} rows, which memory does not hold. Lower "
+                "the batch size, or the bound on the number of units that it follows "
+                "from."
+            ) from error
         silence = [np.zeros(v.shape, np.int64) for v in self.variables]
         noise = [] if self._plan.grid_step is None else silence
         arguments = self._arguments([empty], [0], [noise], 0)

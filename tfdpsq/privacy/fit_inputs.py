@@ -58,6 +58,8 @@ class _PerRow(keras.losses.Loss):
                 "all into the model."
             )
         y_pred = tf.convert_to_tensor(y_pred)
+        if isinstance(y_true, (list, tuple)) and len(y_true) == 1:
+            (y_true,) = y_true  # as Keras takes the targets of one output
         y_true = tf.convert_to_tensor(y_true)
         # One number per row is one column: [B] against [B, 1] would broadcast to
         # every pair of rows, and [B] against [B] would be averaged over rows.
@@ -190,8 +192,14 @@ def rows_of(x: Any, y: Any) -> Any:
         if not hasattr(values, "__len__"):
             raise validation.InputError(
                 f"fit got a {type(values).__name__}. Give arrays with one row per "
-                "example: the plan's sampler must draw the batches itself. For data "
+                "example (np.array makes one of a list): the plan's sampler must draw "
+                "the batches itself. For data "
                 "that do not fit in memory use tfdpsq.privacy.train."
+            )
+        if isinstance(values, np.ma.MaskedArray):
+            raise validation.InputError(
+                "an array given to fit is masked, and its mask would be dropped. Give "
+                "its rows without gaps, and what the mask says as an input of its own."
             )
         array = np.asarray(values)
         if not array.ndim:

@@ -49,6 +49,9 @@ _KEEPS = re.compile(
     r"|\w*Snapshot\w*|CacheDataset\w*"
 )
 
+# Random numbers that all rows are given in turn, until some leave a gradient.
+_MASKS = 16
+
 # From rows, "weights" included, to losses; with random numbers held fixed.
 Run = Callable[[Mapping[str, np.ndarray]], Any]
 
@@ -337,16 +340,26 @@ def _move(
 
     Random numbers are by place: all units get the same, unless layers draw their own.
     """
-    size = expected.rows_per_unit
+    size, key = expected.rows_per_unit, 1
     moved = {name: np.roll(values, size, axis=0) for name, values in batch.items()}
     if run.draws(batch):
         if not run.can_be_alike:
             return
         run = _Sums(run.microbatch_sum, len(batch["weights"]) // size)
-        together = run(batch, False)
-    found = [together, run(moved, False)]
+        # One mask for all may leave nothing: then another is tried.
+        wanted = 0.1 * _norm(together.sums)
+        for key in range(1, 2 * _MASKS, 2):
+            together = run(batch, False, key)
+            if _norm(together.sums) >= wanted:
+                break
+        else:
+            logging.warning(
+                "with the same random numbers for all rows the model has hardly a "
+                "gradient, so whether a row's place decides its own could not be told"
+            )
+    found = [together, run(moved, False, key)]
     if not all(bool(one.complete) for one in found):
-        found = [run(batch, True), run(moved, True)]
+        found = [run(batch, True, key), run(moved, True, key)]
     here, there = (one.sums for one in found)
     share = expected.tolerance * min(1.0, max(1e-6, _norm(here) / expected.clip_norm))
     off = _norm(here, there) / expected.clip_norm

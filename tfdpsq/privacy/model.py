@@ -24,6 +24,7 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.keras_choice import require_own
 from tfdpsq.privacy import fit_inputs
+from tfdpsq.privacy.fast.capture import flatten
 from tfdpsq.privacy.fast.products import precision_in_words
 from tfdpsq.privacy.jacobian import require_rows
 from tfdpsq.privacy.loop import unquoted_values
@@ -93,7 +94,8 @@ class PrivateModel(keras.Model):
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Calls the wrapped model."""
-        return self.model(inputs, training=training, mask=mask)
+        masked = {} if mask is None else {"mask": mask}  # not every `call` takes one
+        return self.model(inputs, training=training, **masked)
 
     def save(self, *arguments: Any, **options: Any) -> None:
         """Saves the wrapped model, as `ModelCheckpoint` does; see `keras.Model`."""
@@ -144,7 +146,8 @@ class PrivateModel(keras.Model):
                 "the optimizer was made for another plan than the model. Make both "
                 "from one plan."
             )
-        if self.dtype_policy.name == "mixed_float16":
+        policies = {layer.dtype_policy.name for layer in flatten([self])}
+        if "mixed_float16" in policies:
             raise validation.InputError(
                 "the policy is mixed_float16, for which Keras scales losses: "
                 "gradients would be clipped at another norm. Set mixed_bfloat16 before "

@@ -35,7 +35,9 @@ INDEX_FILE = "index.json"
 _FORMAT = "tfdpsq-index/2"
 _INDEX = ("encoder", "width")
 _SHARD = ("name", "count", "sha256", "ids_sha256")
-_REMEDY = "Make the index again with run.index."
+_REMEDY = "Embed the texts again, by `index`, `encode` or your own encoder."
+# Of the name of an encoder, which certificates quote.
+_LONGEST_NAME = 200
 
 
 def encoder_fingerprint(
@@ -112,9 +114,15 @@ class DocumentIndex:
         """Makes an index without documents.
 
         Raises:
-          InputError: there is one already, or a width below 1.
+          InputError: there is one already, a width below 1, or an encoder without a
+            name.
         """
         directory = Path(directory)
+        if not _is_name(encoder):
+            raise validation.InputError(
+                f"encoder is {validation.shown(encoder)}. Give its name as text of 1 "
+                f"to {_LONGEST_NAME} characters, such as that of its checkpoint."
+            )
         if (directory / INDEX_FILE).exists():
             raise validation.InputError(
                 f"{directory} holds an index already. Add to it, or choose another "
@@ -136,6 +144,12 @@ class DocumentIndex:
           InputError: shapes that do not fit, an id twice, or numbers that are none.
         """
         names = list(ids)
+        for name in names:
+            if not _is_text(name):
+                raise validation.InputError(
+                    f"id {validation.shown(name)} is no text. Give ids as strings, as "
+                    "the corpus and the queries have them."
+                )
         vectors = np.ascontiguousarray(embeddings, np.float32)
         if vectors.shape != (len(names), self.width) or not names:
             raise validation.InputError(
@@ -175,7 +189,10 @@ class DocumentIndex:
             try:
                 with path.open(encoding="utf-8") as lines:
                     for line in lines:
-                        yield json.loads(line)
+                        name = json.loads(line)
+                        if not _is_text(name):
+                            raise ValueError(f"id {validation.shown(name)} is no text")
+                        yield name
                         count += 1
             except (OSError, ValueError) as error:
                 raise validation.DataError(
@@ -380,6 +397,10 @@ class DocumentIndex:
                     raise ValueError(f"a shard of {validation.shown(shard['count'])}")
             if len({shard["name"] for shard in shards}) < len(shards):
                 raise ValueError("it names a shard twice")
+            if not _is_name(content["encoder"]):
+                raise ValueError(f"an encoder {validation.shown(content['encoder'])}")
+            if type(content["width"]) is not int or content["width"] < 1:
+                raise ValueError(f"a width of {validation.shown(content['width'])}")
             return {**{name: content[name] for name in _INDEX}, "shards": shards}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise validation.DataError(path, f"no index ({error})", _REMEDY) from error
@@ -393,6 +414,8 @@ class DocumentIndex:
                 path, f"cannot be read ({error})", _REMEDY
             ) from error
         wanted = (shard["count"], self.width)
+        if not isinstance(vectors, np.ndarray):
+            raise validation.DataError(path, "holds no array but an archive", _REMEDY)
         if vectors.shape != wanted or vectors.dtype != np.float32:
             raise validation.DataError(
                 path,
@@ -402,6 +425,18 @@ class DocumentIndex:
         if not vectors.flags.c_contiguous:
             raise validation.DataError(path, "does not hold row after row", _REMEDY)
         return vectors
+
+
+def _is_text(name: Any) -> bool:
+    """Returns whether it is a string that UTF-8 can encode."""
+    try:
+        return isinstance(name, str) and name.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_name(encoder: Any) -> bool:
+    return _is_text(encoder) and 0 < len(encoder) <= _LONGEST_NAME
 
 
 def _sha256(vectors: np.ndarray) -> str:

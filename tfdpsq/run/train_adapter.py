@@ -145,6 +145,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
         "queries": sources.keyed_fingerprint(queries.fingerprint, private),
         **hard_negatives.inputs(negatives, config.pairs, private),
     }
+    documents.require_corpus(inputs["corpus"])
     run_dir = private / workdir.RUNS / directory.name
     make = functools.partial(_make, config, run_dir, output, inputs, given, negatives)
     stage = workdir.run_stage(output, config, inputs, make)
@@ -206,7 +207,8 @@ def _make(
         description="A linear map of an encoder's query embeddings.",
         sensitivity_argument=_ARGUMENT.format(unit=config.unit),
         training={
-            **given_embeddings.of_encoder(given[0]),
+            "encoder": given[0].encoder,
+            "encoder_is_public": "by its record" if given[0].stage else "declared",
             "trained_parameters": int(matrix.size),
             "engine": config.engine,
             "optimizer": f"sgd with momentum {config.momentum}",
@@ -222,7 +224,11 @@ def _make(
         ledger_head=private_training.ledger_head(run_dir),
     )
     records.write_certificate(out, certificate)
-    return {"steps_executed": outcome.paid, **outcome.recorded()}
+    return {
+        "steps_executed": outcome.paid,
+        "encoder": given[0].encoder,
+        **outcome.recorded(),
+    }
 
 
 def _spec(

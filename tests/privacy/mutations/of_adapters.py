@@ -7,7 +7,10 @@ _UNIT = _MODULE + "test_one_unit_moves_the_step_by_the_clip_norm"
 _REFUSED = _MODULE + "test_refuses_what_its_guarantee_would_not_hold_for"
 _LEARNS = _MODULE + "test_learns_the_rotation_and_is_searched_by_the_command"
 _CERTIFIED = _MODULE + "test_embeddings_of_a_certified_encoder_are_not_free"
-_OWN = _MODULE + "test_embeddings_of_our_own_encoder_need_no_declaration"
+_ENCODERS = _MODULE + "test_queries_by_another_encoder_than_the_documents_are_refused"
+_COPIES = (
+    _MODULE + "test_copies_and_links_of_our_own_embeddings_say_where_they_are_from"
+)
 _DAMAGED = _MODULE + "test_damaged_embeddings_are_found_before_a_step_is_paid"
 _STATED = _MODULE + "test_what_was_read_and_spent_before_counts"
 
@@ -25,7 +28,7 @@ MUTATIONS = (
         "any_encoder_is_taken_for_public",
         "reads",
         _GIVEN,
-        "if not own.made_by and not encoder_is_public:",
+        "if not encoder_is_public:",
         "if False:",
         _REFUSED,
         "an encoder that was trained on the queries carries them past the noise",
@@ -43,7 +46,7 @@ MUTATIONS = (
         "embeddings_of_a_private_retriever",
         "release",
         _GIVEN,
-        "if (problem := sources.why_not_public(documents)) is not None:",
+        "if (problem := sources.why_not_public(path)) is not None:",
         "if (problem := None) is not None:",
         _REFUSED,
         "what follows from an unprotected retriever is released",
@@ -62,10 +65,28 @@ MUTATIONS = (
         "embeddings_of_two_encoders",
         "reads",
         _GIVEN,
-        " or documents.made_by != queries.made_by:",
-        ":",
-        _OWN,
+        "if found[0] != found[1] or bool(documents.stage) != bool(queries.stage):",
+        "if found[0][1] != found[1][1]:",
+        _ENCODERS,
         "queries by a retriever that learnt from them pass with public documents",
+    ),
+    (
+        "other_queries_next_to_our_documents",
+        "reads",
+        _GIVEN,
+        'if made != texts or "retriever" not in stage.get("inputs", {}):',
+        'if "retriever" not in stage.get("inputs", {}):',
+        _ENCODERS,
+        "queries of any encoder pass for those of the one that made the documents",
+    ),
+    (
+        "links_to_single_files_of_a_private_index",
+        "release",
+        _GIVEN,
+        "for path in (documents, str(place), *map(str, sorted(place.iterdir()))):",
+        "for path in (documents, str(place)):",
+        _COPIES,
+        "embeddings by an unprotected retriever pass under other names",
     ),
     (
         "damaged_embeddings_are_trained_on",

@@ -147,7 +147,7 @@ MUTATIONS = (
         "name": "mixed_float16_accepted",
         "kind": "clipping",
         "file": "tfdpsq/privacy/model.py",
-        "old": '        if self.dtype_policy.name == "mixed_float16":\n',
+        "old": '        if "mixed_float16" in policies:\n',
         "new": "        if False:\n",
         "tests": (_TESTS + "test_model.py::test_mixed_float16_is_refused",),
         "why": "losses are scaled for it, and clipped at another norm",

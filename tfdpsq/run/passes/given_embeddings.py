@@ -9,9 +9,9 @@ as one of sentence-transformers or one behind a web service, `DocumentIndex.crea
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from tfdpsq.data.files import sha256_of_file
 from tfdpsq.data.texts import Document
 from tfdpsq.privacy.proof import certificate
 from tfdpsq.retriever.store import INDEX_FILE
-from tfdpsq.run.core import sources, workdir
+from tfdpsq.run.core import settings, sources, workdir
 from tfdpsq.run.passes import embedding
 
 _SCHEMA = "create table places (id text primary key, place integer) without rowid;"
@@ -37,14 +37,14 @@ class Embeddings:
       path: the directory that was given.
       index: the embeddings.
       fingerprint: SHA-256, in hex, of ids and embeddings.
-      made_by: fingerprint of the retriever of `encode`; "" for another encoder.
+      stage: the record of `encode` or `index`; empty for another encoder's.
     """
 
     setting: str
     path: str
     index: retriever.DocumentIndex
     fingerprint: str
-    made_by: str
+    stage: Mapping[str, Any]
 
     @classmethod
     def open(cls, setting: str, path: str, texts: str) -> Embeddings:
@@ -62,17 +62,44 @@ class Embeddings:
                 f"DIR/{texts}, as DIR."
             )
         index = retriever.DocumentIndex(place)
-        made_by = ""
-        stage = pathlib.Path(path) / workdir.STAGE_FILE
-        if stage.is_file():
-            made_by = workdir.read_json(stage).get("inputs", {}).get("retriever", "")
         if (pathlib.Path(path) / certificate.FILE_NAME).is_file():
             raise validation.InputError(
                 f"{setting} is {path}, which carries a certificate: private queries "
                 "had a part in its encoder or its texts, and what is made from it here "
                 "would not count their cost. Give embeddings by a public encoder."
             )
-        return cls(setting, path, index, sha256_of_file(place / INDEX_FILE), made_by)
+        stage: dict[str, Any] = {}
+        if (pathlib.Path(path) / workdir.STAGE_FILE).is_file():
+            stage = workdir.read_json(pathlib.Path(path) / workdir.STAGE_FILE)
+            # Others may have been put next to those that the stage made.
+            made = stage.get("config", {}).get("texts", embedding.DOCUMENTS)
+            if made != texts or "retriever" not in stage.get("inputs", {}):
+                stage = {}
+        return cls(setting, path, index, sha256_of_file(place / INDEX_FILE), stage)
+
+    @property
+    def encoder(self) -> str:
+        """Returns the encoder's name, by which texts of both kinds are compared."""
+        if not self.stage:
+            return self.index.encoder
+        dtype = self.stage["config"].get("dtype", settings.FLOAT32)
+        return f"the retriever {self.stage['inputs']['retriever']} in {dtype}"
+
+    def require_corpus(self, corpus: str) -> None:
+        """Refuses what a stage made of another corpus, as far as it recorded that.
+
+        `corpus` is the fingerprint of the documents.
+
+        Raises:
+          InputError: it did, or took some over that may differ.
+        """
+        other = self.stage.get("inputs", {}).get("corpus", corpus) != corpus
+        if other or self.stage.get("result", {}).get("taken_over"):
+            raise validation.InputError(
+                f"{self.setting} is {self.path}, which was made of another corpus, or "
+                "took documents over from another index. Embed the documents of this "
+                "corpus."
+            )
 
     def places(self) -> Places:
         """Compares all files with what was written, and returns the places of ids.
@@ -91,10 +118,16 @@ class Places:
         """Reads the ids."""
         self._of = embeddings
         self._store = pair_table.open_unnamed(_SCHEMA)
-        self._store.executemany(
-            "insert into places values (?, ?)",
+        added = self._store.executemany(
+            "insert or ignore into places values (?, ?)",
             ((name, place) for place, name in enumerate(embeddings.index.ids())),
         )
+        if added.rowcount != embeddings.index.size:
+            raise validation.DataError(
+                embeddings.index.directory,
+                "an id comes twice",
+                "Embed the texts again, each once.",
+            )
 
     def of(self, names: Iterable[str]) -> list[int]:
         """Returns the places of some texts.
@@ -116,12 +149,12 @@ class Places:
         return found
 
     def take(self, names: Sequence[str]) -> np.ndarray:
-        """Returns the embeddings [n, D] of some texts.
+        """Returns the embeddings [n, D] of some texts, scaled to unit length.
 
         Raises:
           InputError: one has none.
         """
-        return self._of.index.take(self.of(names))
+        return of_unit_length(self._of.index.take(self.of(names)))
 
     def require_all(self, documents: Iterable[Document], corpus: str) -> None:
         """Refuses embeddings of other texts than all documents of a corpus.
@@ -149,17 +182,28 @@ def open_both(
     """
     own = Embeddings.open("documents", documents, embedding.DOCUMENTS)
     asked = Embeddings.open("queries", queries, embedding.QUERIES)
-    if (problem := sources.why_not_public(documents)) is not None:
-        raise validation.InputError(
-            f"documents is {documents}, which {problem}. Give embeddings of public "
-            "documents by a public encoder."
-        )
+    # A directory may be one of links, to a directory or to each file of one.
+    place = pathlib.Path(documents) / embedding.DOCUMENTS
+    for path in (documents, str(place), *map(str, sorted(place.iterdir()))):
+        if (problem := sources.why_not_public(path)) is not None:
+            raise validation.InputError(
+                f"documents is {documents}, which {problem}. Give embeddings of public "
+                "documents by a public encoder."
+            )
     require_alike(own, asked)
-    if not own.made_by and not encoder_is_public:
+    if own.stage:
+        return own, asked
+    if re.fullmatch("[0-9a-f]{64}", own.encoder):
         raise validation.InputError(
-            f"documents is {documents}, by the encoder "
-            f"{validation.shown(own.index.encoder)}, which `encode` did not run. Set "
-            "encoder_is_public = True if no private query had a part in its weights."
+            f"documents is {documents}, a copy of what `encode` or `index` wrote, "
+            "without the stage.json that tells of its retriever. Give the directory "
+            "that they wrote."
+        )
+    if not encoder_is_public:
+        raise validation.InputError(
+            f"documents is {documents}, by the encoder {own.encoder!r}, which `encode` "
+            "did not run. Set encoder_is_public = True if no private query had a part "
+            "in its weights."
         )
     return own, asked
 
@@ -168,20 +212,20 @@ def require_alike(documents: Embeddings, queries: Embeddings) -> None:
     """Refuses embeddings whose inner products mean nothing.
 
     Raises:
-      InputError: they differ in width, or in the retriever that made them.
+      InputError: they differ in width, or in the encoder that made them.
     """
-    widths = documents.index.width, queries.index.width
-    if widths[0] != widths[1] or documents.made_by != queries.made_by:
+    found = [(one.encoder, one.index.width) for one in (documents, queries)]
+    if found[0] != found[1] or bool(documents.stage) != bool(queries.stage):
+        each = " and ".join(f"{name!r} ({width} dimensions)" for name, width in found)
         raise validation.InputError(
             f"{documents.setting} is {documents.path} and {queries.setting} "
-            f"{queries.path}, of {widths[0]} and {widths[1]} dimensions: they are not "
-            "by one encoder. Embed both by the same."
+            f"{queries.path}, by {each}: they are not by one encoder. Embed both by "
+            "the same."
         )
 
 
-def of_encoder(embeddings: Embeddings) -> dict[str, Any]:
-    """Returns what a certificate says of the encoder."""
-    if embeddings.made_by:
-        return {"encoder": f"the public retriever {embeddings.made_by}"}
-    name = os.fspath(embeddings.index.encoder)
-    return {"encoder": f"{name}, declared to be public"}
+def of_unit_length(vectors: np.ndarray) -> np.ndarray:
+    """Scales rows to unit length, which leaves cosines as they are; zeros stay."""
+    exact = vectors.astype(np.float64)
+    length = np.linalg.norm(exact, axis=1, keepdims=True)
+    return (exact / np.where(length > 0, length, 1.0)).astype(np.float32)

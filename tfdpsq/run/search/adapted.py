@@ -14,9 +14,13 @@ import numpy as np
 from tfdpsq import layers, validation
 from tfdpsq.data.texts import Document
 from tfdpsq.retriever.nearest import ROWS, BestDocuments
-from tfdpsq.run.core import layout, sources
+from tfdpsq.run.core import layout, sources, workdir
 from tfdpsq.run.passes import embedding
-from tfdpsq.run.passes.given_embeddings import Embeddings, require_alike
+from tfdpsq.run.passes.given_embeddings import (
+    Embeddings,
+    of_unit_length,
+    require_alike,
+)
 from tfdpsq.run.search import systems
 
 # Queries that are adapted at a time.
@@ -40,7 +44,9 @@ def open_both(searched: systems.Systems, name: str) -> tuple[Embeddings, Embeddi
     return documents, queries
 
 
-def inputs(searched: systems.Systems, private: pathlib.Path) -> dict[str, str]:
+def inputs(
+    searched: systems.Systems, data: str, private: pathlib.Path
+) -> dict[str, str]:
     """Returns ids of the embeddings, as inputs of a stage.
 
     Raises:
@@ -51,7 +57,8 @@ def inputs(searched: systems.Systems, private: pathlib.Path) -> dict[str, str]:
     found = {}
     for name in sorted(searched.adapted):
         documents, queries = open_both(searched, name)
-        _matrix(name, searched.adapted[name], documents.index.width)
+        documents.require_corpus(sources.corpus_fingerprint(data))
+        _matrix(name, searched.adapted[name], documents)
         found[f"index {name}"] = documents.fingerprint
         found[f"queries {name}"] = sources.keyed_fingerprint(
             queries.fingerprint, private
@@ -79,17 +86,17 @@ def search(
     own, asked = open_both(searched, name)
     own.places().require_all(documents, "the corpus")
     vectors = asked.places().take(list(queries))
-    matrix = _matrix(name, searched.adapted[name], own.index.width)
+    matrix = _matrix(name, searched.adapted[name], own)
     best = BestDocuments(_adapted(vectors, matrix), k, searched.index)
     for ids, some in own.index.documents(ROWS):
-        best.add(_unit(some), ids)
+        best.add(of_unit_length(some), ids)
     return best
 
 
 def _adapted(vectors: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
     """Maps query embeddings as `layers.QueryAdapter` does; `None` leaves them."""
     if matrix is None or not len(vectors):
-        return _unit(vectors)
+        return vectors
     adapter = layers.QueryAdapter()
     adapter.build([None, len(matrix)])
     adapter.set_weights([matrix])
@@ -99,17 +106,11 @@ def _adapted(vectors: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
     )
 
 
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Scales rows to unit length, as the adapter's loss does; zeros stay zeros."""
-    length = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    return (vectors / np.where(length > 0, length, 1.0)).astype(np.float32)
-
-
-def _matrix(name: str, path: str, width: int) -> np.ndarray | None:
+def _matrix(name: str, path: str, documents: Embeddings) -> np.ndarray | None:
     """Returns the matrix of an adapter; `None` for embeddings as they are.
 
     Raises:
-      InputError: there is none, or one of another width.
+      InputError: there is none, or one for another encoder.
       DataError: it is damaged.
     """
     if path == systems.EMBEDDINGS:
@@ -128,17 +129,23 @@ def _matrix(name: str, path: str, width: int) -> np.ndarray | None:
         raise validation.DataError(
             file, f"cannot be read ({error})", "Train the adapter again."
         ) from error
+    if not isinstance(matrix, np.ndarray):
+        raise validation.DataError(
+            file, "holds no array but an archive", "Train the adapter again."
+        )
     if matrix.dtype != np.float32 or matrix.ndim != 2 or len(set(matrix.shape)) > 1:
         raise validation.DataError(
             file,
             f"holds {matrix.dtype} {matrix.shape}, not a square matrix of float32",
             "Train the adapter again.",
         )
-    if len(matrix) != width:
+    encoder = workdir.read_json(file.parent / workdir.STAGE_FILE)["result"]["encoder"]
+    if (encoder, len(matrix)) != (documents.encoder, documents.index.width):
         raise validation.InputError(
-            f"systems.{name} is {path}, a map of embeddings of {len(matrix)} "
-            f"dimensions, but indexes.{name} has {width}. Give the embeddings that it "
-            "was trained on."
+            f"systems.{name} is {path}, a map of embeddings by {encoder!r} of "
+            f"{len(matrix)} dimensions, but indexes.{name} are by "
+            f"{documents.encoder!r} of {documents.index.width}. Give embeddings by the "
+            "encoder that it was trained for."
         )
     return matrix
 

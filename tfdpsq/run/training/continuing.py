@@ -122,7 +122,7 @@ def continuation_of(
     logging.info(
         "%s: with what was released before, epsilon is %.4g at delta %.3g",
         os.path.basename(context.run_dir),
-        total.epsilon_pld,
+        total.epsilon_rdp if plan.spec.accountant == "rdp" else total.epsilon_pld,
         total.delta,
     )
     return found
