@@ -139,7 +139,9 @@ def _matrix(name: str, path: str, documents: Embeddings) -> np.ndarray | None:
             f"holds {matrix.dtype} {matrix.shape}, not a square matrix of float32",
             "Train the adapter again.",
         )
-    encoder = workdir.read_json(file.parent / workdir.STAGE_FILE)["result"]["encoder"]
+    encoder = workdir.read_json(file.parent / workdir.STAGE_FILE)["result"].get(
+        "encoder"
+    )
     if (encoder, len(matrix)) != (documents.encoder, documents.index.width):
         raise validation.InputError(
             f"systems.{name} is {path}, a map of embeddings by {encoder!r} of "
