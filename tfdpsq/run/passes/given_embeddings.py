@@ -183,8 +183,7 @@ def open_both(
     own = Embeddings.open("documents", documents, embedding.DOCUMENTS)
     asked = Embeddings.open("queries", queries, embedding.QUERIES)
     # A directory may be one of links, to a directory or to each file of one.
-    place = pathlib.Path(documents) / embedding.DOCUMENTS
-    for path in (documents, str(place), *map(str, sorted(place.iterdir()))):
+    for path in (documents, f"{documents}/{embedding.DOCUMENTS}"):
         if (problem := sources.why_not_public(path)) is not None:
             raise validation.InputError(
                 f"documents is {documents}, which {problem}. Give embeddings of public "
