@@ -7,7 +7,10 @@ import os
 import re
 import shutil
 
+import numpy as np
 import tiny
+
+from tfdpsq.retriever import DocumentIndex
 
 PRIVATE = "private"
 _LENGTHS = {"document_length": 32, "query_length": 48}
@@ -132,6 +135,23 @@ def stages():
             "histogram",
             "histogram",
             {**pairs, "clusters": 8, "n_is_public": True},
+            _TRAINED,
+            seeded=True,
+        ),
+        Stage(
+            "adapter",
+            "train_adapter",
+            "adapter",
+            {
+                **pairs,
+                **dict.fromkeys(("documents", "queries"), "@@/embedded"),
+                "encoder_is_public": True,
+                "microbatch_size": 16,
+                "steps": 8,
+                "save_every": 2,
+                "accountant": "rdp",
+                "n_is_public": True,
+            },
             _TRAINED,
             seeded=True,
         ),
@@ -352,6 +372,11 @@ def stages():
 
 def write_inputs(directory):
     queries = tiny.write_pairs(directory / "pairs")
+    draw = np.random.default_rng(0)  # embeddings by a foreign encoder
+    for kind, letter in (("documents", "d"), ("queries", "q")):
+        ids = [f"{letter}{number}" for number in range(len(queries))]
+        index = DocumentIndex.create(directory / "embedded" / kind, "foreign", 8)
+        index.add(ids, draw.normal(size=[len(ids), 8]))
     path = directory / "pairs" / "queries.jsonl"
     records = map(json.loads, path.read_text().splitlines())
     lines = [
