@@ -8,7 +8,7 @@ from dense_runs import squared, wide_plan, wide_run
 
 from tfdpsq.generator import T5QueryGenerator
 from tfdpsq.layers import T5Config
-from tfdpsq.privacy import make_optimizer
+from tfdpsq.privacy import PrivacySpec, make_optimizer, make_plan, train
 from tfdpsq.privacy.randomness import noise
 from tfdpsq.privacy.replay import (
     replayable,
@@ -373,3 +373,44 @@ def test_keys_work_as_tensors_inside_a_compiled_function():
 
     np.testing.assert_array_equal(at(4, 2), at(4, 2))
     assert (at(4, 2) != at(5, 2)).any() and (at(4, 2) != at(4, 3)).any()
+
+
+def test_masks_that_drop_all_of_a_narrow_model_are_no_dependence_on_places():
+    """Both keys that were tried leave only its last bias, which is the same in both."""
+    tf.keras.utils.set_random_seed(7)
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=[64, 6]).astype(np.float32)
+    y = draw.normal(size=[64]).astype(np.float32)
+    keras = tf.keras.layers
+    model = tf.keras.Sequential(
+        [
+            keras.Dense(2, "relu"),
+            keras.Dropout(0.9),
+            keras.Dense(3, "relu"),
+            keras.Dropout(0.9),
+            keras.Dense(1),
+        ]
+    )
+    model(x[:2])
+    plan = make_plan(
+        PrivacySpec(
+            epsilon=8.0,
+            delta=1e-3,
+            clip_norm=0.5,
+            num_units=64,
+            batch_size=16,
+            steps=1,
+            accountant="rdp",
+        )
+    )
+    taken = train(
+        plan,
+        lambda b: tf.square(model(b["x"], training=True)[:, 0] - b["y"]),
+        model.trainable_variables,
+        make_optimizer(plan, 0.1),
+        lambda at: {"x": x[at], "y": y[at]},
+        8,
+        layers=[model],
+        units=64,
+    )
+    assert taken == 1

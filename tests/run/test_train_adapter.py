@@ -295,8 +295,7 @@ def _encoded(base, tmp_path, name, retriever="retriever", **changes):
     config.update(
         retriever=str(tmp_path / retriever),
         vocabulary=str(base / "spiece.model"),
-        corpus=str(base / "pairs"),
-        **changes,
+        **{"corpus": str(base / "pairs"), **changes},
     )
     encode.run(config, tmp_path / "private" / name)
     return str(tmp_path / "private" / name)
@@ -358,6 +357,30 @@ def test_documents_of_another_corpus_are_refused(base, tmp_path):
     }
     pairs = str(tmp_path / "pairs")
     _refused(base, tmp_path, "made of another corpus", pairs=pairs, **both)
+
+
+def test_queries_of_another_log_are_refused(base, tmp_path):
+    """Of the same ids: what is learnt from them would be counted for these."""
+    shutil.copytree(base / "pairs", tmp_path / "pairs")
+    texts = tmp_path / "pairs" / "queries.jsonl"
+    texts.write_text(texts.read_text().replace("who ", "what "))
+    tiny.write_retriever(tmp_path / "retriever", base)
+    asked = {"texts": "queries", "corpus": str(tmp_path / "pairs")}
+    other = _encoded(base, tmp_path, "other", **asked, split="train")
+    both = {"documents": _encoded(base, tmp_path, "documents"), "queries": other}
+    said = "not made of the queries of split 'train'"
+    _refused(base, tmp_path, said, **both, encoder_is_public=False)
+    config = evaluate.default_config()
+    config.data, config.systems = str(base / "pairs"), {"a": "embeddings"}
+    config.indexes = {"a": both["documents"]}
+    other = _encoded(base, tmp_path, "found", **asked, split="test")
+    config.query_embeddings = {"a": other}
+    with pytest.raises(InputError, match="not made of the queries of split 'test'"):
+        evaluate.run(config, tmp_path / "private" / "evaluation")
+    asked["corpus"] = str(base / "pairs")
+    right = _encoded(base, tmp_path, "right", **asked, split="test")
+    config.query_embeddings = {"a": right}
+    evaluate.run(config, tmp_path / "private" / "evaluation")
 
 
 def test_indexes_that_a_certificate_or_a_search_would_choke_on(base, tmp_path):

@@ -208,6 +208,7 @@ class Expected(NamedTuple):
       additive: whether the sum must be that of its parts; not where the loss is
         declared to read other rows, and `bound` covers it.
       tolerance: of both, a share.
+      draws: whether layers are known to draw random numbers; others may, too.
     """
 
     clip_norm: float
@@ -215,6 +216,7 @@ class Expected(NamedTuple):
     rows_per_unit: int
     additive: bool
     tolerance: float
+    draws: bool = False
 
 
 def check_neighbours(
@@ -249,7 +251,7 @@ def check_neighbours(
         something else than what that unit alone adds; or another place did.
     """
     size = expected.rows_per_unit
-    run = _Sums(microbatch_sum)
+    run = _Sums(microbatch_sum, draws=expected.draws)
     real = np.asarray(batch["weights"]) > 0
     batch = _padded(batch, real)
     whole = run(batch, False)
@@ -295,7 +297,12 @@ def check_neighbours(
 class _Sums:
     """The clipped sum of rows, whose units are taken one by one if `apart`."""
 
-    def __init__(self, microbatch_sum: Callable[..., Clipped], units: int = 1):
+    def __init__(
+        self,
+        microbatch_sum: Callable[..., Clipped],
+        units: int = 1,
+        draws: bool = False,
+    ):
         """With `units`, so many have the same random numbers; 1 changes none."""
         strategy = tf.distribute.get_strategy()
         self.microbatch_sum = microbatch_sum
@@ -316,7 +323,8 @@ class _Sums:
             )
 
         self._run = _Repeating(first)
-        self._draws: bool | None = None
+        # Masks can be alike by chance, or drop all: what is known counts.
+        self._draws: bool | None = draws or None
 
     def draws(self, batch: Mapping[str, np.ndarray]) -> bool:
         """Returns whether the sum depends on random numbers."""

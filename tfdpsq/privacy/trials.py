@@ -188,7 +188,7 @@ def _try_rows(
             0.05 if computes_in_16_bits(setup.layers) else 1e-4,
         )
     _try_rules(setup, tried, rows.together)
-    _leave_rows_out(setup, rows, declared)
+    _leave_rows_out(setup, rows, declared, draws)
 
 
 @unquoted_values(
@@ -379,7 +379,7 @@ def _try_rules(setup: Setup, batch, together: int) -> None:
         )
 
 
-def _leave_rows_out(setup: Setup, rows: Rows, declared: bool) -> None:
+def _leave_rows_out(setup: Setup, rows: Rows, declared: bool, draws: bool) -> None:
     """Tries whether one row moves the step's sums as the noise presumes.
 
     On a microbatch, as that many rows may read each other: of different rows, 256 at
@@ -408,6 +408,7 @@ def _leave_rows_out(setup: Setup, rows: Rows, declared: bool) -> None:
             additive=not declared,
             # Sums were off by 2e-7, in bfloat16, too; GPUs may add up in any order.
             tolerance=2e-3 if computes_in_16_bits(layers) else 1e-3,
+            draws=draws,
         ),
     )
     if not norm and not _is_reached(setup, batch):

@@ -125,7 +125,7 @@ def run(
     inputs = {
         **searched.fingerprints(),
         **retrieval.index_inputs(searched, config.data),
-        **adapted.inputs(searched, config.data, private),
+        **adapted.inputs(searched, config.data, config.split, private),
         **similarity.inputs(config),
         **hybrid.inputs(config.fusion),
         **reranking.inputs(config),

@@ -146,6 +146,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
         **hard_negatives.inputs(negatives, config.pairs, private),
     }
     documents.require_corpus(inputs["corpus"])
+    queries.require_queries(config.pairs, config.split, private)
     run_dir = private / workdir.RUNS / directory.name
     make = functools.partial(_make, config, run_dir, output, inputs, given, negatives)
     stage = workdir.run_stage(output, config, inputs, make)

@@ -80,6 +80,15 @@ MUTATIONS = (
         "queries of any encoder pass for those of the one that made the documents",
     ),
     (
+        "queries_of_another_log",
+        "composition",
+        _STAGE,
+        "    queries.require_queries(config.pairs, config.split, private)\n",
+        "",
+        _MODULE + "test_queries_of_another_log_are_refused",
+        "what is learnt from one log is counted for another",
+    ),
+    (
         "links_to_single_files_of_a_private_index",
         "release",
         _GIVEN,

@@ -23,7 +23,7 @@ from tfdpsq.data.texts import Document
 from tfdpsq.privacy.proof import certificate
 from tfdpsq.retriever.store import INDEX_FILE
 from tfdpsq.run.core import settings, sources, workdir
-from tfdpsq.run.passes import embedding
+from tfdpsq.run.passes import embedding, query_sets
 
 _SCHEMA = "create table places (id text primary key, place integer) without rowid;"
 
@@ -99,6 +99,27 @@ class Embeddings:
                 f"{self.setting} is {self.path}, which was made of another corpus, or "
                 "took documents over from another index. Embed the documents of this "
                 "corpus."
+            )
+
+    def require_queries(self, data: str, split: str, private: pathlib.Path) -> None:
+        """Refuses what `encode` made of other queries than those of a split.
+
+        Their ids may be the same. `private` holds the key of private fingerprints.
+
+        Raises:
+          InputError: it did.
+        """
+        if not self.stage:
+            return
+        own = query_sets.split_fingerprint(sources.open_beir(data), split)
+        if self.stage.get("result", {}).get("private"):
+            own = sources.keyed_fingerprint(own, private)
+        if own != self.stage["inputs"].get("queries"):
+            raise validation.InputError(
+                f"{self.setting} is {self.path}, which was not made of the queries of "
+                f"split {split!r} of {data} in their present state, by their "
+                "fingerprint under this private_directory's key. Embed them again, "
+                "with the same private_directory."
             )
 
     def places(self) -> Places:

@@ -19,7 +19,7 @@ from typing import Any
 import ml_collections
 
 from tfdpsq import validation
-from tfdpsq.data import any_files
+from tfdpsq.data import BeirDirectory, any_files
 from tfdpsq.data.records import verify
 from tfdpsq.data.texts import Document, documents_fingerprint
 from tfdpsq.privacy import read_certificate
@@ -116,18 +116,7 @@ def open_queries(
         )
         if config.strict:  # refuses, before the queries are read
             records.private_reads(private, strict=True).record(*read)
-    judged = beir.qrels(config.split)
-    queries = {name: text for name, text in beir.read_queries() if name in judged}
-    unknown = next((name for name in judged if name not in queries), None)
-    if unknown is not None:
-        raise validation.DataError(
-            beir.path / "qrels" / f"{config.split}.tsv",
-            f"query {unknown!r} is not in {beir.queries_file}",
-            "Add it there, or remove its judgements",
-        )
-    fingerprint = documents_fingerprint(
-        Document(name, "", queries[name]) for name in sorted(judged)
-    )
+    fingerprint = split_fingerprint(beir, config.split)
     if config.private:
         records.private_reads(private, config.strict).record(*read)
         fingerprint = sources.keyed_fingerprint(fingerprint, private)
@@ -137,6 +126,26 @@ def open_queries(
         (path, config.split),
         bool(config.private),
         None if config.private else encoder,
+    )
+
+
+def split_fingerprint(beir: BeirDirectory, split: str) -> str:
+    """Returns the SHA-256, in hex, of the judged queries of a split.
+
+    Raises:
+      DataError: a judged query without a text.
+    """
+    judged = beir.qrels(split)
+    queries = {name: text for name, text in beir.read_queries() if name in judged}
+    unknown = next((name for name in judged if name not in queries), None)
+    if unknown is not None:
+        raise validation.DataError(
+            beir.path / "qrels" / f"{split}.tsv",
+            f"query {unknown!r} is not in {beir.queries_file}",
+            "Add it there, or remove its judgements",
+        )
+    return documents_fingerprint(
+        Document(name, "", queries[name]) for name in sorted(judged)
     )
 
 

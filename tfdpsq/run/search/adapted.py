@@ -45,7 +45,7 @@ def open_both(searched: systems.Systems, name: str) -> tuple[Embeddings, Embeddi
 
 
 def inputs(
-    searched: systems.Systems, data: str, private: pathlib.Path
+    searched: systems.Systems, data: str, split: str, private: pathlib.Path
 ) -> dict[str, str]:
     """Returns ids of the embeddings, as inputs of a stage.
 
@@ -58,6 +58,7 @@ def inputs(
     for name in sorted(searched.adapted):
         documents, queries = open_both(searched, name)
         documents.require_corpus(sources.corpus_fingerprint(data))
+        queries.require_queries(data, split, private)
         _matrix(name, searched.adapted[name], documents)
         found[f"index {name}"] = documents.fingerprint
         found[f"queries {name}"] = sources.keyed_fingerprint(
