@@ -59,7 +59,7 @@ def _each_with(module, name, values):
 
 
 def test_every_stage_with_a_config_declares_it():
-    assert len(STAGES) == 21
+    assert len(STAGES) == 22
     for name, module in STAGES.items():
         assert module.default_config() == settings.default_config(module.SETTINGS), name
         settings.check(module.default_config(), module.SETTINGS)
