@@ -151,7 +151,7 @@ import numpy as np
 from tfdpsq import privacy
 import tensorflow as tf
 y = np.arange(20) % 9
-y[7] = 4711
+y[7] = 471147114
 model = tf.keras.Sequential([tf.keras.layers.Dense(10, input_shape=(3,))])
 plan = privacy.make_plan(privacy.PrivacySpec(
     epsilon=2.0, clip_norm=1.0, num_units=20, batch_size=15, steps=6, accountant="rdp"))
@@ -178,10 +178,10 @@ def test_tensorflow_logs_no_row_of_a_refused_batch_or_it_is_said(first):
         text=True,
         check=True,
     )
-    assert "InputError" in done.stdout and "4711" not in done.stdout
+    assert "InputError" in done.stdout and "471147114" not in done.stdout
     warned = "TensorFlow was imported with TF_CPP_MIN_LOG_LEVEL=0" in done.stderr
     assert warned == (first == "import tensorflow")
-    assert ("4711" in done.stderr) == warned
+    assert ("471147114" in done.stderr) == warned
 
 
 def test_a_level_that_shows_values_is_named(monkeypatch):
