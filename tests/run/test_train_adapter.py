@@ -345,7 +345,7 @@ def test_copies_and_links_of_our_own_embeddings_say_where_they_are_from(base, tm
 
 
 def test_documents_of_another_corpus_are_refused(base, tmp_path):
-    """Of the same ids, and other texts."""
+    """Their ids are the same, and their texts others."""
     shutil.copytree(base / "pairs", tmp_path / "pairs")
     corpus = tmp_path / "pairs" / "corpus.jsonl"
     corpus.write_text(corpus.read_text().replace("This function", "That method"))
@@ -360,7 +360,7 @@ def test_documents_of_another_corpus_are_refused(base, tmp_path):
 
 
 def test_queries_of_another_log_are_refused(base, tmp_path):
-    """Of the same ids: what is learnt from them would be counted for these."""
+    """Their ids are the same, so their cost would be counted for this one."""
     shutil.copytree(base / "pairs", tmp_path / "pairs")
     texts = tmp_path / "pairs" / "queries.jsonl"
     texts.write_text(texts.read_text().replace("who ", "what "))

@@ -31,7 +31,7 @@ from tfdpsq.privacy import fast
 from tfdpsq.privacy.fast.capture import converted, flatten, plain_errors
 from tfdpsq.privacy.loop import REFUSED_VALUES
 from tfdpsq.privacy.optimizers import Clipped
-from tfdpsq.privacy.randomness.alike import alike
+from tfdpsq.privacy.randomness.same_draws import same_draws
 from tfdpsq.privacy.replay import Node, draws_from_state, nodes_of, replayable
 from tfdpsq.privacy.terms import Coupled, Losses, Terms, require_losses
 
@@ -306,12 +306,12 @@ class _Sums:
         """With `units`, so many have the same random numbers; 1 changes none."""
         strategy = tf.distribute.get_strategy()
         self.microbatch_sum = microbatch_sum
-        self.can_be_alike = True  # unless a layer draws by itself
+        self.draws_by_unit = True  # unless a layer draws by itself
 
         def made(*given: Any) -> Clipped:
-            with alike(units) as numbers:  # each replica has a thread of its own
+            with same_draws(units) as numbers:  # each replica has a thread of its own
                 found = microbatch_sum(*given)
-            self.can_be_alike &= numbers.complete
+            self.draws_by_unit &= numbers.complete
             return found._replace(complete=tf.convert_to_tensor(found.complete))
 
         def first(*given: Any) -> Clipped:
@@ -323,7 +323,7 @@ class _Sums:
             )
 
         self._run = _Repeating(first)
-        # Masks can be alike by chance, or drop all: what is known counts.
+        # Two masks may agree by chance, so known draws need no trial.
         self._draws: bool | None = draws or None
 
     def draws(self, batch: Mapping[str, np.ndarray]) -> bool:
@@ -351,7 +351,7 @@ def _move(
     size, key = expected.rows_per_unit, 1
     moved = {name: np.roll(values, size, axis=0) for name, values in batch.items()}
     if run.draws(batch):
-        if not run.can_be_alike:
+        if not run.draws_by_unit:
             return
         run = _Sums(run.microbatch_sum, len(batch["weights"]) // size)
         # One mask for all may leave nothing: then another is tried.

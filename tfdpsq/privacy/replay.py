@@ -38,7 +38,7 @@ from tfdpsq import validation
 from tfdpsq.keras_choice import keras2 as keras
 from tfdpsq.privacy.fast.capture import converted, flatten, plain_errors
 from tfdpsq.privacy.fast.recorder import replaced
-from tfdpsq.privacy.randomness import alike, noise
+from tfdpsq.privacy.randomness import noise, same_draws
 from tfdpsq.privacy.terms import Coupled, Terms
 
 # TensorFlow's operations whose random numbers follow from a state of the process or of
@@ -536,12 +536,12 @@ class _StatelessGenerator:
 
     def dropout_seed(self) -> tf.Tensor:
         """[3] int64, for layers of this package; see `layers.seeded_dropout`."""
-        alike.not_by_unit()
+        same_draws.not_by_unit()
         return self._key()
 
     def make_seed_for_stateless_op(self):
         """[2] int64, of which XLA keeps 32 bits each: for layers that draw with it."""
-        alike.not_by_unit()
+        same_draws.not_by_unit()
         with tf.name_scope(_KEYED):
             seed = noise.integers([2], self._draw_key(), tf.int64)
         with tf.name_scope(_SEED):
@@ -549,7 +549,7 @@ class _StatelessGenerator:
 
     def _drawn(self, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
         with tf.name_scope(_KEYED):
-            drawn = alike.of_first_unit(draw())
+            drawn = same_draws.of_first_unit(draw())
             if self._draws is not None:
                 self._draws.append(Draw(f"layer {self._layer!r}", drawn.shape))
             if self._redrawn is None:

@@ -429,10 +429,13 @@ class DocumentIndex:
 
 def _is_text(name: Any) -> bool:
     """Returns whether it is a string that UTF-8 can encode."""
+    if not isinstance(name, str):
+        return False
     try:
-        return isinstance(name, str) and name.encode() is not None
+        name.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def _is_name(encoder: Any) -> bool:

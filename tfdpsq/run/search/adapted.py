@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import ml_collections
 import numpy as np
 
-from tfdpsq import layers, validation
+from tfdpsq import validation
 from tfdpsq.data.texts import Document
 from tfdpsq.retriever.nearest import ROWS, BestDocuments
 from tfdpsq.run.core import layout, sources, workdir
@@ -22,9 +22,6 @@ from tfdpsq.run.passes.given_embeddings import (
     require_alike,
 )
 from tfdpsq.run.search import systems
-
-# Queries that are adapted at a time.
-_QUERIES = 4096
 
 
 def open_both(searched: systems.Systems, name: str) -> tuple[Embeddings, Embeddings]:
@@ -50,14 +47,15 @@ def inputs(
     """Returns ids of the embeddings, as inputs of a stage.
 
     Raises:
-      InputError: as `open_both`; or a system that is no adapter, or one of another
-        width.
+      InputError: as `open_both`; other documents or queries than those of `data`; or a
+        system that is no adapter, or one for another encoder.
       DataError: damaged embeddings, or a damaged adapter.
     """
     found = {}
+    corpus = sources.corpus_fingerprint(data) if searched.adapted else ""
     for name in sorted(searched.adapted):
         documents, queries = open_both(searched, name)
-        documents.require_corpus(sources.corpus_fingerprint(data))
+        documents.require_corpus(corpus)
         queries.require_queries(data, split, private)
         _matrix(name, searched.adapted[name], documents)
         found[f"index {name}"] = documents.fingerprint
@@ -88,23 +86,12 @@ def search(
     own.places().require_all(documents, "the corpus")
     vectors = asked.places().take(list(queries))
     matrix = _matrix(name, searched.adapted[name], own)
-    best = BestDocuments(_adapted(vectors, matrix), k, searched.index)
+    if matrix is not None:  # as `layers.QueryAdapter` does
+        vectors = of_unit_length(vectors @ matrix)
+    best = BestDocuments(vectors, k, searched.index)
     for ids, some in own.index.documents(ROWS):
         best.add(of_unit_length(some), ids)
     return best
-
-
-def _adapted(vectors: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
-    """Maps query embeddings as `layers.QueryAdapter` does; `None` leaves them."""
-    if matrix is None or not len(vectors):
-        return vectors
-    adapter = layers.QueryAdapter()
-    adapter.build([None, len(matrix)])
-    adapter.set_weights([matrix])
-    parts = range(0, len(vectors), _QUERIES)
-    return np.concatenate(
-        [adapter(vectors[at : at + _QUERIES]).numpy() for at in parts]
-    )
 
 
 def _matrix(name: str, path: str, documents: Embeddings) -> np.ndarray | None:

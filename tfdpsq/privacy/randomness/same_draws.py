@@ -15,8 +15,8 @@ import tensorflow as tf
 
 
 @dataclasses.dataclass
-class Alike:
-    """What `alike` found.
+class SameDraws:
+    """Units that have the same random numbers.
 
     Attributes:
       units: of the batch; 1 leaves all numbers as they are.
@@ -28,15 +28,15 @@ class Alike:
     complete: bool = True
 
 
-_OPEN: contextvars.ContextVar[Alike | None] = contextvars.ContextVar(
-    "alike", default=None
+_OPEN: contextvars.ContextVar[SameDraws | None] = contextvars.ContextVar(
+    "same_draws", default=None
 )
 
 
 @contextlib.contextmanager
-def alike(units: int) -> Iterator[Alike]:
+def same_draws(units: int) -> Iterator[SameDraws]:
     """While inside, `replay.replayable` gives all units the numbers of the first."""
-    found = Alike(units)
+    found = SameDraws(units)
     token = _OPEN.set(found)
     try:
         yield found
@@ -58,7 +58,7 @@ def of_first_unit(drawn: tf.Tensor) -> tf.Tensor:
 
 
 def not_by_unit() -> None:
-    """Notes that a layer draws numbers that cannot be given to all units alike."""
+    """Notes that a layer draws numbers that units cannot be given one by one."""
     found = _OPEN.get()
     if found is not None:
         found.complete = False
