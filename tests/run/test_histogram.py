@@ -394,7 +394,7 @@ def test_a_job_plans_its_histogram_within_each_epsilon(base):
     pipeline.require_acting(config)
     pipeline_checks.check_data(config)
     plans = pipeline_checks.plans_of(config)
-    assert set(plans) == {("histogram", 0.4), ("finetune", 8.0), ("direct", 8.0)}
+    assert set(plans) == {"histogram_eps0.4", "generator_eps8", "retriever_direct_eps8"}
     for histogram_epsilon, epsilon in ((0.4, 1.0), (20.0, 8.0)):
         config.histogram_epsilon, config.epsilons = histogram_epsilon, (epsilon,)
         with pytest.raises(InputError, match="less than 95% would be left beside the"):

@@ -43,18 +43,12 @@ def test_a_killed_job_goes_on_where_it_was(job):
 def test_results_have_every_row_with_numbers_that_can_be_true(finished):
     directory, _, _ = finished
     results = json.loads((directory / "results.json").read_text())
-    assert [row["name"] for row in results["rows"]] == [
-        "bm25",
-        "untrained",
-        "public_only",
-        "original",
-        "synthetic_inf",
-        "synthetic_eps8",
-        "direct_eps8",
-        "reranked_public_only",
-        "reranked_inf",
-        "reranked_eps8",
-    ]
+    expected = (
+        "bm25 untrained public_only original synthetic_inf synthetic_eps8 direct_eps8 "
+        "encoder adapter_inf adapter_eps8 reranked_public_only reranked_inf "
+        "reranked_eps8"
+    )
+    assert [row["name"] for row in results["rows"]] == expected.split()
     for row in results["rows"]:
         assert 0 <= row["ndcg@10"] <= 1 and 0 <= row["recall@10"] <= 1
         low, high = row["ndcg@10_ci"]
@@ -64,7 +58,7 @@ def test_results_have_every_row_with_numbers_that_can_be_true(finished):
     assert epsilons["original"] == epsilons["synthetic_inf"] == "inf"
     assert epsilons["reranked_inf"] == "inf"
     assert epsilons["reranked_public_only"] is None
-    for name in ("synthetic_eps8", "direct_eps8", "reranked_eps8"):
+    for name in ("synthetic_eps8", "direct_eps8", "adapter_eps8", "reranked_eps8"):
         assert 7.8 <= epsilons[name] <= 8.0  # spent, not the target
     assert results["seconds"]["generator_eps8"] > 0
     assert 0.1 < results["peak_memory_gib"] < 24
@@ -118,9 +112,10 @@ def test_certificates_follow_from_the_steps_that_ran(finished):
 
 def test_every_stage_before_the_evaluation_has_the_jobs_seed(finished):
     seeds = {
-        path.parent.name: json.loads(path.read_text())["config"]["seed"]
+        path.parent.name: json.loads(path.read_text())["config"].get("seed")
         for path in finished[0].glob("*/*/stage.json")
     }
+    assert seeds.pop("mined") is None  # nothing is drawn
     assert seeds.pop("evaluation") == 0
     assert seeds.pop("canaries") == -1  # drawn afresh: a seed would tell the secrets
     assert len(seeds) >= 11 and set(seeds.values()) == {5}
@@ -254,7 +249,7 @@ def test_changed_pairs_are_noticed(finished, tmp_path):
     try:
         (data / "queries.jsonl").write_text(lines.replace("who ", "what ", 1))
         with pytest.raises(ValueError, match="from other inputs.*inputs.pairs"):
-            pipeline.run(_tiny.tiny_config(data), directory)
+            pipeline.run(_tiny.tiny_config(data, data.with_name("embedded")), directory)
     finally:
         (data / "queries.jsonl").write_text(lines)
 

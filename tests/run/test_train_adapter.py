@@ -1,8 +1,10 @@
 """A map of query embeddings, trained on private pairs for a foreign encoder."""
 
+import functools
 import hashlib
 import json
 import math
+import operator
 import pathlib
 import shutil
 import subprocess
@@ -13,10 +15,11 @@ import pytest
 import tensorflow as tf
 import tiny
 
+from tfdpsq import evaluation
 from tfdpsq.data import BeirDirectory
 from tfdpsq.privacy import read_certificate, verify_certificate
 from tfdpsq.retriever import DocumentIndex
-from tfdpsq.run import encode, evaluate, mine, train_adapter
+from tfdpsq.run import encode, evaluate, mine, pipeline, train_adapter
 from tfdpsq.run.core import layout, sources, spending
 from tfdpsq.run.training import hard_negatives
 from tfdpsq.validation import DataError, InputError
@@ -24,33 +27,12 @@ from tfdpsq.validation import DataError, InputError
 _WIDTH = 8
 
 
-def _vectors():
-    """Embeddings of 84 documents, and of queries, a rotation away from them."""
-    random = np.random.default_rng(5)
-    documents = random.normal(size=[84, _WIDTH]).astype(np.float32)
-    rotation, _ = np.linalg.qr(random.normal(size=[_WIDTH, _WIDTH]))
-    queries = (
-        documents @ rotation + 0.05 * random.normal(size=documents.shape)
-    ).astype(np.float32)
-    return documents, queries
-
-
-def _write(directory, texts, vectors, ids, encoder="a public encoder"):
-    index = DocumentIndex.create(directory / texts, encoder, vectors.shape[1])
-    half = len(ids) // 2  # in two shards
-    index.add(ids[:half], vectors[:half])
-    index.add(ids[half:], vectors[half:])
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Pairs, and embeddings of their documents and queries by a foreign encoder."""
     base = tmp_path_factory.mktemp("adapter")
     tiny.write_start(base)
-    documents, queries = _vectors()
-    _write(base / "embedded", "documents", documents, [f"d{i}" for i in range(84)])
-    order = np.random.default_rng(6).permutation(84)  # ids decide, not places
-    _write(base / "embedded", "queries", queries[order], [f"q{i}" for i in order])
+    tiny.write_embedded(base / "embedded")
     return base
 
 
@@ -80,7 +62,7 @@ def _trained(base, out, **changes):
 
 def _oracle(base, negatives, hard=lambda query: ()):
     """The mean gradient of the loss at the identity: float64, one row after another."""
-    documents, queries = (v.astype(np.float64) for v in _vectors())
+    documents, queries = (v.astype(np.float64) for v in tiny.vectors())
     matrix = tf.Variable(np.eye(_WIDTH))
     rows = []
     with tf.GradientTape() as tape:
@@ -133,9 +115,13 @@ def test_one_step_is_that_of_a_float64_oracle(base, tmp_path):
 def test_one_unit_moves_the_step_by_the_clip_norm(unit, tmp_path):
     """At epsilon 300 and a small clip norm, every row is cut, and noise is little."""
     tiny.write_start(tmp_path)
-    documents, queries = _vectors()
-    _write(tmp_path / "embedded", "documents", documents, [f"d{i}" for i in range(84)])
-    _write(tmp_path / "embedded", "queries", queries, [f"q{i}" for i in range(84)])
+    documents, queries = tiny.vectors()
+    tiny.write_embeddings(
+        tmp_path / "embedded", "documents", documents, [f"d{i}" for i in range(84)]
+    )
+    tiny.write_embeddings(
+        tmp_path / "embedded", "queries", queries, [f"q{i}" for i in range(84)]
+    )
     path = tmp_path / "pairs" / "queries.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
@@ -177,7 +163,7 @@ def test_one_unit_moves_the_step_by_the_clip_norm(unit, tmp_path):
     assert moved == pytest.approx(1.0, abs=2 * noise) and noise < 0.6, (moved, noise)
 
 
-def _scores(base, out, **systems):
+def _scores(base, out, changes=None, **systems):
     config = evaluate.default_config()
     config.data = str(base / "pairs")
     embedded = str(base / "embedded")
@@ -187,6 +173,7 @@ def _scores(base, out, **systems):
     config.fusion.base = "bm25"
     config.baseline = next(iter(systems))
     config.resamples = 200
+    config.update(changes or {})
     evaluate.run(config, out)
     return json.loads((out / layout.METRICS_FILE).read_text())
 
@@ -210,7 +197,7 @@ def test_learns_the_rotation_and_is_searched_by_the_command(base, tmp_path):
     assert set(metrics["fused"]) == {"public", "eps8", "inf"}
     # A naive search by the matrix that was written.
     matrix = np.load(tmp_path / "private" / "inf" / layout.ADAPTER_FILE)
-    documents, queries = (v.astype(np.float64) for v in _vectors())
+    documents, queries = (v.astype(np.float64) for v in tiny.vectors())
     documents /= np.linalg.norm(documents, axis=1, keepdims=True)
     gains = []
     for query in range(72, 84):
@@ -226,6 +213,94 @@ def test_learns_the_rotation_and_is_searched_by_the_command(base, tmp_path):
     assert certificate["training"]["encoder_is_public"] == "declared"
     assert certificate["fingerprints"]["queries"].startswith("keyed:")
     assert read_certificate(tmp_path / "private" / "inf")["private"] is False
+
+
+def test_systems_have_a_baseline_and_a_weight_of_their_own(base, tmp_path):
+    """Against a comparison and a fusion of the runs that were written."""
+    turned, half = (tmp_path / "private" / name for name in ("turned", "half"))
+    for out, steps in ((turned, 30), (half, 3)):
+        options = {"epsilon": math.inf, "learning_rate": 0.5, "steps": steps}
+        _trained(base, out, **options)
+    changes = {
+        "baselines": {"turned": "half", "half": ""},
+        "fusion": {"weights": {"turned": 0.8, "half": 1.0}},
+    }
+    out, systems = tmp_path / "private" / "found", {"public": "embeddings"}
+    systems.update(half=str(half), turned=str(turned))
+    metrics = _scores(base, out, changes, **systems)
+    qrels = evaluation.read_trec_qrels(out / layout.QRELS_FILE)
+    runs = {
+        name: evaluation.read_trec_run(out / "runs" / f"{name}.trec")
+        for name in ("bm25", "public", "half", "turned")
+    }
+
+    def compared(one, other):
+        found = (
+            evaluation.evaluate_run(qrels, run, ["ndcg@10"]).values("ndcg@10")
+            for run in (one, other)
+        )
+        return np.subtract(*found).mean()
+
+    def fused(name, weight):
+        both = [runs["bm25"], runs[name]]
+        return evaluation.fuse(both, [1 - weight, weight], "scores", 100)
+
+    alone, together = metrics["systems"], metrics["fused"]
+    assert "difference_to_baseline" not in alone["half"]
+    assert "difference_to_baseline" not in together["half"]
+    found = alone["turned"]["difference_to_baseline"]["difference"]
+    assert found == pytest.approx(compared(runs["turned"], runs["half"])) and found
+    of_public = compared(runs["turned"], runs["public"])
+    assert abs(found - of_public) > 1e-3
+    found = together["turned"]["difference_to_baseline"]["difference"]
+    expected = compared(fused("turned", 0.8), fused("half", 1.0))
+    assert found == pytest.approx(expected) and expected
+    weights = {name: values["weight"] for name, values in together.items()}
+    assert weights == {"public": 0.3, "half": 1.0, "turned": 0.8}
+
+
+@pytest.mark.parametrize(
+    "epsilon, rate, steps", [(8.0, 2.0, 40), (math.inf, 0.3, 80)], ids=["eps8", "inf"]
+)
+def test_rate_and_steps_are_those_of_the_epsilon(base, tmp_path, epsilon, rate, steps):
+    """Clipped gradients are shorter; without a ledger's price steps are free."""
+    out = tmp_path / "private" / "default"
+    _trained(base, out, epsilon=epsilon)
+    certificate = read_certificate(out)
+    assert certificate["accounting"]["steps_executed"] == steps
+    assert certificate["training"]["learning_rate"] == rate
+
+
+def test_a_job_refuses_embeddings_before_its_first_stage(base, tmp_path):
+    """Each is refused by `pipeline.open_job`, and no workdir is made."""
+
+    def refused(match, embedded="embedded", **changes):
+        config = tiny.tiny_config(base / "pairs", base / embedded)
+        for name, value in changes.items():
+            *settings, key = name.split("__")
+            functools.reduce(operator.getitem, settings, config)[key] = value
+        with pytest.raises(InputError, match=match):
+            pipeline.open_job(config, tmp_path / "work")
+        assert not (tmp_path / "work").exists()
+
+    refused("^adapter_epsilons is .*only where embeddings is set", embeddings="")
+    refused("^adapter.*, which does nothing", adapter_epsilons=())
+    refused("^in embeddings: .*no directory 'documents'", "nowhere")
+    refused("in embeddings: .*Set encoder_is_public", adapter__encoder_is_public=False)
+    refused(r"adapter_epsilons\[0\] is -1.0", adapter_epsilons=(-1.0,))
+    refused("of `adapter`: .*n_is_public", adapter__n_is_public=False)
+    refused("indexes.encoder is .*yet to train", evaluate__indexes={"encoder": "x"})
+    free = tiny.write_public_pairs(base)
+    refused("fit is .*, and query_embeddings", evaluate__fusion__fit=free)
+    refused("weights.a is 0.5, but no", evaluate__fusion__weights={"a": 0.5})
+    # Texts of the test split count, too: it is searched last.
+    shutil.copytree(base / "embedded" / "documents", base / "fewer" / "documents")
+    _, queries = tiny.vectors()
+    ids = [f"q{i}" for i in range(83)]
+    tiny.write_embeddings(base / "fewer", "queries", queries[:83], ids)
+    refused("no embedding of 'q83'", "fewer")
+    with spending.limited(8.0, (), tmp_path / "work"):
+        refused("and adapter_eps8", audit_epsilons=())
 
 
 def test_embeddings_of_our_own_encoder_need_no_declaration(base, tmp_path):
@@ -257,18 +332,22 @@ def _refused(base, tmp_path, match, error=InputError, **changes):
 
 def test_refuses_what_its_guarantee_would_not_hold_for(base, tmp_path):
     _refused(base, tmp_path, "Set encoder_is_public", encoder_is_public=False)
-    documents, queries = _vectors()
+    documents, queries = tiny.vectors()
     ids = [f"d{i}" for i in range(84)]
     # Only documents that private pairs have: drawn negatives would tell of them.
-    _write(tmp_path / "some", "documents", documents[:60], ids[:60])
+    tiny.write_embeddings(tmp_path / "some", "documents", documents[:60], ids[:60])
     _refused(base, tmp_path, "no embedding of 'd60'", documents=str(tmp_path / "some"))
     more = np.concatenate([documents, documents[:1]])
-    _write(tmp_path / "more", "documents", more, [*ids, "x"])
+    tiny.write_embeddings(tmp_path / "more", "documents", more, [*ids, "x"])
     said = "with 85 embeddings, but .* has 84 documents"
     _refused(base, tmp_path, said, documents=str(tmp_path / "more"))
-    _write(tmp_path / "few", "queries", queries[:59], [f"q{i}" for i in range(59)])
+    tiny.write_embeddings(
+        tmp_path / "few", "queries", queries[:59], [f"q{i}" for i in range(59)]
+    )
     _refused(base, tmp_path, "no embedding of 'q59'", queries=str(tmp_path / "few"))
-    _write(tmp_path / "wide", "queries", np.ones([84, 9], np.float32), ids)
+    tiny.write_embeddings(
+        tmp_path / "wide", "queries", np.ones([84, 9], np.float32), ids
+    )
     _refused(
         base,
         tmp_path,
@@ -280,13 +359,13 @@ def test_refuses_what_its_guarantee_would_not_hold_for(base, tmp_path):
     _refused(base, tmp_path, "which has no directory 'documents'", documents="")
     free = tiny.write_public_pairs(base)
     _refused(base, tmp_path, "a synthetic or public set", pairs=free)
-    _write(tmp_path / "loose", "documents", documents, ids)
+    tiny.write_embeddings(tmp_path / "loose", "documents", documents, ids)
     stage = {**tiny.STAGE, "guarantee": "private"}
     (tmp_path / "loose" / "stage.json").write_text(json.dumps(stage))
     said = "its guarantee is 'private'"
     _refused(base, tmp_path, said, documents=str(tmp_path / "loose"))
     zeros = np.zeros([84, _WIDTH], np.float32)
-    _write(tmp_path / "zeros", "documents", zeros, ids)
+    tiny.write_embeddings(tmp_path / "zeros", "documents", zeros, ids)
     _refused(base, tmp_path, "are all zeros", documents=str(tmp_path / "zeros"))
 
 
@@ -303,9 +382,11 @@ def _encoded(base, tmp_path, name, retriever="retriever", **changes):
 
 def test_queries_by_another_encoder_than_the_documents_are_refused(base, tmp_path):
     """The certificate would state a public encoder, and theirs may know the pairs."""
-    documents, queries = _vectors()
+    documents, queries = tiny.vectors()
     ids = [f"q{i}" for i in range(84)]
-    _write(tmp_path / "other", "queries", queries, ids, "one that saw the pairs")
+    tiny.write_embeddings(
+        tmp_path / "other", "queries", queries, ids, "one that saw the pairs"
+    )
     said = "'a public encoder' .8 dim.* 'one that saw the pairs' .8 dim"
     _refused(base, tmp_path, said, queries=str(tmp_path / "other"))
     for name in ("retriever", "second"):
@@ -329,7 +410,9 @@ def test_copies_and_links_of_our_own_embeddings_say_where_they_are_from(base, tm
     encoder = DocumentIndex(ours).encoder
     for place in ("copied", "linked"):
         (tmp_path / place).mkdir()
-        _write(tmp_path / place, "queries", np.ones([84, width], "f4"), ids, encoder)
+        tiny.write_embeddings(
+            tmp_path / place, "queries", np.ones([84, width], "f4"), ids, encoder
+        )
     shutil.copytree(ours, tmp_path / "copied" / "documents")
     both = dict.fromkeys(("documents", "queries"), str(tmp_path / "copied"))
     _refused(base, tmp_path, "without the stage.json", **both)
@@ -384,7 +467,7 @@ def test_queries_of_another_log_are_refused(base, tmp_path):
 
 
 def test_indexes_that_a_certificate_or_a_search_would_choke_on(base, tmp_path):
-    documents, _ = _vectors()
+    documents, _ = tiny.vectors()
     for bad in (384, None, "", "x" * 201):
         with pytest.raises(InputError, match="Give its name as text"):
             DocumentIndex.create(tmp_path / "bad", bad, 8)
@@ -395,13 +478,13 @@ def test_indexes_that_a_certificate_or_a_search_would_choke_on(base, tmp_path):
     ids = [f"d{i}" for i in range(84)]
     for field, value in (("encoder", 384), ("width", 8.0), ("width", True)):
         place = tmp_path / f"{field}-{value}"
-        _write(place, "documents", documents, ids)
+        tiny.write_embeddings(place, "documents", documents, ids)
         file = place / "documents" / "index.json"
         content = json.loads(file.read_text())
         file.write_text(json.dumps({**content, field: value}))
         _refused(base, tmp_path, "no index .an? ", DataError, documents=str(place))
     place = tmp_path / "twice"
-    _write(place, "documents", documents, ids)
+    tiny.write_embeddings(place, "documents", documents, ids)
     texts = "".join(json.dumps(name) + "\n" for name in ["d1", *ids[1:42]])
     (place / "documents" / "shard-00000.jsonl").write_text(texts)
     file = place / "documents" / "index.json"
@@ -414,9 +497,9 @@ def test_indexes_that_a_certificate_or_a_search_would_choke_on(base, tmp_path):
 def test_embeddings_of_a_certified_encoder_are_not_free(base, tmp_path):
     _trained(base, tmp_path / "release" / "made", steps=1)
     certificate = tmp_path / "release" / "made" / "certificate.json"
-    documents, _ = _vectors()
+    documents, _ = tiny.vectors()
     place = tmp_path / "embedded"
-    _write(place, "documents", documents, [f"d{i}" for i in range(84)])
+    tiny.write_embeddings(place, "documents", documents, [f"d{i}" for i in range(84)])
     (place / "certificate.json").write_bytes(certificate.read_bytes())
     with pytest.raises(InputError, match="which carries a certificate"):
         _trained(base, tmp_path / "release" / "next", documents=str(place))
@@ -439,9 +522,9 @@ def test_what_was_read_and_spent_before_counts(base, tmp_path):
 
 
 def test_damaged_embeddings_are_found_before_a_step_is_paid(base, tmp_path):
-    documents, _ = _vectors()
+    documents, _ = tiny.vectors()
     place = tmp_path / "embedded"
-    _write(place, "documents", documents, [f"d{i}" for i in range(84)])
+    tiny.write_embeddings(place, "documents", documents, [f"d{i}" for i in range(84)])
     file = place / "documents" / "shard-00001.npy"
     vectors = np.load(file)
     vectors[0, 0] += 1
@@ -478,13 +561,15 @@ def test_evaluate_refuses_what_is_no_system_of_embeddings(base, tmp_path):
     wide = tmp_path / "wide"
     for texts, letter in (("documents", "d"), ("queries", "q")):
         ids = [f"{letter}{i}" for i in range(84)]
-        _write(wide, texts, np.ones([84, 9], np.float32), ids)
+        tiny.write_embeddings(wide, texts, np.ones([84, 9], np.float32), ids)
     both = {"indexes": {"a": str(wide)}, "query_embeddings": {"a": str(wide)}}
     refused("of 8 dimensions, but indexes.a are by .* of 9. Give", **both)
     other = tmp_path / "other"
     for texts, letter in (("documents", "d"), ("queries", "q")):
         ids = [f"{letter}{i}" for i in range(84)]
-        _write(other, texts, np.ones([84, 8], np.float32), ids, "another encoder")
+        tiny.write_embeddings(
+            other, texts, np.ones([84, 8], np.float32), ids, "another encoder"
+        )
     both = {"indexes": {"a": str(other)}, "query_embeddings": {"a": str(other)}}
     refused("by 'a public encoder' of 8 .* by 'another encoder'", **both)
     file = pathlib.Path(made) / layout.ADAPTER_FILE

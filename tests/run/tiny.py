@@ -52,8 +52,38 @@ def write_pairs(directory, train=60, dev=12, test=12, seed=0):
     return queries
 
 
-def tiny_config(data):
-    """The pipeline at the smallest size that still runs every stage."""
+def vectors(width=8):
+    """Embeddings of 84 documents, and of queries, a rotation away from them."""
+    random = np.random.default_rng(5)
+    documents = random.normal(size=[84, width]).astype(np.float32)
+    rotation, _ = np.linalg.qr(random.normal(size=[width, width]))
+    noise = 0.05 * random.normal(size=documents.shape)
+    return documents, (documents @ rotation + noise).astype(np.float32)
+
+
+def write_embeddings(directory, texts, vectors, ids, encoder="a public encoder"):
+    """Writes embeddings of "documents" or "queries" in two shards."""
+    from tfdpsq.retriever import DocumentIndex
+
+    index = DocumentIndex.create(directory / texts, encoder, vectors.shape[1])
+    half = len(ids) // 2
+    index.add(ids[:half], vectors[:half])
+    index.add(ids[half:], vectors[half:])
+
+
+def write_embedded(directory):
+    """Writes embeddings of all that `write_pairs` writes."""
+    documents, queries = vectors()
+    write_embeddings(directory, "documents", documents, [f"d{i}" for i in range(84)])
+    order = np.random.default_rng(6).permutation(84)  # ids decide, not places
+    write_embeddings(directory, "queries", queries[order], [f"q{i}" for i in order])
+
+
+def tiny_config(data, embedded=None):
+    """The pipeline at the smallest size that still runs every stage.
+
+    `embedded` is what `write_embedded` wrote, for the stages that need it.
+    """
     from tfdpsq.run import pipeline
 
     config = pipeline.default_config()
@@ -99,6 +129,10 @@ def tiny_config(data):
         stage.n_is_public = True
     config.direct.accountant = "rdp"
     config.evaluate.resamples = 200
+    if embedded:
+        config.embeddings, config.adapter_epsilons = str(embedded), (math.inf, 8.0)
+        config.adapter.update(encoder_is_public=True, n_is_public=True)
+        config.adapter.update(accountant="rdp", steps=3)
     return config
 
 

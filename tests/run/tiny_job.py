@@ -23,7 +23,7 @@ import tiny
 
 def get_config():
     recorder.record({recorded!r})
-    return tiny.tiny_config({data!r})
+    return tiny.tiny_config({data!r}, {embedded!r})
 """
 
 
@@ -51,12 +51,14 @@ class Job:
 def make(base):
     """Runs the job in `base`, with a kill in the middle."""
     queries = tiny.write_pairs(base / "pairs")
+    tiny.write_embedded(base / "embedded")
     config = base / "config.py"
     config.write_text(
         _CONFIG.format(
             here=str(_HERE),
             recorded=str(base / "recorded"),
             data=str(base / "pairs"),
+            embedded=str(base / "embedded"),
         )
     )
     before = _killed_during(config, base / "work", "generator_eps8")

@@ -167,7 +167,11 @@ def work_of(
         retriever_steps=retriever_steps,
         documents=documents,
         queries=queries,
-        systems=1 + retrievers + len(config.direct_epsilons),
+        systems=1
+        + retrievers
+        + len(config.direct_epsilons)
+        + bool(config.embeddings)
+        + len(config.adapter_epsilons),
         rerankers=_rerankers(config),
         reranked=min(config.evaluate.rerank.depth, documents),
         # At most a public pair for each document.
@@ -377,8 +381,8 @@ def _assumed(job, shape, tower, options, devices, known, origin) -> list[str]:
         "A step computes half a microbatch more than its expected batch. Parts run one "
         "after another.",
         "Not counted: starting programs, reading and tokenising pairs, finding the "
-        "noise, direct training, audits, comparing texts, waiting for machines, moving "
-        "data.",
+        "noise, direct training, adapters, audits, comparing texts, waiting for "
+        "machines, moving data.",
     ]
 
 

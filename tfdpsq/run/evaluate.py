@@ -53,6 +53,8 @@ SETTINGS: settings.Declaration = {
     "similarity_split": settings.Text("dev", required=True),
     "similarity": similarity.declared(),
     "baseline": settings.Text(""),
+    # System -> the one that it is compared with, where that is not `baseline`.
+    "baselines": settings.Named({}, settings.Text("")),
     "fusion": hybrid.SETTINGS,
     # Name -> a generator that reorders a system's best documents.
     "rerankers": settings.Named({}, settings.Text("")),
@@ -71,10 +73,11 @@ SETTINGS: settings.Declaration = {
 }
 ACTING = (
     acting.Only(
-        "fusion.method fusion.weight fusion.fit fusion.fit_queries", "fusion.base"
+        "fusion.method fusion.weight fusion.weights fusion.fit fusion.fit_queries",
+        "fusion.base",
     ),
     acting.Only("fusion.fit_queries", "fusion.fit"),
-    acting.Only("fusion.weight", "fusion.fit", ("",)),
+    acting.Only("fusion.weight fusion.weights", "fusion.fit", ("",)),
     acting.Only(" ".join(f"rerank.{name}" for name in reranking.SETTINGS), "rerankers"),
     acting.Only("rerank.fit_queries", "rerank.fit"),
     acting.Only("rerank.weight", "rerank.fit", ("",)),
@@ -180,11 +183,16 @@ def _check(config: ml_collections.ConfigDict) -> None:
             "systems and synthetic are empty: there is nothing to evaluate. Name a "
             f"retriever in systems, {systems.BM25!r}, or a set of queries in synthetic."
         )
-    if config.baseline and config.baseline not in config.systems:
-        raise validation.InputError(
-            f"baseline is {config.baseline!r}, which is none of the systems "
-            f"{', '.join(sorted(config.systems))}. Name one of them, or none."
-        )
+    for setting, name in (
+        ("baseline", config.baseline),
+        *((f"baselines.{of}", name) for of, name in config.baselines.items()),
+        *(("baselines has a name that", of) for of in config.baselines),
+    ):
+        if name and name not in config.systems:
+            raise validation.InputError(
+                f"{setting} is {name!r}, which is none of the systems "
+                f"{', '.join(sorted(config.systems))}. Name one of them, or none."
+            )
     adapted.check(config)
     hybrid.check(config)
     reranking.check(config)
@@ -223,6 +231,7 @@ def _make(
         notes[name] = note
         results[name] = _measured(config, name, run, qrels, out)
     against = {name: config.baseline for name in searched.paths}
+    against.update(config.baselines)
     against.update(dict.fromkeys(config.rerankers, config.rerank.baseline))
     metrics = {
         "split": config.split,
@@ -239,7 +248,7 @@ def _make(
             name: {
                 **_summary(
                     result,
-                    fusion.results.get(config.baseline),
+                    fusion.results.get(against[name]),
                     config.resamples,
                     config.seed,
                 ),

@@ -28,7 +28,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tfdpsq import privacy, retriever, validation
+from tfdpsq import privacy, retriever
 from tfdpsq.data import Tokenizer
 from tfdpsq.generator import checkpoints
 from tfdpsq.generator.span_corruption import SENTINELS
@@ -39,9 +39,11 @@ from tfdpsq.run import (
     evaluate,
     finetune,
     histogram,
+    mine,
     prepare,
     pretrain,
     synthesize,
+    train_adapter,
     train_retriever,
 )
 from tfdpsq.run.attacks import canary_set, text_scores
@@ -75,6 +77,11 @@ SETTINGS: settings.Declaration = {
     "epsilons": settings.Several((math.inf, 8.0), _EPSILON),
     "direct_epsilons": settings.Several((8.0,), _EPSILON),
     "audit_epsilons": settings.Several((), _EPSILON),
+    # A directory with `documents/` of the corpus and `queries/` of all splits, by any
+    # public encoder: a row; see `train_adapter`.
+    "embeddings": settings.Text(""),
+    # Of maps of these queries, trained on the private pairs; a row each.
+    "adapter_epsilons": settings.Several((), _EPSILON),
     # Of the counts that documents get synthetic queries by; 0 takes every document.
     # Generators have their epsilons with it.
     "histogram_epsilon": settings.Number(0.0, 0, 300.0, infinite=False),
@@ -105,6 +112,10 @@ SETTINGS: settings.Declaration = {
     "direct": settings.with_defaults(
         train_retriever.SETTINGS, method=settings.Text("naive", retriever.METHODS)
     ),
+    "mine": mine.SETTINGS,
+    "adapter": settings.with_defaults(
+        train_adapter.SETTINGS, hard_negatives={"count": 15}
+    ),
     # Rows are measured together with BM25, too, as they would be deployed.
     "evaluate": settings.with_defaults(
         evaluate.SETTINGS, fusion={"base": systems.BM25}
@@ -113,7 +124,11 @@ SETTINGS: settings.Declaration = {
     "audit": audit.SETTINGS,
 }
 
-ACTING = (acting.Only("histogram.*", "histogram_epsilon"),)
+ACTING = (
+    acting.Only("histogram.*", "histogram_epsilon"),
+    acting.Only("adapter_epsilons", "embeddings"),
+    acting.Only("adapter.* mine.*", "adapter_epsilons"),
+)
 _STAGES = {
     "log": import_log,
     "prepare": prepare,
@@ -123,6 +138,8 @@ _STAGES = {
     "synthesize": synthesize,
     "retriever": train_retriever,
     "direct": train_retriever,
+    "mine": mine,
+    "adapter": train_adapter,
     "evaluate": evaluate,
     "canaries": canaries,
     "audit": audit,
@@ -137,8 +154,11 @@ FILLED = {
     "synthesize": "generator histogram vocabulary corpus prompt seed",
     "retriever": "pairs init continues vocabulary seed",
     "direct": "pairs init continues vocabulary epsilon seed",
-    "evaluate": "data vocabulary systems synthetic baseline rerankers rerank.baseline "
-    "rerank.fit rerank.prompt rerank.document_length rerank.query_length",
+    "mine": "pairs split corpus",
+    "adapter": "pairs documents queries epsilon hard_negatives.run seed",
+    "evaluate": "data vocabulary systems query_embeddings synthetic baseline baselines "
+    "rerankers rerank.baseline rerank.fit rerank.prompt rerank.document_length "
+    "rerank.query_length",
     "canaries": "data user_field",
     "audit": "canaries generator synthetic seed",
 }
@@ -185,6 +205,7 @@ def run(
     generators = job.generators()
     sets = job.synthetic_sets(generators)
     rows = job.retrievers(sets)
+    rows += job.adapters()
     rows += job.rerankers(generators)
     job.evaluate(rows, sets)
     job.audit()
@@ -240,14 +261,10 @@ def open_job(
         # Tried: these are dropped, and the stage draws its own.
         canaries.make_canaries(beir, config.canaries, np.random.default_rng())
     if spending.is_limited():
-        names = {"direct": "retriever_direct", "finetune": "generator"}
-        planned = {
-            f"{names.get(stage, stage)}_{layout.epsilon_name(epsilon)}": plan
-            for (stage, epsilon), plan in pipeline_checks.plans_of(config).items()
-        }
         made = pathlib.Path(directory) / releases.RELEASE_FOLDER
+        plans = pipeline_checks.plans_of(config).items()
         spending.require_job_within(
-            {name: plan for name, plan in planned.items() if not (made / name).exists()}
+            {name: plan for name, plan in plans if not (made / name).exists()}
         )
     # Last, since the workdir keeps its config from here on.
     directory = workdir.open_workdir(directory, given)
@@ -289,44 +306,13 @@ def require_acting(config: ml_collections.ConfigDict) -> None:
     Raises:
       InputError: names the setting.
     """
-    if not sources.is_log(config.data):
-        for name, default in acting.defaults(SETTINGS["log"]):
-            value = acting.value_at(config.log, name)
-            if value != default and name not in FILLED["log"].split():
-                raise validation.InputError(
-                    f"log.{name} is {validation.shown(value)}, which does nothing "
-                    f"here: data is {config.data}, not a log. Leave it at "
-                    f"{validation.shown(default)}."
-                )
-    rerankers = pipeline_checks.rerankers_of(config)
-    if config.fit_rerank and not rerankers:
-        raise validation.InputError(
-            "fit_rerank is True, which does nothing here: no generator orders "
-            f"documents, as rerank is {config.rerank}, epsilons {config.epsilons} and "
-            f"init {config.init!r}. Leave it False, or set one of these."
-        )
-    for name, module in _STAGES.items():
-        stage, declared = config[name].copy_and_resolve_references(), SETTINGS[name]
-        acting.require_unfilled(stage, declared, FILLED[name].split(), name, "this job")
-        with stage.unlocked():  # as the stage will see it
-            if "init" in stage:
-                pretrained = config.pretrain.steps and name != "pretrain"
-                stage.init = config.init or ("pretrained" if pretrained else "")
-            if module is evaluate and rerankers:
-                stage.rerankers = dict.fromkeys(rerankers, "of the job")
-                if config.fit_rerank:
-                    stage.rerank.fit = "of the job"
-        rules = getattr(module, "ACTING", ())
-        acting.require_acting(stage, declared, rules, name)
+    rules = {name: getattr(module, "ACTING", ()) for name, module in _STAGES.items()}
+    pipeline_checks.require_acting(config, SETTINGS, FILLED, rules)
     acting.require_acting(config, SETTINGS, ACTING)
-    for name in ("steps", "epochs"):
-        default = train_retriever.default_config()[name]
-        given, used = config.direct[name], config.retriever[name]
-        if given not in (default, used):
-            raise validation.InputError(
-                f"direct.{name} is {given}, which does nothing here: all rows are "
-                f"trained for retriever.{name}, {used}. Leave it at {default}."
-            )
+
+
+def _with_epsilon(label: str, epsilon: float) -> str:
+    return f"{label}, ε = {report_content.epsilon_symbol(epsilon)}"
 
 
 class Job:
@@ -363,7 +349,8 @@ class Job:
         `free` outputs carry a finite ε or derive from public data alone.
         """
         module, config = stage
-        if module not in (evaluate, canaries):  # a known seed would reveal secrets
+        # A known seed would reveal canaries.
+        if module not in (evaluate, canaries, mine):
             settings = {"seed": self.config.seed, **settings}
         devices = devices_of(module, config, self._devices)
         return self.stages.run(module, config, name, free, *devices, **settings)
@@ -469,44 +456,58 @@ class Job:
         Row = report_content.Row
         rows = [Row("bm25", "BM25", None, None)]
 
-        def add(name, label, epsilon, config, free, settings):
+        def add(name, label, epsilon, config, settings):
             start = self.config.retriever_init or self.start
             settings.update(vocabulary=self.vocabulary, init=start)
+            free = epsilon is None or math.isfinite(epsilon)
             path = self._run(
                 (train_retriever, config), f"retriever_{name}", free, settings
             )
             rows.append(Row(name, label, epsilon, path))
 
         plain = self.config.retriever
+        same = {"steps": plain.steps, "epochs": plain.epochs}
         public = {"pairs": self.public_pairs}
         none = {"steps": 0, "epochs": 0.0}
         private = {"pairs": self.config.data}
-        add("untrained", "Untrained encoder", None, plain, True, {**public, **none})
-        add("public_only", "Public-only", None, plain, True, public)
-        add("original", "Original pairs", math.inf, plain, False, private)
+        add("untrained", "Untrained encoder", None, plain, {**public, **none})
+        add("public_only", "Public-only", None, plain, public)
+        add("original", "Original pairs", math.inf, plain, private)
         for epsilon, path in sets.items():
-            add(
-                f"synthetic_{layout.epsilon_name(epsilon)}",
-                f"Synthetic, ε = {report_content.epsilon_symbol(epsilon)}",
-                epsilon,
-                plain,
-                math.isfinite(epsilon),
-                {"pairs": str(path)},
-            )
+            name = f"synthetic_{layout.epsilon_name(epsilon)}"
+            label = _with_epsilon("Synthetic", epsilon)
+            add(name, label, epsilon, plain, {"pairs": str(path)})
         for epsilon in self.config.direct_epsilons:
-            add(
-                f"direct_{layout.epsilon_name(epsilon)}",
-                f"Direct DP, ε = {report_content.epsilon_symbol(epsilon)}",
-                epsilon,
-                self.config.direct,
-                math.isfinite(epsilon),
-                {
-                    **private,
-                    "epsilon": epsilon,
-                    "steps": plain.steps,
-                    "epochs": plain.epochs,
-                },
-            )
+            name = f"direct_{layout.epsilon_name(epsilon)}"
+            label = _with_epsilon("Direct DP", epsilon)
+            settings = {**private, **same, "epsilon": epsilon}
+            add(name, label, epsilon, self.config.direct, settings)
+        return rows
+
+    def adapters(self) -> list[report_content.Row]:
+        """Trains the maps of a public encoder's queries; returns its rows and theirs.
+
+        Hard negatives, where the unit allows them, are BM25's.
+        """
+        own, stage = self.config.embeddings, self.config.adapter
+        if not own:
+            return []
+        Row, encoder = report_content.Row, pipeline_checks.ENCODER
+        rows = [Row(encoder, "Public encoder", None, pathlib.Path(own))]
+        against = {"public_only": encoder, "unprotected": "adapter_inf"}
+        settings = {"pairs": self.config.data, "documents": own, "queries": own}
+        hard = train_adapter.default_config().hard_negatives.to_dict()
+        if pipeline_checks.mines(self.config):
+            mining = {"pairs": self.config.data, "split": stage.split}
+            mined = self._run((mine, self.config.mine), "mined", False, mining)
+            hard = {**stage.hard_negatives.to_dict(), "run": str(mined)}
+        for epsilon in self.config.adapter_epsilons:
+            name = f"{pipeline_checks.ADAPTER}_{layout.epsilon_name(epsilon)}"
+            settings.update(epsilon=epsilon, hard_negatives=hard)
+            free = math.isfinite(epsilon)
+            path = self._run((train_adapter, stage), name, free, settings)
+            label = _with_epsilon("Public encoder adapted", epsilon)
+            rows.append(Row(name, label, epsilon, path, against))
         return rows
 
     def rerankers(
@@ -524,23 +525,9 @@ class Job:
             label = "BM25 reranked by the public T5"
             rows.append(report_content.Row(public, label, None, path, against))
         for name, (epsilon, path) in zip(others, generators.items()):
-            symbol = report_content.epsilon_symbol(epsilon)
-            label = f"BM25 reranked by the generator, ε = {symbol}"
+            label = _with_epsilon("BM25 reranked by the generator", epsilon)
             rows.append(report_content.Row(name, label, epsilon, path, against))
         return rows
-
-    def _reranking(self, rows: list[report_content.Row]) -> dict[str, Any]:
-        """Returns the settings of reranking: what generators were trained with."""
-        own = self.config.evaluate.rerank.to_dict()
-        if not any(row.against for row in rows):
-            return own
-        for name in ("prompt", "document_length", "query_length"):
-            own[name] = self.config.finetune[name]
-        if self.config.fit_rerank:
-            own["fit"] = self.public_pairs
-        baseline = f"{_RERANKED}_{_PUBLIC}"
-        known = any(row.name == baseline for row in rows)
-        return {**own, "baseline": baseline if known else ""}
 
     def audit(self) -> None:
         """Trains generators on canaries, and audits them."""
@@ -572,6 +559,12 @@ class Job:
         self, rows: list[report_content.Row], sets: dict[float, pathlib.Path]
     ) -> None:
         """Measures all rows, and compares all synthetic sets with private queries."""
+        searched = [row for row in rows if not row.reranks]
+        given = pipeline_checks.adapted_rows(self.config)
+        embedded = dict.fromkeys(given, self.config.embeddings)
+        paths = {row.name: str(row.path) for row in searched if row.path}
+        if given:
+            paths[pipeline_checks.ENCODER] = systems.EMBEDDINGS
         self._run(
             (evaluate, self.config.evaluate),
             "evaluation",
@@ -579,18 +572,23 @@ class Job:
             {
                 "data": self.config.data,
                 "vocabulary": self.vocabulary,
-                "systems": {
-                    row.name: systems.BM25 if row.path is None else str(row.path)
-                    for row in rows
-                    if not row.against
-                },
-                "rerankers": {row.name: str(row.path) for row in rows if row.against},
-                "rerank": self._reranking(rows),
+                "systems": {systems.BM25: systems.BM25, **paths},
+                "indexes": embedded,
+                "query_embeddings": embedded,
+                "rerankers": {row.name: str(row.path) for row in rows if row.reranks},
+                "rerank": pipeline_checks.reranking_settings(
+                    self.config, self.public_pairs
+                ),
                 "synthetic": {
                     layout.epsilon_name(epsilon): str(path)
                     for epsilon, path in sets.items()
                 },
                 "baseline": _PUBLIC if any(r.name == _PUBLIC for r in rows) else "",
+                "baselines": {
+                    row.name: row.against["public_only"]
+                    for row in searched
+                    if row.against
+                },
             },
         )
 

@@ -420,6 +420,10 @@ def planned_stages(config: Any) -> Iterator[tuple[str, str]]:
     yield "retriever_original", private
     yield from named("retriever_synthetic", epsilons)
     yield from named("retriever_direct", direct)
+    adapters = [float(e) for e in config.get("adapter_epsilons", ())]
+    if adapters and config["adapter"]["unit"] != "pair":
+        yield "mined", private
+    yield from named("adapter", adapters)
     yield "evaluation", private
     if audited:
         yield "canaries", private

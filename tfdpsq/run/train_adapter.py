@@ -48,13 +48,14 @@ from tfdpsq.run.core import (
 )
 from tfdpsq.run.devices import strategy
 from tfdpsq.run.passes import given_embeddings
-from tfdpsq.run.training import context as contexts
 from tfdpsq.run.training import (
+    adapter_training,
     hard_negatives,
     outcomes,
     private_training,
     training_settings,
 )
+from tfdpsq.run.training import context as contexts
 
 _ARGUMENT = (
     "Each {unit} has rows of its own. A row's loss is a softmax over its own document, "
@@ -81,10 +82,11 @@ SETTINGS: settings.Declaration = {
     # Share of the units in a step; the expected batch is this times their number.
     "sampling_probability": settings.Number(0.5, 0, 1, low_open=True),
     "microbatch_size": settings.Integer(512),
-    "steps": settings.Integer(40, 1, settings.STEPS),
-    # Gradient descent; the rate falls to 0 along a cosine. Without epsilon, where
-    # gradients are not clipped, 0.3 and 80 steps are a start.
-    "learning_rate": settings.Number(2.0, 0, 1e3, low_open=True),
+    # 0 takes 40 with a finite epsilon, 80 without.
+    "steps": settings.Integer(0, 0, settings.STEPS),
+    # Gradient descent; the rate falls to 0 along a cosine. 0 takes 2 with a finite
+    # epsilon, and 0.3 without, where gradients are not clipped.
+    "learning_rate": settings.Number(0.0, 0, 1e3),
     "momentum": settings.Number(0.9, 0, 1, high_open=True),
     "jit_compile": settings.Flag(False),
     # Of the negatives that are drawn, not of noise.
@@ -116,6 +118,7 @@ def run(config: ml_collections.ConfigDict, directory: pathlib.Path) -> dict[str,
     """
     settings.check(config, SETTINGS)
     acting.require_acting(config, SETTINGS, ACTING)
+    config = adapter_training.resolved(config)
     if sources.is_free(config.pairs):
         raise validation.InputError(
             f"pairs is {config.pairs}, a synthetic or public set; this stage learns "
@@ -167,7 +170,7 @@ def _make(
     source = sources.load_source(config.pairs, config.split, config.unit)
     mined = hard_negatives.origin(negatives, source, inputs["pairs"])
     units = private_training.units_of(source, config.unit, config.user_field)
-    plan = privacy.make_plan(_spec(config, units))
+    plan = privacy.make_plan(adapter_training.spec_of(config, units))
     if not canary_set.holds_canaries(config.pairs):
         spending.require_within({run_dir.name: plan}, inputs["pairs"])
     reads = records.all_private_reads(run_dir.parents[1])
@@ -230,18 +233,6 @@ def _make(
         "encoder": given[0].encoder,
         **outcome.recorded(),
     }
-
-
-def _spec(
-    config: ml_collections.ConfigDict, units: private_training.Units
-) -> privacy.PrivacySpec:
-    """Returns the spec of the settings, with the batch of the sampling probability."""
-    whole = config.copy_and_resolve_references()
-    n = private_training.public_n(config, units.count, units.private)
-    with whole.unlocked():
-        whole.batch_size = max(1, round(config.sampling_probability * n))
-        whole.epochs = 0.0
-    return private_training.spec_of(whole, units)
 
 
 def _drawn(

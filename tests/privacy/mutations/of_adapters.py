@@ -1,6 +1,7 @@
 """Mistakes in what trains a map of query embeddings on private pairs."""
 
 _STAGE = "tfdpsq/run/train_adapter.py"
+_TRAINING = "tfdpsq/run/training/adapter_training.py"
 _GIVEN = "tfdpsq/run/passes/given_embeddings.py"
 _MODULE = "tests/run/test_train_adapter.py::"
 _UNIT = _MODULE + "test_one_unit_moves_the_step_by_the_clip_norm"
@@ -18,7 +19,7 @@ MUTATIONS = (
     (
         "a_share_of_the_private_number_of_units",
         "sampling",
-        _STAGE,
+        _TRAINING,
         "n = private_training.public_n(config, units.count, units.private)",
         "n = units.count",
         _UNIT,

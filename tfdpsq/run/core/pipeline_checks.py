@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import ml_collections
 
@@ -18,13 +19,24 @@ from tfdpsq.data import BeirDirectory, Tokenizer
 from tfdpsq.evaluation.ranking.bm25 import words
 from tfdpsq.generator import checkpoints
 from tfdpsq.privacy.proof import budget
-from tfdpsq.run.core import layout, sources
+from tfdpsq.run.core import acting, layout, sources
+from tfdpsq.run.passes import given_embeddings
 from tfdpsq.run.reporting import similarity
-from tfdpsq.run.search import hybrid, reranking, systems
-from tfdpsq.run.training import direct_training, private_training, training_settings
+from tfdpsq.run.search import adapted, hybrid, reranking, systems
+from tfdpsq.run.training import (
+    adapter_training,
+    direct_training,
+    private_training,
+    training_settings,
+)
 
 # In names of a job's rows.
-RERANKED, PUBLIC_ONLY = "reranked", "public_only"
+RERANKED, PUBLIC_ONLY, ENCODER, ADAPTER = (
+    "reranked",
+    "public_only",
+    "encoder",
+    "adapter",
+)
 _MADE = "this job's"
 
 
@@ -42,7 +54,7 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
             sources.certificate_of_model(init),
             "rows that are called public would start from it",
         )
-    for name in ("epsilons", "direct_epsilons", "audit_epsilons"):
+    for name in ("epsilons", "direct_epsilons", "audit_epsilons", "adapter_epsilons"):
         _check_epsilons(name, config[name])
     if config.histogram_epsilon and config.synthesize.documents != "corpus":
         raise validation.InputError(
@@ -62,12 +74,15 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
             private_training.check_steps(config[name], trains=name == "finetune")
     if config.audit_epsilons:
         _check_audit(config)
+    if config.embeddings:
+        _open_embeddings(config)
     with _of_stage("evaluate"):
         own = _with_rows(config)
         systems.check_search(own.systems, own.k, layout.METRICS)
         hybrid.check(own)
         hybrid.inputs(own.fusion)
         reranking.check(own)
+        adapted.check(own)
     if own.rerankers and config.init and not config.pretrain.steps:
         # It orders documents itself, with the prompt that generators are trained with.
         sources.require_prompt(
@@ -90,6 +105,65 @@ def check_settings(config: ml_collections.ConfigDict) -> None:
             )
 
 
+def require_acting(
+    config: ml_collections.ConfigDict,
+    declaration: Any,
+    filled: Mapping[str, str],
+    rules: Mapping[str, Sequence[acting.Only]],
+) -> None:
+    """Refuses settings of the stages that would have no effect in a job.
+
+    Args:
+      config: of the job.
+      declaration: of the same.
+      filled: stage -> dotted names of what the job fills in, separated by spaces.
+      rules: stage -> its settings that depend on others.
+
+    Raises:
+      InputError: names the setting.
+    """
+    if not sources.is_log(config.data):
+        for name, default in acting.defaults(declaration["log"]):
+            value = acting.value_at(config.log, name)
+            if value != default and name not in filled["log"].split():
+                raise validation.InputError(
+                    f"log.{name} is {validation.shown(value)}, which does nothing "
+                    f"here: data is {config.data}, not a log. Leave it at "
+                    f"{validation.shown(default)}."
+                )
+    rerankers = rerankers_of(config)
+    if config.fit_rerank and not rerankers:
+        raise validation.InputError(
+            "fit_rerank is True, which does nothing here: no generator orders "
+            f"documents, as rerank is {config.rerank}, epsilons {config.epsilons} and "
+            f"init {config.init!r}. Leave it False, or set one of these."
+        )
+    for name, own in rules.items():
+        stage = config[name].copy_and_resolve_references()
+        acting.require_unfilled(
+            stage, declaration[name], filled[name].split(), name, "this job"
+        )
+        with stage.unlocked():  # as the stage will see it
+            if "init" in stage:
+                pretrained = config.pretrain.steps and name != "pretrain"
+                stage.init = config.init or ("pretrained" if pretrained else "")
+            if name == "evaluate" and rerankers:
+                stage.rerankers = dict.fromkeys(rerankers, "of the job")
+                if config.fit_rerank:
+                    stage.rerank.fit = "of the job"
+            if name == "adapter" and mines(config):
+                stage.hard_negatives.run = "of the job"
+        acting.require_acting(stage, declaration[name], own, name)
+    for name in ("steps", "epochs"):
+        default = declaration["direct"][name].default
+        given, used = config.direct[name], config.retriever[name]
+        if given not in (default, used):
+            raise validation.InputError(
+                f"direct.{name} is {given}, which does nothing here: all rows are "
+                f"trained for retriever.{name}, {used}. Leave it at {default}."
+            )
+
+
 def _with_rows(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Returns the settings of `evaluate` with the names of all rows that a job makes.
 
@@ -102,7 +176,28 @@ def _with_rows(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     with own.unlocked():
         own.systems = {systems.BM25: systems.BM25, **dict.fromkeys(made, _MADE)}
         own.rerankers = dict.fromkeys(rerankers_of(config), _MADE)
+        given = adapted_rows(config)
+        own.query_embeddings = dict.fromkeys(given, config.embeddings)
+        own.systems.update(own.query_embeddings)
     return own
+
+
+def adapted_rows(config: ml_collections.ConfigDict) -> list[str]:
+    """Returns the names of the rows of embeddings that exist, as they are first."""
+    if not config.embeddings:
+        return []
+    return [
+        ENCODER,
+        *(f"{ADAPTER}_{layout.epsilon_name(each)}" for each in config.adapter_epsilons),
+    ]
+
+
+def mines(config: ml_collections.ConfigDict) -> bool:
+    """Returns whether a job mines hard negatives for its adapters.
+
+    Single pairs of a query can have none; see `hard_negatives.require_unit`.
+    """
+    return bool(config.adapter_epsilons) and config.adapter.unit != "pair"
 
 
 def rerankers_of(config: ml_collections.ConfigDict) -> list[str]:
@@ -113,6 +208,39 @@ def rerankers_of(config: ml_collections.ConfigDict) -> list[str]:
     if config.init or config.pretrain.steps:
         ordering.append(PUBLIC_ONLY)
     return [f"{RERANKED}_{each}" for each in ordering]
+
+
+def reranking_settings(
+    config: ml_collections.ConfigDict, public_pairs: str
+) -> dict[str, Any]:
+    """Returns the settings of reranking: what generators were trained with.
+
+    `public_pairs` is the set that a weight is fitted on, if it is.
+    """
+    own, names = config.evaluate.rerank.to_dict(), rerankers_of(config)
+    if not names:
+        return own
+    for name in ("prompt", "document_length", "query_length"):
+        own[name] = config.finetune[name]
+    if config.fit_rerank:
+        own["fit"] = public_pairs
+    baseline = f"{RERANKED}_{PUBLIC_ONLY}"
+    return {**own, "baseline": baseline if baseline in names else ""}
+
+
+def _open_embeddings(
+    config: ml_collections.ConfigDict,
+) -> tuple[given_embeddings.Embeddings, given_embeddings.Embeddings]:
+    """Opens the embeddings of a job, unread; names its setting in errors."""
+    # Without an adapter all that is made of them is measured, and stays private.
+    public = config.adapter.encoder_is_public or not config.adapter_epsilons
+    try:
+        found = given_embeddings.open_both(config.embeddings, config.embeddings, public)
+    except validation.DataError:
+        raise
+    except validation.InputError as error:
+        raise validation.InputError(f"in embeddings: {error}") from error
+    return found
 
 
 def _check_epsilons(name: str, values: Sequence[float]) -> None:
@@ -233,6 +361,35 @@ def check_data(config: ml_collections.ConfigDict) -> None:
         with _of_stage("direct"):
             units = private_training.Units(source.count, None, True)
             direct_training.make_plan(_direct_stage(config, epsilon), units)
+    if config.embeddings:
+        _check_embeddings(config)
+
+
+def _check_embeddings(config: ml_collections.ConfigDict) -> None:
+    """Refuses embeddings that lack a text, and plans that do not fit the pairs."""
+    beir, own = sources.open_beir(config.data), config.adapter
+    documents, queries = (each.places() for each in _open_embeddings(config))
+    documents.require_all(beir.documents(), config.data)
+    queries.of(beir.qrels(config.evaluate.split))
+    if config.adapter_epsilons:
+        pairs = sources.load_source(config.data, own.split).read()
+        queries.of(pair.query_id for pair in pairs)
+    for epsilon in config.adapter_epsilons:
+        with _of_stage("adapter"):
+            _adapter_plan(config, epsilon)
+
+
+def _adapter_plan(
+    config: ml_collections.ConfigDict, epsilon: float
+) -> privacy.PrivacyPlan:
+    """Returns the plan of an adapter, as its stage makes it."""
+    own = config.adapter.copy_and_resolve_references()
+    own.epsilon = epsilon
+    source = sources.load_source(config.data, own.split, own.unit)
+    units = private_training.units_of(source, own.unit, own.user_field)
+    return privacy.make_plan(
+        adapter_training.spec_of(adapter_training.resolved(own), units)
+    )
 
 
 def check_fit(config: ml_collections.ConfigDict, public_pairs: str) -> None:
@@ -254,9 +411,10 @@ def check_fit(config: ml_collections.ConfigDict, public_pairs: str) -> None:
 
 def plans_of(
     config: ml_collections.ConfigDict,
-) -> dict[tuple[str, float], privacy.PrivacyPlan]:
-    """Returns the plans of all runs that a job releases, by (stage, ε)."""
-    own, plans = config.finetune, {}
+) -> dict[str, privacy.PrivacyPlan]:
+    """Returns the plans of all runs that a job releases, by the names of outputs."""
+    own = config.finetune
+    plans: dict[tuple[str, float], privacy.PrivacyPlan] = {}
     source = sources.load_source(config.data, own.split, own.unit)
     units = private_training.units_of(source, own.unit, own.user_field)
     if config.histogram_epsilon:
@@ -264,15 +422,20 @@ def plans_of(
     else:
         for epsilon in filter(math.isfinite, config.epsilons):
             spec = private_training.spec_of(own, units, epsilon=float(epsilon))
-            plans["finetune", epsilon] = privacy.make_plan(spec)
+            plans["generator", epsilon] = privacy.make_plan(spec)
     own = config.direct
     source = sources.load_source(config.data, own.split, own.unit)
     units = private_training.Units(source.count, None, True)
     for epsilon in filter(math.isfinite, config.direct_epsilons):
-        plans["direct", epsilon] = direct_training.make_plan(
+        plans["retriever_direct", epsilon] = direct_training.make_plan(
             _direct_stage(config, epsilon), units
         )
-    return plans
+    for epsilon in filter(math.isfinite, config.adapter_epsilons):
+        plans[ADAPTER, epsilon] = _adapter_plan(config, epsilon)
+    return {
+        f"{output}_{layout.epsilon_name(epsilon)}": plan
+        for (output, epsilon), plan in plans.items()
+    }
 
 
 def histogram_stage(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -302,7 +465,7 @@ def _with_histogram(
     plans = {("histogram", float(stage.epsilon)): counting}
     for epsilon in filter(math.isfinite, config.epsilons):
         spec = private_training.spec_of(own, units, epsilon=float(epsilon))
-        plans["finetune", epsilon] = budget.plan_within(spec, earlier)
+        plans["generator", epsilon] = budget.plan_within(spec, earlier)
     return plans
 
 

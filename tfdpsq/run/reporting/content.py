@@ -25,6 +25,8 @@ _DESCRIPTIONS = {
     "original": "Trained on the private pairs without protection.",
     "synthetic": "Trained on synthetic queries only.",
     "direct": "Trained on the private pairs by DP-SGD.",
+    "encoder": "Embeddings by an encoder that saw no private pair.",
+    "adapter": "A matrix on that encoder's query embeddings, trained on private pairs.",
     "reranked": "BM25's best documents, ordered by BM25 and by how likely the "
     "language model finds the query.",
 }
@@ -44,9 +46,10 @@ class Row:
       label: its name in the report.
       epsilon: target ε, ∞ for private data without protection, `None` where no
         private query was used.
-      path: the directory of the retriever, or of the generator that reranks; `None`
-        for BM25.
-      against: of a reranked row, the names of its "public_only" and "unprotected".
+      path: the directory of the retriever, of the embeddings or their adapter, or of
+        the generator that reranks; `None` for BM25.
+      against: of a reranked or adapted row, the names of its "public_only" and
+        "unprotected".
     """
 
     name: str
@@ -54,6 +57,11 @@ class Row:
     epsilon: float | None
     path: pathlib.Path | None
     against: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def reranks(self) -> bool:
+        """Returns whether the row is of a generator that orders documents."""
+        return self.name.startswith("reranked_")
 
 
 def gather(
@@ -174,7 +182,7 @@ def _row(row: Row, metrics: Mapping[str, Any]) -> dict[str, Any]:
         row.name if row.name in _DESCRIPTIONS else row.name.split("_")[0]
     ]
     reranked = {}
-    if row.against and row.name in metrics.get("settings", {}):
+    if row.reranks and row.name in metrics.get("settings", {}):
         weight = metrics["settings"][row.name]["weight"]
         description += f" Weight of its log-likelihood: {weight:g}."
         reranked = {"rerank_weight": weight}
@@ -221,7 +229,12 @@ def _fused(values: Mapping[str, Any] | None) -> dict[str, Any]:
 def _trained_on_private(directory: pathlib.Path) -> dict[pathlib.Path, dict]:
     """Returns the certificates of the runs that read private pairs, each once."""
     found = {}
-    patterns = ("generator_*", "retriever_direct_*", "retriever_original")
+    patterns = (
+        "generator_*",
+        "retriever_direct_*",
+        "retriever_original",
+        "adapter_*",
+    )
     for path in (
         p for pattern in patterns for p in sorted(directory.glob(f"*/{pattern}"))
     ):
@@ -341,7 +354,7 @@ def _curves(logs: pathlib.Path) -> dict[str, Any]:
     for path in sorted(logs.glob(f"*/{layout.CURVE_FILE}")):
         name = path.parent.name
         generator = name.startswith(("generator", "audited"))
-        if not generator and not name.startswith("retriever"):
+        if not generator and not name.startswith(("retriever", "adapter")):
             continue  # public pretraining is reported in `pretraining.json`
         curves[run_label(name)] = {
             **workdir.read_json(path),

@@ -248,7 +248,7 @@ def _fused_plot(
         ]
         for chosen in (
             [row for row in rows if row["name"] == "bm25"],
-            [row for row in rows if "reference_rows" in row],
+            [row for row in rows if row["name"].startswith("reranked_")],
         )
     )
     if not shown and not reranked:

