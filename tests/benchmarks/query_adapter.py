@@ -23,10 +23,10 @@ import hashlib
 import json
 import math
 import pathlib
-import shutil
 import sys
 import time
 
+import embed as embedding
 import numpy as np
 import quickstart
 import tensorflow as tf
@@ -46,7 +46,6 @@ DEPTH = 20
 # Of a row's ε, what each part is planned with; composed they cost no more than ε.
 ADAPTER, GENERATOR = 0.53, 0.82
 T5 = "t5_tiny_pydocs"
-LENGTH_OF = {"documents": "document", "queries": "query"}
 
 
 def t5_encoder(preset, lengths):
@@ -64,35 +63,6 @@ def t5_encoder(preset, lengths):
     model.load_encoder_weights_from(encoder, None)
     tokenizer = Tokenizer(sources.vocabulary_file("", preset))
     return lambda texts, kind: retriever.encode_texts(model, texts, tokenizer, kind)
-
-
-def sentence_encoder(path, lengths):
-    """Returns an `embed(texts, kind)` by a sentence encoder of Hugging Face's."""
-    import torch
-    from transformers import AutoModel, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModel.from_pretrained(path).eval()
-
-    @torch.no_grad()
-    def embed(texts, kind):
-        found = np.zeros([len(texts), model.config.hidden_size], np.float32)
-        order = np.argsort([len(text) for text in texts], kind="stable")
-        for rows in np.array_split(order, math.ceil(len(texts) / 64)):
-            batch = tokenizer(
-                [texts[row] for row in rows],
-                padding=True,
-                truncation=True,
-                max_length=lengths[kind],
-                return_tensors="pt",
-            )
-            mask = batch["attention_mask"].unsqueeze(-1)
-            states = model(**batch).last_hidden_state * mask
-            pooled = states.sum(1) / mask.sum(1)
-            found[rows] = torch.nn.functional.normalize(pooled, dim=-1).numpy()
-        return found
-
-    return embed
 
 
 class Corpus:
@@ -116,20 +86,13 @@ class Corpus:
         self.embedded = options.workdir / f"embedded-{digest}"
         if not self.embedded.exists():
             known = options.encoder == T5
-            encoder = t5_encoder if known else sentence_encoder
+            encoder = t5_encoder if known else embedding.sentence_encoder
             embed = encoder(options.encoder, lengths)
-            partial = self.embedded.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            for kind, texts in (("documents", self.texts), ("queries", self.asked)):
-                vectors = embed(list(texts.values()), LENGTH_OF[kind])
-                index = retriever.DocumentIndex.create(
-                    partial / kind, pathlib.Path(options.encoder).name, vectors.shape[1]
-                )
-                index.add(texts, vectors)
-            partial.rename(self.embedded)
+            name = pathlib.Path(options.encoder).name
+            embedding.write(self.embedded, name, embed, self.texts, self.asked)
         self.documents, self.queries = (
             retriever.DocumentIndex(self.embedded / kind).embeddings()
-            for kind in LENGTH_OF
+            for kind in embedding.LENGTH_OF
         )
         bm25 = evaluation.BM25(self.texts)
         self.bm25 = {

@@ -2,6 +2,7 @@
 
 _STAGE = "tfdpsq/run/train_adapter.py"
 _TRAINING = "tfdpsq/run/training/adapter_training.py"
+_JOB = "tfdpsq/run/core/pipeline_checks.py"
 _GIVEN = "tfdpsq/run/passes/given_embeddings.py"
 _MODULE = "tests/run/test_train_adapter.py::"
 _UNIT = _MODULE + "test_one_unit_moves_the_step_by_the_clip_norm"
@@ -13,6 +14,7 @@ _COPIES = (
     _MODULE + "test_copies_and_links_of_our_own_embeddings_say_where_they_are_from"
 )
 _DAMAGED = _MODULE + "test_damaged_embeddings_are_found_before_a_step_is_paid"
+_IN_A_JOB = _MODULE + "test_a_job_refuses_embeddings_before_its_first_stage"
 _STATED = _MODULE + "test_what_was_read_and_spent_before_counts"
 
 MUTATIONS = (
@@ -133,5 +135,32 @@ MUTATIONS = (
         "pass",
         _STATED,
         "the budget of the log is overspent",
+    ),
+    (
+        "a_job_s_limit_without_its_adapters",
+        "composition",
+        _JOB,
+        "        plans[ADAPTER, epsilon] = _adapter_plan(config, epsilon)\n",
+        "        pass\n",
+        _IN_A_JOB,
+        "a job begins that its budget does not suffice for",
+    ),
+    (
+        "a_job_takes_any_encoder_for_public",
+        "reads",
+        _JOB,
+        "public = config.adapter.encoder_is_public or not config.adapter_epsilons",
+        "public = True",
+        _IN_A_JOB,
+        "generators are paid for before the stage asks for the declaration",
+    ),
+    (
+        "a_job_s_test_queries_may_lack_an_embedding",
+        "ledger",
+        _JOB,
+        "    queries.of(beir.qrels(config.evaluate.split))\n",
+        "",
+        _IN_A_JOB,
+        "a budget is spent on a job that ends in an error",
     ),
 )
